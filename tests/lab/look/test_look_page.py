@@ -13,7 +13,7 @@ from browser import browser
 
 import mnemos
 from mnemos.lab.look import page as pages
-from mnemos.lab.look.effects import Change, Effect, Place
+from mnemos.lab.look.effects import Change, Effect, Prediction
 from mnemos.lab.look.images import PictureLayer, PictureRecording
 from mnemos.lab.look.memories import Memory, Sources
 from mnemos.lab.look.pack import LEVELS, dense, pack, strongest
@@ -42,7 +42,7 @@ def made(segments=3, length=32, units=8, layers=1):
     memories.append(Memory("window", "window", (), "", received=some((segments, 2 * length))))
     words = tuple((HOSTILE if i == 3 else f"word{i % 99}", 1) for i in range(n))
     effects = [Effect(Change(HOSTILE, 0, 1, alone), np.array([0.1])) for alone in (False, True)]
-    place = Place(n, 1, 0.9, 1, 0.9, HOSTILE, HOSTILE, [segments - 1], effects)
+    place = Prediction(n, 1, 0.9, 1, 0.9, HOSTILE, HOSTILE, [segments - 1], effects)
     sources = [Sources(HOSTILE, ("this segment", "cache"), some((n, 2)))]
     document = Document((1,) * n, words, (-1,) * n, HOSTILE)
     return Recording(HOSTILE, HOSTILE, document, length, memories, sources, some(n), {"caches": some(n)}, [place])
@@ -110,7 +110,7 @@ def test_the_table_of_emptied_parts_leaves_out_what_was_emptied_earlier_alone():
     one = made()
     early = [Effect(Change("early", 0, 1), np.array([0.1])), Effect(Change("late", 0, 2, True), np.array([0.625]))]
     late = [Effect(Change("late", 0, 2), np.array([np.nan, 0.25]))]
-    one.places = [Place(90, 1, 0.9, 1, 0.9, "word", "word", [1, 2], early + late)]
+    one.predictions = [Prediction(90, 1, 0.9, 1, 0.9, "word", "word", [1, 2], early + late)]
     text = page([one]).partition('<section id="emptied"')[2]
     assert "early" not in text
     assert re.search(r"late.*0?\.25.*–", text, re.DOTALL)

@@ -155,7 +155,7 @@ def test_a_cache_is_credited_with_what_it_alone_changes(share, credited):
     changed = np.abs(found.emptied["caches"] - found.surprise)[1:]
     assert (changed.max() > 1e-3) == credited
     assert np.abs(found.emptied["keys and values"] - found.surprise)[1:].max() > 1e-3
-    (place, *_) = found.places or [None]
+    (place, *_) = found.predictions or [None]
     assert (place is not None) == bool((found.emptied["caches"] - found.surprise)[1:].max() > 0)
 
 
@@ -265,7 +265,7 @@ def test_effects_that_say_nothing_more_are_left_out():
     def effect(p, *change):
         return effects.Effect(effects.Change(*change), np.array(p))
 
-    place = effects.Place(9, 1, 0.9, 1, 0.9)
+    place = effects.Prediction(9, 1, 0.9, 1, 0.9)
     kept = [effect([0.1, 0.1], effects.WHOLE), effect([0.1, 0.2], "slots", 0), effect([0.9, 0.8], "window", 1)]
     kept += [effect([0.9, 0.9], "slot 1", 0, 0, True), effect([0.5, 0.6], "all keys")]
     place.effects = [*kept, effect([0.1, 0.1], "unit", 1, 0, True)]
@@ -277,7 +277,7 @@ def test_an_emptied_slot_is_its_start_and_nothing_else_changes(monkeypatch):
     monkeypatch.setattr(effects, "LOST", 1e9)  # every memory is needed
     model = build("memformer")
     document = Document(tuple(TOKENS[0].tolist()), (("w", 1),) * 21, (-1,) * 20 + (7,))
-    (place,) = record(model, document).places
+    (place,) = record(model, document).predictions
     assert (place.token, place.boundaries) == (21, [1, 2, 3, 4])
     plain, _ = model(TOKENS)
     assert math.isclose(place.probability, float(torch.softmax(plain[0, -1], -1)[7]), rel_tol=1e-4)
@@ -305,12 +305,12 @@ def test_a_question_is_asked_of_a_state_on_the_way(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(look_record, "KNOWN", 0)
         patch.setattr(look_record, "LOST", 0)
-        assert record(model, document, length=8).places[0].effects
-    monkeypatch.delattr(effects.Effects, "variants")  # nothing is emptied
+        assert record(model, document, length=8).predictions[0].effects
+    monkeypatch.delattr(effects, "_emptied_states")  # nothing is emptied
     found = record(model, document, length=8)
-    assert found.places[0].effects == []
+    assert found.predictions[0].effects == []
     assert found.asked.after[-1] == len(row) - 3
-    assert math.isclose(found.asked.probability[-1], found.places[0].probability, rel_tol=1e-4)
+    assert math.isclose(found.asked.probability[-1], found.predictions[0].probability, rel_tol=1e-4)
     y, _ = model(torch.tensor([[*row[: found.asked.after[1]], *question.ask]]))
     assert math.isclose(found.asked.probability[1], float(torch.softmax(y[0, -1], -1)[question.answer]), rel_tol=1e-4)
     text = task.encode(b"Anna is in the garden. Where is anna?", "x")
@@ -334,7 +334,7 @@ def test_asking_does_not_change_the_segments_that_are_read():
         for part in torch.tensor([[*row[:after], *row[-2:]]]).split(8, 1):
             outputs, state = model(part, state)
         assert math.isclose(p, float(torch.softmax(outputs[0, -1], -1)[7]), rel_tol=1e-4)
-    assert math.isclose(found.asked.probability[-1], found.places[0].probability, rel_tol=1e-4)
+    assert math.isclose(found.asked.probability[-1], found.predictions[0].probability, rel_tol=1e-4)
 
 
 @pytest.mark.parametrize("rotary", [True, False])
@@ -365,14 +365,14 @@ def test_a_linearised_decoder_says_what_window_and_sums_gave(rotary):
     own = (near.masked_fill(distance >= torch.arange(21)[:, None] % 5 + 1, 0).sum(-1) / (sums + near.sum(-1))).mean(0)
     torch.testing.assert_close(torch.tensor(found.sources[0].share[:, 0]), own, rtol=1e-3, atol=1e-5)
     assert found.memories[0].kind == "sums"
-    assert found.places
+    assert found.predictions
 
 
 @torch.no_grad()
 def test_a_streams_own_state_is_emptied_before_the_first_segment():
     model = build("memformer")
     stream = mnemos.Stream(model).prefill(TOKENS[:, :6])
-    (place, *_) = mnemos.look(stream, TOKENS[0, 6:9].tolist()).recordings[0].places
+    (place, *_) = mnemos.look(stream, TOKENS[0, 6:9].tolist()).recordings[0].predictions
     assert place.boundaries == [0]
     y, _ = model(TOKENS[:, 5 : 5 + place.token], None)
     (effect,) = [one for one in place.effects if one.change.name == "the whole state"]

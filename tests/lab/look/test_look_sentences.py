@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mnemos
-from mnemos.lab.look.effects import WHOLE, Change, Effect, Place
+from mnemos.lab.look.effects import WHOLE, Change, Effect, Prediction
 from mnemos.lab.look.images import PictureLayer, PictureRecording
 from mnemos.lab.look.memories import Memory
 from mnemos.lab.look.page import page
@@ -28,11 +28,11 @@ def recorded(**changes):
     document = Document((1,) * 32, (("w", 1),) * 32, (-1,) * 32, "", Question((0, 4), (1,), 1))
     asked = Asked([4, 8, 16, 31], [0.9, 0.9, 0.9, 0.9])
     gone = [effect(0.1, WHOLE), effect(0.1, "layer 1, cache", 0)]
-    place = Place(32, 1, 0.9, 1, 0.9, "x", "x", [3], gone)
+    place = Prediction(32, 1, 0.9, 1, 0.9, "x", "x", [3], gone)
     one = Recording("", "", document, 8, [cache], [], np.full(32, 1.0), {"caches": np.full(32, 2.0)}, [place], asked)
     for name, value in changes.items():
         if name == "effects":
-            one.places[0].effects = value
+            one.predictions[0].effects = value
         else:
             setattr(one, name, value)
     return one
@@ -82,7 +82,11 @@ CASES = {
     "one alone": (recorded(effects=alone(4)), ["of whose 8 units slot 5 is enough alone"], ["none"]),
     "all": (recorded(effects=[effect(0.1, WHOLE), effect(0.9, "a", 0)]), ["but not without any one memory"], ["given"]),
     "not needed": (recorded(effects=[effect(0.8, WHOLE)]), ["given even without the whole state"], ["lost"]),
-    "no boundary": (recorded(places=[Place(5, 1, 0.9, 1, 0.9)]), ["so nothing was emptied"], ["lost", "given"]),
+    "no boundary": (
+        recorded(predictions=[Prediction(5, 1, 0.9, 1, 0.9)]),
+        ["so nothing was emptied"],
+        ["lost", "given"],
+    ),
     "one layer": (text(), ["Shown: layer 1, cache."], ["layers"]),
     "all layers": (text(memories=[OTHER, OTHER], layers={"window": 2}), ["Shown: window of 2 layers."], ["2 of 2"]),
     "no reader": (text(memories=[], emptied={}), ["Shown: the text alone"], ["layer", "Nats"]),
@@ -99,8 +103,8 @@ def test_sentences_follow_the_recording(one, said, unsaid):
 
 def test_boundaries_are_joined_where_the_same_is_needed():
     one = recorded()
-    one.places[0].boundaries = [1, 2, 3]
-    one.places[0].effects = [
+    one.predictions[0].boundaries = [1, 2, 3]
+    one.predictions[0].effects = [
         Effect(Change("slot 1", 0, 0), np.array([0.1, 0.1, 0.9])),
         Effect(Change(WHOLE), np.full(3, 0.1)),
     ]

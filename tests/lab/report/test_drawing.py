@@ -5,13 +5,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from mnemos.lab.papers.drawing import heading, mean_curve, thin
-from mnemos.lab.report.attention_maps import grey
-from mnemos.lab.report.caches import LARGEST, effective_rank, pool, spotlit
 from mnemos.lab.report.charts import Series
-from mnemos.lab.report.curves import extent, intervals, means
-from mnemos.lab.report.gates import _activity_chart, _mix_chart
+from mnemos.lab.report.curves import intervals, means
+from mnemos.lab.report.gated_caches import LARGEST, activity_chart, effective_rank, grey, mix_chart, pool, spotlit
 from mnemos.lab.report.markup import decimal, duration, listed, memory, operations, short, shortened
-from mnemos.lab.report.provenance import command
+from mnemos.lab.report.memory_use import extent
 from mnemos.lab.report.run_records import GateCurves, flat
 
 
@@ -49,7 +47,7 @@ def test_the_gates_of_seeds_are_drawn_at_equal_updates():
     """Seeds with other numbers of records: their mean exists at every point of the shorter one."""
     runs, series = [np.arange(10, 10 * n + 10, 10) for n in (1000, 700)], [Series("a", "x")]
     gates = [GateCurves(s, ("a",), np.full((len(s), 1, 30), 0.5), {"cache.rms": s[:, None] / 1}) for s in runs]
-    for chart in (_mix_chart("m", series, gates), _activity_chart("g", "t", series, gates, "cache.rms")):
+    for chart in (mix_chart("m", series, gates), activity_chart("g", series, gates, "cache.rms")):
         points = list(zip(chart.columns["r"], chart.columns["x0"], strict=True))
         long, short = ({x for r, x in points if r == run} for run in (0, len(chart.runs) - 1))
         assert short < long
@@ -90,8 +88,7 @@ def test_numbers_as_a_paper_prints_them():
     assert short("x" * 30) == "x" * 23 + "…"
 
 
-def test_commands_read_as_one_types_them():
-    assert command(["mnemos", "train", "a b"]) == "mnemos train 'a b'"
+def test_nested_settings_have_dotted_names():
     assert flat({"a": {"b": 1, "c": [2]}, "d": None}) == {"a.b": 1, "a.c": [2], "d": None}
 
 

@@ -67,17 +67,17 @@ def test_switches_keys_and_tables(page, unfinished):
 
         whole = marks()
         assert whole == 4, "two variants, two seeds each"
-        switch(".arm")
+        switch(".variant")
         assert marks() == 2
         switch(".seed")
         assert marks() == 1
         switch(".seed")
-        switch(".arm")
+        switch(".variant")
         assert marks() == 4
         seen.run("URL.createObjectURL = (blob) => ((window.saved = blob.text()), '#saved')")
         seen.run("document.querySelector('.csv').click()")
         head, first, *_, last = csv.reader(io.StringIO(seen.run("window.saved"), newline=""))
-        assert head == ["chart", "arm", "run", "test accuracy"]
+        assert head == ["chart", "variant", "run", "test accuracy"]
         assert first[1:] == ["demo", "seed 0", "0.482"]
         assert last[1] == f"'{HOSTILE}", "a spreadsheet runs no formula"
         # The keyboard alone: from the page's beginning through its switches, charts, tables and sections, all seen.
@@ -86,7 +86,7 @@ def test_switches_keys_and_tables(page, unfinished):
         while not reached or (reached[-1][0] != "SUMMARY" and len(reached) < 60):
             seen.key("Tab")
             reached.append(seen.run(f"{focused}(document.activeElement)"))
-        assert {"arm", "seed", "log-x", "csv", "chart", "BUTTON", "A", "fold", "SUMMARY"} <= {
+        assert {"variant", "seed", "log-x", "csv", "chart", "BUTTON", "A", "fold", "SUMMARY"} <= {
             name for name, _ in reached
         }
         assert all(outline != "none" for _, outline in reached), reached
@@ -131,9 +131,11 @@ def test_switches_keys_and_tables(page, unfinished):
                 seen.key(key)
             assert seen.run(f"{one}.nextElementSibling.textContent").strip(), said
         assert place >= 2
-        seen.run("document.querySelector('.arms thead th:nth-child(2) button').focus()")
+        seen.run("document.querySelector('.variants thead th:nth-child(2) button').focus()")
         seen.key("Enter")
-        order = "[...document.querySelectorAll('.arms tbody td:nth-child(2)')].map(one => parseFloat(one.textContent))"
+        order = (
+            "[...document.querySelectorAll('.variants tbody td:nth-child(2)')].map(one => parseFloat(one.textContent))"
+        )
         values = seen.run(order)
         assert values == sorted(values, reverse=True)
         for width in (420, 900, 1400):
@@ -141,7 +143,7 @@ def test_switches_keys_and_tables(page, unfinished):
             assert seen.run("document.documentElement.scrollWidth") <= width
             cut = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth)"
             assert width > 420 or seen.run(f"{cut}.length") == 0
-        assert seen.run("document.querySelector('.arms tbody th').getClientRects().length") == 1
+        assert seen.run("document.querySelector('.variants tbody th').getClientRects().length") == 1
         seen.open(page.as_uri(), scripts=False, dark=True)
         assert seen.errors == []
         with Watch([unfinished]) as server:

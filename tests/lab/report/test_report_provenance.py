@@ -6,8 +6,8 @@ import re
 import pytest
 from synthetic_runs import COMMIT, write_comparison, write_run
 
-from mnemos.lab.report import report
-from mnemos.lab.report.provenance import rollout
+from mnemos.lab.report.provenance import rollout, section
+from mnemos.lab.report.read import read
 
 OTHER = "0123456789" * 4
 
@@ -33,7 +33,6 @@ def test_the_report_says_whether_updates_overlap(slide, said):
     assert (said in sentence) if said else "next update" not in sentence
 
 
-@pytest.mark.slow
 def test_each_run_has_the_commit_that_trained_it(tmp_path):
     folder = write_comparison(
         tmp_path / "c", seeds=(0, 1), provenance={"command": ["mnemos", "compare", "a", "b"], "commit": OTHER}
@@ -43,7 +42,7 @@ def test_each_run_has_the_commit_that_trained_it(tmp_path):
         edited(folder, run, data={"count": 1, "bytes": 1234567, "sha256": "b" * 64, "hashed": 1, "files": files})
     edited(folder, "demo-1", resumed=[{"step": 3, "commit": OTHER, "dirty": False}])
     edited(folder, "demo-cached-0", commit=OTHER, dirty=True)
-    page = report([folder]).read_text()
+    page = section(read([folder]))
     commits = {cells[0]: cells[3] for cells in rows(page, "The runs, each with the commit that trained it")}
     assert commits["demo-0"] == commits["demo-wider-1"] == COMMIT[:10]
     assert commits["demo-1"] == f"{COMMIT[:10]}, {OTHER[:10]}"
@@ -51,14 +50,13 @@ def test_each_run_has_the_commit_that_trained_it(tmp_path):
     assert "demo-cached-0 was trained from source with uncommitted changes" in page
     assert "git checkout" not in page, "no one commit trained all runs"
     edited(folder, "demo-wider-0", resumed=[{"step": 3, "commit": COMMIT, "dirty": True}])
-    assert "demo-cached-0 and demo-wider-0 were trained from source with" in report([folder]).read_text()
+    assert "demo-cached-0 and demo-wider-0 were trained from source with" in section(read([folder]))
     assert rows(page, "The data: 1 file of 1,234,567 bytes") == [["train.tsv", "1,234,567", "a" * 64]]
 
 
-@pytest.mark.slow
 def test_what_reports_is_not_what_trained(tmp_path):
     folder = write_comparison(tmp_path / "c", provenance={"command": ["mnemos", "compare", "a", "b"], "commit": OTHER})
-    page = report([folder]).read_text()
+    page = section(read([folder]))
     assert f"git checkout {COMMIT}" in page
     assert OTHER[:10] not in page
     assert "uncommitted" not in page.split("The runs, each")[0]
@@ -72,7 +70,7 @@ def test_the_commands_of_a_run_that_was_trained_for_longer_reproduce_it(tmp_path
         {"step": 6, "commit": COMMIT, "command": [*words, "--train.steps", "9"]},
     ]
     edited(tmp_path, "a", command=["mnemos", "train", "demo", "--train.steps", "6"], resumed=resumed)
-    said = report([run]).read_text().split("<h3>Commands</h3>")[1]
+    said = section(read([run])).split("<h3>Commands</h3>")[1]
     lines = re.search(r"<pre>(.*?)</pre>", said, re.S)[1].splitlines()
     assert lines == [
         f"git checkout {COMMIT}",
@@ -80,4 +78,4 @@ def test_the_commands_of_a_run_that_was_trained_for_longer_reproduce_it(tmp_path
         "mnemos train --resume a --train.steps 9  # resumed after update 6",
     ]
     edited(tmp_path, "a", resumed=[*resumed[:1], resumed[1] | {"commit": OTHER}])
-    assert "git checkout" not in report([run]).read_text(), "two commits trained the run"
+    assert "git checkout" not in section(read([run])), "two commits trained the run"

@@ -6,7 +6,8 @@ import re
 import pytest
 from synthetic_runs import write_run
 
-from mnemos.lab.report import report
+from mnemos.lab.report.read import read
+from mnemos.lab.report.slot_attention import section
 from mnemos.types import InputError
 
 
@@ -45,11 +46,8 @@ def written(tmp_path, found):
     return run
 
 
-@pytest.mark.slow
 def test_the_section_shows_kinds_examples_and_words(tmp_path):
-    page = report([written(tmp_path, measured())]).read_text()
-    part = page[page.index('<section id="write-attention"') :]
-    part = re.sub(r"\s+", " ", part[: part.index("</section>")]).replace("\xa0", " ")
+    part = re.sub(r"\s+", " ", section(read([written(tmp_path, measured())]))).replace("\xa0", " ")
     for sentence in (
         "50% of the slots hold (the paper, of text: 60–80%), 25% mix and 25% are overwritten (the paper, of text: ",
         "is 2.00 times that of slots that usually hold (the paper, of text, one slot each: 2.78)",
@@ -62,35 +60,29 @@ def test_the_section_shows_kinds_examples_and_words(tmp_path):
         assert sentence in part, sentence
     assert "Slot 4, which" not in part, "a slot that holds has no words"
     # A byte of the second word has half of what one of the first has, however long they are: 85 % and 42 %.
-    assert re.findall(r'<mark style="--heard:(\d+)%">(.*?)</mark>', part)[:2] == [("85", "def"), ("42", "f&lt;b&gt;")]
+    assert re.findall(r'<mark style="--weight:(\d+)%">(.*?)</mark>', part)[:2] == [("85", "def"), ("42", "f&lt;b&gt;")]
     assert part.count('class="chart"') == 4
     assert not re.findall(r"(?:stroke|fill): (#[0-9a-f]{6})", part)
 
 
-@pytest.mark.slow
 def test_no_words_and_one_segment_are_drawn_too(tmp_path):
-    page = report([written(tmp_path, measured(1, words=False))]).read_text()
-    part = page[page.index('<section id="write-attention"') :]
+    part = section(read([written(tmp_path, measured(1, words=False))]))
     assert "<mark" not in part
     assert part.count('class="chart"') == 4
 
 
 def test_without_the_file_there_is_no_section(tmp_path):
-    assert '<section id="write-attention"' not in report([write_run(tmp_path / "run", "demo")]).read_text()
+    assert section(read([write_run(tmp_path / "run", "demo")])) == ""
 
 
 @pytest.mark.parametrize(
     ("spoil", "word"),
     [
-        (lambda found: found.pop("shares"), "shares"),
         (lambda found: found["shares"].update(mixes=[0.1]), "shares"),
         (lambda found: found["middle"].update(holds="many"), "middle.holds"),
-        (lambda found: found["kinds"].update(holds=3), "kinds.holds"),
-        (lambda found: found["shown"].update(examples=[]), "weights"),
         (lambda found: found["shown"]["examples"][0].update(kind="sleeps"), "sleeps"),
         (lambda found: found["shown"]["examples"][0].update(weights=[0.1]), "weights"),
         (lambda found: found["shown"].update(words=[["def", 3]]), "words"),
-        (lambda found: found.update(thresholds=None), "thresholds"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(tmp_path, spoil, word):
@@ -98,6 +90,6 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path, spoil, word):
     spoil(found)
     run = written(tmp_path, found)
     with pytest.raises(InputError, match=r"write_attention\.json") as caught:
-        report([run])
+        read([run])
     assert word in str(caught.value)
     assert "\n" not in str(caught.value)

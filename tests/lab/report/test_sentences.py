@@ -17,8 +17,8 @@ from mnemos.lab.evaluate.recorded import SlotExample
 from mnemos.lab.papers import small_runs
 from mnemos.lab.papers.reproduce import Options, reproduce
 from mnemos.lab.papers.small_runs import Trained, caution, train_and_compare
-from mnemos.lab.report import page, provenance, slot_attention, table
-from mnemos.lab.report.costs import cost_section
+from mnemos.lab.report import page, provenance, scores, slot_attention
+from mnemos.lab.report.costs import section as cost_section
 from mnemos.lab.report.read import read, read_results, read_run, results_of
 from mnemos.lab.run.recipe_fields import with_fields
 
@@ -88,17 +88,17 @@ def test_how_an_update_reads_is_said_of_the_trainer_and_not_of_the_model(rollout
 )
 def test_words_do_not_run_together(words, shown):
     one = SlotExample(0, "mixes", 0.5, 0.1, np.zeros(sum(n for _, n in words)))
-    assert f">{shown}<" in slot_attention._text(one, words)
+    assert f">{shown}<" in slot_attention.shaded_text(one, words)
 
 
 def test_only_controls_that_were_run_are_explained(tmp_path):
     """A closed gate says nothing of what the cache holds."""
     every = read_results(write_comparison(tmp_path / "c"))
     closed = replace(every, controls=tuple(one for one in every.controls if one.control == "closed"))
-    assert "depends on what its cache holds" in table._controls(every)
-    assert "depends on" not in table._controls(closed)
+    assert "depends on what its cache holds" in scores._controls(every)
+    assert "depends on" not in scores._controls(closed)
     bare = read([write_run(tmp_path / "plain", "demo")])
-    assert table._controls(bare) == "", "a model without a memory"
+    assert scores._controls(bare) == "", "a model without a memory"
 
 
 def test_updates_each_are_those_of_finished_runs(tmp_path):

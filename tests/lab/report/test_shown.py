@@ -6,11 +6,10 @@ import re
 import pytest
 from synthetic_runs import write_comparison, write_run
 
-from mnemos.lab.report import costs
-from mnemos.lab.report.costs import quality_section as section
+from mnemos.lab.report.costs import section
 from mnemos.lab.report.read import read, read_results
-from mnemos.lab.report.table import section as results
-from mnemos.lab.report.verdict import arms
+from mnemos.lab.report.scores import section as results
+from mnemos.lab.report.verdict import summary_table
 from mnemos.types import InputError
 
 EQUAL = {"equal": "time", "budget": 60.0, "unit": "seconds", "first": "demo", "clock": "CPU time", "minutes": 1.0}
@@ -23,8 +22,7 @@ def cells(page: str) -> list[list[str]]:
 
 def test_a_comparison_s_file_and_damaged_ones(tmp_path):
     found = read_results(write_comparison(tmp_path / "c"))
-    assert "to demo<" in arms(found)
-    assert "learning rate" in section(found)
+    assert "to demo<" in summary_table(found)
     with pytest.raises(InputError, match=r'"against" to name a row, found .nobody'):
         read_results(write_comparison(tmp_path / "wrong", against="nobody"))
     with pytest.raises(InputError, match='"equal" to say what is, found'):
@@ -64,7 +62,6 @@ def test_columns_name_their_units(tmp_path):
         (place.parent / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = read_results(folder)
     assert cells(section(found))[0][2] == "frames read"
-    head, *rows = [
-        row for row in cells(costs.cost_section(found)) if len(row) == 8 and row[0] != "blocks.0 to blocks.1"
-    ][-4:]
+    head, *rows = cells(section(found))[:4]
     assert {row[head.index("rows/s")] for row in rows} == {"40"}  # those that were scored, and not the whole split
+    assert [row[head.index("per update")] for row in rows] == ["0.0208 s1.00×", "0.0244 s1.17×", "0.0208 s1.00×"]

@@ -13,7 +13,7 @@ from mnemos.lab.compare.comparison import Row
 from mnemos.lab.compare.significance import UNBOUNDED, compared, spread
 from mnemos.lab.report.read import Results
 from mnemos.lab.report.run_records import RunRecord
-from mnemos.lab.report.verdict import arms, caveats, differences_of, headline
+from mnemos.lab.report.verdict import caveats, differences_of, headline, summary_table
 from mnemos.lab.run.files import Result
 
 PLAIN = Row("north", 0.500, 0.010, 5, 70_000)
@@ -103,13 +103,13 @@ SAID = {  # where, what is said of some rows, and other rows of which it would b
         made(CACHED, higher=False, reference={"byte unigrams": 0.61}),
         made(CACHED, higher=False, reference={"byte unigrams": 0.62}),
     ),
-    "reference": (arms, "to north", made(PLAIN, CACHED), made(DIVERGED, CACHED)),
-    "one test": (arms, "interval and p.", made(PLAIN, CACHED), made(*WHOLE, *FAR)),
-    "corrected": (arms, "corrected for 3 comparisons", made(*WHOLE, *FAR), made(PLAIN, CACHED)),
-    "its role": (arms, "never-written baseline of east", made(*WHOLE), made(PLAIN, CACHED)),
-    "bounds": (arms, "intervals end at 0 and 1", made(replace(CACHED, mean=0.99, std=0.02)), made(CACHED)),
+    "reference": (summary_table, "to north", made(PLAIN, CACHED), made(DIVERGED, CACHED)),
+    "one test": (summary_table, "interval and p.", made(PLAIN, CACHED), made(*WHOLE, *FAR)),
+    "corrected": (summary_table, "corrected for 3 comparisons", made(*WHOLE, *FAR), made(PLAIN, CACHED)),
+    "its role": (summary_table, "never-written baseline of east", made(*WHOLE), made(PLAIN, CACHED)),
+    "bounds": (summary_table, "intervals end at 0 and 1", made(replace(CACHED, mean=0.99, std=0.02)), made(CACHED)),
     "no bounds": (
-        arms,
+        summary_table,
         "+0.633 to +1.000",
         made(*(replace(row, mean=m, std=0.1, seeds=3) for row, m in zip(WHOLE, (0.96, 0.1), strict=True))),
         made(*WHOLE),
@@ -137,7 +137,7 @@ def test_headline_table_and_intervals_say_the_same():
         tests = differences_of(results)
         assert {name: other.name for name, (other, _) in tests.items()} == {"b": "a", "c": "b", "d": "a"}
         p = sorted(one.p for _, one in tests.values())
-        said, table = headline(results), arms(results)
+        said, table = headline(results), summary_table(results)
         for name, (_, one) in tests.items():
             low, high = one.interval
             assert one.p_holm == pytest.approx(max(min(1, (3 - i) * p[i]) for i in range(p.index(one.p) + 1)))
@@ -185,10 +185,10 @@ def test_only_a_share_of_rows_has_an_interval_of_rows(majority, rows, interval):
     along = {"along": {"metric": "accuracy", "x": "d", "values": [[1, 1.0], [2, 1.0]], "rows": rows}}
     one = Result(test={"accuracy": 1.0}, scored_rows={"test": 40}, artifacts=along if rows else {})
     row = replace(PLAIN, mean=1.0, seeds=1)
-    said = arms(made(row, majority=majority, records={"north": (with_result(one),)}))
+    said = summary_table(made(row, majority=majority, records={"north": (with_result(one),)}))
     assert ("0.912 to 1.000" in said) == interval
     assert ("Wilson" in said) == interval
 
 
 def test_p_of_the_table_is_rounded():
-    assert re.search(r'data-head="p">&lt; 0.001<', arms(made(PLAIN, CACHED)))
+    assert re.search(r'data-head="p">&lt; 0.001<', summary_table(made(PLAIN, CACHED)))

@@ -18,7 +18,7 @@ import mnemos
 from mnemos import InputError, registry
 from mnemos.lab.cli import main
 from mnemos.lab.report import report
-from mnemos.lab.report.outputs import _differing
+from mnemos.lab.report.outputs import differing
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.session import run
 from mnemos.lab.translation.translation_vocabulary import SubWordTokens
@@ -210,7 +210,7 @@ def test_a_report_shows_sources_and_marks_where_variants_differ(plain, cached, t
         assert [len(row) for row in found["weights"]] == [len(found["columns"])] * len(found["rows"])
         assert found["rows"][-1] == found["columns"][-1] == "</s>"
     assert page.count('class="weight"') == sum(len(row) for found in both for row in found["weights"])
-    assert _differing("a b x d", "a b c d e") == "a b <b>x</b> d"
+    assert differing("a b x d", "a b c d e") == "a b <b>x</b> d"
 
 
 def test_runs_are_compared_by_the_paired_bootstrap(plain, cached, capsys, tmp_path):

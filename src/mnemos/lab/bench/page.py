@@ -7,7 +7,7 @@ from pathlib import Path
 from mnemos.atomic import write_text
 from mnemos.errors import say
 from mnemos.lab.compare.significance import Spread, interval
-from mnemos.lab.report.charts import Axis, Chart, arm, chart_figure
+from mnemos.lab.report.charts import Axis, Chart, chart_figure, variant
 from mnemos.lab.report.markup import (
     contents,
     count,
@@ -206,23 +206,23 @@ def _table(entry: JSONObject, names: Sequence[str]) -> str:
 def _figures(entry: JSONObject, names: Sequence[str]) -> str:
     metric, rows = entry["metric"], entry["rows"]
     bounds = bounds_of(entry["bounds"])
-    arms = [arm(row["name"], names.index(row["name"])) for row in rows]
+    variants = [variant(row["name"], names.index(row["name"])) for row in rows]
     references = [(name, value) for name, value in _references(entry) if math.isfinite(value)]
     charts = []
     if rows[0]["beyond"][1:]:
         places = [one["at"] for one in rows[0]["beyond"]]
-        look: JSONObject = {"kind": "points", "logarithmic": places[0] > 0, "ticks": places, "references": references}
+        look: JSONObject = {"mode": "points", "logarithmic": places[0] > 0, "ticks": places, "references": references}
         title = f"{metric} beyond training".capitalize()
-        chart = Chart(f"{entry['name']}-beyond", title, metric, arms, ["mean"], [Axis(entry["axis"], "~g")], **look)
+        chart = Chart(f"{entry['name']}-beyond", title, metric, variants, ["mean"], [Axis(entry["axis"], "~g")], **look)
         for place, row in enumerate(rows):
             for one in row["beyond"]:
                 chart.add(place, 0, one["mean"], one["at"], interval=_bar(one, row["seeds"], bounds))
         charts.append(chart)
     against = (("state_bytes", "state", Axis("bytes of state per row", "~s")), ("seconds", "time", _SECONDS))
     for key, name, axis in against:
-        look = {"kind": "marks", "logarithmic": True, "references": references}
+        look = {"mode": "marks", "logarithmic": True, "references": references}
         title = f"{metric} against {name}".capitalize()
-        chart = Chart(f"{entry['name']}-{name}", title, metric, arms, ["mean"], [axis], **look)
+        chart = Chart(f"{entry['name']}-{name}", title, metric, variants, ["mean"], [axis], **look)
         for place, row in enumerate(rows):
             chart.add(place, 0, row["mean"], row[key], interval=_bar(row, row["seeds"], bounds))
         charts.append(chart)

@@ -13,11 +13,11 @@ from mnemos.types import InputError, State, join, leaves, likelihood_of, reset, 
 from .memories import Array, Memory, Reader
 
 WHOLE = "the whole state"
-PLACES = 6  # words whose prediction is looked at, where the document asks no question
-TRACED = 32  # boundaries before a place, at which memory is emptied
+PREDICTIONS = 6  # words whose prediction is looked at, where the document asks no question
+TRACED = 32  # boundaries before a prediction, at which memory is emptied
 KNOWN = 0.5  # a probability that is never as great is no answer
 LOST = 0.5  # of the probability as read: below it, the answer is lost
-_LEAST = 40  # rows of a place
+_LEAST = 40  # rows of a prediction
 UNITS = 64  # that are emptied one by one; of more, those that were read most
 BYTES = 256 << 20  # of states that are held at once
 WORK = 3e12  # operations of all rows with an emptied part, about a minute of one core
@@ -36,14 +36,14 @@ class Change(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """A change, and the probability of the answer after it, made before each of `Place.boundaries`; NaN: not made."""
+    """A change, and the probability of the answer after it, made before each of `boundaries`; NaN: not made."""
 
     change: Change
     probability: Array
 
 
 @dataclass
-class Place:
+class Prediction:
     """A predicted token: its number in the document (N: after the end), which token it is, its probability as read.
 
     guess: the likeliest token, and its probability. boundaries: segments before which memory was emptied. The texts are
@@ -61,18 +61,18 @@ class Place:
     effects: list[Effect] = field(default_factory=list)
 
 
-def choose_places(targets: Sequence[int], helped: Array, length: int) -> list[int]:
-    """The targets to look at, by place: all if they are few, else those that memory helped most, one a segment."""
+def choose_targets(targets: Sequence[int], helped: Array, length: int) -> list[int]:
+    """The targets to look at, by position: all if they are few, else those that memory helped most, one a segment."""
     counted = [i for i, target in enumerate(targets) if target >= 0]
-    if len(counted) <= PLACES:
+    if len(counted) <= PREDICTIONS:
         return counted
-    found: dict[int, int] = {}
+    chosen: dict[int, int] = {}  # by segment
     known = np.nan_to_num(helped[1:], nan=-np.inf)
     for i in np.argsort(-known, kind="stable").tolist():
-        if len(found) == PLACES or not known[i] > 0:
+        if len(chosen) == PREDICTIONS or not known[i] > 0:
             break
-        found.setdefault(i // length, i)
-    return sorted(found.values())
+        chosen.setdefault(i // length, i)
+    return sorted(chosen.values())
 
 
 def emptied_by_kind(readers: Sequence[Reader], state: State) -> dict[str, State]:
@@ -80,135 +80,118 @@ def emptied_by_kind(readers: Sequence[Reader], state: State) -> dict[str, State]
 
     readers: of all layers. Kinds that have nothing to empty are left out.
     """
-    found: dict[str, State] = {}
+    states: dict[str, State] = {}
     for reader in readers:
-        changed = reader.emptied(found.get(reader.all_of_kind, state), None)
+        changed = reader.emptied(states.get(reader.plural, state), None)
         if changed is not None:
-            found[reader.all_of_kind] = changed
-    return found
+            states[reader.plural] = changed
+    return states
 
 
-class Effects:
-    """Empties parts of one model's state. memories: what the readers recorded; every: the readers of all layers."""
+def look_at_targets(
+    model: nn.Module,
+    readers: Sequence[Reader],
+    every: Sequence[Reader],
+    memories: Sequence[Memory],
+    tokens: Tensor,
+    targets: Tensor,
+    wanted: Sequence[int],
+    length: int,
+    state: State,
+    emptied: bool = True,
+) -> list[Prediction]:
+    """The predictions of some targets with their probabilities, as read and with parts of the memory emptied.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        readers: Sequence[Reader],
-        every: Sequence[Reader],
-        memories: Sequence[Memory],
-        length: int,
-    ) -> None:
-        self.model, self.readers, self.every, self.memories, self.length = model, readers, every, memories, length
-        own = sum(p.numel() for p in model.parameters())
-        self.rows = int(WORK / (2 * own * length))  # segments of one row that may be read with an emptied part
-        self.most = UNITS
-
-    def bounded(self, places: Sequence[int]) -> list[int]:
-        """The places that there is work for, each with `_LEAST` rows or more; sets how many units are emptied."""
-        kept = list(places)[: max(1, self.rows // _LEAST)]
-        self.most = max(4, min(UNITS, (self.rows // max(1, len(kept)) - 2 * len(self.readers)) // 2))
-        return kept
-
-    def units(self, segment: int) -> set[tuple[int, int]]:
-        """The (memory, unit) that are emptied one by one: all, or those that the segment's tokens read most."""
-        read = {
-            (m, u): float(one.readers[segment, :, u].sum()) if one.readers.size else 0.0
-            for m, one in enumerate(self.memories)
-            for u in range(len(one.units))
-        }
-        return set(sorted(read, key=lambda key: -read[key])[: self.most])
-
-    def variants(self, state: State, units: set[tuple[int, int]]) -> dict[Change, State]:
-        """The state of one row with each change."""
-        fresh = reset(state, torch.ones(1, dtype=torch.bool, device=leaves(state)[0].device))
-        found = {Change(WHOLE): fresh}
-        kinds = [reader.all_of_kind for reader in self.every]
-        found |= {
-            Change(f"all {kind}"): made
-            for kind, made in emptied_by_kind(self.every, state).items()
-            if kinds.count(kind) > 1
-        }
-        several = sum(bool(reader.units) for reader in self.readers) > 1
-        for m, reader in enumerate(self.readers):
-            changed = {Change(reader.name, m): reader.emptied(state, None)}
-            changed |= {Change(name, m): group for name, group in reader.groups(state).items()}
-            for u, unit in enumerate(reader.units):
-                if (m, u) in units:
-                    name = f"{reader.name}: {unit}" if several else unit
-                    changed[Change(name, m, u)] = reader.emptied(state, u)
-                    changed[Change(name, m, u, True)] = reader.alone(state, u)
-            found |= {change: made for change, made in changed.items() if made is not None}
-        return found
-
-
-def find_effects(
-    effects: Effects, tokens: Tensor, targets: Tensor, wanted: Sequence[int], state: State, emptied: bool = True
-) -> list[Place]:
-    """The places with their probabilities, as read and with parts of the memory emptied.
-
-    tokens [1, N], targets [N]; wanted: numbers of the tokens that predict. emptied: False: only as read. Cost: for each
-    boundary before a place, up to `TRACED`, a row for each part that is emptied, read from there to the place, in
-    batches.
+    memories: what the readers recorded; every: the readers of all layers. tokens [1, N], targets [N]; wanted: numbers
+    of the tokens that predict. emptied: False: only as read. Cost: for each boundary before a target, up to `TRACED`, a
+    row for each part that is emptied, read from there to the target, in batches.
     """
-    model, length, places = effects.model, effects.length, []
-    wanted = effects.bounded(wanted)
-    if not wanted:
-        return []
-    ends = {i // length: [j for j in wanted if j // length == i // length] for i in wanted}
-    running: list[tuple[int, list[Change], State]] = []  # boundary, what, rows
+    # --- how much is emptied, by the work that it makes: targets, then units of memories, then boundaries ---
+    parameters = sum(p.numel() for p in model.parameters())
+    rows_most = int(WORK / (2 * parameters * length))  # segments of one row that may be read with an emptied part
+    wanted = list(wanted)[: max(1, rows_most // _LEAST)]
+    units_most = max(4, min(UNITS, (rows_most // max(1, len(wanted)) - 2 * len(readers)) // 2))
+    by_segment: dict[int, list[int]] = {}
+    for i in wanted:
+        by_segment.setdefault(i // length, []).append(i)
+
+    predictions: list[Prediction] = []
+    running: list[tuple[int, list[Change], State]] = []  # boundary, what was emptied, and the state of these rows
     reach = TRACED  # segments that a row with an emptied part is read over
-    for segment in range(max(ends) + 1):
+    for segment in range(max(by_segment, default=-1) + 1):
         x = tokens[:, segment * length : (segment + 1) * length]
-        near = [s for s in ends if segment <= s < segment + TRACED]
+        near = [s for s in by_segment if segment <= s < segment + TRACED]
         if emptied and near and state is not None:
-            units = effects.units(near[0])
-            variants = effects.variants(state, units)
-            size = sum(leaf.numel() * leaf.element_size() for leaf in leaves(state)) * len(variants)
-            most = max(1, min(TRACED, BYTES // max(1, size), effects.rows // len(wanted) // len(variants)))
+            states = _emptied_states(readers, every, state, _most_read(memories, near[0], units_most))
+            most = max(
+                1, min(TRACED, BYTES // max(1, _bytes(state) * len(states)), rows_most // len(wanted) // len(states))
+            )
             if near[0] - segment < most:
-                running.append((segment, list(variants), join(list(variants.values()))))
+                running.append((segment, list(states), join(list(states.values()))))
                 reach = most
-        running = [one for one in running if any(segment <= s < one[0] + reach for s in ends)]
+        running = [one for one in running if any(segment <= s < one[0] + reach for s in by_segment)]
+
         outputs, after = model(x, state)
-        here = []
-        for i in ends.get(segment, ()):
+        of_segment = []
+        for i in by_segment.get(segment, ()):
             p = log_probabilities(model, outputs[0, i - segment * length]).exp()
             target, guess = int(targets[i]), int(p.argmax())
-            here.append(Place(i + 1, target, float(p[target]), guess, float(p[guess])))
-        going = []
-        for boundary, names, rows in running:
-            made, ends_of = _run(model, x, rows)
-            going.append((boundary, names, ends_of))
-            for place in here:
-                _add(place, boundary, names, model, made, place.token - 1 - segment * length)
-        running, state = going, after
-        places += here
-    for place in places:
-        place.effects = telling(place, [memory.name for memory in effects.memories])
-    return places
+            of_segment.append(Prediction(i + 1, target, float(p[target]), guess, float(p[guess])))
+        read = []
+        for boundary, changes, rows in running:
+            row_outputs, rows_after = _read_rows(model, x, rows)
+            read.append((boundary, changes, rows_after))
+            for one in of_segment:
+                at = one.token - 1 - segment * length
+                p = torch.cat([log_probabilities(model, y[:, at])[:, one.answer].exp() for y in row_outputs])
+                _add_effects(one, boundary, changes, p.cpu().numpy())
+        running, state = read, after
+        predictions += of_segment
+    for one in predictions:
+        one.effects = telling(one, [memory.name for memory in memories])
+    return predictions
 
 
-def telling(place: Place, names: Sequence[str]) -> list[Effect]:
-    """The effects without units kept alone of a memory that is not needed, since the others then have the answer.
-
-    names: of the memories.
-    """
-    least = LOST * place.probability
-    wholes = [one for one in place.effects if one.change.memory is not None and one.change.unit is None]
-    needed = {
-        change.memory
-        for change, p in wholes
-        if change.name == names[change.memory or 0] and bool((p < least).any())  # all of it, and not one of its parts
+def _most_read(memories: Sequence[Memory], segment: int, most: int) -> set[tuple[int, int]]:
+    """The (memory, unit) that are emptied one by one: all, or those that the segment's tokens read most."""
+    read = {
+        (m, u): float(one.readers[segment, :, u].sum()) if one.readers.size else 0.0
+        for m, one in enumerate(memories)
+        for u in range(len(one.units))
     }
-    return [one for one in place.effects if not one.change.alone or one.change.memory in needed]
+    return set(sorted(read, key=lambda key: -read[key])[:most])
 
 
-def _run(model: nn.Module, x: Tensor, rows: State) -> tuple[list[Tensor], State]:
+def _emptied_states(
+    readers: Sequence[Reader], every: Sequence[Reader], state: State, units: set[tuple[int, int]]
+) -> dict[Change, State]:
+    """The state of one row with each change."""
+    fresh = reset(state, torch.ones(1, dtype=torch.bool, device=leaves(state)[0].device))
+    kinds = [reader.plural for reader in every]
+    states: dict[Change, State | None] = {Change(WHOLE): fresh}
+    for kind, changed in emptied_by_kind(every, state).items():
+        if kinds.count(kind) > 1:
+            states[Change(f"all {kind}")] = changed
+    several = sum(bool(reader.units) for reader in readers) > 1
+    for m, reader in enumerate(readers):
+        states[Change(reader.name, m)] = reader.emptied(state, None)
+        states |= {Change(name, m): group for name, group in reader.groups(state).items()}
+        for u, unit in enumerate(reader.units):
+            if (m, u) in units:
+                name = f"{reader.name}: {unit}" if several else unit
+                states[Change(name, m, u)] = reader.emptied(state, u)
+                states[Change(name, m, u, True)] = reader.alone(state, u)
+    return {change: changed for change, changed in states.items() if changed is not None}
+
+
+def _bytes(state: State) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(state))
+
+
+def _read_rows(model: nn.Module, x: Tensor, rows: State) -> tuple[list[Tensor], State]:
     """The outputs of every row and the states after, in batches of at most `BYTES` of states."""
     count = leaves(rows)[0].shape[0]
-    size = sum(leaf.numel() * leaf.element_size() for leaf in leaves(rows)) // count
-    batch = max(1, BYTES // 4 // max(1, size))
+    batch = max(1, BYTES // 4 // max(1, _bytes(rows) // count))
     outputs, after = [], []
     for part in torch.arange(count, device=x.device).split(batch):
         y, state = model(x.expand(len(part), -1), select(rows, part))
@@ -217,23 +200,29 @@ def _run(model: nn.Module, x: Tensor, rows: State) -> tuple[list[Tensor], State]
     return outputs, after[0] if len(after) == 1 else join(after)
 
 
-def _add(
-    place: Place,
-    boundary: int,
-    names: Sequence[Change],
-    model: nn.Module,
-    outputs: Sequence[Tensor],
-    column: int,
-) -> None:
-    """Note the place's probability in every emptied row."""
-    found = torch.cat([log_probabilities(model, y[:, column])[:, place.answer].exp() for y in outputs]).cpu().numpy()
-    place.boundaries.append(boundary)
-    known = {one.change: one.probability for one in place.effects}
-    width = len(place.boundaries) - 1
-    for change, value in zip(names, found, strict=True):
-        row = known.get(change, np.full(0, np.nan))
-        known[change] = np.concatenate([row, np.full(width - len(row), np.nan), [value]])
-    place.effects = [Effect(change, row) for change, row in known.items()]
+def _add_effects(one: Prediction, boundary: int, changes: Sequence[Change], probability: Array) -> None:
+    one.boundaries.append(boundary)
+    rows = {effect.change: effect.probability for effect in one.effects}
+    before = len(one.boundaries) - 1
+    for change, value in zip(changes, probability, strict=True):
+        row = rows.get(change, np.full(0, np.nan))
+        rows[change] = np.concatenate([row, np.full(before - len(row), np.nan), [value]])
+    one.effects = [Effect(change, row) for change, row in rows.items()]
+
+
+def telling(prediction: Prediction, names: Sequence[str]) -> list[Effect]:
+    """The effects without units kept alone of a memory that is not needed, since the others then have the answer.
+
+    names: of the memories.
+    """
+    least = LOST * prediction.probability
+    wholes = [one for one in prediction.effects if one.change.memory is not None and one.change.unit is None]
+    needed = {
+        change.memory
+        for change, p in wholes
+        if change.name == names[change.memory or 0] and bool((p < least).any())  # all of it, and not one of its parts
+    }
+    return [one for one in prediction.effects if not one.change.alone or one.change.memory in needed]
 
 
 def check_finite(outputs: Tensor) -> None:

@@ -15,7 +15,7 @@ from mnemos.modes import evaluating
 from mnemos.types import InputError
 
 from .effects import check_finite
-from .memories import Array, last
+from .memories import Array, calls_of
 from .observe import Attended, observing
 
 LAYERS, SLOTS = 6, 64  # recorded at most: layers, evenly spaced; slots of a layer, those that are read most
@@ -26,8 +26,8 @@ class PictureLayer:
     """One cached layer. own, memory [N, h, w]: o_self and o_mem at every token, means over heads and channels.
 
     slots: numbers of the recorded slots. answered [N, K, h, w]: the weight of each of them in what each token read.
-    share: of the memory's branch by size, `BranchMaps.weight`; gate: σ(λ), the mean over heads. held: how many slots
-    the layer has.
+    share: of the memory's branch by size, `BranchMaps.weight`; gate: σ(λ), the mean over heads. count: of the layer's
+    slots.
     """
 
     name: str
@@ -37,7 +37,7 @@ class PictureLayer:
     memory: Array
     slots: tuple[int, ...]
     answered: Array
-    held: int
+    count: int
 
 
 @dataclass
@@ -79,24 +79,21 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
             outputs, _ = run(inputs, None)
         check_finite(outputs)
         guess = outputs.argmax(-1).tolist() if run is model else []
-        known = {}
-        for at, layer in caches.items():
-            if at not in branches:
-                continue
-            rows, tokens = branches[at].o_self.shape[0] // len(index), branches[at].o_self.shape[1]
-            place = places(model, at, layer, rows, tokens, (shown.shape[1], shown.shape[2]))
-            if not isinstance(place, str):
-                known[at] = place
-        if not known:
+        of_tokens = {}  # by layer, where its tokens are in the picture
+        for layer, module in caches.items():
+            if layer in branches:
+                rows, tokens = branches[layer].o_self.shape[0] // len(index), branches[layer].o_self.shape[1]
+                at = places(model, layer, module, rows, tokens, (shown.shape[1], shown.shape[2]))
+                of_tokens |= {} if isinstance(at, str) else {layer: at}
+        if not of_tokens:
             raise InputError("look: expected cached layers whose tokens have places in the picture, found none")
-        chosen = [list(known)[int(i)] for i in evenly_spaced(len(known), LAYERS)]
+        chosen = [list(of_tokens)[int(i)] for i in evenly_spaced(len(of_tokens), LAYERS)]
         layers = []
-        for at, title in zip(chosen, shortened(chosen), strict=True):
-            numbers, own, memory = maps(caches[at], known[at], branches[at])
-            call = last(calls, at, Attended)
-            assert call is not None
-            slots, answered = _answers(call, known[at], len(index))
-            gate = float(torch.sigmoid(caches[at].mix.float()).mean())
+        for layer, title in zip(chosen, shortened(chosen), strict=True):
+            numbers, own, memory = maps(caches[layer], of_tokens[layer], branches[layer])
+            call = calls_of(calls, layer, Attended)[-1]
+            slots, answered = _answers(call, of_tokens[layer], len(index))
+            gate = float(torch.sigmoid(caches[layer].mix.float()).mean())
             drawn = own.numpy(), memory.numpy(), slots, answered.numpy(), call.k.shape[-3]
             layers.append(PictureLayer(title, numbers.weight, gate, *drawn))
     names = [str(one) for one in pictures.names]
@@ -104,10 +101,10 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
     return PictureRecording(name, about, labels, guesses, smaller(shown, SIDE).numpy(), layers)
 
 
-def _answers(call: Attended, place: Places, count: int) -> tuple[tuple[int, ...], Tensor]:
+def _answers(call: Attended, at: Places, count: int) -> tuple[tuple[int, ...], Tensor]:
     """The slots that were read most, and the weight of each at every token's place: [N, K, h, w]."""
     weights = call.weights().mean(1).cpu()  # [rows, T, K]; one row for all pictures where they share a cache
-    weights = weights.reshape(place.index.shape[0] * count, -1, weights.shape[-1])
+    weights = weights.reshape(at.index.shape[0] * count, -1, weights.shape[-1])
     most = weights.mean((0, 1)).argsort(descending=True, stable=True)[:SLOTS]
-    found = torch.stack([place.unfolded(weights[..., slot]) for slot in most.tolist()], 1)
-    return tuple(int(slot) for slot in most), found
+    answered = torch.stack([at.unfolded(weights[..., slot]) for slot in most.tolist()], 1)
+    return tuple(int(slot) for slot in most), answered

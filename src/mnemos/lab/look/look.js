@@ -50,7 +50,7 @@
     return out;
   }
 
-  const state = { run: 0, segment: 0, memory: -1, unit: -1, word: -1, place: 0, alone: false, playing: 0 };
+  const state = { run: 0, segment: 0, memory: -1, unit: -1, word: -1, prediction: 0, alone: false, playing: 0 };
   const run = () => runs[state.run];
   const segments = (one) => Math.ceil(one.count / one.length);
   const widest = runs.flatMap((one) => one.memories).flatMap((one) => [one.written, one.readers]).map((array) => array?.shape[2] ?? 0);
@@ -81,7 +81,6 @@
     ui.slider = make("input", { type: "range", min: 1, max: 1, value: 1, "aria-label": "segment", oninput: () => go(+ui.slider.value - 1) });
     ui.output = make("output", {});
     ui.play = make("button", { type: "button", "aria-pressed": "false", onclick: play }, "▶ play");
-    ui.live = make("div", { class: "look-live", "aria-live": "polite" });
     const models = several
       ? [make("fieldset", {}, make("legend", {}, "model"), ...runs.map((one, i) => {
           const choice = make("input", { type: "radio", name: "look-model", value: i, onchange: () => open_run(i) });
@@ -101,7 +100,7 @@
     ui.panels = make("div", {});
     ui.prediction = make("div", {});
     const legend = make("p", { class: "note" }, make("i", { class: "look-key w" }), "written to the memory; ", make("i", { class: "look-key r" }), "read from it; of earlier words: how much they are attended to. Faint: words of the segments before.");
-    root.replaceChildren(make("div", { class: "look" }, bar, ui.live, make("div", { class: "look-columns" },
+    root.replaceChildren(make("div", { class: "look" }, bar, make("div", { class: "look-columns" },
       make("div", {}, make("h3", {}, "The text"), make("div", { class: "row" }, make("label", {}, "shaded by ", ui.memory), make("label", {}, "part ", ui.unit)), ui.text, legend, ui.panels),
       make("div", {}, ui.prediction, ui.word))));
     root.addEventListener("keydown", on_key);
@@ -119,7 +118,7 @@
     const one = words(run());
     if (before !== one) state.segment = Math.min(state.segment, segments(one) - 1);
     state.word = -1;
-    state.place = 0;
+    state.prediction = 0;
     ui.slider.max = segments(one);
     const first = Math.max(0, one.memories.findIndex((memory) => memory.units.length));
     ui.memory.replaceChildren(...one.memories.map((memory, m) => make("option", { value: m }, memory.name)));
@@ -372,10 +371,8 @@
     heat.canvas.style.height = `${Math.max(3, Math.min(14, 320 / count)) * count}px`;
     if (one.told) notch(heat, one.told[0] / one.length, total, "told here");
     const units = make("select", { "aria-label": `unit of ${memory.name}`, onchange: () => choose(m, +units.value) }, make("option", { value: -1 }, "choose one"), ...memory.units.map((name, u) => make("option", { value: u }, name)));
-    const history = strip(`history of the chosen unit of ${memory.name}`, (x) => go(Math.floor(x * total)));
-    history.canvas.style.height = "64px";
     const said = make("p", { class: "note" }), heard = make("ul", { class: "look-bars written" }), none = make("p", {}, "None recorded."), ever = make("div", { class: "row" });
-    const detail = make("div", { hidden: true }, history.box, axis("segment 1", `segment ${total}`), said, make("p", { class: "note" }, "Words that it took most from in this segment's step:"), heard, none, make("p", { class: "note" }, "In the whole text, up to 12 words that it took most from, one a segment (a button goes there):"), ever);
+    const detail = make("div", { hidden: true }, said, make("p", { class: "note" }, "Words that it took most from in this segment's step:"), heard, none, make("p", { class: "note" }, "In the whole text, up to 12 words that it took most from, one a segment (a button goes there):"), ever);
     const scale = make("p", { class: "note" });
     const element = make("section", { class: "look-memory", "aria-label": memory.name }, make("h3", {}, memory.name), make("p", { class: "note" }, memory.about), make("div", { class: "row" }, make("label", {}, "shading shows ", kind), make("label", {}, "unit: ", units)), heat.box, axis("segment 1", one.told ? "dotted: told here" : "", `segment ${total}`), scale, detail);
 
@@ -383,15 +380,6 @@
       const curve = memory.curves[kind.value];
       picture(heat.canvas, total, count, (x, y) => value(curve, x * count + y) / (curve.most || 1), kind.value === "read" ? "--negative" : "--positive");
       scale.textContent = `A row is a ${UNIT[memory.kind] ?? "slot"}, a column a segment; from no colour, 0, to full colour, ${number(curve.most, 3)}: ${CURVES[kind.value] ?? kind.value}.`;
-      paint_history();
-    }
-    function paint_history() {
-      const u = state.unit;
-      if (state.memory !== m || u < 0) return;
-      const curve = memory.curves[kind.value], rows = 48;
-      const height = new Float32Array(total);
-      for (let s = 0; s < total; s++) height[s] = value(curve, s * count + u) / (curve.most || 1);
-      picture(history.canvas, total, rows, (x, y) => (rows - y <= Math.max(1, height[x] * rows) ? 0.85 : 0), kind.value === "read" ? "--negative" : "--positive");
     }
     function select() {
       const mine = state.memory === m && state.unit >= 0;
@@ -400,14 +388,12 @@
       heat.row.hidden = !mine;
       if (!mine) return;
       heat.row.style.cssText = `top:${(100 * state.unit) / count}%;height:${100 / count}%`;
-      paint_history();
       ever.replaceChildren(...most_written(one, memory, state.unit).map(([t, weight]) =>
         make("button", { type: "button", title: `weight ${number(weight)}`, onclick: () => { go(Math.floor((t + memory.offset) / one.length)); state.word = one.wordOf[t]; draw(); } }, trimmed(one.words[one.wordOf[t]]))));
     }
     function update() {
       mark(heat, state.segment, total);
       if (detail.hidden) return;
-      mark(history, state.segment, total);
       const s = state.segment, from = s * one.length - memory.offset;
       said.textContent = `${memory.units[state.unit]}, segment ${s + 1}: ` + names.map((name) => `${CURVES[name] ?? name} ${number(value(memory.curves[name], s * count + state.unit), 3)}`).join("; ");
       if (!memory.written) { heard.hidden = true; return; }
@@ -467,9 +453,9 @@
   function build_prediction(one) {
     ui.trace = null;
     ui.effects = null;
-    if (!one.places.length) { ui.prediction.replaceChildren(); return; }
-    const places = make("select", { "aria-label": "word that is predicted", onchange: () => { state.place = +places.value; build_trace(one); draw(); } },
-      ...one.places.map((place, i) => make("option", { value: i }, `“${trimmed(place.answer)}” after “${trimmed(one.words[one.wordOf[place.token - 1]])}” (segment ${Math.ceil(place.token / one.length)})`)));
+    if (!one.predictions.length) { ui.prediction.replaceChildren(); return; }
+    const places = make("select", { "aria-label": "word that is predicted", onchange: () => { state.prediction = +places.value; build_trace(one); draw(); } },
+      ...one.predictions.map((prediction, i) => make("option", { value: i }, `“${trimmed(prediction.answer)}” after “${trimmed(one.words[one.wordOf[prediction.token - 1]])}” (segment ${Math.ceil(prediction.token / one.length)})`)));
     ui.about = make("p", {});
     ui.asked = make("p", {});
     ui.holder = make("div", {});
@@ -483,12 +469,12 @@
   }
 
   function build_trace(one) {
-    const place = one.places[state.place];
-    ui.about.textContent = `As read, “${trimmed(place.answer)}” has probability ${number(place.p, 3)}` + (place.guess === place.answer ? ", the most of all." : `; the likeliest is “${trimmed(place.guess)}” with ${number(place.certainty, 3)}.`);
+    const prediction = one.predictions[state.prediction];
+    ui.about.textContent = `As read, “${trimmed(prediction.answer)}” has probability ${number(prediction.p, 3)}` + (prediction.guess === prediction.answer ? ", the most of all." : `; the likeliest is “${trimmed(prediction.guess)}” with ${number(prediction.certainty, 3)}.`);
     if (one.asked && !one.asked.known) { ui.holder.replaceChildren(make("p", { class: "note" }, "The answer is not known at the end, so nothing was emptied.")); ui.trace = ui.effects = null; return; }
-    if (!place.boundaries.length) { ui.holder.replaceChildren(make("p", { class: "note" }, "No segment comes before it, so nothing was emptied.")); ui.trace = ui.effects = null; return; }
-    const whole = place.effects.filter((effect) => effect.unit == null && !effect.alone);
-    const units = place.effects.filter((effect) => effect.unit != null);
+    if (!prediction.boundaries.length) { ui.holder.replaceChildren(make("p", { class: "note" }, "No segment comes before it, so nothing was emptied.")); ui.trace = ui.effects = null; return; }
+    const whole = prediction.effects.filter((effect) => effect.unit == null && !effect.alone);
+    const units = prediction.effects.filter((effect) => effect.unit != null);
     const lone = units.some((effect) => effect.alone);
     if (!lone) state.alone = false;
     const choice = (name, alone) => {
@@ -500,11 +486,11 @@
     const level = (effect) => Math.round(20 * mean_of(effect.p)) * (state.alone ? -1 : 1);
     const sorted = units.filter((effect) => effect.alone === state.alone).sort((a, b) => level(a) - level(b));
     const rows = [...(state.alone ? [] : whole), ...sorted];
-    const columns = place.boundaries.length, count = one.length;
+    const columns = prediction.boundaries.length;
     const heat = strip(`probability of the answer with a part emptied: a row for each of ${rows.length} parts, a column for each of ${columns} segments before which it is emptied`, (x, y) => {
       const effect = rows[Math.min(rows.length - 1, Math.floor(y * rows.length))];
       if (effect.memory != null) choose(effect.memory, effect.unit ?? -1);
-      go(place.boundaries[Math.min(columns - 1, Math.floor(x * columns))]);
+      go(prediction.boundaries[Math.min(columns - 1, Math.floor(x * columns))]);
     });
     heat.canvas.style.height = `${Math.max(4, Math.min(14, 360 / rows.length)) * rows.length}px`;
     const list = make("ul", { class: "look-bars" }), title = make("p", { class: "note" });
@@ -512,18 +498,18 @@
       ...(lone ? [make("div", { class: "row", role: "radiogroup", "aria-label": "what is done to a unit" }, choice(" emptied", false), choice(" kept alone", true))] : []),
       make("p", { class: "note" }, one.explained),
       make("p", { class: "note" }, (state.alone ? "Each row is a unit, each column a segment before which the other units of its memory are emptied; other memories stay." : "Each row is a part, each column a segment before which it is emptied.") + " From no grey, as read, to full grey: the share of the answer's probability that goes. The rows stand in the order of the list below."),
-      heat.box, axis(`segment ${place.boundaries[0] + 1}`, `segment ${place.boundaries[columns - 1] + 1}`), title, make("div", { class: "look-scroll", tabindex: "0", role: "region", "aria-label": "probability of the answer by part" }, list));
+      heat.box, axis(`segment ${prediction.boundaries[0] + 1}`, `segment ${prediction.boundaries[columns - 1] + 1}`), title, make("div", { class: "look-scroll", tabindex: "0", role: "region", "aria-label": "probability of the answer by part" }, list));
     const paint = () => picture(heat.canvas, columns, rows.length, (x, y) => {
       const p = rows[y].p[x];
-      return p == null ? NaN : Math.max(0, 1 - p / (place.p || 1));
+      return p == null ? NaN : Math.max(0, 1 - p / (prediction.p || 1));
     }, "--ink");
     paint();
     ui.trace = { paint };
     ui.effects = () => {
-      let at = place.boundaries.indexOf(state.segment);
+      let at = prediction.boundaries.indexOf(state.segment);
       mark(heat, at, columns);
-      if (at < 0) at = state.segment < place.boundaries[0] ? 0 : columns - 1;
-      title.textContent = `Probability of “${trimmed(place.answer)}” if this is ${state.alone ? "kept alone" : "emptied"} before segment ${place.boundaries[at] + 1}:`;
+      if (at < 0) at = state.segment < prediction.boundaries[0] ? 0 : columns - 1;
+      title.textContent = `Probability of “${trimmed(prediction.answer)}” if this is ${state.alone ? "kept alone" : "emptied"} before segment ${prediction.boundaries[at] + 1}:`;
       bars(list, rows.map((effect) => [effect.name, effect.p[at] ?? 0, number(effect.p[at])]), 1);
       rows.forEach((effect, i) => { const other = effect.unit == null && effect.name !== one.memories[effect.memory]?.name; // several memories, or a head
         list.children[i].className = !other && effect.memory === state.memory && (effect.unit ?? -1) === state.unit ? "chosen" : ""; });
@@ -602,7 +588,7 @@
       const slot = now.slot < 0 ? read[0][2] : now.slot;
       map(panes[3].canvas, layer.answered, (i * count + slot) * h * w, h, w, layer.answered.most || 1, "--negative");
       panes[3].caption.textContent = `where slot ${layer.slots[slot]} answered`;
-      alike.textContent = `Slots by their mean weight in this image${count < layer.held ? `, of the ${count} that answered most over all images` : ""}; if all ${layer.held} were read alike, each would have ${number(1 / layer.held, 3)}:`;
+      alike.textContent = `Slots by their mean weight in this image${count < layer.count ? `, of the ${count} that answered most over all images` : ""}; if all ${layer.count} were read alike, each would have ${number(1 / layer.count, 3)}:`;
       bars(list, read.slice(0, TOP).map(([name, x]) => [name, x, number(x, 3)]), read[0][1]);
       [...list.children].forEach((item, k) => { item.className = read[k]?.[2] === slot ? "chosen" : ""; });
     }

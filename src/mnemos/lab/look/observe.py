@@ -1,7 +1,7 @@
 """Observe what the memories of a model read and write in its own forward: the tensors that each part was called with.
 
-Nothing is computed again for the model: a part's method is called as ever, with a note of what it was given. The
-weights of an attention are then computed from the queries and keys that it had.
+Nothing is computed again for the model: a part's method is called as ever, and its arguments are recorded. The weights
+of an attention are then computed from the queries and keys that it had.
 """
 
 import contextlib
@@ -42,13 +42,10 @@ class Attended(NamedTuple):
         visible = self.visible
         if self.causal:
             visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-        if visible is not None:
-            hidden = (
-                torch.zeros((), device=q.device).masked_fill(~visible, -torch.inf)
-                if visible.dtype == torch.bool
-                else visible
-            )
-            scores = scores + hidden
+        if visible is not None and visible.dtype == torch.bool:
+            scores = scores.masked_fill(~visible, -torch.inf)
+        elif visible is not None:
+            scores = scores + visible
         return torch.softmax(scores, -1).nan_to_num(0.0)
 
 
@@ -109,144 +106,95 @@ def observing(model: nn.Module) -> Iterator[Calls]:
     caches compute in PyTorch's operations in place of one kernel.
     """
     calls: Calls = {}
-    undo = contextlib.ExitStack()
-    with undo:
+
+    def record(name: str, call: Call) -> None:
+        calls.setdefault(name, []).append(call)
+
+    with contextlib.ExitStack() as undo:
         for name, module in model.named_modules():
-            for put in _observers(name, module, partial(_note, calls)):
-                undo.callback(put())
+            _observe(module, partial(record, name), undo)
         yield calls
 
 
-def _note(calls: Calls, name: str, call: Call) -> None:
-    calls.setdefault(name, []).append(call)
+def _observe(module: nn.Module, record: Callable[[Call], None], undo: contextlib.ExitStack) -> None:
+    """Record the calls of a module, if it is a part of a memory; `undo` takes the observers off."""
 
+    def around(method: str, see: Callable[..., Any]) -> None:
+        """Let `see` call a method: see(method, *args, **options) returns what the method returns."""
+        own = module.__dict__.get(method)
+        setattr(module, method, partial(see, getattr(module, method)))
+        undo.callback(lambda: delattr(module, method) if own is None else setattr(module, method, own))
 
-Note = Callable[[str, Call], None]
-Undo = Callable[[], None]
+    # --- attentions: queries and keys, sums, and what is added to the residual stream ---
+    def attended(attend: Any, q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Any:
+        visible, causal = (*more, *(None, False)[len(more) :])[:2]
+        if isinstance(visible, Past):
+            visible, causal = visible.marks(k, q.shape[1]), False
+        record(Attended(q, k, v, visible, bool(causal)))
+        return attend(q, k, v, *more)
 
+    def summed(attend: Any, q: Tensor, k: Tensor, v: Tensor, state: Any, mask: Any) -> Any:
+        if module.causal:
+            phi = module.phi()  # type: ignore[operator]
+            record(Summed(phi(q.float()), phi(k.float()), v, state))
+        return attend(q, k, v, state, mask)
 
-def _observers(name: str, module: nn.Module, note: Note) -> Iterator[Callable[[], Undo]]:
-    """What puts each observer of a module in place; a call of it returns what takes it off."""
-    if isinstance(module, SlotMemory):
-        yield lambda: _on_slots(name, module, note)
+    def added(_: nn.Module, __: Any, output: Any) -> None:
+        y = output[0] if isinstance(output, tuple) else output
+        record(Added(y.detach().float().flatten(2).norm(dim=-1)))
+
     if isinstance(module, SoftmaxAttention | CrossAttention | SegmentAttention | GatedBranch):
-        yield lambda: _around(module, "attend", partial(_see_attention, name, note))
+        around("attend", attended)
     if isinstance(module, SoftmaxAttention | CrossAttention | LinearAttention):
-        yield lambda: _after(module, lambda y: note(name, Added(_length(y))))
+        undo.callback(module.register_forward_hook(added).remove)
     if isinstance(module, LinearAttention):
-        yield lambda: _around(module, "attend", partial(_see_sums, name, note, module))
+        around("attend", summed)
     if isinstance(module, Linearised):
-        yield lambda: _around(module, "read", partial(_see_window, name, note))
+
+        def windowed(read: Any, *arguments: Any) -> Any:
+            y, state = read(*arguments)
+            record(Windowed(*arguments))
+            return y, state
+
+        around("read", windowed)
+
+    # --- what is written to slots and caches ---
+    if isinstance(module, SlotMemory) and module.config.write:
+
+        def write(memory: Any, arguments: tuple[Any, ...]) -> None:
+            record(SlotsWritten(memory.write_attention(*arguments[:3]), memory.contents(arguments[0])))
+
+        undo.callback(module.register_forward_pre_hook(write).remove)
     if isinstance(module, GatedCache):
-        yield lambda: _on_gates(name, module, note)
+        gates: list[GateValues] = []
+
+        def written(update: Any, source: Tensor, before: Tensor, *more: Any, **options: Any) -> Any:
+            gates.clear()
+            result = update(source, before, *more, **options)
+            record(CacheWritten(source, before.expand_as(result.new), result.new, gates[-1]))
+            return result
+
+        around("written", written)
+        module.observer_of_gates = gates.append
+        undo.callback(setattr, module, "observer_of_gates", None)
+
+    # --- what the two branches of a layer with a gated cache add ---
     if isinstance(module, GatedBranch):
-        yield lambda: _on_branches(name, module, note)
+        share = torch.sigmoid(module.mix.detach())[:, None]
 
+        def mixed(own: Tensor, memory: Tensor) -> None:
+            heads = [x.detach().float().flatten(2).unflatten(2, (module.num_heads, -1)) for x in (own, memory)]
+            lengths = [x.mul(part).flatten(2).norm(dim=-1) for x, part in zip(heads, (1 - share, share), strict=True)]
+            record(Mixed(*lengths))
 
-def _around(module: nn.Module, method: str, see: Callable[..., Any]) -> Undo:
-    """Let `see` call a method of one module: see(method, *args, **options) returns what the method returns."""
-    kept = module.__dict__.get(method)
-    setattr(module, method, partial(see, getattr(module, method)))
+        def mix_heads(mix: Any, own: Tensor, memory: Tensor) -> Any:
+            mixed(own, memory)
+            return mix(own, memory)
 
-    def undo() -> None:
-        if kept is None:
-            delattr(module, method)
+        # A hook keeps kernels away, which would read the cache in one step.
+        undo.callback(module.map("query").register_forward_hook(lambda *_: None).remove)
+        if isinstance(module, HostBranch):
+            undo.callback(setattr, module, "observer", module.observer)
+            module.observer = lambda _, own, memory: mixed(own, memory)
         else:
-            setattr(module, method, kept)
-
-    return undo
-
-
-def _after(module: nn.Module, see: Callable[[Tensor], None]) -> Undo:
-    def hook(_: nn.Module, __: Any, output: Any) -> None:
-        see(output[0] if isinstance(output, tuple) else output)
-
-    return module.register_forward_hook(hook).remove
-
-
-def _length(y: Tensor) -> Tensor:
-    return y.detach().float().flatten(2).norm(dim=-1)
-
-
-def _see_attention(name: str, note: Note, attend: Any, q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Tensor:
-    visible, causal = (*more[:2], None, False)[:2] if len(more) < 2 else more[:2]
-    if isinstance(visible, Past):
-        visible, causal = visible.marks(k, q.shape[1]), False
-    note(name, Attended(q, k, v, visible, bool(causal)))
-    found: Tensor = attend(q, k, v, *more)
-    return found
-
-
-def _see_sums(
-    name: str, note: Note, layer: LinearAttention, attend: Any, q: Tensor, k: Tensor, v: Tensor, state: Any, mask: Any
-) -> Any:
-    if layer.causal:
-        phi = layer.phi()
-        note(name, Summed(phi(q.float()), phi(k.float()), v, state))
-    return attend(q, k, v, state, mask)
-
-
-def _see_window(name: str, note: Note, read: Any, *given: Any) -> Any:
-    y, state = read(*given)
-    note(name, Windowed(*given))
-    return y, state
-
-
-def _on_slots(name: str, memory: SlotMemory, note: Note) -> Undo:
-    def listen(_: nn.Module, given: tuple[Any, ...]) -> None:
-        if memory.config.write:
-            note(name, SlotsWritten(memory.write_attention(*given[:3]), memory.contents(given[0])))
-
-    return memory.register_forward_pre_hook(listen).remove
-
-
-def _on_gates(name: str, cache: GatedCache, note: Note) -> Undo:
-    seen: list[GateValues] = []
-
-    def see(written: Any, source: Tensor, before: Tensor, *more: Any, **options: Any) -> Any:
-        seen.clear()
-        found = written(source, before, *more, **options)
-        note(name, CacheWritten(source, before.expand_as(found.new), found.new, seen[-1]))
-        return found
-
-    undo, cache.observer_of_gates = _around(cache, "written", see), seen.append
-
-    def stop() -> None:
-        undo()
-        cache.observer_of_gates = None
-
-    return stop
-
-
-def _on_branches(name: str, branch: GatedBranch, note: Note) -> Undo:
-    """Note what the branches add, and keep kernels away, which would read the cache in one step."""
-    shares = torch.sigmoid(branch.mix.detach())
-    hook = branch.map("query").register_forward_hook(lambda *_: None)
-
-    def mixed(own: Tensor, memory: Tensor) -> None:
-        heads = [x.detach().float().flatten(2).unflatten(2, (branch.num_heads, -1)) for x in (own, memory)]
-        lengths = (
-            x.mul(share[:, None]).flatten(2).norm(dim=-1) for x, share in zip(heads, (1 - shares, shares), strict=True)
-        )
-        note(name, Mixed(*lengths))
-
-    if isinstance(branch, HostBranch):
-        kept, branch.observer = branch.observer, lambda _, own, memory: mixed(own, memory)
-
-        def stop() -> None:
-            hook.remove()
-            branch.observer = kept
-
-        return stop
-
-    def see(mix: Any, own: Tensor, memory: Tensor) -> Any:
-        mixed(own, memory)
-        return mix(own, memory)
-
-    undo = _around(branch, "mix_heads", see)
-
-    def take_off() -> None:
-        hook.remove()
-        undo()
-
-    return take_off
+            around("mix_heads", mix_heads)

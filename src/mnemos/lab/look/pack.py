@@ -7,7 +7,7 @@ import numpy as np
 
 from mnemos.types import JSONObject
 
-from .effects import Place
+from .effects import Prediction
 from .images import PictureRecording
 from .memories import Array, Memory
 from .record import Recording
@@ -15,13 +15,6 @@ from .summary import explained
 
 BYTES = 2_500_000  # of arrays in a page, before base64
 LEVELS = 254  # of a value; 255 is NaN
-_PARTS = {  # the source that is a memory's own, by its kind
-    "slots": ("slots",),
-    "cache": ("cache",),
-    "window": ("earlier words of the window", "the segment before"),
-    "sums": ("sums of earlier segments", "sums of the words between"),
-    "tokens": ("memory tokens",),
-}
 
 
 def pack(recording: Recording, share: float = 1.0) -> JSONObject:
@@ -32,13 +25,10 @@ def pack(recording: Recording, share: float = 1.0) -> JSONObject:
     """
     document = recording.document
     texts, counts = [word for word, _ in document.words], [count for _, count in document.words]
-    found: JSONObject = {
-        "name": recording.name,
-        "about": recording.about,
-        "explained": explained(document),
-        "length": recording.length,
-        "count": len(document.tokens),
-        "words": texts,
+    asked = recording.asked
+    packed: JSONObject = {
+        **{"name": recording.name, "about": recording.about, "explained": explained(document)},
+        **{"length": recording.length, "count": len(document.tokens), "words": texts},
         "counts": None if set(counts) <= {1} else counts,
         "p": dense(np.exp(-recording.surprise), 1.0),
         "emptied": [{"kind": kind, "p": dense(np.exp(-array), 1.0)} for kind, array in recording.emptied.items()],
@@ -46,17 +36,15 @@ def pack(recording: Recording, share: float = 1.0) -> JSONObject:
         "sources": [
             {"name": one.name, "parts": list(one.parts), "share": dense(one.share, 1.0)} for one in recording.sources
         ],
-        "places": [_pack_place(place) for place in recording.places],
-        "asked": None
-        if recording.asked is None
-        else {"after": recording.asked[0], "p": _short(recording.asked[1]), "known": recording.asked.known_at_end},
+        "predictions": [_pack_prediction(one) for one in recording.predictions],
+        "asked": asked and {"after": asked.after, "p": _short(asked.probability), "known": asked.known_at_end},
     }
-    budget = BYTES * share - len(str(found)) * 3 / 4
+    budget = BYTES * share - len(str(packed)) * 3 / 4
     budget -= sum(array.size for one in recording.memories for array in _curves(one).values())
     detailed = sum(one.written.size + one.readers.size for one in recording.memories)
-    kept = min(1.0, max(0.0, budget) / max(1, detailed))
-    found["memories"] = [_pack_memory(one, recording, kept) for one in recording.memories]
-    return found
+    part = min(1.0, max(0.0, budget) / max(1, detailed))
+    packed["memories"] = [_pack_memory(one, recording, part) for one in recording.memories]
+    return packed
 
 
 def pack_pictures(recording: PictureRecording) -> JSONObject:
@@ -72,7 +60,7 @@ def pack_pictures(recording: PictureRecording) -> JSONObject:
                 "name": layer.name,
                 "share": round(layer.share, 4),
                 "slots": [slot + 1 for slot in layer.slots],
-                "held": layer.held,
+                "count": layer.count,
                 "own": dense(_scaled(layer.own), 1.0),
                 "memory": dense(_scaled(layer.memory), 1.0),
                 "answered": dense(layer.answered),
@@ -93,45 +81,34 @@ def _curves(one: Memory) -> dict[str, Array]:
     return {"moved": one.moved, "received": one.received, **one.values}
 
 
-def _pack_memory(one: Memory, recording: Recording, kept: float) -> JSONObject:
+def _pack_memory(one: Memory, recording: Recording, part: float) -> JSONObject:
     read = np.zeros((0, 0))
     if one.readers.size:  # the mean over the segment's words; the last segment may be short
         begin = recording.length * np.arange(len(one.readers))[:, None]
         read = one.readers.sum(1) / np.clip(len(recording.document.tokens) - begin, 1, recording.length)
     curves = {"moved": one.moved, **({"read": read} if read.size else {}), **one.values}
     title = one.name.rsplit(", ", 1)[0]
-    own = [
+    sources = [  # numbers of the layers, and of the memory's parts in them
         [i, source.parts.index(part)]
         for i, source in enumerate(recording.sources)
-        for part in _PARTS[one.kind]
+        for part in one.own
         if part in source.parts and (title == one.name or source.name == title)
     ]
     return {
-        "name": one.name,
-        "kind": one.kind,
-        "about": one.about,
-        "units": list(one.units),
-        "offset": one.offset,
+        **{"name": one.name, "kind": one.kind, "about": one.about, "units": list(one.units), "offset": one.offset},
         "curves": {name: dense(array) for name, array in curves.items() if array.size},
-        "written": strongest(one.written, kept),
-        "readers": strongest(one.readers, kept),
+        "written": strongest(one.written, part),
+        "readers": strongest(one.readers, part),
         "received": dense(one.received),
-        "sources": own,
+        "sources": sources,
     }
 
 
-def _pack_place(place: Place) -> JSONObject:
+def _pack_prediction(one: Prediction) -> JSONObject:
     return {
-        "token": place.token,
-        "answer": place.answer_text,
-        "p": round(place.probability, 4),
-        "guess": place.guess_text,
-        "certainty": round(place.certainty, 4),
-        "boundaries": place.boundaries,
-        "effects": [
-            {"name": c.name, "memory": c.memory, "unit": c.unit, "alone": c.alone, "p": _short(p)}
-            for c, p in place.effects
-        ],
+        **{"token": one.token, "answer": one.answer_text, "p": round(one.probability, 4)},
+        **{"guess": one.guess_text, "certainty": round(one.certainty, 4), "boundaries": one.boundaries},
+        "effects": [change._asdict() | {"p": _short(p)} for change, p in one.effects],
     }
 
 
@@ -149,26 +126,22 @@ def dense(array: Array, most: float | None = None) -> JSONObject | None:
     return {"shape": list(array.shape), "most": most, "bytes": _text(levels.astype(np.uint8))}
 
 
-def strongest(array: Array, kept: float) -> JSONObject | None:
+def strongest(array: Array, part: float) -> JSONObject | None:
     """An array [S, A, B] as `dense`, or with the largest values of the last axis, at least one, beside their places.
 
-    kept: the share of the array's bytes that may be used. {"top": n, "places": [S, A, n] of 8 or 16 bits}.
+    part: the share of the array's bytes that may be used. {"top": n, "places": [S, A, n] of 8 or 16 bits}.
     """
-    if not array.size or kept >= 1:
+    if not array.size or part >= 1:
         return dense(array)
     width = 1 if array.shape[-1] <= 256 else 2
-    n = max(1, int(kept * array.shape[-1] / (1 + width)))
+    n = max(1, int(part * array.shape[-1] / (1 + width)))
     places = np.argpartition(-array, n - 1, -1)[..., :n]
     order = np.argsort(-np.take_along_axis(array, places, -1), -1, kind="stable")
     places = np.take_along_axis(places, order, -1)
-    found = dense(np.take_along_axis(array, places, -1))
-    assert found is not None
-    return found | {
-        "shape": list(array.shape),
-        "top": n,
-        "wide": width,
-        "places": _text(places.astype(np.uint8 if width == 1 else "<u2")),
-    }
+    values = dense(np.take_along_axis(array, places, -1))
+    assert values is not None
+    packed = _text(places.astype(np.uint8 if width == 1 else "<u2"))
+    return values | {"shape": list(array.shape), "top": n, "wide": width, "places": packed}
 
 
 def _text(array: Array) -> str:

@@ -18,19 +18,19 @@ from mnemos.lab.tasks.task import Question
 from mnemos.modes import evaluating
 from mnemos.types import InputError, State
 
+from .caches import WindowReader
 from .effects import (
     KNOWN,
     LOST,
-    Effects,
-    Place,
+    Prediction,
     check_finite,
-    choose_places,
+    choose_targets,
     emptied_by_kind,
-    find_effects,
     log_probabilities,
+    look_at_targets,
     read_segments,
 )
-from .memories import Array, Kind, Memory, Reader, Sources, WindowReader
+from .memories import Array, Kind, Memory, Reader, Sources
 from .observe import observing
 from .readers import readers_of
 
@@ -76,8 +76,8 @@ def shown_words(
     tokens: Sequence[int], words: Callable[[Sequence[int]], Sequence[tuple[str, int]] | None]
 ) -> tuple[tuple[str, int], ...]:
     """The words of tokens; where they are no text, their numbers."""
-    found = words(tokens)
-    return tuple((str(token), 1) for token in tokens) if found is None else tuple(found)
+    text = words(tokens)
+    return tuple((str(token), 1) for token in tokens) if text is None else tuple(text)
 
 
 class Asked(NamedTuple):
@@ -121,7 +121,7 @@ class Recording:
     sources: list[Sources]
     surprise: Array
     emptied: dict[str, Array]
-    places: list[Place] = field(default_factory=list)
+    predictions: list[Prediction] = field(default_factory=list)
     asked: Asked | None = None
     layers: Mapping[Kind, int] = field(default_factory=dict)
 
@@ -155,7 +155,7 @@ def record(
 
     length: tokens of a segment; 0: `segment_length`. state: where the reading starts, of one row; None: afresh. The
     model and all random generators are unchanged. Cost: the forward of the document with its attention weights, twice
-    more with memories emptied, and that of the places that are looked at (`effects.find_effects`).
+    more with memories emptied, and that of the targets that are looked at (`effects.look_at_targets`).
     Raises InputError for a model without a causal state or with outputs that are not finite, and for a document without
     tokens.
     """
@@ -184,14 +184,15 @@ def record(
         if document.question is not None:
             recording.asked = _ask(model, tokens, document.question, length, state)
         # Words that keys and values alone helped are of interest where there is no other memory.
-        own = {kind: array for kind, array in emptied.items() if kind != WindowReader.all_of_kind} or emptied
+        own = {kind: array for kind, array in emptied.items() if kind != WindowReader.plural} or emptied
         helped = np.max([array - surprise for array in own.values()] or [np.full(len(surprise), np.nan)], 0)
-        wanted = choose_places(document.targets, helped, length)
-        effects = Effects(model, readers, every, recording.memories, length)
+        wanted = choose_targets(document.targets, helped, length)
         known = recording.asked is None or recording.asked.known_at_end  # what is not known cannot be lost
-        recording.places = find_effects(effects, tokens, targets, wanted, state, known)
-        for place in recording.places:
-            place.answer_text, place.guess_text = document.name(place.answer), document.name(place.guess)
+        recording.predictions = look_at_targets(
+            model, readers, every, recording.memories, tokens, targets, wanted, length, state, known
+        )
+        for one in recording.predictions:
+            one.answer_text, one.guess_text = document.name(one.answer), document.name(one.guess)
     return recording
 
 
@@ -204,7 +205,7 @@ def _read(
     length: int,
     state: State,
 ) -> tuple[Array, dict[str, Array]]:
-    """Let the readers see each segment; returns `Recording.surprise` and `Recording.emptied`."""
+    """Let the readers read each segment; returns `Recording.surprise` and `Recording.emptied`."""
     n = tokens.shape[1]
     surprise = np.full(n, np.nan)
     emptied: dict[str, Array] = {}
@@ -214,9 +215,9 @@ def _read(
             calls.clear()
             outputs, after = model(x, state)
             check_finite(outputs)
-            kept = dict(calls)
+            of_segment = dict(calls)  # further forwards add to `calls`
             for reader in readers:
-                reader.read(kept, state, after, x.shape[1])
+                reader.read(of_segment, state, after, x.shape[1])
             wanted = targets[first : first + length]
             counts = (wanted >= 0) & (torch.arange(first, first + x.shape[1]) < n - 1)
             at = counts.nonzero()[:, 0].numpy() + first + 1
@@ -233,8 +234,8 @@ def _read(
 
 def _scores(model: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
     """ln p of the target at each place of one row, [T]."""
-    found = log_probabilities(model, outputs[0])
-    scores: Tensor = found.gather(-1, targets.clamp(min=0).to(found.device)[:, None])[:, 0].cpu()
+    every = log_probabilities(model, outputs[0])
+    scores: Tensor = every.gather(-1, targets.clamp(min=0).to(every.device)[:, None])[:, 0].cpu()
     return scores
 
 
@@ -244,15 +245,15 @@ def _ask(model: nn.Module, tokens: Tensor, question: Question, length: int, stat
     The row is read in the model's own segments up to there, which changes nothing for the segments that follow.
     """
     step, ask = max(1, length // PARTS), torch.tensor([question.ask], device=tokens.device)
-    after, found = [], []
+    after, probability = [], []
     end = tokens.shape[1] - len(question.ask)
     first = 0  # what `state` has read, whole segments
-    for place in [question.told[1], *(i for i in range(step, end, step) if i > question.told[1]), end]:
-        whole = place // length * length
+    for position in [question.told[1], *(i for i in range(step, end, step) if i > question.told[1]), end]:
+        whole = position // length * length
         if whole > first:
             _, state = read_segments(model, tokens[:, first:whole], state, length)
             first = whole
-        outputs, _ = read_segments(model, torch.cat([tokens[:, first:place], ask], 1), state, length)
-        found.append(float(log_probabilities(model, outputs[0, -1])[question.answer].exp()))
-        after.append(place)
-    return Asked(after, found)
+        outputs, _ = read_segments(model, torch.cat([tokens[:, first:position], ask], 1), state, length)
+        probability.append(float(log_probabilities(model, outputs[0, -1])[question.answer].exp()))
+        after.append(position)
+    return Asked(after, probability)

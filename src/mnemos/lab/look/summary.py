@@ -4,16 +4,33 @@ import numpy as np
 
 from mnemos.lab.report.markup import capital, listed, plural
 
-from .effects import KNOWN, LOST, WHOLE, Place
+from .effects import KNOWN, LOST, WHOLE, Prediction
 from .images import PictureRecording
 from .record import Document, Recording
 
 
 def sentences(one: Recording) -> list[str]:
     """What to say of a recording, the most important first."""
-    if one.asked is None:
-        return [*_shown(one), *_measured(one)]
-    return [_when(one), *_shown(one), *(_where(one, place) for place in one.places[:1])]
+    # The memories on the page come first, so that the parts have been named before they are spoken of.
+    names = []
+    for kind in dict.fromkeys(memory.kind for memory in one.memories):
+        alike = [memory for memory in one.memories if memory.kind == kind]
+        all_layers = one.layers.get(kind, len(alike))
+        layers = f"{len(alike)} of {all_layers}" if len(alike) < all_layers else all_layers
+        name = alike[0].name
+        names.append(name if all_layers == 1 else f"{name.rsplit(', ', 1)[-1]} of {layers} layers")
+    shown = f"Shown: {'; '.join(names) or 'the text alone, as its memory has no reader here'}."
+    if one.asked is not None:
+        return [_when(one), shown, *(_where(one, prediction) for prediction in one.predictions[:1])]
+    counted = ~np.isnan(one.surprise)
+    if not counted.any() or not one.emptied:
+        return [shown]
+    parts = [f"{array[counted].mean():.3f} with the {kind} emptied" for kind, array in one.emptied.items()]
+    nats = (
+        f"Nats a token: {one.surprise[counted].mean():.3f} as read; {', '.join(parts)}, each time before a segment of "
+        f"{one.length} tokens, with everything else as it was."
+    )
+    return [shown, nats]
 
 
 def thresholds() -> str:
@@ -27,36 +44,13 @@ def thresholds() -> str:
 
 def explained(document: Document) -> str:
     """What it means to empty a part, and what a guess is."""
-    said = (
+    text = (
         "Emptied: as before the first token of a row, the position too where it is the whole state; the reading goes "
+        "on from there."
     )
-    said += "on from there."
     if document.guess is not None:
-        said += f" A guess, {document.guess:.2f}, is what an answer picked at random has."
-    return said
-
-
-def _shown(one: Recording) -> list[str]:
-    """The memories on the page, so that the parts have been named before they are spoken of."""
-    found = []
-    for kind in dict.fromkeys(memory.kind for memory in one.memories):
-        alike = [memory for memory in one.memories if memory.kind == kind]
-        held = one.layers.get(kind, len(alike))
-        layers = f"{len(alike)} of {held}" if len(alike) < held else held
-        found.append(alike[0].name if held == 1 else f"{alike[0].name.rsplit(', ', 1)[-1]} of {layers} layers")
-    return [f"Shown: {'; '.join(found) or 'the text alone, as its memory has no reader here'}."]
-
-
-def _measured(one: Recording) -> list[str]:
-    """The mean surprise as read, and with the memories of each kind emptied."""
-    counted = ~np.isnan(one.surprise)
-    if not counted.any() or not one.emptied:
-        return []
-    parts = [f"{array[counted].mean():.3f} with the {kind} emptied" for kind, array in one.emptied.items()]
-    return [
-        f"Nats a token: {one.surprise[counted].mean():.3f} as read; {', '.join(parts)}, each time before a segment of "
-        f"{one.length} tokens, with everything else as it was."
-    ]
+        text += f" A guess, {document.guess:.2f}, is what an answer picked at random has."
+    return text
 
 
 def _when(one: Recording) -> str:
@@ -66,35 +60,33 @@ def _when(one: Recording) -> str:
     end, (after, known), lost = one.document.question.told[1], one.asked, one.asked.lost
     at = [0, *([] if lost is None else [lost - 1, lost]), len(after) - 1]
     parts = [f"{after[i] - end} tokens later {known[i]:.2f}" for i in dict.fromkeys(at) if i]
-    said = f"Asked right after it was told, the answer has a probability of {known[0]:.2f}"
-    return ", ".join([said, *parts]) + ("." if one.asked.known(max(known)) else ": it is not known anywhere.")
+    text = ", ".join([f"Asked right after it was told, the answer has a probability of {known[0]:.2f}", *parts])
+    return text + ("." if one.asked.known(max(known)) else ": it is not known anywhere.")
 
 
-def _where(one: Recording, place: Place) -> str:
+def _where(one: Recording, prediction: Prediction) -> str:
     """Without which parts the answer is lost, by the segments before which they are emptied."""
     if one.asked is not None and not one.asked.known_at_end:
         return "The answer is not known at the end, so nothing was emptied."
-    if not place.boundaries:
+    if not prediction.boundaries:
         return "No segment comes before the question, so nothing was emptied."
-    runs: list[tuple[str, int, int]] = []
-    for i, boundary in enumerate(place.boundaries):
-        said = _needed(one, place, i)
-        if runs and runs[-1][0] == said:
-            runs[-1] = (said, runs[-1][1], boundary)
+    runs: list[tuple[str, int, int]] = []  # what is said, of the boundaries from one to another
+    for i, boundary in enumerate(prediction.boundaries):
+        needed = _needed(one, prediction, i)
+        if runs and runs[-1][0] == needed:
+            runs[-1] = (needed, runs[-1][1], boundary)
         else:
-            runs.append((said, boundary, boundary))
-    return capital("; ".join(f"{_span(a, b)} the answer is {said}" for said, a, b in runs)) + "."
+            runs.append((needed, boundary, boundary))
+    # Segments count from 1 on the page; a boundary is before the segment of its number.
+    spans = [f"segment {a + 1}" if a == b else f"segments {a + 1} to {b + 1}" for _, a, b in runs]
+    parts = [f"before {span} the answer is {needed}" for (needed, _, _), span in zip(runs, spans, strict=True)]
+    return capital("; ".join(parts)) + "."
 
 
-def _span(first: int, end: int) -> str:
-    """Segments count from 1 on the page; a boundary is before the segment of its number."""
-    return f"before segment {first + 1}" if first == end else f"before segments {first + 1} to {end + 1}"
-
-
-def _needed(one: Recording, place: Place, i: int) -> str:
+def _needed(one: Recording, prediction: Prediction, i: int) -> str:
     """What the answer is lost without at one boundary: the smallest parts that were emptied."""
-    least = LOST * place.probability
-    at = [(effect.change, float(effect.probability[i])) for effect in place.effects if i < len(effect.probability)]
+    least = LOST * prediction.probability
+    at = [(change, float(p[i])) for change, p in prediction.effects if i < len(p)]
     gone = [change for change, p in at if p < least and not change.alone]
     memories = [change for change in gone if change.memory is not None]
     parts = [change for change in memories if change.unit is not None]
@@ -105,22 +97,22 @@ def _needed(one: Recording, place: Place, i: int) -> str:
         return f"lost without {gone[0].name}, but not without any one memory" if gone else f"given even without {WHOLE}"
     numbers = {change.memory for change in memories}
     alone = [(change, p) for change, p in at if change.alone and change.memory in numbers and not np.isnan(p)]
-    said = f"lost without {listed([change.name for change in memories], 'or')}"
+    text = f"lost without {listed([change.name for change in memories], 'or')}"
     if not alone:
-        return said
+        return text
     units = sum(len(one.memories[number].units) for number in numbers if number is not None)
     tried = f"{len(alone)} units" if len(alone) == units else f"{len(alone)} units tried, of {units},"
     enough = [change.name if memories[1:] else change.name.rpartition(": ")[2] for change, p in alone if p >= least]
-    return f"{said}, of whose {tried} {listed(enough, 'or') or 'none'} is enough alone"
+    return f"{text}, of whose {tried} {listed(enough, 'or') or 'none'} is enough alone"
 
 
 def picture_sentences(one: PictureRecording) -> list[str]:
     """How many pictures, and in which layers the memory's branch is greatest beside the layer's own."""
-    said = plural(len(one.labels), "picture")
+    text = plural(len(one.labels), "picture")
     if one.guesses:
         right = sum(label == guess for label, guess in zip(one.labels, one.guesses, strict=True))
-        said += f", {right} classified correctly"
+        text += f", {right} classified correctly"
     shares = [(layer.share, layer.name) for layer in one.layers]
     (most, first), (least, end) = max(shares), min(shares)
-    said += f". The memory's branch has a share by size of {most:.2f} in {first}"
-    return [said + (f" and of {least:.2f} in {end}, the greatest and the least." if shares[1:] else ".")]
+    text += f". The memory's branch has a share by size of {most:.2f} in {first}"
+    return [text + (f" and of {least:.2f} in {end}, the greatest and the least." if shares[1:] else ".")]

@@ -1,20 +1,29 @@
-"""The sums of linear attentions by their strongest directions: what words add to them and read from them."""
+"""Readers of the sums of linear attentions, by their strongest directions: what words add to them and read."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mnemos.attention.recurrent import RecurrentSums
+from mnemos.attention.linear import LinearAttention
+from mnemos.attention.recurrent import RecurrentAttention, RecurrentSums
 from mnemos.hosts.linearised import Linearised, LinearisedState
 from mnemos.ops.linear import LinearState
 from mnemos.types import State
 
-from .memories import Kind, Reader, last, nodes, replaced
+from .memories import Reader, calls_of, nodes, replaced
 from .observe import Calls, Summed, Windowed
 
 DIRECTIONS = 3  # of each head's sum; 1 of more than 8 heads
+
+
+class Terms(NamedTuple):
+    """What a segment asked of the sums before it, φ(q) [H, T, D], and added to them, φ(k) [H, T, D] and v [H, T, M]."""
+
+    q: Tensor
+    k: Tensor | None
+    v: Tensor | None
 
 
 class SumsReader(Reader):
@@ -23,25 +32,70 @@ class SumsReader(Reader):
     S = Σ_t φ(k_t) v_tᵀ = Σ_i σ_i u_i w_iᵀ, so σ_i = Σ_t (u_i·φ(k_t)) (v_t·w_i): the share of a token in a direction.
     """
 
-    kind: ClassVar[Kind] = "sums"
-    all_of_kind = "sums"
+    kind = "sums"
+    plural = "sums"
+    own = ("sums of earlier segments",)
     about = "Each head keeps one matrix, of which the strongest directions are shown."
 
-    def __init__(self, name: str, title: str, heads: int, place: int) -> None:
-        count = DIRECTIONS if heads <= 8 else 1
-        units = [f"head {h + 1}, direction {i + 1}" for h in range(heads) for i in range(count)]
-        super().__init__(f"{title}, sums", units)
-        self.module, self.title, self.heads, self.count, self.place = name, title, heads, count, place
+    def __init__(self, name: str, title: str, layer: LinearAttention, index: int, heads: int = 0) -> None:
+        self.module, self.title, self.index, self.heads = name, title, index, heads or layer.num_heads
+        self.count = DIRECTIONS if self.heads <= 8 else 1
+        names = [f"head {h + 1}, direction {i + 1}" for h in range(self.heads) for i in range(self.count)]
+        super().__init__(f"{title}, sums", names)
 
     def sums(self, state: State) -> Any:
         """The layer's sums in a state."""
-        found = nodes(state, LinearState)
-        return found[self.place] if found else None
+        every = nodes(state, LinearState)
+        return every[self.index] if every else None
 
-    def matrix(self, part: Any) -> Tensor:
+    def matrix(self, sums: Any) -> Tensor:
         """S [H, D, M]."""
-        s: Tensor = part.s[0]
+        s: Tensor = sums.s[0]
         return s
+
+    def with_matrix(self, state: State, s: Tensor, heads: Sequence[int] = ()) -> State:
+        """The state with another S [H, D, M], and with z = 0 in some heads."""
+        sums = self.sums(state)
+        z = sums.z.clone()
+        z[:, list(heads)] = 0
+        return replaced(state, sums, sums._replace(s=s[None], z=z))
+
+    def terms(self, calls: Calls, old: Any, count: int) -> Terms | None:
+        """What the segment asked and added, with its shares kept; None: not known. old: the sums before, or None."""
+        call = calls_of(calls, self.module, Summed)[-1]
+        q, k, v = (x[0].float().transpose(0, 1) for x in (call.q, call.k, call.v))
+        own = ((q @ k.mT).tril()).sum(-1)  # [H, T]
+        earlier = torch.zeros_like(own) if old is None else (q * old.z[0].float()[:, None]).sum(-1)
+        self.add_shares(self.title, ("this segment", "sums of earlier segments"), [own.mean(0), earlier.mean(0)])
+        return Terms(q, k, v)
+
+    def read(self, calls: Calls, before: State, after: State, count: int) -> None:
+        old = None if before is None else self.sums(before)
+        terms = self.terms(calls, old, count)
+        s = self.matrix(self.sums(after))
+        if not s.shape[-2]:  # a linearised layer of a window alone
+            self.add(moved=torch.zeros(0))
+            return
+        u, sigma, w = self.directions(s)
+        moved, readers = torch.full_like(sigma, torch.nan), torch.zeros(count, len(self.units))
+        if old is not None:
+            u0, sigma0, w0 = self.directions(self.matrix(old))
+            moved = 1 - (u0 * u).sum(-1).abs() * (w0 * w).sum(-1).abs()
+        self.add(moved=moved.flatten(), strength=sigma.flatten())
+        if terms is None:
+            return
+
+        # --- the share of each token in a direction, and of each direction in what a token read ---
+        written = torch.zeros(len(self.units), count)
+        if terms.k is not None and terms.v is not None:
+            loads = (terms.k @ u.mT) * (terms.v @ w.mT) / sigma[:, None].clamp(min=1e-12)  # [H, T, r]
+            written = loads.abs().clamp(max=1).transpose(1, 2).flatten(0, 1)
+        if old is not None:
+            answer = terms.q @ self.matrix(old).float()  # [H, T, M]
+            parts = (terms.q @ u0.mT).abs() * sigma0[:, None]  # [H, T, r]
+            share = (parts / answer.norm(dim=-1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
+            readers = (share / self.heads).permute(1, 0, 2).flatten(1)  # heads have equal weight
+        self.add(written=written, readers=readers)
 
     def directions(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """u [H, r, D], σ [H, r], w [H, r, M]."""
@@ -49,140 +103,98 @@ class SumsReader(Reader):
         r = self.count
         return u[..., :r].mT.float(), sigma[:, :r].float(), w[:, :r].float()
 
-    def read(self, calls: Calls, before: State, after: State, count: int) -> None:
-        """See the class."""
-        new = self.matrix(self.sums(after))
-        u, sigma, w = self.directions(new)
-        call = last(calls, self.module, Summed)
-        assert call is not None
-        k, v, q = (x[0].float().transpose(0, 1) for x in (call.k, call.v, call.q))  # [H, T, ·]
-        loads = (k @ u.mT) * (v @ w.mT) / sigma[:, None].clamp(min=1e-12)  # [H, T, r]
-        old = self.sums(before) if before is not None else None
-        own = ((q @ k.mT).tril()).sum(-1)  # [H, T]
-        if old is None:
-            moved, readers = torch.full_like(sigma, torch.nan), torch.zeros(count, len(self.units))
-            earlier = torch.zeros_like(own)
-        else:
-            u0, sigma0, w0 = self.directions(self.matrix(old))
-            moved = 1 - (u0 * u).sum(-1).abs() * (w0 * w).sum(-1).abs()
-            readers = _read_directions(q @ self.matrix(old).float(), q, u0, sigma0)
-            earlier = (q * old.z[0].float()[:, None]).sum(-1)
-        self.put(moved=moved.flatten(), strength=sigma.flatten(), readers=readers)
-        self.put(written=loads.abs().clamp(max=1).transpose(1, 2).flatten(0, 1))
-        self.put_shares(0, self.title, ("this segment", "sums of earlier segments"), [own.mean(0), earlier.mean(0)])
-
-    def with_matrix(self, state: State, s: Tensor, heads: Sequence[int] = ()) -> State:
-        """The state with another S [1, H, D, M], and with z = 0 in some heads."""
-        part = self.sums(state)
-        z = part.z.clone()
-        z[:, list(heads)] = 0
-        return replaced(state, part, part._replace(s=s, z=z))
-
-    def emptied(self, state: State, unit: int | None) -> State | None:
-        """S without one of its directions, or S = 0 and z = 0."""
-        if (part := self.sums(state)) is None or not self.matrix(part).shape[-2]:
-            return None
-        s = self.matrix(part)[None].clone()
-        if unit is None:
-            return self.with_matrix(state, torch.zeros_like(s), range(self.heads))
-        h = unit // self.count
-        s[0, h] -= self._direction(s[0], unit)
-        return self.with_matrix(state, s)
-
-    def alone(self, state: State, unit: int) -> State | None:
-        """S of one direction alone, and the other heads' S and z as 0."""
-        if (part := self.sums(state)) is None or not self.matrix(part).shape[-2]:
-            return None
-        head, s = unit // self.count, torch.zeros_like(self.matrix(part)[None])
-        s[0, head] = self._direction(self.matrix(part), unit)
-        return self.with_matrix(state, s, [h for h in range(self.heads) if h != head])
+    def _s(self, state: State) -> Tensor | None:
+        sums = self.sums(state)
+        return None if sums is None or not self.matrix(sums).shape[-2] else self.matrix(sums).clone()
 
     def _direction(self, s: Tensor, unit: int) -> Tensor:
         u, sigma, w = self.directions(s)
         h, i = divmod(unit, self.count)
         return (sigma[h, i] * torch.outer(u[h, i], w[h, i])).to(s.dtype)
 
+    def emptied(self, state: State, unit: int | None) -> State | None:
+        """S without one of its directions, or S = 0 and z = 0."""
+        if (s := self._s(state)) is None:
+            return None
+        if unit is None:
+            return self.with_matrix(state, torch.zeros_like(s), range(self.heads))
+        s[unit // self.count] -= self._direction(s, unit)
+        return self.with_matrix(state, s)
+
+    def alone(self, state: State, unit: int) -> State | None:
+        """S of one direction alone, and the other heads' S and z as 0."""
+        if (s := self._s(state)) is None:
+            return None
+        head, alone = unit // self.count, torch.zeros_like(s)
+        alone[head] = self._direction(s, unit)
+        return self.with_matrix(state, alone, [h for h in range(self.heads) if h != head])
+
     def groups(self, state: State) -> dict[str, State]:
         """One head's S and z as 0."""
-        if (part := self.sums(state)) is None or not self.matrix(part).shape[-2]:
-            return {}
-        found = {}
+        states = {}
         for h in range(self.heads):
-            s = self.matrix(part)[None].clone()
-            s[:, h] = 0
-            found[f"{self.name}: head {h + 1}"] = self.with_matrix(state, s, [h])
-        return found
+            if (s := self._s(state)) is not None:
+                s[h] = 0
+                states[f"{self.name}: head {h + 1}"] = self.with_matrix(state, s, [h])
+        return states
 
 
-def _read_directions(answer: Tensor, q: Tensor, u: Tensor, sigma: Tensor) -> Tensor:
-    """The length of each direction's part in what tokens read, as a share of all that they read: [T, H·r].
+class RecurrentReader(SumsReader):
+    """The sums of a layer that decays or corrects them: their directions alone, without the words' shares."""
 
-    answer [H, T, M] = φ(q)·S. Heads have equal weight.
-    """
-    parts = (q @ u.mT).abs() * sigma[:, None]  # [H, T, r]
-    share = parts / answer.norm(dim=-1, keepdim=True).clamp(min=1e-12)
-    return (share.clamp(max=1) / len(q)).permute(1, 0, 2).flatten(1)
+    def __init__(self, name: str, title: str, layer: RecurrentAttention, index: int) -> None:
+        super().__init__(name, title, layer, index, layer.widths.value_heads)  # type: ignore[arg-type]
+
+    def sums(self, state: State) -> Any:
+        every = nodes(state, RecurrentSums)
+        return every[self.index] if every else None
+
+    def matrix(self, sums: Any) -> Tensor:
+        s: Tensor = sums.sums[0]
+        return s
+
+    def with_matrix(self, state: State, s: Tensor, heads: Sequence[int] = ()) -> State:
+        sums = self.sums(state)
+        return replaced(state, sums, sums._replace(sums=s[None]))
+
+    def terms(self, calls: Calls, old: Any, count: int) -> Terms | None:
+        return None
 
 
 class LinearisedReader(SumsReader):
     """A linearised attention of a decoder: its window, its sinks, and the sums of the words between."""
 
-    def __init__(self, name: str, title: str, layer: Linearised, heads: int, place: int) -> None:
-        super().__init__(name, title, heads, place)
+    own = ("sums of the words between",)
+
+    def __init__(self, name: str, title: str, layer: Linearised, index: int) -> None:
+        super().__init__(name, title, layer, index, len(layer.key_map))  # type: ignore[arg-type]
         self.layer, self.offset = layer, layer.settings.window
 
     def sums(self, state: State) -> Any:
         """The window's state of the layer."""
-        found = nodes(state, LinearisedState)
-        return found[self.place].window if found else None
+        every = nodes(state, LinearisedState)
+        return every[self.index].window if every else None
 
-    def read(self, calls: Calls, before: State, after: State, count: int) -> None:
-        """See the class."""
-        call = last(calls, self.module, Windowed)
-        assert call is not None
-        part = self.sums(after)
-        names = ("this segment", "earlier words of the window", "first words", "sums of the words between")
-        self.put_shares(0, self.title, names, _masses(self.layer, call))
-        if not part.s.shape[-2]:  # state="none"
-            self.put(moved=torch.zeros(0))
-            return
-        u, sigma, w = self.directions(self.matrix(part))
-        far = self.layer.far()
-        assert far is not None
-        old = None if before is None else self.sums(before)
-        loads = torch.zeros(len(self.units), count)
-        moved, readers = torch.full_like(sigma, torch.nan), torch.zeros(count, len(self.units))
-        if old is not None:
-            u0, sigma0, w0 = self.directions(self.matrix(old))
-            moved = 1 - (u0 * u).sum(-1).abs() * (w0 * w).sum(-1).abs()
-            if (
-                far.beta is None
-                and int(old.seen) >= call.tokens.sizes.window + call.tokens.sizes.sinks
-                and count <= call.tokens.sizes.window
-            ):
-                left = slice(0, count)  # the words that left the window in this call
-                raw = old.raw if old.raw.shape[-1] else old.k
-                k, v = far.key(raw[:, :, left].float())[0], old.v[0, :, left].float()
-                later = torch.arange(count - 1, -1, -1, device=k.device)  # words that leave after each
-                k = k * torch.exp(far.decay * later)[:, None]
-                found = (k @ u.mT) * (v @ w.mT) / sigma[:, None].clamp(min=1e-12)
-                loads = found.abs().clamp(max=1).transpose(1, 2).flatten(0, 1)
-            unrotated = call.tokens.unrotated if self.layer.raw else None
-            q = call.tokens.q if unrotated is None else unrotated[0]
-            group = q.shape[1] // self.heads
-            features = far.query(q.float())[0].unflatten(0, (self.heads, group)).mean(1)
-            readers = _read_directions(features @ self.matrix(old).float(), features, u0, sigma0)
-        self.put(moved=moved.flatten(), strength=sigma.flatten(), readers=readers, written=loads)
-
-    def with_matrix(self, state: State, s: Tensor, heads: Sequence[int] = ()) -> State:
-        """See the base class."""
-        part = self.sums(state)
-        z = part.z.clone()
-        z[:, list(heads)] = 0
-        return replaced(state, part, part._replace(s=s, z=z))
+    def terms(self, calls: Calls, old: Any, count: int) -> Terms | None:
+        call = calls_of(calls, self.module, Windowed)[-1]
+        parts = ("this segment", "earlier words of the window", "first words", "sums of the words between")
+        self.add_shares(self.title, parts, _shares(self.layer, call))
+        if (far := self.layer.far()) is None:
+            return None
+        unrotated, sizes = call.tokens.unrotated if self.layer.raw else None, call.tokens.sizes
+        q = call.tokens.q if unrotated is None else unrotated[0]
+        features = far.query(q.float())[0].unflatten(0, (self.heads, q.shape[1] // self.heads)).mean(1)
+        full = old is not None and int(old.seen) >= sizes.window + sizes.sinks and count <= sizes.window
+        if not full or far.beta is not None:
+            return Terms(features, None, None)
+        # The words that left the window in this call, each decayed by those that left after it.
+        raw = old.raw if old.raw.shape[-1] else old.k
+        k = far.key(raw[:, :, :count].float())[0]
+        later = torch.arange(count - 1, -1, -1, device=k.device)
+        return Terms(features, k * torch.exp(far.decay * later)[:, None], old.v[0, :, :count].float())
 
 
-def _masses(layer: Linearised, call: Windowed) -> list[Tensor]:
+def _shares(layer: Linearised, call: Windowed) -> list[Tensor]:
     """The weights of this call's words, of the window's earlier ones, of the sinks and of the sums, [T] each.
 
     Means over heads of the terms of the common denominator (`mnemos.ops.window_state`). The sinks that have left the
@@ -192,34 +204,40 @@ def _masses(layer: Linearised, call: Windowed) -> list[Tensor]:
     tokens, state = call.tokens, None if call.state is None else call.state.window
     q, own, sizes = tokens.q[0].float(), tokens.k[0].float(), tokens.sizes
     raw_q, raw_k = (tokens.unrotated if layer.raw else None) or (tokens.q, tokens.k)
-    features, keys = raw_k[0].float(), own
-    seen = held = 0
+    group, t, w = q.shape[0] // own.shape[0], q.shape[1], sizes.window
+
+    # --- the keys of the window before the call, and of the call ---
+    features, keys, seen, earlier = raw_k[0].float(), own, 0, 0
     if state is not None:
         seen = int(state.seen)
-        held = min(seen, sizes.window)
-        past = state.k.shape[2] - held
+        earlier = min(seen, w)
+        past = state.k.shape[2] - earlier
         keys = torch.cat([state.k[0, :, past:].float(), own], 1)
         old = state.raw if state.raw.shape[-1] else state.k
         features = torch.cat([old[0, :, past:].float(), features], 1)
-    group, t, w = q.shape[0] // own.shape[0], q.shape[1], sizes.window
 
     def score(those: Tensor) -> Tensor:
-        found = q @ those.repeat_interleave(group, 0).mT * sizes.scale
-        return found if sizes.softcap is None else sizes.softcap * torch.tanh(found / sizes.softcap)
+        product = q @ those.repeat_interleave(group, 0).mT * sizes.scale
+        return product if sizes.softcap is None else sizes.softcap * torch.tanh(product / sizes.softcap)
 
-    number = torch.arange(held + t, device=q.device) + seen - held  # of each key in the row
-    distance = torch.arange(held, held + t, device=q.device)[:, None] - torch.arange(held + t, device=q.device)
+    # --- softmax over the window and the sinks ---
+    number = torch.arange(earlier + t, device=q.device) + seen - earlier  # of each key in the row
+    distance = torch.arange(earlier, earlier + t, device=q.device)[:, None] - torch.arange(earlier + t, device=q.device)
     near, left = (distance >= 0) & (distance < w), distance >= w
     scores = score(keys).masked_fill(~(near | (left & (number < sizes.sinks))), -torch.inf)
-    kept = min(sizes.sinks, seen - held)  # sinks that had left before the call
-    sinks = score(state.sink_k[0, :, :kept].float()) if state is not None and kept else q.new_zeros(len(q), t, 0)
+    gone_before = min(sizes.sinks, seen - earlier)  # sinks that had left before the call
+    sinks = q.new_zeros(len(q), t, 0)
+    if state is not None and gone_before:
+        sinks = score(state.sink_k[0, :, :gone_before].float())
     top = torch.cat([scores, sinks], -1).amax(-1, keepdim=True)
     weights = torch.exp(scores - top)
     first = torch.exp(sinks - top).sum(-1) + weights.masked_fill(near, 0).sum(-1)
     weights = weights.masked_fill(~near, 0)
+
+    # --- the sums of what left the window, before the call and in it ---
     far = torch.zeros_like(first)
     if (maps := layer.far()) is not None:
-        mapped, gone = maps.query(raw_q.float())[0], left & (number >= sizes.sinks)  # what left the window in this call
+        mapped, gone = maps.query(raw_q.float())[0], left & (number >= sizes.sinks)
         if state is not None:
             far = (mapped * state.z[0].float().repeat_interleave(group, 0)[:, None]).sum(-1)
             far = far * torch.exp(maps.decay * gone.sum(-1))
@@ -228,33 +246,5 @@ def _masses(layer: Linearised, call: Windowed) -> list[Tensor]:
             kernel = kernel * torch.exp(maps.decay * (distance - w).clamp(min=0))
             far = far + kernel.masked_fill(~gone, 0).sum(-1)
         far = maps.gamma.float()[:, None] * far.clamp(min=0)
-    masses = torch.stack([weights[..., held:].sum(-1), weights[..., :held].sum(-1), first, far])
+    masses = torch.stack([weights[..., earlier:].sum(-1), weights[..., :earlier].sum(-1), first, far])
     return list((masses / masses.sum(0)).mean(1))
-
-
-class RecurrentReader(SumsReader):
-    """The sums of a layer that decays or corrects them: their directions alone, without the words' shares."""
-
-    def sums(self, state: State) -> Any:
-        """The layer's sums."""
-        found = nodes(state, RecurrentSums)
-        return found[self.place] if found else None
-
-    def matrix(self, part: Any) -> Tensor:
-        """S [H, D, M]."""
-        s: Tensor = part.sums[0]
-        return s
-
-    def read(self, calls: Calls, before: State, after: State, count: int) -> None:
-        """See the class."""
-        u, sigma, w = self.directions(self.matrix(self.sums(after)))
-        moved = torch.full_like(sigma, torch.nan)
-        if before is not None:
-            u0, _, w0 = self.directions(self.matrix(self.sums(before)))
-            moved = 1 - (u0 * u).sum(-1).abs() * (w0 * w).sum(-1).abs()
-        self.put(moved=moved.flatten(), strength=sigma.flatten())
-
-    def with_matrix(self, state: State, s: Tensor, heads: Sequence[int] = ()) -> State:
-        """See the base class."""
-        part = self.sums(state)
-        return replaced(state, part, part._replace(sums=s))

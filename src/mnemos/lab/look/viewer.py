@@ -77,7 +77,7 @@ def look(
     Cost: see `record`. Raises InputError for a stream of several rows or without a token, and for a model without a
     causal state.
     """
-    given = [] if tokens is None else [int(token) for token in torch.as_tensor(tokens).flatten()]
+    ids = [] if tokens is None else [int(token) for token in torch.as_tensor(tokens).flatten()]
     state = None
     if isinstance(model, Stream):
         if model.last is None or model.rows != 1:
@@ -85,8 +85,8 @@ def look(
             raise InputError(
                 f"look: expected a stream of one row that has read tokens, found {found}; prefill or select"
             )
-        state, given, model = model.state, [int(model.last), *given], model.model
-    document = Document.of_text(given, words or (lambda tokens: None))
+        state, ids, model = model.state, [int(model.last), *ids], model.model
+    document = Document.of_text(ids, words or (lambda tokens: None))
     return Look([record(model, document, name or type(model).__name__, length=segment, state=state)])
 
 
@@ -127,8 +127,9 @@ def look_at_runs(
     target = Path(folders[0]) / PAGE if out is None else Path(out)
     pictured = [one for one in opened if getattr(one.model, "state_kind", "none") == "none"]
     if len(pictured) == len(opened):
-        pictures = [record_pictures(one.model, one.task, one.name, one.about) for one in opened if _caches(one.model)]
-        return Look([], pictures or [record_pictures(one.model, one.task) for one in opened]).write(target)
+        cached = [one for one in opened if any(isinstance(module, GatedBranch) for module in one.model.modules())]
+        pictures = [record_pictures(one.model, one.task, one.name, one.about) for one in cached or opened]
+        return Look([], pictures).write(target)
     if other := next((one for one in opened if one.data != opened[0].data), None):
         raise InputError(
             f"look: expected runs with the same data, found others for {opened[0].name} and {other.name}; look at one "
@@ -136,10 +137,6 @@ def look_at_runs(
         )
     document = document_of(opened, max(one.length for one in opened), text, number, segments)
     return Look([record(one.model, document, one.name, one.about, one.length) for one in opened]).write(target)
-
-
-def _caches(model: nn.Module) -> bool:
-    return any(isinstance(one, GatedBranch) for one in model.modules())
 
 
 def _open(folder: Path, text: str | Path | None) -> Opened:
@@ -173,15 +170,16 @@ def trained(run: Path, recipe: Recipe, task: Task) -> str:
     if Result.exists(run):
         result, metric = Result.read(run), task.metrics[0]
         split, scores = ("validation", result.valid) if result.test is None else ("test", result.test)
-        known = [f"{metric.text(scores[metric.name])} on the {split} split"] if metric.name in scores else []
+        parts = [f"trained with {result.steps:,} updates" if result.steps else "trained"]
+        parts += [f"{metric.text(scores[metric.name])} on the {split} split"] if metric.name in scores else []
         without = result.controls.get("emptied", {})
-        known += [f"{metric.text(without[metric.name])} with the caches emptied"] if metric.name in without else []
-        return ", ".join([f"trained with {result.steps:,} updates" if result.steps else "trained", *known])
+        parts += [f"{metric.text(without[metric.name])} with the caches emptied"] if metric.name in without else []
+        return ", ".join(parts)
     if not steps(run / "checkpoints") and not best_steps(run / "checkpoints"):
         return ""
-    said = f"not finished: {final_checkpoint(run)[0]} of {recipe.train.steps:,}"
-    say(f"mnemos: warning: {run}: {said}", file=sys.stderr)
-    return said
+    unfinished = f"not finished: {final_checkpoint(run)[0]} of {recipe.train.steps:,}"
+    say(f"mnemos: warning: {run}: {unfinished}", file=sys.stderr)
+    return unfinished
 
 
 class DecoderText(Task):
@@ -205,8 +203,8 @@ def find_runs(folder: Path) -> list[Path]:
     if not folder.is_dir() or (folder / "recipe.json").is_file() or (folder / "config.json").is_file():
         return [folder]
     rows = [row for row in sorted(folder.iterdir()) if row.is_dir()]
-    found = [seed for row in rows for seed in sorted(one for one in row.iterdir() if one.is_dir())[:1]]
-    return [run for run in found if is_model(run) or (run / "recipe.json").is_file()] or [folder]
+    first = [seed for row in rows for seed in sorted(one for one in row.iterdir() if one.is_dir())[:1]]
+    return [run for run in first if is_model(run) or (run / "recipe.json").is_file()] or [folder]
 
 
 def document_of(
@@ -272,12 +270,12 @@ def choose_row(task: Task, models: Sequence[tuple[nn.Module, int]], batch: Any) 
             _, state = read_segments(model, inputs[:, :cut], None, length)
             fresh = reset(state, torch.ones(len(rows), dtype=torch.bool))
             # Guessed: with the state emptied before the question, or so early that the rest of the text was read again.
-            found = [
+            answers = [
                 log_probabilities(model, read_segments(model, inputs[:, first:], one, length)[0][:, -1])
                 for first, one in ((cut, state), (cut, fresh), (begin, fresh))
             ]
-        known, late, early = (one.gather(1, targets[:, None])[:, 0].exp() for one in found)
-        unlikely &= (known >= KNOWN) | (found[0].argmax(-1) != targets)
+        known, late, early = (one.gather(1, targets[:, None])[:, 0].exp() for one in answers)
+        unlikely &= (known >= KNOWN) | (answers[0].argmax(-1) != targets)
         if (known >= KNOWN).any():
             fits &= (known >= KNOWN) & (torch.maximum(late, early) < LOST * known)
             needed = True

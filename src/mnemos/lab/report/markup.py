@@ -3,8 +3,10 @@
 import html
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
+T = TypeVar("T")
 _UNKNOWN = {"", "–"}
 OPERATIONS = "FLOPs: floating-point operations, in millions (M), 10⁹ (G) or 10¹² (T)."  # of what `operations` writes
 # Characters that reorder the text after them (Unicode's embeddings, overrides and isolates) are shown, not obeyed.
@@ -21,9 +23,9 @@ def prose(text: str) -> str:
     return escape(text.replace("'", "\u2019"))
 
 
-def paragraph(text: str, kind: str = "") -> str:
+def paragraph(text: str, style: str = "") -> str:
     """A paragraph of plain text."""
-    return f"<p{_class(kind)}>{prose(text)}</p>"
+    return f"<p{_class(style)}>{prose(text)}</p>"
 
 
 def missing(text: str) -> str:
@@ -31,36 +33,42 @@ def missing(text: str) -> str:
     return paragraph(text, "missing")
 
 
-def figure(panels: Sequence[str], caption: str, kind: str = "", legend: str = "") -> str:
+def figure(panels: Sequence[str], caption: str, style: str = "", legend: str = "") -> str:
     """Panels side by side where there is room, a legend, and a numbered caption in plain text."""
     body = "\n".join(f'<div class="panel">{p}</div>' for p in panels)
     return (
-        f'<figure{_class(kind)}>{legend}\n<div class="panels">{body}</div>\n'
+        f'<figure{_class(style)}>{legend}\n<div class="panels">{body}</div>\n'
         f"<figcaption>{prose(caption)}</figcaption></figure>"
     )
 
 
-def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], style: str = "") -> str:
     """A numbered table. `head` and `caption` are plain text; cells are HTML, and the first cell of a row is its name.
 
     Rows and columns in which nothing is known are left out; "" for a table of these alone. On a narrow screen a row
     becomes a block with each cell under its heading (`data-head`).
     """
     known = [row for row in rows if not {*row[1:]} <= _UNKNOWN]
-    kept = [i for i in range(len(head)) if not i or any(row[i] not in _UNKNOWN for row in known)]
+    shown = [i for i in range(len(head)) if not i or any(row[i] not in _UNKNOWN for row in known)]
     if not known:
         return ""
-    names = "".join(f'<th scope="col">{escape(head[i])}</th>' for i in kept)
+    names = "".join(f'<th scope="col">{escape(head[i])}</th>' for i in shown)
     body = "\n".join(
         f'<tr><th scope="row">{row[0]}</th>'
-        + "".join(f'<td data-head="{escape(head[i])}">{row[i]}</td>' for i in kept[1:])
+        + "".join(f'<td data-head="{escape(head[i])}">{row[i]}</td>' for i in shown[1:])
         + "</tr>"
         for row in known
     )
     return (
-        f'<div class="scroll"><table{_class(kind)}><caption>{prose(caption)}</caption>\n'
+        f'<div class="scroll"><table{_class(style)}><caption>{prose(caption)}</caption>\n'
         f"<thead><tr>{names}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
     )
+
+
+def table_of(caption: str, items: Iterable[T], columns: Mapping[str, Callable[[T], str]], style: str = "") -> str:
+    """A table with a row for each item. columns: by heading, what makes an item's cell; the first one is its name."""
+    rows = [[cell(one) for cell in columns.values()] for one in items]
+    return table(caption, list(columns), rows, style)
 
 
 def folded(slug: str, name: str, text: str, opened: bool = False) -> str:
@@ -84,8 +92,8 @@ def own_ids(text: str, slug: str) -> str:
     return text.replace("url(#", f"url(#{slug}-").replace('href="#', f'href="#{slug}-')
 
 
-def _class(kind: str) -> str:
-    return f' class="{escape(kind)}"' if kind else ""
+def _class(style: str) -> str:
+    return f' class="{escape(style)}"' if style else ""
 
 
 def listed(names: Sequence[str], last: str = "and") -> str:

@@ -6,10 +6,8 @@ import numpy as np
 
 from mnemos.lab.compare.significance import Difference
 from mnemos.lab.evaluate.recorded import ControlledMemory, StateControls
-from mnemos.types import JSONObject
 
-from .charts import Axis, Chart, arm, chart_figure
-from .curves import extent
+from .charts import Axis, Chart, chart_figure, variant
 from .markup import decimal, escape, listed, missing, paragraph, plural, short, table
 from .read import Results
 from .run_records import RunRecord
@@ -20,8 +18,6 @@ WORDS = {
     "exchanged": "exchanged with another row's",
     "frozen": "frozen after the first segment",
 }
-Scored = dict[str, list[tuple[RunRecord, StateControls]]]  # by variant: the runs that recorded controls
-_BETTER = {True: "higher", False: "lower"}
 _COLOURS = dict(zip(WORDS, (1, 2, 3), strict=True))  # indices into the palette
 _SAYS = (
     "A control that makes the score worse shows that the trained model depends on what its memory holds, and nothing "
@@ -35,68 +31,52 @@ def section(results: Results) -> str:
 
     The controls of caches that a model stores are in the results.
     """
-    scored = {name: runs for name in results.names if (runs := results.state_controls(name))}
-    whys = _not_scored({name: why for name in results.names if (why := results.uncontrolled(name))}, results)
+    scored = [name for name in results.names if results.state_controls(name)]
+    by_reason: dict[str, list[str]] = {}
+    for name in results.names:
+        if reason := results.uncontrolled(name):
+            by_reason.setdefault(reason, []).append(name)
+    whys = [missing(f"{listed(names)}: {why}, so no control of a state was run.") for why, names in by_reason.items()]
+    if any(control.name in names for control in results.controls for names in by_reason.values()):
+        whys.append(missing("The controls of caches that the model stores are in the table of controls above."))
     if not scored:
         return "" if results.controls else "\n".join(whys)
-    shown = [_drawing(results, scored), _table(results, scored)]
-    return "\n".join(filter(None, [paragraph(_SAYS), *shown, *whys]))
+    return "\n".join(filter(None, [paragraph(_SAYS), _by_segment(results, scored), _table(results, scored), *whys]))
 
 
-def _not_scored(reasons: dict[str, str], results: Results) -> list[str]:
-    """One line per reason why the state of some variants was not controlled."""
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        by_reason.setdefault(reason, []).append(name)
-    lines = [f"{listed(names)}: {reason}, so no control of a state was run." for reason, names in by_reason.items()]
-    if any(control.name in reasons for control in results.controls):
-        lines.append("The controls of caches that the model stores are in the table of controls above.")
-    return [missing(line) for line in lines]
-
-
-def _memories(results: Results, name: str) -> dict[str, ControlledMemory]:
-    """The memories of a variant, by name, from the first run that has each."""
-    known = [one for _, one in results.state_controls(name)]
-    return {memory.name: memory for one in reversed(known) for memory in one.memories}
-
-
-def _rounded(value: float) -> str:
-    """A change with its sign; what is smaller than 0.00005 is a rounding error."""
-    return decimal(0.0 if abs(value) < 0.00005 else value, signed=True)
-
-
-def _metric(results: Results, name: str) -> str:
-    known = results.state_controls(name)[0][1]
-    return results.metric if results.metric in known.carried.scores else known.metric
-
-
-def _drawing(results: Results, scored: Scored) -> str:
+def _by_segment(results: Results, scored: list[str]) -> str:
     """The change of the metric by segment, one panel per memory of each variant's first run; "" for single segments."""
     charts, sources = [], []
-    for name, runs in scored.items():
-        run, known = runs[0]
-        if len(known.segments) < 2:
+    for name in scored:
+        run, controls = results.state_controls(name)[0]
+        if len(controls.segments) < 2:
             continue
         index = results.names.index(name)
-        courses = [change for memory in known.memories for change in _changes(known, memory).values()]
-        for place, memory in enumerate(known.memories):
-            changes = _changes(known, memory)
+        carried = controls.carried.by_segment
+        changes = [
+            {control: one.by_segment - carried for control, one in memory.scored().items()}
+            for memory in controls.memories
+        ]
+        limits = extent(np.concatenate([np.zeros(1), *(values for one in changes for values in one.values())]), 0.02)
+        for i, (memory, of_memory) in enumerate(zip(controls.memories, changes, strict=True)):
             chart = Chart(
-                f"memory-{index}-{place}",
-                f"{short(name)}: {memory.name}",
-                f"change of {known.metric}",
-                [arm(WORDS[kind], _COLOURS[kind]) for kind in changes],
+                *(f"memory-{index}-{i}", f"{short(name)}: {memory.name}", f"change of {controls.metric}"),
+                [variant(WORDS[control], _COLOURS[control]) for control in of_memory],
                 [run.label],
                 [Axis("segment", ",.0f")],
                 references=[("as carried", 0.0)],
-                limits=extent(np.concatenate([np.zeros(1), *courses]), 0.02),  # rounding errors are not magnified
-                label=f"Change of the test {known.metric} of {name} by segment, with its {memory.name} changed",
+                limits=limits,
+                label=f"Change of the test {controls.metric} of {name} by segment, with its {memory.name} changed",
             )
-            for place, change in enumerate(changes.values()):
-                for segment, value in zip(known.segments, change, strict=True):
-                    chart.add(place, 0, float(value), float(segment))
+            for series, values in enumerate(of_memory.values()):
+                for segment, value in zip(controls.segments, values, strict=True):
+                    chart.add(series, 0, float(value), float(segment))
             charts.append(chart)
-        sources.append(f"{name}: {_read(known)} From {run.label}/explain.json.")
+        cut = "" if controls.cut is None else f"Rows are cut into segments of {controls.cut} tokens for this. "
+        sizes = f"{plural(controls.rows, 'row')} at once, {plural(controls.targets, 'target')} in"
+        sources.append(
+            f"{name}: {cut}{sizes} {plural(len(controls.segments), 'segment')}. From {run.label}/explain.json."
+        )
     caption = (
         "Change of the test metric by segment of a row, against the state as carried; panels of one variant have one "
         "scale. The memory is replaced before each segment after the first, which reads none. Emptied: by that of a "
@@ -106,93 +86,74 @@ def _drawing(results: Results, scored: Scored) -> str:
     return chart_figure(charts, caption)
 
 
-def _read(known: StateControls) -> str:
-    rows, targets = plural(known.rows, "row"), plural(known.targets, "target")
-    how = "" if known.cut is None else f"Rows are cut into segments of {known.cut} tokens for this. "
-    return f"{how}{rows} at once, {targets} in {plural(len(known.segments), 'segment')}."
+def extent(values: np.ndarray, least: float) -> tuple[float, float]:
+    """Axis limits that include all finite values and span at least `least`, so that noise is not magnified."""
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return 0.0, 1.0
+    low, high = float(finite.min()), float(finite.max())
+    pad = max(0.06 * (high - low), (least - (high - low)) / 2)
+    return low - pad, high + pad
 
 
-def _changes(known: StateControls, memory: ControlledMemory) -> dict[str, np.ndarray]:
-    """By control the change of the metric in each segment [S]."""
-    return {kind: one.by_segment - known.carried.by_segment for kind, one in memory.scored().items()}
-
-
-def _table(results: Results, scored: Scored) -> str:
+def _table(results: Results, scored: list[str]) -> str:
     """A row for each memory of a variant, with the change that each control makes."""
-    rows, whys, kinds, found = [], [], list(WORDS), []
-    facts = {name: _facts(results, name, runs) for name, runs in scored.items()}
-    first = next(iter(facts.values()))
-    alike = {fact: value for fact, value in first.items() if all(one[fact] == value for one in facts.values())}
-    apart = [fact for fact in first if fact not in alike]  # a column each
-    for name, runs in scored.items():
-        metric = _metric(results, name)
+    rows, notes, intervals = [], [], 0
+    for name in scored:
+        runs = results.state_controls(name)
+        controls = runs[0][1]
+        metric = results.metric if results.metric in controls.carried.scores else controls.metric
         carried = float(np.mean([known.carried.scores.get(metric, math.nan) for _, known in runs]))
-        for memory in _memories(results, name).values():
-            whys += [f"{name}, {memory.name} not {kind}: {why}." for kind, why in memory.unscored().items()]
-            changes = [results.memory_effect(name, memory.name, kind) for kind in kinds]
+        described = results.described(metric) or {}
+        better = {True: " (higher is better)", False: " (lower is better)"}.get(described.get("higher_is_better"), "")
+        facts = [metric + better, str(len(runs)), f"{controls.rows:,}", f"{controls.targets:,}"]
+        memories = {memory.name: memory for _, known in reversed(runs) for memory in known.memories}
+        for memory in memories.values():
+            notes += [f"{name}, {memory.name} not {what}: {why}." for what, why in memory.unscored().items()]
+            changes = [results.memory_effect(name, memory.name, control) for control in WORDS]
             if (cut := _unread(runs, memory.name)) is not None:
-                whys.append(
+                changes = [None] * len(WORDS)
+                notes.append(
                     f"{name}, {memory.name} not tested: rows were cut into segments of {cut} tokens for the controls, "
                     "and no control changes the loss. The scored targets do not depend on what is carried over a cut, "
                     "as with a window that is shorter than a segment; inside of a segment the memory may be used."
                 )
-                changes = [None] * len(kinds)
-            found += [change for change in changes if change is not None]
-            own = [escape(str(facts[name][fact])) for fact in apart]
-            cells = [escape(memory.name), *own, decimal(carried), *map(_change, changes)]
-            rows.append([variant_name(results.names.index(name), name), *cells])
+            intervals += sum(one is not None and one.interval is not None for one in changes)
+            first = [variant_name(results.names.index(name), name), escape(memory.name), *map(escape, facts)]
+            rows.append([*first, decimal(carried), *map(_change, changes)])
     caption = (
-        f"Test {_direction(results, alike)} of the segments after a row's first, with the memory as carried, and its "
-        "change where the memory is replaced before each of these segments: "
-        f"{_spread_over(alike, found)}. Of {_size(alike)}. From the runs' explain.json."
+        "The test score of the segments after a row's first, with the memory as carried, and its change where the "
+        "memory is replaced before each of these segments: the mean over seeds"
+        f"{', below it the 95% interval where there is one' if intervals else ''}. Rows are read at once. From the "
+        "runs' explain.json."
     )
-    head = ["variant", "memory", *apart, "as carried", *(WORDS[kind] for kind in kinds)]
-    return table(caption, head, rows, "controls") + "\n".join(map(missing, whys))
+    head = ["variant", "memory", "metric", "seeds", "rows", "targets", "as carried", *WORDS.values()]
+    return table(caption, head, rows, "controls") + "\n".join(map(missing, notes))
 
 
 def _unread(runs: list[tuple[RunRecord, StateControls]], name: str) -> int | None:
     """The tokens per segment, where rows were cut and in no run a control changed the loss; else None."""
-    for _, known in runs:
+
+    def unchanged(known: StateControls, memory: ControlledMemory) -> bool:
         loss, by_segment = known.carried.scores.get("loss", math.nan), known.carried.by_segment
-        scored = [one for memory in known.memories if memory.name == name for one in memory.scored().values()]
-        same = [math.isclose(one.scores.get("loss", math.nan), loss, rel_tol=1e-6) for one in scored]
-        same += [np.array_equal(one.by_segment, by_segment) for one in scored]
-        if known.cut is None or not scored or not all(same):
-            return None
-    return runs[0][1].cut
+        return bool(memory.scored()) and all(
+            math.isclose(one.scores.get("loss", math.nan), loss, rel_tol=1e-6)
+            and np.array_equal(one.by_segment, by_segment)
+            for one in memory.scored().values()
+        )
 
-
-def _facts(results: Results, name: str, runs: list[tuple[RunRecord, StateControls]]) -> JSONObject:
-    """What the numbers of a variant are of: in the caption where it is alike for all, else in columns."""
-    known = runs[0][1]
-    return {"metric": _metric(results, name), "seeds": len(runs), "rows": known.rows, "targets": known.targets}
-
-
-def _direction(results: Results, alike: JSONObject) -> str:
-    if (metric := alike.get("metric")) is None:
-        return "score"
-    described = results.described(metric)
-    return metric if described is None else f"{metric} ({_BETTER[described['higher_is_better']]} is better)"
-
-
-def _spread_over(alike: JSONObject, found: list[Difference]) -> str:
-    """What a number is over seeds, and whether an interval is below it."""
-    seeds = alike.get("seeds")
-    over = "mean over seeds" if seeds is None else "one seed" if seeds == 1 else f"mean over {seeds} seeds"
-    known = [one.interval is not None for one in found]
-    where = "" if all(known) else " where there is one"
-    return f"{over}, below it the 95% interval{where}" if any(known) else over
-
-
-def _size(alike: JSONObject) -> str:
-    """The rows and targets that were scored, as far as they are alike."""
-    sizes = [f"{plural(alike['rows'], 'row')} at once"] if "rows" in alike else []
-    sizes += [plural(alike["targets"], "target")] if "targets" in alike else []
-    return ", ".join(sizes) or "some rows"
+    of_name = [(known, memory) for _, known in runs for memory in known.memories if memory.name == name]
+    alike = all(known.cut is not None and unchanged(known, memory) for known, memory in of_name)
+    return runs[0][1].cut if alike and len(of_name) == len(runs) else None
 
 
 def _change(found: Difference | None) -> str:
     if found is None:
         return "–"
-    ends = "" if found.interval is None else f"<small>{' to '.join(map(_rounded, found.interval))}</small>"
-    return f"{_rounded(found.difference)}{ends}"
+    ends = "" if found.interval is None else f"<small>{' to '.join(map(rounded, found.interval))}</small>"
+    return f"{rounded(found.difference)}{ends}"
+
+
+def rounded(value: float) -> str:
+    """A change with its sign; what is smaller than 0.00005 is a rounding error."""
+    return decimal(0.0 if abs(value) < 0.00005 else value, signed=True)

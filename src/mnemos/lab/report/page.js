@@ -1,49 +1,44 @@
 "use strict";
 // Draws the charts of a page again, with values and switches, and makes its tables sortable. See charts.py.
 (() => {
-  const chosen = new Map(); // by figure: its switches, which outlive a new version of a page that is watched
+  const MOST_VALUES = 8; // beside a chart
+  const ROW = 26; // pixels of a variant in a strip
+  const switches = new Map(); // by figure: what is switched, which outlives a new version of a page that is watched
   let figures = []; // of the page that is shown
-  const MOST_VALUES = 8;
-  const ROW = 26; // pixels of an arm in a strip
 
-  const number = (value) =>
-    value === null || value === undefined
-      ? "–"
-      : Math.abs(value) >= 1e15 || (value !== 0 && Math.abs(value) < 1e-4)
-        ? value.toPrecision(3)
-        : value.toLocaleString("en", { maximumSignificantDigits: Math.abs(value) >= 1000 ? 15 : 4, maximumFractionDigits: 4 });
+  const number = (value) => {
+    if (value === null || value === undefined) return "–";
+    const size = Math.abs(value);
+    if (size >= 1e15 || (size && size < 1e-4)) return value.toPrecision(3);
+    return value.toLocaleString("en", { maximumSignificantDigits: size >= 1000 ? 15 : 4, maximumFractionDigits: 4 });
+  };
+  const make = (tag, name, ...children) => {
+    const element = document.createElement(tag);
+    element.className = name;
+    element.append(...children);
+    return element;
+  };
+  const nearest = (list, distance) => list.reduce((best, one, i) => (distance(one) < distance(list[best]) ? i : best), 0);
+  const distinct = (values) => [...new Set(values)].sort((a, b) => a - b);
 
-  const filled = (spec, words) =>
-    Array.isArray(spec)
-      ? spec.map((one) => filled(one, words))
-      : spec && typeof spec === "object"
-        ? Object.fromEntries(Object.entries(spec).map(([key, value]) => [key, filled(value, words)]).filter(([, value]) => value !== undefined))
-        : typeof spec === "string" && spec in words
-          ? words[spec]
-          : spec;
-
+  // One panel. What is read are the values at one of `places`: x of the points, or the variant of a strip.
   class Chart {
     constructor(element, figure) {
-      this.element = element;
-      this.figure = figure;
-      Object.assign(this, JSON.parse(element.querySelector(".chart-data").textContent));
+      Object.assign(this, { element, figure }, JSON.parse(element.querySelector(".chart-data").textContent));
+      this.strip = this.mode === "strip";
       const names = Object.keys(this.columns);
-      this.points = this.columns.s.map((_, i) => {
+      this.points = this.columns.s.map((s, i) => {
         const point = Object.fromEntries(names.map((name) => [name, this.columns[name][i]]));
-        if (this.kind === "strip") point.name = this.series[point.s].name;
-        return point;
+        return this.strip ? { ...point, name: this.series[s].name } : point;
       });
-      this.picture = document.createElement("div");
-      this.picture.className = "picture";
-      this.overlay = document.createElement("div");
-      this.overlay.className = "overlay";
+      this.picture = make("div", "picture");
+      this.overlay = make("div", "overlay");
       this.overlay.setAttribute("aria-hidden", "true");
-      this.readout = document.createElement("p");
-      this.readout.className = "readout";
+      this.readout = make("p", "readout");
       this.readout.setAttribute("role", "status");
-      this.still = element.querySelector("svg");
-      this.still.replaceWith(this.picture);
-      this.picture.append(this.still);
+      const still = element.querySelector("svg");
+      still.replaceWith(this.picture);
+      this.picture.append(still);
       element.append(this.overlay);
       element.after(this.readout);
       element.tabIndex = 0;
@@ -52,79 +47,66 @@
       element.addEventListener("pointermove", (event) => this.point(event));
       element.addEventListener("pointerleave", () => this.leave());
       element.addEventListener("blur", () => this.leave());
-      element.addEventListener("focus", () => this.view && this.move(0));
-      this.hint();
+      element.addEventListener("focus", () => this.move(0));
+      this.leave();
     }
 
-    hint() {
-      this.readout.textContent = "";
-      const hint = document.createElement("span");
-      hint.className = "hint";
-      hint.textContent = "point at the chart, or focus it and use the arrow keys";
-      this.readout.append(hint);
-    }
-
-    axis() {
-      const place = this.axes.findIndex((axis) => axis.name === this.figure.state.axis);
-      return place < 0 ? 0 : place;
-    }
-
-    visible() {
-      const { arms, seeds, logX, logY } = this.figure.state;
-      const x = `x${this.axis()}`;
-      return this.points.filter(
-        (point) =>
-          !arms.has(this.series[point.s].name) &&
-          !(seeds.has(this.runs[point.r]) && this.runs.length > 1) &&
-          point[x] !== null &&
-          (!logX || point[x] > 0) &&
-          (!logY || point.y === null || point.y > 0),
-      );
+    get axis() {
+      return Math.max(0, this.axes.findIndex((axis) => axis.name === this.figure.state.axis));
     }
 
     async draw() {
-      const { logX, logY } = this.figure.state;
-      const place = this.axis();
+      const { variants, seeds, logX, logY } = this.figure.state;
+      const place = this.axis;
       const axis = this.axes[place];
       this.x = `x${place}`;
-      this.seen = this.visible();
-      const words = { "@x": this.x, "@title": axis.name, "@form": axis.form };
-      words["@scale"] = logX ? "log" : "linear";
-      words["@yscale"] = logY ? "log" : "linear";
-      words["@zero"] = logX ? undefined : false;
-      words["@yzero"] = logY ? undefined : false;
-      const spec = filled(this.spec, words);
-      for (const layer of spec.layer) {
-        const { x, y } = layer.encoding;
-        if (logY && y && y.scale) delete y.scale.domain;
-        if (x && x.axis && x.axis.values && place > 0) delete x.axis.values;
-        if (logX && x && x.scale && x.axis && x.axis.values) x.scale.base = 2;
+      const shown = this.points.filter(
+        (one) =>
+          !variants.has(this.series[one.s].name) &&
+          !(seeds.has(this.runs[one.r]) && this.runs.length > 1) &&
+          one[this.x] !== null &&
+          (!logX || one[this.x] > 0) &&
+          (!logY || one.y === null || one.y > 0),
+      );
+
+      // The specification, on the axis and the scales that were chosen.
+      const spec = structuredClone(this.spec);
+      spec.layer = spec.layer.filter(({ encoding: { x, y } }) => !(logX && x?.datum <= 0) && !(logY && y?.datum <= 0));
+      for (const { encoding: { x, y } } of spec.layer) {
+        if (x?.field) {
+          Object.assign(x, { field: this.x, title: axis.name });
+          x.axis.format = axis.form;
+          x.scale.type = logX ? "log" : "linear";
+          if (logX) delete x.scale.zero;
+          else x.scale.zero = false;
+          if (place > 0) delete x.axis.values;
+          else if (logX && x.axis.values) x.scale.base = 2;
+        }
+        if (logY && y?.scale) {
+          y.scale.type = "log";
+          delete y.scale.zero;
+          delete y.scale.domain;
+        }
       }
-      if (logY) spec.layer = spec.layer.filter((layer) => !(layer.encoding.y && layer.encoding.y.datum <= 0));
-      if (logX) spec.layer = spec.layer.filter((layer) => !(layer.encoding.x && layer.encoding.x.datum <= 0));
-      const drawing = (this.drawing = (this.drawing || 0) + 1);
-      spec.data = { values: this.seen.map((point) => ({ ...point })) };
-      if (this.kind === "strip") spec.height = ROW * Math.max(1, new Set(this.seen.map((point) => point.s)).size);
+      spec.data = { values: shown.map((one) => ({ ...one })) };
+      if (this.strip) spec.height = ROW * Math.max(1, new Set(shown.map((one) => one.s)).size);
       spec.width = Math.max(160, this.element.clientWidth);
       spec.autosize = { type: "fit-x", contains: "padding" };
+
+      const drawing = (this.drawing = (this.drawing || 0) + 1);
       const holder = document.createElement("div");
-      const { view, finalize } = await vegaEmbed(holder, spec, { renderer: "svg", actions: false, ast: true, tooltip: false, logLevel: 1 });
-      if (drawing !== this.drawing) return finalize();
-      if (this.finalize) this.finalize();
+      const options = { renderer: "svg", actions: false, ast: true, tooltip: false, logLevel: 1 };
+      const { view, finalize } = await vegaEmbed(holder, spec, options);
+      if (drawing !== this.drawing) return finalize(); // another one began meanwhile, or the page ended
+      this.finalize?.();
       this.picture.replaceChildren(holder);
       Object.assign(this, { view, finalize, width: this.element.clientWidth });
-      const groups = new Map();
-      for (const point of this.seen) {
-        const key = `${point.s} ${point.r}`;
-        if (!groups.has(key)) groups.set(key, []);
-        groups.get(key).push(point);
+      this.lines = new Map(); // the points of each variant and run, by x
+      for (const one of shown.sort((a, b) => a[this.x] - b[this.x])) {
+        const name = `${one.s} ${one.r}`;
+        this.lines.set(name, [...(this.lines.get(name) ?? []), one]);
       }
-      for (const group of groups.values()) group.sort((a, b) => a[this.x] - b[this.x]);
-      this.groups = [...groups.values()];
-      this.places =
-        this.kind === "strip"
-          ? [...new Set(this.seen.map((point) => point.s))].sort((a, b) => a - b)
-          : [...new Set(this.seen.map((point) => point[this.x]))].sort((a, b) => a - b);
+      this.places = distinct(shown.map((one) => (this.strip ? one.s : one[this.x])));
       this.at = Math.min(this.at ?? 0, Math.max(0, this.places.length - 1));
       this.element.dataset.drawn = drawing;
       if (document.activeElement === this.element) this.show();
@@ -137,74 +119,54 @@
       this.finalize?.();
     }
 
-    // [{name, colour, mean, least, most, x}] of the arms at a place.
+    // The values of the variants at a place.
     values(place) {
-      const found = new Map();
-      for (const group of this.groups) {
-        let near = group[0];
-        if (this.kind === "strip") {
-          if (near.s !== place) continue;
-        } else {
-          for (const point of group) if (Math.abs(point[this.x] - place) < Math.abs(near[this.x] - place)) near = point;
-          if (this.kind === "marks" && near[this.x] !== place) continue;
-          if (place < group[0][this.x] || place > group[group.length - 1][this.x]) continue;
-        }
-        if (!found.has(near.s)) found.set(near.s, []);
-        found.get(near.s).push(...(this.kind === "strip" ? group : [near]));
+      const points = new Map(); // by variant
+      for (const line of this.lines.values()) {
+        const near = line[nearest(line, (one) => Math.abs(one[this.x] - place))];
+        const beyond = place < line[0][this.x] || place > line.at(-1)[this.x];
+        if (this.strip ? line[0].s !== place : beyond || (this.mode === "marks" && near[this.x] !== place)) continue;
+        points.set(near.s, [...(points.get(near.s) ?? []), ...(this.strip ? line : [near])]);
       }
-      const key = this.kind === "strip" ? "x0" : "y";
-      return [...found].map(([series, points]) => {
-        const known = points.filter((point) => point[key] !== null);
-        const values = known.map((point) => point[key]);
-        const ends = points.length === 1 && "low" in points[0] ? [points[0].low, points[0].high] : values;
-        return {
-          name: this.series[series].name,
-          colour: this.series[series].colour,
-          x: points[0][this.x],
-          mean: values.length ? values.reduce((a, b) => a + b, 0) / values.length : null,
-          least: Math.min(...ends),
-          most: Math.max(...ends),
-          count: values.length,
-          each: known.map((point) => `${this.runs[point.r]}: ${number(point[key])}`),
-        };
+      const name = this.strip ? "x0" : "y";
+      return [...points].map(([series, all]) => {
+        const known = all.filter((one) => one[name] !== null);
+        const values = known.map((one) => one[name]);
+        const ends = all.length === 1 && "low" in all[0] ? [all[0].low, all[0].high] : values;
+        const mean = values.length ? values.reduce((a, b) => a + b, 0) / values.length : null;
+        const least = Math.min(...ends), most = Math.max(...ends);
+        let text = `${this.series[series].name} ${number(mean)}`;
+        if (this.strip && known.length > 1) {
+          const each = known.map((one) => `${this.runs[one.r]}: ${number(one[name])}`);
+          text = `${this.series[series].name}: mean ${number(mean)}; ${each.join("; ")}`;
+        } else if (most > least) text += ` (${number(least)} to ${number(most)})`;
+        return { text, mean, x: all[0][this.x], colour: this.series[series].colour };
       });
     }
 
+    // Says and marks the values at `at`. near: of many, those around this value of y; else around the one chosen by keys.
     show(near = null) {
-      if (!this.view || !this.places.length) return this.hint();
+      if (!this.view || !this.places.length) return;
       const place = this.places[this.at];
-      let found = this.values(place);
-      if (this.kind !== "strip") found.sort((a, b) => b.mean - a.mean);
+      const all = this.values(place);
+      if (!this.strip) all.sort((a, b) => b.mean - a.mean);
+      this.mark(place, all);
       this.readout.textContent = "";
-      if (this.kind !== "strip") this.say(`${this.axes[this.axis()].name} ${number(place)}`);
-      this.mark(place, found);
-      const all = found.length;
-      if (all > MOST_VALUES) {
-        let middle = this.arm ?? 0;
-        if (near !== null) middle = found.reduce((best, one, i) => (Math.abs(one.mean - near) < Math.abs(found[best].mean - near) ? i : best), 0);
-        this.arm = Math.max(0, Math.min(all - 1, middle));
-        const first = Math.max(0, Math.min(all - MOST_VALUES, this.arm - MOST_VALUES / 2));
-        found = found.slice(first, first + MOST_VALUES);
+      if (!this.strip) this.say(`${this.axes[this.axis].name} ${number(place)}`);
+      let first = 0;
+      if (all.length > MOST_VALUES) {
+        if (near !== null) this.line = nearest(all, (one) => Math.abs(one.mean - near));
+        this.line = Math.max(0, Math.min(all.length - 1, this.line ?? 0));
+        first = Math.max(0, Math.min(all.length - MOST_VALUES, this.line - MOST_VALUES / 2));
       }
-      for (const one of found) {
-        let text = `${one.name} ${number(one.mean)}`;
-        if (this.kind === "strip" && one.count > 1) text = `${one.name}: mean ${number(one.mean)}; ${one.each.join("; ")}`;
-        else if (one.most > one.least) text += ` (${number(one.least)} to ${number(one.most)})`;
-        this.say(text, one.colour);
-      }
-      if (all > found.length) this.say(`${all - found.length} more: up and down`);
+      for (const one of all.slice(first, first + MOST_VALUES)) this.say(one.text, one.colour);
+      if (all.length > MOST_VALUES) this.say(`${all.length - MOST_VALUES} more: up and down`);
     }
 
     say(text, colour) {
-      const part = document.createElement("span");
-      if (colour) {
-        const dot = document.createElement("i");
-        dot.className = "dot";
-        dot.style.color = colour;
-        part.append(dot);
-      }
-      part.append(text);
-      this.readout.append(part, " ");
+      const dot = make("i", "dot");
+      dot.style.color = colour;
+      this.readout.append(make("span", "", ...(colour ? [dot] : []), text), " ");
     }
 
     // The upper left of the plot in the element.
@@ -214,22 +176,23 @@
       return [left + padding.left, top + padding.top];
     }
 
-    mark(place, found) {
-      this.overlay.replaceChildren();
+    // The middle of a strip's row in the plot.
+    row(series) {
+      const scale = this.view.scale("y");
+      return scale(this.series[series].name) + scale.bandwidth() / 2;
+    }
+
+    mark(place, values) {
       const [left, top] = this.corner();
-      const rule = document.createElement("div");
-      const x = this.view.scale("x");
-      const y = this.view.scale("y");
-      const band = this.kind === "strip";
-      rule.className = band ? "rule across" : "rule";
-      if (band) Object.assign(rule.style, { left: `${left}px`, width: `${this.view.width()}px`, top: `${top + y(this.series[place].name) + y.bandwidth() / 2}px` });
-      else Object.assign(rule.style, { left: `${left + x(place)}px`, top: `${top}px`, height: `${this.view.height()}px` });
-      this.overlay.append(rule);
-      if (band) return;
-      for (const one of found) {
-        if (one.mean === null) continue;
-        const dot = document.createElement("i");
-        Object.assign(dot.style, { left: `${left + x(one.x)}px`, top: `${top + y(one.mean)}px`, color: one.colour });
+      const rule = make("div", this.strip ? "rule across" : "rule");
+      const pixels = (x, y, more) => ({ left: `${left + x}px`, top: `${top + y}px`, ...more });
+      this.overlay.replaceChildren(rule);
+      if (this.strip) return Object.assign(rule.style, pixels(0, this.row(place), { width: `${this.view.width()}px` }));
+      const x = this.view.scale("x"), y = this.view.scale("y");
+      Object.assign(rule.style, pixels(x(place), 0, { height: `${this.view.height()}px` }));
+      for (const one of values.filter((one) => one.mean !== null)) {
+        const dot = make("i", "");
+        Object.assign(dot.style, pixels(x(one.x), y(one.mean), { color: one.colour }));
         this.overlay.append(dot);
       }
     }
@@ -237,33 +200,27 @@
     leave() {
       if (document.activeElement === this.element) return;
       this.overlay.replaceChildren();
-      this.hint();
+      this.readout.replaceChildren(make("span", "hint", "point at the chart, or focus it and use the arrow keys"));
     }
 
     point(event) {
       if (!this.view || !this.places.length) return;
       const box = this.element.getBoundingClientRect();
       const [left, top] = this.corner();
-      const x = event.clientX - box.left - left;
-      const y = event.clientY - box.top - top;
-      if (this.kind === "strip") {
-        const scale = this.view.scale("y");
-        const distance = (series) => Math.abs(scale(this.series[series].name) + scale.bandwidth() / 2 - y);
-        this.at = this.places.reduce((best, one, i) => (distance(one) < distance(this.places[best]) ? i : best), 0);
-        return this.show();
-      }
+      const x = event.clientX - box.left - left, y = event.clientY - box.top - top;
       const scale = this.view.scale("x");
-      this.at = this.places.reduce((best, one, i) => (Math.abs(scale(one) - x) < Math.abs(scale(this.places[best]) - x) ? i : best), 0);
-      this.show(this.view.scale("y").invert(y));
+      const distance = this.strip ? (series) => Math.abs(this.row(series) - y) : (one) => Math.abs(scale(one) - x);
+      this.at = nearest(this.places, distance);
+      this.show(this.strip ? null : this.view.scale("y").invert(y));
     }
 
     key(event) {
-      const far = Math.max(1, Math.round(this.places ? this.places.length / 10 : 1));
-      const along = this.kind === "strip" ? { ArrowUp: -1, ArrowDown: 1 } : {};
+      const far = Math.max(1, Math.round((this.places?.length ?? 0) / 10));
+      const along = this.strip ? { ArrowUp: -1, ArrowDown: 1 } : {};
       const steps = { ArrowLeft: -1, ArrowRight: 1, PageUp: -far, PageDown: far, Home: -Infinity, End: Infinity, ...along };
       if (event.key in steps) this.move(steps[event.key]);
       else if (event.key === "ArrowUp" || event.key === "ArrowDown") {
-        this.arm = (this.arm ?? 0) + (event.key === "ArrowDown" ? 1 : -1);
+        this.line = (this.line ?? 0) + (event.key === "ArrowDown" ? 1 : -1);
         this.show();
       } else if (event.key === "Escape") this.element.blur();
       else return;
@@ -277,59 +234,52 @@
     }
   }
 
+  // A figure: charts that are switched together.
   class Figure {
     constructor(element) {
       this.element = element;
-      const fresh = { arms: new Set(), seeds: new Set(), axis: null, logX: this.box("log-x")?.checked, logY: false };
       const name = element.dataset.figure;
-      this.state = chosen.get(name) ?? fresh;
-      chosen.set(name, this.state);
+      const fresh = { variants: new Set(), seeds: new Set(), axis: null, logX: this.box("log-x")?.checked, logY: false };
+      this.state = switches.get(name) ?? fresh;
+      switches.set(name, this.state);
       this.charts = [...element.querySelectorAll(".chart")].map((one) => new Chart(one, this));
       for (const hidden of element.querySelectorAll(".switch[hidden], input[hidden]")) hidden.hidden = false;
       element.classList.add("live");
+
+      // Sets hold what is switched off.
       const boxes = (kind) => [...element.querySelectorAll(`input.${kind}`)];
-      for (const [kind, off] of [["arm", this.state.arms], ["seed", this.state.seeds]])
+      const toggle = (off, box) => (box.checked ? off.delete(box.value) : off.add(box.value));
+      for (const [kind, off] of [["variant", this.state.variants], ["seed", this.state.seeds]])
         for (const box of boxes(kind)) {
           box.checked = !off.has(box.value);
-          box.addEventListener("change", () => {
-            if (box.checked) off.delete(box.value);
-            else off.add(box.value);
-            this.draw();
-          });
+          box.addEventListener("change", () => (toggle(off, box), this.draw()));
         }
-      for (const [kind, key] of [["log-x", "logX"], ["log-y", "logY"]]) {
-        const box = this.box(kind);
-        if (!box) continue;
-        box.checked = this.state[key];
-        box.addEventListener("change", () => ((this.state[key] = box.checked), this.draw()));
-      }
-      const axis = this.box("axis");
-      if (axis) {
-        if (this.state.axis) axis.value = this.state.axis;
-        axis.addEventListener("change", () => ((this.state.axis = axis.value), this.draw()));
-      }
       for (const [kind, on] of [["all", true], ["none", false]])
         this.box(kind)?.addEventListener("click", () => {
-          for (const box of boxes("arm")) {
-            box.checked = on;
-            if (on) this.state.arms.delete(box.value);
-            else this.state.arms.add(box.value);
-          }
+          for (const box of boxes("variant")) (box.checked = on), toggle(this.state.variants, box);
           this.draw();
         });
+      for (const [kind, key] of [["log-x", "logX"], ["log-y", "logY"]])
+        for (const box of boxes(kind)) {
+          box.checked = this.state[key];
+          box.addEventListener("change", () => ((this.state[key] = box.checked), this.draw()));
+        }
+      const axis = this.box("axis");
+      if (axis && this.state.axis) axis.value = this.state.axis;
+      axis?.addEventListener("change", () => ((this.state.axis = axis.value), this.draw()));
       this.box("csv").addEventListener("click", () => this.download());
+
+      // A figure is drawn when it comes into sight, and again when its width changes.
       const seen = new IntersectionObserver((entries) => {
         if (!entries.some((entry) => entry.isIntersecting)) return;
         seen.disconnect();
-        this.drawn = true;
         this.draw();
       }, { rootMargin: "200px" });
       let waiting;
+      const other = (chart) => chart.view && chart.element.clientWidth && chart.width !== chart.element.clientWidth;
       const resized = new ResizeObserver(() => {
         clearTimeout(waiting);
-        waiting = setTimeout(() => {
-          if (this.drawn && this.charts.some((chart) => chart.view && chart.width !== chart.element.clientWidth && chart.element.clientWidth)) this.draw();
-        }, 150);
+        waiting = setTimeout(() => this.observers.length && this.charts.some(other) && this.draw(), 150);
       });
       this.observers = [seen, resized];
       for (const one of this.observers) one.observe(element);
@@ -337,7 +287,7 @@
 
     end() {
       for (const one of this.observers) one.disconnect();
-      this.drawn = false;
+      this.observers = [];
       for (const chart of this.charts) chart.end();
     }
 
@@ -349,86 +299,87 @@
       return Promise.all(this.charts.map((chart) => chart.draw()));
     }
 
-    // Every point of the figure's charts. A text that a spreadsheet would run as a formula begins with an apostrophe.
-    table() {
+    // Saves every point of the figure's charts as CSV.
+    download() {
       const cell = (value) => {
         if (value === null || value === undefined) return "";
+        // A text that a spreadsheet would run as a formula begins with an apostrophe.
         const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
         return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
       };
       const axes = [...new Set(this.charts.flatMap((chart) => chart.axes.map((axis) => axis.name)))];
-      const values = this.charts.every((chart) => chart.kind === "strip") ? [] : ["y", "low", "high"]; // a strip has x alone
-      const lines = [["chart", "arm", "run", ...axes, ...values.map((name) => (name === "y" ? "value" : name))]];
+      const values = this.charts.every((chart) => chart.strip) ? [] : ["y", "low", "high"]; // a strip has x alone
+      const lines = [["chart", "variant", "run", ...axes, ...values.map((name) => (name === "y" ? "value" : name))]];
       for (const chart of this.charts)
         for (const point of chart.points) {
           const x = axes.map((name) => point[`x${chart.axes.findIndex((axis) => axis.name === name)}`]);
-          lines.push([chart.title || chart.slug, chart.series[point.s].name, chart.runs[point.r], ...x, ...values.map((name) => point[name])]);
+          const names = [chart.title || chart.slug, chart.series[point.s].name, chart.runs[point.r]];
+          lines.push([...names, ...x, ...values.map((name) => point[name])]);
         }
-      return lines.map((line) => line.map(cell).join(",")).join("\r\n");
-    }
-
-    download() {
       const link = document.createElement("a");
-      link.href = URL.createObjectURL(new Blob([this.table()], { type: "text/csv" }));
+      link.href = URL.createObjectURL(new Blob([lines.map((line) => line.map(cell).join(",")).join("\r\n")], { type: "text/csv" }));
       link.download = `${this.element.dataset.figure}.csv`;
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 1000);
     }
   }
 
-  const UNITS = { K: 1e3, M: 1e6, G: 1e9, T: 1e12, P: 1e15, E: 1e18, B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, s: 1, min: 60, h: 3600 };
+  const UNITS = { K: 1e3, M: 1e6, G: 1e9, T: 1e12, P: 1e15, E: 1e18, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, min: 60, h: 3600 };
 
   // The number at the beginning of a cell, such as 1.2 MiB or 2 min 03 s; NaN without one.
   function quantity(text) {
-    const parts = text.replaceAll("−", "-").replaceAll(",", "").trim();
-    const first = /^([+-]?[\d.]+(?:e[+-]?\d+)?)\s*([A-Za-z]*)/.exec(parts);
+    const plain = text.replaceAll("−", "-").replaceAll(",", "").trim();
+    const first = /^([+-]?[\d.]+(?:e[+-]?\d+)?)\s*([A-Za-z]*)/.exec(plain);
     if (!first) return NaN;
-    let value = Number(first[1]) * (UNITS[first[2]] ?? 1);
-    for (const [, more, unit] of parts.slice(first[0].length).matchAll(/^\s+(\d+) (min|s)/g)) value += Number(more) * UNITS[unit];
-    return value;
+    const more = plain.slice(first[0].length).matchAll(/^\s+(\d+) (min|s)/g);
+    return [...more].reduce((sum, [, n, unit]) => sum + n * (UNITS[unit] ?? 1), Number(first[1]) * (UNITS[first[2]] ?? 1));
   }
 
+  // Heads of a table become buttons that sort it; rows without a number stay behind those with one.
   function sortable(table) {
     const body = table.tBodies[0];
     if (!table.tHead || body.rows.length < 2 || table.matches(".examples, .alignment, .texts")) return;
-    const heads = [...table.tHead.rows[0].cells];
-    heads.forEach((head, column) => {
-      if (!head.textContent) return;
-      const button = document.createElement("button");
+    const heads = [...table.tHead.rows[0].cells].filter((head) => head.textContent);
+    for (const head of heads) {
+      const button = make("button", "", ...head.childNodes);
       button.type = "button";
-      button.append(...head.childNodes);
       head.append(button);
       button.addEventListener("click", () => {
         const down = head.getAttribute("aria-sort") === "descending";
         for (const other of heads) other.removeAttribute("aria-sort");
         head.setAttribute("aria-sort", down ? "ascending" : "descending");
-        const text = (row) => row.cells[column].textContent;
-        const key = new Map([...body.rows].map((row) => [row, quantity(text(row))]));
-        const numbers = [...key.values()].some((value) => !Number.isNaN(value)) && column > 0;
-        const order = (a, b) => (numbers ? key.get(a) - key.get(b) : text(a).localeCompare(text(b), "en", { numeric: true }));
-        const known = [...body.rows].filter((row) => !numbers || !Number.isNaN(key.get(row)));
-        const rest = [...body.rows].filter((row) => !known.includes(row));
-        known.sort((a, b) => (down ? order(a, b) : order(b, a)));
-        body.append(...known, ...rest);
-      });
-    });
-  }
-
-  function begin(root) {
-    figures.push(...[...root.querySelectorAll("figure.charts")].map((one) => new Figure(one)));
-    for (const table of root.querySelectorAll("table")) sortable(table);
-    const fold = root.querySelector(".fold");
-    if (fold) {
-      fold.hidden = false;
-      fold.addEventListener("click", () => {
-        const open = [...root.querySelectorAll("details.section")].some((one) => !one.open);
-        for (const one of root.querySelectorAll("details.section")) one.open = open;
-        fold.textContent = open ? "close all sections" : "open all sections";
+        const rows = [...body.rows].map((row) => ({ row, text: row.cells[head.cellIndex].textContent }));
+        for (const one of rows) one.value = head.cellIndex ? quantity(one.text) : NaN;
+        const numbers = rows.some((one) => !Number.isNaN(one.value));
+        const last = numbers ? rows.filter((one) => Number.isNaN(one.value)) : [];
+        const order = (a, b) => (numbers ? a.value - b.value : a.text.localeCompare(b.text, "en", { numeric: true }));
+        const sorted = rows.filter((one) => !last.includes(one)).sort((a, b) => (down ? order(a, b) : order(b, a)));
+        body.append(...[...sorted, ...last].map((one) => one.row));
       });
     }
   }
 
-  // The sections that are closed would not be printed.
+  function begin(root) {
+    figures = [...root.querySelectorAll("figure.charts")].map((one) => new Figure(one));
+    for (const table of root.querySelectorAll("table")) sortable(table);
+    const fold = root.querySelector(".fold");
+    if (!fold) return;
+    fold.hidden = false;
+    fold.addEventListener("click", () => {
+      const sections = [...root.querySelectorAll("details.section")];
+      const open = sections.some((one) => !one.open);
+      for (const one of sections) one.open = open;
+      fold.textContent = open ? "close all sections" : "open all sections";
+    });
+  }
+
+  // Ends the charts of a page before another takes its place.
+  function end() {
+    for (const figure of figures) figure.end();
+    figures = [];
+  }
+
+  // Sections that are closed would not be printed.
   let opened = [];
   addEventListener("beforeprint", () => {
     opened = [...document.querySelectorAll("details.section:not([open])")];
@@ -437,12 +388,6 @@
   addEventListener("afterprint", () => {
     for (const one of opened) one.open = false;
   });
-
-  // Ends the charts of a page before another takes its place.
-  function end() {
-    for (const figure of figures) figure.end();
-    figures = [];
-  }
 
   window.mnemosPage = { begin, end };
   begin(document);

@@ -2,52 +2,50 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from mnemos import registry
 from mnemos.atomic import write_text
 
 from . import (
-    attention_maps,
-    caches,
     costs,
     curves,
-    gates,
+    gated_caches,
     image_grids,
     memory_use,
+    metric_by_x,
     outputs,
     provenance,
+    scores,
     slot_attention,
-    table,
 )
 from .markup import contents, escape, folded, listed, own_ids, paragraph, plural, prose
 from .read import Results, read_tasks, task_differences
+from .run_records import flat
 from .shell import chart_library, html_page, script
-from .table import side_by_side
-from .verdict import arms, caveats, headline
+from .verdict import caveats, headline, summary_table
 
 Section = Callable[[Results], str]
 # The first of these that a report has stands on its first screen.
-PICTURES: tuple[Section, ...] = (curves.along_figure, table.seeds, curves.section)
+PICTURES: tuple[Section, ...] = (metric_by_x.by_x_figure, scores.seeds, curves.section)
 SECTIONS: tuple[tuple[str, str, Section], ...] = (
-    ("results", "Results", table.section),
-    ("seeds", "Seeds", table.seeds),
-    ("quality-cost", "Quality against cost", costs.quality_section),
-    ("along", "How far it reaches", curves.along_table),
+    ("results", "Results", scores.section),
+    ("seeds", "Seeds", scores.seeds),
+    ("along", "How far it reaches", metric_by_x.by_x_table),
     ("curves", "Learning curves", curves.section),
     ("memory", "Was the memory used?", memory_use.section),
     ("pictures", "Generated images", image_grids.section),
     ("detections", "Detections", outputs.detection_section),
     ("examples", "Examples", outputs.example_section),
     ("alignments", "Attention to the source", outputs.alignment_section),
-    ("gates", "The gates", gates.section),
-    ("maps", "Self-attention and memory", attention_maps.section),
-    ("caches", "The caches", caches.content_section),
-    ("slots", "What the slots hold", caches.slot_section),
+    ("gates", "The gates", gated_caches.gate_section),
+    ("maps", "Self-attention and memory", gated_caches.map_section),
+    ("caches", "The caches", gated_caches.content_section),
+    ("slots", "What the slots hold", gated_caches.slot_section),
     ("write-attention", "What the slots attend to", slot_attention.section),
-    ("costs", "What it costs", costs.cost_section),
+    ("costs", "What it costs", costs.section),
     ("provenance", "Provenance", provenance.section),
 )
+_NAMED = 2  # variants at most that a title names; the others are named by the first table
 
 
 def report(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -65,122 +63,102 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
 def write_report(folders: Sequence[Path], out: Path | None = None) -> tuple[Path, str]:
     """As `report`; returns the path, and a sentence that says what to look at first."""
     folders = [Path(folder) for folder in folders]
-    comparisons = read_tasks(folders)
+    tasks = read_tasks(folders)
     if out is None:
         out = next((f for f in folders if (f / "comparison.json").is_file()), folders[0]) / "report.html"
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, assemble(comparisons))
-    return out, _first(comparisons)
+    write_text(out, assemble(tasks))
+    if len(tasks) > 1:
+        return out, "Look first at the table of all runs; each task has a part of its own below."
+    by_x = metric_by_x.read_by_x(tasks[0])
+    several = "the score of every seed" if len(tasks[0].all_runs()) > 1 else ""
+    picture = f"the picture of {by_x.metric} by {by_x.x}" if by_x else f"the picture of {several}" if several else ""
+    return out, f"Look first at {picture or 'the learning curves'}. {headline(tasks[0])}"
 
 
-def _first(comparisons: Sequence[Results]) -> str:
-    """What to look at first."""
-    if len(comparisons) > 1:
-        return "Look first at the table of all runs; each task has a part of its own below."
-    found = curves.read_along(comparisons[0])
-    if found is not None:
-        picture = f"the picture of {found.metric} by {found.x}"
-    elif len(comparisons[0].all_runs()) > 1:
-        picture = "the picture of the score of every seed"
-    else:
-        picture = "the learning curves"
-    return f"Look first at {picture}. {headline(comparisons[0])}"
-
-
-def assemble(comparisons: Sequence[Results], watched: str = "") -> str:
+def assemble(tasks: Sequence[Results], watched: str = "") -> str:
     """The report as HTML, with a part for each task. watched: HTML above it, of a page that is served and kept new."""
-    if len(comparisons) == 1:
-        opening, body = _parts(comparisons[0])
+    if len(tasks) == 1:
+        opening, body = _parts(tasks[0])
     else:
-        opening = "\n".join(paragraph(text, "lead" if i == 0 else "") for i, text in enumerate(_apart(comparisons)))
-        opening += "\n" + contents((f"task-{i + 1}-task", _title([one])) for i, one in enumerate(comparisons))
-        parts = [folded("tasks", "All runs", side_by_side(comparisons), opened=True)]
-        for i, one in enumerate(comparisons):
+        lead = (
+            f"These runs have {len(tasks)} tasks, so they are shown side by side and not ranked: a number of one task "
+            "says nothing about a number of another."
+        )
+        why = (
+            f"The tasks differ in data, splits, starting weights or metric: {task_differences(tasks)}. Each task has "
+            "its own part below, with its own axes."
+        )
+        links = contents((f"task-{i + 1}-task", _title([one])) for i, one in enumerate(tasks))
+        opening = "\n".join([paragraph(lead, "lead"), paragraph(why), links])
+        parts = [folded("tasks", "All runs", scores.side_by_side(tasks), opened=True)]
+        for i, one in enumerate(tasks):
             own, sections = _parts(one)
             part = f'<section id="task"><h2>{escape(_title([one]))}</h2>\n{own}</section>\n{sections}'
             parts.append(own_ids(part, f"task-{i + 1}"))
         body = "\n".join(parts)
     return html_page(
-        _title(comparisons),
+        _title(tasks),
         f'<section id="verdict" class="opening">\n{opening}</section>\n{body}',
-        f"{_tasks(comparisons)}{paragraph(_byline(comparisons), 'byline')}{watched}",
+        f"{_questions(tasks)}{paragraph(_byline(tasks), 'byline')}{watched}",
         [chart_library(), script("page.js"), *([script("watch.js")] if watched else [])],
         served=bool(watched),
     )
 
 
-def _parts(comparison: Results) -> tuple[str, str]:
+def _parts(results: Results) -> tuple[str, str]:
     """The first screen (one sentence, its picture, a row for each variant, caveats, contents), and the sections.
 
     A section without content is left out, so that a report shows only what its runs have, and so is the picture's.
     """
-    made = {make: make(comparison) for make in dict.fromkeys([*PICTURES, *(make for _, _, make in SECTIONS)])}
-    shown = next((make for make in PICTURES if made[make]), None)
-    texts = {slug: made[make] for slug, _, make in SECTIONS if made[make] and make is not shown}
-    warned = "".join(f"<li>{prose(text)}</li>" for text in caveats(comparison))
+    html = {make: make(results) for make in dict.fromkeys([*PICTURES, *(make for _, _, make in SECTIONS)])}
+    picture = next((make for make in PICTURES if html[make]), None)
+    shown = [(slug, name, html[make]) for slug, name, make in SECTIONS if html[make] and make is not picture]
+    warnings = "".join(f"<li>{prose(text)}</li>" for text in caveats(results))
     opening = [
-        paragraph(headline(comparison), "lead"),
-        made[shown] if shown else "",
-        arms(comparison),
-        f'<ul class="caveats">{warned}</ul>' if warned else "",
-        contents((slug, name) for slug, name, _ in SECTIONS if slug in texts),
+        paragraph(headline(results), "lead"),
+        html[picture] if picture else "",
+        summary_table(results),
+        f'<ul class="caveats">{warnings}</ul>' if warnings else "",
+        contents((slug, name) for slug, name, _ in shown),
     ]
-    sections = (folded(slug, name, texts[slug]) for slug, name, _ in SECTIONS if slug in texts)
-    return "\n".join(filter(None, opening)), "\n".join(sections)
+    return "\n".join(filter(None, opening)), "\n".join(folded(slug, name, text) for slug, name, text in shown)
 
 
-def _apart(comparisons: Sequence[Results]) -> list[str]:
-    """Why runs of several tasks are not ranked."""
-    return [
-        f"These runs have {len(comparisons)} tasks, so they are shown side by side and not ranked: "
-        "a number of one task says nothing about a number of another.",
-        f"The tasks differ in data, splits, starting weights or metric: {task_differences(comparisons)}. "
-        "Each task has its own part below, with its own axes.",
-    ]
+def _names(tasks: Sequence[Results]) -> list[str]:
+    """The names of the tasks' data."""
+    runs = (run for one in tasks for run in one.all_runs())
+    return list(dict.fromkeys(str(name) for run in runs if (name := flat(run.recipe).get("data.is"))))
 
 
-_NAMED = 2  # variants at most that a title names; the others are named by the first table
-
-
-def _title(comparisons: Sequence[Results]) -> str:
-    runs = [run for one in comparisons for run in one.all_runs()]
-    tasks = dict.fromkeys(str(t) for run in runs if (t := _field(run.recipe, "data", "is")))
-    kinds = [f"“{task}”" for task in tasks]
-    where = f" on the {'task' if len(kinds) == 1 else 'tasks'} {listed(kinds)}" if kinds else ""
-    variants = list(dict.fromkeys(name for one in comparisons for name in one.names))
+def _title(tasks: Sequence[Results]) -> str:
+    names = [f"“{name}”" for name in _names(tasks)]
+    where = f" on the {'task' if len(names) == 1 else 'tasks'} {listed(names)}" if names else ""
+    variants = list(dict.fromkeys(name for one in tasks for name in one.names))
     return f"{listed(variants) if len(variants) <= _NAMED else f'{len(variants)} variants'}{where}"
 
 
-def _tasks(comparisons: Sequence[Results]) -> str:
+def _questions(tasks: Sequence[Results]) -> str:
     """What is asked: the first line of the documentation of each task that this program knows."""
-    runs = (run for one in comparisons for run in one.all_runs())
-    kinds = dict.fromkeys(str(name) for run in runs if (name := _field(run.recipe, "data", "is")))
-    known = registry.names("data")
-    said = [f"“{kind}”: {registry.about('data', kind)}" for kind in kinds if kind in known]
-    return "".join(paragraph(text, "question") for text in said)
+    names = [name for name in _names(tasks) if name in registry.names("data")]
+    return "".join(paragraph(f"“{name}”: {registry.about('data', name)}", "question") for name in names)
 
 
-def _byline(comparisons: Sequence[Results]) -> str:
+def _byline(tasks: Sequence[Results]) -> str:
     """One line: the number of runs, their updates, when they finished and at which commit."""
-    runs = [run for one in comparisons for run in one.all_runs()]
-    rows = [row for one in comparisons for row in one.rows]
-    parts = [plural(len(runs), "run")] if runs else [plural(sum(row.seeds for row in rows), "run")]
+    runs = [run for one in tasks for run in one.all_runs()]
+    rows = [row for one in tasks for row in one.rows]
+    parts = [plural(len(runs) or sum(row.seeds for row in rows), "run")]
     seeds = {row.seeds for row in rows}
     parts += [f"{max(seeds)} seeds of each variant"] if len(seeds) == 1 and max(seeds) > 1 and len(rows) > 1 else []
     steps = {run.result.steps if run.result else None for run in runs}
     parts += [f"{steps.pop():,.0f} updates each"] if len(steps) == 1 and all(steps) else []
-    about = [run.provenance.to_json() for run in runs if run.provenance] or [one.provenance for one in comparisons]
     tested = {run.result.scored_rows.get("test", 0) for run in runs if run.result}
     parts += [plural(tested.pop(), "test row")] if len(tested) == 1 and max(tested) else []
+    about = [run.provenance.to_json() for run in runs if run.provenance] or [one.provenance for one in tasks]
     ends = sorted(str(a["finished"])[:10] for a in about if a.get("finished"))
     parts += [f"finished {ends[-1]}"] if ends else []
     commits = list(dict.fromkeys(str(a["commit"])[:10] for a in about if a.get("commit")))
     parts += [f"commit {listed(commits)}"] if commits else []
     return " · ".join(parts)
-
-
-def _field(value: object, *keys: str) -> Any:
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value

@@ -3,64 +3,61 @@
 import json
 import math
 import shlex
-from collections.abc import Iterable
 
 from mnemos.lab.evaluate.records import number
 from mnemos.lab.run.files import Provenance, Result
 from mnemos.types import JSONObject
 
-from .markup import count, escape, listed, missing, paragraph, plural, table
+from .markup import count, escape, listed, missing, paragraph, plural, table, table_of
 from .read import Results
-from .run_records import flat
+from .run_records import RunRecord, flat
 
 _VERSIONS = "versions."
-_PER_RUN = {"seed", "command", "started", "finished", "resumed", "argv", "reported"}
+_OF_ONE_RUN = {"seed", "command", "started", "finished", "resumed", "argv", "reported"}
 _MOST = 80  # characters of a value in a table
 _LISTED = 12  # fields at most that are listed open
+_ABSENT = object()
 
 
 def section(results: Results) -> str:
     """The recipes of the variants, the machine and data of the runs, and the commands to repeat them."""
-    parts = [_recipes(results), _shared(results), _data(results), _runs(results), _reproduce(results)]
+    parts = [_recipes(results), _shared(results), _data(results), _runs(results), _commands(results)]
     return "\n".join(filter(None, parts))
 
 
 def _recipes(results: Results) -> str:
     """The fields in which the recipes differ, and every recipe in full in a collapsed element."""
-    recipes = {name: runs[0].recipe for name in results.names if (runs := results.runs_of(name))}
-    if not recipes:
+    first = {name: runs[0] for name in results.names if (runs := results.runs_of(name))}
+    if not first:
         return missing("The comparison has no run folders, so the recipes of its variants are unknown.")
-    flattened = {name: flat(recipe) for name, recipe in recipes.items()}
-    fields = dict.fromkeys(key for one in flattened.values() for key in one)
-    skip = {"name", "about", "train.seed"}
-    absent = object()
-    differing = [f for f in fields if f not in skip and len({repr(o.get(f, absent)) for o in flattened.values()}) > 1]
-    parts = []
-    if len(recipes) > 1 and differing:
-        rows = [
-            [f"<code>{escape(f)}</code>", *(_cell(_value(one, f, absent), absent) for one in flattened.values())]
-            for f in differing
-            if any(one.get(f) not in (None, [], {}) for one in flattened.values())
-        ]
+    recipes, parts = {name: flat(run.recipe) for name, run in first.items()}, []
+
+    def value(recipe: JSONObject, field: str) -> object:
+        """A field of a flat recipe; null where the part that would have it is."""
+        while "." in field and field not in recipe:
+            field = field.rpartition(".")[0]
+        return recipe.get(field, _ABSENT)
+
+    fields = dict.fromkeys(key for one in recipes.values() for key in one if key not in ("name", "about", "train.seed"))
+    rows = [
+        [f"<code>{escape(field)}</code>", *(_cell(value(one, field)) for one in recipes.values())]
+        for field in fields
+        if len({repr(one.get(field, _ABSENT)) for one in recipes.values()}) > 1
+        and any(one.get(field) not in (None, [], {}) for one in recipes.values())
+    ]
+    if rows:
         caption = "Every field in which the recipes differ. From recipe.json of each variant's first run."
         listing = table(caption, ["field", *recipes], rows, "fields")
         title = f"The {plural(len(rows), 'field')} in which the recipes differ"
         parts.append(listing if len(rows) <= _LISTED else f"<details><summary>{title}</summary>{listing}</details>")
     elif len(recipes) > 1:
         parts.append(missing("The recipes do not differ."))
-    for name, recipe in recipes.items():
-        rolled = rollout(recipe, results.runs_of(name)[0].result)
-        parts += [paragraph(f"{name}: {rolled}")] if rolled else []
-        text = json.dumps(recipe, indent=2, ensure_ascii=False)
+    for name, run in first.items():
+        if sentence := rollout(run.recipe, run.result):
+            parts.append(paragraph(f"{name}: {sentence}"))
+        text = json.dumps(run.recipe, indent=2, ensure_ascii=False)
         parts.append(f"<details><summary>{escape(name)}</summary><pre>{escape(text)}</pre></details>")
     return "\n".join(parts)
-
-
-def _value(recipe: JSONObject, field: str, absent: object) -> object:
-    """A field of a flat recipe; null where the part that would have it is."""
-    while "." in field and field not in recipe:
-        field = field.rpartition(".")[0]
-    return recipe.get(field, absent)
 
 
 def rollout(recipe: JSONObject, result: Result | None) -> str | None:
@@ -79,8 +76,8 @@ def rollout(recipe: JSONObject, result: Result | None) -> str | None:
     return f"an update reads {many}{length}{how}; {begins}the trainer cuts {cut}."
 
 
-def _cell(value: object, absent: object) -> str:
-    if value is absent:
+def _cell(value: object) -> str:
+    if value is _ABSENT:
         return "–"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return escape(text if len(text) <= _MOST else text[: _MOST - 1] + "…")
@@ -89,64 +86,61 @@ def _cell(value: object, absent: object) -> str:
 def _shared(results: Results) -> str:
     """What all runs have in common, and a warning for everything that weakens the numbers."""
     runs = results.all_runs()
-    known = [_kept(run.provenance.to_json()) for run in runs if run.provenance]
-    if not known and results.provenance:
-        known = [_kept(results.provenance)]
-    if not known:
+    abouts = [run.provenance.to_json() for run in runs if run.provenance] or [results.provenance]
+    of_runs = []
+    for about in filter(None, abouts):
+        common = {key: value for key, value in about.items() if key not in _OF_ONE_RUN}
+        if isinstance(common.get("data"), dict):  # a table of its own has the files
+            common["data"] = {key: value for key, value in common["data"].items() if key != "files"}
+        of_runs.append(flat(common))
+    if not of_runs:
         return missing("There is no run.json: these numbers have no provenance.")
-    fields = dict.fromkeys(key for one in known for key in one)
-    common = {f: known[0].get(f) for f in fields if len({repr(one.get(f)) for one in known}) == 1}
-    facts = {f: _cell(v, None) for f, v in common.items() if v not in (None, [], {}) and not f.startswith(_VERSIONS)}
-    versions = [f"{f.removeprefix(_VERSIONS)} {v}" for f, v in common.items() if f.startswith(_VERSIONS) and v]
+
+    # --- what is the same in all runs ---
+    fields = dict.fromkeys(key for one in of_runs for key in one)
+    same = {f: of_runs[0].get(f) for f in fields if len({repr(one.get(f)) for one in of_runs}) == 1}
+    facts = {f: _cell(v) for f, v in same.items() if v not in (None, [], {}) and not f.startswith(_VERSIONS)}
+    versions = [f"{f.removeprefix(_VERSIONS)} {v}" for f, v in same.items() if f.startswith(_VERSIONS) and v]
     facts |= {"versions": escape(", ".join(versions))} if versions else {}
     items = "".join(f"<dt>{escape(f)}</dt><dd>{v}</dd>" for f, v in facts.items())
     parts = [f'<dl class="facts">{items}</dl>'] if items else []
-    without = sum(not run.provenance for run in runs)
-    if without:
+
+    # --- what is not ---
+    if without := sum(not run.provenance for run in runs):
         parts.append(missing(f"{plural(without, 'run')} of {len(runs)} without run.json: no provenance for those."))
     if changed := [run.label for run in runs if any(process.get("dirty") for process in _processes(run.provenance))]:
-        which = "Every run" if len(changed) == len(runs) else listed(changed)
-        was = "was" if "Every run" in which or len(changed) == 1 else "were"
+        which = (
+            "Every run was" if len(changed) == len(runs) else f"{listed(changed)} {'were' if changed[1:] else 'was'}"
+        )
         what = "trained from source with uncommitted changes: the commit alone does not reproduce the numbers."
-        parts.append(missing(f"{which} {was} {what}"))
-    apart = [f for f in fields if f not in common]
-    if apart:
-        values = "; ".join(f"{f}: {', '.join(dict.fromkeys(str(o.get(f, '–')) for o in known))}" for f in apart)
+        parts.append(missing(f"{which} {what}"))
+    if apart := [f for f in fields if f not in same]:
+        values = "; ".join(f"{f}: {', '.join(dict.fromkeys(str(o.get(f, '–')) for o in of_runs))}" for f in apart)
         parts.append(missing(f"Not the same in every run: {values}."))
     return "\n".join(parts)
 
 
-def _kept(about: JSONObject) -> JSONObject:
-    """The part of a run's provenance that is compared between runs, flat; `_data` lists the files of the data."""
-    kept = {key: value for key, value in about.items() if key not in _PER_RUN}
-    if isinstance(kept.get("data"), dict):
-        kept["data"] = {key: value for key, value in kept["data"].items() if key != "files"}
-    return flat(kept)
-
-
 def _data(results: Results) -> str:
     """The data files of the runs, one collapsed table for each set of files."""
-    runs = [run.provenance for run in results.all_runs() if run.provenance]
-    found = [results.provenance.get("data"), *(about.data for about in runs)]
     sets: dict[str, JSONObject] = {}
-    for data in found:
+    for data in [
+        results.provenance.get("data"),
+        *(run.provenance.data for run in results.all_runs() if run.provenance),
+    ]:
         if isinstance(data, dict) and isinstance(data.get("files"), list):
             sets.setdefault(str(data.get("sha256")), data)
     parts = []
     for data in sets.values():
-        rows = [
-            [f"<code>{escape(one.get('name'))}</code>", count(_bytes(one)), escape(one.get("sha256"))]
-            for one in data["files"]
-            if isinstance(one, dict)
-        ]
-        listing = table("From run.json.", ["file", "bytes", "SHA-256"], rows, "files")
-        title = f"The data: {plural(len(rows), 'file')} of {count(_bytes(data))} bytes"
+        columns = {
+            "file": lambda one: f"<code>{escape(one.get('name'))}</code>",
+            "bytes": lambda one: count(number(one.get("bytes"), "run.json", "bytes")),
+            "SHA-256": lambda one: escape(one.get("sha256")),
+        }
+        listing = table_of("From run.json.", data["files"], columns, "files")
+        size = count(number(data.get("bytes"), "run.json", "bytes"))
+        title = f"The data: {plural(len(data['files']), 'file')} of {size} bytes"
         parts.append(f"<details><summary>{escape(title)}</summary>{listing}</details>")
     return "\n".join(parts)
-
-
-def _bytes(data: JSONObject) -> float:
-    return number(data.get("bytes"), "run.json", "bytes")
 
 
 def _processes(about: Provenance | None) -> list[JSONObject]:
@@ -154,68 +148,55 @@ def _processes(about: Provenance | None) -> list[JSONObject]:
     return [] if about is None else [{"commit": about.commit, "dirty": about.dirty}, *about.resumed]
 
 
-def _commit(about: Provenance) -> str:
-    """The commits that trained a run, in order of its resumptions; + marks uncommitted changes."""
-    said = [str(one["commit"])[:10] + "+" * bool(one.get("dirty")) for one in _processes(about) if one.get("commit")]
-    return ", ".join(dict.fromkeys(said)) or "–"
-
-
 def _runs(results: Results) -> str:
-    rows = []
-    for name in results.names:
-        for run in results.runs_of(name):
-            about, steps = run.provenance or Provenance(), run.cost("steps")
-            if not math.isfinite(steps):
-                steps = run.train["step"][-1] if run.train["step"].size else 0
-            rows.append(
-                [
-                    f"<code>{escape(run.label)}</code>",
-                    escape(name),
-                    escape(run.seed),
-                    f"<code>{escape(_commit(about))}</code>",
-                    count(float(steps)),
-                    escape(_moment(about.started)),
-                    escape(_moment(about.finished) if run.result else "not finished"),
-                    escape(len(about.resumed)),
-                ]
-            )
-    if not rows:
+    def commits(run: RunRecord) -> str:
+        """In order of its resumptions."""
+        processes = [one for one in _processes(run.provenance) if one.get("commit")]
+        return ", ".join(dict.fromkeys(str(one["commit"])[:10] + "+" * bool(one.get("dirty")) for one in processes))
+
+    def steps(run: RunRecord) -> str:
+        done = run.cost("steps")
+        return count(done if math.isfinite(done) else float(run.train["step"][-1]) if run.train["step"].size else 0.0)
+
+    def moment(value: str | None) -> str:
+        return escape(value[:16].replace("T", " ")) if value else "–"
+
+    runs = [(name, run, run.provenance or Provenance()) for name in results.names for run in results.runs_of(name)]
+    if not runs:
         return missing("No run folder is named in comparison.json.")
-    head = ["run", "variant", "seed", "commit", "steps", "started", "finished", "resumed"]
     caption = (
         "The runs, each with the commit that trained it (+: with uncommitted changes to tracked files of the package). "
         "From run.json and result.json of each."
     )
-    return table(caption, head, rows, "runs")
+    return table_of(
+        caption,
+        runs,
+        {
+            "run": lambda one: f"<code>{escape(one[1].label)}</code>",
+            "variant": lambda one: escape(one[0]),
+            "seed": lambda one: escape(one[1].seed),
+            "commit": lambda one: f"<code>{escape(commits(one[1]) or '–')}</code>",
+            "steps": lambda one: steps(one[1]),
+            "started": lambda one: moment(one[2].started),
+            "finished": lambda one: moment(one[2].finished) if one[1].result else "not finished",
+            "resumed": lambda one: str(len(one[2].resumed)),
+        },
+        "runs",
+    )
 
 
-def _moment(value: str | None) -> str:
-    """A time to the minute, as written."""
-    return "–" if not value else value[:16].replace("T", " ")
-
-
-def command(words: Iterable[object]) -> str:
-    """A command line as a user types it."""
-    return shlex.join(map(str, words))
-
-
-def longer(resumed: JSONObject) -> str:
-    """The command that continued a run up to another number of steps; "" for any other process of a run."""
-    words = resumed.get("command")
-    if not isinstance(words, list) or "step" not in resumed or not any("--train.steps" in str(word) for word in words):
-        return ""
-    return f"{command(words)}  # resumed after update {resumed['step']:,}"
-
-
-def _reproduce(results: Results) -> str:
-    runs = [run.provenance for run in results.all_runs() if run.provenance]
-    processes = [one for about in runs for one in _processes(about)]
-    given = results.provenance.get("command")
-    own = dict.fromkeys(command(about.command) for about in runs if about.command)
-    commands = [command(given)] if isinstance(given, list) else list(own)
+def _commands(results: Results) -> str:
+    abouts = [run.provenance for run in results.all_runs() if run.provenance]
+    processes = [one for about in abouts for one in _processes(about)]
+    own = results.provenance.get("command")
+    lines = [own] if isinstance(own, list) else [about.command for about in abouts if about.command]
+    commands = list(dict.fromkeys(shlex.join(map(str, words)) for words in lines))
     if not commands:
         return "<h3>Commands</h3>" + missing("No run.json gives the command, so the report cannot name it.")
-    commands += [more for one in processes if (more := longer(one))]
+    for one in processes:  # what continued a run up to another number of steps
+        words = one.get("command")
+        if isinstance(words, list) and "step" in one and any("--train.steps" in str(word) for word in words):
+            commands.append(f"{shlex.join(map(str, words))}  # resumed after update {one['step']:,}")
     commits = list(dict.fromkeys(str(a["commit"]) for a in processes or [results.provenance] if a.get("commit")))
-    lines = [f"git checkout {commits[0]}"] if len(commits) == 1 else []
-    return f"<h3>Commands</h3><pre>{escape(chr(10).join([*lines, *commands]))}</pre>"
+    checkout = [f"git checkout {commits[0]}"] if len(commits) == 1 else []
+    return f"<h3>Commands</h3><pre>{escape(chr(10).join([*checkout, *commands]))}</pre>"

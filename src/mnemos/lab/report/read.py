@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -48,31 +48,35 @@ class Results(Comparison):
         """The runs of a row; () where the comparison names none."""
         return self.records.get(name, ())
 
+    def first_runs(self, has: Callable[[RunRecord], object]) -> list[tuple[str, RunRecord]]:
+        """By row, the first of its runs that has something; rows without one are left out."""
+        runs = ((name, next(filter(has, self.runs_of(name)), None)) for name in self.names)
+        return [(name, run) for name, run in runs if run is not None]
+
     def all_runs(self) -> list[RunRecord]:
         """All runs, ordered by row."""
         return [run for name in self.names for run in self.runs_of(name)]
 
     def cached(self) -> list[str]:
         """The rows with a gated cache that is written, and those with gates or controls of one that is not."""
-        controlled = {control.name for control in self.controls}
-        written = {row.name for row in self.rows if row.memory == CACHE} | controlled
+        written = {row.name for row in self.rows if row.memory == CACHE} | {control.name for control in self.controls}
         return [name for name in self.names if name in written or any(run.gates for run in self.runs_of(name))]
 
     def described(self, metric: str) -> JSONObject | None:
         """Direction and bounds of a metric, as `Metric.described`; None where no run says them."""
         if metric == self.metric:
             return {"higher_is_better": self.higher_is_better, "about": self.about, "bounds": self.bounds}
-        found = (described_in(run.result.metrics, metric) for run in self.all_runs() if run.result)
-        return next(filter(None, found), None)
+        of_runs = (described_in(run.result.metrics, metric) for run in self.all_runs() if run.result)
+        return next(filter(None, of_runs), None)
 
     def effect(self, name: str, control: str = "emptied") -> Difference | None:
         """What a control of stored caches changes, run by run where the runs' results are at hand, else by means.
 
         None where the control was not run.
         """
-        runs = self.runs_of(name)
-        if found := paired([run.tested(self.metric, control) - run.tested(self.metric) for run in runs], self.bounds):
-            return found
+        changes = [run.tested(self.metric, control) - run.tested(self.metric) for run in self.runs_of(name)]
+        if by_run := paired(changes, self.bounds):
+            return by_run
         for one in self.controls:
             if (one.name, one.control) == (name, control) and math.isfinite(one.mean):
                 return welch(one, self.row(name), self.bounds)
@@ -80,13 +84,13 @@ class Results(Comparison):
 
     def state_controls(self, name: str) -> list[tuple[RunRecord, StateControls]]:
         """The runs of a row that scored controls of their state."""
-        found = [(run, run.explained.memory) for run in self.runs_of(name) if run.explained]
-        return [(run, known) for run, known in found if isinstance(known, StateControls)]
+        explained = [(run, run.explained.memory) for run in self.runs_of(name) if run.explained]
+        return [(run, memory) for run, memory in explained if isinstance(memory, StateControls)]
 
     def uncontrolled(self, name: str) -> str | None:
         """Why no run of a row scored controls of its state; None if one did, or none recorded a reason."""
-        found = [run.explained.memory for run in self.runs_of(name) if run.explained]
-        reasons = [known.left for known in found if isinstance(known, Left)]
+        memories = [run.explained.memory for run in self.runs_of(name) if run.explained]
+        reasons = [memory.left for memory in memories if isinstance(memory, Left)]
         return reasons[0] if reasons and not self.state_controls(name) else None
 
     def memory_effect(self, name: str, memory: str, control: str) -> Difference | None:
@@ -95,11 +99,11 @@ class Results(Comparison):
         It is measured in the comparison's metric, or in the runs' own where that is not recorded.
         """
         changes, bounds = [], self.bounds
-        for _, known in self.state_controls(name):
-            carried = known.carried.scores
-            metric = self.metric if self.metric in carried else known.metric
+        for _, controls in self.state_controls(name):
+            carried = controls.carried.scores
+            metric = self.metric if self.metric in carried else controls.metric
             bounds = bounds_of((self.described(metric) or {}).get("bounds"))
-            scored = [one.scored() for one in known.memories if one.name == memory]
+            scored = [one.scored() for one in controls.memories if one.name == memory]
             before = carried.get(metric, math.nan)
             changes += [one[control].scores.get(metric, math.nan) - before for one in scored if control in one]
         return paired(changes, bounds)
@@ -112,16 +116,16 @@ def finite_spread(values: Iterable[float]) -> Spread:
 
 def read(folders: Sequence[Path]) -> Results:
     """The results of runs of one task, as `read_tasks` reads them. Raises InputError if there are several tasks."""
-    found = read_tasks(folders)
-    if len(found) > 1:
+    tasks = read_tasks(folders)
+    if len(tasks) > 1:
         raise InputError(
-            f"expected runs of one task, found {len(found)}: {task_differences(found)}; name the runs of one of them"
+            f"expected runs of one task, found {len(tasks)}: {task_differences(tasks)}; name the runs of one of them"
         )
-    return found[0]
+    return tasks[0]
 
 
 def read_tasks(folders: Sequence[Path]) -> list[Results]:
-    """The results of each task (`task_key`) of any number of run folders and comparison folders.
+    """The results of each task (`TaskKey`) of any number of run folders and comparison folders.
 
     Runs that are not part of a comparison of their task become additional rows of it. Runs whose recipes differ only in
     the seed are one row, and its numbers are computed from their results. Raises InputError, also for two comparisons
@@ -129,19 +133,20 @@ def read_tasks(folders: Sequence[Path]) -> list[Results]:
     """
     if not folders:
         raise InputError("report: expected at least one run folder or comparison folder, found none; name one")
+
+    # --- read each folder ---
     comparisons: list[Results] = []
-    keys: list[TaskKey | None] = []
+    keys: list[TaskKey | None] = []  # of the comparisons; None: it has no runs
     runs: list[RunRecord] = []
     for folder in dict.fromkeys(Path(f).resolve() for f in folders):
         if (folder / FILE).is_file():
-            found = read_results(folder)
-            members = found.all_runs()
-            key = task_key(members[0], found.metric) if members else None
+            results = read_results(folder)
+            key = next((task_key(run, results.metric) for run in results.all_runs()), None)
             if key is not None and key in keys:
                 raise InputError(
                     f"{folder}: expected one comparison of this task, found a second; make a report for each"
                 )
-            comparisons.append(found)
+            comparisons.append(results)
             keys.append(key)
         elif (folder / "recipe.json").is_file():
             runs.append(read_run(folder, folder.name))
@@ -150,10 +155,23 @@ def read_tasks(folders: Sequence[Path]) -> list[Results]:
                 f"{folder}: expected a run folder (with recipe.json) or a comparison folder (with comparison.json), "
                 f"found {_instead(folder)}"
             )
-    known = {run.folder for comparison in comparisons for run in comparison.all_runs()}
-    groups = _group([run for run in runs if run.folder not in known], keys)
-    joined = [_join(one, extra) for one, extra in zip(comparisons, groups, strict=False)]
-    return [*joined, *(_with_roles(results_of(extra)) for extra in groups[len(comparisons) :])]
+
+    # --- the single runs of each task: of the comparisons', then of others as they come ---
+    inside = {run.folder for comparison in comparisons for run in comparison.all_runs()}
+    single = [run for run in runs if run.folder not in inside]
+    groups: list[tuple[TaskKey | None, list[RunRecord]]] = [(key, []) for key in keys]
+    # A run that is not finished joins a task whose metric a finished one has named.
+    for run in sorted(single, key=lambda run: run.result is None):
+        key = task_key(run)
+        members = next((members for task, members in groups if task is not None and task.holds(key)), None)
+        if members is None:
+            groups.append((key, members := []))
+        members.append(run)
+    order = {id(run): i for i, run in enumerate(single)}
+    for _, members in groups:
+        members.sort(key=lambda run: order[id(run)])
+    joined = [_join(one, members) for one, (_, members) in zip(comparisons, groups, strict=False)]
+    return [*joined, *(_with_roles(results_of(members)) for _, members in groups[len(comparisons) :])]
 
 
 def _instead(folder: Path) -> str:
@@ -169,16 +187,16 @@ def _instead(folder: Path) -> str:
 
 def read_results(folder: Path) -> Results:
     """A comparison folder: comparison.json and the runs that it names, with paths relative to it."""
-    found = read_comparison(folder)
+    comparison = read_comparison(folder)
     records = {}
-    for name, places in found.runs.items():
-        for place in places:
-            if not (folder / place / "recipe.json").is_file():
-                raise InputError(f"{folder / FILE}: expected the run {place!r} of {name!r}, found no such run folder")
-        records[name] = tuple(read_run((folder / place).resolve(), place) for place in places)
-    content = {one.name: getattr(found, one.name) for one in fields(found)}
-    content["reference"] = {name: value for name, value in found.reference.items() if name != MAJORITY}
-    content["against"] = found.against or found.rows[0].name
+    for name, paths in comparison.runs.items():
+        for path in paths:
+            if not (folder / path / "recipe.json").is_file():
+                raise InputError(f"{folder / FILE}: expected the run {path!r} of {name!r}, found no such run folder")
+        records[name] = tuple(read_run((folder / path).resolve(), path) for path in paths)
+    content = {one.name: getattr(comparison, one.name) for one in fields(comparison)}
+    content["reference"] = {name: value for name, value in comparison.reference.items() if name != MAJORITY}
+    content["against"] = comparison.against or comparison.rows[0].name
     return Results(**content, records=records, source=f"{folder.name}/{FILE}")
 
 
@@ -192,14 +210,20 @@ def results_of(runs: Sequence[RunRecord], metric: str | None = None) -> Results:
     described: JSONObject = {"higher_is_better": False, "about": "", "bounds": None}
     if finished and metric != "loss":
         described |= first.description(metric, finished[0].folder)
+
+    # --- runs whose recipes differ only in the seed, and in how they are described, are one row ---
     alike: dict[str, list[RunRecord]] = {}
     for run in runs:
-        alike.setdefault(_recipe_key(run.recipe), []).append(run)
+        training = run.recipe.get("train")
+        training = {k: v for k, v in training.items() if k != "seed"} if isinstance(training, dict) else training
+        recipe = json.dumps({**run.recipe, "train": training, "about": ""}, sort_keys=True)
+        alike.setdefault(recipe, []).append(run)
     records: dict[str, tuple[RunRecord, ...]] = {}
     for members in alike.values():
         base = str(members[0].recipe.get("name", members[0].label))
         name = base if base not in records else f"{base} ({sum(n.split(' (')[0] == base for n in records) + 1})"
         records[name] = tuple(members)
+
     results = {name: [run.result for run in members if run.result] for name, members in records.items()}
     bounds = bounds_of(described["bounds"])
     rows = rows_of(results, metric, next(iter(records)), bounds=bounds)
@@ -253,14 +277,10 @@ def _with_roles(results: Results) -> Results:
         return results
     roles = roles_of(recipes)
     rows = [(row, roles[row.name]) for row in results.rows]
-    made = (replace(row, memory=role.memory, baseline_of=role.baseline_of or row.baseline_of) for row, role in rows)
-    return replace(results, rows=tuple(made))
-
-
-def _recipe_key(recipe: JSONObject) -> str:
-    training = recipe.get("train")
-    training = {k: v for k, v in training.items() if k != "seed"} if isinstance(training, dict) else training
-    return json.dumps({**recipe, "train": training, "about": ""}, sort_keys=True)
+    rows_with = (
+        replace(row, memory=role.memory, baseline_of=role.baseline_of or row.baseline_of) for row, role in rows
+    )
+    return replace(results, rows=tuple(rows_with))
 
 
 @dataclass(frozen=True)
@@ -268,8 +288,8 @@ class TaskKey:
     """What decides whether two runs can be ranked: data, rows, starting weights and metric.
 
     data: the settings and the hash of the data, the rows scored, and the hash of the weights that the run started from,
-    because training of another run is an advantage. metric: None
-    for a run that is not finished, which belongs to any task with its data.
+    because training of another run is an advantage. metric: None for a run that is not finished, which belongs to any
+    task with its data.
     """
 
     data: tuple[tuple[str, str], ...]
@@ -282,46 +302,35 @@ class TaskKey:
 
 def task_key(run: RunRecord, metric: str | None = None) -> TaskKey:
     """The key of a run's task. metric: the one that the run's comparison uses, by default the run's own."""
-    settings = flat(_scored(run.recipe.get("data")), "data")
+    data, training = run.recipe.get("data"), run.recipe.get("train")
+    training = training if isinstance(training, dict) else {}
     about = run.provenance or Provenance()
-    found = about.latest("data")  # that the run was scored on
-    if isinstance(found, dict) and found.get("sha256"):
-        # Where the files are hashed, the hash says what they are.
+
+    # --- the settings that decide what is scored; all as they are if they cannot be read, as without a plug-in ---
+    try:
+        config = from_dict(DataConfig, data)
+        scored = {name: value for name, value in to_dict(config).items() if name not in config.unscored()}
+    except InputError:
+        scored = data if isinstance(data, dict) else {}
+    settings = flat(scored, "data")
+
+    # --- where the files are hashed, the hash says what they are ---
+    files = about.latest("data")  # that the run was scored on
+    if isinstance(files, dict) and files.get("sha256"):
         settings = {name: value for name, value in settings.items() if name.split(".")[-1] not in PLACES}
-        settings["hash of the files"] = str(found["sha256"])[:12]
-    elif isinstance(found, dict) and isinstance(found.get("generated"), dict):
-        settings["generator's version"] = found["generated"].get("version")
-    training = run.recipe.get("train")
-    if isinstance(training, dict) and training.get("test_rows"):  # scored on a part of the test split
+        settings["hash of the files"] = str(files["sha256"])[:12]
+    elif isinstance(files, dict) and isinstance(files.get("generated"), dict):
+        settings["generator's version"] = files["generated"].get("version")
+    if training.get("test_rows"):  # scored on a part of the test split
         settings["train.test_rows"] = training["test_rows"]
-    settings["starting weights"] = _weights(training, about)
-    data = tuple(sorted((name, str(value)) for name, value in settings.items()))
-    return TaskKey(data, metric or (run.result.metric if run.result else None))
 
-
-def _weights(training: object, about: Provenance) -> str:
-    """The weights that a run started from: random ones, or those of another run by their hash."""
-    path = training.get("init_from") if isinstance(training, dict) else None
-    if not path:
-        return "random"
-    found = about.latest("weights")
-    if isinstance(found, dict) and found.get("sha256"):
-        return f"of {str(found['sha256'])[:12]}"
-    return f"of {path}, without a hash"  # there is no run.json
-
-
-def _group(runs: Sequence[RunRecord], known: Sequence[TaskKey | None] = ()) -> list[list[RunRecord]]:
-    """The runs of each task: first of the `known` ones, of which None holds no run, then of others as they come."""
-    groups: list[tuple[TaskKey | None, list[RunRecord]]] = [(key, []) for key in known]
-    # A run that is not finished joins a task whose metric a finished one has named.
-    for run in sorted(runs, key=lambda run: run.result is None):
-        key = task_key(run)
-        place = next((members for task, members in groups if task is not None and task.holds(key)), None)
-        if place is None:
-            groups.append((key, place := []))
-        place.append(run)
-    order = {id(run): i for i, run in enumerate(runs)}
-    return [sorted(members, key=lambda run: order[id(run)]) for _, members in groups]
+    # --- the weights that it started from: random ones, or those of another run by their hash ---
+    weights, path = about.latest("weights"), training.get("init_from")
+    known = isinstance(weights, dict) and weights.get("sha256")
+    of_run = f"of {str(known)[:12]}" if known else f"of {path}, without a hash"  # without a run.json
+    settings["starting weights"] = of_run if path else "random"
+    values = tuple(sorted((name, str(value)) for name, value in settings.items()))
+    return TaskKey(values, metric or (run.result.metric if run.result else None))
 
 
 def task_differences(tasks: Sequence[Results]) -> str:
@@ -330,19 +339,9 @@ def task_differences(tasks: Sequence[Results]) -> str:
     for one in tasks:
         runs = one.all_runs()
         tables.append({**dict(task_key(runs[0]).data if runs else ()), "metric": one.metric})
-    fields = dict.fromkeys(name for table in tables for name in table)
+    names = dict.fromkeys(name for table in tables for name in table)
     if any(table.get("data.is") != tables[0].get("data.is") for table in tables):
-        fields = dict.fromkeys(["data.is", "metric"])  # other tasks have other settings; to name them says nothing more
-    apart = [name for name in fields if len({table.get(name) for table in tables}) > 1]
-    said = [f"{name}: {listed([table.get(name, 'not set') for table in tables])}" for name in apart[:4]]
-    return "; ".join(said) + (f"; and {len(apart) - 4} more" if len(apart) > 4 else "")
-
-
-def _scored(data: object) -> JSONObject:
-    """The data's settings that decide what is scored; all as they are if they cannot be read, as without a plug-in."""
-    try:
-        config = from_dict(DataConfig, data)
-    except InputError:
-        return data if isinstance(data, dict) else {}
-    skipped = config.unscored()
-    return {name: value for name, value in to_dict(config).items() if name not in skipped}
+        names = dict.fromkeys(["data.is", "metric"])  # other tasks have other settings; to name them says nothing more
+    apart = [name for name in names if len({table.get(name) for table in tables}) > 1]
+    values = [f"{name}: {listed([table.get(name, 'not set') for table in tables])}" for name in apart[:4]]
+    return "; ".join(values) + (f"; and {len(apart) - 4} more" if len(apart) > 4 else "")

@@ -18,7 +18,7 @@ Columns = dict[str, np.ndarray]  # "step" [S] and one float64 array [S] per quan
 OWN = ("loss", "auxiliary_loss", "lr", "grad_norm", "seconds", "tokens")
 GATES = ("update.mean", "update.saturated", "reset.mean", "reset.saturated", "cache.rms", "cache.rank", "cache.max")
 DETECTIONS = "detections"  # folder of a run: photos with annotations on the left and detections on the right
-_REPAIR, _SAMPLE_AGAIN = "repair the file", "run mnemos sample on it again"
+_SAMPLE_AGAIN = "run mnemos sample on it again"
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class RunRecord:
     def seed(self) -> object:
         """The seed from the result, the recipe or the provenance, in this order; "?" if none has it."""
         training = self.recipe.get("train")
-        given = training.get("seed") if isinstance(training, dict) else None
-        known = (self.result and self.result.seed, given, self.provenance and self.provenance.seed)
+        of_recipe = training.get("seed") if isinstance(training, dict) else None
+        known = (self.result and self.result.seed, of_recipe, self.provenance and self.provenance.seed)
         return next((seed for seed in known if seed is not None), "?")
 
     def tested(self, metric: str, control: str | None = None) -> float:
@@ -95,21 +95,82 @@ class RunRecord:
 def read_run(folder: Path, label: str) -> RunRecord:
     """One run folder. recipe.json and metrics.jsonl are required; other missing files become None."""
     train, valid, gates = read_metrics(folder)
+    photos = sorted((folder / DETECTIONS).glob("*.jpg"), key=lambda file: (len(file.stem.split("-")[0]), file.stem))
     return RunRecord(
         folder=folder,
         label=label,
-        recipe=read_object(folder / "recipe.json", _REPAIR),
+        recipe=read_object(folder / "recipe.json", "repair the file"),
         provenance=Provenance.read(folder) if Provenance.exists(folder) else None,
         train=train,
         valid=valid,
         gates=gates,
         result=Result.read(folder) if Result.exists(folder) else None,
-        caches=_caches(folder / "caches.safetensors"),
+        caches=_read_caches(folder / "caches.safetensors"),
         explained=read_explanation(folder),
         written=read_written(folder),
         write_attention=read_write_attention(folder),
-        detected=_detected(folder / DETECTIONS),
+        detected=tuple((file.name, read_bytes(file)) for file in photos),
     )
+
+
+def read_metrics(folder: Path) -> tuple[Columns, Columns, GateCurves | None]:
+    """The training, validation and gate records of a run, by step; of two with one kind and step the later counts.
+
+    Raises InputError naming file and line.
+    """
+    records: dict[str, dict[int, Measurement]] = {"train": {}, "valid": {}, "gates": {}}
+    for line in Measurement.read_all(folder):
+        if line.kind in records:
+            records[line.kind][line.step] = line
+
+    def columns(by_step: dict[int, Measurement]) -> Columns:
+        """One for each quantity in any line, and one for each in `OWN`."""
+        lines = [by_step[step] for step in sorted(by_step)]
+        names = dict.fromkeys([*OWN, *(name for line in lines for name in line.values)])
+        values = {n: np.array([number(line.values.get(n), line.where, n) for line in lines]) for n in names}
+        return {"step": np.array(sorted(by_step), dtype=np.int64), **values}
+
+    return columns(records["train"]), columns(records["valid"]), _gate_curves(records["gates"])
+
+
+def _gate_curves(records: dict[int, Measurement]) -> GateCurves | None:
+    steps = sorted(records)
+    read = (from_json(Gates, records[step].values, records[step].where, "repair or delete the line") for step in steps)
+    rows = [{layer.name: layer for layer in line.layers} for line in read]
+    names = tuple(dict.fromkeys(name for row in rows for name in row))
+    if not names:
+        return None
+    heads = max(len(layer.mix) for row in rows for layer in row.values())
+    mix = np.full((len(steps), len(names), heads), math.nan)
+    values = {key: np.full((len(steps), len(names)), math.nan) for key in GATES}
+    for s, row in enumerate(rows):
+        for name, layer in row.items():
+            at = (s, names.index(name))
+            mix[at][: len(layer.mix)] = layer.mix
+            for key in GATES:
+                part, quantity = key.split(".")
+                values[key][at] = getattr(getattr(layer, part), quantity)
+    return GateCurves(np.array(steps, dtype=np.int64), names, mix, values)
+
+
+def _read_caches(path: Path) -> dict[str, np.ndarray] | None:
+    if not path.is_file():
+        return None
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        caches = load_file(path)
+    except (SafetensorError, OSError, KeyError) as error:
+        raise InputError(f"{path}: expected safetensors, found {error}; train again to write it") from None
+    for name, cache in caches.items():
+        if cache.ndim != 2 or not np.issubdtype(cache.dtype, np.floating):
+            raise InputError(f"{path}: expected {name!r} as floats [Tm, Dm], found {cache.dtype} {list(cache.shape)}")
+
+    def by_number(name: str) -> list[tuple[int, int | str]]:  # blocks.2 before blocks.10
+        return [(0, int(part)) if part.isdigit() else (1, part) for part in name.split(".")]
+
+    return {name: caches[name].astype(np.float64) for name in sorted(caches, key=by_number)}
 
 
 def read_written(folder: Path) -> Written | None:
@@ -123,21 +184,15 @@ def read_written(folder: Path) -> Written | None:
     try:
         about = parse(read_text(path))
         check_file(folder / "samples.safetensors")
-        found = load_file(folder / "samples.safetensors")
+        arrays = load_file(folder / "samples.safetensors")
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{path}: expected samples and samples.safetensors, found {error}; {_SAMPLE_AGAIN}") from None
     fits = isinstance(about, dict) and isinstance(about.get("given"), int)
     for name, axes in (("samples", 4), ("originals", 4), ("completions", 5)):
-        fits = fits and (name not in found or (found[name].ndim == axes and found[name].dtype == np.uint8))
-    if not fits or ("completions" in found) != ("originals" in found):
+        fits = fits and (name not in arrays or (arrays[name].ndim == axes and arrays[name].dtype == np.uint8))
+    if not fits or ("completions" in arrays) != ("originals" in arrays):
         raise InputError(f"{path}: expected pictures as mnemos sample writes them, found others; {_SAMPLE_AGAIN}")
-    return Written(found.get("samples"), found.get("originals"), found.get("completions"), about)
-
-
-def _detected(folder: Path) -> tuple[tuple[str, bytes], ...]:
-    """(name, bytes) of each photo that a run has drawn, in the order of their numbers."""
-    files = sorted(folder.glob("*.jpg"), key=lambda file: (len(file.stem.split("-")[0]), file.stem))
-    return tuple((file.name, read_bytes(file)) for file in files)
+    return Written(arrays.get("samples"), arrays.get("originals"), arrays.get("completions"), about)
 
 
 def flat(value: object, prefix: str = "") -> JSONObject:
@@ -148,64 +203,3 @@ def flat(value: object, prefix: str = "") -> JSONObject:
     for key, part in value.items():
         out |= flat(part, f"{prefix}.{key}" if prefix else str(key))
     return out
-
-
-def _caches(path: Path) -> dict[str, np.ndarray] | None:
-    if not path.is_file():
-        return None
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        found = load_file(path)
-    except (SafetensorError, OSError, KeyError) as error:
-        raise InputError(f"{path}: expected safetensors, found {error}; train again to write it") from None
-    for name, cache in found.items():
-        if cache.ndim != 2 or not np.issubdtype(cache.dtype, np.floating):
-            raise InputError(f"{path}: expected {name!r} as floats [Tm, Dm], found {cache.dtype} {list(cache.shape)}")
-    return {name: found[name].astype(np.float64) for name in sorted(found, key=_by_number)}
-
-
-def _by_number(name: str) -> list[tuple[int, int | str]]:
-    """A sort key that puts blocks.2 before blocks.10."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in name.split(".")]
-
-
-def read_metrics(folder: Path) -> tuple[Columns, Columns, GateCurves | None]:
-    """The training, validation and gate records of a run, by step; of two with one kind and step the later counts.
-
-    Raises InputError naming file and line.
-    """
-    found: dict[str, dict[int, Measurement]] = {"train": {}, "valid": {}, "gates": {}}
-    for line in Measurement.read_all(folder):
-        if line.kind in found:
-            found[line.kind][line.step] = line
-    return _columns(found["train"]), _columns(found["valid"]), _gates(found["gates"])
-
-
-def _columns(records: dict[int, Measurement]) -> Columns:
-    """One column per quantity in any line, and one for each quantity in OWN."""
-    ordered = [records[step] for step in sorted(records)]
-    names = dict.fromkeys([*OWN, *(name for line in ordered for name in line.values)])
-    columns = {n: np.array([number(line.values.get(n), line.where, n) for line in ordered]) for n in names}
-    return {"step": np.array(sorted(records), dtype=np.int64), **columns}
-
-
-def _gates(records: dict[int, Measurement]) -> GateCurves | None:
-    steps = sorted(records)
-    read = (from_json(Gates, records[step].values, records[step].where, "repair or delete the line") for step in steps)
-    rows = [{layer.name: layer for layer in line.layers} for line in read]
-    names = tuple(dict.fromkeys(name for row in rows for name in row))
-    if not names:
-        return None
-    heads = max(len(layer.mix) for row in rows for layer in row.values())
-    mix = np.full((len(steps), len(names), heads), math.nan)
-    values = {key: np.full((len(steps), len(names)), math.nan) for key in GATES}
-    for s, row in enumerate(rows):
-        for name, layer in row.items():
-            place = names.index(name)
-            mix[s, place, : len(layer.mix)] = layer.mix
-            for key in GATES:
-                part, quantity = key.split(".")
-                values[key][s, place] = getattr(getattr(layer, part), quantity)
-    return GateCurves(np.array(steps, dtype=np.int64), names, mix, values)

@@ -22,12 +22,13 @@ from mnemos.lab.compare.significance import (
 from mnemos.lab.tasks.metrics import ACCURACY, TOP5
 from mnemos.lab.tasks.no_learning import no_better
 
-from .curves import Along, along_rows, read_along
 from .markup import capital, decimal, duration, escape, listed, memory, plural, table
-from .read import Results, finite_spread
+from .metric_by_x import MetricByX, read_by_x, rows_by_x
+from .read import Results
 from .style import variant_name
 
 _NAMED = 6  # variants at most that a sentence names
+_VERBS = {BETTER: "helps", WORSE: "harms", NO_DIFFERENCE: "is not shown to help"}
 Tests = Mapping[str, tuple[Row, Difference]]  # by variant: the row that it is tested against, and the difference
 
 
@@ -36,13 +37,13 @@ def headline(results: Results) -> str:
     rows = _finite(results)
     if not rows:
         return f"No variant has a finite {results.split} {results.metric} yet."
-    tests, along, overall = differences_of(results), read_along(results), ""
+    tests, by_x, overall = differences_of(results), read_by_x(results), ""
     memories = [row for row in rows if row.name in tests and row.name in tests[row.name][0].baseline_of]
     if memories:
         overall = _of_memories(results, memories, tests)
-    elif along is None or any(one.interval for _, one in tests.values()):
+    elif by_x is None or any(one.interval for _, one in tests.values()):
         overall = _of_scores(results, rows, tests)
-    return " ".join(filter(None, [overall, _reached(results, along, memories, tests, overall)]))
+    return " ".join(filter(None, [overall, _at_the_end(results, by_x, memories, tests, overall)]))
 
 
 def differences_of(results: Results) -> Tests:
@@ -52,8 +53,8 @@ def differences_of(results: Results) -> Tests:
     reference = next((row for row in rows if row.name == results.against), None)
     tested = [(row, baselines.get(row.name, reference)) for row in rows]
     pairs = [(a, b) for a, b in tested if b is not None and a is not b and b.name not in a.baseline_of]
-    found = compared(pairs, results.bounds)
-    return {row.name: (other, one) for (row, other), one in zip(pairs, found, strict=True)}
+    differences = compared(pairs, results.bounds)
+    return {row.name: (other, one) for (row, other), one in zip(pairs, differences, strict=True)}
 
 
 def _finite(results: Results) -> list[Row]:
@@ -67,47 +68,6 @@ def _score(results: Results) -> str:
     counts = counts or {results.scored_rows.get(split)}
     rows = counts.pop() if len(counts) == 1 else None
     return f"{results.split} {results.metric}" + (f" over {plural(rows, 'row')}" if rows else "")
-
-
-def _of_scores(results: Results, rows: Sequence[Row], tests: Tests) -> str:
-    """The scores from the best, and how many differences to the reference are shown."""
-    shown = [one.finding(results.higher_is_better) for _, one in tests.values() if one.interval]
-    many = sum(one != NO_DIFFERENCE for one in shown)
-    to = "" if not shown else f"; {many} of {plural(len(shown), 'difference')} to {results.against} shown"
-    return f"{capital(_score(results))}: {_ranked({row.name: row.mean for row in rows}, results.higher_is_better)}{to}."
-
-
-def _ranked(scores: Mapping[str, float], higher_is_better: bool | None) -> str:
-    """The scores from the best, or as they come where the metric's direction is not known; at most `_NAMED`."""
-    ranked = list(scores)
-    if higher_is_better is not None:
-        ranked.sort(key=lambda name: scores[name], reverse=higher_is_better)
-    more = f" and {len(ranked) - _NAMED} more" if len(ranked) > _NAMED else ""
-    return f"{', '.join(f'{name} {decimal(scores[name])}' for name in ranked[:_NAMED])}{more}"
-
-
-def _reached(results: Results, along: Along | None, memories: Sequence[Row], tests: Tests, overall: str) -> str:
-    """The metric at the greatest x of the axis: of the one memory and its baseline, or of all variants."""
-    if along is None:
-        return ""
-    means = _at_the_end(along)
-    guess = f"; a guess has {decimal(along.chance)}" if math.isfinite(along.chance) else ""
-    most = "" if len(along.places) == 1 else ", the most that was tested"
-    start = "At" if along.metric == results.metric and overall else f"{capital(results.split)} {along.metric} at"
-    scores = _ranked(means, (results.described(along.metric) or {}).get("higher_is_better"))
-    if len(memories) == 1:
-        names = [memories[0].name, tests[memories[0].name][0].name]
-        scores = " against ".join(decimal(means[name]) for name in names) if {*names} <= {*means} else scores
-    return f"{start} {along.places[-1]:,g} {along.x}{most}: {scores}{guess}."
-
-
-def _at_the_end(along: Along) -> dict[str, float]:
-    """The mean at the greatest x of each variant that has one."""
-    last = along.places[-1]
-    return {name: finite_spread(points[last]).mean for name, points in along.values.items() if last in points}
-
-
-_VERBS = {BETTER: "helps", WORSE: "harms", NO_DIFFERENCE: "is not shown to help"}
 
 
 def _of_memories(results: Results, memories: Sequence[Row], tests: Tests) -> str:
@@ -125,69 +85,96 @@ def _of_memories(results: Results, memories: Sequence[Row], tests: Tests) -> str
         what, values, by = parts[0]
         return f"The memory {what}: {_score(results)} {values} {by}."
     more = f"; {len(memories) - _NAMED} more are in the table" if len(memories) > _NAMED else ""
-    said = "; that ".join(f"{what} {by}" for what, _, by in parts)
-    return f"The memory {said}{more}. Each is compared with its never-written baseline, by {_score(results)}."
+    each = "; that ".join(f"{what} {by}" for what, _, by in parts)
+    return f"The memory {each}{more}. Each is compared with its never-written baseline, by {_score(results)}."
+
+
+def _of_scores(results: Results, rows: Sequence[Row], tests: Tests) -> str:
+    """The scores from the best, and how many differences to the reference are shown."""
+    findings = [one.finding(results.higher_is_better) for _, one in tests.values() if one.interval]
+    shown = sum(one != NO_DIFFERENCE for one in findings)
+    to = f"; {shown} of {plural(len(findings), 'difference')} to {results.against} shown" if findings else ""
+    return f"{capital(_score(results))}: {_ranked({row.name: row.mean for row in rows}, results.higher_is_better)}{to}."
+
+
+def _ranked(scores: Mapping[str, float], higher_is_better: bool | None) -> str:
+    """The scores from the best, or as they come where the metric's direction is not known; at most `_NAMED`."""
+    ranked = list(scores)
+    if higher_is_better is not None:
+        ranked.sort(key=lambda name: scores[name], reverse=higher_is_better)
+    more = f" and {len(ranked) - _NAMED} more" if len(ranked) > _NAMED else ""
+    return f"{', '.join(f'{name} {decimal(scores[name])}' for name in ranked[:_NAMED])}{more}"
+
+
+def _at_the_end(results: Results, by_x: MetricByX | None, memories: Sequence[Row], tests: Tests, overall: str) -> str:
+    """The metric at the greatest x of the axis: of the one memory and its baseline, or of all variants."""
+    if by_x is None:
+        return ""
+    means = by_x.at_the_end()
+    guess = f"; a guess has {decimal(by_x.chance)}" if math.isfinite(by_x.chance) else ""
+    most = "" if len(by_x.xs) == 1 else ", the most that was tested"
+    start = "At" if by_x.metric == results.metric and overall else f"{capital(results.split)} {by_x.metric} at"
+    scores = _ranked(means, (results.described(by_x.metric) or {}).get("higher_is_better"))
+    if len(memories) == 1:
+        names = [memories[0].name, tests[memories[0].name][0].name]
+        scores = " against ".join(decimal(means[name]) for name in names) if {*names} <= {*means} else scores
+    return f"{start} {by_x.xs[-1]:,g} {by_x.x}{most}: {scores}{guess}."
 
 
 def caveats(results: Results) -> list[str]:
-    """What weakens the numbers, each once: models that did not learn or diverged, seeds, baselines."""
+    """What weakens the numbers, each once: models that did not learn or diverged, seeds, baselines, the data."""
     rows = _finite(results)
     majority = {} if results.majority is None else {"always answering the most frequent class": results.majority}
-    reference = majority | results.reference
-    learned = no_better({row.name: row.mean for row in rows}, reference, results.metric, results.higher_is_better)
+    scores = {row.name: row.mean for row in rows}
+    said = list(no_better(scores, majority | results.reference, results.metric, results.higher_is_better))
+
+    if diverged := [row.name for row in results.rows if row.seeds and not math.isfinite(row.mean)]:
+        said.append(f"Without a finite {results.split} {results.metric}: {listed(diverged)}.")
+
     single = [row.name for row in rows if row.seeds < 2]
-    return [*learned, *filter(None, [_diverged(results), _one_seed(single, len(rows)), _unjudged(results)])]
+    if single and len(rows) == 1:
+        said.append("One seed: another may give another score. Compare with --seeds 5.")
+    elif single:
+        who = "every variant" if len(single) == len(rows) else listed(single)
+        said.append(f"One seed ranks nothing, and another may give another order: {who}. Compare with --seeds 5.")
+
+    judged = {name for row in results.rows for name in row.baseline_of}
+    if lacking := [row.name for row in results.rows if row.memory and row.name not in judged]:
+        said.append(
+            f"No never-written baseline shows what the memory adds: {listed(lacking)}. Compare with --unwritten."
+        )
+    return said
 
 
-def _diverged(results: Results) -> str:
-    names = [row.name for row in results.rows if row.seeds and not math.isfinite(row.mean)]
-    return f"Without a finite {results.split} {results.metric}: {listed(names)}." if names else ""
-
-
-def _one_seed(single: Sequence[str], rows: int) -> str:
-    if not single:
-        return ""
-    if rows == 1:
-        return "One seed: another may give another score. Compare with --seeds 5."
-    who = "every variant" if len(single) == rows else listed(single)
-    return f"One seed ranks nothing, and another may give another order: {who}. Compare with --seeds 5."
-
-
-def _unjudged(results: Results) -> str:
-    """Which memories have no never-written baseline."""
-    owners = {name for row in results.rows for name in row.baseline_of}
-    lacking = [row.name for row in results.rows if row.memory and row.name not in owners]
-    if not lacking:
-        return ""
-    return f"No never-written baseline shows what the memory adds: {listed(lacking)}. Compare with --unwritten."
-
-
-def arms(results: Results) -> str:
+def summary_table(results: Results) -> str:
     """A row for each variant: its score, and its difference to its baseline or to the reference, with intervals."""
     rows = _finite(results)
     if not rows:
         return ""
-    tests, along = differences_of(results), read_along(results)
-    last = _at_the_end(along) if along and along.metric == results.metric and len(along.places) > 1 else {}
-    cells, means, counted = [], [], False
+    tests, by_x = differences_of(results), read_by_x(results)
+    last = by_x.at_the_end() if by_x and by_x.metric == results.metric and len(by_x.xs) > 1 else {}
+    of_seeds = {row.name: interval(row, results.bounds) for row in rows}
+    of_rows = {row.name: _interval_of_rows(results, row) for row in rows if of_seeds[row.name] is None}
+    cells = []
     for row in rows:
-        means.append(ends := interval(row, results.bounds))
-        if ends is None and (share := _share(results, row)) is not None:
-            ends, counted = wilson(*share), True
         of = f"never-written baseline of {listed(row.baseline_of)}" if row.baseline_of else ""
         name = variant_name(results.names.index(row.name), row.name) + (f"<small>{escape(of)}</small>" if of else "")
-        line = [_with_range(row.mean, ends), decimal(last.get(row.name, math.nan)), "", ""]
+        score = _with_range(row.mean, of_seeds[row.name] or of_rows[row.name])
+        line = [score, decimal(last.get(row.name, math.nan)), "", ""]
         if row.name in tests:
             other, one = tests[row.name]
             line[2] = f"{_with_range(one.difference, one.interval, True)}<span>to {escape(other.name)}</span>"
             line[3] = "" if math.isnan(one.p_holm) else "&lt; 0.001" if one.p_holm < 0.001 else f"{one.p_holm:.3f}"
         cells.append([name, *line, memory(row.state_bytes or math.nan), duration(row.seconds)])
-    head = ["variant", results.metric, f"at {along.places[-1]:,g}" if along and last else "", "difference", "p"]
-    ranges = ["Student's t over seeds"] * any(means) + ["Wilson's, of the scored rows, and not of seeds"] * counted
-    at = f"; at {along.places[-1]:,g}: with that many {along.x}" if along and last else ""
-    said = [f"{capital(_score(results))}{at}"]
+
+    # --- the caption says what is in the table and no more ---
+    end = f"at {by_x.xs[-1]:,g}" if by_x and last else ""
+    said = [capital(_score(results)) + (f"; {end}: with that many {by_x.x}" if by_x and last else "")]
+    ranges = ["Student's t over seeds"] * any(of_seeds.values())
+    ranges += ["Wilson's, of the scored rows, and not of seeds"] * any(of_rows.values())
     if ranges:
-        said.append(f"Below a score: its 95% interval ({', '.join([*ranges, *cut_note(results, means)])})")
+        notes = cut_note(results, list(of_seeds.values()))
+        said.append(f"Below a score: its 95% interval ({', '.join([*ranges, *notes])})")
     if tested := sum(one.interval is not None for _, one in tests.values()):
         holm = f", both corrected for {tested} comparisons by Holm" if tested > 1 else ""
         said.append(f"Difference: Welch's test, its 95% interval and p{holm}")
@@ -195,11 +182,11 @@ def arms(results: Results) -> str:
         said.append("State: what the model keeps of a row from one call to the next")
     caption = ". ".join(said) + "."
     caption += f" {capital(results.metric)}: {results.about}" if results.about else ""
-    return table(caption, [*head, "state", "time"], cells, "arms")
+    return table(caption, ["variant", results.metric, end, "difference", "p", "state", "time"], cells, "variants")
 
 
-def _share(results: Results, row: Row) -> tuple[int, int] | None:
-    """(right, of) where the score of a row's only run is a share of the rows that were scored; None where it is not.
+def _interval_of_rows(results: Results, row: Row) -> tuple[float, float] | None:
+    """The interval of a score of one run that is a share of the rows that were scored; None where it is not.
 
     It is one if each row has one target: in a task with a majority class, or whose axis counts every row.
     """
@@ -208,8 +195,8 @@ def _share(results: Results, row: Row) -> tuple[int, int] | None:
     if len(runs) != 1 or not runs[0].result or results.metric not in (ACCURACY.name, TOP5.name):
         return None
     of = runs[0].result.scored_rows.get(split, 0)
-    one_each = results.majority is not None or (split == "test" and along_rows(runs[0], results.metric) == of)
-    return (round(row.mean * of), of) if of and one_each and 0 <= row.mean <= 1 else None
+    one_each = results.majority is not None or (split == "test" and rows_by_x(runs[0], results.metric) == of)
+    return wilson(round(row.mean * of), of) if of and one_each and 0 <= row.mean <= 1 else None
 
 
 def _with_range(value: float, ends: tuple[float, float] | None, signed: bool = False) -> str:

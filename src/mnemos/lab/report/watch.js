@@ -11,7 +11,7 @@
     const old = document.querySelector("main");
     const open = new Set([...old.querySelectorAll("details[open] > section")].map((one) => one.id));
     const focused = document.activeElement?.closest("figure")?.dataset.figure;
-    const place = [scrollX, scrollY];
+    const scroll = [scrollX, scrollY];
     const main = document.importNode(fresh.querySelector("main"), true);
     for (const one of main.querySelectorAll("details > section")) if (open.has(one.id)) one.parentElement.open = true;
     main.querySelector("#watch").textContent = old.querySelector("#watch").textContent;
@@ -19,21 +19,18 @@
     old.replaceWith(main);
     window.mnemosPage.begin(main);
     if (focused) document.querySelector(`figure[data-figure="${CSS.escape(focused)}"] .chart`)?.focus({ preventScroll: true });
-    scrollTo(...place);
+    scrollTo(...scroll);
   }
 
   async function ask() {
     const status = document.querySelector("#watch");
-    try {
-      const answer = await get("state");
-      const state = answer?.ok ? await answer.json() : null;
-      if (!answer) status.textContent = "the server does not answer: this is the last page";
-      else status.textContent = state ? state.text : `the server cannot read the runs now (error ${answer.status})`;
-      // The page says which version of the runs it shows.
-      if (state && state.version !== status.dataset.version && !document.hidden) await refresh();
-    } finally {
-      setTimeout(ask, EVERY);
-    }
+    const answer = await get("state");
+    const state = answer?.ok ? await answer.json().catch(() => null) : null;
+    if (!answer) status.textContent = "the server does not answer: this is the last page";
+    else status.textContent = state ? state.text : `the server cannot read the runs now (error ${answer.status})`;
+    // The page says which version of the runs it shows.
+    if (state && state.version !== status.dataset.version && !document.hidden) await refresh();
   }
-  ask();
+  const follow = () => ask().finally(() => setTimeout(follow, EVERY));
+  follow();
 })();

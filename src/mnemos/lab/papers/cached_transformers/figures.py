@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mnemos.lab.evaluate.explain import explain
 from mnemos.lab.evaluate.recorded import BranchMaps, CachedLayer, Explanation, Pictures
-from mnemos.lab.report import attention_maps, report
+from mnemos.lab.report import gated_caches, report
 from mnemos.lab.report.markup import shortened
 from mnemos.lab.report.read import read_run
 from mnemos.lab.report.style import HEADS, INK, MUTED, RULE
@@ -208,14 +208,14 @@ def _maps(figure: "Figure", pictures: Pictures, layer: CachedLayer, name: str) -
     for i, picture in enumerate(pictures.pixels):
         at = i * (1 + GAP)
         raster_image(axes, picture, (at, TOP))
-        text = attention_maps.classes(pictures, i)
+        text = gated_caches.classes(pictures, i)
         axes.text(at + 0.5, TOP - 0.07, text, ha="center", va="bottom", fontsize=7.5, color=MUTED[0], linespacing=1.15)
     axes.text(-0.12, first + 1 + BETWEEN / 2, name, ha="right", va="center", color=INK[0])
     for down, what, maps in ((first, "self", layer.self_map), (first + 1 + BETWEEN, "mem", layer.memory_map)):
         assert maps is not None
         axes.text(-0.12, down + 0.5, f"o_{what}", ha="right", va="center", color=MUTED[0])
         for i, one in enumerate(maps):
-            raster_image(axes, attention_maps.grey(one), (i * (1 + GAP), down))
+            raster_image(axes, gated_caches.grey(one), (i * (1 + GAP), down))
     axes.set_xlim(0, len(pictures.pixels) * (1 + GAP) - GAP)
     axes.set_ylim(first + 2 + BETWEEN, 0)
 

@@ -9,13 +9,13 @@ from synthetic_runs import write_run
 
 from mnemos import InputError
 from mnemos.lab.compare.comparison import read_comparison, show, summarise
-from mnemos.lab.report.curves import along_figure, along_table, read_along
+from mnemos.lab.report.metric_by_x import by_x_figure, by_x_table, read_by_x
 from mnemos.lab.report.page import report
 from mnemos.lab.report.read import read
 
 
 def section(results):
-    return along_figure(results) + along_table(results)
+    return by_x_figure(results) + by_x_table(results)
 
 
 ALONG = {"metric": "accuracy", "x": "words back", "chance": 0.1}
@@ -31,13 +31,13 @@ def run(folder, name, values, seed=0, **changes):
 
 def test_the_caption_says_what_was_trained(tmp_path):
     folder = run(tmp_path / "a", "demo", [[32, 1.0], [512, 0.25]])
-    assert "In training" not in along_figure(read([folder])), "a task that does not say so"
+    assert "In training" not in by_x_figure(read([folder])), "a task that does not say so"
     recipe = json.loads((folder / "recipe.json").read_text())
     data = {"is": "told", "distances": [32, 512], "grow": 10**6}
     (folder / "recipe.json").write_text(json.dumps(recipe | {"data": data}))
-    assert "from 4 words up to 32; greater ones were tested without training." in along_figure(read([folder]))
+    assert "from 4 words up to 32; greater ones were tested without training." in by_x_figure(read([folder]))
     (folder / "recipe.json").write_text(json.dumps(recipe | {"data": data | {"unknown": 1}}))
-    assert "In training" not in along_figure(read([folder])), "settings of another version"
+    assert "In training" not in by_x_figure(read([folder])), "settings of another version"
 
 
 def test_variants_and_seeds_are_drawn_and_listed(tmp_path):
@@ -48,9 +48,9 @@ def test_variants_and_seeds_are_drawn_and_listed(tmp_path):
         write_run(tmp_path / "c", "demo-wider"),
     ]
     comparison = read(folders)
-    found = read_along(comparison)
-    assert found.values == {"demo": {32: [1.0, 0.5], 512: [0.25, 0.75]}, "demo-<b>": {32: [1.0]}}
-    assert (found.places, found.chance) == ([32, 512], 0.1)
+    found = read_by_x(comparison)
+    assert [found.values("demo", x) for x in found.xs] == [[1.0, 0.5], [0.25, 0.75]]
+    assert (found.values("demo-<b>", 32), found.xs, found.chance) == ([1.0], [32, 512], 0.1)
     html = section(comparison)
     assert "0.750 ± 0.354" in html
     assert "0.500 ± 0.354" in html
@@ -60,8 +60,8 @@ def test_variants_and_seeds_are_drawn_and_listed(tmp_path):
     assert html.count("a guess (0.100)") == 1, "the legend names the dotted line"
     page = report(folders, tmp_path / "page.html").read_text()
     opening = page[page.index('<section id="verdict"') : page.index('<section id="results"')]
-    assert along_figure(comparison) in opening, "the picture is on the first screen"
-    assert along_table(comparison) not in opening
+    assert by_x_figure(comparison) in opening, "the picture is on the first screen"
+    assert by_x_table(comparison) not in opening
     assert page.count("a guess (0.100)") == 1
     assert "Test accuracy at 512 words back, the most that was tested: demo 0.500; a guess has 0.100." in opening
     assert "at 512: with that many words back" in opening
@@ -69,10 +69,10 @@ def test_variants_and_seeds_are_drawn_and_listed(tmp_path):
 
 def test_a_share_of_few_rows_has_its_interval(tmp_path):
     results = read([run(tmp_path / "a", "demo", [[32, 1.0], [512, 0.5]], rows=[18, 18])])
-    data = json.loads(re.search(r'class="chart-data">(.*?)</script>', along_figure(results))[1])
+    data = json.loads(re.search(r'class="chart-data">(.*?)</script>', by_x_figure(results))[1])
     low, high = data["columns"]["low"], data["columns"]["high"]
     assert (low, high) == (pytest.approx([0.82412, 0.29032], abs=1e-4), pytest.approx([1, 0.70968], abs=1e-4))
-    assert "Wilson" in along_figure(results)
+    assert "Wilson" in by_x_figure(results)
 
 
 def test_an_axis_without_values_is_not_drawn(tmp_path):
@@ -83,7 +83,7 @@ def test_runs_without_an_axis_have_no_section_and_a_wrong_value_is_named(tmp_pat
     assert section(read([write_run(tmp_path / "run")])) == ""
     other = run(tmp_path / "other", "demo-cached", [[1, 0.5]], x="bytes")
     first = run(tmp_path / "first", "demo", [[1, 0.5]])
-    assert list(read_along(read([first, other])).values) == ["demo"]
+    assert list(read_by_x(read([first, other])).points) == ["demo"]
     with pytest.raises(InputError, match="as its 'along'"):
         section(read([run(tmp_path / "wrong", "demo", [[1, "high"]])]))
 

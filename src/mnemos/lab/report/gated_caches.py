@@ -1,0 +1,447 @@
+"""What gated caches did: their gates over training, what they hold, and what layers read from them beside attention.
+
+Each section shows the first run of a variant that recorded what it draws, and says why where none did.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mnemos.lab.evaluate.recorded import (
+    NO_PICTURES,
+    BranchMaps,
+    CachedLayer,
+    Explanation,
+    Left,
+    Pictures,
+    SlotContents,
+)
+
+from .charts import MOST, Axis, Chart, Series, chart_figure, still
+from .curves import intervals, means
+from .image_grids import img, strips
+from .markup import decimal, escape, figure, listed, missing, paragraph, plural, short, shortened, table_of
+from .read import Results
+from .run_records import GateCurves, RunRecord
+from .style import HEADS, NEGATIVE, POSITIVE, layer_variable
+
+LARGEST = 192  # slots or channels drawn; with more, neighbours are averaged
+LAYERS = 6  # layers drawn; with more, an even selection
+CLEARLY = 0.02  # a cosine counts as above chance if it exceeds it by this much
+ACTIVITY = {
+    "update.mean": "Update gate, mean",
+    "update.saturated": "Update gate, saturated share",
+    "cache.rms": "Cache, root mean square",
+    "reset.mean": "Reset gate, mean",
+    "reset.saturated": "Reset gate, saturated share",
+    "cache.rank": "Cache, effective rank",
+}
+
+
+def _each_variant(
+    results: Results,
+    has: Callable[[RunRecord], object],
+    draw: Callable[[str, list[RunRecord]], str],
+    why: Callable[[Sequence[RunRecord]], str],
+) -> str:
+    """What is drawn of the runs of each variant that have something; for cached variants without, why there is none."""
+    parts, lines = [], []
+    for name in results.names:
+        if runs := [run for run in results.runs_of(name) if has(run)]:
+            parts.append(draw(name, runs))
+        elif name in results.cached() and (reason := why(results.runs_of(name))):
+            lines.append(missing(f"{name}: {reason}."))
+    return "\n".join(parts + lines)
+
+
+def _short_names(names: Sequence[str]) -> dict[str, str]:
+    return dict(zip(names, shortened(list(names)), strict=True))
+
+
+def gate_section(results: Results) -> str:
+    """σ(λ) by layer and head, gate activity, and the size and rank of the cache, over training."""
+
+    def draw(name: str, runs: list[RunRecord]) -> str:
+        return _gates(f"{results.names.index(name)}", name, runs)
+
+    return _each_variant(results, lambda run: run.gates, draw, lambda _: "no run recorded its gates")
+
+
+def _gates(slug: str, name: str, runs: list[RunRecord]) -> str:
+    layers = runs[0].gates.layers if runs[0].gates else ()
+    gates = [run.gates for run in runs if run.gates and run.gates.layers == layers]
+    series = [Series(label, layer_variable(i, len(layers))) for i, label in enumerate(shortened(layers))]
+    source = f"{runs[0].label}/metrics.jsonl"
+    if len(runs) > 1:
+        source = f"metrics.jsonl (records of kind gates) of {runs[0].label} and {plural(len(runs) - 1, 'other run')}"
+    recorded = {key: title for key, title in ACTIVITY.items() if any(np.isfinite(g.values[key]).any() for g in gates)}
+    parts = [
+        paragraph(_gate_sentence(name, gates)),
+        chart_figure(
+            [mix_chart(f"mix-{slug}", series, gates)],
+            f"{name}: the gate σ(λ) of the cached branch over training, one thin line per head and seed, one thick "
+            f"line per layer (the mean). From {source}.",
+            "wide",
+        ),
+        chart_figure(
+            [_last_mix_chart(f"mix-{slug}-end", gates)],
+            f"{name}: the same at the last record, by layer: one mark per head and seed "
+            f"({plural(len(gates), 'seed')}). The dotted line is the mean at the first record. From {source}.",
+            "wide",
+        ),
+        chart_figure(
+            [activity_chart(f"gate-{slug}-{key.replace('.', '-')}", series, gates, key) for key in recorded],
+            f"{name}: activity of the gates and state of the cache over training, by layer. The saturated share is the "
+            "part of a gate's values below 0.05 or above 0.95. The effective rank is exp of the entropy of the "
+            f"normalised singular values. From {source}.",
+        ),
+    ]
+    if len(gates) < len(runs):
+        parts.append(missing(f"{plural(len(runs) - len(gates), 'run')} of {name} is left out: it has other layers."))
+    if absent := [title.lower() for key, title in ACTIVITY.items() if key not in recorded]:
+        parts.append(missing(f"Not recorded for {name}: {'; '.join(absent)}."))
+    return "\n".join(filter(None, parts))
+
+
+def _gate_sentence(name: str, gates: list[GateCurves]) -> str:
+    """How σ(λ) changed, and in how many layers it is above a half."""
+    starts, ends = (np.concatenate([g.mix[at].ravel() for g in gates]) for at in (0, -1))
+    starts, ends = starts[np.isfinite(starts)], ends[np.isfinite(ends)]
+    if not starts.size or not ends.size:
+        return f"{name}: σ(λ) was not recorded."
+    last = np.concatenate([g.mix[-1] for g in gates], 1)  # [L, heads of all seeds]
+    finite = np.isfinite(last)
+    of_layers = [float(row[known].mean()) if known.any() else math.nan for row, known in zip(last, finite, strict=True)]
+    return (
+        f"{name}: the mean gate σ(λ) of the cache went from {starts.mean():.3f} to {ends.mean():.3f} between the first "
+        f"record and the last, where the heads range from {ends.min():.3f} to {ends.max():.3f}. The mean over heads is "
+        f"above 0.5 in {sum(mean > 0.5 for mean in of_layers)} of {plural(len(last), 'layer')}."
+    )
+
+
+def mix_chart(slug: str, series: list[Series], gates: list[GateCurves]) -> Chart:
+    """σ(λ) over training, a line for each head and seed."""
+    heads = max(one.mix.shape[2] for one in gates)
+    runs = [f"seed {i}, head {h}" for i in range(len(gates)) for h in range(heads)]
+    chart = Chart(slug, "Gate of the cache, σ(λ)", "σ(λ)", series, runs, [Axis("updates", ",.0f")])
+    parts = intervals([one.step for one in gates], max(20, MOST // (len(runs) * len(series))))
+    for i, one in enumerate(gates):
+        for layer in range(len(series)):
+            for h in range(one.mix.shape[2]):
+                _add_curve(chart, layer, i * heads + h, one.step, one.mix[:, layer, h], parts[i])
+    return chart
+
+
+def activity_chart(slug: str, series: list[Series], gates: list[GateCurves], key: str) -> Chart:
+    """One quantity of `ACTIVITY` over training, by layer."""
+    title, runs = ACTIVITY[key], [f"seed {i}" for i in range(len(gates))]
+    chart = Chart(slug, title, title.split(", ")[-1], series, runs, [Axis("updates", ",.0f")])
+    parts = intervals([one.step for one in gates], 200)
+    for i, one in enumerate(gates):
+        for layer in range(len(series)):
+            _add_curve(chart, layer, i, one.step, one.values[key][:, layer], parts[i])
+    return chart
+
+
+def _add_curve(
+    chart: Chart, series: int, run: int, step: np.ndarray, value: np.ndarray, parts: list[np.ndarray]
+) -> None:
+    """Add a point for each of `parts`, which seeds share so that their points have equal updates."""
+    for x, y in zip(means(step, parts), means(value, parts), strict=True):
+        chart.add(series, run, float(y), float(x))
+
+
+def _last_mix_chart(slug: str, gates: list[GateCurves]) -> Chart:
+    """σ(λ) by layer at the last record, a mark per head and seed."""
+    layers, heads = gates[0].mix.shape[1], max(one.mix.shape[2] for one in gates)
+    start = np.concatenate([one.mix[0].ravel() for one in gates])
+    chart = Chart(
+        *(slug, "σ(λ) by layer and head, at the last record", "σ(λ)"),
+        [Series(f"head {h}", f"head-{h % len(HEADS)}", h // len(HEADS)) for h in range(heads)],
+        [f"seed {i}" for i in range(len(gates))],
+        [Axis("layer", "~g")],
+        "marks",
+        ticks=range(layers) if layers <= 24 else (),
+        references=[("mean at the first record", float(np.nanmean(start)))] if np.isfinite(start).any() else [],
+        limits=(0, 1),
+    )
+    for i, one in enumerate(gates):
+        for layer, values in enumerate(one.mix[-1]):
+            for h, value in enumerate(values):
+                chart.add(h, i, float(value), float(layer))
+    return chart
+
+
+def content_section(results: Results) -> str:
+    """The matrix [Tm, Dm] of each layer's stored cache, its singular values and the similarity of its slots."""
+
+    def draw(name: str, runs: list[RunRecord]) -> str:
+        return _contents(f"cache-{results.names.index(name)}", name, runs)
+
+    # A cache of each stream is stored as zeros, which no stream reads.
+    stored = lambda run: any(cache.any() for cache in (run.caches or {}).values())  # noqa: E731
+    return _each_variant(
+        results, stored, draw, lambda _: "no run stored the content of a cache, so there is none to draw"
+    )
+
+
+def _contents(slug: str, name: str, runs: list[RunRecord]) -> str:
+    caches = runs[0].caches or {}
+    layers = list(caches)
+    if len(layers) > LAYERS:
+        layers = [layers[i] for i in np.unique(np.linspace(0, len(layers) - 1, LAYERS).round().astype(int))]
+    called, panels = _short_names(list(caches)), []
+    for layer in layers:
+        cache, (slots, channels) = caches[layer], caches[layer].shape
+        finite = np.abs(cache[np.isfinite(cache)])
+        reach = float(np.percentile(finite, 99)) if finite.size else 0.0  # one outlier does not fade the rest
+        norms = np.linalg.norm(cache, axis=1, keepdims=True)
+        units = np.where(norms > 0, cache / np.where(norms > 0, norms, 1), 0)
+        # The mean of a block of cosines is the product of mean unit vectors, so a long cache is pooled first.
+        units = pool(units, channels=channels)
+        panels += [
+            _matrix(f"{called[layer]}, to ±{reach:.2g}", pool(cache), reach, f"{slots} slots by {channels} channels"),
+            _spectrum(f"{slug}-{layers.index(layer)}", cache, f"Singular values of {called[layer]} of {name}"),
+            _matrix("Similarity of slots", units @ units.T, 1.0, f"{slots} slots by {slots} slots"),
+        ]
+    shown = [called[layer] for layer in layers]
+    caption = (
+        f"{name}: the stored cache after training, one row of panels per layer ({listed(shown)}). Left: the matrix of "
+        "slots (rows) by channels (columns); the colour saturates at the value in the title, the 99th percentile. "
+        "Middle: its singular values divided by the largest, on a logarithmic scale; the steeper the curve, the fewer "
+        "directions are in use. Right: cosine similarity between slots; colour off the diagonal means that two slots "
+        "hold similar content."
+    )
+    caption += f" {len(layers)} of its {len(caches)} layers are drawn." * (len(layers) < len(caches))
+    if any(max(caches[layer].shape) > LARGEST for layer in layers):
+        caption += f" With more than {LARGEST} slots or channels, neighbours are averaged."
+    where = f", where {shown[0]} is {layers[0]}" if shown[0] != layers[0] else ""
+    caption += f" From {runs[0].label}/caches.safetensors{where}."
+    caption += f" {plural(len(runs) - 1, 'other run')} of this variant also stored caches." * bool(runs[1:])
+    scale = '<ul class="legend"><li>negative<i class="scale"></i>positive</li></ul>'  # the style sheet's gradient
+    return figure(panels, caption, "small", scale)
+
+
+def _matrix(title: str, matrix: np.ndarray, end: float, about: str) -> str:
+    """A panel: sign as hue and magnitude as opacity, for light and dark pages; values not finite are drawn as 0."""
+    scaled = np.nan_to_num(np.clip(matrix / (end or 1.0), -1, 1))
+    hues = [bytes.fromhex(pair[0].removeprefix("#")) for pair in (NEGATIVE, POSITIVE)]
+    colours = np.where((scaled < 0)[..., None], *(np.frombuffer(hue, np.uint8) for hue in hues))
+    pixels = np.concatenate([colours, (np.abs(scaled) * 255).round().astype(np.uint8)[..., None]], -1)
+    image = img(pixels, f"{title}: {about}", "matrix")
+    return f'<p class="title">{escape(title)}</p>{image}<p class="about">{escape(about)}</p>'
+
+
+def _spectrum(slug: str, cache: np.ndarray, label: str) -> str:
+    """A panel: the singular values divided by the largest, with the effective rank."""
+    values = np.linalg.svd(cache, compute_uv=False) if np.isfinite(cache).all() else np.array([])
+    if not values.size or values[0] == 0:
+        return missing("The cache is zero everywhere." if values.size else "The cache has values that are not finite.")
+    title = f"Singular values, effective rank {effective_rank(values):.1f}"
+    axes = [Axis("rank of the value", ",.0f")]
+    chart = Chart(slug, title, "share of the largest", [Series("", "ink")], [""], axes, label=label)
+    chart.limits, chart.falls = (1e-4, 1.6), True
+    for rank, share in enumerate(values / values[0], 1):
+        chart.add(0, 0, max(float(share), 1e-4), rank)
+    return still(chart, 320)
+
+
+def effective_rank(values: np.ndarray) -> float:
+    """exp of the entropy of σ/Σσ over the singular values σ: the effective number of directions that the slots span."""
+    shares = values / values.sum()
+    return float(np.exp(-(shares[shares > 0] * np.log(shares[shares > 0])).sum()))
+
+
+def pool(matrix: np.ndarray, channels: int = LARGEST) -> np.ndarray:
+    """At most `LARGEST` rows and `channels` columns, each the mean of its neighbours."""
+    rows = np.array_split(np.arange(matrix.shape[0]), min(LARGEST, matrix.shape[0]))
+    columns = np.array_split(np.arange(matrix.shape[1]), min(channels, matrix.shape[1]))
+    matrix = np.stack([matrix[r].mean(0) for r in rows]) if len(rows) < matrix.shape[0] else matrix
+    return np.stack([matrix[:, c].mean(1) for c in columns], 1) if len(columns) < matrix.shape[1] else matrix
+
+
+def _why_not(what: str, of_layers: Callable[[Explanation], str | None]) -> Callable[[Sequence[RunRecord]], str]:
+    """Why nothing was drawn of what explain.json holds; "" for tasks without pictures, which need no line."""
+
+    def why(runs: Sequence[RunRecord]) -> str:
+        explained = next((run.explained for run in runs if run.explained), None)
+        reason = "no run has an explain.json" if explained is None else explained.left or of_layers(explained)
+        return "" if reason == NO_PICTURES else f"{reason}, so the report {what}"
+
+    return why
+
+
+def map_section(results: Results) -> str:
+    """o_self and o_mem as images, for pictures of the test split: Figure 4 of Cached Transformers."""
+
+    def draw(name: str, runs: list[RunRecord]) -> str:
+        explained = runs[0].explained
+        assert explained is not None and explained.pictures is not None  # noqa: PT018
+        return _maps(name, runs[0].label, explained, explained.pictures)
+
+    why = _why_not("has no images of its branches", lambda _: None)
+    return _each_variant(results, lambda run: run.explained and run.explained.pictures, draw, why)
+
+
+def _maps(name: str, label: str, explained: Explanation, pictures: Pictures) -> str:
+    called = _short_names([layer.name for layer in explained.layers])
+    mapped = [(layer, layer.maps) for layer in explained.layers if isinstance(layer.maps, BranchMaps)]
+    layers = [layer for layer, _ in mapped]
+    middle = layers[len(layers) // 2] if explained.middle is None else explained.layers[explained.middle]
+    drawn = [layer for layer in layers if layer in (layers[0], middle, layers[-1])]
+
+    # --- a row of pictures, and two rows of maps for each drawn layer ---
+    count = len(pictures.pixels)
+    rows = [("", [f"<small>{escape(classes(pictures, i))}</small>" for i in range(count)], "")]
+    rows.append(("", [img(picture) for picture in pictures.pixels], ""))
+    for layer in drawn:
+        for which, maps in (("self", layer.self_map), ("mem", layer.memory_map)):
+            assert maps is not None
+            images = [img(grey(one), f"o_{which} of {called[layer.name]}") for one in maps]
+            rows.append((f"{escape(called[layer.name])} o<sub>{which}</sub>", images, ""))
+    about = pictures.about or "An arrow names the predicted class where it is wrong"
+    which = "the first, a middle and the last cached layer" if len(drawn) == 3 else "its cached layers"
+    caption = (
+        f"{name}: outputs of the two branches for {plural(count, 'test picture')}. Below each picture, for "
+        f"{listed([called[layer.name] for layer in drawn])} ({which}): the mean over heads and channels of the output "
+        "of self-attention and of the cached branch, at every token. Each map is scaled to [0, 1] on its own, so "
+        f"patterns can be compared but magnitudes cannot; dark means small. {about}. From {label}/explain.safetensors."
+    )
+
+    # --- the paper says that the branches are complementary: what the numbers say of that ---
+    of_middle = np.array(next(maps.correlation for layer, maps in mapped if layer is middle))
+    everywhere = np.concatenate([np.array(maps.correlation) for _, maps in mapped])
+    weights = [f"{extreme(maps.weight for _, maps in mapped):.0%}" for extreme in (min, max)]
+    said = (
+        f"{name}: in the middle layer ({called[middle.name]}) the correlation between the two maps of a picture is "
+        f"{decimal(of_middle.mean(), signed=True)} on average and ranges from {decimal(of_middle.min(), signed=True)} "
+        f"to {decimal(of_middle.max(), signed=True)}. Over all layers and pictures it is below −0.5 in "
+        f"{(everywhere < -0.5).mean():.0%} and above 0.5 in {(everywhere > 0.5).mean():.0%} of the cases. By size, the "
+        f"cached branch is {' to '.join(dict.fromkeys(weights))} of the two branches of a layer."
+    )
+    if same := [called[layer.name] for layer, maps in mapped if maps.memory_own < 0.25]:
+        said += f" In {listed(same)} o_mem is nearly the same image for every picture."
+
+    numbers = table_of(
+        f"{name}: both branches in numbers, over the same pictures. Share of magnitude: the root mean square of "
+        "σ(λ)·o_mem, divided by the sum of it and that of (1 − σ(λ))·o_self. Correlation: between the two maps of a "
+        "picture, mean and range over pictures. Picture-specific: the share of a map's variance that differs between "
+        f"pictures at one position; the rest is the same image for all pictures. From {label}/explain.json.",
+        mapped,
+        {
+            "layer": lambda one: f"<code>{escape(called[one[0].name])}</code>",
+            "grid": lambda one: " × ".join(map(str, one[1].grid)),
+            "mean σ(λ)": lambda one: decimal(float(np.mean(one[0].share))),
+            "share of magnitude": lambda one: decimal(one[1].weight),
+            "correlation": lambda one: decimal(float(np.mean(one[1].correlation)), signed=True),
+            "range": lambda one: " to ".join(decimal(end(one[1].correlation), signed=True) for end in (min, max)),
+            "picture-specific, o_self": lambda one: decimal(one[1].self_own),
+            "picture-specific, o_mem": lambda one: decimal(one[1].memory_own),
+        },
+    )
+    left = [f"{called[one.name]}: {one.maps.left}" for one in explained.layers if isinstance(one.maps, Left)]
+    notes = [missing(f"Left out: {'; '.join(left)}.")] if left else []
+    return "\n".join([paragraph(said), figure([strips(rows)], caption, "full"), numbers, *notes])
+
+
+def grey(one: np.ndarray) -> np.ndarray:
+    """A map [h, w] scaled to its own range, as uint8 [h, w, 1]; a constant or not finite map becomes middle grey."""
+    low, high = float(one.min()), float(one.max())
+    if not np.isfinite([low, high]).all() or high <= low:
+        return np.full((*one.shape, 1), 128, np.uint8)
+    return ((one - low) / (high - low) * 255).round().astype(np.uint8)[..., None]
+
+
+def classes(pictures: Pictures, i: int) -> str:
+    """The class of a picture, and on a second line the predicted one where it is another."""
+    label, guess = (
+        short(str(pictures.names[one]) if 0 <= one < len(pictures.names) else str(one), 12)
+        for one in (pictures.label[i], pictures.guess[i])
+    )
+    return label if pictures.label[i] == pictures.guess[i] else f"{label}\n→ {guess}"
+
+
+def slot_section(results: Results) -> str:
+    """The training patches that are nearest to some slots, and whether they are nearer than chance."""
+
+    def compared(run: RunRecord) -> bool:
+        return any(layer.patches is not None for layer in run.explained.layers) if run.explained else False
+
+    def reason(explained: Explanation) -> str:
+        lefts = [layer.slots.left for layer in explained.layers if isinstance(layer.slots, Left)]
+        return lefts[0] if lefts else "its slots were not compared with training patches"
+
+    why = _why_not("cannot show what its slots hold", reason)
+    return _each_variant(results, compared, lambda name, runs: _slots(name, runs[0]), why)
+
+
+def _slots(name: str, run: RunRecord) -> str:
+    layers: Sequence[CachedLayer] = run.explained.layers if run.explained else ()
+    called = _short_names([layer.name for layer in layers])
+    compared = [(layer, layer.slots) for layer in layers if isinstance(layer.slots, SlotContents)]
+    drawn = [compared[i] for i in sorted({0, (len(compared) - 1) // 2, len(compared) - 1})]
+    panels = []
+    for layer, slots in drawn:
+        assert layer.patches is not None
+        rows = [
+            (str(slot), [img(spotlit(one)) for one in patches], decimal(nearest[0])[:-1])
+            for slot, patches, nearest in zip(slots.shown, layer.patches, slots.nearest, strict=True)
+        ]
+        panels.append(f'<p class="title">{escape(called[layer.name])}</p>{strips(rows)}')
+    caption = (
+        f"{name}: some slots of {listed([called[layer.name] for layer, _ in drawn])}, one row per slot (number on the "
+        "left). The row shows the patches whose tokens are nearest to the slot among "
+        f"{compared[0][1].images:,} training pictures, at most one per picture, nearest first. The bright "
+        "middle is the patch; the number on the right is the cosine of the nearest. The distance compares what a token "
+        "would write (the candidate of eq. 5 for that slot, with the update gate at 1) with the slot, both minus the "
+        "mean candidate. Some patch is always the nearest: the table below says whether it is nearer than chance. From "
+        f"{run.label}/explain.safetensors."
+    )
+
+    # --- what the numbers of all layers say, from the least to the greatest ---
+    contents = [slots for _, slots in compared]
+    nearer = sum(one.cosine > one.chance + CLEARLY for one in contents)
+    places = [max(0.0, one.place) for one in contents if math.isfinite(one.place)]
+    position = f"; the average of a slot's position explains {_span(places, '.0%')} of its square" if places else ""
+    transient = compared[0][0].inference == "transient"
+    read = "as each picture's own tokens have updated them" if transient else "as stored"
+    said = (
+        f"{name}: slots are clearly nearer to single training tokens than random mixtures of tokens are in {nearer} of "
+        f"{len(contents)} layers. Their distance from the mean candidate is "
+        f"{_span([one.distance for one in contents])} times that of a single token's candidate{position}. "
+        f"{_span([one.distinct / one.compared for one in contents], '.0%')} of the slots have different nearest "
+        f"tokens. Evaluation reads the slots {read}."
+    )
+    numbers = table_of(
+        f"{name}: slots compared with {contents[0].tokens:,.0f} training tokens per layer, means over slots. "
+        "Nearest: cosine with the nearest candidate. Chance: the same for random mixtures of candidates. As tokens: "
+        "cosine with the summary tokens themselves, which lie in another space. Distance: from the mean candidate, in "
+        "units of a single token's distance. Position: share of the squared distance that the mean over the slot's "
+        "position explains (1: all; below 0: none). Different: effective number of distinct tokens that are nearest to "
+        f"some slot. From {run.label}/explain.json.",
+        compared,
+        {
+            "layer": lambda one: f"<code>{escape(called[one[0].name])}</code>",
+            "slots": lambda one: f"{one[1].compared:.0f}",
+            "nearest": lambda one: decimal(one[1].cosine),
+            "chance": lambda one: decimal(one[1].chance),
+            "as tokens": lambda one: decimal(one[1].raw_cosine),
+            "distance": lambda one: decimal(one[1].distance),
+            "position": lambda one: decimal(one[1].place),
+            "different": lambda one: f"{one[1].distinct:.1f}",
+        },
+    )
+    return "\n".join([paragraph(said), figure(panels, caption, "small"), numbers])
+
+
+def _span(values: list[float], form: str = ".3f") -> str:
+    return " to ".join(dict.fromkeys(format(value, form) for value in (min(values), max(values))))
+
+
+def spotlit(patch: np.ndarray) -> np.ndarray:
+    """A crop [h, w, C] uint8 with its middle half unchanged and the rest faded towards grey."""
+    shown = (0.4 * patch + 0.6 * 128).round().astype(np.uint8)
+    inside = tuple(slice(n // 4, n - n // 4) for n in patch.shape[:2])
+    shown[inside] = patch[inside]
+    return shown
