@@ -231,21 +231,38 @@ def delta_gradients() -> str:
 
 
 def delta_forward() -> str:
-    """The table of docs/speed.md: forward alone, beside onnxruntime, and one token."""
-    lines = ["| call | heads of | ms | `GatedDeltaNet`, times | `LinearAttention`, times | transformers, times |\n"]
-    lines.append("|---|---|---|---|---|---|\n")
-    found = _load("delta")
-    for part in ("forward", "step"):
-        for row in found[part]["rows"]:
-            times = [row["of ours"].get(name) for name in (*_FUSED, "transformers")]
-            if part == "forward":
-                title = f"{row['tokens']:,} tokens"
-            else:
-                title = f"one token, batch {row['batch']}, {row['heads']} heads"
-                title += f", {row['key_heads']} of keys" if row["key_heads"] != row["heads"] else ""
-            cells = [title, f"{row['width']}", f"{row['ms']['ours']:.3g}"]
-            cells += [f"{x['median']:.2f}" if x else "" for x in times]
-            lines.append("| " + " | ".join(cells) + " |\n")
+    """The table of docs/speed.md: forward alone, beside fused operators of others, and one token."""
+    peers = (*_FUSED, "zentorch", "transformers")
+    titles = [f"{name}, times" for name in ("`GatedDeltaNet`", "`LinearAttention`", "zentorch", "transformers")]
+    lines = ["| call | processor | heads of | ms | " + " | ".join(titles) + " |\n", "|---" * 8 + "|\n"]
+    for file in ("delta", "delta_epyc"):
+        parts = _load(file)
+        for part in ("forward", "step") if "step" in parts else ("forward",):
+            for row in parts[part]["rows"]:
+                if part == "forward":
+                    title = f"{row['tokens']:,} tokens"
+                else:
+                    title = f"one token, batch {row['batch']}, {row['heads']} heads"
+                    title += f", {row['key_heads']} of keys" if row["key_heads"] != row["heads"] else ""
+                cells = [title, _processor(parts[part]), f"{row['width']}", f"{row['ms']['ours']:.3g}"]
+                times = [row["of ours"].get(name) for name in peers]
+                cells += [f"{x['median']:.2f}" if x else "" for x in times]
+                lines.append("| " + " | ".join(cells) + " |\n")
+    return "".join(lines)
+
+
+def transformer_speed() -> str:
+    """The table of docs/speed.md: the softmax Transformer beside encoders of the same weights."""
+    peers = ("torch.nn.TransformerEncoder", "transformers ViT")
+    lines = ["| rows × tokens, width, layers | | mnemos, ms | torch.nn | transformers | times the faster |\n"]
+    lines.append("|---" * 6 + "|\n")
+    measured = _load("transformer_speed")
+    for row in measured["rows"]:
+        shape = measured["shapes"][row["shape"]]
+        cells = [f"{shape['batch']} × {shape['tokens']:,}, {shape['dim']}, {shape['layers']}"]
+        cells.append("training step" if row["mode"] == "step" else "forward")
+        cells += [f"{row['ms'][name]:,.{1 if row['ms'][name] < 100 else 0}f}" for name in ("mnemos", *peers)]
+        lines.append("| " + " | ".join([*cells, f"**{1 / row['ratio to it']['median']:.2f}**"]) + " |\n")
     return "".join(lines)
 
 
@@ -672,6 +689,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "text-forgets": partial(text_state, "text_forgets"),
     "delta-gradients": delta_gradients,
     "delta-forward": delta_forward,
+    "transformer-speed": transformer_speed,
     "convolutions": convolutions,
     "linearised-arms": linearised_arms,
     "linearised-told": linearised_told,
