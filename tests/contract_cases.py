@@ -15,7 +15,6 @@ from pairwise import pairwise
 
 from mnemos import GRC, BlockSparseConfig, registry
 from mnemos.attention import CompressiveConfig, GatedCacheAttention, RelativeConfig, SoftmaxConfig
-from mnemos.attention.recurrent import RecurrentAttention
 from mnemos.testing.laws import LAWS
 from mnemos.testing.probe import Probe
 from mnemos.types import HeadAttention, leaves
@@ -27,8 +26,8 @@ CACHES = {
     "paper": GRC(length=3, preset="paper"),
     "official": GRC(length=3, preset="official"),
     "mnemos": GRC(length=3, preset="mnemos"),
-    "stream": GRC(length=3, scope="stream"),
-    "unwritten": GRC(length=3, scope="stream", write=False),
+    "stream": GRC(length=3, scope="stream", block=5),
+    "unwritten": GRC(length=3, scope="stream", block=5, write=False),
     "frozen-block2": GRC(length=3, inference="frozen", block=2, resample="linear"),
     "linear-branch": GRC(length=3, branch="linear", candidate="linear", read="sample", inference="transient"),
 }
@@ -72,41 +71,33 @@ def over_layers(
     where: Callable[[torch.nn.Module], bool] = lambda layer: True,
     modes: tuple[bool, ...] = (True,),
     apart: bool = False,
-    one_of_a_file: bool = False,
+    one_of_a_kind: bool = False,
 ):
     """A test of `layer` over all layers `where` this holds, in training mode or not, or both.
 
     apart: by default every registered attention without a cache, and beside softmax attention alone a cache of each
-    scope, read and write; each once, causal if it can be. one_of_a_file: by default, of the layers that a file defines,
-    the one with the most parameters without a cache and, of those with a cache, the one with the most. Those that
-    forget count as one file: their operators have such tests of their own.
+    scope, read and write; each once, causal if it can be. one_of_a_kind: by default, of the layers with a state of each
+    kind, and of those with a cache, the one with the most parameters.
     """
 
     def cases(exhaustive: bool) -> list:
         def allowed(attention: str, cache: str, causal: bool, training: bool) -> bool:
             case = attention, cache, causal
             once = causal == max(ATTENTIONS[attention].causal_modes) and (not cache or attention == "softmax")
-            once = once and attention in REGISTERED and cache not in ("official", "mnemos", "unwritten")
+            once = (
+                once and attention in REGISTERED and cache not in ("official", "mnemos", "unwritten", "linear-branch")
+            )
             return (exhaustive or once or not apart) and _buildable(*case, exhaustive) and where(declared(*case))
 
         axes = ATTENTIONS, CACHES, (False, True), modes
         found = filter(None, (c if allowed(*c) else None for c in itertools.product(*axes)))
         chosen = list(found) if exhaustive else pairwise(*axes, allowed=allowed)
-        if one_of_a_file and not exhaustive:
-            largest = {_file(case): case for case in sorted(chosen, key=lambda case: _tensors(*case[:3]))}
-            chosen = list(largest.values())
+        if one_of_a_kind and not exhaustive:
+            by_size = sorted(chosen, key=lambda case: len(list(declared(*case[:3]).parameters())))
+            chosen = list({bool(case[1]) or declared(*case[:3]).state_kind: case for case in by_size}.values())
         return [pytest.param(case, id=_name(*case)) for case in chosen]
 
     return lambda test: _with_cases(test, "layer", cases)
-
-
-def _file(case: tuple) -> tuple[str, bool]:
-    kind = type(declared(case[0], "", case[2]))
-    return (RecurrentAttention if issubclass(kind, RecurrentAttention) else kind).__module__, bool(case[1])
-
-
-def _tensors(attention: str, cache: str, causal: bool) -> int:
-    return len(list(declared(attention, cache, causal).parameters()))
 
 
 def _name(attention: str, cache: str, causal: bool, training: bool) -> str:

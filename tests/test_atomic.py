@@ -50,20 +50,6 @@ def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_retur
     assert (tmp_path / "a.json").read_text() == f'{{\n  "a": [\n    1,\n    "{tmp_path}"\n  ]\n}}\n'
 
 
-def test_a_refusing_disk_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "a"
-    write_text(path, "old")
-
-    def full(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_text(path, "new")
-    assert path.read_text() == "old"
-    assert [p.name for p in tmp_path.iterdir()] == ["a"]
-
-
 def test_an_error_removes_what_was_added_to_a_folder_and_nothing_else(tmp_path):
     def interrupted():
         with whole_or_none(tmp_path):

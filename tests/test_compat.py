@@ -2,7 +2,6 @@
 
 import ast
 import gc
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ import mnemos
 from mnemos import GRC, _compat
 from mnemos.attention import GatedCacheAttention, LinearConfig, SoftmaxConfig
 from mnemos.lab.measure.flops import COUNTED
-from mnemos.memory.gated_cache import StoredCache, recomputing
+from mnemos.memory.gated_cache import recomputing
 from mnemos.models.lstm import LSTM, LSTMConfig
 from mnemos.ops import linear_attention
 
@@ -234,13 +233,6 @@ def test_what_runs_around_a_forward_or_in_its_place_is_noticed():
     assert not _compat.is_plain(module)
 
 
-@pytest.mark.parametrize("move", [lambda m: m.double(), lambda m: m.to("meta"), lambda m: m.to(torch.bfloat16)])
-def test_a_module_is_told_when_it_moves(move):
-    cache = StoredCache(2, 3)
-    move(nn.Sequential(cache))
-    assert (cache.pending.dtype, cache.pending.device) == (cache.cache.dtype, cache.cache.device)
-
-
 def test_every_models_state_has_a_name_in_files():
     """torch.export.save stores the structure of states by these names."""
     gated = GatedCacheAttention(
@@ -260,12 +252,6 @@ def test_every_models_state_has_a_name_in_files():
         _, structure = _compat.pytree.tree_flatten(state)
         again = _compat.pytree.treespec_loads(_compat.pytree.treespec_dumps(structure))
         assert again == structure
-
-
-def test_the_parts_of_a_structure_in_either_version():
-    structure = _compat.pytree.tree_flatten([1, (2, 3)])[1]
-    assert [part.num_leaves for part in _compat.parts_of(structure)] == [1, 2]
-    assert _compat.parts_of(SimpleNamespace(children_specs=[structure])) == [structure]
 
 
 @pytest.mark.slow

@@ -86,6 +86,7 @@ def test_cached_hosts_are_read_again(tmp_path):
     torch.testing.assert_close(found(x), model(x))
 
 
+@pytest.mark.exhaustive  # an export takes seconds
 def test_a_program_is_that_of_the_model(tmp_path):
     folder = mnemos.export(compiling(_parts(built(layers=1))), tmp_path / "x", to="torch")
     step = torch.export.load(folder / "step.pt2").module()

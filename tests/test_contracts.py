@@ -177,7 +177,7 @@ def test_bf16_autocast_stays_close(layer):
 @over_layers(
     lambda layer: not isinstance(layer, GatedCacheAttention) or layer.grc.preset == "paper" or moves(layer),
     apart=True,
-    one_of_a_file=True,
+    one_of_a_kind=True,
 )
 def test_compiled_equals_eager(layer):
     holds("compiles", layer)

@@ -93,6 +93,7 @@ def test_the_library_needs_three_distributions(tmp_path_factory, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_laboratory_needs_its_own_extra_alone(tmp_path_factory, tmp_path):
     run = installed(tmp_path_factory.mktemp("laboratory"), (*LIBRARY, *LABORATORY))
     small = "--train.steps 1 --model.layers 1 --model.dim 8 --data.train-size 8 --data.valid-size 4 --data.test-size 4"

@@ -117,17 +117,6 @@ def test_roi_align_has_the_values_and_gradients_of_its_definition(scale, ratio, 
     torch.testing.assert_close(torch.autograd.grad(own, x, weights)[0], gradient, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("ratio", [2, -1])
-def test_roi_align_without_boxes_or_samples_belongs_to_the_graph(ratio):
-    x = torch.randn(1, 2, 4, 4, requires_grad=True)
-    reversed_box = torch.tensor([[0.0, 3.0, 3.0, 1.0, 1.0]])
-    for rois in (torch.zeros(0, 5), reversed_box[: ratio < 0]):
-        found = roi_align(x, rois, 1.0, 3, 2, ratio, True)
-        assert found.shape == (len(rois), 2, 3, 2)
-        assert not found.any()
-        assert not torch.autograd.grad(found.sum(), x)[0].any()
-
-
 def test_roi_align_of_other_dtypes():
     x, rois = torch.randn(1, 2, 6, 6), torch.tensor([[0.0, 0.7, 1.2, 5.1, 4.4]])
     wanted = roi_align(x, rois, 1.0, 2, 2, 2, True)

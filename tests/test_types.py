@@ -36,11 +36,6 @@ def test_rows_that_do_not_fit_are_refused(call, words):
         call()
 
 
-def test_rows_are_selected_in_one_graph():
-    chosen = torch.compile(select, backend="eager", fullgraph=True)(STATE, torch.tensor([2, 0]))
-    assert chosen["b"][0].tolist() == [3, 1]
-
-
 @pytest.mark.parametrize("shape", [(2, 5, 16), (5, 32), (2, 3, 5, 32)])
 def test_a_layer_refuses_what_it_was_not_built_for(shape):
     for layer in (SoftmaxAttention(32, 4), LinearAttention(32, 4), GatedCacheAttention(32, 4, grc=GRC(length=3))):

@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from mnemos import GRC, InputError
-from mnemos.attention import GatedCacheAttention, LinearAttention, SoftmaxAttention
-from mnemos.memory import accumulate_caches
+from mnemos.attention import GatedCacheAttention, SoftmaxAttention
 from mnemos.ops.gated_cache import resample
 from mnemos.ops.gated_cache.reference import (
     reference_attend,
@@ -16,7 +15,7 @@ from mnemos.ops.gated_cache.reference import (
     reference_resample,
     reference_update,
 )
-from mnemos.types import leaves, reset
+from mnemos.types import reset
 
 D, H, TM = 12, 3, 5
 
@@ -179,26 +178,6 @@ def test_a_grid_is_resampled_in_two_dimensions_and_convolved():
     assert torch.equal(small, F.interpolate(pixels.reshape(1, 1, 4, 6), (2, 3), mode="bilinear").reshape(1, 6, 1))
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("mode", ["train", "eval", "no gradient"])
-@pytest.mark.parametrize("shape", [(0, 20), (3, 0)])
-@pytest.mark.parametrize("read", ["sample", "mean"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_an_empty_batch_gives_an_empty_result(causal, read, shape, mode, dtype):
-    layer = GatedCacheAttention(12, 2, grc=GRC(length=4, read=read, inference="transient"), causal=causal).to(dtype)
-    layer.train(mode == "train")
-    with torch.set_grad_enabled(mode != "no gradient"), accumulate_caches(layer):
-        layer(torch.randn(2, 20, 12, dtype=dtype))
-        before = layer.pending.clone()
-        y, _ = layer(torch.zeros(*shape, 12, dtype=dtype))
-        assert y.shape == (*shape, 12)
-        assert torch.equal(layer.pending, before)
-    if y.requires_grad:
-        y.sum().backward()
-        assert all(p.grad is None or not p.grad.any() for p in layer.parameters())
-
-
 def test_resampling_takes_each_rows_valid_tokens_alone():
     x = torch.arange(8.0).reshape(1, 8, 1).repeat(3, 1, 1)
     mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 1, 0, 0, 0], [0, 0, 1, 0, 0, 0, 0, 0]]).bool()
@@ -237,16 +216,6 @@ def test_presets_give_defaults_and_what_is_given_wins():
     assert GRC(preset="paper", scope="stream").resolved().read == "sample"
 
 
-def test_around_any_attention_of_ours():
-    for inner in (SoftmaxAttention(D, H), LinearAttention(D, H)):
-        layer = GatedCacheAttention(D, H, inner, GRC(length=4))
-        assert layer(torch.randn(2, 9, D))[0].shape == (2, 9, D)
-
-
-def test_widths_that_do_not_divide_are_rounded_down():
-    assert build(dim=410, heads=10).cache_dim == 200  # Transformer-XL base: 205 over 10 heads
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -275,14 +244,6 @@ def test_impossible_settings_are_refused_in_one_line(make, words):
     with pytest.raises(InputError, match=words) as error:
         make()
     assert "\n" not in str(error.value)
-
-
-def test_a_state_has_one_structure_whether_the_cache_moves_or_not():
-    layer = build(causal=True, preset="paper")
-    x = torch.randn(2, 7, D, dtype=torch.float64)
-    shapes = [[leaf.shape for leaf in leaves(layer.train(mode)(x)[1])] for mode in (True, False)]
-    assert shapes[0] == shapes[1]
-    assert len(leaves(layer.initial_state(2))) == len(shapes[0])
 
 
 @pytest.mark.parametrize("preset", ["paper", "mnemos"])

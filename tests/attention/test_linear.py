@@ -78,15 +78,6 @@ def test_a_fresh_state_is_nones_long_form(feature_map):
         torch.testing.assert_close(a, b)
 
 
-def test_the_state_is_float32_under_bfloat16():
-    attention = layer().float()
-    assert attention.initial_state(2, dtype=torch.bfloat16).s.dtype == torch.float32
-    with torch.autocast("cpu", torch.bfloat16):
-        y, state = attention(tokens().float())
-    assert y.dtype == torch.bfloat16
-    assert (state.s.dtype, state.z.dtype) == (torch.float32, torch.float32)
-
-
 def test_favors_projection_is_saved_with_the_layer():
     attention, other = layer(feature_map="favor"), LinearAttention(12, 3, True, "favor").double()
     assert not torch.equal(attention.projection, other.projection)
@@ -166,13 +157,3 @@ def test_an_unknown_backend_and_one_that_a_fused_step_has_not():
         LinearConfig(backend="chunk").build(12, 3)
     model = mnemos.Transformer(vocab_size=5, dim=8, num_heads=2, attention=LinearConfig(backend="chunked"))
     assert "the backend 'chunked'" in mnemos.fused_step(model).why
-
-
-def test_wrong_input_is_refused_in_one_line():
-    with pytest.raises(InputError, match="divisible by num_heads, found dim 12 and num_heads 5") as error:
-        LinearAttention(12, 5)
-    assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match="did you mean 'relu'"):
-        LinearAttention(12, 3, feature_map="relo")
-    with pytest.raises(InputError, match="expected floating state_s"):
-        layer()(tokens(), layer().initial_state(3))

@@ -104,9 +104,3 @@ def test_cross_attention_is_the_formula():
         torch.testing.assert_close(layer(x, keys, seen), layer.output(wanted))
     with pytest.raises(InputError, match=r"\[B, T, 6\]"):
         layer.keys_values(source[..., :3])
-
-
-def test_bad_input():
-    for wrong in ((1, 128, False), (7, 128, True), (2, 128, True), (32, 16, False)):
-        with pytest.raises(InputError, match="buckets and max_distance"):
-            PositionBias(2, *wrong)

@@ -8,7 +8,6 @@ from native_kernels import needs_kernels
 from torch.utils.flop_counter import FlopCounterMode
 
 import mnemos.attention.softmax
-from mnemos import InputError
 from mnemos.attention import SoftmaxAttention
 from mnemos.attention.softmax import attend
 from mnemos.ops.positions import Rotary, rotate
@@ -149,29 +148,11 @@ def test_grouped_heads_and_normalised_queries_equal_the_equations(settings, caus
         torch.testing.assert_close(torch.cat(parts, 1)[mask], found[mask])
 
 
-def test_rotary_streams():
-    module = layer(rotary=True).eval()
-    x = torch.randn(2, 8, 12, dtype=torch.float64)
-    whole = module(x)[0]
-    state, parts = None, []
-    for i in range(8):
-        y, state = module(x[:, i : i + 1], state)
-        parts.append(y)
-    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-6, rtol=1e-6)
-
-
 def test_wider_values_than_keys():
     q, k = torch.randn(2, 2, 5, 3, 4, dtype=torch.float64)
     v = torch.randn(2, 5, 3, 6, dtype=torch.float64)
     scores = torch.softmax(torch.einsum("bihd,bjhd->bhij", q, k) / 2, -1)
     torch.testing.assert_close(attend(q, k, v, None, False), torch.einsum("bhij,bjhm->bihm", scores, v))
-
-
-def test_refuses_impossible_widths():
-    with pytest.raises(InputError, match="num_heads may be 1, 2, 5, 10"):
-        SoftmaxAttention(10, 3)
-    with pytest.raises(InputError, match="found 3"):
-        SoftmaxAttention(9, 3, rotary=True)
 
 
 @pytest.mark.parametrize("t", [15, 16, 40, 64, 65])
@@ -228,16 +209,6 @@ def test_dropout_is_not_lost_without_gradient():
     torch.testing.assert_close(module(x)[0], first)
     torch.manual_seed(2)
     assert not torch.allclose(module(x)[0], first)
-
-
-def test_a_state_from_inference_mode_goes_on_without_it():
-    module = layer().eval()
-    x = torch.randn(1, 4, 12, dtype=torch.float64)
-    with torch.inference_mode():
-        _, state = module(x[:, :1])
-        _, state = module(x[:, 1:2], state)
-    with torch.no_grad():
-        torch.testing.assert_close(module(x[:, 2:3], state)[0], module(x[:, :3])[0][:, 2:])
 
 
 # --- our kernels, which long calls in float32 take ---

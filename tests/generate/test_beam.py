@@ -253,13 +253,6 @@ def test_samples_follow_the_models_distribution_and_their_generator():
     assert [h.score for h in again] == [h.score for h in found]
 
 
-def test_scores_of_a_model_in_half_precision_are_in_float32():
-    model = translator().bfloat16()
-    found = searched(model, sources(2), torch.zeros(2, 1, dtype=torch.int64), BeamConfig(eos=EOS, max_length=20))
-    for (h,) in found:
-        assert float(torch.tensor(h.log_prob).bfloat16()) != h.log_prob
-
-
 @pytest.mark.parametrize("width", [1024, 1100, 5000])
 def test_the_fast_largest_values_are_the_largest(width):
     logits = torch.randn(6, width, generator=torch.Generator().manual_seed(width))

@@ -167,20 +167,6 @@ def test_a_stream_changes_between_the_two_and_resets_rows():
     assert torch.equal(states["both"].seen, torch.tensor([4, 9, 9, 4]))
 
 
-def test_a_state_that_the_kernel_cannot_read_is_the_models():
-    model = decoder()
-    step, x = mnemos.fused_step(model), ids(2, 3)
-    first, _ = step(x[:, :1])  # no keys yet
-    torch.testing.assert_close(first, model(x[:, :1])[0])
-    _, state = model(x)
-    with pytest.raises(mnemos.InputError, match="expected a state of 3 rows"):
-        step(ids(3, 1), state)
-    y, _ = exactly(model)(x[:, :1], exactly(state))
-    wide = mnemos.fused_step(exactly(model))
-    assert "float64" in wide.why
-    assert torch.equal(wide(x[:, :1], exactly(state))[0], y)
-
-
 def test_layers_that_have_read_different_tokens_are_the_models():
     model = decoder(layers=2)
     step = mnemos.fused_step(model)

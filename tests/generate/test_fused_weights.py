@@ -9,7 +9,7 @@ from native_kernels import needs_kernels
 from torch import nn
 
 import mnemos
-from mnemos import InputError, Transformer
+from mnemos import Transformer
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.recurrent import GLAConfig
 from mnemos.models.transformer import HeadConfig
@@ -109,8 +109,3 @@ def test_there_is_no_cliff_between_numbers_of_rows(weights, rows, monkeypatch):
     wanted = outputs(step, x[:40])
     monkeypatch.setattr(Transformer, "forward", None)
     assert torch.equal(outputs(step, x)[:40], wanted)
-
-
-def test_unknown_weights_are_refused():
-    with pytest.raises(InputError, match="expected weights of float32, bfloat16, int8, found 'int4'"):
-        mnemos.fused_step(make(), weights="int4")

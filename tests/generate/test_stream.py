@@ -274,22 +274,6 @@ def test_a_state_belongs_to_the_weights_that_read_it(how, tmp_path):
     Stream(network, state=stream.state, last=stream.last).generate(1)  # asked for
 
 
-def test_the_last_token_is_looked_at_too_and_streams_belong_to_weights(tmp_path):
-    network = model("linear")
-    with pytest.raises(InputError, match="0 to 10, found 99"):
-        Stream(network).prefill(torch.tensor([[99]]))
-    with pytest.raises(InputError, match="found str"):
-        Stream(network).prefill("It was")
-    stream = Stream(network).prefill(ids(1, 4))
-    with pytest.raises(InputError, match="expected a folder"):
-        stream.save(tmp_path / "nowhere" / "x")
-    stream.save(tmp_path / "x")
-    with torch.no_grad():
-        network.head.weight[0, 0] += 1e-4
-    with pytest.raises(InputError, match="other weights"):
-        Stream.restore(network, tmp_path / "x")
-
-
 def test_a_stored_stream_belongs_to_the_bytes_of_the_weights(tmp_path, threads):
     network = model("linear", dim=256, mlp=512).float()
     file = tmp_path / "x"
@@ -303,39 +287,6 @@ def test_a_stored_stream_belongs_to_the_bytes_of_the_weights(tmp_path, threads):
         network.blocks[0].mlp.expand.weight.copy_(network.blocks[0].mlp.expand.weight[order])
     with pytest.raises(InputError, match="other weights"):
         Stream.restore(network, file)
-
-
-@pytest.mark.filterwarnings("ignore")  # quantize_dynamic is deprecated
-def test_a_stored_stream_belongs_to_packed_weights_too(tmp_path):
-    layers, packed = {torch.nn.Linear}, []
-    for number in (0.0, 0.5):
-        network = model("linear").float()
-        with torch.no_grad():
-            network.blocks[0].mlp.expand.weight[0, 0] = number
-        for layer in network.modules():  # it packs layers of just this class
-            if isinstance(layer, torch.nn.Linear):
-                layer.__class__ = torch.nn.Linear
-        packed.append(torch.ao.quantization.quantize_dynamic(network, layers, torch.qint8).eval())
-    Stream(packed[0]).prefill(ids(1, 4)).save(tmp_path / "x")
-    Stream.restore(packed[0], tmp_path / "x")
-    with pytest.raises(InputError, match="other weights"):
-        Stream.restore(packed[1], tmp_path / "x")
-
-
-def test_weights_without_values_cannot_be_hashed(tmp_path):
-    stream = Stream(model()).prefill(ids(1, 4))
-    stream.model.to("meta")
-    away = Stream(stream.model, stream.step, stream.state, stream.last)
-    with pytest.raises(InputError, match="expected weights in memory"):
-        away.save(tmp_path / "x")
-
-
-def test_a_model_with_an_extra_state_that_is_no_tensor(tmp_path, monkeypatch):
-    network = model()
-    monkeypatch.setattr(type(network.final_norm), "get_extra_state", lambda self: {"version": 1}, raising=False)
-    stream = Stream(network).prefill(ids(1, 5))
-    stream.save(tmp_path / "a")
-    close(Stream.restore(network, tmp_path / "a"), stream)
 
 
 def test_tokens_of_any_integer_type():

@@ -117,13 +117,6 @@ def test_min_p_is_that_of_transformers():
         Stream(network).prefill(ids(1, 3)).generate(1, min_p=0.1)
 
 
-@pytest.mark.parametrize("length", [2.5, -1, None, "3"])
-def test_a_length_that_is_no_whole_number_is_refused(length):
-    stream = Stream(model("linear")).prefill(ids(1, 2))
-    with pytest.raises(InputError, match=r"expected a length that is a whole number of at least 0, found"):
-        stream.tokens(length)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_outputs_that_are_not_numbers_are_refused(temperature):
     network = model("linear")

@@ -140,25 +140,6 @@ def test_what_is_around_a_layer_or_in_its_place_counts(way, first, products):
         torch.testing.assert_close(grad, theirs[name], rtol=1e-3, atol=2e-5 * float(theirs[name].abs().max()) + 1e-7)
 
 
-class Doubled(nn.Linear):
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of quantisation
-def test_layers_of_other_classes_are_left(products):
-    model = nn.Sequential(nn.Linear(6, 6), Doubled(6, 6), nn.Linear(6, 6))
-    nn.utils.parametrizations.weight_norm(model[2])
-    x = torch.randn(3, 6)
-    wanted = model(x)
-    report = mnemos.fast(model)
-    assert report.dense == ("0",)
-    torch.testing.assert_close(model(x), wanted)
-    assert products == [(6, 6)]
-    small = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(6, 6)), {nn.Linear})
-    assert str(mnemos.fast(small)).startswith("nothing was changed: Sequential has no layer")
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning:peft", "ignore::FutureWarning:transformers")
 @pytest.mark.parametrize("first", [True, False])
 def test_adapters_of_peft_and_tied_weights(first, products):

@@ -10,7 +10,6 @@ from functional_models import FAMILIES, FURTHER, build, copied, in_pieces, step_
 
 import mnemos
 from mnemos import BeamConfig, Stream
-from mnemos.hugging_face.functional_cache import CacheLayout
 from mnemos.memory.key_values import KeyValues
 from mnemos.types import RecurrentModel, leaves
 
@@ -220,13 +219,6 @@ def test_the_size_of_the_state_is_declared():
     assert kept == [2, 3, 3]  # the next token is the fourth of the window
 
 
-def test_a_recurrent_layer_is_asked_for_the_window_of_the_first_that_attends():
-    """As Transformers asks layer 0 for the mask, and here the third one attends."""
-    layout = CacheLayout(build("RecurrentGemma"), "use another model")
-    assert layout.attends == [False, False, True]
-    assert [layout.window(layer) for layer in range(3)] == [4, 4, 4]
-
-
 def low_rank(model):
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
@@ -270,16 +262,6 @@ def test_a_model_may_be_changed_afterwards(change):
     if change in ("cache", "linearise", "other caches"):
         with pytest.raises(mnemos.InputError):
             step(x, before)
-
-
-@pytest.mark.parametrize("change", ["cache", "linearise"])
-def test_an_old_state_is_refused_right_after_the_change(change):
-    model, x = build("Llama"), tokens(2, 5)
-    step = mnemos.functional(model)
-    before = step(x)[1]
-    CHANGES[change][0](model)
-    with pytest.raises(mnemos.InputError, match="begin with state=None"):
-        step(x, before)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen3Next", "Mamba", "Mamba2"])

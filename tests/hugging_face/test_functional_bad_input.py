@@ -1,7 +1,6 @@
 """What `mnemos.functional` refuses, in one line that says what to do."""
 
 import copy
-import sys
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from functional_models import build, step_of, tokens
 import mnemos
 from mnemos import InputError
 from mnemos.hugging_face import MnemosForCausalLM, RememberingForCausalLM
-from mnemos.libraries import cache_name, transformers
+from mnemos.libraries import transformers
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 17}
 
@@ -77,31 +76,6 @@ def test_other_modules():
     refused(lambda: mnemos.functional(torch.nn.Linear(2, 2)), "Hugging Face Transformers", "Linear")
     compiled = torch.compile(build("Mamba"), backend="eager")
     refused(lambda: mnemos.functional(compiled), "OptimizedModule", "the model itself, without torch.compile")
-
-
-def test_another_version_of_the_cache(monkeypatch):
-    model = build("Mamba")
-    # As if the room had not been imported; afterwards it is the one that was.
-    monkeypatch.delattr(mnemos, "functional")
-    monkeypatch.setattr(mnemos, "hugging_face", mnemos.hugging_face)
-    cache_utils = transformers().cache_utils
-    monkeypatch.setattr(transformers(), "__version__", "7.1")
-    monkeypatch.delattr(cache_utils, "DynamicSlidingWindowLayer")
-    for name in [name for name in sys.modules if name.startswith("mnemos.hugging_face")]:
-        monkeypatch.delitem(sys.modules, name)
-    refused(lambda: mnemos.functional(model), "transformers 5.23", "7.1", "DynamicSlidingWindowLayer")
-
-
-def test_a_model_that_asks_for_another_cache(monkeypatch):
-    model = build("Llama")
-    monkeypatch.setattr(type(model.model), "forward", lambda self, **given: given[cache_name()].renamed())
-    refused(lambda: mnemos.functional(model), "transformers 5.23", "renamed", "LlamaForCausalLM")
-
-
-def test_a_model_that_fails_in_the_versions_that_were_tried():
-    library = transformers()
-    model = library.LlamaForSequenceClassification(library.LlamaConfig(**SMALL))  # without a padding token
-    refused(lambda: mnemos.functional(model), "fails with that cache (ValueError", "; use another model")
 
 
 def test_more_layers_than_the_configuration_says():

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from mnemos import GRC, InputError, Transformer
 from mnemos.attention import GatedCacheAttention
 from mnemos.memory import gated_cache
-from mnemos.memory.gated_cache import accumulate_caches, caches, clear_caches, hold_caches, promote
+from mnemos.memory.gated_cache import accumulate_caches, caches, clear_caches, hold_caches
 
 
 def layer(preset: str = "mnemos", seed: int = 0, dtype: torch.dtype = torch.float64) -> GatedCacheAttention:
@@ -236,15 +236,6 @@ def test_gate_activity_can_be_recorded(preset):
     assert set(record) == {"update_mean", "update_saturated", "reset_mean", "reset_saturated"}
     assert all(0 <= v <= 1 for values in record.values() for v in values)
     assert module.observer_of_gates is None
-
-
-def test_promotion_happens_once():
-    module = layer()
-    module(batch())
-    promote([module])
-    stored = module.cache.clone()
-    promote([module])
-    assert torch.equal(module.cache, stored)
 
 
 def test_an_accumulation_that_fails_commits_nothing():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mnemos.memory import SlotMemory, SlotsConfig
-from mnemos.types import InputError, leaves, reset, select
+from mnemos.types import leaves, reset, select
 
 B, K, L, D, H = 3, 4, 5, 12, 3
 
@@ -68,14 +68,6 @@ def test_finished_rows_and_rows_of_padding_stay_exactly_as_they_are():
     )
 
 
-def test_rows_are_independent_and_slots_lie_on_the_sphere():
-    slots = memory()
-    state = written(slots)
-    alone = slots(select(state, torch.tensor([1])), heard(5)[1:2])
-    torch.testing.assert_close(alone.slots[0], slots(state, heard(5)).slots[1])
-    torch.testing.assert_close(state.slots.norm(dim=-1), torch.full((B, K), math.sqrt(D), dtype=torch.float64))
-
-
 @pytest.mark.parametrize(("norm", "lost"), [(1.15, 0.048), (3.20, 0.124)])
 def test_how_fast_the_papers_slots_forget(norm, lost):
     """A slot of the paper's width that listens to itself alone: what it loses of its distance to the end, a write.
@@ -123,12 +115,6 @@ def test_a_memory_that_is_not_written_is_the_start():
     slots = memory(write=False)
     assert torch.equal(slots.contents(written(slots)), slots.start().expand(B, K, D))
     assert [name for name, _ in slots.named_parameters()] == ["bias"]
-
-
-def test_heads_of_its_own():
-    assert memory(num_heads=1).write_attention(written(memory(num_heads=1)), heard()).shape == (B, 1, K, 1 + L)
-    with pytest.raises(InputError, match="dim must be divisible by num_heads"):
-        memory(num_heads=5)
 
 
 def test_neither_bias_nor_self_logit_decays():

@@ -10,7 +10,6 @@ from torch import nn
 import mnemos
 from mnemos import GRC
 from mnemos.attention import GatedCacheAttention
-from mnemos.hosts.branch import decays
 from mnemos.memory import gated_cache as stored_module
 from mnemos.memory.gated_cache import PRESETS
 
@@ -157,23 +156,3 @@ def test_beside_a_host_it_costs_the_same_and_stays_empty():
     assert all(cache.abs().max() == 0 for cache in stored)
     x = tokens()
     assert torch.equal(mnemos.uncache(unwritten)(x), plain.eval()(x))
-
-
-def test_a_model_with_a_constant_starts_with_the_weights_of_the_written_one():
-    models = []
-    for grc in (GRC(preset="paper", length=TM), GRC(preset="paper", length=TM).unwritten()):
-        torch.manual_seed(0)
-        models.append(nn.Sequential(GatedCacheAttention(D, H, grc=grc), nn.Linear(D, D)))
-    written, constant = (dict(model.named_parameters()) for model in models)
-    assert constant.keys() - written.keys() == {"0.cache"}
-    assert all(torch.equal(parameter, constant[name]) for name, parameter in written.items())
-    assert not decays("0.cache", constant["0.cache"])
-
-
-def test_a_failed_forward_beside_a_constant_is_discarded():
-    model = nn.ModuleList([layer(preset="paper", write=False, inference="frozen"), layer()])
-    found = stored_module.stored(model)
-    assert [cache.learned for cache in found] == [True, False]
-    stored_module.begin_forward(found)  # and no end
-    stored_module.promote(found)
-    assert all(cache.complete for cache in found)

@@ -219,19 +219,6 @@ def test_all_generators_are_put_back_for_a_step_and_end_as_the_loop_ends():
         agree({k: v for k, v in gradients(model).items() if v is not None}, _given(expected), 1e-12)
 
 
-def _given(found):
-    return {k: v for k, v in found.items() if v is not None}
-
-
-def test_the_same_gradients_missing_as_in_the_loop():
-    """A parameter that no loss hears has None and not zeros: optimisers tell them apart."""
-    model = cell(learned=True)
-    out = replay(lambda x, s: (model.walk(x, s)[0][0].mean(), model.walk(x, s)[1]), segments(1), begin())
-    assert model.head.weight.grad is None
-    assert model.start.grad is None
-    assert out.losses.shape == (1,)
-
-
 def test_a_step_that_draws_nothing_leaves_generators_alone():
     model = cell(dropout=0.0)
     before = torch.get_rng_state()
@@ -249,20 +236,6 @@ def test_segments_are_anything_and_read_one_at_a_time():
     agree(gradients(model), expected, 1e-12)
     replay(lambda x, s: model(x["x"], s), [{"x": x} for x in pieces], begin())
     agree(gradients(model), expected, 1e-12)
-
-
-def test_losses_of_several_types():
-    """Each is compared in its own, and none is rounded to another's."""
-    model, pieces = cell(dropout=0.0), segments(4)
-
-    def step(x, state):
-        loss, state = model(x, state)
-        return loss.to({2: torch.float64, 4: torch.bfloat16}.get(int(state["seen"][0][0]), torch.float32)), state
-
-    _, losses, _ = plain(step, pieces)
-    out = replay(step, pieces)
-    assert out.losses.dtype == torch.float64
-    agree(list(out.losses), [loss.double() for loss in losses], 1e-12)
 
 
 @pytest.mark.parametrize(

@@ -103,23 +103,6 @@ def test_resets_to_a_learned_start(computed, checkpoints):
     agree((out.loss, gradients(model), start.grad), (total, *expected), 1e-12)
 
 
-def test_starts_and_axes_that_do_not_fit():
-    model, step = layered(nn.LSTM, layers=2)
-    computed = torch.zeros(4, dtype=torch.float64, requires_grad=True).exp()
-    for options, said in (
-        ({"reset_to": computed, "resets": ROWS}, "reset_to without a graph"),
-        ({"reset_to": torch.zeros(4)}, "expected resets with reset_to"),
-        ({"reset_to": torch.zeros(4), "resets": ROWS, "batch_axis": 1}, "reset_to with the structure of the state"),
-        ({"reset_to": (torch.zeros(7), 0), "resets": ROWS, "batch_axis": 1}, r"broadcasts to \(2, 3, 4\)"),
-        ({"resets": ROWS, "batch_axis": 5}, r"axis 5 of a state of shape \(2, 3, 4\) has, found .*; give batch_axis"),
-        ({"resets": ROWS, "batch_axis": (1, 1, 1)}, "batch_axis with the structure of the state, which has 2 leaves"),
-    ):
-        with pytest.raises(InputError, match=said):
-            replay(step, pieces(), module=model, **options)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'batch_axes'"):
-        replay(step, pieces(), batch_axes=1)
-
-
 def test_states_of_this_library_lead_with_the_batch():
     """As many heads as rows: no axis is asked for."""
     from mnemos import Transformer

@@ -7,7 +7,7 @@ import torch
 from replay_standins import agree, begin, cell, gradients, segments
 from torch import nn
 
-from mnemos import InputError, Transformer, replay
+from mnemos import InputError, replay
 
 
 def wrapped(model, at, change):
@@ -101,71 +101,6 @@ def test_a_state_changed_in_place():
         replay(counting, segments(), begin())
 
 
-@pytest.mark.parametrize(("options", "at"), [({}, 6), ({"advance": True}, 6), ({"truncate_every": 1}, 0)])
-def test_a_state_changed_in_place_where_only_the_replay_sees_it(options, at):
-    model = cell()
-
-    def step(x, state):
-        loss, new = model(x, state)
-        if at == 0 or x.shape[1] == 3:  # the last, which no first pass runs
-            state["seen"][0].add_(1)
-        return loss, new
-
-    with pytest.raises(InputError, match=rf"step {at}: .* changed in place"):
-        replay(step, segments(), begin(), **({"advance": model.advance} if "advance" in options else options))
-    if at:
-        with pytest.raises(InputError, match=r"step 0: .* changed in place"):
-            replay(step, segments(1), begin())
-
-
-@pytest.mark.parametrize("resets", [None, [torch.tensor([True, False, True])] * 7])
-def test_a_detached_state_beside_a_part_that_is_handed_on(resets):
-    model, beside = cell(), torch.ones(3, 2, dtype=torch.float64)
-
-    def step(x, state):
-        loss, new = model(x, state[0])
-        return loss, ({**new, "h": new["h"].detach()}, state[1], torch.ones(3, 0))
-
-    with pytest.raises(InputError, match=r"step 6: .* found it detached"):
-        replay(step, segments(), (begin(), beside, torch.ones(3, 0)), resets=resets)
-
-    def attached(x, state):  # a part may be without gradient: the last that a segment held
-        loss, new = model(x + state[2], state[0])
-        return loss, (new, state[1], x[:, -1:])
-
-    replay(attached, segments(), (begin(), beside, torch.ones(3, 1, 5, dtype=torch.float64)), resets=resets)
-
-
-@pytest.mark.parametrize("value", [-torch.inf, torch.nan])
-def test_an_infinity_in_the_state_hides_nothing(value):
-    model = cell(dropout=0.0)
-
-    def advance(x, state):
-        return {**model.advance(x, {**state, "h": state["h"].nan_to_num(0.0, 0.0, 0.0)})}
-
-    def spoilt(factor, column):
-        def advanced(x, state):
-            h = advance(x, state)["h"] * factor
-            return {**advance(x, state), "h": torch.cat([h[:, :column], torch.full_like(h[:, :1], value), h[:, 3:]], 1)}
-
-        return advanced
-
-    def step(x, state):
-        new = spoilt(1.0, 2)(x, state)
-        return new["h"][:, 3:].square().mean(), new
-
-    replay(step, segments(), begin(), advance=spoilt(1.0, 2), tolerance=1e-10)
-    with pytest.raises(InputError, match=r"step 5: .* the state of the first pass"):
-        replay(step, segments(), begin(), advance=spoilt(1.01, 2))
-
-    def elsewhere(x, state):
-        h = spoilt(1.0, 2)(x, state)["h"]
-        return {**advance(x, state), "h": h[:, [0, 2, 1, 3, 4]]}
-
-    with pytest.raises(InputError, match=r"step 5: .* the state of the first pass"):
-        replay(step, segments(), begin(), advance=elsewhere)
-
-
 def test_an_error_of_a_backward_pass_names_the_step():
     model, encoder = cell(), nn.Linear(5, 5).double()
     shared = encoder(torch.stack(segments()[:6])).tanh()
@@ -184,35 +119,6 @@ def test_an_advance_that_is_another_model():
             replay(lambda x, s: model(x, {**s, "h": s["h"].double()}), segments(), begin(), advance=wrong)
     with pytest.raises(InputError, match=r"step \d: .* same structure"):
         replay(model, segments(), advance=lambda x, s: {**model.advance(x, s), "more": 1})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named", "said"),
-    [
-        ((None, segments()), {}, "step to be a function of"),
-        ((segments(), cell()), {}, "step to be a function of"),
-        ((cell(), None), {}, "segments to go through, as in replay.step, segments., found None"),
-        ((cell(), cell().forward), {}, "segments to go through"),
-        ((cell(), segments()), {"advance": 3}, "advance to be a function"),
-        ((cell(), segments()), {"module": cell().forward}, r"module to be a torch.nn.Module, found <bound method"),
-    ],
-)
-def test_arguments_of_the_wrong_kind(arguments, named, said):
-    with pytest.raises(InputError, match=said):
-        replay(*arguments, **named)
-
-
-@pytest.mark.parametrize(
-    ("returned", "said"),
-    [
-        (lambda x, state: cell()(x, state), r"advance to return the new state alone, found \(loss, state\)"),
-        (lambda x, state: None, "advance to return the new state alone, found None"),
-    ],
-)
-@pytest.mark.parametrize("state", [None, begin()])
-def test_an_advance_that_returns_something_else(returned, said, state):
-    with pytest.raises(InputError, match=f"step 0: expected {said}"):
-        replay(cell(), segments(), state, advance=returned)
 
 
 def test_verification_is_as_strict_as_asked():
@@ -258,17 +164,6 @@ def test_resets_of_the_wrong_rows():
         replay(cell(), segments(2), begin(), resets=[None, torch.ones(2, dtype=torch.bool)])
     with pytest.raises(InputError, match=r"step 1: reset: expected a mask \[B\] of booleans"):
         replay(cell(), segments(2), begin(), resets=[None, torch.ones(3)])
-
-
-def test_a_segment_longer_than_the_model_allows():
-    model = Transformer(vocab_size=7, max_length=6, position="learned", dim=8, layers=1, num_heads=2, mlp=8)
-
-    def step(x, state):
-        logits, state = model(x, state)
-        return logits.square().mean(), state
-
-    with pytest.raises(InputError, match=r"^step 1: "):
-        replay(step, [torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 4, dtype=torch.int64)])
 
 
 def test_an_interrupt_puts_back_too():

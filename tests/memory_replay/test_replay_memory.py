@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from replay_standins import agree, begin, cell, gradients, plain, segments
+from replay_standins import agree, begin, cell, gradients, segments
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -69,35 +69,6 @@ def test_how_many_states_are_kept(monkeypatch, checkpoints, limit):
         assert not alive
     finally:
         gc.enable()
-
-
-def test_states_lie_side_by_side(monkeypatch):
-    """On the heap, holes between small ones that stay fit nothing: 512 states once took twice their size."""
-    stored = []
-    original = rollout.compact
-    monkeypatch.setattr(rollout, "compact", lambda *given: stored.append(original(*given)) or stored[-1])
-    replay(cell(), segments(9), begin())
-    assert len(stored) == 9
-    for leaves in zip(*stored[:8], strict=True):
-        if isinstance(leaves[0], str):
-            continue
-        assert len({x.untyped_storage().data_ptr() for x in leaves}) == 1
-        assert len({x.data_ptr() for x in leaves}) == 8
-
-
-def test_states_that_grow_lie_where_they_find_room():
-    torch.manual_seed(0)
-    linear = nn.Linear(5, 5).double()
-
-    def step(x, state):
-        state = torch.tanh(linear(x)) if state is None else torch.cat([state, torch.tanh(linear(x)) + state.mean()], 1)
-        return state.square().sum(), state
-
-    pieces = list(torch.randn(6, 2, 3, 5, dtype=torch.float64))
-    plain(step, pieces)
-    expected = gradients(linear)
-    replay(step, pieces)
-    agree(gradients(linear), expected, 1e-12)
 
 
 @pytest.mark.parametrize(("checkpoints", "passes"), [("all", 1), ("sqrt", 2), (2, 6), (4, 3)])

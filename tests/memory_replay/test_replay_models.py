@@ -1,8 +1,5 @@
 """Models that are not ours, compiled steps, reduced precision, modules with a memory of their own."""
 
-import functools
-from dataclasses import dataclass
-
 import pytest
 import torch
 from replay_standins import agree, begin, cell, gradients, plain, segments
@@ -102,25 +99,6 @@ def test_a_compiled_step(dynamic):
     both(model, compiled, segments(4), begin(), module=model)
 
 
-def test_a_dataclass_and_tensors_that_share_memory():
-    @dataclass
-    class Memory:
-        both: torch.Tensor
-        half: torch.Tensor
-        name: str
-
-    torch.export.register_dataclass(Memory, serialized_type_name="test.Memory")
-    torch.manual_seed(0)
-    linear = nn.Linear(5, 8).double()
-
-    def step(x, state):
-        y = torch.tanh(linear(x).cumsum(1) + (0 if state is None else state.both + F.pad(state.half, (0, 6))[:, None]))
-        return y.square().mean(), Memory(y[:, -1:], y[:, -1, 3:5], "memory")
-
-    both(linear, step, segments(), checkpoints=2)
-    assert isinstance(replay(step, segments()).state, Memory)
-
-
 class Normed(nn.Module):
     """Running statistics, read by the next step where `reads`; a plain attribute that is a memory, too."""
 
@@ -182,15 +160,6 @@ def test_a_plain_attribute_is_read_as_it_stood(first, options):
     with pytest.raises(InputError, match=r"step \d: .* the attribute last of the first pass"):
         replay(model, segments(), begin(), advance=model.advance)
     assert getattr(model, "last", "missing") is first
-
-
-def test_the_module_of_a_partial_step_is_found():
-    model = Remembering(None)
-    plain(model, segments(), begin(), weights=[2 / 7] * 7)
-    expected = gradients(model)
-    model = Remembering(None)
-    replay(functools.partial(functools.partial(model.forward), scale=2.0), segments(), begin())
-    agree(gradients(model), expected, 1e-12)
 
 
 @pytest.mark.parametrize("preset", ["mnemos", "paper"])

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from replay_standins import agree, begin, cell, gradients, plain, segments
-from torch import nn
 from torch.nn import functional as F
 
 from mnemos import InputError, replay
@@ -53,42 +52,6 @@ def test_an_object_that_holds_an_output_with_its_graph_is_refused():
 
 def test_steps_without_auxiliary_outputs():
     assert replay(cell(), segments(3), begin()).aux == [None] * 3
-
-
-class Attending(nn.Module):
-    """A list of (key, value) pairs that grows by one with every step."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.read = nn.Linear(5, 15).double()
-
-    def forward(self, x, state):
-        q, k, v = self.read(x.mean(1)).chunk(3, -1)
-        pairs = [*state["pairs"], (k, v)]
-        weights = torch.stack([(q * k).sum(-1) for k, _ in pairs]).softmax(0)
-        y = sum(w[:, None] * v for w, (_, v) in zip(weights, pairs, strict=True))
-        return y.square().mean(), {"pairs": pairs, "count": state["count"] + 1}
-
-
-@pytest.mark.parametrize("checkpoints", ["all", "sqrt", 2])
-def test_a_state_whose_list_grows(checkpoints):
-    model = Attending()
-    total, _, end = plain(model, segments(), {"pairs": [], "count": 0})
-    expected = gradients(model)
-    out = replay(model, segments(), {"pairs": [], "count": 0}, checkpoints=checkpoints)
-    agree((out.loss, out.state, gradients(model)), (total, end, expected), 1e-12)
-
-
-def test_a_list_that_grows_otherwise_in_the_replay():
-    model = Attending()
-
-    def step(x, state):
-        loss, new = model(x, state)
-        return loss, {**new, "pairs": new["pairs"] + new["pairs"][:1] * torch.is_grad_enabled()}
-
-    with pytest.raises(InputError, match=r"step 5: expected its replay to give a state of the same structure"):
-        replay(step, segments(), {"pairs": [], "count": 0})
 
 
 def test_a_cache_of_transformers_is_a_state():

@@ -5,7 +5,6 @@ import torch
 
 import mnemos
 from mnemos import InputError, Stream
-from mnemos.models import lstm
 from mnemos.models.lstm import LSTM, LSTMState
 from mnemos.types import reset
 
@@ -61,12 +60,6 @@ def test_is_the_cells_equations_from_any_state_and_skips_padding(tied):
         torch.testing.assert_close(a, b)
 
 
-def test_a_full_mask_is_none():
-    network, x = model(), ids()
-    for a, b in zip(network(x)[1], network(x, None, torch.ones_like(x, dtype=torch.bool))[1], strict=True):
-        torch.testing.assert_close(a, b)
-
-
 def test_gradient_goes_back_through_the_state_and_not_across_a_reset():
     network, x = model(), ids()
     state = network.initial_state(3, dtype=torch.float64)
@@ -92,15 +85,6 @@ def test_streams_at_constant_cost_and_autocasts():
         low, state = network(x, state)
     wanted = network(x, network(x)[1])[0]
     assert (low.float() - wanted).abs().max() < 0.05 * wanted.abs().max()
-
-
-def test_autocasts_on_processors_whose_lstm_has_no_bfloat16(monkeypatch):
-    monkeypatch.setattr(lstm, "_BFLOAT16_LSTM", False)
-    network, x = model(layers=1).float().eval(), ids(1, 20)
-    with torch.autocast("cpu", torch.bfloat16):
-        low, state = network(x)
-    torch.testing.assert_close(state, network(x)[1])
-    assert low.dtype == torch.bfloat16
 
 
 def test_refuses_what_does_not_fit():

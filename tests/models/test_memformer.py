@@ -1,7 +1,5 @@
 """Memformer: against its equations, split anywhere, streamed, advanced, with every ablation a value."""
 
-import copy
-import itertools
 import math
 import sys
 from pathlib import Path
@@ -10,13 +8,14 @@ import pytest
 import torch
 
 import mnemos
-from mnemos import InputError, Memformer, SlotsConfig, Stream
+from mnemos import InputError, Memformer, SlotsConfig
 from mnemos.lab.evaluate.write_attention import writing
 from mnemos.lab.measure.flops import forward_flops, step_flops
-from mnemos.types import detach, leaves, map_state, reset, select
+from mnemos.types import detach, leaves, reset
 
 sys.path.insert(0, str(Path(__file__).parent))
 import memformer_oracle as oracle
+from segment_cases import T, close, cut, holes, ids, same, stirred, stored_forked_and_joined
 
 SMALL = {"vocab_size": 11, "dim": 12, "encoder_layers": 2, "decoder_layers": 2, "num_heads": 3, "mlp": 10, "segment": 4}
 SMALL |= {"buckets": 8, "max_distance": 6}
@@ -29,48 +28,11 @@ KINDS = {
     "no memory": {"memory": SlotsConfig(slots=0)},
     "never written": {"memory": SlotsConfig(slots=3, write=False), "encoder_layers": 1, "decoder_layers": 3},
 }
-T = 15  # three segments, and three tokens of a fourth
 
 
 def model(kind: str = "reads", **fields) -> Memformer:
     torch.manual_seed(0)
-    network = Memformer(**SMALL | KINDS[kind] | fields).double()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape, dtype=torch.float64)
-    return network.eval()
-
-
-def ids(rows: int = 3, t: int = T, seed: int = 1) -> torch.Tensor:
-    return torch.randint(11, (rows, t), generator=torch.Generator().manual_seed(seed))
-
-
-def close(a, b, tolerance=1e-10):
-    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
-
-
-def same(a, b):
-    assert len(leaves(a)) == len(leaves(b))
-    for x, y in zip(leaves(a), leaves(b), strict=True):
-        close(x, y)
-
-
-def holes() -> torch.Tensor:
-    mask = torch.ones(4, T, dtype=torch.bool)
-    mask[0, 9:] = False  # padding behind
-    mask[1, :2] = False  # in front
-    mask[2, 4:8] = False  # a segment of padding alone
-    mask[3, [1, 6, 7, 13]] = False  # here and there
-    return mask
-
-
-def cut(network, x, cuts, state=None, mask=None):
-    """Logits and state of a call for each piece."""
-    parts = []
-    for a, b in itertools.pairwise([0, *cuts, x.shape[1]]):
-        y, state = network(x[:, a:b], state, None if mask is None else mask[:, a:b])
-        parts.append(y)
-    return torch.cat(parts, 1), state
+    return stirred(Memformer(**SMALL | KINDS[kind] | fields))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,20 +106,6 @@ def test_split_anywhere_equals_whole(kind, masked):
     close(network(x, network.initial_state(4), mask)[0], whole)
 
 
-@pytest.mark.parametrize("kind", ["reads", "cls"])
-def test_gradients_of_split_and_resumed_equal_the_whole(kind):
-    network, x = model(kind), ids()
-    found = []
-    for cuts in ([], [4, 8], [3, 9, 10]):
-        network.zero_grad()
-        cut(network, x, cuts)[0].square().sum().backward()
-        found.append({name: p.grad.clone() for name, p in network.named_parameters()})
-    for name, gradient in found[0].items():
-        close(found[1][name], gradient, 1e-8)
-        close(found[2][name], gradient, 1e-8)
-        assert gradient.abs().max() > 1e-9, name
-
-
 def test_gradients_are_the_derivatives():
     """Through two writes, to the slots that a stream comes with."""
     network, x = model("reads"), ids(2, 10)
@@ -186,22 +134,6 @@ def test_a_bias_the_wrong_way_round_is_noticed():
         bias.table.copy_(table)
 
 
-def test_rows_do_not_mix_and_may_be_selected_forked_and_reset():
-    network, x = model("reads"), ids(3, 11)
-    with torch.no_grad():
-        first, state = network(x[:, :6])
-        before = map_state(torch.clone, state)
-        close(network(x[1:2, :6])[0], first[1:2])
-        y, _ = network(x[:, 6:], state)
-        rows = torch.tensor([2, 0, 2])
-        close(network(x[rows, 6:], select(state, rows))[0], y[rows])
-        network(x[:, 6:7], state)
-        fresh = network(x[:, 6:], reset(state, torch.tensor([True, False, True])))[0]
-        close(fresh[1], y[1])
-        close(fresh[[0, 2]], network(x[:, 6:])[0][[0, 2]])
-        same(state, before)
-
-
 @pytest.mark.parametrize("kind", ["paper", "reads", "no memory"])
 def test_advance_is_the_forward_without_the_decoder(kind):
     network = model(kind, dropout=0.3).train()
@@ -220,13 +152,6 @@ def test_advance_is_the_forward_without_the_decoder(kind):
         hook.remove()
         assert not calls
         assert all(torch.equal(a, b) for a, b in zip(leaves(found), leaves(wanted), strict=True))
-
-
-def test_rows_that_are_reset_inside_a_segment_leave_no_caches():
-    network, x = model("paper").eval(), ids(4, 12)
-    _, inside = network(x[:, :6])
-    fresh = reset(inside, torch.ones(4, dtype=torch.bool))
-    same(network(x[:, 4:], fresh)[1], network(x[:, 4:])[1])
 
 
 @pytest.mark.parametrize("kind", ["paper", "cls"])
@@ -257,19 +182,7 @@ def test_a_stream_costs_the_same_at_any_token():
 
 
 def test_streams_write_fork_join_and_are_stored(tmp_path):
-    network = model("reads")
-    long, short = Stream(network).prefill(ids(2, 13), 5), Stream(network).prefill(ids(1, 7, seed=2))
-    alone = [s.generate(9, temperature=0)[0] for s in (long, short)]
-    both = Stream.join([long, short])  # at different places of their segments
-    tokens, after = both.generate(9, temperature=0)
-    assert torch.equal(tokens, torch.cat(alone))
-    whole = network(torch.cat([ids(2, 13), tokens[:2]], 1))[0]
-    close(after.predict()[:2], whole[:, -1])
-    fork = both.select(torch.tensor([2, 2, 0]))
-    assert torch.equal(fork.generate(9, temperature=0)[0], tokens[[2, 2, 0]])
-    after.save(tmp_path / "stream.safetensors")
-    back = Stream.restore(network, tmp_path / "stream.safetensors")
-    assert torch.equal(back.generate(5, temperature=0)[0], after.generate(5, temperature=0)[0])
+    stored_forked_and_joined(model("reads"), tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["paper", "reads"])
@@ -290,26 +203,6 @@ def test_bf16_stays_close_and_slots_stay_float32(kind):
     torch.testing.assert_close(lengths, torch.full_like(lengths, network.memory.radius))
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", ["paper", "reads"])
-def test_compiled_equals_eager(kind):
-    network = model(kind, encoder_layers=1, decoder_layers=1).train()
-    torch._dynamo.reset()
-    compiled = torch.compile(copy.deepcopy(network), backend="aot_eager")
-    state = other = None
-    losses = 0.0, 0.0
-    for seed in (3, 4):  # from a fresh state, and from one that was carried
-        y, state = network(ids(2, 8, seed), state)
-        z, other = compiled(ids(2, 8, seed), other)
-        close(z, y)
-        losses = losses[0] + y.square().sum(), losses[1] + z.square().sum()
-    for loss in losses:
-        loss.backward()
-    for (name, a), b in zip(network.named_parameters(), compiled.parameters(), strict=True):
-        close(b.grad, a.grad, 1e-8)
-        assert a.grad.abs().max() > 0, name
-
-
 @pytest.mark.slow
 def test_flops_are_counted_and_are_those_of_the_formulas():
     """Two whole segments, with BOS; a multiply-add counts 2."""
@@ -325,13 +218,6 @@ def test_flops_are_counted_and_are_those_of_the_formulas():
     writes = 2 * (k * 2 * d * d + length * 2 * d * d + 2 * k * length * d)
     assert forward_flops(network.eval(), x) == 2 * (encoders + decoders + writes + 8 * d * v)
     assert step_flops(network, x) > 2 * forward_flops(network, x)
-
-
-def test_dropout_drops_in_training_alone():
-    network = model("reads", dropout=0.4)
-    close(network(ids())[0], network(ids())[0])
-    network.train()
-    assert not torch.equal(network(ids())[0], network(ids())[0])
 
 
 @pytest.mark.slow
@@ -355,11 +241,3 @@ def test_bad_input():
     ):
         with pytest.raises(InputError, match=said):
             wrong()
-
-
-def test_the_default_is_the_papers_image_model():
-    network = Memformer()
-    c = network.config
-    assert (c.encoder_layers, c.decoder_layers, c.dim, c.num_heads, c.mlp) == (4, 8, 128, 4, 256)
-    assert (c.memory.slots, c.memory.temperature) == (64, 0.25)
-    assert math.isclose(network.memory.radius, 128**0.5)

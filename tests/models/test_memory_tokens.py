@@ -1,19 +1,19 @@
 """Memory Transformer, RMT and ARMT: against their equations, at any places of their segments, streamed and advanced."""
 
-import itertools
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from mnemos import InputError, Stream
+from mnemos import InputError
 from mnemos.memory import AssociationsConfig, TokensConfig
 from mnemos.models import ARMT, RMT, MemoryTransformer
 from mnemos.types import leaves, reset, select
 
 sys.path.insert(0, str(Path(__file__).parent))
 import memory_tokens_oracle as oracle
+from segment_cases import T, close, cut, holes, ids, same, stirred, stored_forked_and_joined
 
 SMALL = {"vocab_size": 11, "dim": 12, "layers": 2, "num_heads": 3, "mlp": 10, "segment": 4, "position": "sinusoidal"}
 SMALL |= {"norm": "pre", "activation": "gelu"}
@@ -33,48 +33,12 @@ KINDS = {
     "armt, as published": (ARMT, {"memory": AssociationsConfig(tokens=3, key_dim=5, bounded=False)}),
     "armt, post": (ARMT, {"memory": AssociationsConfig(tokens=1, key_dim=4), "norm": "post", "activation": "relu"}),
 }
-T = 15  # three segments, and three tokens of a fourth
 
 
 def model(kind: str = "rmt", **fields):
     torch.manual_seed(0)
     cls, settings = KINDS[kind]
-    network = cls(**SMALL | settings | fields).double()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape, dtype=torch.float64)
-    return network.eval()
-
-
-def ids(rows: int = 3, t: int = T, seed: int = 1) -> torch.Tensor:
-    return torch.randint(11, (rows, t), generator=torch.Generator().manual_seed(seed))
-
-
-def close(a, b, tolerance=1e-10):
-    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
-
-
-def same(a, b):
-    for x, y in zip(leaves(a), leaves(b), strict=True):
-        close(x, y)
-
-
-def holes() -> torch.Tensor:
-    mask = torch.ones(4, T, dtype=torch.bool)
-    mask[0, 9:] = False  # padding behind
-    mask[1, :2] = False  # in front
-    mask[2, 4:8] = False  # a segment of padding alone
-    mask[3, [1, 6, 7, 13]] = False  # here and there
-    return mask
-
-
-def cut(network, x, cuts, state=None, mask=None):
-    """Logits and state of a call for each piece."""
-    parts = []
-    for a, b in itertools.pairwise([0, *cuts, x.shape[1]]):
-        y, state = network(x[:, a:b], state, None if mask is None else mask[:, a:b])
-        parts.append(y)
-    return torch.cat(parts, 1), state
+    return stirred(cls(**SMALL | settings | fields))
 
 
 def said(network, x, mask=None, weights=None):
@@ -194,16 +158,7 @@ def test_the_state_is_bounded_and_streams_fork_join_and_are_stored(kind, tmp_pat
     assert sizes[:4] == sizes[4:8] == sizes[-4:]
     f, width = network.front, network.config.dim
     assert sizes[2] - sizes[3] == 2 * (2 * (f + 3) * width) + 2 * (3 + 1) - 2  # keys, values, marks and counts
-    long, short = Stream(network).prefill(ids(2, 13), 5), Stream(network).prefill(ids(1, 7, seed=2))
-    alone = [s.generate(9, temperature=0)[0] for s in (long, short)]
-    both = Stream.join([long, short])  # at different places of their segments
-    tokens, after = both.generate(9, temperature=0)
-    assert torch.equal(tokens, torch.cat(alone))
-    close(after.predict()[:2], network(torch.cat([ids(2, 13), tokens[:2]], 1))[0][:, -1])
-    assert torch.equal(both.select(torch.tensor([2, 2, 0])).generate(9, temperature=0)[0], tokens[[2, 2, 0]])
-    after.save(tmp_path / "stream.safetensors")
-    back = Stream.restore(network, tmp_path / "stream.safetensors")
-    assert torch.equal(back.generate(5, temperature=0)[0], after.generate(5, temperature=0)[0])
+    stored_forked_and_joined(network, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["rmt", "armt"])
@@ -218,15 +173,6 @@ def test_half_precision_is_close_and_matrices_stay_float32(kind):
     half, state = cut(network.to(torch.bfloat16), x, [6, 7])
     assert (half.float() - exact).norm() < 0.05 * exact.norm()
     assert all(layer.matrix.dtype == torch.float32 for layer in (state.memory if kind == "armt" else ()))
-
-
-def test_training_goes_on_from_what_inference_left():
-    model = RMT(vocab_size=9, dim=8, num_heads=2, mlp=8, segment=4, position="rotary")
-    x = torch.randint(9, (2, 6))
-    with torch.inference_mode():
-        model(x)
-    model(x)[0].sum().backward()
-    assert model.embedding.weight.grad is not None
 
 
 def test_bad_input():

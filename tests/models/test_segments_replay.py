@@ -56,6 +56,7 @@ def same(found, model):
             torch.testing.assert_close(mine, p.grad, rtol=1e-10, atol=1e-12, msg=name)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(("horizon", "inside"), [(None, False), (None, True), (2, True)])
 def test_gradients_are_those_of_back_propagation_through_time(kind, horizon, inside):

@@ -8,8 +8,6 @@ import torch
 import mnemos
 from mnemos import GRC, BlockSparseConfig, InputError, Transformer, TransformerConfig, libraries
 from mnemos.attention import LinearConfig, RelativeConfig, SoftmaxConfig
-from mnemos.config import ModelConfig, from_dict
-from mnemos.lab.speech.models import SpeechConfig
 from mnemos.models.transformer import HeadConfig, LearnedPositions, SinusoidalPositions
 from mnemos.ops.positions import sinusoids
 
@@ -45,19 +43,6 @@ def test_positions_of_a_stream_compile_without_a_graph_break(kind):
     torch.testing.assert_close(compiled(y, seen), kind(y, seen))
 
 
-@pytest.mark.parametrize("position", ["sinusoidal", "learned", "rotary", "none"])
-@pytest.mark.parametrize("norm", ["rms", "pre", "post"])
-def test_streams_whatever_its_positions_and_norms(position, norm):
-    network = model(position=position, norm=norm)
-    x = ids()
-    whole = network(x)[0]
-    state, parts = None, []
-    for i in range(x.shape[1]):
-        y, state = network(x[:, i : i + 1], state)
-        parts.append(y)
-    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     "fields", [{"position": "rotary"}, {"attention": LinearConfig()}, {"cache": GRC(length=2, scope="stream")}], ids=str
 )
@@ -88,17 +73,6 @@ def test_default_positions_suit_the_attention():
     odd = model(dim=14, num_heads=2)  # no pairs of channels to rotate
     assert odd.config.resolved_position == "sinusoidal"
     assert odd.config.embedding_scale == 14**0.5
-
-
-def test_a_configuration_of_before_describes_the_model_of_before():
-    """What the last version wrote has the old fields alone; its values say LayerNorm, GELU and sinusoids."""
-    old = {"is": "transformer", "vocab_size": 11, "dim": 16, "mlp": 32, "norm": "pre", "activation": "gelu"}
-    old |= {"position": "sinusoidal", "scale_embedding": False, "attention": {"is": "softmax", "window": None}}
-    config = from_dict(ModelConfig, old)
-    assert config == TransformerConfig.classic(vocab_size=11, dim=16, mlp=32)
-    names = {name for name, _ in Transformer(config).named_parameters() if name.startswith("blocks.0")}
-    parts = ("attention_norm", "attention.qkv", "attention.output", "mlp_norm", "mlp.expand", "mlp.contract")
-    assert names == {f"blocks.0.{part}.{kind}" for part in parts for kind in ("weight", "bias")}
 
 
 def test_a_block_is_llamas():
@@ -238,15 +212,6 @@ def test_a_classifier_ignores_padding(pool):
     logits = network(x, None, mask)[0]
     assert logits.shape == (2, 4)
     torch.testing.assert_close(logits[1], network(x[1:, :6])[0][0], atol=1e-5, rtol=1e-5)
-
-
-def test_an_attention_may_be_named(tmp_path):
-    for config in (Transformer(attention="linear").config, TransformerConfig(attention="linear")):
-        assert config.attention == LinearConfig()
-    network = model(attention="linear")
-    mnemos.save(network, tmp_path)
-    assert mnemos.load(tmp_path).config == network.config
-    assert SpeechConfig(attention="linear").attention == LinearConfig()
 
 
 def test_tied_weights_are_one_tensor_and_are_saved(tmp_path):

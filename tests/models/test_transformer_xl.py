@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-import mnemos
 from mnemos import GRC, InputError, Stream, Transformer, TransformerConfig
 from mnemos.attention import CompressiveConfig, RelativeConfig
 from mnemos.memory import hold_caches
@@ -192,16 +191,6 @@ def test_a_cache_remembers_further_than_the_memory_it_replaces():
         assert same != reads
 
 
-def test_the_width_of_the_base_model_is_rounded_down_to_its_heads():
-    """410 channels, 10 heads: half of them are 205, and the cache has 200."""
-    sizes = {"vocab_size": 11, "dim": 410, "layers": 1, "num_heads": 10, "mlp": 4, "position": "none"}
-    for preset in ("mnemos", "paper", "official"):
-        grc = GRC(length=4, block=2, preset=preset)
-        network = Transformer(attention=RelativeConfig(memory=0), cache=grc, **sizes)
-        assert network.blocks[0].attention.cache.shape == (4, 200)
-        assert network(ids(5))[0].isfinite().all()
-
-
 def test_a_stream_of_same_length_reads_in_any_pieces_and_is_joined_saved_and_gone_on_with(tmp_path):
     network, x = model(same_length=True).eval(), ids(17)
     whole = network(x)[0][:, -1]
@@ -224,25 +213,6 @@ def test_a_stream_without_same_length_is_read_in_the_pieces_it_is_given():
             _, state = network(part, state)
         wanted = network(x[:, -1:], state)[0][:, 0]
     torch.testing.assert_close(Stream(network).prefill(x, 5).predict(), wanted)
-
-
-def test_the_decoder_says_that_it_does_not_fuse():
-    step = mnemos.fused_step(model().eval())
-    assert not step.fused
-    assert "RelativeAttention" in step.why
-    logits, state = step(ids(1))
-    assert step(ids(1), state)[0].shape == logits.shape
-
-
-def test_a_classifier_looks_both_ways():
-    torch.manual_seed(0)
-    head = mnemos.models.HeadConfig(classes=3)
-    network = Transformer(
-        vocab_size=11, dim=8, num_heads=2, causal=False, head=head, position="none", attention=RelativeConfig()
-    )
-    logits, state = network(ids(7))
-    assert state is None
-    assert not torch.allclose(network(ids(7).flip(1))[0], logits), "order is seen"
 
 
 def test_rotary_positions_are_refused():

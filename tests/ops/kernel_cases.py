@@ -1,4 +1,4 @@
-"""Inputs and comparisons for the compiled backend of linear attention."""
+"""Inputs of the kernels, and comparisons with their oracles."""
 
 import torch
 
@@ -66,3 +66,35 @@ def run(given, backend, **options):
 def exactly(given):
     """The same leaves in float64."""
     return [x.detach().double().requires_grad_() for x in given]
+
+
+def results(call, given, **options):
+    """Outputs and the gradients of all that is given, a dictionary; what comes from above is not contiguous."""
+    outputs = call(**given, **options)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    reached = [y for y in outputs if y.requires_grad]
+    found = torch.autograd.grad(reached, list(given.values()), weights(reached), materialize_grads=True)
+    return [*(y.detach() for y in outputs), *found]
+
+
+def agree(call, oracle, given, tolerance, **options):
+    """Outputs and gradients are finite, and the oracle's in float64, relative to the largest of each, or to 1."""
+    exact = {name: x.detach().double().requires_grad_() for name, x in given.items()}
+    found = results(call, given, **options)
+    expected = results(oracle, exact, **{k: v for k, v in options.items() if k != "backend"})
+    names = [*(f"output {i}" for i in range(len(found) - len(given))), *given]
+    for name, a, b in zip(names, found, expected, strict=True):
+        assert a.shape == b.shape, name
+        assert a.isfinite().all(), name
+        size = max(1.0, float(b.abs().max())) if b.numel() else 1.0
+        torch.testing.assert_close(
+            a.double(), b, rtol=0, atol=tolerance * size, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+def same_bits_on_any_threads(threads, run):
+    """Of one thread and of three."""
+    threads(1)
+    one = run()
+    threads(3)
+    assert all(map(torch.equal, one, run()))

@@ -48,16 +48,6 @@ def test_resets_equal_the_equations(backend, name, masked):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_padding_reads_the_same_with_and_without_resets(backend):
-    q, k, v, state = inputs(T, dtype=torch.float32)
-    mask, never = holes(T), torch.zeros(B, T, dtype=torch.bool)
-    dirty = [torch.where(mask[..., None, None], x, torch.nan) for x in (q, k, v)]
-    wanted, end = linear_attention(*dirty, state=state, mask=mask, backend=backend)
-    y, after = linear_attention(*dirty, state=state, mask=mask, backend=backend, resets=never)
-    compare((y, *after), (wanted, *end), (q, k, v, *state), 1e-4)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_packed_sequences_equal_each_alone_and_a_cut_call(backend):
     q, k, v, _ = inputs(T, dtype=torch.float32)
     phi = functools.partial(favor, projection=random_projection(7, D, torch.Generator().manual_seed(0)))

@@ -5,6 +5,7 @@ The kernels: every variant that this processor can run.
 
 import pytest
 import torch
+from kernel_cases import agree, results, same_bits_on_any_threads
 from native_kernels import needs_kernels
 from torch.func import grad, vmap
 from torch.nn.functional import softplus
@@ -46,26 +47,6 @@ def starts(t):
     return torch.rand(B, t, generator=torch.Generator().manual_seed(5)) > 0.9
 
 
-def results(call, given, **options):
-    """y, the state and the gradients of all that is given; what comes from above is not contiguous."""
-    found = call(**given, **options)
-    g = torch.Generator().manual_seed(9)
-    above = [torch.randn(o.shape[::-1], generator=g).permute(*reversed(range(o.dim()))).to(o.dtype) for o in found]
-    outputs, above = zip(*[pair for pair in zip(found, above, strict=True) if pair[0].requires_grad], strict=True)
-    return *found, *torch.autograd.grad(outputs, list(given.values()), above, materialize_grads=True)
-
-
-def agrees(given, backend, tolerance, **options):
-    exact = {name: x.detach().double().requires_grad_() for name, x in given.items()}
-    expected = results(reference_selective_scan, exact, **options)
-    found = results(selective_scan, given, backend=backend, **options)
-    for name, a, b in zip(("y", "end", *given), found, expected, strict=True):
-        size = float(b.detach().abs().max()) if b.numel() else 0.0
-        torch.testing.assert_close(
-            a.double(), b, rtol=0, atol=tolerance * max(1.0, size), msg=lambda m, name=name: f"{name}: {m}"
-        )
-
-
 def close(backend):
     return (torch.float64, 1e-12) if backend == "chunked" else (torch.float32, 2e-6)
 
@@ -78,28 +59,19 @@ def test_equals_the_equation(absent, folded, shape, backend, poisoned):
     dtype, tolerance = close(backend)
     given = {name: x for name, x in inputs(*shape, dtype).items() if name not in absent}
     options = {name: {"mask": holes, "resets": starts}[name](shape[0]) for name in folded}
-    agrees(given, backend, tolerance, **options)
-
-
-@EACH
-def test_what_an_invalid_token_holds_changes_nothing_and_inputs_stay(backend):
-    given, mask = inputs(20, 5, 4, torch.float32), holes(20)
-    before = results(selective_scan, given, mask=mask, backend=backend)
-    assert not before[0][~mask].any()
-    for name in ("x", "dt", "B", "C"):
-        given[name] = given[name].detach().masked_fill(~mask[..., None], torch.nan).requires_grad_()
-    copies = {name: x.detach().clone() for name, x in given.items()}
-    after = results(selective_scan, given, mask=mask, backend=backend)
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    assert all(torch.equal(x[mask], copies[name][mask]) for name, x in given.items() if name in "xdtBC")
-    y, _ = selective_scan(**given, mask=mask, backend=backend)
-    y.backward(torch.ones_like(y).masked_fill(~mask[..., None], torch.nan))  # nor what comes to it from above
-    assert all(x.grad.isfinite().all() for x in given.values())
+    agree(selective_scan, reference_selective_scan, given, tolerance, backend=backend, **options)
 
 
 @EACH
 def test_half_precision_is_rounded_once(backend):
-    agrees(inputs(9, 18, 4, torch.bfloat16), backend, torch.finfo(torch.bfloat16).eps, mask=holes(9))
+    agree(
+        selective_scan,
+        reference_selective_scan,
+        inputs(9, 18, 4, torch.bfloat16),
+        torch.finfo(torch.bfloat16).eps,
+        backend=backend,
+        mask=holes(9),
+    )
 
 
 def test_transforms_and_second_derivatives_of_pytorch():
@@ -163,7 +135,7 @@ def test_the_kernels_equal_the_equation(folded, shape, variant, poisoned):
     t = shape[0]
     options = {"mask": holes(t)} if "mask" in folded else {}
     options |= {"resets": starts(t)} if "resets" in folded else {}
-    agrees(inputs(*shape, torch.float32), "native", 2e-6, **options)
+    agree(selective_scan, reference_selective_scan, inputs(*shape, torch.float32), 2e-6, backend="native", **options)
 
 
 @needs_kernels
@@ -171,7 +143,7 @@ def test_the_kernels_equal_the_equation(folded, shape, variant, poisoned):
 def test_the_kernels_round_half_precision_once(dtype, variant):
     given = inputs(34, 37, 4, torch.float32)
     given["x"] = given["x"].detach().to(dtype).requires_grad_()
-    agrees(given, "native", torch.finfo(dtype).eps, mask=holes(34))
+    agree(selective_scan, reference_selective_scan, given, torch.finfo(dtype).eps, backend="native", mask=holes(34))
 
 
 @needs_kernels
@@ -185,10 +157,7 @@ def test_compiled_equals_eager():
 @needs_kernels
 def test_any_number_of_threads_gives_the_same_bits(threads):
     given, options = inputs(70, 300, 4, torch.float32), {"mask": holes(70)}
-    threads(1)
-    one = results(selective_scan, given, **options)
-    threads(3)
-    assert all(torch.equal(a, b) for a, b in zip(one, results(selective_scan, given, **options), strict=True))
+    same_bits_on_any_threads(threads, lambda: results(selective_scan, given, **options))
 
 
 @needs_kernels
@@ -217,9 +186,3 @@ def test_the_operators_are_registered_as_pytorch_wants_them():
 
     both = results(operator, given), results(selective_scan, given, mask=mask, backend="native")
     assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
-
-
-@needs_kernels
-def test_other_calls_run_in_chunks():
-    x = torch.zeros(1, 1, 2)
-    assert mnemos.ops.which("selective_scan", x, x, torch.zeros(2, 3).double(), x, x) == "chunked"

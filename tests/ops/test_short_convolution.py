@@ -5,6 +5,7 @@ The kernels: every variant that this processor can run.
 
 import pytest
 import torch
+from kernel_cases import agree, results, same_bits_on_any_threads
 from native_kernels import needs_kernels
 from torch.func import grad, vmap
 
@@ -43,27 +44,6 @@ def starts(t, seed=5):
     return torch.rand(B, t, generator=torch.Generator().manual_seed(seed)) > 0.8
 
 
-def results(call, given, **options):
-    """y, the state and the gradients of all that is given; what comes from above is not contiguous."""
-    found = call(**given, **options)
-    g = torch.Generator().manual_seed(9)
-    above = [torch.randn(o.shape[::-1], generator=g).permute(*reversed(range(o.dim()))).to(o.dtype) for o in found]
-    outputs, above = zip(*[pair for pair in zip(found, above, strict=True) if pair[0].requires_grad], strict=True)
-    return *found, *torch.autograd.grad(outputs, list(given.values()), above, materialize_grads=True)
-
-
-def agrees(given, backend, tolerance, **options):
-    exact = {name: x.detach().double().requires_grad_() for name, x in given.items()}
-    expected = results(reference_short_convolution, exact, **options)
-    found = results(short_convolution, given, backend=backend, **options)
-    for name, a, b in zip(("y", "end", *given), found, expected, strict=True):
-        assert a.dtype == given.get(name, given["x"]).dtype, name
-        size = float(b.detach().abs().max()) if b.numel() else 0.0
-        torch.testing.assert_close(
-            a.double(), b, rtol=0, atol=tolerance * max(1.0, size), msg=lambda m, name=name: f"{name}: {m}"
-        )
-
-
 def tolerance(backend):
     return (torch.float64, 1e-12) if backend in EXACT else (torch.float32, 2e-6)
 
@@ -81,17 +61,9 @@ def test_equals_the_equation(absent, folded, shape, activation, backend, poisone
     for name in absent:
         del given[name]
     options = {name: {"mask": holes, "resets": starts}[name](shape[0]) for name in folded}
-    agrees(given, backend, close, activation=activation, **options)
-
-
-@pytest.mark.parametrize("backend", HERE)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_rounded_once(dtype, backend):
-    given = inputs(40, 18, 4, dtype)
-    agrees(given, backend, torch.finfo(dtype).eps, mask=holes(40), activation="silu")
-    given["weight"] = given["weight"].detach().float().requires_grad_()
-    given["bias"] = given["bias"].detach().float().requires_grad_()
-    agrees(given, backend, torch.finfo(dtype).eps, activation="silu")
+    agree(
+        short_convolution, reference_short_convolution, given, close, backend=backend, activation=activation, **options
+    )
 
 
 @pytest.mark.parametrize("backend", HERE)
@@ -162,7 +134,8 @@ def test_the_kernels_equal_the_equation(activation, folded, shape, variant, pois
     options = {"mask": marks(3, t, 0.8)} if "mask" in folded else {}
     if "resets" in folded:
         options["resets"] = marks(3, t, 0.01 if "rare" in folded else 0.2, seed=5)
-    agrees(inputs(*shape, torch.float32), "native", 2e-6, activation=activation, **options)
+    options |= {"backend": "native", "activation": activation}
+    agree(short_convolution, reference_short_convolution, inputs(*shape, torch.float32), 2e-6, **options)
 
 
 @needs_kernels
@@ -189,16 +162,14 @@ def test_a_number_that_is_not_finite_stays_in_its_window(bad, w, variant):
 @needs_kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_kernels_round_half_precision_once(dtype, variant):
-    agrees(inputs(70, 37, 4, dtype), "native", torch.finfo(dtype).eps, mask=marks(3, 70, 0.8), activation="silu")
+    options = {"backend": "native", "mask": marks(3, 70, 0.8), "activation": "silu"}
+    agree(short_convolution, reference_short_convolution, inputs(70, 37, 4, dtype), torch.finfo(dtype).eps, **options)
 
 
 @needs_kernels
 def test_any_number_of_threads_gives_the_same_bits(threads):
     given, options = inputs(1100, 530, 4, torch.float32), {"mask": marks(3, 1100, 0.9), "activation": "silu"}
-    threads(1)
-    one = results(short_convolution, given, **options)
-    threads(3)
-    assert all(torch.equal(a, b) for a, b in zip(one, results(short_convolution, given, **options), strict=True))
+    same_bits_on_any_threads(threads, lambda: results(short_convolution, given, **options))
 
 
 @needs_kernels
@@ -226,8 +197,3 @@ def test_the_operators_are_registered_as_pytorch_wants_them():
 
     both = results(operator, given), results(short_convolution, given, mask=mask, activation="silu", backend="native")
     assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
-
-
-@needs_kernels
-def test_other_calls_run_in_chunks():
-    assert mnemos.ops.which("short_convolution", torch.zeros(1, 1, 2), torch.zeros(2, 9)) == "chunked"

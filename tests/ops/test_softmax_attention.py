@@ -7,7 +7,7 @@ import functools
 
 import pytest
 import torch
-from kernel_cases import strange
+from kernel_cases import exactly, same_bits_on_any_threads, strange
 from native_kernels import needs_kernels
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -67,10 +67,6 @@ def results(call, leaves, **options):
     y = call(*leaves, **options)
     above = torch.randn(y.shape[::-1], generator=torch.Generator().manual_seed(9)).permute(3, 2, 1, 0).to(y.dtype)
     return y.detach(), *torch.autograd.grad(y, leaves, above)
-
-
-def exactly(leaves):
-    return [x.detach().double().requires_grad_() for x in leaves]
 
 
 def agrees(leaves, oracle=dense, tolerance=3e-6, **options):
@@ -202,10 +198,7 @@ def test_what_padding_holds_changes_nothing(holds, variant):
 
 def test_any_number_of_threads_gives_the_same_bits(threads):
     leaves = inputs(1, 700, 700, 6, 2, 64, 64)
-    threads(1)
-    one = results(softmax_attention, leaves, window=300)
-    threads(3)
-    assert all(torch.equal(a, b) for a, b in zip(one, results(softmax_attention, leaves, window=300), strict=True))
+    same_bits_on_any_threads(threads, lambda: results(softmax_attention, leaves, window=300))
 
 
 def test_only_inputs_output_and_sums_are_kept():
@@ -250,8 +243,3 @@ def test_errors_say_what_was_expected(changed):
     q, k, v = torch.zeros(1, 3, 2, 4), torch.zeros(1, 3, 1, 4), torch.zeros(1, 3, 1, 4)
     with pytest.raises(InputError, match=r"expected .*found"):
         softmax_attention(**{"q": q, "k": k, "v": v, **changed})
-
-
-def test_a_window_of_any_size_is_no_more_than_all_keys():
-    q, k, v = inputs(1, 9, 9, 1, 1, 4, 4)
-    torch.testing.assert_close(softmax_attention(q, k, v, window=2**63 - 1), softmax_attention(q, k, v))

@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -253,22 +252,6 @@ def test_what_is_not_exportable_is_named(build, says, tmp_path, capsys):
     assert "\n" not in str(caught.value)
     assert "def forward" not in capsys.readouterr().err  # PyTorch prints the graph of what fails
     assert not (tmp_path / "out").exists()
-
-
-def test_what_the_exporter_prints_and_warns_of_is_dropped(capsys, monkeypatch):
-    def exporter(*given, **named):
-        print("of the exporter", file=sys.stderr)
-        print("of the exporter")
-        warnings.warn("of the exporter", stacklevel=1)
-
-    monkeypatch.setattr("torch.onnx.export", exporter)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        onnx_graph(SimpleNamespace(graph=torch.fx.Graph()), [], [])
-        with pytest.raises(UserWarning, match="later"):
-            warnings.warn("later", stacklevel=1)
-    print("later", file=sys.stderr)
-    assert tuple(capsys.readouterr()) == ("", "later\n")
 
 
 def test_an_operator_without_a_form_is_named():

@@ -55,24 +55,9 @@ NUMBERS = [
 ]
 NUMBERS += ["9223372036854775807", "1e400", "0x10", "1_000", "٣"]
 WORDS = [
-    "",
-    " ",
-    "none",
-    "None",
-    "True",
-    "false",
-    "null",
-    "[]",
-    "{}",
-    "a b",
-    "--",
-    "-",
-    "é",
-    "\udcff",
-    "\x1b[31m",
-    "a\nb",
-    "\t",
-]
+    "", " ", "none", "None", "True", "false", "null", "[]", "{}", "a b", "--", "-", "é", "\udcff", "\x1b[31m",
+    "a\nb", "\t",
+]  # fmt: skip
 WORDS += [
     "linear",
     "softmax",
@@ -115,15 +100,9 @@ PATHS += [
     "empty.json",
 ]
 PATHS += [
-    "list.json",
-    "half.json",
-    "recipe.py",
-    "raises.py",
-    "recipe.py:NONE",
-    "run-without-anything",
-    "~",
+    "list.json", "half.json", "recipe.py", "raises.py", "recipe.py:NONE", "run-without-anything", "~",
     "file.txt/below",
-]
+]  # fmt: skip
 
 
 class Ended(NamedTuple):
@@ -249,41 +228,16 @@ def others(found: Found, count: int) -> None:
     """Every other command with paths and options that do not fit."""
     verbs = sorted(set(VERBS) - {"show", "verify", "reproduce", "bench-memory", "chat"})
     options = [
-        "--out",
-        "--top",
-        "--length",
-        "--count",
-        "--prompt",
-        "--temperature",
-        "--seed",
-        "--to",
-        "--last",
-        "--rows",
-    ]
+        "--out", "--top", "--length", "--count", "--prompt", "--temperature", "--seed", "--to", "--last", "--rows",
+    ]  # fmt: skip
     options += [
-        "--split",
-        "--seeds",
-        "--jobs",
-        "--vary",
-        "--equal",
-        "--rates",
-        "--against",
-        "--resume",
-        "--from",
+        "--split", "--seeds", "--jobs", "--vary", "--equal", "--rates", "--against", "--resume", "--from",
         "--plugin",
-    ]
+    ]  # fmt: skip
     options += [
-        "--score",
-        "--beams",
-        "--samples",
-        "--size",
-        "--text",
-        "--state",
-        "--tokens",
-        "--no-such",
-        "-x",
+        "--score", "--beams", "--samples", "--size", "--text", "--state", "--tokens", "--no-such", "-x",
         "--minutes",
-    ]
+    ]  # fmt: skip
     value = st.sampled_from(PATHS) | st.sampled_from(NUMBERS) | st.sampled_from(WORDS)
     pair = st.tuples(st.sampled_from(options), value).map(list)
     line = st.tuples(

@@ -1,9 +1,7 @@
 """RolloutTrainer beside plain back-propagation through time; killed, resumed, accumulated and refused."""
 
 import re
-import shutil
 import signal
-from pathlib import Path
 
 import processes
 import pytest
@@ -149,45 +147,22 @@ def test_an_evaluation_reads_each_document_alone(name, tmp_path):
     assert trainer.state.log_history[0]["eval_loss"] == pytest.approx(total / count, rel=1e-5)
 
 
-def pushed(model, folder, monkeypatch):
-    """Transformers' own push, into a folder in place of the Hub."""
-
-    class Hub:
-        def create_repo(self, name, **named):
-            return type("Made", (str,), {"repo_id": name})(name)
-
-        def create_commit(self, repo_id, operations, **named):
-            for one in operations:
-                shutil.copy(one.path_or_fileobj, folder / one.path_in_repo)
-
-    card = type("Card", (), {"save": lambda self, path: Path(path).write_text("# a card")})
-    monkeypatch.setattr("transformers.utils.hub.hf_api", Hub)
-    monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *given, **named: card())
-    folder.mkdir()
-    model.push_to_hub("someone/model")
-
-
 @pytest.mark.slow
-@pytest.mark.each_value
-@pytest.mark.parametrize("how", ["saved", "pushed"])
 @pytest.mark.parametrize("name", ["cached", "remembering"])
-def test_a_memory_is_saved_with_its_settings_and_read(name, how, tmp_path, monkeypatch):
+def test_a_memory_is_saved_with_its_settings_and_read(name, tmp_path):
     trainer = trainer_of(made(name), tmp_path, max_steps=2)
     trainer.train()
-    if how == "saved":
-        trainer.save_model(tmp_path / how)
-    else:
-        pushed(trainer.model, tmp_path / how, monkeypatch)
+    trainer.save_model(tmp_path / "saved")
     library = transformers()
     if name == "cached":
-        loaded = mnemos.hosts.from_pretrained(library.AutoModelForCausalLM, tmp_path / how)
+        loaded = mnemos.hosts.from_pretrained(library.AutoModelForCausalLM, tmp_path / "saved")
         branches = [
             [m.grc for m in model.modules() if isinstance(m, mnemos.hosts.HostBranch)]
             for model in (loaded, trainer.model)
         ]
         assert branches[0] == branches[1] != []
     else:
-        loaded = library.AutoModelForCausalLM.from_pretrained(tmp_path / how)
+        loaded = library.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
         assert (loaded.config.tokens, loaded.config.segment) == (2, SEGMENT)
     ids = torch.tensor([documents()[1]["input_ids"]])
     options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -261,7 +236,7 @@ def test_what_does_not_apply_is_refused(tmp_path):
     args = arguments(tmp_path)
     with pytest.raises(InputError, match="data_collator"):
         RolloutTrainer(model=made("linear"), args=args, data_collator=dict, segment=4, rollout=1)
-    for name, value in (("activation_checkpointing", True), ("fsdp", True), ("parallelism_config", object())):
+    for name, value in (("activation_checkpointing", True), ("fsdp", True)):
         given = arguments(tmp_path)
         setattr(given, name, value)
         with pytest.raises(InputError, match=f"without {name}, because"):
@@ -283,20 +258,6 @@ def test_what_does_not_apply_is_refused(tmp_path):
         trainer.train_dataset = data
         with pytest.raises(InputError, match=said):
             trainer.train()
-
-
-@pytest.mark.parametrize("name", ["fsdp", "deepspeed"])
-def test_what_the_launcher_sets_is_refused(name, tmp_path, monkeypatch):
-    """`accelerate launch --use_fsdp` is in no argument of Trainer."""
-    plain = transformers().Trainer.create_accelerator_and_postprocess
-
-    def launched(self):
-        plain(self)
-        setattr(self, f"is_{name}_enabled", True)
-
-    monkeypatch.setattr(transformers().Trainer, "create_accelerator_and_postprocess", launched)
-    with pytest.raises(InputError, match=f"without {name}, because"):
-        trainer_of(made("linear"), tmp_path)
 
 
 @pytest.mark.slow
