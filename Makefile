@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/ready
 
-.PHONY: help install demo test check exhaustive environments newest mutants sanitize soak release-check numbers site clean
+.PHONY: help install demo test check slow exhaustive environments newest mutants sanitize soak release-check numbers site clean
 
 help:
 	@echo 'make install  .venv with every tested extra'
@@ -12,7 +12,8 @@ help:
 	@echo 'make test     the test suite, six and a half minutes on two cores'
 	@echo 'make numbers  tables of the pages from results/, the index of log/'
 	@echo 'make site     the pages and the API reference as a site in build/site'
-	@echo 'make check    lint, types and one case of each fast test'
+	@echo 'make check    lint, types and one case of each fast test, a minute'
+	@echo 'make slow     the suite, and tests/slow.txt, which names the tests that make check leaves out'
 	@echo 'make exhaustive  the suite with every case and combination, twenty minutes; writes results/exhaustive.json'
 	@echo 'make environments  the tests of what meets other libraries, with the oldest, the pinned and the newest versions'
 	@echo 'make newest   the last of these alone, in .venv-newest'
@@ -74,9 +75,11 @@ release-check: $(READY)
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest --exhaustive tests/test_typing.py
-	$(TESTS) -m 'not slow' --cases 1
+	$(BIN)/mypy & types=$$!; $(TESTS) -m 'not slow' --cases 1; tests=$$?; wait $$types && exit $$tests
+
+# Which tests `make check` leaves out: those that took more than a tenth of a second here.
+slow: $(READY)
+	$(TESTS) --write-slow tests/slow.txt
 
 numbers: $(READY)
 	$(BIN)/python tools/page_tables.py

@@ -6,6 +6,7 @@ PyTorch is imported where it is used: the process that starts the others would t
 import gc
 import os
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 from pairwise import cover
@@ -20,6 +21,22 @@ os.environ.setdefault("MNEMOS_DENSE", "blas")
 def pytest_addoption(parser):
     parser.addoption("--exhaustive", action="store_true", help="every combination of parameters, not every pair")
     parser.addoption("--cases", type=int, help="of each test's parametrised cases, so many (by default all of them)")
+
+
+class _Marks:
+    """Marks what tests/slow.txt names, before `-m` chooses."""
+
+    @staticmethod
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(items):
+        names = set((Path(__file__).parent / "slow.txt").read_text().split())
+        for item in items:
+            if item.nodeid.partition("[")[0] in names:
+                item.add_marker("slow")
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(_Marks())
 
 
 @pytest.hookimpl(trylast=True)  # after `-m` has left out what is slow

@@ -1,24 +1,33 @@
-"""`--record FILE`: what a run of the suite found, as JSON, for a claim that rests on the whole of it."""
+"""Files that a run of the suite leaves.
+
+`--record FILE`: what it found, as JSON, for a claim that rests on the whole of it. `--write-slow FILE`: the tests of
+which even the quickest case took more than a tenth of a second.
+"""
 
 import json
 import subprocess
 import time
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+SLOW = 0.1  # seconds
 OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 
 
 def pytest_addoption(parser):
     parser.addoption("--record", metavar="FILE", help="write date, commit, counts and seconds of this run there")
+    parser.addoption("--write-slow", metavar="FILE", help="write the names of slow tests there")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
     if config.getoption("record") and not hasattr(config, "workerinput"):  # with several processes the first writes
         config.pluginmanager.register(Recorder(config.getoption("record")))
+    if config.getoption("write_slow") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Slow(Path(config.getoption("write_slow"))))
 
 
 class Recorder:
@@ -42,6 +51,27 @@ class Recorder:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(found, indent=2) + "\n")
         terminalreporter.write_line(f"wrote {self.path}")
+
+
+class Slow:
+    """Writes the names when the run has ended; of tests that did not run it keeps what the file says."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.seconds = path, Counter()
+
+    def pytest_runtest_logreport(self, report):
+        self.seconds[report.nodeid] += report.duration
+
+    def pytest_terminal_summary(self, terminalreporter):
+        quickest = {}
+        for case, seconds in self.seconds.items():
+            name = case.partition("[")[0]
+            quickest[name] = min(seconds, quickest.get(name, seconds))
+        before = self.path.read_text().split() if self.path.exists() else []
+        names = {name for name in before if name not in quickest}
+        names |= {name for name, seconds in quickest.items() if seconds > SLOW}
+        self.path.write_text("".join(f"{name}\n" for name in sorted(names)))
+        terminalreporter.write_line(f"wrote {len(names)} names to {self.path}")
 
 
 def _git(*words: str) -> str:

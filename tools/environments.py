@@ -24,7 +24,7 @@ TESTS = [
     *("tests/test_libraries.py", "tests/hugging_face", "tests/trainers"),
     "tests/ops/test_delta_agreement.py",
     *("tests/lab/translation/test_beam_marian.py", "tests/memory_replay/test_replay_models.py"),
-    *("tests/memory_replay/test_replay_outputs.py", "tests/lab/run/test_export.py", "tests/lab/vision"),
+    *("tests/memory_replay/test_replay.py", "tests/lab/run/test_export.py", "tests/lab/vision"),
     *(f"tests/hosts/test_{name}.py" for name in ("decoders", "linearising", "pretrained", "remembering")),
     *(f"tests/hosts/test_{name}.py" for name in ("hosts", "host_calls", "matrix")),
 ]

@@ -1,19 +1,26 @@
 """`mnemos.functional`: every family equals its own full forward, wherever it is cut, padded, forked and joined."""
 
 import copy
+import functools
 import pickle
 
 import pytest
 import torch
 import torch.nn.functional as F
 from functional_models import FAMILIES, FURTHER, build, copied, in_pieces, step_of, tokens
+from module_surgery import WAYS
+from torch.autograd import gradcheck
 
 import mnemos
-from mnemos import BeamConfig, Stream
+from mnemos import BeamConfig, InputError, Stream
+from mnemos.hosts import HostBranch
+from mnemos.hugging_face.functional_cache import RECURRENT, FunctionalCache
+from mnemos.libraries import transformers
 from mnemos.memory.key_values import KeyValues
 from mnemos.types import RecurrentModel, leaves
 
 EACH = pytest.mark.parametrize("name", FAMILIES)
+
 CLOSE = {"rtol": 0, "atol": 1e-5}
 
 
@@ -273,3 +280,264 @@ def test_weights_may_be_offloaded(name, first):
     accelerate.cpu_offload(model, execution_device="cpu")
     step = step or mnemos.functional(model)
     torch.testing.assert_close(in_pieces(step, x, [5, 1, 3])[0], wanted, **CLOSE)
+
+
+IDS = torch.randint(3, 30, (2, 15), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(params=["GPT2", "Mistral"])
+def model(request):
+    library = transformers()
+    torch.manual_seed(0)
+    if request.param == "GPT2":
+        config = library.GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=40)
+        model = library.GPT2LMHeadModel(config)
+    else:
+        sizes = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}
+        config = library.MistralConfig(vocab_size=30, num_key_value_heads=1, sliding_window=4, **sizes)
+        model = library.MistralForCausalLM(config)
+    mnemos.cache(model, mnemos.GRC(length=4, block=3, scope="stream"))
+    model = model.double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+        for part in model.modules():
+            if isinstance(part, HostBranch):
+                part.mix.fill_(0.5)  # the cache counts
+    return model
+
+
+def gradients(model, logits):
+    model.zero_grad()
+    F.cross_entropy(logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten()).backward()
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def test_cut_anywhere_it_is_the_model_in_values_and_gradients(model):
+    step, state, outputs = mnemos.functional(model), None, []
+    for part in IDS.split([4, 1, 7, 3], 1):
+        y, state = step(part, state)
+        outputs.append(y)
+    whole, cut = model(IDS, use_cache=False).logits, torch.cat(outputs, 1)
+    torch.testing.assert_close(cut, whole, rtol=1e-9, atol=1e-9)
+    for found, expected in zip(gradients(model, cut), gradients(model, whole), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+    caches = [part.cache for part in state.parts if hasattr(part, "cache")]
+    assert [tuple(cache.shape) for cache in caches] == [(2, 4, 8)] * 2
+
+
+def test_padding_and_other_rows_change_nothing(model):
+    step = mnemos.functional(model)
+    mask = torch.ones_like(IDS, dtype=torch.bool)
+    mask[1, :4] = mask[1, 9] = mask[1, 13:] = False
+    with torch.no_grad():
+        y, state = step(IDS, None, mask)
+        alone, own = step(IDS[1:][:, mask[1]])
+        torch.testing.assert_close(y[1:][:, mask[1]], alone, rtol=1e-9, atol=1e-9)
+        state = mnemos.reset(state, torch.tensor([True, False]))
+        more, _ = step(IDS[:, :5], state)
+        torch.testing.assert_close(more[1:], step(IDS[1:, :5], own)[0], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(more[:1], step(IDS[:1, :5])[0], rtol=1e-9, atol=1e-9)
+
+
+def test_a_stream_writes_what_generate_writes(model):
+    tokens, _ = mnemos.Stream(mnemos.functional(model)).prefill(IDS).generate(8, temperature=0)
+    theirs = model.generate(IDS, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert torch.equal(tokens, theirs[:, IDS.shape[1] :])
+
+
+LAYERS = {
+    "Mamba": "MambaMixer",
+    "FalconMamba": "FalconMambaMixer",
+    "Jamba": "JambaMambaMixer",
+    "Mamba2": "Mamba2Mixer",
+    "Qwen3Next": "Qwen3NextGatedDeltaNet",
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_derivatives_of_a_layer(name):
+    torch.manual_seed(0)
+    model = build(name)
+    step = mnemos.functional(model)
+    layer = next(part for part in model.modules() if type(part).__name__ == LAYERS[name]).double()
+    cache = FunctionalCache(step._layout, torch.tensor([3, 0]), None, 3, None)
+    x = torch.randn(2, 3, model.config.hidden_size, dtype=torch.float64)
+    layer(x, cache)  # a state that is not zero
+    kind, start = type(cache.new[0]), [z.detach().requires_grad_() for z in leaves(cache.new[0])]
+    valid = torch.tensor([[True, True, True], [False, True, True]])
+
+    def run(x, *parts):
+        cache = FunctionalCache(step._layout, torch.tensor([3, 3]), (kind(*parts),), 3, valid)
+        y = layer(x, cache)
+        return y.masked_fill(~valid[..., None], 0), *leaves(cache.new[0])
+
+    assert gradcheck(run, (x.requires_grad_(), *start), fast_mode=True)
+
+
+LLAMA = {"num_key_value_heads": 1, "intermediate_size": 6}
+
+SINGLE = {"eps": 1e-3, "atol": 1e-3, "rtol": 1e-3}  # Llama's norms compute in float32 at any type
+
+
+@pytest.mark.parametrize(("name", "options", "bounds"), [("GPT2", {}, {}), ("Llama", LLAMA, SINGLE)])
+def test_derivatives_of_a_decoder(name, options, bounds):
+    model = build(name, hidden_size=4, num_hidden_layers=1, num_attention_heads=2, **options).double()
+    step = mnemos.functional(model)
+    state = step(tokens(2, 2), None, torch.tensor([[True, True], [False, True]]))[1]
+    past = state.parts[0]
+    x = model.get_input_embeddings()(tokens(2, 3)).detach()
+    mask = torch.tensor([[True, False, True], [True, True, False]])
+
+    def run(x, k, v):
+        part = type(past)(k, v, past.valid, past.seen)
+        y, new = step(x, state._replace(parts=(part,)), mask)
+        return y, new.parts[0].k[:, 1:], new.parts[0].v[:, 1:]
+
+    assert gradcheck(run, tuple(z.detach().requires_grad_() for z in (x, past.k, past.v)), fast_mode=True, **bounds)
+
+
+def test_other_caches_run_their_own_forward():
+    step, x = step_of("Mamba"), tokens(2, 5)
+    layer = step.model.backbone.layers[0].mixer
+    with torch.no_grad():
+        hidden = step.model.get_input_embeddings()(x)
+        assert torch.equal(layer(hidden), type(layer).forward.__wrapped__(layer, hidden))
+
+
+@pytest.mark.parametrize("name", [*LAYERS, "NemotronH", "Qwen3_5", "OlmoHybrid"])
+@torch.no_grad()
+def test_what_is_around_a_module_or_in_its_place_counts(name):
+    x = tokens(2, 9)
+    for way in WAYS:
+        model = build(name)
+        plain = model(x).logits
+        for above, layer in list(model.named_modules()):
+            if type(layer).__name__ in RECURRENT:
+                for part, _ in reversed(list(layer.named_modules(prefix=above))[1:]):
+                    way(model, part)
+        wanted = model(x).logits
+        assert (wanted - plain).abs().max() > 1e-3
+        found, _ = in_pieces(mnemos.functional(model), x, [4, 1, 4])
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", [*LAYERS, "NemotronH", "Qwen3_5", "OlmoHybrid"])
+@torch.no_grad()
+def test_the_activation_of_the_configuration(name):
+    model, x = build(name, **{"mamba_hidden_act" if name == "NemotronH" else "hidden_act": "gelu"}), tokens(2, 9)
+    found, _ = in_pieces(mnemos.functional(model), x, [4, 1, 4])
+    torch.testing.assert_close(found, model(x).logits, rtol=1e-4, atol=2e-5)
+
+
+ENCODER = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 32,
+    "is_decoder": True,
+    "pad_token_id": 1,
+}
+
+BART = {
+    "d_model": 16,
+    "encoder_layers": 1,  # which `num_hidden_layers` is another name of
+    "decoder_layers": 2,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 32,
+    "is_decoder": True,
+    "is_encoder_decoder": False,
+}
+
+SIZES = {
+    "RobertaForCausalLM": ENCODER,
+    "BloomForCausalLM": {"hidden_size": 16, "n_layer": 2, "n_head": 2},
+    "BartForCausalLM": BART,
+    "RoFormerForCausalLM": {**ENCODER, "embedding_size": 16},
+    "GitForCausalLM": {**ENCODER, "vision_config": {"image_size": 32, "patch_size": 16}},
+}
+
+TOGETHER = pytest.mark.parametrize("name", ["BartForCausalLM", "RoFormerForCausalLM", "GitForCausalLM"])
+
+
+def build_causal(name):
+    kind = getattr(transformers(), name)
+    torch.manual_seed(0)
+    model = kind(kind.config_class(vocab_size=17, **SIZES[name])).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    return model
+
+
+@functools.cache
+def causal_step(name):
+    return mnemos.functional(build_causal(name))
+
+
+@pytest.mark.parametrize("name", SIZES)
+@torch.no_grad()
+def test_outputs_are_those_of_the_plain_forward(name):
+    step, x = causal_step(name), tokens(2, 9)
+    plain = step.model(x, use_cache=False).logits
+    torch.testing.assert_close(step(x)[0], plain, **CLOSE)
+    torch.testing.assert_close(in_pieces(step, x, [3, 1, 5])[0], plain, **CLOSE)
+    torch.testing.assert_close(step(step.model.get_input_embeddings()(x))[0], plain, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["RobertaForCausalLM", "BloomForCausalLM"])
+@torch.no_grad()
+def test_rows_apart_equal_the_plain_forward_of_each(name):
+    step, x = causal_step(name), tokens(2, 9)
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[1, [0, 3, 8]] = False
+    y, state = step(x, None, mask)
+    torch.testing.assert_close(y[1, mask[1]], step.model(x[1:, mask[1]]).logits[0], **CLOSE)
+    new = mnemos.reset(state, torch.tensor([True, False]))
+    torch.testing.assert_close(step(x, new)[0][0], step.model(x[:1]).logits[0], **CLOSE)
+
+
+@TOGETHER
+@torch.no_grad()
+def test_rows_apart_are_refused_where_positions_cannot_be_set(name):
+    step, x = causal_step(name), tokens(2, 6)
+    _, state = step(x[:, :4])
+    apart = mnemos.reset(state, torch.tensor([True, False]))
+    joined = mnemos.join([step(x[:1, :2])[1], mnemos.select(state, torch.tensor([1]))])
+    for given, mask, found in (
+        (None, torch.arange(6) >= torch.tensor([[0], [2]]), "a mask with padding"),
+        (apart, None, "0 to 4 tokens"),
+        (joined, None, "2 to 4 tokens"),
+    ):
+        with pytest.raises(InputError, match=found) as error:
+            step(x, given, mask)
+        assert "\n" not in str(error.value)
+    assert not step.rows_apart
+
+
+@TOGETHER
+@torch.no_grad()
+def test_rows_of_one_length_are_read_where_positions_cannot_be_set(name):
+    step, x = causal_step(name), tokens(2, 9)
+    plain = step.model(x, use_cache=False).logits
+    _, state = step(x[:, :4], None, torch.ones(2, 4, dtype=torch.bool))
+    new = mnemos.reset(state, torch.tensor([True, True]))  # its keys are those of four tokens
+    torch.testing.assert_close(step(x, new)[0], plain, **CLOSE)
+    short = mnemos.select(mnemos.join([state, step(x[:, :2])[1]]), torch.tensor([2, 3]))
+    torch.testing.assert_close(step(x[:, 2:], short)[0], plain[:, 2:], **CLOSE)
+
+
+def test_half_precision_does_not_hide_where_positions_come_from():
+    kind = transformers().GitForCausalLM
+    new = kind(kind.config_class(vocab_size=17, **SIZES["GitForCausalLM"]))  # its weights are small
+    assert not mnemos.functional(new.bfloat16()).rows_apart
+
+
+def test_other_positions_are_refused():
+    model = build_causal("RobertaForCausalLM")
+    model.config.pad_token_id = None  # of the configuration; its embeddings begin after token 1 as before
+    with pytest.raises(InputError, match="expected positions from 0") as error:
+        mnemos.functional(model)
+    assert "\n" not in str(error.value)

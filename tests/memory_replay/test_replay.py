@@ -1,13 +1,16 @@
-"""Replay against one graph over all steps: the gradients, the losses, the state, what it is called with."""
+"""A replay has the gradients of one graph: checkpoints, windows, resets, generators, auxiliary losses and outputs."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from replay_standins import agree, begin, cell, gradients, plain, segments
+from replay_standins import Cell, agree, begin, cell, gradients, plain, segments
+from torch import nn
+from torch.nn import functional as F
 
-from mnemos import InputError, replay
+from mnemos import InputError, add_auxiliary_loss, collect_auxiliary_losses, replay
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 
@@ -216,7 +219,11 @@ def test_all_generators_are_put_back_for_a_step_and_end_as_the_loop_ends():
         seeded()
         replay(step, segments(), begin(), checkpoints=checkpoints)
         assert (random.random(), np.random.rand(), torch.rand(())) == drawn  # noqa: NPY002
-        agree({k: v for k, v in gradients(model).items() if v is not None}, _given(expected), 1e-12)
+        agree(
+            {k: v for k, v in gradients(model).items() if v is not None},
+            {k: v for k, v in expected.items() if v is not None},
+            1e-12,
+        )
 
 
 def test_a_step_that_draws_nothing_leaves_generators_alone():
@@ -263,3 +270,294 @@ def test_nothing_to_do():
         replay(cell(), [], begin())
     with torch.no_grad(), pytest.raises(InputError, match="gradient to be enabled"):
         replay(cell(), segments(), begin())
+
+
+class Balanced(Cell):
+    """A cell with an auxiliary loss on its critical path, so that `advance` adds one too, and one beside it."""
+
+    by_hand: list | None = None
+
+    def add(self, loss):
+        if self.by_hand is None:
+            add_auxiliary_loss(loss)
+        else:
+            self.by_hand.append(loss)
+
+    def walk(self, x, state):
+        outputs, new = super().walk(x, state)
+        self.add(0.3 * self.drop(new["h"]).square().mean())
+        return outputs, new
+
+    def forward(self, x, state):
+        loss, new = super().forward(x, state)
+        self.add(self.read.weight.abs().sum())
+        return loss, new
+
+    def added(self, x, state):
+        """The oracle's step: the same losses, summed without the channel."""
+        self.by_hand = []
+        loss, new = self(x, state)
+        loss, self.by_hand = loss + sum(self.by_hand), None
+        return loss, new
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoints": 2}, {"truncate_every": 3, "checkpoints": "sqrt"}])
+@pytest.mark.parametrize("advance", [False, True])
+def test_auxiliary_losses_count_once(options, advance):
+    torch.manual_seed(0)
+    model, weights = Balanced(dropout=0.0 if advance else 0.3).double(), [0.0, 0.5, -2.0, 1.0, 3.0, 1.0, 0.25]
+    every = options.get("truncate_every", 10**9)
+    torch.manual_seed(3)
+    total, losses, end = plain(model.added, segments(), begin(), weights=weights, every=every)
+    expected = gradients(model)
+    torch.manual_seed(3)
+    with collect_auxiliary_losses() as outer:
+        out = replay(model, segments(), begin(), weights=weights, advance=model.advance if advance else None, **options)
+    agree(gradients(model), expected, 1e-12)
+    agree((out.loss, list(out.losses), out.state), (total, losses, end), 1e-12)
+    assert len(outer) == 0
+
+
+def test_a_replay_compares_the_loss_with_its_auxiliary_losses():
+    """Only the auxiliary loss differs between the first pass and the replay."""
+    calls = iter(range(100))
+
+    def step(x, state):
+        add_auxiliary_loss(x.new_tensor(float(next(calls))))
+        return x.sum() * weight, state
+
+    weight = torch.ones((), dtype=torch.float64, requires_grad=True)
+    with pytest.raises(InputError, match=r"step 2: .*loss"):
+        replay(step, segments(4), begin())
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoints": 2}, {"truncate_every": 3}])
+def test_auxiliary_outputs_are_kept_once(options):
+    model, calls = cell(), []
+
+    def step(x, state):
+        outputs, new = model.walk(x, state)
+        y = torch.stack(outputs, 1)
+        calls.append(None)
+        return y.square().mean(), new, {"last": y[:, -1:], "accuracy": (y > 0).double().mean(), "name": "a"}
+
+    torch.manual_seed(3)
+    expected, state = [], begin()
+    for x in segments():
+        _, state, aux = step(x, state)
+        expected.append({k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in aux.items()})
+    torch.manual_seed(3)
+    calls.clear()
+    out = replay(step, segments(), begin(), **options)
+    agree(out.aux, expected, 1e-12)
+    assert len(calls) > len(out.aux) == 7
+    for aux in out.aux:
+        assert not aux["last"].requires_grad
+        assert aux["last"].untyped_storage().nbytes() == aux["last"].numel() * 8, "no activation is kept alive"
+
+
+def test_an_object_that_holds_an_output_with_its_graph_is_refused():
+    """The graphs of all steps would stay in memory."""
+    model = cell()
+
+    def step(x, state):
+        outputs, new = model.walk(x, state)
+        return outputs[0].square().mean(), new, SimpleNamespace(logits=hold(outputs[0]))
+
+    hold = torch.clone
+    with pytest.raises(InputError, match="step 6: expected auxiliary outputs made of tensors, found a SimpleNamespace"):
+        replay(step, segments(), begin())
+    hold = torch.detach
+    assert not replay(step, segments(), begin()).aux[0].logits.requires_grad
+
+
+def test_steps_without_auxiliary_outputs():
+    assert replay(cell(), segments(3), begin()).aux == [None] * 3
+
+
+def test_a_cache_of_transformers_is_a_state():
+    import mnemos.libraries
+    from mnemos.memory_replay import register_transformers_caches
+
+    mnemos.libraries.transformers()
+    from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
+
+    register_transformers_caches()
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 11, "n_positions": 32, "n_embd": 8, "n_layer": 2, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, attn_pdrop=0.1)).double()
+
+    def step(ids, cache):
+        cache = DynamicCache(config=model.config) if cache is None else cache
+        logits = model(ids[:, :-1], **{mnemos.libraries.cache_name(): cache}).logits
+        return F.cross_entropy(logits.transpose(1, 2), ids[:, 1:]), cache
+
+    pieces = [torch.randint(11, (2, n)) for n in (4, 5, 3, 4)]
+    for start in (lambda: None, lambda: DynamicCache(config=model.config)):
+        torch.manual_seed(3)
+        total, _, end = plain(step, pieces, start())
+        expected = gradients(model)
+        torch.manual_seed(3)
+        out = replay(step, pieces, start(), module=model)
+        agree((out.loss, gradients(model)), (total, expected), 1e-10)
+        assert isinstance(out.state, DynamicCache)
+        assert out.state.get_seq_length() == end.get_seq_length() == 12
+        agree(out.state.layers[1].keys, end.layers[1].keys, 1e-10)
+
+
+OWN = {
+    "torch": (lambda: torch.Generator().manual_seed(1), lambda g: float(torch.rand((), generator=g))),
+    "python": (lambda: random.Random(1), lambda g: g.random()),
+    "numpy": (lambda: np.random.default_rng(1), lambda g: float(g.random())),
+    "philox": (lambda: np.random.Generator(np.random.Philox(1)), lambda g: float(g.normal())),
+    "legacy": (lambda: np.random.RandomState(1), lambda g: float(g.randn())),  # keeps a second normal number
+}
+
+
+@pytest.mark.parametrize("name", list(OWN))
+def test_generators_of_the_caller(name):
+    make, draw = OWN[name]
+    model, ways = cell(dropout=0.0), []
+    for registered in (False, True):
+        own = make()
+
+        def step(x, state, own=own):
+            return model(x * (1 + draw(own)), state)
+
+        if registered:
+            out = replay(step, segments(), begin(), module=model, generators=[own], checkpoints=3)
+            total = out.loss
+        else:
+            total = plain(step, segments(), begin())[0]
+        ways.append((total, gradients(model), draw(own)))
+    agree(ways[1], ways[0], 1e-12)
+
+    own = make()
+    with pytest.raises(InputError, match="or give yours as generators="):
+        replay(lambda x, s: model(x * (1 + draw(own)), s), segments(), begin(), module=model)
+    first, _ = draw(own := make()), own  # after an error a registered one is where it was
+    own = make()
+    with pytest.raises(InputError, match=r"expected \(loss, state\)"):
+        replay(lambda x, s: draw(own), segments(), begin(), generators=[own])
+    assert draw(own) == first
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([3], "expected generators of torch .*, found int"),
+        ([random.SystemRandom()], "expected generators of torch .*, found SystemRandom"),
+        (torch.Generator(), r"expected generators=\[...\], found one Generator; give it in a list"),
+    ],
+)
+def test_what_is_no_generator(given, words):
+    with pytest.raises(InputError, match=words):
+        replay(cell(), segments(), begin(), generators=given)
+
+
+def layered(kind, layers=3, dtype=torch.float64):
+    torch.manual_seed(0)
+    model = kind(5, 4, layers, batch_first=True).to(dtype)
+
+    def step(x, state):
+        y, state = model(x, state)
+        return y.square().mean(), state
+
+    return model, step
+
+
+def pieces(count=6, rows=3):
+    return list(torch.randn(count, rows, 2, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+
+
+ROWS = [None, torch.tensor([True, False, False]), None, torch.tensor([False, True, True]), None, torch.ones(3) > 0]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("axis", ["number", "pytree"])
+def test_resets_of_rows_of_an_lstm_with_as_many_layers_as_rows(kind, axis):
+    model, step = layered(kind)
+    total, state = torch.zeros(()), None
+    for x, rows in zip(pieces(), ROWS, strict=True):
+        if rows is not None and state is not None:
+            keep = (~rows).double().view(1, 3, 1)
+            state = tuple(s * keep for s in state) if kind is nn.LSTM else state * keep
+        loss, state = step(x, state)
+        total = total + loss / 6
+    total.backward()
+    expected = gradients(model)
+    named = 1 if axis == "number" else (-2, 1) if kind is nn.LSTM else -2
+    out = replay(step, pieces(), module=model, resets=ROWS, batch_axis=named)
+    agree((out.loss, out.state, gradients(model)), (total, state, expected), 1e-12)
+
+
+def test_an_axis_that_may_be_the_layers_is_not_reset():
+    model, step = layered(nn.LSTM)
+    with pytest.raises(InputError, match=r"step 1: reset: .*shape \(3, 3, 4\).*give batch_axis=0, or 1 for \[layers"):
+        replay(step, pieces(), module=model, resets=ROWS)
+    model, step = layered(nn.LSTM, layers=2)
+    with pytest.raises(InputError, match=r"step 1: reset: expected a mask of 2 rows.*give batch_axis"):
+        replay(step, pieces(), module=model, resets=ROWS)
+    cut = [nn.Parameter(torch.randn(3, 3, 4, dtype=torch.float64))]
+    out = replay(lambda x, s: (s.square().mean(), s * 2), pieces(2), cut[0], resets=ROWS[:2], batch_axis=0)
+    assert out.state[0].abs().max() == 0
+    assert out.state[1].abs().max() > 0
+
+
+def test_states_that_lead_with_time_and_segments_of_unequal_length():
+    """The state is the last segment, [T, B, D]: its first axis changes and its batch does not."""
+    linear = nn.Linear(5, 5)
+    lengths = [torch.randn(t, 4, 5) for t in (3, 2, 4, 2)]
+
+    def step(x, state):
+        y = linear(x) + state.mean(0)
+        return y.square().mean(), y
+
+    for axis in (1, (1,)):
+        wrapped = step if axis == 1 else lambda x, s: (lambda loss, y: (loss, (y,)))(*step(x, s[0]))
+        start = torch.zeros(3, 4, 5)
+        out = replay(wrapped, lengths, start if axis == 1 else (start,), module=linear, batch_axis=axis)
+        assert (out.state if axis == 1 else out.state[0]).shape == (2, 4, 5)
+
+
+@pytest.mark.parametrize("computed", [False, True])
+@pytest.mark.parametrize("checkpoints", ["all", 2])
+def test_resets_to_a_learned_start(computed, checkpoints):
+    model, step = layered(nn.GRU, layers=2)
+    start = nn.Parameter(torch.randn(4, dtype=torch.float64))
+
+    def begin():
+        return start.tanh().expand(2, 1, 4) if computed else start
+
+    total, state = torch.zeros(()), None
+    for x, rows in zip(pieces(), ROWS, strict=True):
+        if rows is not None:
+            state = torch.where(rows.view(1, 3, 1), begin(), state)
+        loss, state = step(x, state)
+        total = total + loss / 6
+    total.backward()
+    expected, start.grad = (gradients(model), start.grad), None
+    out = replay(
+        step,
+        pieces(),
+        module=model,
+        resets=ROWS,
+        batch_axis=1,
+        reset_to=begin if computed else start,
+        checkpoints=checkpoints,
+    )
+    agree((out.loss, gradients(model), start.grad), (total, *expected), 1e-12)
+
+
+def test_states_of_this_library_lead_with_the_batch():
+    """As many heads as rows: no axis is asked for."""
+    from mnemos import Transformer
+    from mnemos.attention import LinearConfig
+
+    model = Transformer(vocab_size=7, dim=8, layers=2, num_heads=2, mlp=8, attention=LinearConfig())
+
+    def step(x, state):
+        logits, state = model(x, state)
+        return F.cross_entropy(logits.transpose(1, 2), x), state
+
+    replay(step, list(torch.randint(7, (3, 2, 5))), resets=[None, torch.tensor([True, False]), None], module=model)
