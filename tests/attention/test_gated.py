@@ -9,12 +9,7 @@ from torch.nn import functional as F
 from mnemos import GRC, InputError
 from mnemos.attention import GatedCacheAttention, SoftmaxAttention
 from mnemos.ops.gated_cache import resample
-from mnemos.ops.gated_cache.reference import (
-    reference_attend,
-    reference_mix,
-    reference_resample,
-    reference_update,
-)
+from mnemos.ops.gated_cache.reference import reference_attend, reference_mix, reference_resample, reference_update
 from mnemos.types import reset
 
 D, H, TM = 12, 3, 5

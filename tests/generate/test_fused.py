@@ -326,10 +326,7 @@ REASONS = {
         "a forward of its own",
     ),
     "another model": (lambda: Another(SMALL), "found Another"),
-    "another module": (
-        lambda: altered(lambda m: setattr(m.blocks[1].mlp, "expand", Louder(24, 40))),
-        "found Louder",
-    ),
+    "another module": (lambda: altered(lambda m: setattr(m.blocks[1].mlp, "expand", Louder(24, 40))), "found Louder"),
     "another size": (lambda: altered(lambda m: setattr(m.blocks[2], "mlp_norm", nn.LayerNorm(24, 0.1))), "eps=0.1"),
     "one more": (lambda: altered(lambda m: m.blocks[0].add_module("adapter", nn.Linear(2, 2))), "0.adapter: a module"),
     "layers differ": (

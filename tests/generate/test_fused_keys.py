@@ -31,10 +31,7 @@ TRANSLATORS = {
     "odd": {"dim": 21, "num_heads": 3, "mlp": 37, "share": "none", "source_vocab_size": 30},
     "window": {"decoder": SoftmaxConfig(window=2), "encoder": LinearConfig()},
     "linear": {"decoder": LinearConfig()},
-    "narrow": {
-        "dim": 48,
-        "decoder": GLAConfig(key_width=1, value_width=1),
-    },  # than the attention to the source
+    "narrow": {"dim": 48, "decoder": GLAConfig(key_width=1, value_width=1)},  # than the attention to the source
     "narrow heads": {"dim": 48, "decoder": DeltaConfig(key_width=9, value_width=2)},
 }
 

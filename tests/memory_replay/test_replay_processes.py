@@ -12,10 +12,7 @@ from torch import nn
 
 from mnemos import InputError, replay
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not dist.is_available(), reason="torch without processes"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not dist.is_available(), reason="torch without processes")]
 ROLLOUTS = 3
 CASES: list[tuple[str, int, dict[str, Any]]] = [
     ("ddp", 5, {}),

@@ -126,11 +126,7 @@ def test_with_a_gated_cache_beside_the_memory_or_instead_of_it(cache, memory):
 
 SEGMENT, SEGMENTS = 6, 3
 CACHES = [GRC(length=3, block=4, scope="stream"), GRC(length=3, block=2), GRC(length=3, block=2, preset="paper")]
-MEMORIES = [
-    RelativeConfig(memory=0),
-    RelativeConfig(memory=MEMORY),
-    CompressiveConfig(memory=4, compressed=3, ratio=2),
-]
+MEMORIES = [RelativeConfig(memory=0), RelativeConfig(memory=MEMORY), CompressiveConfig(memory=4, compressed=3, ratio=2)]
 
 
 def logits_of(network, x):

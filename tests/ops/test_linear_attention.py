@@ -231,10 +231,7 @@ def test_the_state_goes_back_over_resets(kept):
     for row, n in enumerate(kept):
         at = slice(row, row + 1)
         _, wanted = linear_attention(
-            *(x[at, :n] for x in (q, k, v)),
-            state=tuple(x[at] for x in state),
-            mask=mask[at, :n],
-            resets=resets[at, :n],
+            *(x[at, :n] for x in (q, k, v)), state=tuple(x[at] for x in state), mask=mask[at, :n], resets=resets[at, :n]
         )
         for a, b in zip(found, wanted, strict=True):
             torch.testing.assert_close(a[at], b, rtol=0, atol=1e-9)

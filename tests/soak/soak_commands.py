@@ -275,12 +275,7 @@ def long(field: str) -> bool:
     """Whether a large value of a field asks for a long run, or for other programs and data."""
     return field.startswith(
         ("data.", "train.steps", "train.devices", "train.num_nodes", "train.accelerator")
-    ) or field in (
-        "train.batch_size",
-        "train.compile",
-        "train.log",
-        "model.layers",
-    )
+    ) or field in ("train.batch_size", "train.compile", "train.log", "model.layers")
 
 
 def option_of(field: str) -> str:
