@@ -83,27 +83,11 @@ def test_the_search_finds(text):
     assert private_uses(list(ast.walk(ast.parse(text))))
 
 
-@pytest.mark.parametrize(
-    "name", ["_transforms_active", "_is_batched", "_unseen", "_dispatch_modes", "_function_modes", "_graph_task"]
-)
-def test_functions_of_torch_c_are_there(name):
-    assert getattr(_compat, name) is not None, f"torch {torch.__version__} lacks what _compat.{name} was"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "_parameters",
-        "_buffers",
-        "_modules",
-        "_forward_hooks",
-        "_forward_pre_hooks",
-        "_backward_hooks",
-        "_backward_pre_hooks",
-    ],
-)
-def test_dictionaries_of_modules_are_there(name):
-    assert name in nn.Module().__dict__, f"torch {torch.__version__}: a module has no {name}"
+def test_functions_of_torch_c_and_dictionaries_of_modules_are_there():
+    functions = "_transforms_active _is_batched _unseen _dispatch_modes _function_modes _graph_task"
+    assert [name for name in functions.split() if getattr(_compat, name) is None] == [], torch.__version__
+    names = "_parameters _buffers _modules _forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks"
+    assert set(names.split()) <= nn.Module().__dict__.keys(), torch.__version__
 
 
 def test_other_names_are_there():

@@ -202,33 +202,6 @@ def test_a_cache_beside_the_memory_or_instead_of_it():
         assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
 
 
-def test_equals_a_public_implementation_with_its_weights(monkeypatch):
-    """labml's layer over three segments. Its distances are learned: it is given our R, and v·R as their biases."""
-    peer = pytest.importorskip("labml_nn.transformers.xl.relative_mha")
-    monkeypatch.setattr("labml.tracker.debug", lambda *_: None, raising=False)  # what labml 0.5 no longer has
-    ours, theirs = layer(), peer.RelativeMultiHeadAttention(HEADS, DIM, 0.0).double()
-    n = ours.config.memory + 4
-    with torch.no_grad():
-        for part in (theirs.value.linear, theirs.output):
-            part.bias.zero_() if part.bias is not None else None
-        theirs.query.linear.weight.copy_(ours.query.weight)
-        for part, weight in zip((theirs.key, theirs.value), ours.key_value.weight.chunk(2), strict=True):
-            part.linear.weight.copy_(weight)
-        theirs.output.weight.copy_(ours.output.weight)
-        theirs.query_pos_bias.copy_(ours.content_bias)
-        r = ours.position(ours.distances(n, 0, tokens(1))).unflatten(-1, (HEADS, -1))
-        theirs.key_pos_embeddings[theirs.P - n + 1 : theirs.P + 1] = r
-        theirs.key_pos_bias[theirs.P - n + 1 : theirs.P + 1] = (r * ours.position_bias).sum(-1)
-    state, memory = None, tokens(0)
-    for x in tokens(12).split(4, 1):
-        found, state = ours(x, state)
-        context = torch.cat([memory, x], 1).transpose(0, 1)
-        mask = torch.ones(4, len(context)).tril(len(context) - 4)[..., None]
-        wanted = theirs(query=x.transpose(0, 1), key=context, value=context, mask=mask).transpose(0, 1)
-        torch.testing.assert_close(found, wanted)
-        memory = context.transpose(0, 1)[:, -ours.config.memory :]
-
-
 def test_refuses_what_does_not_fit():
     with pytest.raises(InputError, match="num_heads may be"):
         RelativeAttention(10, 3)

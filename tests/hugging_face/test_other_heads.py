@@ -93,8 +93,3 @@ def test_a_language_model_becomes_a_classifier(tmp_path):
         MnemosForSequenceClassification.of(language.model)
     with pytest.raises(InputError, match="head of classes"):
         MnemosForSequenceClassification(MnemosConfig(model=mnemos.LSTMConfig()))
-
-
-def test_trainer_divides_the_loss_of_a_classifier_by_its_accumulation_steps():
-    """It does so for models that do not take the number of targets in all calls of an update."""
-    assert not MnemosForSequenceClassification.accepts_loss_kwargs

@@ -11,7 +11,6 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mnemos import Transformer, replay
 from mnemos.attention import LinearConfig, SoftmaxConfig
-from mnemos.memory_replay import rollout
 
 
 def most_saved(run):
@@ -41,34 +40,6 @@ def test_saved_activations_do_not_grow_with_the_number_of_segments():
     model = cell(torch.float32)
     saved = [most_saved(lambda n=n: replay(model, segments(n, torch.float32), begin(torch.float32))) for n in (3, 48)]
     assert saved[1] <= 1.01 * saved[0]
-
-
-@pytest.mark.parametrize(("checkpoints", "limit"), [("all", 64), ("sqrt", 18), (4, 14), (2, 14)])
-def test_how_many_states_are_kept(monkeypatch, checkpoints, limit):
-    class Kept(list):
-        """What is kept of one state: a list that says when it goes."""
-
-        __hash__ = object.__hash__
-
-    alive, most = weakref.WeakSet(), [0]
-    original = rollout.compact
-
-    def compact(*given):
-        kept = Kept(original(*given))
-        alive.add(kept)
-        most[0] = max(most[0], len(alive))
-        return kept
-
-    monkeypatch.setattr(rollout, "compact", compact)
-    gc.disable()  # nothing here may wait for the collector
-    try:
-        replay(cell(), segments(64), begin(), checkpoints=checkpoints)
-        assert 1 < most[0] <= limit
-        if checkpoints == "all":
-            assert most[0] >= 62
-        assert not alive
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize(("checkpoints", "passes"), [("all", 1), ("sqrt", 2), (2, 6), (4, 3)])

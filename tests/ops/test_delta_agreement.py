@@ -71,37 +71,6 @@ def test_mamba_2_of_transformers():
     same(decayed_attention(c, b, x * dt[..., None], dt * a, state, scale=1.0), (y, end.mT), given)
 
 
-@pytest.mark.parametrize("kind", ["gated_delta_rule", "delta_rule", "kda", "gla", "simple_gla"])
-def test_flash_linear_attention(kind):
-    """Its `naive` functions, which it tests its own kernels with."""
-    if importlib.util.find_spec("fla") is None:
-        pytest.skip("needs flash-linear-attention")
-    libraries.transformers()  # which it imports
-    naive = importlib.import_module(f"fla.ops.{kind}.naive")
-    channels = kind in ("kda", "gla")
-    q, k, v, beta, decay, state = inputs(channels, heads=H)
-    given, options = [q, k, v, state], {"initial_state": state, "output_final_state": True}
-    if kind == "gated_delta_rule":
-        given += [beta, decay]
-        ours = delta_rule(q, k, v, beta, decay, state)
-        theirs = naive.naive_recurrent_gated_delta_rule(q, k, v, beta, decay, **options)
-    elif kind == "delta_rule":
-        given += [beta]
-        ours = delta_rule(q, k, v, beta, state=state)
-        y, end = naive.delta_rule_recurrence(*[x.transpose(1, 2) for x in (q, k, v, beta)], state)
-        theirs = y.transpose(1, 2), end
-    elif kind == "kda":
-        given += [beta, decay]
-        ours = delta_rule(q, k, v, beta, decay, state)
-        theirs = naive.naive_recurrent_kda(q, k, v, decay, beta, **options)
-    else:
-        given += [decay]
-        ours = decayed_attention(q, k, v, decay, state)
-        function = naive.naive_recurrent_gla if kind == "gla" else naive.naive_recurrent_simple_gla
-        theirs = function(q, k, v, decay, **options)
-    same(ours, theirs, given)
-
-
 @pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("rule", ["gated_delta", "gated", "delta"])
 def test_onnxruntime_gated_delta_net(rule, channels):

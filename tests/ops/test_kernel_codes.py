@@ -9,39 +9,29 @@ from mnemos import native
 from mnemos.native import codes
 from mnemos.native.build import HERE
 
+ENUMS = {  # names that differ from Python's
+    "Type": ({str(dtype).removeprefix("torch."): code for dtype, code in codes.TYPES.items()}, {}),
+    "Map": (codes.FEATURE_MAPS, {}),
+    "Weights": (codes.WEIGHTS, {}),
+    "Position": (codes.POSITIONS, {"NONE": "NOWHERE"}),
+    "Attention": (codes.ATTENTIONS, {}),
+    "Decay": (codes.DECAYS, {}),
+    "Activation": (codes.ACTIVATIONS, {"RELU": "RECTIFY"}),
+}
 
-def enum(name):
-    """{constant: number} of an enum in the kernels' headers."""
+
+@pytest.mark.parametrize("name", ENUMS)
+def test_codes_are_those_of_the_headers(name):
+    ours, renamed = ENUMS[name]
     text = "".join(path.read_text() for path in HERE.rglob("*.h"))
     (body,) = re.findall(rf"enum (?:class )?{name} : i64 {{(.*?)}};", text)
-    return {key: int(number) for key, number in re.findall(r"(\w+) = (\d+)", body)}
+    theirs = {key: int(number) for key, number in re.findall(r"(\w+) = (\d+)", body)}
+    assert theirs == {renamed.get(key.upper(), key.upper()): code for key, code in ours.items()}
 
 
-def test_types():
-    assert enum("Type") == {str(dtype).removeprefix("torch.").upper(): code for dtype, code in codes.TYPES.items()}
-    assert torch.float64 not in codes.TYPES
-
-
-def test_feature_maps():
-    assert enum("Map") == {name.upper(): code for name, code in codes.FEATURE_MAPS.items()}
-
-
-def test_weights():
-    assert enum("Weights") == {name.upper(): code for name, code in codes.WEIGHTS.items()}
-
-
-def test_the_order_of_bfloat16_weights():
+def test_the_order_of_bfloat16_weights_and_no_code_of_float64():
     assert f"constexpr i64 PAIRS = {codes.PAIRS};" in (HERE / "decoder" / "matrix.h").read_text()
-
-
-def test_positions():
-    assert enum("Position") == {{"none": "NOWHERE"}.get(k, k.upper()): code for k, code in codes.POSITIONS.items()}
-
-
-def test_attentions_and_activations():
-    assert enum("Attention") == {name.upper(): code for name, code in codes.ATTENTIONS.items()}
-    assert enum("Decay") == {name.upper(): code for name, code in codes.DECAYS.items()}
-    assert enum("Activation") == {{"relu": "RECTIFY"}.get(k, k.upper()): code for k, code in codes.ACTIVATIONS.items()}
+    assert torch.float64 not in codes.TYPES
 
 
 def test_a_record_packed_in_another_order_is_refused():

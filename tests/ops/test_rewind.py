@@ -125,19 +125,3 @@ def test_the_state_of_a_layer_goes_back():
         assert type(found) is type(end)
         for a, b in zip(found, wanted, strict=True):
             assert (a is b) if b is None else torch.allclose(a, b, rtol=0, atol=1e-6)
-
-
-def test_a_compiled_call_is_not_kept_and_needs_no_second_graph():
-    count = torch.zeros(1)
-    given = {name: x.detach() for name, x in inputs("gated delta", 3, torch.float32).items()}
-
-    def backend(graph, _):
-        count.add_(1)
-        return graph.forward
-
-    compiled = torch.compile(mnemos.ops.delta_rule, backend=backend, fullgraph=True)
-    compiled(**given)
-    with rewindable() as calls:
-        end = compiled(**given)[1]
-    assert count == 1
-    assert not calls.knows(end, 3)
