@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from hosts import build, close, example, libraries, state
-from torch import Tensor, nn
+from torch import nn
 
 import mnemos
 from mnemos import GRC, InputError
@@ -80,42 +80,6 @@ def test_a_cache_that_does_not_fit(grc, match):
     refused(build("timm_vit"), match, GRC(**grc))
 
 
-def test_lengths_of_stages():
-    refused(build("hf_pvt"), "one cache length for each of 2 stages, found 3", GRC(length=(4, 4, 4)))
-    refused(build("hf_pvt"), "pvt.encoder.block.0.0.*expected 64 slots at most.*found 65", GRC(length=(65, 4)))
-    refused(build("hf_bert"), "expected 80 slots at most.*found 81", GRC(length=81))
-    mnemos.cache(build("hf_pvt"), GRC(length=(64, 17)))
-    mnemos.cache(build("hf_bert"), GRC(length=80))
-
-
-class _Older(nn.MultiheadAttention):
-    """A version whose forward was called differently."""
-
-    def forward(self, hidden: Tensor, query: Tensor) -> Tensor:  # type: ignore[override]
-        return hidden
-
-
-def test_a_host_whose_call_has_changed(monkeypatch):
-    refused(
-        nn.Sequential(_Older(12, 2)), r"expected forward\(query, key, .*found \(hidden, query\).*version of the library"
-    )
-    vit = build("timm_vit")
-    kind = type(vit.blocks[0].attn)
-    monkeypatch.setattr(kind, "forward", lambda self, tokens, rope=None: tokens)
-    refused(vit, r"timm Attention: expected forward\(x, attn_mask, …\), found \(tokens, rope\)")
-    monkeypatch.undo()
-    del vit.blocks[1].attn.num_heads
-    refused(vit, "timm Attention: expected widths and heads as integers, found .*None")
-
-
-@pytest.mark.parametrize("bad", [torch.randn(3, 3, 5, 5), {"nothing": 1}])
-def test_an_example_that_cannot_be_run(bad):
-    model = build("timm_vit").train()
-    model.blocks[0].eval()
-    line = refused(model, "could not be run on the example", GRC(length=3), example=bad)
-    assert "\n" not in line
-
-
 def test_masks_that_hide_no_future_are_taken():
     attention = nn.MultiheadAttention(12, 2, batch_first=True).double()
     mnemos.cache(attention, GRC(length=3))
@@ -159,25 +123,3 @@ def test_a_vision_transformer_that_is_told_what_is_padding():
         attention(x, attn_mask=torch.ones(7, 7, dtype=torch.bool).tril())
     with pytest.raises(InputError, match="causally"):
         attention(x, is_causal=True)
-
-
-def test_an_attention_of_an_odd_width_is_left():
-    """timm's csatv2 has two whose width is no multiple of their number of heads."""
-    model = libraries.timm().create_model("csatv2")
-    report = mnemos.cache(model, GRC(length=4))
-    odd = {one.name: one.why for one in report.left if "no multiple" in one.why}
-    assert list(odd) == ["stages.3.5.attn", "stages.3.6.attn"]
-    assert "width 386" in odd["stages.3.5.attn"]
-    assert len(report.swapped) == 2
-    mnemos.uncache(model)
-    with pytest.raises(InputError, match=r"stages\.3\.5\.attn: .*386"):
-        mnemos.cache(model, GRC(length=4), where="stages.3.5.attn")
-
-
-def test_a_nested_tensor():
-    attention = nn.MultiheadAttention(12, 2, batch_first=True)
-    mnemos.cache(attention, GRC(length=3))
-    attention.eval()
-    x = torch.nested.nested_tensor([torch.randn(4, 12), torch.randn(2, 12)])
-    with torch.no_grad(), pytest.raises(InputError, match="nested tensors; pad them"):
-        attention(x, x, x, need_weights=False)

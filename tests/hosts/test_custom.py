@@ -9,7 +9,7 @@ from hosts import build, close, open_caches
 from torch import Tensor, nn
 
 import mnemos
-from mnemos import GRC, InputError, libraries
+from mnemos import GRC, InputError
 from mnemos.memory.gated_cache import caches
 
 
@@ -255,23 +255,6 @@ def test_an_example_shows_which_attentions_cannot_have_a_cache():
     host(X)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_causality_is_found_in_half_precision(dtype):
-    host = Around("causal").to(dtype)
-    with pytest.raises(InputError, match="not depend on later tokens"):
-        mnemos.cache(host, GRC(length=3), where="inside")
-    mnemos.cache(Around("mean").to(dtype), GRC(length=3), where="inside", example=X.to(dtype))
-
-
-def test_a_causal_mask_of_as_many_rows_as_tokens_is_no_padding():
-    host = Around("mean").double()
-    mnemos.cache(host, GRC(length=3), where="inside", example=X)
-    with pytest.raises(InputError, match="causally"):
-        host(torch.randn(7, 7, 12).double(), mask=torch.ones(7, 7, dtype=torch.bool).tril())
-    lengths = torch.tensor([7, 4, 2, 7, 1, 3, 5])
-    host(torch.randn(7, 7, 12).double(), mask=torch.arange(7) < lengths[:, None])
-
-
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_several_masks_are_judged_alike_for_any_number_of_rows(rows):
     host = Around("mean").double()
@@ -286,32 +269,6 @@ def test_several_masks_are_judged_alike_for_any_number_of_rows(rows):
         host(torch.randn(rows, 7, 12).double(), mask=masks[None].tril())
 
 
-def test_a_mask_of_an_unknown_name_is_refused():
-    class Valid(Reading):
-        def forward(self, x: Tensor, valid: Tensor) -> Tensor:  # type: ignore[override]
-            return super().forward(x, mask=valid)
-
-    host = nn.ModuleList([Valid("mean")]).double()
-    host.forward = lambda x, valid: host[0](x, valid)
-    with pytest.raises(InputError, match="expected a mask of padding under one of the names"):
-        mnemos.cache(host, GRC(length=3), where="0", example=(X, torch.ones(3, 7, dtype=torch.bool)))
-
-
-def test_a_part_of_a_causal_decoder_that_reads_each_token_alone_is_refused():
-    from test_decoders import ids, plain
-
-    with pytest.raises(InputError, match="no other token"):
-        mnemos.cache(plain("gpt2"), GRC(length=3), where="transformer.h.*.mlp", example=ids())
-
-
-def test_a_mobilevit_has_no_class_token_to_warn_of():
-    model = libraries.timm().create_model("mobilevit_xxs")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(mnemos.cache(model, GRC(length=4)).swapped) == 9
-    assert {branch.prefix for branch in caches(model)} == {0}
-
-
 def test_parts_of_pyramids_are_cached_with_a_warning(tmp_path):
     """It names the line that calls `cache`, and is not said again where the part is loaded."""
     layer, again = (next(m for m in build("hf_pvt").modules() if type(m).__name__ == "PvtLayer") for _ in range(2))
@@ -322,22 +279,3 @@ def test_parts_of_pyramids_are_cached_with_a_warning(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         mnemos.hosts.load(again, tmp_path)
-
-
-class Map(nn.Module):
-    """Mixes a map [B, D, height, width]."""
-
-    def __init__(self, dim: int | None = None) -> None:
-        super().__init__()
-        self.mixing = nn.Conv2d(12, 12, 1)
-        if dim is not None:
-            self.dim = dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mixing(x)
-
-
-@pytest.mark.parametrize(("dim", "width"), [(None, 12), (12, 12), (12, 7)])
-def test_a_map_with_its_channels_first_is_refused(dim, width):
-    with pytest.raises(InputError, match="which may be a map"):
-        mnemos.cache(nn.Sequential(Map(dim)), GRC(length=4), where="0", example=torch.randn(2, 12, 7, width))

@@ -303,18 +303,6 @@ def test_inputs_of_any_layout_are_read_right():
         torch.testing.assert_close(same, expected[:1].expand(4, -1, -1))
 
 
-def test_what_goes_in_is_not_written():
-    branch = build(*SQUARE, {"preset": "official", "length": 5}, AttentionInput(prefix=1, grid=(3, 5)))
-    x, y = calls(18, 18, 16, 1)
-    before = x.detach().clone(), y.detach().clone()
-    for training in (True, False):
-        branch.train(training)
-        with torch.no_grad():
-            branch(x, y)
-        assert torch.equal(x, before[0])
-        assert torch.equal(y, before[1])
-
-
 def test_shapes_that_do_not_fit_are_refused():
     branch = build(*SIZES, {"preset": "mnemos", "length": 5})
     x, y = calls(15, 21, 7, 1)
@@ -341,15 +329,3 @@ def test_an_error_inside_commits_nothing_and_the_next_call_is_right():
         x, y = calls(15, 21, 7, seed)
         torch.testing.assert_close(branch(x, y), twin(x, y))
     torch.testing.assert_close(branch.eval().cache, twin.eval().cache)
-
-
-def test_the_lift_is_called_where_a_call_is_more_than_its_product():
-    branch, (x, y) = build(8, 8, 2, {"length": 3, "gate_init": 0.5}).eval(), calls(8, 8, 5, 1)
-    plain, seen = branch(x, y), []
-    handle = branch.lift.register_forward_hook(lambda module, args, found: seen.append(found))
-    torch.testing.assert_close(branch(x, y), plain)
-    assert len(seen) == 1
-    handle.remove()
-    branch.lift.register_forward_hook(lambda module, args, found: torch.zeros_like(found))
-    share = torch.sigmoid(branch.mix).repeat_interleave(4)
-    torch.testing.assert_close(branch(x, y), y * (1 - share))

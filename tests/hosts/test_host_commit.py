@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hosts import FEW, MODELS, ZOO, cached, close, example, few, loss, run, tensor
-from more_hosts import MORE
+from hosts import FEW, ZOO, cached, close, example, few, loss, run, tensor
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -204,22 +203,6 @@ def test_micro_batches_are_as_many_updates_or_one(name):
     assert same(contents(several), contents(twin)), "k micro-batches are k updates"
 
 
-@pytest.mark.parametrize("name", ["timm_vit", "hf_reformer"])
-def test_micro_batches_that_are_recomputed_count_once(name):
-    plain, checked = trained(name), trained(name)
-    if name == "timm_vit":
-        checked.set_grad_checkpointing()
-    batch = example(name, rows=6)
-    for model in (plain, checked):
-        with accumulate_caches(model):
-            first = loss(model, batch.rows(0, 1))
-            if model is checked:
-                first.backward()  # of the one alone: twice each would be the same mean
-            loss(model, batch.rows(1, 6))
-    for a, b in zip(contents(plain), contents(checked), strict=True):
-        close(b, a)
-
-
 @pytest.mark.each_value
 @pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
 @pytest.mark.parametrize("name", few(ZOO))
@@ -284,39 +267,6 @@ def test_a_part_of_the_model_called_alone_is_a_forward_of_its_own(fails):
     after = contents(model)
     assert not torch.equal(before[0], after[0])
     assert torch.equal(before[1], after[1])
-
-
-def albert(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    return model.encoder(model.embeddings(ids)).last_hidden_state
-
-
-def test_layers_that_share_a_cache_write_it_once_also_in_a_part_called_alone():
-    """ALBERT's layers are one. All read what is stored; the last one's successor is stored next."""
-    MODELS["hf_albert"] = MORE["hf_albert"]
-    whole, part, micro = trained("hf_albert"), trained("hf_albert"), trained("hf_albert")
-    for seed in (1, 2):
-        ids = torch.randint(5, 50, (4, 9), generator=torch.Generator().manual_seed(seed))
-        expected = whole(ids).last_hidden_state
-        close(albert(part, ids), expected)
-        with accumulate_caches(micro):
-            close(torch.cat([micro(rows).last_hidden_state for rows in ids.split([1, 3])]), expected)
-        broken = part.encoder.albert_layer_groups[0].register_forward_hook(_fails)
-        with pytest.raises(ZeroDivisionError):
-            albert(part, ids.flip(0))
-        broken.remove()
-        for a, b, c in zip(contents(whole), contents(part), contents(micro), strict=True):
-            close(b, a)
-            close(c, a)
-
-
-def test_two_forwards_before_a_backward_do_not_disturb_each_other():
-    model, twin = trained("timm_vit"), trained("timm_vit")
-    first = loss(model, example("timm_vit", seed=1))
-    loss(model, example("timm_vit", seed=2))
-    first.backward()
-    loss(twin, example("timm_vit", seed=1)).backward()
-    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
-        close(a.grad, b.grad)
 
 
 def test_layers_that_share_an_attention_share_its_cache():

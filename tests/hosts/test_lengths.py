@@ -9,7 +9,6 @@ from torch import nn
 
 import mnemos
 from mnemos import GRC
-from mnemos.hosts.attach import Report
 from mnemos.lab.measure.flops import count_flops
 from mnemos.memory.gated_cache import caches
 
@@ -207,15 +206,3 @@ def test_what_was_left_is_said():
     decoder = library.BertModel(library.BertConfig(**sizes, vocab_size=20, is_decoder=True, add_cross_attention=True))
     with pytest.raises(mnemos.InputError, match="decoder"):
         mnemos.cache(decoder)
-
-
-def test_the_report_reads_well():
-    report = mnemos.cache(pvt_tiny(), GRC(preset="paper"))
-    lines = str(report).splitlines()
-    assert lines[0] == "5 attentions have a gated cache now:"
-    assert "2 x transformers PvtAttention: 49 slots of 4 channels, 1 heads" in lines[1]
-    assert f"{report.parameters:,} parameters" in lines[-2]
-    assert repr(report) == str(report), "what a notebook shows"
-    report = mnemos.cache(build("hf_bart"), GRC(length=3), where="encoder.layers.0.*attn")
-    assert "left encoder.layers.1.self_attn: not named by where=" in str(report)
-    assert isinstance(report, Report)

@@ -315,42 +315,6 @@ def test_what_is_refused_and_left() -> None:
         cache.crop(-2)
 
 
-def test_where_and_the_report() -> None:
-    model = decoder("llama")
-    report = mnemos.linearise(model, window=7, sinks=1, where="model.layers.1.self_attn", rank=3)
-    assert [one.name for one in report.changed] == ["model.layers.1.self_attn"]
-    assert [one.why for one in report.left] == ["not named by where="]
-    known = dict(model.named_parameters())
-    assert all(known[name] is parameter for name, parameter in {**report.maps, **report.updates}.items())
-    assert len(report.updates) == 8
-    text = str(report)
-    assert "1 attention has a window of 7 tokens, 1 sinks and state='delta' (half_life=1024) now" in text
-    x, cache = ids(), new_cache()  # a layer that keeps all keys beside one that does not
-    with torch.no_grad():
-        parts = [call(model, x[:, part], cache) for part in (slice(0, 5), slice(5, 20), slice(20, 21), slice(21, 33))]
-        torch.testing.assert_close(torch.cat(parts, 1), call(model, x), rtol=2e-5, atol=2e-5)
-
-
-def test_forwards_on_instances_and_parts_are_refused() -> None:
-    """Accelerate's hooks would hide the change; other layers of a part would not be told."""
-    model, x = decoder("llama", -1.0), ids()
-    other = decoder("llama")
-    for one in (model, other):
-        for layer in one.get_decoder().layers:
-            layer.self_attn.forward = layer.self_attn.forward  # as accelerate.dispatch_model does
-    with pytest.raises(InputError, match="replaced on the instance"):
-        mnemos.linearise(other)
-    with torch.no_grad():
-        expected = call(model, x)
-        with pytest.raises(InputError, match="replaced on the instance"):
-            mnemos.unlinearise(model)
-        assert torch.equal(call(model, x), expected)
-    with pytest.raises(InputError, match="part of a decoder"):
-        mnemos.linearise(decoder("llama").get_decoder().layers[0])
-    with pytest.raises(InputError, match="part of a decoder"):
-        mnemos.unlinearise(decoder("llama", -1.0).get_decoder().layers[1])
-
-
 @torch.no_grad()
 def test_a_mask_that_was_written_to_is_read_again() -> None:
     model, x = decoder("llama", -1.0), ids()
@@ -422,65 +386,6 @@ def replace_all(model: Any, make: Any = Replaced) -> Any:
     return model
 
 
-def forget_hooks(model: nn.Module) -> nn.Module:
-    for module in model.modules():
-        module._forward_hooks.clear()
-    return model
-
-
-def quantise(model: nn.Module) -> Any:
-    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
-
-
-@torch.no_grad()
-def test_updates_outlive_the_projections_that_they_were_given_to(tmp_path: Path) -> None:
-    def updated() -> Any:
-        model = decoder("llama", -1.0, rank=2)
-        for key, parameter in model.named_parameters():
-            if ".updates." in key:
-                parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(key)))
-        return model
-
-    x = ids()
-    model, without = updated(), call(decoder("llama", -1.0, rank=2), x)
-    wanted = call(model, x)
-    assert (wanted - without).abs().max() > 0.1
-    for change in (replace_all, forget_hooks, wrap_plainly, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))):
-        model = change(updated())
-        torch.testing.assert_close(call(model, x), wanted)
-        torch.testing.assert_close(call(model, x), wanted)  # and they are added once
-        model = copy.deepcopy(model)
-        for module in model.modules():
-            if hasattr(module, "linearised"):
-                module.linearised.updates["to_q_proj"].up.zero_()  # a copy has updates of its own
-        assert not torch.allclose(call(model, x), wanted, atol=1e-2)
-        merged = mnemos.hosts.merge_updates(change(updated()))
-        torch.testing.assert_close(call(merged, x), wanted, rtol=2e-5, atol=2e-5)
-        undone = mnemos.unlinearise(change(updated()))
-        assert torch.equal(call(undone, x), call(decoder("llama"), x))
-    model = replace_all(updated())
-    model.save_pretrained(tmp_path)
-    assert torch.equal(call(mnemos.hosts.from_pretrained(type(model), tmp_path).eval(), x), wanted)
-    small, oracle = quantise(updated()), quantise(mnemos.hosts.merge_updates(updated()))
-    error = (call(small, x) - wanted).abs().max()
-    assert error < 0.2 * (wanted - without).abs().max()
-    assert (call(oracle, x) - wanted).abs().max() < 0.2 * (wanted - without).abs().max()
-    again = quantise(decoder("llama", -1.0, rank=2))
-    again.load_state_dict(small.state_dict())
-    assert torch.equal(call(again, x), call(small, x))
-    with pytest.raises(InputError, match="merge before quantisation"):
-        mnemos.hosts.merge_updates(small)
-    model = updated()
-    del model.get_decoder().layers[1].self_attn.v_proj
-    with pytest.raises(InputError, match="the projection v_proj, which has a low-rank update"):
-        call(model, x)
-
-
-def wrap_plainly(model: Any) -> Any:
-    """The projections inside others, which call them."""
-    return replace_all(model, Around)
-
-
 class Around(nn.Module):
     def __init__(self, base_layer: nn.Module) -> None:
         super().__init__()
@@ -544,19 +449,3 @@ def test_caches_of_others_are_refused() -> None:
         call(decoder("llama", -1.0, window=9), x, cache)
     with pytest.raises(InputError, match="found that of a linearised one"):
         call(decoder("llama"), x, cache)
-
-
-@torch.no_grad()
-def test_two_calls_are_one_and_models_may_share_a_configuration() -> None:
-    """Masks have no more keys than of the call; the record is of what is linearised now."""
-    model, other = decoder("llama"), decoder("llama")
-    other.config = model.config
-    for i in range(2):
-        mnemos.linearise(model, window=7, where=f"model.layers.{i}.self_attn")
-    cache = new_cache()
-    call(model, ids(), cache)
-    assert [layer.get_mask_sizes(1) for layer in cache.layers] == [(1, 33)] * 2
-    record = list(model.config.mnemos_linearised)
-    assert [one["names"] for one in record] == [["model.layers.0.self_attn", "model.layers.1.self_attn"]]
-    mnemos.linearise(other, window=7)
-    assert other.config.mnemos_linearised == record

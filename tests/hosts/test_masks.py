@@ -191,11 +191,6 @@ def test_a_mask_is_judged_again_when_it_is_written():
             refuse_mask(other, tokens(other))
 
 
-def test_a_mask_without_values_is_not_read():
-    mask = torch.ones(3, 3, dtype=torch.bool, device="meta")
-    assert refuse_mask(mask, torch.ones(1, 3, 2, device="meta"), hides=True) is None
-
-
 class Calls(nn.Module):
     """One tensor and a mask in, one tensor out: for tracers."""
 
@@ -248,23 +243,6 @@ def test_a_graph_refuses_causal_masks_when_it_runs(name, how):
         graph(x, bias.masked_fill(PACKED["blocks"], -50.0))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [exported, traced])
-@pytest.mark.parametrize("name", ["torch", pytest.param("timm", marks=pytest.mark.exhaustive)])
-def test_a_graph_without_its_assertions_shows_no_future(name, how, monkeypatch):
-    """As formats are that drop them: an output does not depend on later tokens."""
-    monkeypatch.setattr("mnemos.hosts.masks.assert_in_graph", lambda *_: None)
-    model, x = cached(name), torch.randn(3, T, 12)
-    mask = torch.zeros(T, T).masked_fill(LATER, -torch.inf)
-    graph = how(model, x, torch.zeros(T, T))
-    other = x.clone()
-    other[:, 3:] += 1
-    found, changed = graph(x, mask), graph(other, mask)
-    assert torch.equal(found[:, :3], changed[:, :3])
-    assert not torch.allclose(found[:, 3:], changed[:, 3:])
-    assert not torch.equal(graph(x, torch.zeros(T, T))[:, :3], graph(other, torch.zeros(T, T))[:, :3])
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_a_causal_mask_of_four_dimensions_given_to_bert(training):
     model, ids = build("hf_bert"), torch.randint(5, 50, (3, T))
@@ -297,33 +275,3 @@ def test_queries_and_keys_that_are_computed_twice():
     for key in (q + 1, torch.cat([q, q], 1)):
         with pytest.raises(InputError, match="the same values as query and key"):
             attention(q, key, key)
-
-
-@pytest.mark.slow
-def test_queries_and_keys_that_are_computed_twice_in_a_graph():
-    class Positions(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(12, 2, batch_first=True)
-
-        def forward(self, x: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return self.attention(x + query, x + key, x, need_weights=False)[0]
-
-    model = Positions()
-    mnemos.cache(model, GRC(length=4))
-    model.eval()
-    x, position = torch.randn(2, 3, T, 12)
-    graph = exported(model, x, position, position.clone())
-    close(graph(x, position, position), model(x, position, position), 1e-5)
-    with pytest.raises(Exception, match="the same values as query and key"):
-        graph(x, position, position + 1)
-
-
-def test_a_verdict_holds_for_one_way_of_hiding():
-    x = torch.zeros(2, 4, 3)
-    both = torch.ones(4, 4, dtype=torch.bool).tril()  # causal where False hides; the reverse where True does
-    with pytest.raises(InputError, match="causal"):
-        refuse_mask(both, x)
-    assert refuse_mask(both, x, hides=True) is None
-    with pytest.raises(InputError, match="causal"):
-        refuse_mask(both, x)

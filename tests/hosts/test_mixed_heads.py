@@ -13,12 +13,9 @@ import torch.distributed as dist
 from hosts import build, close, example, given, open_caches, run
 from matrix import CHECKS
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import mnemos
 from mnemos import GRC, InputError
-from mnemos.hosts import Host
-from mnemos.hosts.host import TokenReader
 from mnemos.libraries import timm
 from mnemos.memory.gated_cache import caches, hold_caches
 
@@ -192,49 +189,6 @@ def test_a_call_that_raised_leaves_nothing_behind():
     assert found() is None
 
 
-class Inner(nn.Module):
-    dim, num_heads = 12, 3
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.proj = nn.Linear(12, 12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.proj(x.softmax(-1))
-
-
-class Outer(Inner):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Inner()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.proj(self.inner(x).sin())
-
-
-@torch.no_grad()
-def test_attentions_inside_one_another_and_with_one_projection(monkeypatch):
-    monkeypatch.setattr("mnemos.hosts.adapters._registered", {})
-    mnemos.register_host(Host(f"{__name__}:Inner", ("x",), "dim", "num_heads", TokenReader("x"), projection="proj"))
-    x = torch.randn(2, 5, 12)
-    for tied in (False, True):
-        model = Outer()
-        if tied:
-            model.inner.proj = model.proj
-        weights = [(one.proj.weight, one.proj.bias) for one in (model.inner, model)]
-        mnemos.cache(model, replace(MNEMOS, gate_init=0.0))
-        given: list[Tensor] = []
-        for one in (model.inner, model):
-            one.grc.register_forward_hook(lambda _, args, y, given=given: given.extend((*args[:2], y)))
-        out = model.eval()(x)
-        inner_x, inner_heads, inner_mixed, outer_x, outer_heads, outer_mixed = given
-        assert torch.equal(inner_x, x)
-        assert torch.equal(outer_x, x)
-        assert torch.equal(inner_heads, x.softmax(-1))
-        assert torch.equal(outer_heads, F.linear(inner_mixed, *weights[0]).sin())
-        assert torch.equal(out, F.linear(outer_mixed, *weights[1]))
-
-
 @pytest.mark.skipif(not dist.is_available(), reason="torch without processes")
 def test_sharded_alone_the_branch_has_its_convolution(tmp_path):
     """FSDP2 of the branch: its weights are whole inside its own forward only."""
@@ -254,11 +208,3 @@ def test_sharded_alone_the_branch_has_its_convolution(tmp_path):
         assert wanted.any()
     finally:
         dist.destroy_process_group()
-
-
-def test_settings_without_a_mix_are_by_channels_as_they_were():
-    model = build("timm_vit")
-    report = mnemos.cache(model, GRC(preset="paper", length=4))
-    assert {one.grc.mix for one in report.swapped} == {"channels"}
-    assert "3 heads, mix=channels" in str(report)
-    assert "3 heads, mix=heads" in str(mnemos.cache(mnemos.uncache(model), PAPER))

@@ -173,37 +173,9 @@ def test_what_is_not_there_is_said(tmp_path):
         from_pretrained(type(model), tmp_path / "elsewhere")
 
 
-def test_safetensors_take_a_cached_model_as_any(tmp_path):
-    from safetensors.torch import load_file, load_model, save_model
-
-    model = trained("timm_vit")
-    save_model(model, str(tmp_path / "model.safetensors"))
-    assert any(key.endswith("grc.cache") for key in load_file(tmp_path / "model.safetensors"))
-    again = build("timm_vit")
-    mnemos.cache(again, GRC(preset="paper", length=3))
-    load_model(again, str(tmp_path / "model.safetensors"), strict=True)
-    equal(again, model)
-
-
 @pytest.mark.parametrize("text", ['[{"grc": {}', "[3]", "[{}]", '[{"grc": {}, "caches": {"a": 3}}]', "[" * 100_000])
 def test_a_damaged_record_is_refused(text, tmp_path):
     mnemos.hosts.save(trained("hf_vit"), tmp_path)
     (tmp_path / "caches.json").write_text(text)
     with pytest.raises(InputError, match=r"caches\.json: expected"):
         mnemos.hosts.load(build("hf_vit"), tmp_path)
-
-
-def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
-    model = trained("hf_vit")
-    mnemos.hosts.save(model, tmp_path)
-    before = (tmp_path / "model.safetensors").read_bytes()
-
-    def fail(_, path: str) -> None:
-        with open(path, "wb") as file:
-            file.write(b"half")
-        raise RuntimeError("no space")
-
-    monkeypatch.setattr("safetensors.torch.save_model", fail)
-    with pytest.raises(RuntimeError, match="no space"):
-        mnemos.hosts.save(model, tmp_path)
-    assert (tmp_path / "model.safetensors").read_bytes() == before

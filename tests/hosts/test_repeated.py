@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import mnemos
-from mnemos import GRC, InputError
+from mnemos import GRC
 from mnemos.attention import GatedCacheAttention
 from mnemos.lab.vision.attention_cache import TokenCache
-from mnemos.memory.gated_cache import accumulate_caches, caches
+from mnemos.memory.gated_cache import caches
 
 
 def trained(*args, **switches) -> nn.Module:
@@ -175,31 +175,6 @@ def test_what_was_evaluated_or_saved_in_between():
         assert (a.grad is None) == (b.grad is None)
         if a.grad is not None:
             close(b.grad, a.grad)
-
-
-def test_more_forwards_than_are_kept_say_so():
-    model = trained("timm_vit")
-    each_block(model, False)
-    first, *_ = [images(model, seed) for seed in range(10)]
-    with pytest.raises(InputError, match=r"repeats, found 8 contents; run the backward .*accumulate_caches"):
-        first.sum().backward()
-    with accumulate_caches(model):  # they read one content
-        found = [images(model, seed) for seed in range(10)]
-        sum(one.sum() for one in found).backward()
-
-
-@pytest.mark.parametrize("missing", ["_next_number", "_current_node", "_saving"])
-def test_without_a_private_part_of_pytorch(missing, monkeypatch):
-    """One content is found without; of several, none is guessed."""
-    monkeypatch.setattr(f"mnemos._compat.{missing}", None)
-    model, other = trained("timm_vit"), trained("timm_vit")
-    each_block(other, False)
-    if missing == "_saving":
-        return compare(model, other, images)
-    compare(model, other, images, number=1)
-    found = [images(other.train(), seed) for seed in (1, 2)]
-    with pytest.raises(InputError, match="activation checkpointing repeats"):
-        sum(one.sum() for one in found).backward()
 
 
 def test_nothing_is_kept_without_checkpointing():
