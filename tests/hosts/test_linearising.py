@@ -379,13 +379,6 @@ class Replaced(nn.Module):
         return nn.functional.linear(x, self.weight, self.bias)
 
 
-def replace_all(model: Any, make: Any = Replaced) -> Any:
-    for layer in model.get_decoder().layers:
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            setattr(layer.self_attn, name, make(getattr(layer.self_attn, name)))
-    return model
-
-
 class Around(nn.Module):
     def __init__(self, base_layer: nn.Module) -> None:
         super().__init__()
