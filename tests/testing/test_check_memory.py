@@ -270,7 +270,14 @@ fault(
     Masked,
     finish=finish(lambda self, x, y: y if self.mask is None else Scaled.apply(y, 1 / self.mask.double().mean().item())),
 )
-fault("hidden", "PaddingTimesZero", clean=lambda self, x, mask: (x * Average.clean(self, x, mask)[1][..., None], mask))
+
+
+def padding_times_zero(self, x, mask):
+    _, mask = Average.clean(self, x, mask)
+    return x * mask[..., None], mask
+
+
+fault("hidden", "PaddingTimesZero", clean=padding_times_zero)
 
 
 def root_of_padding(self, x, mask):
@@ -720,7 +727,7 @@ def _faults():
             yield pytest.param(name, marks=[pytest.mark.exhaustive] * (i > 2))
 
 
-@pytest.mark.parametrize("name", _faults())
+@pytest.mark.parametrize("name", list(_faults()))
 def test_a_fault_is_reported_by_the_law_of_its_kind(name):
     law, layer = FAULTS[name]
     found = check_memory(layer(), laws=law)
