@@ -25,7 +25,7 @@ import mnemos
 from mnemos.lab.compare.baselines import Role
 from mnemos.lab.compare.comparison import summarise
 from mnemos.lab.run.recipe import OptimConfig, TrainConfig
-from mnemos.lab.tasks.told import ToldConfig, ToldTask
+from mnemos.lab.tasks.fact_recall import ToldConfig, ToldTask
 
 mnemos.libraries.transformers()
 from transformers import MistralConfig, MistralForCausalLM  # noqa: E402

@@ -18,7 +18,6 @@ CLASSES = {
     "ArrayTask",
     "GeneratedTask",
     "ImageTask",
-    "LanguageTask",
     "PixelTask",
     "SpokenTask",
     "TextTask",

@@ -91,7 +91,7 @@ _CLASSES = {
         "recall": "lab.tasks.recall:RecallConfig",
         "text": "lab.tasks.text:TextConfig",
         "text-classes": "lab.tasks.text_classes:TextClassesConfig",
-        "told": "lab.tasks.told:ToldConfig",
+        "told": "lab.tasks.fact_recall:ToldConfig",
         "shapes": "lab.vision.detection.shapes:ShapesConfig",
         "coco": "lab.vision.detection.files:COCOConfig",
         "translation": "lab.translation.translation:TranslationConfig",

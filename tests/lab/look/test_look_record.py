@@ -21,8 +21,8 @@ from mnemos.lab.look.viewer import choose_row
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.files import Result
 from mnemos.lab.tasks.batch import Batch
+from mnemos.lab.tasks.fact_recall import ToldConfig
 from mnemos.lab.tasks.task import Question, Task
-from mnemos.lab.tasks.told import ToldConfig
 from mnemos.memory.gated_cache import GRC
 from mnemos.ops.linear import LinearState
 

@@ -361,7 +361,7 @@ def test_models_and_targets_that_do_not_fit_give_one_line(tmp_path):
         (
             (classifier(), wrong, r"^training batch 1: expected targets 0 to 2, .* 3 classes, found 3; "),
             (classifier(), wrong[1:], r"^fit: expected targets 0 to 2, .* 3 classes, found 3; "),
-            (pair, rows(), "^fit: expected logits as one tensor from the model, found a tuple of 2; "),
+            (pair, rows(), r"^fit: expected logits \[32, classes\] as one tensor .*, found a tuple of 2; "),
             (ReturnsNoState(None), rows(), r"^fit: expected \(outputs, state\) .*, found a Tensor; "),
             (Returns(lambda y: y[:, None]), rows(), r"^fit: expected logits \[32, classes\] .*\(32, 1, 3\); "),
         )

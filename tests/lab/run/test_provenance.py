@@ -104,23 +104,22 @@ def test_generated_data_are_their_settings_and_what_says_nothing_is_not_taken_fo
 
 
 def _photos(folder: Path) -> DataConfig:
-    image = pytest.importorskip("PIL.Image", reason="images are written by Pillow")
-    random = np.random.default_rng(0)
-    for split, kind, i in [(s, k, i) for s in ("train", "test") for k in ("hats", "shoes") for i in range(4)]:
-        place = folder / split / kind
-        place.mkdir(parents=True, exist_ok=True)
-        image.fromarray(random.integers(0, 256, (9, 9, 3)).astype(np.uint8)).save(place / f"{i}.png")
-    (folder / "train" / "hats" / ".hidden.png").write_bytes(b"")
+    _write_pictures(folder, kinds=2, count=4, side=9)
+    (folder / "train" / "kind0" / ".hidden.png").write_bytes(b"")
     return PhotosConfig(folder=str(folder), size=8)
 
 
-def _cifar(folder: Path) -> DataConfig:
-    folder.mkdir()
+def _write_pictures(folder: Path, kinds: int, count: int, side: int) -> None:
+    image = pytest.importorskip("PIL.Image", reason="images are written by Pillow")
     random = np.random.default_rng(0)
-    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
-        records = [np.append(label, random.integers(0, 256, 3072)) for label in range(10)]
-        (folder / f"{name}.bin").write_bytes(np.stack(records).astype(np.uint8).tobytes())
-    (folder / "batches.meta.txt").write_text("\n".join(f"kind{i}" for i in range(10)))
+    for split, kind, i in [(s, k, i) for s in ("train", "test") for k in range(kinds) for i in range(count)]:
+        place = folder / split / f"kind{kind}"
+        place.mkdir(parents=True, exist_ok=True)
+        image.fromarray(random.integers(0, 256, (side, side, 3)).astype(np.uint8)).save(place / f"{i}.png")
+
+
+def _cifar(folder: Path) -> DataConfig:
+    _write_pictures(folder, kinds=10, count=1, side=32)
     (folder / "readme.html").write_text("not read")
     return CIFARConfig(folder=str(folder), valid_size=5)
 

@@ -54,11 +54,12 @@ def folder(tmp_path_factory) -> Path:
     words = " ".join(f"w{i}" for i in range(210_000))  # more than the cut-offs of WikiText-103
     (folder / "words.txt").write_text("\n".join([words, *["of the end"] * 2000, ""]))
     _write_coco(folder / "coco")
-    (folder / "cifar").mkdir()
-    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
-        records = [np.append(label, random.integers(0, 256, 3072)) for label in range(10)]
-        (folder / "cifar" / f"{name}.bin").write_bytes(np.stack(records).astype(np.uint8).tobytes())
-    (folder / "cifar" / "batches.meta.txt").write_text("\n".join(f"kind{i}" for i in range(10)))
+    for split, count in (("train", 5), ("test", 1)):
+        for kind in range(10):
+            (folder / "cifar" / split / f"kind{kind}").mkdir(parents=True)
+            for i in range(count):
+                pixels = random.integers(0, 256, (32, 32, 3)).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / "cifar" / split / f"kind{kind}" / f"{i}.png")
     return folder
 
 

@@ -30,7 +30,7 @@ def test_normalise():
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("side", "channels"), [(32, 3), (17, 1), (8, 1)])
+@pytest.mark.parametrize(("side", "channels"), [(17, 3), (8, 1)])
 @pytest.mark.parametrize("flip", [True, False])
 def test_light_crops_from_a_black_margin_and_flips(side, channels, flip):
     pixels = noise(200, side, side, channels)
@@ -110,14 +110,13 @@ def test_images_of_the_size_asked_for_are_padded_and_cropped(monkeypatch):
     assert len(found) > 20
 
 
-@pytest.mark.parametrize("name", ["PosterizeIncreasing"])
-def test_the_strongest_operation_there_is(name):
+def test_the_strongest_operation_there_is():
     """timm asks Pillow to keep no bits at all of a colour, which Pillow 13 refuses and which used to be black."""
     need_timm()
     settings = AugmentConfig("timm", flip=False, operations="rand-m10-n1-p1.0-inc1", erasing=0.0)
     ours = TimmAugmentation(settings, 30, 10, False, *IMAGENET)
     (operations,) = (step.ops for step in ours._transform.transforms if hasattr(step, "ops"))
-    (operation,) = (one for one in operations if one.name == name)
+    (operation,) = (one for one in operations if one.name == "PosterizeIncreasing")
     operation.prob = 1.0
     assert not np.array(operation(photo(1))).any()
     operation.magnitude = 6
@@ -167,17 +166,9 @@ def test_the_generators_of_others_are_left_alone():
     assert torch.equal(before[2], after[2])
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"mixup": -0.1}, "data.augment.mixup .*-0.1"),
-        ({"cutmix": float("nan")}, "data.augment.cutmix .*nan"),
-        ({"erasing": 1.5}, "data.augment.erasing .*1.5"),
-        ({"smoothing": 1.0}, "data.augment.smoothing .*1.0"),
-    ],
-)
-def test_wrong_settings(settings, words):
-    with pytest.raises(InputError, match=words):
+@pytest.mark.parametrize("settings", [{"mixup": -0.1}, {"cutmix": float("nan")}, {"erasing": 1.5}, {"smoothing": 1.0}])
+def test_wrong_settings(settings):
+    with pytest.raises(InputError, match=rf"data.augment.{next(iter(settings))} .*found"):
         AugmentConfig("timm", **settings).check()
 
 

@@ -26,10 +26,9 @@ from mnemos.lab.evaluate import records
 from mnemos.lab.run.files import read_object
 from mnemos.lab.run.recipe_files import find_recipe
 from mnemos.lab.speech.audio import read_recordings
-from mnemos.lab.tasks.cifar import OFFICIAL, read_cifar
 from mnemos.lab.tasks.files import Unpacked, archive_members, most_unpacked, read_bytes
-from mnemos.lab.tasks.folders import scan
 from mnemos.lab.tasks.listops import read_tsv
+from mnemos.lab.tasks.photos import scan
 from mnemos.lab.tasks.pictures import check_image_files, read_image
 from mnemos.lab.tasks.preprocessing import files_below
 from mnemos.lab.tasks.text import TextConfig
@@ -56,7 +55,7 @@ def texts(folder):
 
 def photos(folder):
     write_photos(folder, {"cat": 2, "dog": 2})
-    return lambda: {scan(str(folder)).name(i) for i in range(4)}, {b"000.png", b"001.png"}
+    return lambda: len(scan(str(folder)).paths), 4
 
 
 def recordings(folder):
@@ -113,48 +112,21 @@ def test_a_pipe_that_is_named_is_refused(reader, tmp_path):
 def test_the_command_line_shows_the_warning_as_one_line(monkeypatch, capsys):
     def shown(_):
         print(warnings.formatwarning("a/pipe: skipped", SkippedFile, "text_files.py", 109), end="")
-        print("Source" in warnings.formatwarning("other", UserWarning, "x.py", 1, "Source"))
-
         return 0
 
     monkeypatch.setattr(listing, "list_names", shown)
     main(["list"])
-    assert capsys.readouterr().out == "mnemos: warning: a/pipe: skipped\nTrue\n"
+    assert capsys.readouterr().out == "mnemos: warning: a/pipe: skipped\n"
 
 
 def test_links_that_lead_to_themselves(tmp_path):
     photos(tmp_path)
     dog = tmp_path / "dog"
-    (dog / "round").symlink_to(dog)
-    (dog / "again").symlink_to(tmp_path)
-    with pytest.raises(InputError, match=r"dog/.*: expected each folder once.*symbolic link"):
-        scan(str(tmp_path))
-    for name in ("round", "again"):
-        (dog / name).unlink()
-    (dog / "itself").symlink_to(dog / "itself")
-    with pytest.raises(InputError, match=r"itself: expected a file or a folder.*leads to itself"):
-        scan(str(tmp_path))
-    (dog / "itself").unlink()
     (dog / "itself.png").symlink_to(dog / "itself.png")
     with pytest.raises(InputError, match=r"itself.png: .*symbolic links"):
-        check_image_files([scan(str(tmp_path)).path(i) for i in range(5)])
+        check_image_files(scan(str(tmp_path)).paths)
     with pytest.raises(InputError, match=r"itself.png: .*symbolic links"):
         TextConfig(str(tmp_path), pattern="*.png").build()
-
-
-def test_two_folders_of_a_class_may_be_links(tmp_path):
-    write_photos(tmp_path / "kept", {"cat": 1, "dog": 1})
-    (tmp_path / "used" / "cat").mkdir(parents=True)
-    (tmp_path / "used" / "cat" / "first").symlink_to(tmp_path / "kept" / "cat")
-    (tmp_path / "used" / "cat" / "second").symlink_to(tmp_path / "kept" / "dog")
-    (tmp_path / "used" / "dog").symlink_to(tmp_path / "kept" / "dog")
-    assert len(scan(str(tmp_path / "used"))) == 3
-
-
-def bomb(path):
-    """Two mebibytes that expand to two gibibytes."""
-    block = gzip.compress(bytes(2**26), 9)
-    path.write_bytes(block * 32)
 
 
 def expand(path):
@@ -163,25 +135,20 @@ def expand(path):
 
 
 def test_expansion_is_bounded(tmp_path, monkeypatch):
-    assert most_unpacked(10) == 2**30
-    assert most_unpacked(2**30) == 2**35, "a large file may be a large corpus"
-    bomb(tmp_path / "a.gz")
+    assert (most_unpacked(10), most_unpacked(2**30)) == (2**30, 2**35), "a large file may be a large corpus"
+    (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(2**26), 9) * 32)  # two mebibytes of two gibibytes
     monkeypatch.setenv("MNEMOS_UNPACKED_GIB", "0.125")
     assert limited(500 * 2**20, expand, tmp_path / "a.gz") == 0
     small = b"abc" * 1000
-    (tmp_path / "b.gz").write_bytes(gzip.compress(small) + gzip.compress(small))
-    assert read_bytes(tmp_path / "b.gz") == small * 2
-    monkeypatch.setenv("MNEMOS_UNPACKED_GIB", str(5999 / 2**30))
-    with pytest.raises(InputError, match=r"b.gz: expected at most 5,999 bytes"):
-        read_bytes(tmp_path / "b.gz")
+    (tmp_path / "b.gz").write_bytes(gzip.compress(small) * 2)
     monkeypatch.setenv("MNEMOS_UNPACKED_GIB", str(6000 / 2**30))
     assert read_bytes(tmp_path / "b.gz") == small * 2
+    for limit, words in ((str(5999 / 2**30), r"at most 5,999 bytes"), ("nan", "a number of gibibytes")):
+        monkeypatch.setenv("MNEMOS_UNPACKED_GIB", limit)
+        with pytest.raises(InputError, match=words):
+            read_bytes(tmp_path / "b.gz")
     with pytest.raises(InputError, match=r"c.gz: expected at most 10 bytes"):
         Unpacked(io.BytesIO(small), "c.gz", 10).seek(11)
-    for wrong in ("many", "0", "-1", "nan", "inf"):
-        monkeypatch.setenv("MNEMOS_UNPACKED_GIB", wrong)
-        with pytest.raises(InputError, match="MNEMOS_UNPACKED_GIB: expected a number of gibibytes"):
-            read_bytes(tmp_path / "b.gz")
 
 
 def packed(path, *entries, **headers):
@@ -197,44 +164,30 @@ def entry(name, data=b"", kind=tarfile.REGTYPE, link="", **headers):
 
 
 HOLES = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(2**40)}
+NAME = "b/7_george_1.wav"
 ODD = {
-    "a link to itself": [entry("b/NAME", kind=tarfile.SYMTYPE, link="NAME")],
-    "two links in a circle": [
-        entry("b/NAME", kind=tarfile.SYMTYPE, link="other"),
-        entry("b/other", kind=tarfile.SYMTYPE, link="NAME"),
-    ],
-    "a hard link": [entry("b/NAME", kind=tarfile.LNKTYPE, link="b/NAME")],
-    "a named pipe": [entry("b/NAME", kind=tarfile.FIFOTYPE)],
-    "a device": [entry("b/NAME", kind=tarfile.CHRTYPE)],
-    "holes": [entry("b/NAME", b"0\n".ljust(512, b"\0"), **HOLES)],
-    "a size that is no number": [entry("b/NAME", b"", **{"size": "x"})],
-    "a size beyond the archive": [entry("b/NAME", b"", **{"size": str(2**62)})],
+    "a link to itself": [entry(NAME, kind=tarfile.SYMTYPE, link="7_george_1.wav")],
+    "a hard link": [entry(NAME, kind=tarfile.LNKTYPE, link=NAME)],
+    "a named pipe": [entry(NAME, kind=tarfile.FIFOTYPE)],
+    "holes": [entry(NAME, b"0\n".ljust(512, b"\0"), **HOLES)],
+    "a size that is no number": [entry(NAME, b"", **{"size": "x"})],
+    "a size beyond the archive": [entry(NAME, b"", **{"size": str(2**62)})],
     "a size below zero, which leads to the same file again": [entry("b/one"), entry("b/other", **{"size": "-1536"})],
     "headers of headers": [entry("x" * 200, kind=tarfile.GNUTYPE_LONGNAME)] * 1_500,
 }
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_archives_end_in_one_line(tmp_path, name, monkeypatch):
-    monkeypatch.setenv("MNEMOS_UNPACKED_GIB", "1")
+def test_odd_archives_end_in_one_line(tmp_path, name):
+    packed(tmp_path / "all.tar.gz", *ODD[name], format=tarfile.PAX_FORMAT)
 
-    def refused(path, read):
-        with pytest.raises(InputError, match=path.name) as error:
-            read(tmp_path)
+    def refused():
+        with pytest.raises(InputError, match=r"all\.tar\.gz") as error:
+            read_recordings(tmp_path)
         assert str(error.value).isprintable()
         assert name != "holes" or "found a file with holes" in str(error.value)
 
-    for file, inside, read in (
-        ("all.tar.gz", "7_george_1.wav", read_recordings),
-        (OFFICIAL["cifar10"].archive, "data_batch_1.bin", lambda folder: read_cifar(folder, "cifar10")),
-    ):
-        entries = []
-        for member, data in ODD[name]:
-            other = member.replace(name=member.name.replace("NAME", inside), deep=True)
-            entries.append((other.replace(linkname=member.linkname.replace("NAME", inside), deep=True), data))
-        packed(tmp_path / file, *entries, format=tarfile.PAX_FORMAT)
-        assert limited(500 * 2**20, refused, tmp_path / file, read) == 0
-        (tmp_path / file).unlink()
+    assert limited(500 * 2**20, refused) == 0
 
 
 def test_links_that_are_not_read_do_not_matter(tmp_path):

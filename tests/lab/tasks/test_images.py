@@ -1,5 +1,4 @@
 import gzip
-import hashlib
 import struct
 import sys
 from pathlib import Path
@@ -8,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from mnemos import DataConfig, config
-from mnemos.lab.tasks import images as module
+from mnemos import DataConfig, config, libraries
 from mnemos.lab.tasks.augment import AugmentConfig
-from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig, download_mnist, find_mnist, read_idx, read_images
+from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig, find_mnist, read_idx, read_images
 from mnemos.types import InputError
 
 REAL = Path(__file__).parents[3] / "../shared/data/mnist"
@@ -30,7 +28,7 @@ def labels(count):
 
 
 def write_mnist(folder, train=60, test=20, ending="", test_name="t10k"):
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, count in (("train", train), (test_name, test)):
         for what, array in (("images-idx3", images(count)), ("labels-idx1", labels(count))):
             data = pack(array)
@@ -65,28 +63,24 @@ def test_official_names_come_first(tmp_path):
     write_mnist(tmp_path, test=20)
     write_mnist(tmp_path, test=7, test_name="t10k-first5k")
     assert [path.name for path in find_mnist(tmp_path, "t10k")] == ["t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
-
-
-def test_other_names_of_the_kind(tmp_path):
-    for name in ("train-images.idx3-ubyte", "train-labels.idx1-ubyte", "train-images-idx3-ubyte.gz.tmp"):
-        (tmp_path / name).touch()
-    assert [path.name for path in find_mnist(tmp_path, "train")] == [
-        "train-images.idx3-ubyte",
-        "train-labels.idx1-ubyte",
-    ]
+    (tmp_path / "other").mkdir()
+    names = ["train-images.idx3-ubyte", "train-labels.idx1-ubyte"]
+    for name in (*names, "train-images-idx3-ubyte.gz.tmp"):
+        (tmp_path / "other" / name).touch()
+    assert [path.name for path in find_mnist(tmp_path / "other", "train")] == names
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "header of 16 bytes, found 0"),
-        (pack(images(3))[:10], "header of 16 bytes, found 10"),
-        (pack(labels(30)), "offset 0: .*2051, found 2049"),
-        (pack(images(3))[:-5], "2368 bytes, found 2363"),
-        (pack(images(3)) + b"x", "2368 bytes, found 2369"),
-        (gzip.compress(pack(images(3)))[:-100], r"gzip.*offset \d+"),
+        (b"", "first number is 2051, found the number 0"),
+        (pack(images(3))[:10], "found 10 bytes"),
+        (pack(labels(30)), "2051, found the number 2049"),
+        (pack(images(3))[:-5], "found 2363 bytes instead of 2368"),
+        (pack(images(3)) + b"x", "found 2369 bytes instead of 2368"),
+        (gzip.compress(pack(images(3)))[:-100], r"gzip.*damaged"),
         (gzip.compress(pack(images(3)))[:-8] + bytes(8), "gzip.*damaged"),
-        (struct.pack(">4I", 0x803, 2**31, 2**31, 4), "18446744073709551632 bytes"),
+        (struct.pack(">4I", 0x803, 2**31, 2**31, 4), "instead of 18446744073709551632"),
     ],
 )
 def test_broken_files(tmp_path, data, words):
@@ -110,24 +104,18 @@ def test_missing_files(tmp_path):
 def test_labels_that_do_not_fit(tmp_path):
     (tmp_path / "i").write_bytes(pack(images(12)))
     (tmp_path / "l").write_bytes(pack(labels(11)))
-    with pytest.raises(InputError, match=r"l: .*12 labels.*i, found 11"):
+    with pytest.raises(InputError, match=r"l: .*12 labels.*i, found 11 "):
         read_images(tmp_path / "i", tmp_path / "l", 10)
     (tmp_path / "l").write_bytes(pack(np.array([*range(10), 10, 3], np.uint8)))
-    with pytest.raises(InputError, match=r"l: offset 18: .*0 to 9, found 10"):
+    with pytest.raises(InputError, match=r"l: .*0 to 9.* up to 10"):
         read_images(tmp_path / "i", tmp_path / "l", 10)
-    assert (tmp_path / "l").read_bytes()[18] == 10
 
 
-@pytest.mark.parametrize("layout", ["pixels", "image"])
-def test_images_of_two_sizes(tmp_path, layout):
+def test_images_that_do_not_fit_together(tmp_path):
     write_mnist(tmp_path)
     (tmp_path / "t10k-images-idx3-ubyte").write_bytes(pack(images(20, size=14)))
     with pytest.raises(InputError, match=r"one size .*found 28 x 28 .*14 x 14 in the test"):
-        MNISTConfig(str(tmp_path), valid_size=10, layout=layout).build()
-
-
-def test_images_that_are_not_square(tmp_path):
-    write_mnist(tmp_path)
+        MNISTConfig(str(tmp_path), valid_size=10).build()
     for part, count in (("train", 60), ("t10k", 20)):
         (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(pack(images(count)[:, :14]))
     assert MNISTConfig(str(tmp_path), valid_size=10).build().max_length == 14 * 28
@@ -135,49 +123,32 @@ def test_images_that_are_not_square(tmp_path):
         MNISTConfig(str(tmp_path), valid_size=10, layout="image").build()
 
 
-@pytest.mark.parametrize("size", [0, 60, 100])
+@pytest.mark.parametrize("size", [0, 60])
 def test_held_out_sizes_that_leave_nothing(tmp_path, size):
     with pytest.raises(InputError, match=rf"mnist: .*60 images.*found {size}"):
         MNISTConfig(str(write_mnist(tmp_path / "m")), valid_size=size).build()
 
 
-@pytest.fixture
-def mirror(tmp_path, monkeypatch):
-    """A folder that replaces the download server."""
-    folder = write_mnist(tmp_path / "mirror", ending=".gz")
-    monkeypatch.setattr(module, "MNIST_URL", folder.as_uri() + "/")
-    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in module.MNIST_SHA256}
-    monkeypatch.setattr(module, "MNIST_SHA256", sums)
-    return folder
+def test_a_download_is_torchvisions(tmp_path, monkeypatch):
+    """Its files are found where it puts them, and its failure is one line."""
+    datasets = libraries.torchvision().datasets
+    folder = tmp_path / "a"
 
+    def download(self):
+        write_mnist(folder / "MNIST" / "raw")
 
-def test_download(tmp_path, mirror):
-    settings = MNISTConfig(str(tmp_path / "a" / "mnist"), download=True, valid_size=10)
-    assert settings.build().size("test") == 20
-    (mirror / "train-images-idx3-ubyte.gz").unlink()
-    assert settings.build().size("train") == 50  # what is there is not fetched again
-    assert not list((tmp_path / "a" / "mnist").glob("*.tmp"))
-
-
-def test_download_refuses_what_is_not_the_file(tmp_path, mirror):
-    (mirror / "t10k-labels-idx1-ubyte.gz").write_bytes(b"something else")
-    with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte.gz: .*SHA-256"):
-        download_mnist(tmp_path / "new")
-    assert not (tmp_path / "new" / "t10k-labels-idx1-ubyte.gz").exists()
-
-
-def test_download_that_fails(tmp_path, mirror):
-    (mirror / "train-images-idx3-ubyte.gz").unlink()
-    with pytest.raises(InputError, match=r"idx\d-ubyte\.gz: ") as error:
-        download_mnist(tmp_path / "new")
-    assert "\n" not in str(error.value)
+    folder.mkdir()
+    monkeypatch.setattr(datasets.MNIST, "download", download)
+    monkeypatch.setattr(datasets.MNIST, "_load_data", lambda self: (None, None))
+    assert MNISTConfig(str(folder), download=True, valid_size=10).build().size("test") == 20
+    monkeypatch.setattr(datasets.MNIST, "download", lambda self: 1 / 0)
+    with pytest.raises(InputError, match=r"the download failed \(division by zero\)"):
+        MNISTConfig(str(folder), download=True).build()
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real MNIST files are not here")
 def test_the_real_files():
-    train, test = find_mnist(REAL, "train"), find_mnist(REAL, "t10k")
-    for path in train:
-        assert hashlib.sha256(path.read_bytes()).hexdigest() == module.MNIST_SHA256[path.name]
+    test = find_mnist(REAL, "t10k")
     task = MNISTConfig(str(REAL)).build()
     assert [task.size(split) for split in ("train", "valid", "test")] == [55_000, 5_000, len(read_idx(test[1], 1))]
     batch = task.train_batch(0, 4, 0)
@@ -261,11 +232,3 @@ def test_digits_as_images():
 def test_pixels_are_not_augmented(tmp_path):
     with pytest.raises(InputError, match=r"data.augment.policy: .*'light'.*data.layout image"):
         MNISTConfig(str(write_mnist(tmp_path / "m")), valid_size=10, augment=AugmentConfig("light")).build()
-
-
-def test_every_task_has_a_sample(tmp_path):
-    task = MNISTConfig(str(write_mnist(tmp_path / "m")), valid_size=10).build()
-    assert task.inputs == "tokens"
-    assert task.example().inputs.shape == (1, 784)
-    assert task.example().inputs.dtype == torch.int64
-    task.close()

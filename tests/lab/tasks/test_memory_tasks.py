@@ -13,6 +13,8 @@ import torch
 import mnemos
 from mnemos.lab.tasks import haystack
 from mnemos.lab.tasks.batch import IGNORE
+from mnemos.lab.tasks.copying import CopyConfig
+from mnemos.lab.tasks.fact_recall import ToldConfig
 from mnemos.lab.tasks.haystack import SENTENCE, FactsConfig, NeedleConfig
 from mnemos.lab.tasks.mad import (
     MADCompressionConfig,
@@ -22,7 +24,15 @@ from mnemos.lab.tasks.mad import (
     MADRecallConfig,
 )
 from mnemos.lab.tasks.metrics import right_predictions
-from mnemos.lab.tasks.recall import END, MIXTURE, QUESTION, SEPARATOR, AssociativeRetrievalConfig, MQARConfig
+from mnemos.lab.tasks.recall import (
+    END,
+    MIXTURE,
+    QUESTION,
+    SEPARATOR,
+    AssociativeRetrievalConfig,
+    MQARConfig,
+    RecallConfig,
+)
 from mnemos.lab.tasks.task import Task
 from mnemos.models.lstm import LSTMConfig
 from mnemos.models.transformer import TransformerConfig
@@ -375,39 +385,55 @@ def test_facts_in_books(task, count, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "field"),
     [
-        (MQARConfig(63), "even data.length.*found length 63"),
-        (MQARConfig(64, 17), r"at least 2·\(2·pairs \+ rewritten\).*pairs 17"),
-        (MQARConfig(512, 64, 64), "data.vocabulary.*vocabulary 64"),
-        (MQARConfig(power=0), "data.power: .*found 0"),
-        (MQARConfig(mixed=True, examples=3), "data.examples: .*found 3"),
-        (MQARConfig(64, 12, rewritten=9), r"at least 2·\(2·pairs \+ rewritten\).*pairs 12, rewritten 9"),
-        (MQARConfig(rewritten=5), "rewritten <= pairs.*found rewritten 5, pairs 4"),
-        (MQARConfig(counted="old"), "rewritten keys to count.*counted 'old'"),
-        (MQARConfig(rewritten=2, counted="new"), "data.counted: .*'new'"),
-        (MQARConfig(pairs=8, key_tokens=2), "square number of data.pairs, found 2 and 8"),
-        (MQARConfig(pairs=4, key_tokens=3), "1 or 2 data.key_tokens.*found 3"),
-        (MQARConfig(mixed=True, key_tokens=2), "data.mixed: .*key_tokens 2"),
-        (MQARConfig(noise=True, rewritten=2), "data.noise: .*rewritten 2"),
-        (AssociativeRetrievalConfig(17, 1), "16.key_digits = 16, found 17"),
-        (AssociativeRetrievalConfig(key_digits=0), "1 to 5 data.key_digits.*found 0"),
-        (MADRecallConfig(31), "even data.length.*found 31"),
-        (MADRecallConfig(noise=1.0), "data.noise < 1.*found 1.0"),
-        (MADRecallConfig(examples=-1), "data.examples: .*found -1"),
-        (MADFuzzyRecallConfig(motif=8), "vocabulary > 2·motif.*found 8, 16"),
-        (MADCopyingConfig(32), "length > 2·tokens.*found 16, 32"),
-        (MADCompressionConfig(1), "data.length >= 2.*found 1"),
-        (MADMemorisationConfig(31), "even data.length.*found 31"),
-        (NeedleConfig(100), "data.length: expected at least 3.. bytes.*found 100"),
+        (CopyConfig(length=3), "length"),
+        (CopyConfig(symbols=0), "symbols"),
+        (CopyConfig(rows=0), "rows"),
+        (CopyConfig(seed=-1), "seed"),
+        (RecallConfig(pairs=40), "pairs"),
+        (RecallConfig(queries=0), "queries"),
+        (RecallConfig(gap=-1), "gap"),
+        (RecallConfig(distance=4, shortest=5), "shortest"),
+        (RecallConfig(distance=4, grow=5), "grow"),
+        (RecallConfig(distance=4, distractors=0), "distractors"),
+        (MQARConfig(63), "length"),
+        (MQARConfig(512, 64, 64), "vocabulary"),
+        (MQARConfig(power=0), "power"),
+        (MQARConfig(mixed=True, examples=3), "mixed"),
+        (MQARConfig(64, 12, rewritten=9), "length"),
+        (MQARConfig(rewritten=5), "rewritten"),
+        (MQARConfig(counted="old"), "counted"),
+        (MQARConfig(rewritten=2, counted="new"), "counted"),
+        (MQARConfig(pairs=8, key_tokens=2), "key_tokens"),
+        (MQARConfig(noise=True, rewritten=2), "noise"),
+        (AssociativeRetrievalConfig(17, 1), "pairs"),
+        (AssociativeRetrievalConfig(key_digits=0), "key_digits"),
+        (MADRecallConfig(31), "length"),
+        (MADRecallConfig(noise=1.0), "noise"),
+        (MADRecallConfig(examples=-1), "examples"),
+        (MADFuzzyRecallConfig(motif=8), "motif"),
+        (MADCopyingConfig(32), "length"),
+        (MADCompressionConfig(1), "length"),
+        (MADMemorisationConfig(31), "length"),
+        (NeedleConfig(100), "length"),
         (NeedleConfig(path="/no/such/place"), "/no/such/place"),
-        (FactsConfig(4), "data.task 1, 2 or 3.*found task 4"),
-        (FactsConfig(length=100), "data.length: .*found 100"),
-        (FactsConfig(length=20_000, path=LICENSE), "data.path: expected at least .* bytes.*add text"),
+        (FactsConfig(4), "task"),
+        (FactsConfig(length=100), "length"),
+        (FactsConfig(length=20_000, path=LICENSE), "bytes of text"),
+        (ToldConfig(distances=()), "distances"),
+        (ToldConfig(distances=(2, 8)), "distances"),
+        (ToldConfig(distances=(8, 8)), "distances"),
+        (ToldConfig(distances=(8.0, 16)), r"data.distances\[0\]"),
+        (ToldConfig(people=11), "people"),
+        (ToldConfig(words=0), "words"),
+        (ToldConfig(grow=-1), "grow"),
+        (ToldConfig(distances=(100_000,)), "lower data.distances"),
     ],
 )
-def test_wrong_settings_are_named(settings, words):
-    with pytest.raises(InputError, match=words) as error:
+@pytest.mark.each_value
+def test_wrong_settings_are_named(settings, field):
+    with pytest.raises(InputError, match=rf"expected .*{field}|{field}") as error:
         settings.build()
     assert "\n" not in str(error.value)
 

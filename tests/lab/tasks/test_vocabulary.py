@@ -257,7 +257,7 @@ def test_bytes_are_as_they_were(tmp_path):
         ({"tokens": "twice.txt"}, "twice.txt: expected each word once, found 'the' again"),
         ({"tokens": "two.txt"}, "two.txt: line 2: expected one word, found 'of the'"),
         ({"tokens": "no-end.txt"}, "no-end.txt: expected the word <eos>"),
-        ({"tokens": "closed.txt"}, "wiki.train.tokens: word 2: expected a word of .*closed.txt.*found '='"),
+        ({"tokens": "closed.txt"}, "wiki.train.tokens: expected words of .*closed.txt.*found '='"),
         (
             {"tokens": "other.txt"},
             "data.tokens: expected a vocabulary of this text, found 81% of the train split's words",

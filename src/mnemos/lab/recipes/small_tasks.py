@@ -7,10 +7,10 @@ from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig
 from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe
+from mnemos.lab.tasks.fact_recall import ToldConfig
 from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
 from mnemos.lab.tasks.listops import ListOpsConfig
 from mnemos.lab.tasks.recall import RecallConfig
-from mnemos.lab.tasks.told import ToldConfig
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.slots import SlotsConfig
 from mnemos.models.memformer import MemformerConfig

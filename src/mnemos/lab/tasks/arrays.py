@@ -1,6 +1,6 @@
 """Classification of token sequences held in memory: rows of integers, and the task over three splits."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mnemos.types import InputError
 
 from .batch import Batch
-from .metrics import ACCURACY, MAJORITY, TOP5
+from .metrics import MAJORITY, class_metrics
 from .row_order import Order
 from .task import Split
 from .token_task import TokenTask
@@ -41,18 +41,14 @@ class Rows:
     @classmethod
     def joined(cls, parts: Sequence["Rows"]) -> "Rows":
         """The rows of all parts, in order. `parts` must not be empty."""
-        return cls.ragged(
-            np.concatenate([part.tokens for part in parts]),
-            np.concatenate([part.lengths for part in parts]),
-            np.concatenate([part.labels for part in parts]),
-        )
+        tokens, lengths, labels = zip(*((part.tokens, part.lengths, part.labels) for part in parts), strict=True)
+        return cls.ragged(np.concatenate(tokens), np.concatenate(lengths), np.concatenate(labels))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The number of tokens in each row, [N]."""
         return np.diff(self.starts)
 
     def row(self, index: int) -> NDArray[np.integer]:
@@ -76,51 +72,12 @@ class Rows:
         return Batch(torch.from_numpy(tokens), torch.from_numpy(self.labels[rows].astype(np.int64)), mask)
 
 
-class RowsTask(TokenTask):
-    """Base of tasks over the `Rows` of three splits, whose training is an endless order of them.
+class ArrayTask(TokenTask):
+    """A classification `Task` over three `Rows`, whose labels are the classes; training is an endless order of rows.
 
     `bucketed` puts rows of similar length into one batch (see `Order`); evaluation is then ordered by length too.
-    Evaluation visits every row once; its last batch may be smaller than the others. Raises InputError for an empty
-    split and an empty row.
+    Evaluation visits every row once; its last batch may be smaller than the others. A subclass may read rows otherwise.
     """
-
-    def __init__(self, splits: Mapping[Split, Rows], vocab_size: int, max_length: int, bucketed: bool = False) -> None:
-        for name, rows in splits.items():
-            if not len(rows) or not rows.lengths.all():
-                raise InputError(
-                    f"{name} split: expected rows of at least one token, found none or an empty row ({len(rows)} "
-                    "rows); check the data"
-                )
-        self._splits, self._bucketed = splits, bucketed
-        self.vocab_size, self.max_length = vocab_size, max_length
-        self._order = Order(len(splits["train"]), splits["train"].lengths if bucketed else None)
-
-    def read(self, rows: Rows, chosen: NDArray[np.int64]) -> Batch:
-        """The batch of the chosen rows of a split."""
-        return rows.batch(chosen)
-
-    def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        """Training batch `index`, in the endless order that `seed` determines. Cost: O(B·T)."""
-        return self.read(self._splits["train"], self._order.batch(index, batch_size, seed))
-
-    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
-        """Batches that hold every row of a split once."""
-        rows = self._splits[split]
-        order = np.argsort(rows.lengths, kind="stable") if self._bucketed else np.arange(len(rows))
-        for first in range(0, len(rows), batch_size):
-            yield self.read(rows, order[first : first + batch_size])
-
-    def size(self, split: Split) -> int:
-        """The number of rows in a split."""
-        return len(self._splits[split])
-
-    def epoch(self, batch_size: int) -> float:
-        """The number of updates in one epoch: every training row is used once."""
-        return self.size("train") / batch_size
-
-
-class ArrayTask(RowsTask):
-    """A classification `Task` over three `Rows`, whose labels are the classes."""
 
     def __init__(
         self,
@@ -132,7 +89,34 @@ class ArrayTask(RowsTask):
         max_length: int,
         bucketed: bool = False,
     ):
-        super().__init__({"train": train, "valid": valid, "test": test}, vocab_size, max_length, bucketed)
-        self.classes = classes
-        self.metrics = (ACCURACY, TOP5) if classes > 5 else (ACCURACY,)
-        self.reference = {MAJORITY: float(np.bincount(test.labels).max() / len(test))}
+        self._splits: dict[Split, Rows] = {"train": train, "valid": valid, "test": test}
+        for name, rows in self._splits.items():
+            if not len(rows) or not rows.lengths.all():
+                raise InputError(
+                    f"{name} split: expected rows of at least one token, found none or an empty row ({len(rows)} "
+                    "rows); check the data"
+                )
+        self.vocab_size, self.classes, self.max_length, self._bucketed = vocab_size, classes, max_length, bucketed
+        self._order = Order(len(train), train.lengths if bucketed else None)
+        if classes:
+            self.metrics = class_metrics(classes)
+            self.reference = {MAJORITY: float(np.bincount(test.labels).max() / len(test))}
+
+    def read(self, rows: Rows, chosen: NDArray[np.int64]) -> Batch:
+        """The batch of the chosen rows of a split."""
+        return rows.batch(chosen)
+
+    def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
+        return self.read(self._splits["train"], self._order.batch(index, batch_size, seed))
+
+    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
+        rows = self._splits[split]
+        order = np.argsort(rows.lengths, kind="stable") if self._bucketed else np.arange(len(rows))
+        for first in range(0, len(rows), batch_size):
+            yield self.read(rows, order[first : first + batch_size])
+
+    def size(self, split: Split) -> int:
+        return len(self._splits[split])
+
+    def epoch(self, batch_size: int) -> float:
+        return self.size("train") / batch_size

@@ -1,5 +1,6 @@
 """Augmentation of training images: timm's, as the paper used it, or a light one that needs no library."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,13 +45,10 @@ class AugmentConfig:
 
     def check(self) -> None:
         """Raise InputError for a value out of range."""
-        for name in ("mixup", "cutmix"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise InputError(f"data.augment.{name} must be at least 0 and finite, found {getattr(self, name)}")
-        if not 0 <= self.erasing <= 1:
-            raise InputError(f"data.augment.erasing must be between 0 and 1, found {self.erasing}")
-        if not 0 <= self.smoothing < 1:
-            raise InputError(f"data.augment.smoothing must be at least 0 and below 1, found {self.smoothing}")
+        for name, most in {"mixup": math.inf, "cutmix": math.inf, "erasing": 1.0, "smoothing": 1.0}.items():
+            value = getattr(self, name)
+            if not (0 <= value < most or (name == "erasing" and value == most)):
+                raise InputError(f"data.augment.{name} must be at least 0 and below {most:g}, found {value}")
 
 
 def normalise(pixels: NDArray[np.uint8], mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
@@ -67,11 +65,11 @@ def augment_light(pixels: NDArray[np.uint8], random: np.random.Generator, flip: 
     padded = np.pad(pixels, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
     corners = random.integers(0, 2 * margin, (rows, 2), endpoint=True)
     turned: NDArray[np.bool_] = np.less(random.random(rows), 0.5 if flip else 0.0)
-    found = np.empty_like(pixels)
+    augmented = np.empty_like(pixels)
     for i, (top, left) in enumerate(corners):
         crop = padded[i, top : top + side, left : left + side]
-        found[i] = crop[:, ::-1] if turned[i] else crop
-    return found
+        augmented[i] = crop[:, ::-1] if turned[i] else crop
+    return augmented
 
 
 def _posterise(image: Any, bits: int, **_: Any) -> Any:

@@ -79,27 +79,15 @@ def pieces(batches: Iterable[Batch], length: int) -> Iterator[Batch]:
 def check_tokens(batch: Batch, where: str, vocab_size: int, classes: int, max_length: int) -> None:
     """Raise InputError unless inputs are tokens [B, T], T at most `max_length`, and targets [B] classes or [B, T]."""
     rows, length = batch.inputs.shape
-    wanted = (rows,) if classes else (rows, length)
-    if batch.targets.shape != wanted:
-        found = tuple(batch.targets.shape)
-        raise InputError(f"{where}: expected targets of shape {wanted}, found {found}; check the data")
-    if length > max_length:
-        raise InputError(f"{where}: expected at most {max_length} tokens per row, found {length}; check the data")
-    low, high = _range(batch.inputs)
-    if low < 0 or high >= vocab_size:
-        raise InputError(f"{where}: expected tokens 0 to {vocab_size - 1}, found {low} to {high}; check the data")
-    check_targets(batch.targets, classes or vocab_size, where)
-
-
-def check_targets(targets: Tensor, limit: int, where: str) -> None:
-    """Raise InputError unless every counted target is in 0 … limit − 1."""
-    low, high = _range(targets[targets != IGNORE])
-    if low < 0 or high >= limit:
-        raise InputError(f"{where}: expected targets 0 to {limit - 1}, found {low} to {high}; check the data")
-
-
-def _range(tokens: Tensor) -> tuple[int, int]:
-    if not tokens.numel():
-        return 0, 0
-    low, high = torch.aminmax(tokens)
-    return int(low), int(high)
+    shape = (rows,) if classes else (rows, length)
+    if batch.targets.shape != shape or length > max_length:
+        found = f"{list(batch.inputs.shape)} and {list(batch.targets.shape)}"
+        raise InputError(
+            f"{where}: expected tokens [B, T] of T up to {max_length} and targets {list(shape)}, found {found}; check "
+            "the data"
+        )
+    counted = batch.targets[batch.targets != IGNORE]
+    for what, tokens, limit in (("tokens", batch.inputs, vocab_size), ("targets", counted, classes or vocab_size)):
+        low, high = map(int, torch.aminmax(tokens)) if tokens.numel() else (0, 0)
+        if low < 0 or high >= limit:
+            raise InputError(f"{where}: expected {what} 0 to {limit - 1}, found {low} to {high}; check the data")

@@ -6,7 +6,6 @@ from typing import ClassVar
 import numpy as np
 
 from mnemos.registry import register
-from mnemos.types import InputError
 
 from .batch import IGNORE
 from .generated import GeneratedConfig, GeneratedTask, Rows
@@ -30,16 +29,10 @@ class CopyConfig(GeneratedConfig):
     seed: int = 0
 
     def build(self) -> GeneratedTask:
-        """The task: vocabulary size `symbols` + 1, T = `length`. Raises InputError for a setting out of range."""
-        if self.length < 4 or self.symbols < 1:
-            raise InputError(
-                f"data.length, data.symbols: expected length >= 4 and symbols >= 1, found {self.length} and "
-                f"{self.symbols}"
-            )
-        return GeneratedTask(self.draw, self.symbols + 1, self.length, self.rows, self.seed)
+        self.require(self.length >= 4 and self.symbols >= 1, "length >= 4 and symbols >= 1", "length", "symbols")
+        return self.task(self.symbols + 1, self.length)
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
-        """Draw inputs and targets, [rows, length] each. targets[:, i] is the token after inputs[:, i], or IGNORE."""
         longest = self.length // 2 - 1
         n = random.integers(self.length // 4, longest, (rows, 1), endpoint=True)
         word = random.integers(1, self.symbols, (rows, longest), endpoint=True)

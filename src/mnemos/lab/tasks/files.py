@@ -1,21 +1,19 @@
-"""Files as bytes, gzipped, in tar archives or downloaded, with errors that give the file and the offset."""
+"""Files as bytes, gzipped or in tar archives, and what is plainly no text."""
 
+import contextlib
 import gzip
-import hashlib
 import io
 import os
 import tarfile
-import urllib.error
-import urllib.request
 import warnings
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mnemos import atomic
-from mnemos.atomic import check_file, replacing, special
+from mnemos.atomic import check_file, special
 from mnemos.errors import InputError
 from mnemos.lab.errors import SkippedFile
 
@@ -45,11 +43,7 @@ _warned: set[str] = set()  # a folder is listed several times: for its splits, a
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The contents of a file, decompressed if its first two bytes are gzip's; its name does not matter.
-
-    Raises InputError if the file is missing or unreadable, or its gzip stream is truncated or damaged, or expands to
-    more than `most_unpacked`.
-    """
+    """The contents of a file, decompressed if its first two bytes are gzip's; its name does not matter."""
     path = Path(path)
     try:
         data = atomic.read_bytes(path)
@@ -61,12 +55,8 @@ def read_bytes(path: str | Path) -> bytes:
         return data
     try:
         return Unpacked(gzip.GzipFile(fileobj=io.BytesIO(data)), path, most_unpacked(len(data))).read()
-    except EOFError:
-        raise InputError(
-            f"{path}: expected a complete gzip file, found it truncated at offset {len(data)}; fetch it again"
-        ) from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path}: expected a gzip file, found damaged data ({error}); fetch it again") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path}: expected a whole gzip file, found damaged data ({error}); fetch it again") from None
 
 
 def not_text(head: bytes, name: str) -> str:
@@ -82,13 +72,11 @@ def not_text(head: bytes, name: str) -> str:
 
 def check_text(data: bytes, name: str) -> bytes:
     """The data. Raises InputError for what is plainly no text, and for a byte 0 anywhere."""
-    found = not_text(data[:HEAD], name)
-    if not found and (zero := data.find(b"\0", HEAD)) >= 0:
-        found = f"a byte 0 at offset {zero:,}, as in binary files"
-    if found:
-        raise InputError(
-            f"{name}: expected text, found {found}; write its text to a file of plain UTF-8, and name that"
-        )
+    what = not_text(data[:HEAD], name)
+    if not what and (zero := data.find(b"\0", HEAD)) >= 0:
+        what = f"a byte 0 at offset {zero:,}, as in binary files"
+    if what:
+        raise InputError(f"{name}: expected text, found {what}; write its text to a file of plain UTF-8, and name that")
     return data
 
 
@@ -112,20 +100,15 @@ def most_unpacked(packed: int) -> int:
 
     A file of a few megabytes can expand to more than any memory. The environment variable MNEMOS_UNPACKED_GIB, in
     gibibytes, replaces the limit: the owner of the machine sets it, and not a recipe, which may be a stranger's like
-    the file. Raises InputError if it is no number above 0.
+    the file.
     """
-    given = os.environ.get(UNPACKED, "")
-    if not given:
+    setting = os.environ.get(UNPACKED, "")
+    if not setting:
         return max(2**30, 32 * packed)
-    try:
-        most = float(given) * 2**30
-        if not 0 < most < 2**62:
-            raise ValueError
-    except ValueError:
-        raise InputError(
-            f"{UNPACKED}: expected a number of gibibytes above 0, found {given[:40]!r}; correct it"
-        ) from None
-    return int(most)
+    with contextlib.suppress(ValueError):
+        if 0 < (most := float(setting) * 2**30) < 2**62:
+            return int(most)
+    raise InputError(f"{UNPACKED}: expected a number of gibibytes above 0, found {setting[:40]!r}; correct it")
 
 
 class Unpacked:
@@ -138,25 +121,22 @@ class Unpacked:
         self._file, self._path, self._most = file, path, most
 
     def read(self, size: int = -1) -> bytes:
-        """The next `size` bytes; without a size, all that follow."""
         left = self._most - self._file.tell()
         wanted = left + 1 if size < 0 else min(size, left + 1)
-        blocks, found = [], 0
-        while found < wanted and (block := self._file.read(min(_BLOCK, wanted - found))):
+        blocks, count = [], 0
+        while count < wanted and (block := self._file.read(min(_BLOCK, wanted - count))):
             blocks.append(block)
-            found += len(block)
-        if found > left:
+            count += len(block)
+        if count > left:
             raise self._too_large()
         return b"".join(blocks)
 
-    def seek(self, place: int) -> int:
-        """Go to a place from the beginning."""
-        if place > self._most:
+    def seek(self, offset: int) -> int:
+        if offset > self._most:
             raise self._too_large()
-        return int(self._file.seek(place))
+        return int(self._file.seek(offset))
 
     def tell(self) -> int:
-        """The place of the next byte."""
         return int(self._file.tell())
 
     def _too_large(self) -> InputError:
@@ -164,28 +144,6 @@ class Unpacked:
             f"{self._path}: expected at most {self._most:,} bytes after decompression, found more; if you trust the "
             f"file, set {UNPACKED} to the gibibytes that it needs"
         )
-
-
-def download(url: str, path: Path, sha256: str) -> None:
-    """Fetch a file unless it is there. Raises InputError, and stores nothing, if that fails or its SHA-256 differs."""
-    if path.exists():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    found = hashlib.sha256()
-    try:
-        with replacing(path) as temporary:
-            with urllib.request.urlopen(url, timeout=60) as answer, open(temporary, "wb") as file:
-                while block := answer.read(_BLOCK):
-                    found.update(block)
-                    file.write(block)
-            if found.hexdigest() != sha256:
-                raise InputError(
-                    f"{url}: expected SHA-256 {sha256}, found {found.hexdigest()}; nothing was stored, try again"
-                )
-    except (urllib.error.URLError, OSError) as error:
-        raise InputError(
-            f"{url}: the download failed ({error}); try again, or put the file into {path.parent}"
-        ) from None
 
 
 def skipped(path: str | Path) -> bool:
@@ -215,69 +173,43 @@ def archive_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[Me
     """The files of a tar file, gzipped or not, whose names are wanted, in their order.
 
     Nothing is written to disk, and no link is followed. Memory: one member at a time.
-    Raises InputError for a damaged or truncated archive, for one that expands to more than `most_unpacked`, and for a
-    wanted name that is no regular file: a link, which may lead to itself, a named pipe, a device, or a file with holes,
-    which has more bytes than the archive.
     """
     check_file(archive)
-    try:
-        with open(archive, "rb") as file:
-            is_packed, size = file.read(2) == b"\x1f\x8b", file.seek(0, os.SEEK_END)
-            file.seek(0)
-            content = Unpacked(gzip.GzipFile(fileobj=file) if is_packed else file, archive, most_unpacked(size))
-            yield from _members(content, archive, wanted)
-    except InputError:
-        raise
-    except OSError as error:
-        raise InputError(
-            f"{archive}: expected a tar file, but it cannot be opened ({error.strerror}); check the path"
-        ) from None
 
+    def read(member: tarfile.TarInfo) -> bytes:
+        with _readable(archive):
+            return packed.extractfile(member).read()  # type: ignore[union-attr]
 
-def _members(file: Any, archive: Path, wanted: Callable[[str], bool]) -> Iterator[Member]:
-    try:
-        with tarfile.open(fileobj=file, mode="r:") as packed:
+    with _readable(archive), open(archive, "rb") as file:
+        is_packed, size = file.read(2) == b"\x1f\x8b", file.seek(0, os.SEEK_END)
+        file.seek(0)
+        content: Any = Unpacked(gzip.GzipFile(fileobj=file) if is_packed else file, archive, most_unpacked(size))
+        with tarfile.open(fileobj=content, mode="r:") as packed:
             while (member := packed.next()) is not None:
                 packed.members = []  # type: ignore[attr-defined]  # tarfile would keep them all, millions perhaps
                 if packed.offset < member.offset_data:  # where the next member begins
-                    raise InputError(
-                        f"{archive}: {member.name}: expected a size of at least 0, found {member.size}; fetch the file "
-                        "again"
-                    )
+                    raise tarfile.ReadError(f"{member.name} of {member.size} bytes")
                 if member.isdir() or not wanted(member.name):
                     continue
                 if not member.isreg() or member.issparse():
-                    raise InputError(
-                        f"{archive}: {member.name}: expected a regular file, found {_form(member)}; pack the file"
-                    )
-                content = packed.extractfile(member)
-                assert content is not None
-                yield Member(member.name, member.size, partial(_content, content, archive))
+                    form = "a file with holes" if member.issparse() else "a link, a named pipe or a device"
+                    raise InputError(f"{archive}: {member.name}: expected a regular file, found {form}; pack the file")
+                yield Member(member.name, member.size, partial(read, member))
             # Two blocks of zeros end a tar file. Without them tarfile reads a truncated one as a smaller one.
-            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise InputError(f"{archive}: expected a complete tar file, found a truncated one; fetch it again")
-            file.read()  # to the end, where gzip has its checksum
-    except InputError:
-        raise
-    except Exception as error:  # a damaged archive can raise any exception
-        raise _damaged(archive, error) from None
+            if content.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise tarfile.ReadError("truncated")
+            content.read()  # to the end, where gzip has its checksum
 
 
-def _content(content: IO[bytes], archive: Path) -> bytes:
+@contextlib.contextmanager
+def _readable(archive: Path) -> Iterator[None]:
+    """A damaged archive can raise any exception."""
     try:
-        return content.read()
-    except InputError:
+        yield
+    except (InputError, GeneratorExit):
         raise
     except Exception as error:
-        raise _damaged(archive, error) from None
-
-
-def _damaged(archive: Path, error: Exception) -> InputError:
-    problem = " ".join(str(error).split()) or type(error).__name__
-    return InputError(f"{archive}: expected a tar file, but it is damaged ({problem}); fetch the file again")
-
-
-def _form(member: tarfile.TarInfo) -> str:
-    if member.issym() or member.islnk():
-        return f"a link to {member.linkname!r:.80}"
-    return "a file with holes" if member.issparse() else "a named pipe or a device"
+        problem = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"{archive}: expected a tar file, but it is missing or damaged ({problem}); fetch it again"
+        ) from None

@@ -4,15 +4,15 @@ The needle is S-NIAH-1 of RULER (Hsieh et al. 2024): find a number in a text tha
 facts are an own simulation of bAbI's first three tasks, in books.
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mnemos.lab.tasks.task import DataConfig
 from mnemos.registry import register
@@ -26,7 +26,7 @@ from .text_files import find_text, split_documents
 # The haystack of RULER's first task.
 SENTENCE = b"The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 HELD_OUT = 0.1  # of the documents, per held-out split
-_ENDS = (b". ", b"! ", b"? ")
+_SENTENCE_END = re.compile(rb"[.!?] ")
 # Bytes of a sentence, on average; text with longer ones has no places for what is hidden in it.
 _LONGEST_SENTENCE = 1_000
 # S-NIAH-1: the instruction before the text, the sentence that is hidden in it, and the question.
@@ -63,14 +63,13 @@ class Haystack:
     starts: list[int]
 
     def cut(self, random: np.random.Generator, length: int) -> tuple[bytes, list[int]]:
-        """`length` bytes from a random sentence on, and the places in them at which a sentence begins.
-
-        Raises InputError if the text is shorter.
-        """
+        """`length` bytes from a random sentence on, and the places in them at which a sentence begins."""
         last = bisect_left(self.starts, len(self.text) - length + 1)
         if not last:
-            found = f"{len(self.text):,}; add text, or lower data.length"
-            raise InputError(f"data.path: expected at least {length:,} bytes of text in each split, found {found}")
+            raise InputError(
+                f"data.path: expected at least {length:,} bytes of text in each split, found {len(self.text):,}; add "
+                "text, or lower data.length"
+            )
         begin = self.starts[int(random.integers(last))]
         inside = self.starts[bisect_left(self.starts, begin) : bisect_left(self.starts, begin + length)]
         return self.text[begin : begin + length], [place - begin for place in inside]
@@ -83,36 +82,26 @@ def repeat_sentence(length: int) -> tuple[bytes, list[int]]:
     return (SENTENCE * count)[len(SENTENCE) * count - length :], list(places)
 
 
-def files(path: str | None) -> list[Path]:
-    """The files of the books."""
-    return find_text(path).read
-
-
 def books(path: str | None) -> dict[Split, Haystack]:
-    """The text of a file or folder by split (`TextConfig` says how it is divided). None: Python's standard library.
-
-    Raises InputError for a path without text, and for text that is not in sentences.
-    """
-    splits = split_documents(find_text(path), HELD_OUT)
-    found = {split: _haystack(list(documents.values())) for split, documents in splits.items()}
-    for split, one in found.items():
-        if len(one.text) > _LONGEST_SENTENCE * len(one.starts):
+    """The text of a file or folder by split (`TextConfig` says how it is divided). None: Python's standard library."""
+    haystacks: dict[Split, Haystack] = {}
+    for split, documents in split_documents(find_text(path), HELD_OUT).items():
+        text = b" ".join(b" ".join(document.tobytes().split()) for document in documents.values())
+        starts = [0, *(match.end() for match in _SENTENCE_END.finditer(text))]
+        if len(text) > _LONGEST_SENTENCE * len(starts):
             raise InputError(
-                f'data.path: expected text in sentences, which end with ". ", "! " or "? ", found {len(one.starts):,} '
-                f"in the {len(one.text):,} bytes of the {split} split; name other text"
+                f'data.path: expected text in sentences, which end with ". ", "! " or "? ", found {len(starts):,} '
+                f"in the {len(text):,} bytes of the {split} split; name other text"
             )
-    return found
+        haystacks[split] = Haystack(text, starts)
+    return haystacks
 
 
-def _haystack(documents: list[NDArray[np.uint8]]) -> Haystack:
-    text = b" ".join(b" ".join(document.tobytes().split()) for document in documents)
-    places = {0}
-    for end in _ENDS:
-        place = text.find(end)
-        while place >= 0:
-            places.add(place + len(end))
-            place = text.find(end, place + 1)
-    return Haystack(text, sorted(places))
+def _task(config: Any, path: str | None, *sizes: int) -> GeneratedTask:
+    """The task whose rows are drawn by config.draw(haystack, random, rows), from other books in each split."""
+    draws = {split: partial(config.draw, haystack) for split, haystack in books(path).items()}
+    held_out = {split: draws[split] for split in ("valid", "test")}
+    return GeneratedTask(draws["train"], *sizes, config.rows, config.seed, held_out=held_out)
 
 
 @register
@@ -139,23 +128,15 @@ class NeedleConfig(DataConfig):
     seed: int = 0
 
     def files(self) -> list[Path]:
-        """The books' files; none for the repeated sentence."""
-        return files(_place(self.path)) if self.path else []
+        return find_text(_stdlib_or(self.path)).read if self.path else []
 
     def build(self) -> GeneratedTask:
-        """The task: 256 tokens, T = length + 6. Raises InputError for a length below that of the text around."""
-        if self.room < 1:
-            raise InputError(
-                f"data.length: expected at least {self.length - self.room + 1} bytes, which the question needs, found "
-                f"{self.length}; raise it"
-            )
-        sizes = (256, self.length + DIGITS - 1, self.rows, self.seed)
+        least = self.length - self.room + 1
+        self.require(self.room >= 1, f"a length of at least {least} bytes, which the question needs", "length")
+        sizes = 256, self.length + DIGITS - 1
         if not self.path:
-            return GeneratedTask(partial(self.draw, None), *sizes)
-        splits = books(_place(self.path))
-        draws = {split: partial(self.draw, haystack) for split, haystack in splits.items()}
-        held_out = {split: draws[split] for split in ("valid", "test")}
-        return GeneratedTask(draws["train"], *sizes, held_out=held_out)
+            return GeneratedTask(partial(self.draw, None), *sizes, self.rows, self.seed)
+        return _task(self, _stdlib_or(self.path), *sizes)
 
     @property
     def room(self) -> int:
@@ -164,7 +145,6 @@ class NeedleConfig(DataConfig):
         return self.length - len(BEFORE) - len(NEEDLE.format(key, number, "\n")) - len(QUESTION.format(key))
 
     def draw(self, haystack: Haystack | None, random: np.random.Generator, rows: int) -> Rows:
-        """Draw inputs and targets, [rows, length + 6] each."""
         text = b"".join(self._row(haystack, random) for _ in range(rows))
         whole = np.frombuffer(text, np.uint8).reshape(rows, -1).astype(np.int64)
         targets = np.full((rows, whole.shape[1] - 1), IGNORE)
@@ -184,7 +164,7 @@ class NeedleConfig(DataConfig):
         return b"".join([BEFORE, text[:place], needle.encode(), text[place:], end, question.encode(), number.encode()])
 
 
-def _place(path: str | None) -> str | None:
+def _stdlib_or(path: str) -> str | None:
     return None if path == "stdlib" else path
 
 
@@ -214,27 +194,16 @@ class FactsConfig(DataConfig):
     seed: int = 0
 
     def files(self) -> list[Path]:
-        """The books' files."""
-        return files(self.path)
+        return find_text(self.path).read
 
     def build(self) -> GeneratedTask:
-        """The task: 256 tokens, T = length. Raises InputError for a setting out of range, books without sentences."""
-        if self.task not in (1, 2, 3) or self.facts < 2 * self.task - 1:
-            raise InputError(
-                f"babilong-like: expected data.task 1, 2 or 3 and data.facts of at least 2·task − 1, found task "
-                f"{self.task} and {self.facts} facts; change these"
-            )
-        if self.length < (least := _LONGEST_FACT * (self.facts + 1)):
-            raise InputError(
-                f"data.length: expected at least {least} bytes for {self.facts} facts and a question, found "
-                f"{self.length}; raise it"
-            )
-        draws = {split: partial(self.draw, haystack) for split, haystack in books(self.path).items()}
-        held_out = {split: draws[split] for split in ("valid", "test")}
-        return GeneratedTask(draws["train"], 256, self.length, self.rows, self.seed, held_out=held_out)
+        fits = self.task in (1, 2, 3) and self.facts >= 2 * self.task - 1
+        self.require(fits, "task 1, 2 or 3 and facts of at least 2·task − 1", "task", "facts")
+        least = _LONGEST_FACT * (self.facts + 1)
+        self.require(self.length >= least, f"a length of at least {least} for these facts", "length", "facts")
+        return _task(self, self.path, 256, self.length)
 
     def draw(self, haystack: Haystack, random: np.random.Generator, rows: int) -> Rows:
-        """Draw inputs and targets, [rows, length] each."""
         inputs, targets = np.empty((rows, self.length), np.int64), np.full((rows, self.length), IGNORE)
         for i in range(rows):
             story = tell_story(random, self.task, self.facts)

@@ -12,21 +12,20 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from mnemos.generators import AUGMENT, ORDER, generator, global_generators
 from mnemos.registry import register
 from mnemos.types import InputError
 
-from .ahead import Asked, BatchesAhead, ahead
 from .augment import AugmentConfig, TimmAugmentation, augment_light, normalise
 from .batch import Batch
-from .folders import ENDINGS, Split
-from .metrics import ACCURACY, MAJORITY, TOP5
-from .pictures import Pictures, fit, read_image
-from .preprocessing import Predicted, Preprocessing, files_below
+from .metrics import MAJORITY, class_metrics
+from .pictures import ENDINGS, Pictures, fit, read_image
+from .prefetch import BatchNumber, Prefetched, prefetch
+from .preprocessing import Predicted, Preprocessing, files_below, likely_classes
 from .row_order import Order
-from .task import Task
+from .task import Split, Task
 
 _BATCH = 32
 
@@ -39,7 +38,6 @@ class View(NamedTuple):
 
     @classmethod
     def whole(cls, pictures: Pictures) -> "View":
-        """All pictures, in order."""
         return cls(pictures, np.arange(len(pictures)))
 
 
@@ -58,8 +56,7 @@ class ImageTask(Task):
 
     `names` are the class names. Evaluation visits every image of a split once, in a fixed random order, so that each
     batch holds many classes. With `workers` > 0, that many processes prepare the following batches in advance
-    (`BatchesAhead`). They do not change the batches. Raises InputError for settings out of range, a missing library,
-    and, when a batch is requested, an image that cannot be read.
+    (`Prefetched`). They do not change the batches.
     """
 
     inputs: Literal["images"] = "images"
@@ -80,14 +77,15 @@ class ImageTask(Task):
         self.names, self.classes, self.side, self.colours = list(names), len(names), size, colours
         self._views = dict(splits)
         for split in ("valid", "test"):
-            self._views[split] = View(splits[split].pictures, _shuffle(splits[split].rows))
+            pictures, rows = splits[split]
+            self._views[split] = View(pictures, rows[generator(0, ORDER).permutation(len(rows))])
+        self.metrics = class_metrics(self.classes)
         test = self._views["test"]
-        self.metrics = (ACCURACY, TOP5) if self.classes > 5 else (ACCURACY,)
         self.reference = {MAJORITY: float(np.bincount(test.pictures.labels[test.rows]).max() / len(test.rows))}
-        self._order = Order(len(self._views["train"].rows))
-        self._maker = _Maker(self._views["train"].pictures, size, self.classes, colours, augment)
+        train = self._views["train"]
+        self._maker = _Maker(train.pictures, size, self.classes, colours, augment)
         self._workers = workers
-        self._ahead = BatchesAhead(self._maker, partial(_keys, self._views["train"].rows, self._order), workers)
+        self._train = Prefetched(self._maker, partial(_keys, train.rows, Order(len(train.rows))), workers)
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
         """Training batch `index`, augmented: a pure function of (index, batch_size, seed).
@@ -95,39 +93,32 @@ class ImageTask(Task):
         The augmentation of a row depends on (seed, index, row). The global generators of Python, NumPy and PyTorch
         are unchanged afterwards.
         """
-        return self._ahead.batch(index, batch_size, seed)
+        return self._train.batch(index, batch_size, seed)
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
-        """Batches that hold every image of a split once, without augmentation."""
         view = self._views[split]
         keys = (_Key(view.rows[i : i + batch_size], None) for i in range(0, len(view.rows), batch_size))
         workers = min(self._workers, -(-len(view.rows) // batch_size))
-        return ahead(self._maker.of(view.pictures), keys, workers)
+        return prefetch(self._maker.of(view.pictures), keys, workers)
 
     def size(self, split: Split) -> int:
-        """The number of images in a split."""
         return len(self._views[split].rows)
 
     def epoch(self, batch_size: int) -> float:
-        """The number of updates in one epoch: every training image is used once."""
         return self.size("train") / batch_size
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Classes, pixels per side and colours."""
         return {"classes": self.classes, "image": self.side, "channels": len(self.colours.mean)}
 
     def preprocessing(self) -> "ImagePreprocessing":
-        """The names of the classes, and how evaluation scales, crops and normalises an image."""
         return ImagePreprocessing(self.side, self._maker.augment.centre, *self.colours, names=tuple(self.names))
 
     def example(self) -> Batch:
-        """One row of zeros [1, C, size, size], float32."""
         row = torch.zeros(1, len(self.colours.mean), self.side, self.side)
         return Batch(row, row)
 
     def pictured(self, model: nn.Module) -> tuple[nn.Module, Any]:
-        """The model and the task itself."""
         return model, self
 
     def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
@@ -139,8 +130,7 @@ class ImageTask(Task):
         return view.pictures.fitted(int(view.rows[index])).copy()
 
     def close(self) -> None:
-        """End the worker processes. The task can still make batches."""
-        self._ahead.close()
+        self._train.close()
 
 
 class _Key(NamedTuple):
@@ -150,9 +140,9 @@ class _Key(NamedTuple):
     augmentation: tuple[int, int] | None
 
 
-def _keys(rows: NDArray[np.int64], order: Order, asked: Asked) -> Iterator[_Key]:
+def _keys(rows: NDArray[np.int64], order: Order, number: BatchNumber) -> Iterator[_Key]:
     """The keys of a training batch and of all later ones."""
-    index, batch_size, seed = asked
+    index, batch_size, seed = number
     return (_Key(rows[order.batch(i, batch_size, seed)], (seed, i)) for i in itertools.count(index))
 
 
@@ -174,29 +164,21 @@ class _Maker:
 
     def __call__(self, key: _Key) -> Batch:
         labels = torch.from_numpy(self.pictures.labels[key.rows].astype(np.int64))
+        rows = key.rows.tolist()
         if key.augmentation is not None and self.timm is not None:
-            return Batch(*self._by_timm(self.timm, key.rows, key.augmentation, labels))
-        pixels = np.stack([self.pictures.fitted(row) for row in key.rows.tolist()])
+            seed, index = key.augmentation
+            with global_generators() as set_seed:
+                images = []
+                for i, row in enumerate(rows):
+                    set_seed(seed, AUGMENT, index, i)
+                    images.append(self.timm.image(self.pictures.image(row)))
+                set_seed(seed, AUGMENT, index, len(rows))
+                return Batch(*self.timm.mix(torch.stack(images), labels))
+        pixels = np.stack([self.pictures.fitted(row) for row in rows])
         if key.augmentation is not None and self.augment.policy == "light":
             seed, index = key.augmentation
             pixels = augment_light(pixels, generator(seed, AUGMENT, index), self.augment.flip)
         return Batch(normalise(pixels, *self.colours), labels)
-
-    def _by_timm(
-        self, timm: TimmAugmentation, rows: NDArray[np.int64], augmentation: tuple[int, int], labels: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        seed, index = augmentation
-        with global_generators() as set_seed:
-            images = []
-            for i, row in enumerate(rows.tolist()):
-                set_seed(seed, AUGMENT, index, i)
-                images.append(timm.image(self.pictures.image(row)))
-            set_seed(seed, AUGMENT, index, len(rows))
-            return timm.mix(torch.stack(images), labels)
-
-
-def _shuffle(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    return rows[generator(0, ORDER).permutation(len(rows))]
 
 
 @register
@@ -220,37 +202,26 @@ class ImagePreprocessing(Preprocessing):
 
     def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
         """The `top` most probable classes of each image: {"classes": [{"name", "probability"}, …]}."""
-        top = min(options["top"], len(self.names))
-        found = files_below(files, ENDINGS, "images")
-        for start in range(0, len(found), _BATCH):
-            read = [self._read(path) for path in found[start : start + _BATCH]]
-            likely = iter(self._likely(model, [pixels for _, pixels in read if isinstance(pixels, np.ndarray)], top))
-            for path, pixels in read:
-                if isinstance(pixels, InputError):
-                    yield Predicted(str(path), "", problem=str(pixels))
-                    continue
-                named = next(likely)
-                details = {"classes": [{"name": name, "probability": value} for name, value in named]}
-                yield Predicted(str(path), "  ".join(f"{name} {value:.3f}" for name, value in named), details)
+        every = files_below(files, ENDINGS, "images")
+        for start in range(0, len(every), _BATCH):
+            pixels, problems = {}, {}
+            for path in every[start : start + _BATCH]:
+                try:
+                    pixels[path] = self._read(path)
+                except InputError as error:
+                    problems[path] = str(error)
+            logits = {}
+            if pixels:
+                with torch.no_grad():
+                    outputs, _ = model(normalise(np.stack([*pixels.values()]), self.mean, self.std))
+                logits = dict(zip(pixels, outputs, strict=True))
+            for path in every[start : start + _BATCH]:
+                if path in problems:
+                    yield Predicted(str(path), "", problem=problems[path])
+                else:
+                    yield likely_classes(path, logits[path], self.names, options["top"])
 
-    def _likely(self, model: Any, pixels: Sequence[NDArray[np.uint8]], top: int) -> list[list[tuple[str, float]]]:
-        """The `top` most probable classes of each image, with their probabilities."""
-        if not pixels:
-            return []
-        with torch.no_grad():
-            logits, _ = model(normalise(np.stack(pixels), self.mean, self.std))
-        best = logits.float().softmax(-1).topk(top)
-        pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        return [[(self.names[i], value) for value, i in zip(*pair, strict=True)] for pair in pairs]
-
-    def _read(self, path: Path) -> tuple[Path, NDArray[np.uint8] | InputError]:
-        """The path, and its pixels or why they cannot be read."""
-        try:
-            return path, self._pixels(path)
-        except InputError as error:
-            return path, error
-
-    def _pixels(self, path: Path) -> NDArray[np.uint8]:
+    def _read(self, path: Path) -> NDArray[np.uint8]:
         """The image as the task prepares it for evaluation: [size, size, C]."""
         image = read_image(path, 2 * math.floor(self.size / self.centre))  # as `FilePictures` decodes it
         return fit(image.convert("L") if len(self.mean) == 1 else image, self.size, self.centre)

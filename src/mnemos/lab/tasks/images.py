@@ -4,6 +4,7 @@ MNIST is read from IDX files: a magic number of four bytes (0, 0, 8 for unsigned
 big-endian 32-bit length per axis, and the values in row-major order.
 """
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from mnemos import libraries
 from mnemos.errors import install_command
 from mnemos.lab.tasks.task import DataConfig
 from mnemos.registry import register
@@ -22,20 +24,13 @@ from mnemos.types import InputError
 from .arrays import ArrayTask, Rows
 from .augment import AugmentConfig
 from .batch import Batch
-from .files import download, read_bytes
+from .files import read_bytes
 from .image_task import Colours, ImageTask, Split, View
 from .pictures import ArrayPictures
 from .row_order import held_out
 
 Layout = Literal["pixels", "image"]
 Labelled = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # pixels [N, H, W], labels [N]
-MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-MNIST_SHA256 = {
-    "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-    "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-    "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-    "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-}
 
 
 def _no_augmentation() -> AugmentConfig:
@@ -50,8 +45,8 @@ class MNISTConfig(DataConfig):
 
     `layout`: "pixels", sequences of 784 tokens with 256 values; or "image", [B, 1, 28, 28]. Only "image" can be
     augmented. `size`: a divisor of the side, to which pictures are averaged, square by square; 0: as they are.
-    `download` first fetches the official files into `path`. A fixed random choice of `valid_size` images of the
-    training file is the validation split; the test split is the whole test file.
+    `download` first fetches the official files into `path`, by torchvision. A fixed random choice of `valid_size`
+    images of the training file is the validation split; the test split is the whole test file.
     """
 
     name: ClassVar[str] = "mnist"
@@ -64,13 +59,11 @@ class MNISTConfig(DataConfig):
     augment: AugmentConfig = field(default_factory=_no_augmentation)
 
     def files(self) -> tuple[Path, ...]:
-        """The four IDX files."""
         return (*find_mnist(self.path, "train"), *find_mnist(self.path, "t10k"))
 
     def build(self) -> ArrayTask | ImageTask:
-        """The task, with 10 classes. Raises InputError for missing or damaged files and settings out of range."""
         if self.download:
-            download_mnist(self.path)
+            _download(self.path)
         known = read_images(*find_mnist(self.path, "train"), classes=10)
         test = read_images(*find_mnist(self.path, "t10k"), classes=10)
         sizes = known[0].shape[1:], test[0].shape[1:]
@@ -107,13 +100,11 @@ class DigitsConfig(DataConfig):
     augment: AugmentConfig = field(default_factory=_no_augmentation)
 
     def files(self) -> tuple[Path, ...]:
-        """The file of scikit-learn that holds the digits."""
         from sklearn import datasets
 
         return (Path(datasets.__file__).parent / "data" / "digits.csv.gz",)
 
     def build(self) -> ArrayTask | ImageTask:
-        """The task, with 10 classes. Raises InputError without scikit-learn and for settings out of range."""
         try:
             from sklearn.datasets import load_digits
         except ImportError:
@@ -138,7 +129,6 @@ class PixelClassification(ArrayTask):
         self.shape, self.names = shape, list(map(str, range(self.classes)))
 
     def pictured(self, model: nn.Module) -> tuple[nn.Module, Any]:
-        """The model and the task itself."""
         return model, self
 
     def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
@@ -147,7 +137,6 @@ class PixelClassification(ArrayTask):
         return np.rint(pixels * (255 / (self.vocab_size - 1))).astype(np.uint8)
 
     def rows(self, split: Split, index: Sequence[int]) -> Batch:
-        """The images with these indices as a batch, as the model reads them."""
         return self._splits[split].batch(np.asarray(index))
 
 
@@ -191,36 +180,25 @@ def _images(splits: dict[Split, Labelled], colours: Colours, augment: AugmentCon
 
 
 def read_idx(path: str | Path, axes: int) -> NDArray[np.uint8]:
-    """The array in an IDX file of unsigned bytes with `axes` axes.
-
-    Raises InputError, with the offset, if the file is missing, has another magic number, or is too short or too long.
-    """
+    """The array in an IDX file of unsigned bytes with `axes` axes."""
     data = read_bytes(path)
     start = 4 + 4 * axes
-    if len(data) < start:
-        raise InputError(f"{path}: expected a header of {start} bytes, found {len(data)} bytes; fetch the file again")
-    magic, *shape = struct.unpack(f">{1 + axes}I", data[:start])
-    if magic != 0x800 + axes:
-        raise InputError(f"{path}: offset 0: expected the magic number {0x800 + axes}, found {magic}; check the file")
-    expected, found = start + int(np.prod(shape, dtype=object)), len(data)
-    if found != expected:
-        raise InputError(f"{path}: expected {expected} bytes, found {found}; fetch the file again")
+    magic, *shape = struct.unpack(f">{1 + axes}I", data[:start].ljust(start, b"\0"))
+    if magic != 0x800 + axes or len(data) != (expected := start + math.prod(shape)):
+        found = f"the number {magic}" if magic != 0x800 + axes else f"{len(data)} bytes instead of {expected}"
+        raise InputError(
+            f"{path}: expected an IDX file, whose first number is {0x800 + axes}, found {found}; fetch the file again"
+        )
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
-def read_images(images: str | Path, labels: str | Path, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images [N, H, W], labels [N] below `classes`. Raises InputError if their numbers differ or a label is wrong."""
+def read_images(images: str | Path, labels: str | Path, classes: int) -> Labelled:
+    """Images [N, H, W] and labels [N] below `classes`."""
     pixels, targets = read_idx(images, 3), read_idx(labels, 1)
-    if len(pixels) != len(targets):
+    if len(pixels) != len(targets) or targets.max(initial=0) >= classes:
         raise InputError(
-            f"{labels}: expected {len(pixels)} labels, one per image of {images}, found {len(targets)}; check both "
-            "files"
-        )
-    wrong = np.flatnonzero(targets >= classes)
-    if len(wrong):
-        raise InputError(
-            f"{labels}: offset {8 + wrong[0]}: expected a label from 0 to {classes - 1}, found {targets[wrong[0]]}; "
-            "check the file"
+            f"{labels}: expected {len(pixels)} labels from 0 to {classes - 1}, one per image of {images}, found "
+            f"{len(targets)} up to {targets.max(initial=0)}; check both files"
         )
     return pixels, targets
 
@@ -228,25 +206,37 @@ def read_images(images: str | Path, labels: str | Path, classes: int) -> tuple[N
 def find_mnist(folder: str | Path, part: str) -> tuple[Path, Path]:
     """The image file and the label file of a part ("train" or "t10k"), gzipped or not.
 
-    The official names are tried first, then names with additions, such as "t10k-first5k-images-idx3-ubyte". Raises
-    InputError if one of the two files is missing.
+    In the folder, or in MNIST/raw of it, where torchvision puts them. The official names are tried first, then names
+    with additions, such as "t10k-first5k-images-idx3-ubyte".
     """
-    folder, found = Path(folder), []
+    found = []
     for what, axes in (("images", 3), ("labels", 1)):
-        official, near = f"{part}-{what}-idx{axes}-ubyte", f"{part}*-{what}?idx{axes}-ubyte"
-        candidates = [folder / official, folder / f"{official}.gz"]
-        candidates += sorted(folder.glob(near)) + sorted(folder.glob(f"{near}.gz"))
-        existing = [path for path in candidates if path.is_file()]
-        if not existing:
+        names = f"{part}-{what}-idx{axes}-ubyte", f"{part}*-{what}?idx{axes}-ubyte"
+        paths = (
+            path
+            for place in (Path(folder), Path(folder, "MNIST", "raw"))
+            for name in names
+            for pattern in (name, f"{name}.gz")
+            for path in sorted(place.glob(pattern))
+        )
+        if (first := next(paths, None)) is None:
             raise InputError(
-                f"{candidates[0]}: expected this file, gzipped or not, found none; set data.path to its folder, or "
-                "data.download to True"
+                f"{Path(folder, names[0])}: expected this file, gzipped or not, found none; set data.path to its "
+                "folder, or data.download to True"
             )
-        found.append(existing[0])
+        found.append(first)
     return found[0], found[1]
 
 
-def download_mnist(folder: str | Path) -> None:
-    """Download those of the four official files that are not yet in `folder`; each is checked by its SHA-256."""
-    for name, sha256 in MNIST_SHA256.items():
-        download(MNIST_URL + name, Path(folder) / name, sha256)
+def _download(folder: str) -> None:
+    """Fetch the files into FOLDER/MNIST/raw unless they are there; torchvision checks them."""
+    libraries.torchvision()
+    from torchvision.datasets import MNIST
+
+    try:
+        MNIST(folder, download=True)
+    except Exception as error:  # of the network and of the checks
+        raise InputError(
+            f"{folder}: the download failed ({' '.join(str(error).split()):.160}); try again, or put the four files "
+            "into this folder"
+        ) from None

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from mnemos.generators import SPLIT, generator
 from mnemos.registry import register
-from mnemos.types import InputError
 
 from .batch import IGNORE
 from .generated import Draw, GeneratedConfig, GeneratedTask, Rows
@@ -46,27 +45,17 @@ class MADRecallConfig(GeneratedConfig):
     seed: int = 0
 
     def build(self) -> GeneratedTask:
-        """The task: T = length − 1, and `vocabulary` tokens plus those of the noise. Raises InputError otherwise."""
-        if self.length < 4 or self.length % 2 or self.vocabulary < 2 or self.vocabulary % 2:
-            raise InputError(
-                f"mad-recall: expected an even data.length >= 4 and an even data.vocabulary >= 2, found {self.length} "
-                f"and {self.vocabulary}; change these"
-            )
-        if not 0 <= self.noise < 1 or self.noise_vocabulary < 1:
-            raise InputError(
-                f"mad-recall: expected 0 <= data.noise < 1 and data.noise_vocabulary >= 1, found {self.noise} and "
-                f"{self.noise_vocabulary}; change these"
-            )
+        even = self.length >= 4 and self.vocabulary >= 2 and not (self.length % 2 or self.vocabulary % 2)
+        self.require(even, "an even length >= 4 and an even vocabulary >= 2", "length", "vocabulary")
+        fits = 0 <= self.noise < 1 and self.noise_vocabulary >= 1
+        self.require(fits, "0 <= noise < 1 and noise_vocabulary >= 1", "noise", "noise_vocabulary")
         tokens = self.vocabulary + (self.noise_vocabulary if self.noise else 0)
-        sizes = (tokens, self.length - 1, self.rows, self.seed)
-        return GeneratedTask(self.draw, *sizes, lambda _: all_next(self._draw_rows), self.examples)
+        return self.task(tokens, self.length - 1, lambda _: all_next(self._draw_rows))
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
-        """Draw inputs and targets, [rows, length − 1] each; targets are values of known keys."""
         return split(*self._draw_rows(random, rows))
 
     def _draw_rows(self, random: np.random.Generator, rows: int) -> Marked:
-        """Whole rows [rows, length], and which of their tokens are targets."""
         n, half = self.length // 2, self.vocabulary // 2
         keys = random.integers(0, half, (rows, n))
         table = half + random.integers(0, half, (rows, half))  # each key's value in this row
@@ -114,18 +103,13 @@ class MADFuzzyRecallConfig(GeneratedConfig):
     seed: int = 0
 
     def build(self) -> GeneratedTask:
-        """The task: T = `length`, `vocabulary` tokens. Raises InputError for a setting out of range."""
-        if self.motif < 1 or self.vocabulary < 2 * self.motif + 1 or self.length < 6 * self.motif:
-            raise InputError(
-                "mad-fuzzy-recall: expected data.motif >= 1, data.vocabulary > 2·motif and data.length >= 6·motif, "
-                f"found {self.motif}, {self.vocabulary} and {self.length}; change these"
-            )
-        sizes = (self.vocabulary, self.length, self.rows, self.seed)
+        fits = self.motif >= 1 and self.vocabulary > 2 * self.motif and self.length >= 6 * self.motif
+        wanted = "motif >= 1, vocabulary > 2·motif and length >= 6·motif"
+        self.require(fits, wanted, "motif", "vocabulary", "length")
         train = all_next(lambda random, rows: self._draw_rows(random, rows, 1))
-        return GeneratedTask(self.draw, *sizes, lambda _: train, self.examples)
+        return self.task(self.vocabulary, self.length, lambda _: train)
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
-        """Draw inputs and targets, [rows, length] each; targets are values of known keys, all keys of full length."""
         return split(*self._draw_rows(random, rows, self.motif))
 
     def _draw_rows(self, random: np.random.Generator, rows: int, shortest: int) -> Marked:
@@ -202,16 +186,11 @@ class MADCopyingConfig(GeneratedConfig):
     seed: int = 0
 
     def build(self) -> GeneratedTask:
-        """The task: T = `length`, `vocabulary` tokens. Raises InputError for a setting out of range."""
-        if self.tokens < 1 or self.length < 2 * self.tokens + 1 or self.vocabulary < 3:
-            raise InputError(
-                "mad-copying: expected data.tokens >= 1, data.length > 2·tokens and data.vocabulary >= 3, found "
-                f"{self.tokens}, {self.length} and {self.vocabulary}; change these"
-            )
-        return GeneratedTask(self.draw, self.vocabulary, self.length, self.rows, self.seed, None, self.examples)
+        fits = self.tokens >= 1 and self.length > 2 * self.tokens and self.vocabulary >= 3
+        self.require(fits, "tokens >= 1, length > 2·tokens and vocabulary >= 3", "tokens", "length", "vocabulary")
+        return self.task(self.vocabulary, self.length)
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
-        """Draw inputs and targets, [rows, length] each."""
         n, first = self.tokens, self.length - self.tokens - 1
         word = random.integers(0, self.vocabulary - 2, (rows, n))
         place = np.broadcast_to(np.arange(n), (rows, n))
@@ -246,17 +225,11 @@ class MADCompressionConfig(GeneratedConfig):
     seed: int = 0
 
     def build(self) -> GeneratedTask:
-        """The task: T = 2·length − 2, `vocabulary` tokens. Raises InputError for a setting out of range."""
-        if self.length < 2 or self.vocabulary < 2:
-            raise InputError(
-                f"mad-compression: expected data.length >= 2 and data.vocabulary >= 2, found {self.length} and "
-                f"{self.vocabulary}; raise them"
-            )
-        size = 2 * self.length - 2
-        return GeneratedTask(self.draw, self.vocabulary, size, self.rows, self.seed, None, self.examples)
+        fits = self.length >= 2 and self.vocabulary >= 2
+        self.require(fits, "length >= 2 and vocabulary >= 2", "length", "vocabulary")
+        return self.task(self.vocabulary, 2 * self.length - 2)
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
-        """Draw inputs and targets, [rows, 2·length − 2] each."""
         n = self.length - 1
         word = random.integers(0, self.vocabulary - 1, (rows, n))
         inputs = np.concatenate([word, np.full((rows, n), self.vocabulary - 1)], 1)
@@ -283,16 +256,11 @@ class MADMemorisationConfig(GeneratedConfig):
     seed: int = 0
 
     def build(self) -> GeneratedTask:
-        """The task: T = `length`, `vocabulary` tokens. Raises InputError for a setting out of range."""
-        if self.length < 2 or self.length % 2 or self.vocabulary < 3:
-            raise InputError(
-                f"mad-memorisation: expected an even data.length >= 2 and data.vocabulary >= 3, found {self.length} "
-                f"and {self.vocabulary}; change these"
-            )
-        return GeneratedTask(self.draw, self.vocabulary, self.length, self.rows, self.seed, None, self.examples)
+        fits = self.length >= 2 and self.length % 2 == 0 and self.vocabulary >= 3
+        self.require(fits, "an even length >= 2 and vocabulary >= 3", "length", "vocabulary")
+        return self.task(self.vocabulary, self.length)
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
-        """Draw inputs and targets, [rows, length] each."""
         half, last = (self.vocabulary - 1) // 2, self.vocabulary - 1
         table = half + generator(self.seed, SPLIT).permutation(last - half)[:half]
         keys = random.integers(0, half, (rows, self.length // 2))

@@ -7,7 +7,7 @@ reports depends on no particular metric.
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -84,17 +84,17 @@ class CorpusMetric(Metric):
 
 def sum_functions(metrics: Iterable[Metric], training: bool = False) -> dict[Sums, int]:
     """The distinct `sums` functions of the metrics, with the number of sums that each returns."""
-    found = [m for m in metrics if isinstance(m, SumMetric) and (m.training or not training)]
-    return {m.sums: m.width for m in found if m.sums is not None}
+    measured = [m for m in metrics if isinstance(m, SumMetric) and (m.training or not training)]
+    return {m.sums: m.width for m in measured if m.sums is not None}
 
 
 def called(function: Sums, width: int, model: nn.Module, outputs: object, batch: object) -> Sequence[Tensor]:
     """What a `sums` function returns for a batch. Raises InputError unless it is `width` sums."""
-    found = function(model, outputs, batch)
-    if len(found) != width:
+    sums = function(model, outputs, batch)
+    if len(sums) != width:
         name = getattr(function, "__name__", type(function).__name__)
-        raise InputError(f"metric: expected {width} sums of {name}, found {len(found)}; set SumMetric(width=)")
-    return found
+        raise InputError(f"metric: expected {width} sums of {name}, found {len(sums)}; set SumMetric(width=)")
+    return sums
 
 
 def values(
@@ -104,15 +104,16 @@ def values(
     training: bool = False,
 ) -> dict[str, float]:
     """{name: value} of the sum metrics. loss: (sum of the losses, counted targets); None omits metrics that need it."""
-    found = {}
+    scores = {}
     for m in metrics:
-        if isinstance(m, SumMetric) and (m.training or not training):
-            of = loss if m.sums is None else sums[m.sums]
-            if m.sums is not None and m.with_loss:
-                of = None if loss is None else (*loss, *sums[m.sums])
-            if of is not None:
-                found[m.name] = float(m.value(of))
-    return found
+        if not isinstance(m, SumMetric) or (training and not m.training):
+            continue
+        own = () if m.sums is None else sums[m.sums]
+        if m.sums is not None and not m.with_loss:
+            scores[m.name] = float(m.value(own))
+        elif loss is not None:
+            scores[m.name] = float(m.value((*loss, *own)))
+    return scores
 
 
 def negative_log_likelihood(model: nn.Module, outputs: Tensor, batch: Batch) -> Tensor:
@@ -133,7 +134,7 @@ def negative_log_likelihood(model: nn.Module, outputs: Tensor, batch: Batch) -> 
 def scored(outputs: Tensor, targets: Tensor) -> Tensor:
     """The targets that outputs belong to: for logits [n, C] of the n counted positions of targets [B, T], these [n].
 
-    All targets for logits of all positions or rows, and for probabilities. See `AnsweringTask.forward`.
+    All targets for logits of all positions or rows, and for probabilities. See `GeneratedTask.forward`.
     """
     some = outputs.dim() == targets.dim() and not targets.is_floating_point()
     return targets[targets != IGNORE] if some else targets
@@ -170,30 +171,25 @@ def bits(loss: float) -> float:
 
 
 def find_metrics(given: Sequence[Metric | str]) -> tuple[Metric, ...]:
-    """The metrics, with those of this module found by their names, such as "accuracy".
-
-    Raises InputError for a name that this module does not define, and for anything else that is not a metric.
-    """
+    """The metrics, with those of this module found by their names, such as "accuracy"."""
     if isinstance(given, (str, Metric)):
         raise InputError(f"metrics: expected a list, found {given!r:.80}; put it in a list")
-    found = []
     for one in given:
         if not isinstance(one, Metric) and one not in KNOWN:
             near = difflib.get_close_matches(str(one), KNOWN, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(KNOWN)}; or pass a SumMetric"
             raise InputError(f"metrics: expected a metric or the name of one, found {one!r:.80}; {hint}")
-        found.append(one if isinstance(one, Metric) else KNOWN[one])
-    return tuple(found)
+    return tuple(one if isinstance(one, Metric) else KNOWN[one] for one in given)
 
 
 def description(entries: JSONObject, metric: str, where: str) -> JSONObject:
     """As `described_in`. where: the file, which the InputError for a metric without an entry names."""
-    if (found := described_in(entries, metric)) is None:
+    if (entry := described_in(entries, metric)) is None:
         raise InputError(
             f'{where}: expected "higher_is_better" of the metric {metric!r} in "metrics", found none; train the run '
             "again"
         )
-    return found
+    return entry
 
 
 def described_in(entries: JSONObject, metric: str) -> JSONObject | None:
@@ -201,9 +197,9 @@ def described_in(entries: JSONObject, metric: str) -> JSONObject | None:
 
     A run has the loss, and may have a metric along an axis, that its task's metrics do not list.
     """
-    found = entries.get(metric)
-    if isinstance(found, dict) and isinstance(found.get("higher_is_better"), bool):
-        return {"about": "", "bounds": None} | found
+    entry = entries.get(metric)
+    if isinstance(entry, dict) and isinstance(entry.get("higher_is_better"), bool):
+        return {"about": "", "bounds": None} | entry
     return KNOWN[metric].described() if metric in KNOWN else None
 
 
@@ -214,17 +210,21 @@ def bounds_json(bounds: Sequence[float]) -> list[float | None]:
 
 def bounds_of(ends: object) -> tuple[float, float]:
     """The bounds that `bounds_json` wrote; −∞ and ∞ for anything else."""
-    if not (isinstance(ends, (list, tuple)) and len(ends) == 2):
-        return -math.inf, math.inf
-    low, high = (end if isinstance(end, (int, float)) and math.isfinite(end) else None for end in ends)
-    return -math.inf if low is None else low, math.inf if high is None else high
+    low, high = ends if isinstance(ends, (list, tuple)) and len(ends) == 2 else (None, None)
+    finite = [isinstance(end, (int, float)) and math.isfinite(end) for end in (low, high)]
+    return low if finite[0] else -math.inf, high if finite[1] else math.inf
 
 
 GUESS = "a guess"  # a reference score of tasks that ask: the share of right answers when one is picked at random
 MAJORITY = "majority class"  # a reference score of classification tasks: the share of the most frequent class
 LOSS = SumMetric("loss", False, "The mean negative log-likelihood of a target, in nats.", "loss {value:.4f}")
 BITS = SumMetric(
-    "bits", False, "The loss in bits per target.", "{value:.4f} bits", None, lambda sums: bits(ratio(sums)), 2, False
+    "bits",
+    False,
+    "The loss in bits per target.",
+    "{value:.4f} bits",
+    value=lambda sums: bits(ratio(sums)),
+    training=False,
 )
 BITS_PER_BYTE = SumMetric(
     "bits per byte",
@@ -238,13 +238,10 @@ PERPLEXITY = SumMetric(
     False,
     "The exponential of the loss.",
     "perplexity {value:.3f}",
-    None,
-    lambda sums: perplexity(ratio(sums)),
-    2,
-    False,
+    value=lambda sums: perplexity(ratio(sums)),
+    training=False,
     bounds=(1.0, math.inf),
 )
-# The share of targets that are the most probable prediction: the metric of a task of classes.
 ACCURACY = SumMetric(
     "accuracy",
     True,
@@ -252,37 +249,6 @@ ACCURACY = SumMetric(
     sums=right_predictions,
     bounds=(0.0, 1.0),
 )
-
-
-class _TargetBytes:
-    """The sums (counted targets, bytes of text that they stand for), from the bytes of each token."""
-
-    def __init__(self, lengths: Any) -> None:
-        self.lengths = torch.as_tensor(lengths, dtype=torch.int64)
-
-    def __call__(self, model: nn.Module, outputs: object, batch: Batch) -> tuple[Tensor, Tensor]:
-        lengths, targets = self.lengths.to(batch.targets.device), batch.targets
-        is_counted = targets != IGNORE
-        return is_counted.sum(), torch.where(is_counted, lengths[targets.clamp(min=0)], 0).sum()
-
-
-def bits_per_byte(lengths: Any) -> SumMetric:
-    """BITS_PER_BYTE for tokens of several bytes: the loss in bits over the bytes of the targets' text.
-
-    lengths: an array [V] of integers, the bytes of text that each token stands for.
-    """
-    about = "The negative log-likelihood of the text in bits, divided by its bytes: it compares all kinds of tokens."
-    return SumMetric(
-        BITS_PER_BYTE.name,
-        False,
-        about,
-        BITS_PER_BYTE.form,
-        _TargetBytes(lengths),
-        lambda found: bits(ratio(found)) * ratio(found[2:]),
-        with_loss=True,
-    )
-
-
 TOP5 = SumMetric(
     "top5",
     True,
@@ -303,3 +269,32 @@ TOKEN_ERROR_RATE = SumMetric(
 KNOWN: dict[str, Metric] = {
     metric.name: metric for metric in (ACCURACY, TOP5, LOSS, BITS, BITS_PER_BYTE, PERPLEXITY, TOKEN_ERROR_RATE)
 }
+NEXT_TOKEN: tuple[Metric, ...] = (LOSS, BITS, PERPLEXITY, ACCURACY)  # of tasks that predict all tokens
+ANSWER: tuple[Metric, ...] = (ACCURACY, BITS, PERPLEXITY)  # of tasks whose targets have one right answer
+
+
+def class_metrics(classes: int) -> tuple[Metric, ...]:
+    """The metrics of a task of classes."""
+    return (ACCURACY, TOP5) if classes > 5 else (ACCURACY,)
+
+
+def bits_per_byte(lengths: Any) -> SumMetric:
+    """BITS_PER_BYTE for tokens of several bytes: the loss in bits over the bytes of the targets' text.
+
+    lengths: an array [V] of integers, the bytes of text that each token stands for.
+    """
+    table = torch.as_tensor(lengths, dtype=torch.int64)
+
+    def target_bytes(model: nn.Module, outputs: object, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(counted targets, bytes of text that they stand for)."""
+        targets = batch.targets
+        is_counted = targets != IGNORE
+        return is_counted.sum(), torch.where(is_counted, table.to(targets.device)[targets.clamp(min=0)], 0).sum()
+
+    return replace(
+        BITS_PER_BYTE,
+        about="The negative log-likelihood of the text in bits, divided by its bytes: it compares all kinds of tokens.",
+        sums=target_bytes,
+        value=lambda sums: bits(ratio(sums)) * ratio(sums[2:]),
+        with_loss=True,
+    )

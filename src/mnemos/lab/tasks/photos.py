@@ -2,22 +2,29 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from mnemos import libraries
 from mnemos.lab.tasks.task import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .augment import AugmentConfig
-from .files import first_names, repeated
-from .folders import Part, Paths, read_layout, read_to_score
-from .image_task import IMAGENET, ImageTask, Split, View
-from .pictures import FilePictures, check_image_files, pillow
+from .files import first_names, repeated, skipped
+from .image_task import IMAGENET, ImageTask, View
+from .pictures import ENDINGS, FilePictures, check_image_files, is_image
+from .task import SPLITS, Split
 
+_FOLDERS: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "valid": ("val", "validation", "valid"),
+    "test": ("test",),
+}
 COMPARED = 20_000  # photos at most whose contents are compared, to say which are in two splits: a second or two
 
 
@@ -27,12 +34,12 @@ class PhotosConfig(DataConfig):
     """Photos in class folders: FOLDER/CLASS/*.jpg, or FOLDER/train/CLASS/*.jpg with val (and test) beside train.
 
     Classes are the folder names, sorted. A share `held_out` of each class replaces every split that has no folder; a
-    folder val without test is the test split. See `folders.read_layout` for the details.
+    folder val without test is the test split. See `read_layout` for the details.
     Photos may have any size, colour and format that Pillow reads. They are rotated upright, converted to RGB, scaled
     (bicubic; small ones are enlarged) and cropped to `size` × `size` pixels, and normalised by ImageNet's mean and
     standard deviation. Photos are decoded when they are needed: in advance by `workers` processes, or by this process
     if `workers` is 0. Decoded photos for evaluation and for the light policy are kept if all of them fit in 256 MB.
-    Needs the extra `vision`. Raises InputError for a wrong folder layout and for settings out of range.
+    Needs the extra `vision`.
     """
 
     name: ClassVar[str] = "photos"
@@ -43,67 +50,194 @@ class PhotosConfig(DataConfig):
     workers: int = 0
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
-    def files(self) -> Paths:
-        """Every photo of the three splits."""
+    def files(self) -> list[str]:
         parts = read_layout(self.folder, self.held_out)
-        return Paths(list({id(part.files): part.files for part in parts.values()}.values()))
+        return [path for files in _folders(parts) for path in files.paths]
 
     def build(self) -> ImageTask:
-        """The task. The folder is listed, and the beginning and the end of each photo are read (`check_image_files`).
-
-        Raises InputError for a file that is no image or is truncated, before a run trains on the others.
-        """
+        """The task. The folder is listed, and both ends of each photo are read (`check_image_files`)."""
         parts = read_layout(self.folder, self.held_out)
         task = self._task(parts)
         task.about = tuple(_about(parts))
         return task
 
     def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> ImageTask:
-        """The task that scores other photos than a run was trained on, in every split (`folders.read_to_score`)."""
         part, whole = read_to_score(self.folder, split)
-        task = self._task({"train": part, "valid": part, "test": part})
+        task = self._task(dict.fromkeys(SPLITS, part))
         what = "all" if whole else f"the {split} split"
         task.about = (f"scored: {what}, {_describe(part)}: {part.files.folder}",)
         task.whole = whole
         return task
 
-    def _task(self, parts: dict[Split, Part]) -> ImageTask:
+    def _task(self, parts: dict[Split, "Part"]) -> ImageTask:
         if self.size < 1:
             raise InputError(f"data.size must be at least 1, found {self.size}")
-        pillow()
-        opened = {id(part.files): part.files for part in parts.values()}  # several splits may share one folder
-        check_image_files(Paths(list(opened.values())))
-        pictures = {key: FilePictures(files, self.size, self.augment.centre) for key, files in opened.items()}
-        splits: dict[Split, View] = {split: View(pictures[id(part.files)], part.rows) for split, part in parts.items()}
-        return ImageTask(
-            splits,
-            parts["train"].files.classes,
-            self.size,
-            IMAGENET,
-            self.augment,
-            self.workers,
+        folders = _folders(parts)
+        check_image_files([path for files in folders for path in files.paths])
+        pictures = {id(f): FilePictures(f.paths, f.labels, self.size, self.augment.centre) for f in folders}
+        views: dict[Split, View] = {s: View(pictures[id(part.files)], part.rows) for s, part in parts.items()}
+        return ImageTask(views, parts["train"].files.classes, self.size, IMAGENET, self.augment, self.workers)
+
+
+class Files(NamedTuple):
+    """The images at any depth below the class folders of a folder, by class; a label [N] is an index into `classes`."""
+
+    folder: str
+    classes: tuple[str, ...]
+    paths: list[str]
+    labels: NDArray[np.int32]
+
+
+class Part(NamedTuple):
+    """A split: the files with indices `rows` [n], in that order."""
+
+    files: Files
+    rows: NDArray[np.int64]
+
+
+def read_layout(folder: str | os.PathLike[str], held_out: float) -> dict[Split, Part]:
+    """The disjoint splits "train", "valid" and "test" of a folder in one of two layouts.
+
+    FOLDER/CLASS/…/IMAGE: the validation and the test split each take a share `held_out` of every class, and at least
+    one image of every class that has three or more.
+    FOLDER/train/CLASS/…/IMAGE, with folders val (validation, valid) and test beside train in the same form. A split
+    without a folder takes a share of every class of train; but a folder val alone, as in ImageNet, is the test split,
+    because results are reported on it. A test folder without class folders, such as ImageNet's, has no labels and is
+    ignored.
+    The hash of an image's name decides whether it is held out, so an image keeps its split when others are added or
+    removed. Hidden files and folders are ignored.
+    """
+    if not 0 < held_out < 0.5:
+        raise InputError(f"data.held_out must be above 0 and below 0.5, found {held_out}")
+    folder = os.fspath(folder)
+    given = _split_folders(folder)
+    if given and "train" not in given:
+        raise InputError(
+            f"{next(iter(given.values()))}: expected a folder train with class folders beside it, found none; add it"
         )
+    files = scan(given.get("train", folder))
+    parts = {split: _whole(scan(given[split], files.classes)) for split in SPLITS[1:] if split in given}
+    if {*parts} == {"valid"}:
+        parts = {"test": parts["valid"]}
+    missing = [split for split in SPLITS[1:] if split not in parts]
+    for split, rows in zip([*missing, "train"], _shares(files, held_out, len(missing)), strict=True):
+        parts[split] = Part(files, rows)
+    return {split: parts[split] for split in SPLITS}
+
+
+def read_to_score(folder: str, split: Literal["valid", "test"]) -> tuple[Part, bool]:
+    """The images of a folder that are scored and not trained on: those of its split, or all; and whether it is all.
+
+    A folder of class folders, also one with a folder train alone, has no splits and is scored whole. Without a test
+    folder, the validation folder is the test split.
+    """
+    given = _split_folders(folder)
+    whole = not {"valid", "test"} & {*given}
+    own = given.get("train", folder) if whole else given.get(split, given.get("valid"))
+    if own is None:
+        raise InputError(
+            f"{folder}: expected a folder for the {split} split, found {' and '.join(given)}; choose another with "
+            "--split, or name one of them"
+        )
+    return _whole(scan(own)), whole
+
+
+def scan(folder: str, classes: Sequence[str] | None = None) -> Files:
+    """List the images below the class folders of a folder, as torchvision does. None: all its folders are classes."""
+    libraries.torchvision()
+    from torchvision.datasets.folder import make_dataset
+
+    own = sorted(_subfolders(folder))
+    if classes is None and len(own) < 2:
+        found = f"one, {own[0]!r}" if own else "none"
+        raise InputError(f"{folder}: expected at least two class folders with images, found {found}; check the path")
+    index = {name: i for i, name in enumerate(classes or own)}
+    if unknown := [name for name in own if name not in index]:
+        raise InputError(
+            f"{os.path.join(folder, unknown[0])}: expected a class that train has, found {unknown[0]!r}; "
+            "remove this folder, or add the class to train"
+        )
+
+    def wanted(path: str) -> bool:
+        hidden = f"{os.sep}." in path[len(folder) :]
+        return is_image(path) and not hidden and not skipped(path)
+
+    pairs = make_dataset(folder, {name: index[name] for name in own}, is_valid_file=wanted, allow_empty=True)
+    labels = np.array([label for _, label in pairs], np.int32)
+    seen = {*labels.tolist()}
+    if empty := [name for name in own if index[name] not in seen]:
+        raise InputError(
+            f"{os.path.join(folder, empty[0])}: expected images ({' '.join(ENDINGS)}), found none; add images or "
+            "remove the folder"
+        )
+    return Files(folder, tuple(index), [path for path, _ in pairs], labels)
+
+
+def _split_folders(folder: str) -> dict[Split, str]:
+    """The folders of splits that hold class folders and no images of their own: train may be a class, the vehicle."""
+    below = _subfolders(folder)
+    places = {split: os.path.join(folder, name) for split, names in _FOLDERS.items() for name in names if name in below}
+    return {s: path for s, path in places.items() if _subfolders(path) and not any(map(is_image, os.listdir(path)))}
+
+
+def _subfolders(folder: str) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except OSError as error:
+        raise InputError(
+            f"{folder}: expected a folder of images, but it cannot be opened ({error.strerror}); name the folder with "
+            "--data.folder (photos-pixels: --data.images.folder)"
+        ) from None
+
+
+def _whole(files: Files) -> Part:
+    return Part(files, np.arange(len(files.paths)))
+
+
+def _shares(files: Files, share: float, parts: int) -> list[NDArray[np.int64]]:
+    """Split every class into `parts` disjoint shares and the rest: their file indices, each part sorted."""
+    if not parts:
+        return [np.arange(len(files.paths))]
+    taken: list[list[NDArray[np.int64]]] = [[] for _ in range(parts + 1)]
+    edges = np.searchsorted(files.labels, np.arange(1, len(files.classes)))
+    for name, rows in zip(files.classes, np.split(np.arange(len(files.labels)), edges), strict=True):
+        inside = len(os.path.join(files.folder, name, ""))
+        keys = [hashlib.blake2b(os.fsencode(files.paths[i][inside:]), digest_size=8).digest() for i in rows]
+        ranked = rows[sorted(range(len(rows)), key=keys.__getitem__)]
+        count = max(1, min(round(share * len(rows)), (len(rows) - 1) // parts)) if len(rows) > parts else 0
+        for i, part in enumerate(np.split(ranked, [count * i for i in range(1, parts + 1)])):
+            taken[i].append(part)
+    found = [np.sort(np.concatenate(rows)) for rows in taken]
+    if not all(map(len, found)):
+        raise InputError(
+            f"{files.folder}: expected a class with at least {parts + 1} images, found only smaller ones; add images"
+        )
+    return found
+
+
+def _folders(parts: dict[Split, Part]) -> list[Files]:
+    """The files of all splits, once: several splits may share a folder."""
+    return list({id(part.files): part.files for part in parts.values()}.values())
 
 
 def _about(parts: dict[Split, Part]) -> Iterator[str]:
     """Lines that say how many photos and classes each split has, and where it comes from."""
     train = parts["train"].files
-    order: tuple[Split, ...] = ("train", "valid", "test")
-    for split in order:
-        part = parts[split]
+    for split, part in parts.items():
         if split == "train":
             source = f": {first_names(train.classes)}"
         else:
             source = ", a share of each class" if part.files is train else f": {part.files.folder}"
         yield f"{split:5}  {_describe(part)}{source}"
     if sum(len(part.rows) for part in parts.values()) <= COMPARED:
-        yield from repeated({split: dict(_contents(parts[split])) for split in order})
+        yield from repeated({split: dict(_contents(part)) for split, part in parts.items()})
 
 
 def _contents(part: Part) -> Iterator[tuple[str, tuple[int, bytes]]]:
     """The path of each photo, with its size and the hash of its first 64 KiB."""
     for row in part.rows.tolist():
-        path = part.files.path(row)
+        path = part.files.paths[row]
         with open(path, "rb") as opened:
             size, head = os.fstat(opened.fileno()).st_size, opened.read(2**16)
         yield path, (size, hashlib.sha256(head).digest())

@@ -1,5 +1,6 @@
 """Labelled images in memory or in files, scaled to a given size or in their own size; a check of image files."""
 
+import contextlib
 import io
 import math
 import mmap
@@ -17,13 +18,11 @@ from mnemos.atomic import check_file, read_bytes
 from mnemos.errors import install_command
 from mnemos.types import InputError
 
-from .folders import Files
-
 if TYPE_CHECKING:
     from PIL import Image
 
+ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 KEPT = 256 * 2**20  # bytes: decoded pictures are kept if all of them need no more
-_DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N", "F")  # grey, 16 bits, and floating point
 CHECKED = 20_000  # files at most
 # The bytes at the end of a complete file, by the format's name in Pillow. Some programs add a few bytes behind them.
 _ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB\x60\x82"}
@@ -36,9 +35,7 @@ class Pictures(Protocol):
     stored: bool  # whether all images are stored at that size
 
     @property
-    def labels(self) -> NDArray[np.integer]:
-        """The class of each image, [N]."""
-        ...
+    def labels(self) -> NDArray[np.integer]: ...
 
     def __len__(self) -> int: ...
 
@@ -62,11 +59,9 @@ class ArrayPictures:
         return len(self.labels)
 
     def fitted(self, index: int) -> NDArray[np.uint8]:
-        """The image [size, size, C]; unchanged if images are stored at that size."""
         return self.pixels[index] if self.stored else fit(self.image(index), self.size, self.centre)
 
     def image(self, index: int) -> "Image.Image":
-        """The PIL image, in mode RGB, or L for one channel."""
         pixels = self.pixels[index]
         return pillow().fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
@@ -80,14 +75,13 @@ class FilePictures:
 
     stored = False
 
-    def __init__(self, files: Files, size: int, centre: float) -> None:
-        self.files, self.labels, self.size, self.centre = files, files.labels, size, centre
+    def __init__(self, paths: Sequence[str], labels: NDArray[np.integer], size: int, centre: float) -> None:
+        self.paths, self.labels, self.size, self.centre = paths, labels, size, centre
         self._kept: NDArray[np.uint8] | None = None
-        if len(files) * (3 * size * size + 1) <= KEPT:
-            memory = mmap.mmap(-1, len(files) * (3 * size * size + 1))  # uses no memory before it is written to
-            self._kept = np.frombuffer(memory, np.uint8).reshape(
-                len(files), -1
-            )  # the first byte of a row: whether it is filled
+        row = 3 * size * size + 1  # the first byte: whether the row is filled
+        if len(paths) * row <= KEPT:
+            memory = mmap.mmap(-1, len(paths) * row)  # uses no memory before it is written to
+            self._kept = np.frombuffer(memory, np.uint8).reshape(len(paths), row)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_kept": None}  # a process that is not forked decodes for itself
@@ -96,21 +90,18 @@ class FilePictures:
         return len(self.labels)
 
     def fitted(self, index: int) -> NDArray[np.uint8]:
-        """The image [size, size, 3], decoded once if results are kept."""
         kept = None if self._kept is None else self._kept[index]
         if kept is not None and kept[0]:
             return kept[1:].reshape(self.size, self.size, 3)
         # Scaling from twice the target size is as good as scaling from the full size.
-        image = read_image(self.files.path(index), 2 * math.floor(self.size / self.centre))
-        picture = fit(image, self.size, self.centre)
+        picture = fit(read_image(self.paths[index], 2 * math.floor(self.size / self.centre)), self.size, self.centre)
         if kept is not None:
             kept[1:] = picture.reshape(-1)
             kept[0] = 1  # written last, because other processes read it
         return picture
 
     def image(self, index: int) -> "Image.Image":
-        """The RGB image. A JPEG much larger than any crop needs is decoded at 1/2, 1/4 or 1/8 of its size."""
-        return read_image(self.files.path(index), 4 * self.size)
+        return read_image(self.paths[index], 4 * self.size)  # larger than any crop needs
 
 
 def fit(image: "Image.Image", size: int, centre: float) -> NDArray[np.uint8]:
@@ -129,12 +120,16 @@ def fit(image: "Image.Image", size: int, centre: float) -> NDArray[np.uint8]:
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
+def is_image(name: str) -> bool:
+    """Whether a file's name is that of an image, and not hidden."""
+    return not os.path.basename(name).startswith(".") and name.lower().endswith(ENDINGS)
+
+
 def read_image(path: str | Path, least: int = 0, upright: bool = True) -> "Image.Image":
     """Read an image file as a PIL image: RGB, rotated as its EXIF data say, transparent pixels on white.
 
     With `least` > 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as its shorter side is at least
-    `least`. upright: False leaves the pixels as they are stored. Raises InputError, with the file's name, if it cannot
-    be read.
+    `least`. upright: False leaves the pixels as they are stored.
     """
     try:
         data = read_bytes(path)
@@ -148,12 +143,17 @@ def read_image(path: str | Path, least: int = 0, upright: bool = True) -> "Image
 def parse_image(data: bytes, name: str, least: int = 0, upright: bool = True) -> "Image.Image":
     """Like `read_image`, from a file's bytes. `name` is used in error messages."""
     opener = pillow()
+    from PIL import ImageOps
+
     try:
         with warnings.catch_warnings(action="ignore"), opener.open(io.BytesIO(data)) as image:
             if least:
                 image.draft(None, (least, least))
             image.load()
-            return _colours(_upright(image) if upright else image)
+            if upright:
+                with contextlib.suppress(Exception):  # the pixels can be valid although the EXIF data are damaged
+                    ImageOps.exif_transpose(image, in_place=True)
+            return _as_rgb(image)
     except Exception as error:  # decoders can raise any exception
         raise InputError(
             f"{name}: expected an image, but it cannot be decoded ({problem(error)}); replace or remove it"
@@ -164,23 +164,15 @@ def problem(error: Exception) -> str:
     """What is wrong with an image file, from a decoder's exception, without the file's name."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    known = type(error).__name__ != "UnidentifiedImageError"  # its own message does not name the file
-    return " ".join(str(error).split()) or type(error).__name__ if known else "no format that Pillow knows"
+    if type(error).__name__ == "UnidentifiedImageError":  # its own message does not name the file
+        return "no format that Pillow knows"
+    return " ".join(str(error).split()) or type(error).__name__
 
 
-def _upright(image: "Image.Image") -> "Image.Image":
-    from PIL import ImageOps
-
-    try:
-        ImageOps.exif_transpose(image, in_place=True)
-    except Exception:  # the pixels can be valid although the EXIF data are damaged
-        return image
-    return image
-
-
-def _colours(image: "Image.Image") -> "Image.Image":
+def _as_rgb(image: "Image.Image") -> "Image.Image":
     opener = pillow()
-    if image.mode in _DEEP:  # Pillow would clip these values instead of scaling them
+    # 16 bits and floating point: Pillow would clip these values instead of scaling them.
+    if image.mode == "F" or image.mode.startswith("I"):
         values, clear = np.array(image), image.info.get("transparency")
         most = 1 if image.mode == "F" else 65535
         if not (values.min() >= 0 and values.max() <= most):  # NaN too
@@ -189,7 +181,7 @@ def _colours(image: "Image.Image") -> "Image.Image":
         image = opener.fromarray(scaled.astype(np.uint8))
         if clear is not None:
             image.putalpha(opener.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
-    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+    if image.has_transparency_data:
         image = image.convert("RGBA")
         white = opener.new("RGBA", image.size, (255, 255, 255, 255))
         white.alpha_composite(image)
@@ -211,9 +203,9 @@ def pillow() -> ModuleType:
 def check_image_files(paths: Sequence[str]) -> None:
     """Read the beginning and the end of each file, or of `CHECKED` evenly spaced ones of more: about 0.1 ms each.
 
-    Raises InputError that names the first file that is no image or is truncated, and counts the others. A JPEG or PNG
-    without its end marker is decoded, because cameras may add data behind the marker; a JPEG is decoded at 1/8 of its
-    size. Damage elsewhere in a file is found when the file is decoded for a batch; `read_image` then names it.
+    A JPEG or PNG without its end marker is decoded, because cameras may add data behind the marker; a JPEG is decoded
+    at 1/8 of its size. Damage elsewhere in a file is found when the file is decoded for a batch; `read_image` then
+    names it.
     """
     spaced = np.linspace(0, len(paths) - 1, min(CHECKED, len(paths))).astype(int)
     bad = [found for path in (paths[i] for i in spaced.tolist()) if (found := _problem_of(path))]

@@ -27,9 +27,10 @@ from mnemos.types import InputError, JSONObject
 from .batch import Batch
 from .image_task import ImageTask
 from .images import MNISTConfig
+from .metrics import NEXT_TOKEN
 from .row_order import Order
-from .task import Sampling
-from .token_task import LanguageTask, sampling_options
+from .task import Sampling, Split
+from .token_task import TokenTask, sampling_options
 
 START = 0  # the token before a picture's first byte
 WAYS = 3  # completions per image
@@ -58,15 +59,12 @@ class PixelsConfig(DataConfig):
     start: bool = False
 
     def files(self) -> Sequence[str | Path] | None:
-        """The files of the images."""
         return self.images.files()
 
     def build(self) -> "PixelTask":
-        """The task, with 256 tokens. Raises InputError if `images` is not a data set of images."""
         return self._task(self.images.build())
 
     def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> "PixelTask":
-        """The task with the images that are scored in each split."""
         return self._task(self.images.build_to_score(split, trained))
 
     def _task(self, task: object) -> "PixelTask":
@@ -80,13 +78,15 @@ class PixelsConfig(DataConfig):
         return made
 
 
-class PixelTask(LanguageTask):
-    """A language `Task` with one picture per row: inputs and targets [B, n − 1] for n = H·W·C bytes.
+class PixelTask(TokenTask):
+    """A `Task` of the next byte with one picture per row: inputs and targets [B, n − 1] for n = H·W·C bytes.
 
-    With a start token they are [B, n]. Raises InputError for pictures of fewer than two bytes.
+    With a start token they are [B, n].
     """
 
     vocab_size = 256
+    metrics = NEXT_TOKEN
+    splits_rows = True
 
     def __init__(self, images: ImageTask, start: bool = False) -> None:
         self._images = images
@@ -100,11 +100,10 @@ class PixelTask(LanguageTask):
             )
         self._order = Order(images.size("train"))
 
-    def images(self, split: Literal["train", "valid", "test"]) -> int:
-        """The number of pictures in a split."""
+    def images(self, split: Split) -> int:
         return self._images.size(split)
 
-    def bytes(self, split: Literal["train", "valid", "test"], index: int) -> NDArray[np.uint8]:
+    def bytes(self, split: Split, index: int) -> NDArray[np.uint8]:
         """Picture `index` of a split as n bytes, uint8 [n]. `pictures` is the inverse."""
         return self._images.picture(split, index).reshape(-1)
 
@@ -113,29 +112,27 @@ class PixelTask(LanguageTask):
         return tokens.cpu().numpy().astype(np.uint8).reshape(-1, *self.shape)
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        """Training batch `index`, in the endless order that `seed` determines."""
         return self._batch("train", self._order.batch(index, batch_size, seed))
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
-        """Batches that hold every picture of a split once."""
         for rows in np.split(np.arange(n := self.images(split)), range(batch_size, n, batch_size)):
             yield self._batch(split, rows)
 
-    def size(self, split: Literal["train", "valid", "test"]) -> int:
-        """The number of predicted bytes in a split."""
+    def size(self, split: Split) -> int:
         return self.images(split) * self.max_length
 
-    def _batch(self, split: Literal["train", "valid", "test"], rows: NDArray[np.int64]) -> Batch:
-        pixels = torch.from_numpy(np.stack([self.bytes(split, row) for row in rows.tolist()]).astype(np.int64))
-        pixels = self.begun(pixels)
+    def _batch(self, split: Split, rows: NDArray[np.int64]) -> Batch:
+        pixels = self.begun(self._tokens(split, rows.tolist()))
         return Batch(pixels[:, :-1], pixels[:, 1:])
+
+    def _tokens(self, split: Split, rows: Sequence[int]) -> Tensor:
+        return torch.from_numpy(np.stack([self.bytes(split, row) for row in rows]).astype(np.int64))
 
     def begun(self, tokens: Tensor) -> Tensor:
         """The model's inputs that continue the first bytes [B, m] of pictures; [B, 1 + m] with a start token."""
         return F.pad(tokens, (1, 0), value=START) if self.start else tokens
 
     def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
-        """Write generated images and completions of half images: samples.safetensors and samples.json."""
         write_pictures(model, self, folder)
         return {}
 
@@ -157,7 +154,6 @@ class PixelTask(LanguageTask):
         return True
 
     def close(self) -> None:
-        """End the worker processes of the image task."""
         self._images.close()
 
 
@@ -183,37 +179,34 @@ def write_pictures(
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
     start, tensors, drawn = time.perf_counter(), {}, 0
-    whole = int(np.prod(task.shape))
+
+    def finish(seen: Tensor) -> NDArray[np.uint8]:
+        """Pictures [B, H, W, C] that continue the bytes `seen` [B, n]."""
+        nonlocal drawn
+        left = int(np.prod(task.shape)) - seen.shape[1]
+        drawn += len(seen) * left
+        stream = Stream(model).prefill(task.begun(seen.to(device)))
+        return task.pictures(torch.cat([seen, stream.generate(left, generator=generator, **options)[0].cpu()], 1))
+
+    # --- samples ---
     if count:
         rows = torch.randint(task.images("train"), (count,), generator=generator).tolist()
-        first = torch.tensor([[int(task.bytes("train", row)[0])] for row in rows], device=device)
-        first = first[:, : not task.start]
-        tensors["samples"] = task.pictures(_continue(model, task, first, whole, generator, options))
-        drawn += count * (whole - first.shape[1])
+        tensors["samples"] = finish(task._tokens("train", rows)[:, : not task.start])
+    # --- completions of the upper half of test images ---
     given = task.shape[0] // 2
     completed = min(completed, task.images("test"))
     if completed and given:
-        rows = [i * task.images("test") // completed for i in range(completed)]
-        originals = torch.from_numpy(np.stack([task.bytes("test", row) for row in rows]).astype(np.int64))
-        seen = originals[:, : given * task.shape[1] * task.shape[2]].repeat_interleave(WAYS, 0).to(device)
-        completions = task.pictures(_continue(model, task, seen, whole, generator, options))
+        originals = task._tokens("test", [i * task.images("test") // completed for i in range(completed)])
+        seen = originals[:, : given * task.shape[1] * task.shape[2]].repeat_interleave(WAYS, 0)
         tensors["originals"] = task.pictures(originals)
-        tensors["completions"] = completions.reshape(completed, WAYS, *task.shape)
-        drawn += len(seen) * (whole - seen.shape[1])
+        tensors["completions"] = finish(seen).reshape(completed, WAYS, *task.shape)
+    # --- files ---
     about = {"given": given, "seed": seed, "temperature": options.get("temperature", 1.0), "bytes": drawn}
     about["seconds"] = round(time.perf_counter() - start, 3)
     from safetensors.torch import save_file
 
-    found = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in tensors.items()}
+    images = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in tensors.items()}
     with replacing(folder / "samples.safetensors") as temporary:
-        save_file(found, str(temporary))
+        save_file(images, str(temporary))
     write_json(folder / "samples.json", about)
-    return found
-
-
-def _continue(
-    model: nn.Module, task: "PixelTask", seen: Tensor, length: int, generator: torch.Generator, options: dict[str, Any]
-) -> Tensor:
-    """Continue the bytes `seen` [B, n] to [B, length]."""
-    tokens = Stream(model).prefill(task.begun(seen)).generate(length - seen.shape[1], generator=generator, **options)[0]
-    return torch.cat([seen, tokens], 1)
+    return images

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
+from torch import Tensor
+
 from mnemos.config import Config
 from mnemos.types import InputError, JSONObject
 
@@ -47,7 +49,7 @@ class Preprocessing(Config):
         """What the model says about each of the files and of the files in folders, in order.
 
         options: a value for each name in `options`. A file that cannot be read has a `Predicted` with a `problem`, and
-        the files after it are predicted. Raises InputError for a folder without files, before the first prediction.
+        the files after it are predicted.
         """
         raise NotImplementedError
 
@@ -73,23 +75,30 @@ class Preprocessing(Config):
         return None
 
 
+def likely_classes(path: Path, logits: Tensor, names: Sequence[str], top: int) -> Predicted:
+    """The `top` most probable classes of a file: {"classes": [{"name", "probability"}, …]}."""
+    best = logits.float().softmax(-1).topk(min(top, len(names)))
+    pairs = [(names[i], value) for value, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+    details = {"classes": [{"name": name, "probability": value} for name, value in pairs]}
+    return Predicted(str(path), "  ".join(f"{name} {value:.3f}" for name, value in pairs), details)
+
+
 def files_below(paths: Sequence[Path], endings: tuple[str, ...], what: str) -> list[Path]:
     """The paths that are no folders, and of each folder the files with these endings, at any depth, sorted.
 
-    Hidden files and folders are ignored. Raises InputError for a folder without such files; what: names them in the
-    error.
+    Hidden files and folders are ignored.
     """
     every: list[Path] = []
     for path in paths:
         if not path.is_dir():
             every.append(path)
             continue
-        found = []
+        below = []
         for here, folders, names in os.walk(path):
             folders[:] = [name for name in folders if not name.startswith(".")]
             own = [Path(here, n) for n in names if n.lower().endswith(endings) and not n.startswith(".")]
-            found += [file for file in own if not skipped(file)]
-        if not found:
+            below += [file for file in own if not skipped(file)]
+        if not below:
             raise InputError(f"{path}: expected {what} ({' '.join(endings)}), found none; name another folder")
-        every += sorted(found)
+        every += sorted(below)
     return every

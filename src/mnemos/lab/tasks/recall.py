@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from mnemos.config import check_fields
 from mnemos.generators import ORDER, generator
 from mnemos.registry import register
-from mnemos.types import InputError
 
 from .batch import IGNORE
 from .generated import Draw, GeneratedConfig, GeneratedTask, Rows, distinct, smallest
@@ -60,36 +59,20 @@ class RecallConfig(GeneratedConfig):
 
     @property
     def length(self) -> int:
-        """The length T of a held-out sequence."""
         return 2 * self.pairs + self.gap + self.distance + 2 * self.queries - 1
 
     def build(self) -> GeneratedTask:
-        """The task: T = 2·pairs + gap + distance + 2·queries − 1.
-
-        The vocabulary has 2·`symbols` + 1 tokens, plus `distractors` if `distance` > 0. Raises InputError for a
-        setting out of range.
-        """
-        if not 1 <= self.queries <= self.pairs <= self.symbols or self.gap < 0:
-            raise InputError(
-                f"recall: expected 1 <= queries <= pairs <= symbols and gap >= 0, found {self.queries}, {self.pairs}, "
-                f"{self.symbols} and {self.gap}; change these settings"
-            )
-        if not 0 <= self.shortest <= self.distance or self.distractors < 1:
-            raise InputError(
-                f"recall: expected 0 <= shortest <= distance and distractors >= 1, found {self.shortest}, "
-                f"{self.distance} and {self.distractors}; change these settings"
-            )
-        if self.grow < 0 or (self.grow and not self.shortest):
-            raise InputError(
-                f"recall: expected grow >= 0, and shortest >= 1 to grow from, found {self.grow} and {self.shortest}; "
-                "set shortest too"
-            )
+        fits = 1 <= self.queries <= self.pairs <= self.symbols and self.gap >= 0
+        self.require(fits, "1 <= queries <= pairs <= symbols and gap >= 0", "queries", "pairs", "symbols", "gap")
+        fits = 0 <= self.shortest <= self.distance and self.distractors >= 1
+        fields = "shortest", "distance", "distractors"
+        self.require(fits, "0 <= shortest <= distance and distractors >= 1", *fields)
+        fits = self.grow >= 0 and bool(self.shortest or not self.grow)
+        self.require(fits, "grow >= 0, and shortest >= 1 to grow from", "grow", "shortest")
         vocabulary = 2 * self.symbols + 1 + (self.distractors if self.distance else 0)
-        train = self.curriculum if self.shortest else None
-        return GeneratedTask(self.draw, vocabulary, self.length, self.rows, self.seed, train)
+        return self.task(vocabulary, self.length, self.curriculum if self.shortest else None)
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
-        """Draw inputs and targets, [rows, T] each, at the full distance."""
         return self._draw(random, rows, None)
 
     def curriculum(self, update: int) -> Draw:
@@ -182,48 +165,30 @@ class MQARConfig(GeneratedConfig):
         return self.key_tokens + 1
 
     def build(self) -> GeneratedTask:
-        """The task: T = `length`, vocabulary size `vocabulary`. Raises InputError for a setting out of range."""
         check_fields(self, "data")
-        self._check_keys()
-        most = max(length for length, _, _ in MIXTURE) if self.mixed else 0
-        few = self.vocabulary // self.slot - 1  # tokens of a kind
-        for length, pairs in [(self.length, self.pairs), *(one[:2] for one in MIXTURE if self.mixed)]:
+        fits = self.key_tokens == 1 or (self.key_tokens == 2 and math.isqrt(self.pairs) ** 2 == self.pairs)
+        self.require(fits, "1 or 2 key_tokens, and with 2 a square number of pairs", "key_tokens", "pairs")
+        fits = 0 <= self.rewritten <= self.pairs and bool(self.counted == "all" or self.rewritten)
+        wanted = "0 <= rewritten <= pairs, and rewritten keys to count"
+        self.require(fits, wanted, "rewritten", "pairs", "counted")
+        fits = not (self.mixed and (self.rewritten or self.key_tokens > 1 or self.examples))
+        wanted = "keys of one token that are not rewritten, and examples 0, with mixed"
+        self.require(fits, wanted, "mixed", "rewritten", "key_tokens", "examples")
+        # A key and a value among the noise would be a later value of the key.
+        self.require(not (self.noise and self.rewritten), "no noise with rewritten keys", "noise", "rewritten")
+        self.require(0 < self.power <= 1, "power above 0 and at most 1", "power")
+        shapes = [(self.length, self.pairs), *(one[:2] for one in MIXTURE if self.mixed)]
+        for length, pairs in shapes:
             told = pairs + self.rewritten
-            if length % 2 or pairs < 1 or self.slot * (told + pairs) > length or told > few:
-                raise InputError(
-                    f"mqar: expected an even data.length of at least {self.slot}·(2·pairs + rewritten), and at least "
-                    f"{self.slot}·(pairs + rewritten + 1) tokens in data.vocabulary, found length {length}, pairs "
-                    f"{pairs}, rewritten {self.rewritten}, vocabulary {self.vocabulary}; change one"
-                )
-        if not 0 < self.power <= 1:
-            raise InputError(f"data.power: expected above 0 and at most 1, found {self.power}; use 0.01")
-        if self.mixed and self.examples:
-            raise InputError(f"data.examples: expected 0 with data.mixed, found {self.examples}; use 0")
-        train = self.mixture if self.mixed else None
-        sizes = (self.vocabulary, max(self.length, most), self.rows, self.seed)
-        return GeneratedTask(self.draw, *sizes, train, self.examples)
-
-    def _check_keys(self) -> None:
-        """Raise InputError for keys that cannot be drawn so."""
-        if self.key_tokens not in (1, 2) or (self.key_tokens == 2 and math.isqrt(self.pairs) ** 2 != self.pairs):
-            raise InputError(
-                f"mqar: expected 1 or 2 data.key_tokens, and with 2 a square number of data.pairs, found "
-                f"{self.key_tokens} and {self.pairs}; change these"
+            fits = not length % 2 and pairs >= 1 and self.slot * (told + pairs) <= length
+            self.require(
+                fits and told < self.vocabulary // self.slot,
+                f"an even length of at least {self.slot}·(2·pairs + rewritten), and at least "
+                f"{self.slot}·(pairs + rewritten + 1) tokens in vocabulary, for length {length} with {pairs} pairs",
+                *("length", "pairs", "rewritten", "vocabulary"),
             )
-        if not 0 <= self.rewritten <= self.pairs or (self.counted != "all" and not self.rewritten):
-            raise InputError(
-                f"mqar: expected 0 <= data.rewritten <= pairs, and rewritten keys to count, found rewritten "
-                f"{self.rewritten}, pairs {self.pairs}, counted {self.counted!r}; change these"
-            )
-        if self.mixed and (self.rewritten or self.key_tokens > 1):
-            raise InputError(
-                f"data.mixed: expected keys of one token that are not rewritten, found rewritten {self.rewritten}, "
-                f"key_tokens {self.key_tokens}; use mixed=False"
-            )
-        if self.noise and self.rewritten:  # a key and a value among the noise would be a later value of the key
-            raise InputError(
-                f"data.noise: expected False with rewritten keys, found rewritten {self.rewritten}; use one of them"
-            )
+        longest = max(length for length, _ in shapes)
+        return self.task(self.vocabulary, longest, self.mixture if self.mixed else None)
 
     def mixture(self, update: int) -> Draw:
         """The function that draws the rows of an update, whose N and D are chosen at random from `MIXTURE`."""
@@ -232,7 +197,6 @@ class MQARConfig(GeneratedConfig):
         return replace(self, length=MIXTURE[chosen][0], pairs=MIXTURE[chosen][1]).draw
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
-        """Draw inputs and targets, [rows, length] each. Cost: O(rows·length·log length), or that of `distinct`."""
         told, width = self.pairs + self.rewritten, self.vocabulary // self.slot
         context, first = self.slot * told, self.key_tokens * width  # `first`: the smallest value
         keys = self._keys(random, rows, width)
@@ -304,7 +268,6 @@ class AssociativeRetrievalConfig(GeneratedConfig):
 
     @property
     def segment(self) -> int:
-        """The number of tokens of a pair."""
         return self.key_digits + self.value_digits + 2
 
     @property
@@ -313,26 +276,16 @@ class AssociativeRetrievalConfig(GeneratedConfig):
         return self.pairs * self.segment + self.key_digits + self.value_digits
 
     def build(self) -> GeneratedTask:
-        """The task: 19 tokens, T = pairs·segment + key_digits + value_digits. Raises InputError for other settings."""
-        if not 1 <= self.key_digits <= 5 or self.value_digits < 1:
-            raise InputError(
-                "associative-retrieval: expected 1 to 5 data.key_digits and at least 1 data.value_digits, found "
-                f"{self.key_digits} and {self.value_digits}; change these"
-            )
-        if self.pairs < 1 or (not self.rewrite and self.pairs > SYMBOLS**self.key_digits):
-            raise InputError(
-                f"data.pairs: expected at least 1 and, without rewriting, at most 16^key_digits = "
-                f"{SYMBOLS**self.key_digits}, found {self.pairs}; change pairs or key_digits"
-            )
-        train = self.varied if self.vary else None
-        return GeneratedTask(self.draw, SYMBOLS + 3, self.length, self.rows, self.seed, train)
+        fits = 1 <= self.key_digits <= 5 and self.value_digits >= 1
+        self.require(fits, "1 to 5 key_digits and at least 1 value_digits", "key_digits", "value_digits")
+        fits = self.pairs >= 1 and bool(self.rewrite or self.pairs <= SYMBOLS**self.key_digits)
+        self.require(fits, "pairs of at least 1 and, without rewrite, at most 16^key_digits", "pairs", "key_digits")
+        return self.task(SYMBOLS + 3, self.length, self.varied if self.vary else None)
 
     def varied(self, update: int) -> Draw:
-        """The function that draws the rows of an update, with 1 … `pairs` pairs."""
         return replace(self, pairs=int(generator(self.seed, ORDER, update).integers(1, self.pairs, endpoint=True))).draw
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
-        """Draw inputs and targets, [rows, length] each."""
         n, k, width = self.pairs, self.key_digits, self.segment
         keys = random.integers(0, SYMBOLS**k, (rows, n)) if self.rewrite else distinct(random, rows, SYMBOLS**k, n)
         values = random.integers(0, SYMBOLS, (rows, n, self.value_digits))

@@ -64,8 +64,7 @@ class Order:
 def held_out(rows: int, sizes: tuple[int, ...], name: str) -> list[NDArray[np.int64]]:
     """Disjoint random parts of the given sizes, and the rest as the last part. Each part is sorted.
 
-    The parts are the same in every run. Raises InputError if a size is below 1 or no rows remain; `name` is the data
-    set's, for the message.
+    The parts are the same in every run.
     """
     if min(sizes) < 1 or sum(sizes) >= rows:
         raise InputError(

@@ -1,7 +1,4 @@
-"""The base classes of tasks and of their settings.
-
-A task has three parts: what gives batches, what gives loss and metrics, what shows results.
-"""
+"""What a task is: the batches of a data set, the loss and metrics by which a model is judged, and what to look at."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +17,7 @@ from .preprocessing import Preprocessing
 
 HeldOut = Literal["valid", "test"]
 Split = Literal["train", "valid", "test"]
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
@@ -36,13 +34,19 @@ class DataConfig(Config):
         """
         return None
 
-    def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> Any:
+    def build_to_score(self, split: HeldOut, trained: Any = None) -> Any:
         """The task by which `mnemos eval` scores `split` of other data than those of the run.
 
         trained: the run's `Task.preprocessing`, such as its vocabulary; None if it has none. Data without splits of
         their own are scored whole. By default the task of `build`, whose splits are the data's.
         """
         return self.build()
+
+    def require(self, condition: bool, expected: str, *fields: str) -> None:
+        """Raise InputError that names these fields unless the condition holds."""
+        if not condition:
+            found = ", ".join(f"{name} {getattr(self, name)!r}" for name in fields)
+            raise InputError(f"{self.name}: expected {expected}, found {found}; change data.{fields[0]}")
 
     def trained_on(self, updates: int) -> str:
         """What the first `updates` updates read along the axis of the results, such as lengths: a sentence, or ""."""
@@ -83,19 +87,26 @@ class Question(NamedTuple):
     answer: int
 
 
-class Batches:
-    """What gives batches: a data set opened for training and evaluation.
+class Task:
+    """A data set that is opened for training and evaluation, how models are judged on it, and what there is to see.
 
-    A subclass of `Task` defines the data by `train_batch`, `batches` and `size`. A batch is a `Batch`, or any pytree of
-    tensors whose first axis is the row.
+    A subclass defines the data by `train_batch`, `batches` and `size`; everything else has a default. A batch is a
+    `Batch`, or any pytree of tensors whose first axis is the row. The default loss and metrics are those of class
+    `Batch` and of models called as model(inputs, state, mask=mask). A task with other batches overrides `forward` and
+    `loss`, and if necessary `count`, `tokens`, `resets` and `segments`.
 
-    inputs: the kind of input (tokens, images, frames), which must equal `inputs` of the model's configuration.
-    vocab_size, classes, max_length: 0 where the data have none; max_length is the greatest T of any batch.
-    shuffled: `batches` has the rows in a random order, so the first batches are a random part of the split.
-    carries_state: training batch i + 1 continues the rows of batch i. splits_rows: `segments` can split rows.
-    about: lines that are printed before training, such as which files each split has.
-    has_test: the data have a test split; a run without one is scored on the validation split, and has no result "test".
-    whole: every split holds all of the data, because they have no splits of their own (`DataConfig.build_to_score`).
+    Attributes:
+        inputs: the kind of input (tokens, images, frames), which must equal `inputs` of the model's configuration.
+        vocab_size, classes, max_length: 0 where the data have none; max_length is the greatest T of any batch.
+        shuffled: `batches` has the rows in a random order, so the first batches are a random part of the split.
+        carries_state: training batch i + 1 continues the rows of batch i. splits_rows: `segments` can split rows.
+        about: lines that are printed before training, such as which files each split has.
+        has_test: there is a test split; a run without one is scored on the validation split, and has no result "test".
+        whole: every split holds all of the data, because they have no splits of their own (`build_to_score`).
+        metrics: comparisons and reports use the first.
+        reference: scores in the first metric to compare with, by name.
+        writes_text: `sample_outputs` writes text, and knows `Sampling.stop`.
+        other: how `words` writes every word that the vocabulary lacks, where a reader has to be told.
     """
 
     inputs: str = "tokens"
@@ -108,6 +119,12 @@ class Batches:
     about: Sequence[str] = ()
     has_test: bool = True
     whole: bool = False
+    metrics: tuple[Metric, ...] = (ACCURACY,)
+    reference: Mapping[str, float] = MappingProxyType({})
+    writes_text: bool = False
+    other: str = ""
+
+    # --- batches ---
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -175,18 +192,7 @@ class Batches:
     def close(self) -> None:
         """Stop processes that prepare batches in advance. The task can still return batches."""
 
-
-class Objective:
-    """What gives loss and metrics: how a model reads a batch, and what is counted in it.
-
-    The defaults are those of class `Batch` and of models called as model(inputs, state, mask=mask). A task with other
-    batches overrides `forward` and `loss`, and if necessary `count`, `tokens`, `resets` and `segments`.
-
-    metrics: comparisons and reports use the first. reference: scores in the first metric to compare with, by name.
-    """
-
-    metrics: tuple[Metric, ...] = (ACCURACY,)
-    reference: Mapping[str, float] = MappingProxyType({})
+    # --- loss and metrics ---
 
     def forward(self, model: nn.Module, batch: Any, state: State) -> tuple[Any, State]:
         """Run the model on a batch: (outputs, new state)."""
@@ -225,14 +231,7 @@ class Objective:
     def check_model(self, model: nn.Module) -> None:
         """Raise InputError for a model that this task's data do not fit. A run calls it before it has a folder."""
 
-
-class Results:
-    """What shows results of a trained model beside its metrics. Only these methods may generate.
-
-    writes_text: `sample_outputs` writes text, and knows `Sampling.stop`.
-    """
-
-    writes_text: bool = False
+    # --- results: only these methods may generate ---
 
     def artifacts(self, model: nn.Module, folder: Path, split: HeldOut) -> JSONObject:
         """Write files (images, transcriptions, …) to a finished run's folder; returns entries for its result.json.
@@ -279,8 +278,6 @@ class Results:
         """
         return None
 
-    other: str = ""  # how `words` writes every word that the vocabulary lacks, where a reader has to be told
-
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]] | None:
         """Group tokens into words: (text, number of tokens). None, the default, where tokens are no text."""
         return None
@@ -295,13 +292,6 @@ class Results:
     def question(self, tokens: Sequence[int]) -> Question | None:
         """The question that a row of tokens ends with; None, the default, where rows ask none."""
         return None
-
-
-class Task(Batches, Objective, Results):
-    """Base of tasks: a data set with its batches, its loss and metrics, and what its results show.
-
-    A subclass defines `train_batch`, `batches` and `size`. Everything else has a default.
-    """
 
 
 SUPERVISED = Task()  # the default methods, to evaluate batches of class `Batch` without a data set

@@ -28,8 +28,8 @@ from .files import check_text, first_names, read_bytes, repeated
 from .metrics import ACCURACY, BITS_PER_BYTE, PERPLEXITY, bits_per_byte
 from .no_learning import text_scores
 from .preprocessing import Predicted, Preprocessing
-from .task import Sampling, Split, Task
-from .text_files import SPLITS, Document, TextFiles, find_text, nothing_found, read_documents, split_documents
+from .task import SPLITS, Sampling, Split, Task
+from .text_files import Document, find_text, nothing_found, read_documents, split_documents
 from .token_task import SegmentedTask, generate_tokens
 from .vocabulary import Bytes, SubWords, Tokens, Vocabulary, Words
 
@@ -84,49 +84,52 @@ class TextConfig(DataConfig):
         return [*find_text(self.path, self.pattern).read, *named]
 
     def build(self) -> "TextTask":
-        """The task, with T = `segment` and the tokens of the vocabulary: 256 for bytes.
-
-        Raises InputError for missing files, wrong settings, text that is not UTF-8 where characters are needed, a
-        vocabulary that is of other text, and a held-out split with fewer than 1,000 bytes.
-        """
+        """The task, with T = `segment` and the tokens of the vocabulary: 256 for bytes."""
         self._check_settings()
         found = find_text(self.path, self.pattern)
         splits = split_documents(found, self.held_out, self.tokens != "bytes", self.articles)
         for split in SPLITS[1:]:
             fix = "add text to it" if split in found.given else "add text, or raise data.held_out"
-            _check_size(found.folder, f"a {split} split", _bytes(splits[split]), fix)
+            _check_size(found.folder, f"a {split} split", splits[split], fix)
         vocabulary = self._vocabulary(splits["train"])
         encoded = {split: _encode(splits[split], vocabulary) for split in SPLITS}
         default = ["text   Python's standard library, the default: --data.path names a text of your own"]
-        about = [*(default if self.path is None else []), *_about(found, splits, self.articles)]
-        about += _about_tokens(encoded, vocabulary, "" if self.tokens == "words" else self.tokens)
+        about = default if self.path is None else []
+        for split in SPLITS:
+            shared = split != "train" and split not in found.given
+            source = f", a share of {'train' if found.given else 'the files'}" if shared else ""
+            about.append(f"{split:5}  {self._describe(splits[split], source)}")
+        if found.left_out:
+            about.append(f"left out: {first_names([found.name(file) for file in found.left_out])}")
+        digests = {s: {name: hashlib.sha256(text).digest() for name, text in splits[s].items()} for s in SPLITS}
+        about += [
+            *repeated(digests),
+            *_about_tokens(encoded, vocabulary, "" if self.tokens == "words" else self.tokens),
+        ]
         return self._task(encoded, vocabulary, about)
 
     def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> "TextTask":
         """The task that scores other text than a run was trained on: the split if the folder gives it, else all text.
 
-        A folder gives splits as in training, but needs none for training. The vocabulary is that of the run, whose
-        preprocessing is `trained`; without it, that of the text. Raises InputError if the folder gives other splits
-        only, and as `build` does.
+        The vocabulary is that of the run, whose preprocessing is `trained`; without it, that of the text.
         """
         self._check_settings()
         found = find_text(self.path, self.pattern, scoring=True)
         if found.given and split not in found.given:
-            known = " and ".join(found.given)
             raise InputError(
-                f"{found.folder}: expected a {split} split, found the splits {known}; choose one with --split, or name "
-                "a file"
+                f"{found.folder}: expected a {split} split, found the splits {' and '.join(found.given)}; choose one "
+                "with --split, or name a file"
             )
         scored = replace(found, given={split: found.given[split]} if found.given else {})
         documents = read_documents(scored, self.tokens != "bytes", self.articles)
-        _check_size(found.folder, f"a {split} split" if found.given else "text", _bytes(documents), "add text to it")
-        kept = isinstance(trained, TextPreprocessing) and self.tokens == trained.tokens
-        vocabulary = trained.vocabulary() if kept else self._vocabulary(documents)
+        _check_size(found.folder, f"a {split} split" if found.given else "text", documents, "add text to it")
+        same = isinstance(trained, TextPreprocessing) and self.tokens == trained.tokens
+        vocabulary = trained.vocabulary() if same else self._vocabulary(documents)
         encoded = _encode(documents, vocabulary)
         what = f"the {split} split" if found.given else "the whole text"
         left = f"; left out: {first_names([found.name(file) for file in found.left_out])}" if found.left_out else ""
-        about = [f"scored: {what}, {_describe(documents, articles=self.articles)}{left}"]
-        source = "the run's vocabulary" if kept else "" if self.tokens == "words" else self.tokens
+        source = "the run's vocabulary" if same else "" if self.tokens == "words" else self.tokens
+        about = [f"scored: {what}, {self._describe(documents)}{left}"]
         about += _about_tokens({split: encoded}, vocabulary, source)
         task = self._task(dict.fromkeys(SPLITS, encoded), vocabulary, about)  # a task has no empty split
         task.whole, task.fitted = not found.given, False
@@ -156,13 +159,53 @@ class TextConfig(DataConfig):
         return (SubWords if self.tokens.endswith(".json") else Words).read(self.tokens)
 
     def _task(self, encoded: Mapping[Split, Encoded], vocabulary: Vocabulary, about: Sequence[str]) -> "TextTask":
-        train, valid, test = ([part for text in encoded[s].values() for part in self._parts(text)] for s in SPLITS)
+        train, valid, test = (
+            [text[i : i + self.longest] for text in encoded[split].values() for i in range(0, len(text), self.longest)]
+            for split in SPLITS
+        )
         task = TextTask(train, valid, test, vocabulary.size, self.segment, vocabulary, self.tokens)
         task.about = tuple(about)
         return task
 
-    def _parts(self, text: Tokens) -> Iterator[Tokens]:
-        return (text[start : start + self.longest] for start in range(0, len(text), self.longest))
+    def _describe(self, documents: Mapping[str, Document], source: str = "") -> str:
+        """How many files or articles and bytes, and their names."""
+        count = f"{len(documents):,} {'article' if self.articles else 'file'}{'s' if len(documents) != 1 else ''}"
+        return f"{count}, {sum(map(len, documents.values())):,} bytes{source}: {first_names(list(documents))}"
+
+
+def _check_size(folder: Path, what: str, documents: Mapping[str, Document], fix: str) -> None:
+    if (size := sum(map(len, documents.values()))) < SCORED:
+        raise InputError(
+            f"{folder}: expected {what} of at least {SCORED:,} bytes, because a smaller one cannot be scored, found "
+            f"{size:,}; {fix}"
+        )
+
+
+def _encode(documents: Mapping[str, Document], vocabulary: Vocabulary) -> Encoded:
+    """The tokens of each document. Documents without any (a blank without a line end) are left out."""
+    encoded = {name: vocabulary.encode(text.tobytes(), name) for name, text in documents.items()}
+    return {name: tokens for name, tokens in encoded.items() if len(tokens)}
+
+
+def _about_tokens(encoded: Mapping[Split, Encoded], vocabulary: Vocabulary, source: str) -> Iterator[str]:
+    """For other tokens than bytes: the size of the vocabulary, and tokens and unknown ones of each split.
+
+    source: where the vocabulary is from; "" for this text.
+    """
+    if isinstance(vocabulary, Bytes):
+        return
+    unknown = -1 if vocabulary.unknown is None else vocabulary.unknown
+    parts = []
+    for split, documents in encoded.items():
+        count = sum(map(len, documents.values()))
+        share = sum(int((text == unknown).sum()) for text in documents.values()) / max(1, count)
+        if source and share > MOST_UNKNOWN:
+            raise InputError(
+                f"data.tokens: expected a vocabulary of this text, found {share:.0%} of the {split} split's "
+                f"{vocabulary.unit} unknown to {source}; use the vocabulary that the text was made with"
+            )
+        parts.append(f"{split} {count:,} ({share:.2%} unknown)")
+    yield f"{vocabulary.unit}  {vocabulary.size:,} in the vocabulary: {', '.join(parts)}"
 
 
 class TextTask(SegmentedTask):
@@ -172,7 +215,6 @@ class TextTask(SegmentedTask):
     and not the text that is scored.
     """
 
-    metrics = (BITS_PER_BYTE, PERPLEXITY, ACCURACY)
     writes_text = True
 
     def __init__(
@@ -187,7 +229,9 @@ class TextTask(SegmentedTask):
     ) -> None:
         self.vocabulary, self.tokens_from, self.fitted = vocabulary or Bytes(), tokens, True
         super().__init__(train, valid, test, vocab_size, segment, self.vocabulary.start)
-        if tokens != "bytes":
+        if tokens == "bytes":
+            self.metrics = (BITS_PER_BYTE, PERPLEXITY, ACCURACY)
+        else:
             # The accuracy needs a second pass over all words, so it is left out in training.
             self.metrics = (bits_per_byte(self.vocabulary.lengths), PERPLEXITY, replace(ACCURACY, training=False))
 
@@ -217,7 +261,6 @@ class TextTask(SegmentedTask):
         return {"texts": texts, "examples": {"texts": about}} if texts else {}
 
     def preprocessing(self) -> "TextPreprocessing":
-        """The segments, the vocabulary and the start token of documents."""
         return TextPreprocessing.of(self.max_length, self.tokens_from, self.vocabulary)
 
     def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
@@ -225,7 +268,6 @@ class TextTask(SegmentedTask):
         vocabulary, stop = self.vocabulary, None if sampling.stop is None else sampling.stop.encode()
         if stop == b"":
             raise InputError("--stop: expected a text, found an empty one; leave it out")
-
         going = set(range(sampling.count or 1))  # rows without the stop
 
         def ended(tokens: list[torch.Tensor]) -> bool:
@@ -236,9 +278,8 @@ class TextTask(SegmentedTask):
             return not going
 
         prompt = vocabulary.encode((sampling.prompt or "").encode(), "--prompt").tolist()
-        begin = torch.tensor([prompt or [vocabulary.start]])
-        rows = begin.expand(sampling.count or 1, -1)
-        tokens = generate_tokens(model, rows, sampling, ended if stop else None)
+        rows = torch.tensor([prompt or [vocabulary.start]]).expand(sampling.count or 1, -1)
+        tokens = generate_tokens(model, rows, sampling, enough=ended if stop else None)
         for i, row in enumerate(tokens.tolist()):
             written = vocabulary.decode(row)
             if stop and stop in written:
@@ -248,74 +289,45 @@ class TextTask(SegmentedTask):
         return False
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
-        """Group tokens into words: (text, number of tokens), as the vocabulary does. Every token is in one group."""
         return self.vocabulary.words(tokens)
 
     def encode(self, text: bytes, where: str) -> list[int]:
-        """The start token and those of the text."""
         return [self.vocabulary.start, *(int(token) for token in self.vocabulary.encode(text, where))]
 
 
-def _check_size(folder: Path, what: str, size: int, fix: str) -> None:
-    if size < SCORED:
-        raise InputError(
-            f"{folder}: expected {what} of at least {SCORED:,} bytes, because a smaller one cannot be scored, found "
-            f"{size:,}; {fix}"
-        )
+def written_texts(
+    model: nn.Module, documents: Sequence[Sequence[int] | NDArray[np.integer]], vocabulary: Vocabulary | None = None
+) -> list[dict[str, str]]:
+    """What the model writes after the first tokens of some documents: [{"given", "wrote"}]. Bytes by default.
 
-
-def _encode(documents: Mapping[str, Document], vocabulary: Vocabulary) -> Encoded:
-    """The tokens of each document. Documents without any (a blank without a line end) are left out."""
-    encoded = {name: vocabulary.encode(text.tobytes(), name) for name, text in documents.items()}
-    return {name: tokens for name, tokens in encoded.items() if len(tokens)}
-
-
-def _about(found: TextFiles, splits: dict[Split, dict[str, Document]], articles: bool) -> Iterator[str]:
-    """Lines that say what each split holds, with sizes, and what is left out."""
-    for split in SPLITS:
-        documents, given = splits[split], split in found.given
-        source = "" if given else ", a share of train" if found.given else ", a share of the files"
-        yield f"{split:5}  {_describe(documents, '' if split == 'train' else source, articles)}"
-    if found.left_out:
-        yield f"left out: {first_names([found.name(file) for file in found.left_out])}"
-    yield from repeated({split: {name: _digest(text) for name, text in splits[split].items()} for split in SPLITS})
-
-
-def _digest(text: Document) -> bytes:
-    return hashlib.sha256(text.tobytes()).digest()
-
-
-def _about_tokens(encoded: Mapping[Split, Encoded], vocabulary: Vocabulary, source: str) -> Iterator[str]:
-    """For other tokens than bytes: the size of the vocabulary, and tokens and unknown ones of each split.
-
-    source: where the vocabulary is from; "" for this text. Raises InputError if most of a split is unknown to a
-    vocabulary from elsewhere: then it is of other text.
+    The documents are evenly spaced among those of at least `GIVEN` tokens. Returns [] for a model that cannot write (it
+    is not autoregressive or has no state), and where no document is long enough. The same weights write the same text.
+    Cost: `WRITTEN` steps of the model, with `TEXTS` rows.
     """
-    if isinstance(vocabulary, Bytes):
-        return
-    unknown = -1 if vocabulary.unknown is None else vocabulary.unknown
-    parts = []
-    for split, documents in encoded.items():
-        count = sum(map(len, documents.values()))
-        missing = sum(int((text == unknown).sum()) for text in documents.values())
-        share = missing / max(1, count)
-        if source and share > MOST_UNKNOWN:
-            raise InputError(
-                f"data.tokens: expected a vocabulary of this text, found {share:.0%} of the {split} split's "
-                f"{vocabulary.unit} unknown to {source}; use the vocabulary that the text was made with"
-            )
-        parts.append(f"{split} {count:,} ({share:.2%} unknown)")
-    yield f"{vocabulary.unit}  {vocabulary.size:,} in the vocabulary: {', '.join(parts)}"
+    long = [document for document in documents if len(document) >= GIVEN]
+    writes = isinstance(model, RecurrentModel) and model.autoregressive and model.state_kind != "none"
+    if not long or not writes:
+        return []
+    count = min(TEXTS, len(long))
+    chosen = [[int(token) for token in long[i * (len(long) - 1) // max(1, count - 1)][:GIVEN]] for i in range(count)]
+    vocabulary = vocabulary or Bytes()
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(0)
+    with evaluating(model):
+        stream = Stream(model).prefill(torch.tensor([[vocabulary.start, *text] for text in chosen], device=device))
+        tokens, _ = stream.generate(WRITTEN, temperature=TEMPERATURE, generator=generator)
+    texts = []
+    for given, row in zip(chosen, tokens.tolist(), strict=True):
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character that is cut belongs to what is written
+        text = decoder.decode(vocabulary.decode(given)), decoder.decode(vocabulary.decode(row), final=True)
+        texts.append(dict(zip(("given", "wrote"), map(_visible, text), strict=True)))
+    return texts
 
 
-def _describe(documents: dict[str, Document], source: str = "", articles: bool = False) -> str:
-    """How many files or articles and bytes, and their names."""
-    files = f"{len(documents):,} {'article' if articles else 'file'}{'s' if len(documents) != 1 else ''}"
-    return f"{files}, {_bytes(documents):,} bytes{source}: {first_names(list(documents))}"
-
-
-def _bytes(documents: dict[str, Document]) -> int:
-    return sum(map(len, documents.values()))
+def _visible(text: str) -> str:
+    """Control characters as �, except line ends and tabs; Windows' line ends become plain ones."""
+    text = text.replace("\r\n", "\n")
+    return "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
 @register
@@ -345,13 +357,11 @@ class TextPreprocessing(Preprocessing):
         return cls(segment, vocabulary.start, tokens, words, tokenizer)
 
     def vocabulary(self) -> Vocabulary:
-        """The run's vocabulary. Raises InputError for sub-words where the library tokenizers is missing."""
         if self.tokenizer:
             return SubWords(self.tokenizer, self.tokens)
         return Words(self.words, "the run's vocabulary") if self.words else Bytes()
 
     def difference(self, other: Preprocessing) -> str | None:
-        """See the base class."""
         if not isinstance(other, TextPreprocessing):
             return super().difference(other)
         if (self.words, self.tokenizer) == (other.words, other.tokenizer):
@@ -367,20 +377,16 @@ class TextPreprocessing(Preprocessing):
         vocabulary = self.vocabulary()
         for path in [path for file in files for path in _texts(file)]:
             try:
-                text = vocabulary.encode(_read_text(path), str(path))
+                data = sys.stdin.buffer.read() if str(path) == _STDIN else read_bytes(path)
+                if not check_text(data, str(path)):
+                    raise InputError(f"{path}: expected text that the model continues, found 0 bytes; add text to it")
+                text = vocabulary.encode(data, str(path))
             except InputError as error:
                 yield Predicted(str(path), "", problem=str(error))
                 continue
             stream = Stream(model).prefill(torch.tensor([[self.start, *text.tolist()]]), self.segment)
             tokens, _ = stream.generate(options["length"], temperature=0.0)
             yield Predicted(str(path), vocabulary.decode(tokens[0].tolist()).decode(errors="replace"))
-
-
-def _read_text(path: Path) -> bytes:
-    text = check_text(sys.stdin.buffer.read() if str(path) == _STDIN else read_bytes(path), str(path))
-    if not text:
-        raise InputError(f"{path}: expected text that the model continues, found 0 bytes; add text to it")
-    return text
 
 
 def _texts(path: Path) -> list[Path]:
@@ -390,40 +396,3 @@ def _texts(path: Path) -> list[Path]:
     if not found.read:
         raise nothing_found(path, found.left_out)
     return found.read
-
-
-def written_texts(
-    model: nn.Module, documents: Sequence[Sequence[int] | NDArray[np.integer]], vocabulary: Vocabulary | None = None
-) -> list[dict[str, str]]:
-    """What the model writes after the first tokens of some documents: [{"given", "wrote"}]. Bytes by default.
-
-    The documents are evenly spaced among those of at least `GIVEN` tokens. Returns [] for a model that cannot write (it
-    is not autoregressive or has no state), and where no document is long enough. The same weights write the same text.
-    Cost: `WRITTEN` steps of the model, with `TEXTS` rows.
-    """
-    long = [document for document in documents if len(document) >= GIVEN]
-    writes = isinstance(model, RecurrentModel) and model.autoregressive and model.state_kind != "none"
-    if not long or not writes:
-        return []
-    count = min(TEXTS, len(long))
-    chosen = [[int(token) for token in long[i * (len(long) - 1) // max(1, count - 1)][:GIVEN]] for i in range(count)]
-    vocabulary = vocabulary or Bytes()
-    device = next(model.parameters()).device
-    generator = torch.Generator(device).manual_seed(0)
-    with evaluating(model):
-        stream = Stream(model).prefill(torch.tensor([[vocabulary.start, *text] for text in chosen], device=device))
-        tokens, _ = stream.generate(WRITTEN, temperature=TEMPERATURE, generator=generator)
-    decode = vocabulary.decode
-    return [_decode_pair(decode(given), decode(row)) for given, row in zip(chosen, tokens.tolist(), strict=True)]
-
-
-def _decode_pair(given: bytes, wrote: bytes) -> dict[str, str]:
-    """The two parts as text. A character that is cut between them belongs to the second one."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    return {"given": _visible(decoder.decode(given)), "wrote": _visible(decoder.decode(wrote, final=True))}
-
-
-def _visible(text: str) -> str:
-    """Control characters as �, except line ends and tabs; Windows' line ends become plain ones."""
-    text = text.replace("\r\n", "\n")
-    return "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)

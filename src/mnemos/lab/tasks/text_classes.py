@@ -16,9 +16,9 @@ from mnemos.types import InputError
 
 from .arrays import ArrayTask, Rows
 from .files import check_text, first_names, read_bytes
-from .preprocessing import Predicted, Preprocessing, files_below
-from .task import Split
-from .text_files import SPLIT_OF, SPLITS, TextFiles, find_text, split_documents
+from .preprocessing import Predicted, Preprocessing, files_below, likely_classes
+from .task import SPLITS, Split
+from .text_files import SPLIT_OF, TextFiles, find_text, split_documents
 from .vocabulary import Bytes, SubWords, Tokens, Vocabulary
 
 _FEW = 2  # classes at least
@@ -47,15 +47,11 @@ class TextClassesConfig(DataConfig):
     tokens: str = "bytes"
 
     def files(self) -> list[Path]:
-        """All texts, and the file of the vocabulary."""
         named = [] if self.tokens == "bytes" else [Path(self.tokens)]
         return [*find_text(self.path).read, *named]
 
     def build(self) -> "TextClassesTask":
-        """The task. Raises InputError for folders without classes, settings out of range, and text that is not UTF-8.
-
-        Cost: all texts are encoded, which holds them and their tokens in memory.
-        """
+        """The task. Cost: all texts are encoded, which holds them and their tokens in memory."""
         if not 0 < self.held_out < 0.5:
             raise InputError(f"data.held_out must be above 0 and below 0.5, found {self.held_out}")
         classes = _by_class(find_text(self.path))
@@ -119,11 +115,9 @@ class TextClassesTask(ArrayTask):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Those of every task, and the tokens of a segment."""
         return {**super().sizes, "segment": self.layout.segment}
 
     def preprocessing(self) -> "TextClassesPreprocessing":
-        """The segments, the vocabulary and the names of the classes."""
         return self.layout
 
 
@@ -167,7 +161,6 @@ class TextClassesPreprocessing(Preprocessing):
         return cls(config.segment, config.length, config.tokens, content, names=names)
 
     def vocabulary(self) -> Vocabulary:
-        """The run's vocabulary. Raises InputError for sub-words where the library tokenizers is missing."""
         return SubWords(self.tokenizer, self.tokens) if self.tokenizer else Bytes()
 
     def rows(self, text: bytes, where: str, vocabulary: Vocabulary) -> Iterator[Tokens]:
@@ -182,7 +175,7 @@ class TextClassesPreprocessing(Preprocessing):
 
     def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
         """The `top` most probable classes of each text: {"classes": [{"name", "probability"}, …]}."""
-        vocabulary, top = self.vocabulary(), min(options["top"], len(self.names))
+        vocabulary = self.vocabulary()
         for path in files_below(files, _ENDINGS, "texts"):
             try:
                 rows = list(self.rows(check_text(read_bytes(path), str(path)), str(path), vocabulary))
@@ -193,12 +186,7 @@ class TextClassesPreprocessing(Preprocessing):
                 continue
             with torch.no_grad():
                 logits = [model(torch.from_numpy(row.astype(np.int64))[None])[0] for row in rows]
-            best = torch.cat(logits).mean(0).softmax(0).topk(top)
-            named = [
-                (self.names[i], value) for value, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-            ]
-            details = {"classes": [{"name": name, "probability": value} for name, value in named]}
-            yield Predicted(str(path), "  ".join(f"{name} {value:.3f}" for name, value in named), details)
+            yield likely_classes(path, torch.cat(logits).mean(0), self.names, options["top"])
 
 
 def _around(vocabulary: Vocabulary) -> tuple[list[int], list[int]]:

@@ -1,10 +1,10 @@
-"""Base classes of tasks whose inputs are tokens: classification of rows, and prediction of the next token.
+"""Tasks whose inputs are tokens (`TokenTask`), and prediction of the next token of long documents (`SegmentedTask`).
 
-Long documents are aligned streams of segments (`SegmentedTask`), to train and evaluate models with memory. The inputs
-of a document x₀ … x_{n−1} are  start, x₀, …, x_{n−2}  and its targets  x₀, …, x_{n−1}: every token is predicted exactly
-once, the first one from the start token. A document is cut into ⌈n/L⌉ segments of L tokens. The last segment is padded
-(token 0, mask False, target IGNORE). So no segment holds two documents, and one `reset` flag per segment and row marks
-the start of a document.
+Long documents are aligned streams of segments, to train and evaluate models with memory. The inputs of a document
+x₀ … x_{n−1} are  start, x₀, …, x_{n−2}  and its targets  x₀, …, x_{n−1}: every token is predicted exactly once, the
+first one from the start token. A document is cut into ⌈n/L⌉ segments of L tokens. The last segment is padded (token 0,
+mask False, target IGNORE). So no segment holds two documents, and one `reset` flag per segment and row marks the start
+of a document.
 
 Each of the B rows of a batch reads whole documents, one segment per batch. A row that has finished a document takes
 the next one from a queue with the following batch, so a document is never divided between two rows.
@@ -29,18 +29,20 @@ from torch import Tensor, nn
 from mnemos.errors import say
 from mnemos.generate.stream import Stream
 from mnemos.schedule import Schedule
-from mnemos.types import InputError, State, likelihood_of
+from mnemos.types import InputError
 
 from .batch import IGNORE, Batch, check_tokens
-from .metrics import ACCURACY, BITS, LOSS, PERPLEXITY, Metric
-from .task import Sampling, Task
+from .metrics import NEXT_TOKEN
+from .task import Sampling, Split, Task
 
-LARGE = 1024  # tokens of a vocabulary: from here on the logits are most of the work of a small model
 AT_LEAST = 16  # documents that a row of `carried` reads: each row begins with a reset
 
 
 class TokenTask(Task):
-    """Base of tasks whose inputs are tokens [B, T] in 0 … vocab_size − 1, with T at most `max_length`."""
+    """Base of tasks whose inputs are tokens [B, T] in 0 … vocab_size − 1, with T at most `max_length`.
+
+    Targets are classes [B] where there are `classes`, and otherwise the next tokens [B, T].
+    """
 
     inputs: Literal["tokens"] = "tokens"
 
@@ -50,22 +52,16 @@ class TokenTask(Task):
         return Batch(row, row)
 
     def check(self, batch: Batch, where: str) -> None:
-        """Raise InputError for tokens, targets or lengths out of range, or a missing `reset`."""
         check_tokens(batch, where, self.vocab_size, self.classes, self.max_length)
         if self.carries_state and batch.reset is None:
             raise InputError(
                 f"{where}: expected a tensor `reset`, because the task carries its state, found None; check the data"
             )
 
-
-class LanguageTask(TokenTask):
-    """Base of tasks whose targets [B, T] are the next tokens. The first metric is the loss."""
-
-    metrics: tuple[Metric, ...] = (LOSS, BITS, PERPLEXITY, ACCURACY)
-    splits_rows = True
-
     def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
         """Print rows of the test split up to their first counted target, the model's continuation, and the targets."""
+        if self.classes:
+            return super().sample_outputs(model, sampling, folder)
         if sampling.prompt is not None:
             raise InputError(
                 "--prompt: expected none, because this task's models continue rows of the test split, found "
@@ -77,16 +73,13 @@ class LanguageTask(TokenTask):
             if not len(counted):
                 continue
             first, last = int(counted[0]), int(counted[-1])
-            stream = Stream(model).prefill(inputs[None, : first + 1])
-            written = stream.generate(
-                last - first + 1, generator=sampling_generator(sampling), **sampling_options(sampling)
-            )[0][0]
+            written = generate_tokens(model, inputs[None, : first + 1], sampling, last - first + 1)[0]
             wanted = targets[first : last + 1]
-            hit = int(((written == wanted) & (wanted != IGNORE)).sum())
+            right = int(((written == wanted) & (wanted != IGNORE)).sum())
             say(f"read    {self.written(inputs[: first + 1].tolist())}")
             say(f"wrote   {self.written(written.tolist())}")
             say(f"wanted  {' '.join('·' if t == IGNORE else self.written([t]) for t in wanted.tolist())}")
-            say(f"        {hit} of {len(counted)} right\n")
+            say(f"        {right} of {len(counted)} right\n")
         return False
 
     def written(self, row: Sequence[int]) -> str:
@@ -94,35 +87,15 @@ class LanguageTask(TokenTask):
         return " ".join(map(str, row))
 
 
-class AnsweringTask(LanguageTask):
-    """A language task whose counted targets have one right answer. The first metric is the accuracy."""
-
-    metrics = (ACCURACY, BITS, PERPLEXITY)
-
-    def forward(self, model: nn.Module, batch: Batch, state: State) -> tuple[Tensor, State]:
-        """Run the model on a batch: (logits, new state).
-
-        With a vocabulary of `LARGE` tokens or more, logits are [n, V], of the n positions that have a target, if the
-        model can pick them (`picks_positions`): its last layer is most of the work of a small model, and few positions
-        count. The state is the same.
-        """
-        compiled = hasattr(model, "_orig_mod")  # n differs from batch to batch
-        picks = getattr(model, "picks_positions", False) and likelihood_of(model) is None and not compiled
-        if self.vocab_size < LARGE or not picks:
-            return super().forward(model, batch, state)
-        return model(batch.inputs, state, mask=batch.mask, only=batch.targets != IGNORE)
-
-
-class SegmentedTask(LanguageTask):
-    """A language `Task` over documents (arrays of token ids [n]) that are read in segments of `segment` tokens.
+class SegmentedTask(TokenTask):
+    """A `Task` of the next token over documents (arrays of token ids [n]) that are read in segments.
 
     `start` is the token before a document's first token. Rows carry their state from batch i to batch i + 1; `reset`
     marks the rows that start a document. Evaluation uses at most as many rows as there are documents.
-    Raises InputError for a split without documents, an empty document, and, with the document and the offset, for a
-    token outside the vocabulary.
     """
 
-    carries_state = True
+    metrics = NEXT_TOKEN
+    splits_rows = carries_state = True
 
     def __init__(
         self,
@@ -135,35 +108,31 @@ class SegmentedTask(LanguageTask):
     ):
         if segment < 1:
             raise InputError(f"data.segment must be at least 1 token, found {segment}")
-        self.vocab_size = vocab_size
-        self.max_length = segment
-        self._start = start
-        self._splits = {"train": train, "valid": valid, "test": test}
+        self.vocab_size, self.max_length, self._start = vocab_size, segment, start
+        self._splits: dict[Split, Sequence[NDArray[np.integer]]] = {"train": train, "valid": valid, "test": test}
         for name, documents in self._splits.items():
-            _check_documents(name, documents, vocab_size)
-        self._schedule = lru_cache(maxsize=2)(self._make_schedule)
+            if not documents or not all(map(len, documents)):
+                found = "an empty one" if documents else "none"
+                raise InputError(f"{name} split: expected documents of at least one token, found {found}; add text")
+            for i, document in enumerate(documents):
+                if document.min() < 0 or document.max() >= vocab_size:
+                    raise InputError(
+                        f"{name} split: document {i}: expected tokens from 0 to {vocab_size - 1}, found "
+                        f"{document.min()} to {document.max()}; check the tokeniser"
+                    )
+        self._schedule = lru_cache(maxsize=2)(lambda rows, seed: Schedule(self._lengths("train"), rows, seed))
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
         """Batch `index` of the endless training streams that `seed` determines. Cost: O(B·L)."""
-        documents = self._splits["train"]
-        return self._batch(documents, self._schedule(batch_size, seed).at(index))
+        return self._batch(self._splits["train"], self._schedule(batch_size, seed).at(index))
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
         """Batches that hold every token of a split once. Batch i + 1 continues the rows of batch i."""
-        documents = self._splits[split]
-        schedule = Schedule(self._lengths(split), min(batch_size, len(documents)), seed=None)
-        index = 0
-        while any(rows := schedule.at(index)):
-            yield self._batch(documents, rows)
-            index += 1
+        for rows in self._segments_of_rows(split, batch_size):
+            yield self._batch(self._splits[split], rows)
 
     def rows_of_batches(self, split: Literal["valid", "test"], batch_size: int) -> list[int]:
-        """See `Task.rows_of_batches`; without the batches themselves."""
-        rows = min(batch_size, len(self._splits[split]))
-        schedule, count = Schedule(self._lengths(split), rows, seed=None), 0
-        while any(schedule.at(count)):
-            count += 1
-        return [rows] * count
+        return [len(rows) for rows in self._segments_of_rows(split, batch_size)]
 
     def carried(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch] | None:
         """See `Task.carried`. Each row reads at least `AT_LEAST` documents in their order, or one row reads all."""
@@ -174,8 +143,7 @@ class SegmentedTask(LanguageTask):
 
     def _carried(self, documents: Sequence[NDArray[np.integer]], rows: int) -> Iterator[Batch]:
         """The documents as one text that is cut into rows of equal length; only the last may be shorter."""
-        before = np.array([self._start])
-        tokens = np.concatenate([before, *documents])  # one token before each target
+        tokens = np.concatenate([[self._start], *documents])  # one token before each target
         begins = np.cumsum([0, *map(len, documents[:-1])])
         length = -(-(len(tokens) - 1) // rows)
         for first in range(0, length, self.max_length):
@@ -192,15 +160,21 @@ class SegmentedTask(LanguageTask):
                     lengths[i] = count
             yield _as_batch(inputs, targets, lengths, np.full(rows, first == 0))
 
-    def size(self, split: Literal["train", "valid", "test"]) -> int:
+    def size(self, split: Split) -> int:
         """The number of tokens in a split; all of them are predicted."""
-        return sum(len(document) for document in self._splits[split])
+        return sum(map(len, self._splits[split]))
 
-    def _lengths(self, split: str) -> list[int]:
+    def _lengths(self, split: Split) -> list[int]:
         return [-(-len(document) // self.max_length) for document in self._splits[split]]
 
-    def _make_schedule(self, batch_size: int, seed: int) -> Schedule:
-        return Schedule(self._lengths("train"), batch_size, seed)
+    def _segments_of_rows(
+        self, split: Literal["valid", "test"], batch_size: int
+    ) -> Iterator[list[tuple[int, int] | None]]:
+        """(document, segment) of each row of each held-out batch; None for a row without a document."""
+        schedule, index = Schedule(self._lengths(split), min(batch_size, len(self._splits[split])), seed=None), 0
+        while any(rows := schedule.at(index)):
+            yield rows
+            index += 1
 
     def _batch(self, documents: Sequence[NDArray[np.integer]], rows: list[tuple[int, int] | None]) -> Batch:
         shape = len(rows), self.max_length
@@ -225,28 +199,8 @@ def _as_batch(
 ) -> Batch:
     """Arrays [B, L] whose rows have `lengths` [B] valid tokens, as a batch."""
     mask = np.arange(inputs.shape[1]) < lengths[:, None]
-    return Batch(
-        torch.from_numpy(inputs),
-        torch.from_numpy(targets),
-        None if mask.all() else torch.from_numpy(mask),
-        torch.from_numpy(reset),
-    )
-
-
-def _check_documents(name: str, documents: Sequence[NDArray[np.integer]], vocab_size: int) -> None:
-    if not documents:
-        raise InputError(f"{name} split: expected at least one document, found none; add text")
-    for i, document in enumerate(documents):
-        if not len(document):
-            raise InputError(
-                f"{name} split: document {i}: expected at least one token, found none; remove the document"
-            )
-        if document.min() < 0 or document.max() >= vocab_size:
-            offset = int(np.flatnonzero((document < 0) | (document >= vocab_size))[0])
-            raise InputError(
-                f"{name} split: document {i}, offset {offset}: expected a token from 0 to {vocab_size - 1}, "
-                f"found {document[offset]}; check the tokeniser"
-            )
+    padded = None if mask.all() else torch.from_numpy(mask)
+    return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), padded, torch.from_numpy(reset))
 
 
 def sampling_options(sampling: Sampling) -> dict[str, Any]:
@@ -254,21 +208,20 @@ def sampling_options(sampling: Sampling) -> dict[str, Any]:
     return {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
 
 
-def sampling_generator(sampling: Sampling) -> torch.Generator:
-    """The random generator for drawing tokens, seeded with `sampling.seed`."""
-    return torch.Generator().manual_seed(sampling.seed)
-
-
 def generate_tokens(
-    model: nn.Module, prompts: Tensor, sampling: Sampling, enough: Callable[[list[Tensor]], bool] | None = None
+    model: nn.Module,
+    prompts: Tensor,
+    sampling: Sampling,
+    length: int | None = None,
+    enough: Callable[[list[Tensor]], bool] | None = None,
 ) -> Tensor:
-    """The tokens [B, sampling.length] after prompts [B, T].
+    """The tokens [B, `length`, or sampling.length] after prompts [B, T].
 
     enough: whether the tokens so far, each [B], suffice; asked after each one.
     """
-    settings = {"generator": sampling_generator(sampling), **sampling_options(sampling)}
+    settings = {"generator": torch.Generator().manual_seed(sampling.seed), **sampling_options(sampling)}
     tokens: list[Tensor] = []
-    for token in Stream(model).prefill(prompts).tokens(sampling.length, **settings):
+    for token in Stream(model).prefill(prompts).tokens(length or sampling.length, **settings):
         tokens.append(token)
         if enough is not None and enough(tokens):
             break

@@ -23,9 +23,9 @@ from mnemos import generators
 from mnemos.generators import AUGMENT, global_generators
 from mnemos.types import InputError, State, leaves, likelihood_of
 
-from .ahead import Asked, BatchesAhead, Loader, ahead
 from .batch import IGNORE, Batch, row_count
 from .metrics import ACCURACY, LOSS, CorpusMetric, Metric, SumMetric
+from .prefetch import BatchNumber, Loader, Prefetched, prefetch
 from .row_order import Order
 from .task import Split, Task
 
@@ -74,10 +74,9 @@ class OwnTask(Task):
     again. The model is called with the inputs (the parts of a tuple or the entries of a mapping as arguments), and with
     `state` and `mask` if its `forward` has arguments of these names. loss(outputs, targets) returns the mean over rows
     or a value per row [B]; None means cross-entropy of logits. A model whose `forward` has an argument `labels` gets
-    the targets too and returns its own loss, as those of Transformers do: outputs.loss, a mean over the batch.
-    Batches that have a `reset` carry the state from one to the next. seed: that of the training, whose first batch the
-    task reads to learn what the data hold.
-    Raises InputError for data that are not batches, or can be iterated only once.
+    the targets too and returns its own loss, as those of Transformers do: outputs.loss, a mean over the batch. Batches
+    that have a `reset` carry the state from one to the next. seed: that of the training, whose first batch the task
+    reads to learn what the data hold.
     """
 
     inputs = "own"
@@ -115,12 +114,12 @@ class OwnTask(Task):
         self.splits_rows = rows_of_tokens and isinstance(targets, Tensor) and targets.shape == inputs.shape
         self.max_length = inputs.shape[1] if rows_of_tokens else 0
 
+    # --- batches ---
+
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        """Training batch `index` in the order of `seed`; cost: see `fit`."""
         return self._train.batch(index, batch_size, seed)
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
-        """The validation data, once."""
         return self._valid.once(batch_size)
 
     def size(self, split: Split) -> int:
@@ -128,8 +127,25 @@ class OwnTask(Task):
         return (self._train if split == "train" else self._valid).rows
 
     def epoch(self, batch_size: int) -> float:
-        """Updates per epoch; 0 where the number is not known."""
         return self._train.epoch(batch_size)
+
+    def check(self, batch: Batch, where: str) -> None:
+        if self._own_loss:
+            return
+        if self._loss is None and not (isinstance(batch.targets, Tensor) and batch.targets.dtype == torch.int64):
+            form = batch.targets.dtype if isinstance(batch.targets, Tensor) else type(batch.targets).__name__
+            raise InputError(f"{where}: expected targets of int64 for cross-entropy, found {form}; give fit a loss")
+        if self._classes:
+            self._check_targets(batch.targets, where)
+        if batch.mask is not None and "mask" not in self._accepts:
+            raise InputError(
+                f"{where}: expected a model that takes a mask, found one without; give it an argument mask"
+            )
+
+    def close(self) -> None:
+        self._train.close()
+
+    # --- the model and its loss ---
 
     def forward(self, model: nn.Module, batch: Batch, state: State) -> tuple[Any, State]:
         """(outputs, state); the state is None for a model without one."""
@@ -140,56 +156,53 @@ class OwnTask(Task):
             options |= {"labels": batch.targets} | ({"use_cache": False} if "use_cache" in self._accepts else {})
         inputs = batch.inputs
         if isinstance(inputs, Mapping):
-            found = model(**inputs, **options)
+            outputs = model(**inputs, **options)
         else:
-            found = model(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)), **options)
+            outputs = model(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)), **options)
         if "state" not in self._accepts:
-            return found, None
-        if not isinstance(found, tuple) or len(found) != 2:
+            return outputs, None
+        if not isinstance(outputs, tuple) or len(outputs) != 2:
             raise InputError(
                 "fit: expected (outputs, state) from a model whose forward has an argument `state`, found "
-                f"{_kind(found)}; return both, or rename the argument"
+                f"{_form(outputs)}; return both, or rename the argument"
             )
-        return found
+        return outputs
 
     def loss(self, model: nn.Module, outputs: object, batch: Batch) -> Tensor:
-        """The caller's loss summed over rows, or the cross-entropy summed over targets."""
+        """The caller's or the model's loss summed over rows, or the cross-entropy summed over targets."""
+        rows = row_count(batch)
         if self._own_loss:
             mean = getattr(outputs, "loss", None)
             if not isinstance(mean, Tensor) or mean.dim():
                 raise InputError(
                     "fit: expected outputs with a scalar `loss` from a model whose forward has an argument `labels`, "
-                    f"found {_kind(outputs)}; return one as models of Transformers do, or give fit a loss"
+                    f"found {_form(outputs)}; return one as models of Transformers do, or give fit a loss"
                 )
-            return mean * row_count(batch)
+            return mean * rows
         if self._loss is None:
             if likelihood_of(model) is None:
                 self._check_logits(outputs, batch.targets)
             return super().loss(model, outputs, batch)
-        found = self._loss(outputs, batch.targets)
-        if found.dim() > 1 or (found.dim() == 1 and len(found) != row_count(batch)):
+        loss = self._loss(outputs, batch.targets)
+        if loss.dim() > 1 or (loss.dim() == 1 and len(loss) != rows):
             raise InputError(
-                f"fit: expected a loss that is a mean over rows (a scalar) or one value per row [{row_count(batch)}], "
-                f"found shape {tuple(found.shape)}; reduce it over the other axes"
+                f"fit: expected a loss that is a mean over rows (a scalar) or one value per row [{rows}], found shape "
+                f"{tuple(loss.shape)}; reduce it over the other axes"
             )
-        return found.sum() if found.dim() else found * row_count(batch)
+        return loss.sum() if loss.dim() else loss * rows
 
     def _check_logits(self, outputs: object, targets: Tensor) -> None:
         """Raise InputError unless the outputs are logits of the targets; the first time, check the targets too.
 
         Later targets are checked before they are copied to the model's device, where reading them would wait for it.
         """
-        if not isinstance(outputs, Tensor):
+        if not isinstance(outputs, Tensor) or outputs.shape[:-1] != targets.shape:
+            shape = ", ".join([*map(str, targets.shape), "classes"])
+            found = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else _form(outputs)
             raise InputError(
-                f"fit: expected logits as one tensor from the model, found {_kind(outputs)}; return the logits alone, "
+                f"fit: expected logits [{shape}] as one tensor from the model, found {found}; return the logits alone, "
                 "give forward an argument `state` if it also returns a state, give fit a loss, or give a model of "
                 "Transformers batches that are mappings with 'labels'"
-            )
-        if outputs.shape[:-1] != targets.shape:
-            wanted = ", ".join([*map(str, targets.shape), "classes"])
-            raise InputError(
-                f"fit: expected logits [{wanted}] from the model, found shape {tuple(outputs.shape)}; change the "
-                "model, or give fit a loss"
             )
         if not self._classes:
             self._classes = outputs.shape[-1]
@@ -207,24 +220,6 @@ class OwnTask(Task):
         """Rows, with the caller's or the model's loss; otherwise targets that are not IGNORE."""
         return super().count(batch) if self._loss is None and not self._own_loss else row_count(batch)
 
-    def check(self, batch: Batch, where: str) -> None:
-        """Raise InputError for targets that need a `loss` or more classes, or a mask that the model does not take."""
-        if self._own_loss:
-            return
-        if self._loss is None and not (isinstance(batch.targets, Tensor) and batch.targets.dtype == torch.int64):
-            found = batch.targets.dtype if isinstance(batch.targets, Tensor) else type(batch.targets).__name__
-            raise InputError(f"{where}: expected targets of int64 for cross-entropy, found {found}; give fit a loss")
-        if self._classes:
-            self._check_targets(batch.targets, where)
-        if batch.mask is not None and "mask" not in self._accepts:
-            raise InputError(
-                f"{where}: expected a model that takes a mask, found one without; give it an argument mask"
-            )
-
-    def close(self) -> None:
-        """End the worker processes."""
-        self._train.close()
-
 
 def _of_logits(metric: Metric) -> Metric:
     """The metric of a model whose outputs hold logits beside the loss."""
@@ -235,14 +230,15 @@ def _of_logits(metric: Metric) -> Metric:
     return metric
 
 
-def _kind(found: object) -> str:
+def _form(outputs: object) -> str:
     """What a model returned, in words."""
-    return f"a tuple of {len(found)}" if isinstance(found, tuple) else f"a {type(found).__name__}"
+    return f"a tuple of {len(outputs)}" if isinstance(outputs, tuple) else f"a {type(outputs).__name__}"
 
 
 class _RowsAndSeed(NamedTuple):
     rows: list[int]
-    place: tuple[int, int] | None  # (seed, index) of what the data set draws
+    seed: int  # with the number of the batch, of what the data set draws
+    number: int
 
 
 class RowSource:
@@ -267,42 +263,38 @@ class RowSource:
         if not self.rows:
             raise InputError(f"fit: expected data of at least one row, found an empty {type(dataset).__name__}")
         self._order = Order(self.rows) if shuffle else None
-        self._ahead = BatchesAhead(self._make, self._keys, workers, loader)
+        self._batches = Prefetched(self._make, self._keys, workers, loader)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_ahead": None, "_order": None}  # a worker process, if not forked, needs neither
+        return {**self.__dict__, "_batches": None, "_order": None}  # a worker process, if not forked, needs neither
 
     def batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        """Batch `index` of the endless order."""
-        return self._ahead.batch(index, batch_size, seed)
+        return self._batches.batch(index, batch_size, seed)
 
     def once(self, batch_size: int) -> Iterator[Batch]:
         """All rows once, in the data set's order."""
         starts = range(0, self.rows, batch_size)
-        keys = (_RowsAndSeed(list(range(i, min(i + batch_size, self.rows))), (0, i)) for i in starts)
-        return ahead(self._make, keys, min(self.workers, len(starts)), self.loader)
+        keys = (_RowsAndSeed(list(range(i, min(i + batch_size, self.rows))), 0, i) for i in starts)
+        return prefetch(self._make, keys, min(self.workers, len(starts)), self.loader)
 
     def epoch(self, batch_size: int) -> float:
-        """Batches in an epoch."""
         return self.rows / batch_size
 
     def close(self) -> None:
-        """End the worker processes."""
-        self._ahead.close()
+        self._batches.close()
 
-    def _keys(self, asked: Asked) -> Iterator[_RowsAndSeed]:
-        index, batch_size, seed = asked
+    def _keys(self, number: BatchNumber) -> Iterator[_RowsAndSeed]:
+        index, batch_size, seed = number
         for i in itertools.count(index):
             if self._order is not None:
                 rows = self._order.batch(i, batch_size, seed).tolist()
             else:
                 rows = [row % self.rows for row in range(i * batch_size, (i + 1) * batch_size)]
-            yield _RowsAndSeed(rows, (seed, i))
+            yield _RowsAndSeed(rows, seed, i)
 
     def _make(self, key: _RowsAndSeed) -> Batch:
         with global_generators() as put:
-            if key.place is not None:
-                put(key.place[0], AUGMENT, key.place[1])
+            put(key.seed, AUGMENT, key.number)
             several = getattr(self.dataset, "__getitems__", None)  # as a DataLoader asks for rows
             return as_batch(self.collate(several(key.rows) if several else [self.dataset[row] for row in key.rows]))
 
@@ -350,7 +342,6 @@ class BatchSource:
         return as_batch(self._last)
 
     def once(self, batch_size: int) -> Iterator[Batch]:
-        """One pass, with the generators as they are."""
         return map(as_batch, self.batches)
 
     def epoch(self, batch_size: int) -> float:
@@ -358,7 +349,6 @@ class BatchSource:
         return float(self.length)
 
     def close(self) -> None:
-        """Drop the iterator."""
         self._iterator, self._place, self._pass = None, -1, -1
 
     def _draw(self) -> object:
@@ -370,9 +360,9 @@ class BatchSource:
                     self._iterator = iter(self.batches)
                 else:
                     generators.put(self._generators)
-                for found in self._iterator:
+                for batch in self._iterator:
                     self._generators = generators.take()
-                    return found
+                    return batch
                 self._iterator = None
         raise InputError("expected training data of at least one batch, found none; check the data")
 
@@ -405,15 +395,15 @@ def source(data: object) -> Source:
     return BatchSource(data)
 
 
-def described(found: Source) -> str:
+def described(data: Source) -> str:
     """The data's class and size, for the run's recipe."""
-    held = found.dataset if isinstance(found, RowSource) else found.batches
-    size = f"{found.rows} rows" if isinstance(found, RowSource) else f"{found.length or 'any number of'} batches"
-    return f"{type(held).__module__}.{type(held).__qualname__} of {size}"
+    own = data.dataset if isinstance(data, RowSource) else data.batches
+    size = f"{data.rows} rows" if isinstance(data, RowSource) else f"{data.length or 'any number of'} batches"
+    return f"{type(own).__module__}.{type(own).__qualname__} of {size}"
 
 
-def rows_in_a_batch(found: Source, seed: int) -> int:
+def rows_in_a_batch(data: Source, seed: int) -> int:
     """The batch size that the data have: a DataLoader's, or the rows of an iterable's first batch; else 0."""
-    if found.batch_size or isinstance(found, RowSource):
-        return found.batch_size
-    return _rows(found.batch(0, 1, seed))
+    if data.batch_size or isinstance(data, RowSource):
+        return data.batch_size
+    return _rows(data.batch(0, 1, seed))

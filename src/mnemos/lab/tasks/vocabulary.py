@@ -81,11 +81,9 @@ class Bytes(Vocabulary):
     lengths = np.ones(256, np.int64)
 
     def encode(self, text: bytes, where: str) -> Tokens:
-        """The bytes themselves, as a view."""
         return np.frombuffer(text, np.uint8)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        """The bytes themselves, also byte 0, which a model may draw."""
         return bytes(tokens)
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
@@ -102,10 +100,7 @@ _WORD = re.compile(rb"[\w\x80-\xff]+|\s+|[^\w\s\x80-\xff]")
 
 
 def as_characters(text: bytes, where: str) -> str:
-    """UTF-8 text, without the byte-order mark that some editors put before it.
-
-    Raises InputError, which begins with `where` and names the offset of the first other byte.
-    """
+    """UTF-8 text, without the byte-order mark that some editors put before it."""
     try:
         return text.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -118,10 +113,10 @@ def as_characters(text: bytes, where: str) -> str:
 class Words(Vocabulary):
     """Words in the order of a list: token i is words[i]. Adaptive softmax needs the most frequent words first.
 
-    A line end is the word <eos>, which is also the start token. A word that the list lacks is <unk>. Decoding writes
-    a space after each word and a line feed for <eos>, so a word counts its UTF-8 bytes and one, and <eos> one. A file
-    with other white space has other bytes: WikiText has one space more at the beginning of each line.
-    source: what the words are from, for errors. Raises InputError for a list with a word twice or without <eos>.
+    A line end is the word <eos>, which is also the start token. A word that the list lacks is <unk>. Decoding writes a
+    space after each word and a line feed for <eos>, so a word counts its UTF-8 bytes and one, and <eos> one. A file
+    with other white space has other bytes: WikiText has one space more at the beginning of each line. source: what the
+    words are from, for errors.
     """
 
     unit = "words"
@@ -158,7 +153,7 @@ class Words(Vocabulary):
 
     @classmethod
     def read(cls, path: str | Path) -> "Words":
-        """The words of a file, one per line. Raises InputError for a file that cannot be read, and as the class."""
+        """The words of a file, one per line."""
         lines = as_characters(read_bytes(path), str(path)).splitlines()
         for number, line in enumerate(lines, start=1):
             if len(line.split()) != 1:
@@ -172,39 +167,31 @@ class Words(Vocabulary):
         for line in rest:
             words.append(END)
             words += line.split()
-        if self.unknown is None:
-            self._check(words, where)
         missing, ids = self.unknown, self._ids
-        return np.fromiter((ids.get(word, missing) for word in words), np.int32, len(words))
-
-    def _check(self, words: Sequence[str], where: str) -> None:
-        lacking = next((i for i, word in enumerate(words) if word not in self._ids), None)
-        if lacking is not None:
+        if missing is None and (lacking := [word for word in words if word not in ids]):
             raise InputError(
-                f"{where}: word {lacking + 1:,}: expected a word of {self._source}, which has no {UNKNOWN}, found "
-                f"{words[lacking]!r:.60}; use the vocabulary of this text, or add {UNKNOWN} to it"
+                f"{where}: expected words of {self._source}, which has no {UNKNOWN}, found {lacking[0]!r:.60}; use the "
+                f"vocabulary of this text, or add {UNKNOWN} to it"
             )
+        return np.fromiter((ids.get(word, missing) for word in words), np.int32, len(words))
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """Each word with a space after it; <eos> is a line feed."""
         return "".join("\n" if token == self.start else f"{self.list[token]} " for token in tokens).encode()
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
-        """Each token is a word."""
         return [(self.list[token], 1) for token in tokens]
 
 
 class SubWords(Vocabulary):
     """The tokens of a tokenizer.json, without the special tokens that it adds around a text.
 
-    The start token is one more token, after those of the file. A token's bytes are exact where the file is
-    byte-level (GPT-2, Llama 3) or falls back to bytes (Llama 2). Otherwise they are those of its characters, with a
-    space before each first piece of a word (WordPiece), and differ from the text's where the file changes or drops
-    characters.
-    Some files put a space before a text, as before a word. It is left out, because the text does not have it.
-    Text is encoded in pieces of about a million characters that end at line ends.
-    content: that of the file, without such a space; source: its name, for errors.
-    Raises InputError for other content, and if the library is not installed.
+    The start token is one more token, after those of the file. A token's bytes are exact where the file is byte-level
+    (GPT-2, Llama 3) or falls back to bytes (Llama 2). Otherwise they are those of its characters, with a space before
+    each first piece of a word (WordPiece), and differ from the text's where the file changes or drops characters. Some
+    files put a space before a text, as before a word. It is left out, because the text does not have it. Text is
+    encoded in pieces of about a million characters that end at line ends. content: that of the file, without such a
+    space; source: its name, for errors.
     """
 
     unit = "sub-words"
@@ -244,7 +231,6 @@ class SubWords(Vocabulary):
 
     @classmethod
     def read(cls, path: str | Path) -> "SubWords":
-        """The vocabulary of a file."""
         return cls(as_characters(read_bytes(path), str(path)), str(path))
 
     def around(self) -> tuple[list[int], list[int]]:
@@ -256,12 +242,10 @@ class SubWords(Vocabulary):
         return whole.ids[: inside[0]], whole.ids[inside[-1] + 1 :]
 
     def encode(self, text: bytes, where: str) -> Tokens:
-        """The tokens of UTF-8 text."""
-        found = [
-            np.array(self._tokenizer.encode(piece, add_special_tokens=False).ids, np.int32)
-            for piece in _pieces(as_characters(text, where))
-        ]
-        return np.concatenate(found) if found else np.zeros(0, np.int32)
+        ids: list[int] = []
+        for piece in _pieces(as_characters(text, where)):
+            ids += self._tokenizer.encode(piece, add_special_tokens=False).ids
+        return np.array(ids, np.int32)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """The text as the file's decoder writes it. Pieces of a character that lack their others are written as �."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mnemos.atomic import write_bytes, write_json
 from mnemos.lab.evaluate.predict import read_preprocessing
-from mnemos.lab.tasks.folders import ENDINGS
+from mnemos.lab.tasks.pictures import ENDINGS
 from mnemos.lab.tasks.preprocessing import files_below
 from mnemos.lab.vision.detection.detections import DETECTIONS, jpeg, overlay
 from mnemos.models.store import load

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mnemos.generators import AUGMENT, generator
-from mnemos.lab.tasks.ahead import Asked
+from mnemos.lab.tasks.prefetch import BatchNumber
 from mnemos.lab.tasks.row_order import Order
 
 from .scenes import Objects, Scenes, objects
@@ -98,7 +98,7 @@ class Key(NamedTuple):
     mirrors: tuple[int, int] | None
 
 
-def keys_from(order: Order, asked: Asked) -> Iterator[Key]:
+def keys_from(order: Order, asked: BatchNumber) -> Iterator[Key]:
     """The keys of a training batch and of all later ones."""
     index, batch_size, seed = asked
     return (Key(order.batch(i, batch_size, seed), 0, (seed, i)) for i in itertools.count(index))

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mnemos.lab.tasks.folders import ENDINGS
-from mnemos.lab.tasks.pictures import pillow, read_image
+from mnemos.lab.tasks.pictures import ENDINGS, pillow, read_image
 from mnemos.lab.tasks.preprocessing import Predicted, Preprocessing, files_below
 from mnemos.registry import register
 from mnemos.types import InputError

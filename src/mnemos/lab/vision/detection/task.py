@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mnemos.hosts.branch import HostBranch
-from mnemos.lab.tasks.ahead import BatchesAhead, ahead
 from mnemos.lab.tasks.augment import normalise
 from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.metrics import CorpusMetric
 from mnemos.lab.tasks.pictures import fit, pillow
+from mnemos.lab.tasks.prefetch import Prefetched, prefetch
 from mnemos.lab.tasks.row_order import Order
 from mnemos.lab.tasks.task import Split, Task
 from mnemos.modes import evaluating
@@ -45,7 +45,7 @@ class DetectionTask(Task):
 
     Training batch i is a pure function of (i, batch_size, seed): pictures of similar proportions, in an order of their
     own in each epoch. With `workers` > 0, that many processes read and decode the following pictures in advance
-    (`BatchesAhead`); each holds up to two batches of shared memory. Raises InputError for a split without a picture,
+    (`Prefetched`); each holds up to two batches of shared memory. Raises InputError for a split without a picture,
     for masks of data that have none, and for a negative number of workers.
     """
 
@@ -73,7 +73,7 @@ class DetectionTask(Task):
         height, width = self.splits["train"].sizes.T
         order = Order(len(height), np.round(1000 * np.log(width / height)).astype(np.int64))
         self._makers = {split: BatchMaker(scenes, masks, flip) for split, scenes in self.splits.items()}
-        self._ahead = BatchesAhead(self._makers["train"], partial(keys_from, order), workers)
+        self._ahead = Prefetched(self._makers["train"], partial(keys_from, order), workers)
         self._figures = tuple(figures)
         self._scored: dict[Kind, tuple[list[Record], AveragePrecision]] = {}
         kinds: tuple[Kind, ...] = ("box", "mask") if masks else ("box",)
@@ -125,7 +125,7 @@ class DetectionTask(Task):
         sizes = self.rows_of_batches(split, batch_size)
         chosen = [number for number in range(len(sizes)) if number in numbers]
         keys = (Key(np.arange(sizes[number]) + number * batch_size, before, None) for number in chosen)
-        read = ahead(self._makers[split], keys, min(self._workers, len(chosen)))
+        read = prefetch(self._makers[split], keys, min(self._workers, len(chosen)))
         return zip(chosen, read, strict=True)
 
     def size(self, split: Split) -> int:

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from mnemos import InputError
 from mnemos.lab.tasks.batch import IGNORE
+from mnemos.lab.tasks.fact_recall import ASKED, PEOPLE, PLACES, TOLD, ToldConfig
 from mnemos.lab.tasks.task import Sampling
-from mnemos.lab.tasks.told import ASKED, PEOPLE, PLACES, TOLD, ToldConfig
 from mnemos.models import Transformer
 
 CONFIG = ToldConfig(distances=(4, 9, 20), people=2, words=50, rows=90, grow=10)
@@ -102,26 +101,6 @@ def test_the_accuracy_is_measured_at_each_distance(task, tmp_path):
         assert f"is in the {place} ." in one["told and asked"]
         assert one["told and asked"].endswith(" ?")
     assert {one["the right answer"].startswith(one["answered"]) for one in answers if "20 words" in str(one)} == {False}
-
-
-@pytest.mark.parametrize(
-    ("fields", "match"),
-    [
-        ({"distances": ()}, "expected distances"),
-        ({"distances": (2, 8)}, "at least 4 words"),
-        ({"distances": (8, 8)}, "different distances"),
-        ({"distances": (8.0, 16)}, "data.distances"),
-        ({"people": 11}, "1 to 10 people"),
-        ({"words": 0}, "at least one word"),
-        ({"grow": -1}, "grow >= 0"),
-        ({"rows": 0}, "data.rows"),
-        ({"distances": (100_000,)}, "lower data.distances"),
-        ({"path": "nowhere"}, "nowhere"),
-    ],
-)
-def test_wrong_settings_are_one_clear_error(fields, match):
-    with pytest.raises(InputError, match=match):
-        ToldConfig(**fields).build()
 
 
 def test_a_text_has_the_words_of_facts_whole(task):

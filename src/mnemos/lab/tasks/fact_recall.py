@@ -24,8 +24,8 @@ from .batch import IGNORE
 from .generated import GeneratedTask, Rows, distinct
 from .haystack import PEOPLE, PLACES
 from .metrics import GUESS
-from .task import Question, Split
-from .text_files import SPLITS, find_text, split_documents
+from .task import SPLITS, Question, Split
+from .text_files import find_text, split_documents
 
 TOLD, STOP, ASKED, MARK = "is in the", ".", "Where is", "?"
 OTHER = "…"  # a word of the text that is none of the commonest ones
@@ -67,28 +67,17 @@ class ToldConfig(DataConfig):
     grow: int = 0
 
     def files(self) -> list[Path]:
-        """The files of the text; of the reference of the Python language, its module."""
         return find_text(self.path).read if self.path else [Path(str(topics.__file__))]
 
     def build(self) -> "ToldTask":
-        """The task: T = 4·people + the greatest distance + 3, and `words` + 25 tokens.
-
-        Raises InputError for a setting out of range, and for text with fewer words than a row in one of the splits.
-        """
         check_fields(self, "data")
-        if not self.distances or min(self.distances) < NEAREST or not 1 <= self.people <= len(PEOPLE) or self.words < 1:
-            raise InputError(
-                f"told: expected distances of at least {NEAREST} words, 1 to {len(PEOPLE)} people and at least one "
-                f"word, found distances {self.distances}, people {self.people}, words {self.words}; change these"
-            )
-        if self.grow < 0 or len(set(self.distances)) < len(self.distances):
-            raise InputError(
-                f"told: expected grow >= 0 and different distances, found {self.grow} and {self.distances}; change one"
-            )
+        different = len(set(self.distances)) == len(self.distances) > 0 and min(self.distances) >= NEAREST
+        self.require(different, f"different distances of at least {NEAREST} words", "distances")
+        fits = 1 <= self.people <= len(PEOPLE) and self.words >= 1 and self.grow >= 0
+        self.require(fits, f"1 to {len(PEOPLE)} people, a word and grow >= 0", "people", "words", "grow")
         return ToldTask(self, _split_words(self.path))
 
     def trained_on(self, updates: int) -> str:
-        """The distances of training rows."""
         first, last = self.longest(0), self.longest(max(0, updates - 1))
         grown = f"a greatest one, which grew from {first} to {last} in {updates} updates" if first < last else f"{last}"
         beyond = "; greater ones were tested without training" if last < max(self.distances) else ""
@@ -101,7 +90,6 @@ class ToldConfig(DataConfig):
 
     @property
     def length(self) -> int:
-        """The number of tokens of a held-out row."""
         return FACT * self.people + max(self.distances) + QUESTION
 
 
@@ -129,18 +117,12 @@ class ToldTask(GeneratedTask):
                 )
         self.text = {split: np.array([number.get(w, self._other) for w in words]) for split, words in text.items()}
         super().__init__(
-            self._held_out_draw("train"),
+            partial(self._draw, self.text["train"], None),
             *(len(self.names), config.length, config.rows, config.seed),
-            train=self._training_draw,
-            held_out={split: self._held_out_draw(split) for split in ("valid", "test")},
+            train=lambda update: partial(self._draw, self.text["train"], config.longest(update)),
+            held_out={split: partial(self._draw, self.text[split], None) for split in SPLITS[1:]},
         )
         self.reference = {GUESS: 1 / len(PLACES)}
-
-    def _held_out_draw(self, split: Split) -> partial[Rows]:
-        return partial(self._draw, self.text[split], None)
-
-    def _training_draw(self, update: int) -> partial[Rows]:
-        return partial(self._draw, self.text["train"], self.config.longest(update))
 
     def _draw(self, text: NDArray[np.int64], longest: int | None, random: np.random.Generator, rows: int) -> Rows:
         """Inputs and targets, [rows, T] each. longest: the greatest distance of a training row; None: held-out rows."""
@@ -204,7 +186,6 @@ class ToldTask(GeneratedTask):
         return {"along": along, "questions": shown, "examples": {"questions": about}}
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
-        """Each token is a word."""
         return [(self.names[token], 1) for token in tokens]
 
     def encode(self, text: bytes, where: str) -> list[int]:
@@ -234,7 +215,6 @@ class ToldTask(GeneratedTask):
         return f"… {self.written(row[begin : told + BESIDE])} {between} {self.written(row[asked - BESIDE :])}"
 
     def written(self, row: Sequence[int]) -> str:
-        """A row as text."""
         return " ".join(self.names[i] for i in row)
 
 
@@ -242,12 +222,9 @@ def _split_words(path: str | None) -> dict[Split, list[bytes]]:
     """The words of a text by split, in lower case; everything but letters divides them."""
     if path is not None:
         splits = split_documents(find_text(path), HELD_OUT)
-        return {split: _words(b" ".join(d.tobytes() for d in splits[split].values())) for split in SPLITS}
-    words = _words(" ".join(text for _, text in sorted(topics.topics.items())).encode())
-    held = int(len(words) * HELD_OUT)
-    first, second = len(words) - 2 * held, len(words) - held
+        texts = {split: b" ".join(d.tobytes() for d in splits[split].values()) for split in SPLITS}
+        return {split: _WORD.findall(text.lower()) for split, text in texts.items()}
+    words = _WORD.findall(" ".join(text for _, text in sorted(topics.topics.items())).encode().lower())
+    count = int(len(words) * HELD_OUT)
+    first, second = len(words) - 2 * count, len(words) - count
     return {"train": words[:first], "valid": words[first:second], "test": words[second:]}
-
-
-def _words(text: bytes) -> list[bytes]:
-    return _WORD.findall(text.lower())

@@ -1,4 +1,4 @@
-"""Results computed in advance by worker processes: the same values in the same order as without workers."""
+"""Batches that PyTorch's DataLoader computes in advance: the same values in the same order as without workers."""
 
 import signal
 import warnings
@@ -12,8 +12,7 @@ from mnemos.types import InputError
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
-Asked = tuple[int, int, int]  # index, batch size, seed
-_NO_BATCH = -1, 0, 0  # stands for what no batch is asked by
+BatchNumber = tuple[int, int, int]  # index, batch size, seed
 
 
 class Loader(NamedTuple):
@@ -27,14 +26,14 @@ class Loader(NamedTuple):
     options: Mapping[str, Any] = {}
 
 
-def ahead(
+def prefetch(
     make: Callable[[Key], Result], keys: Iterable[Key], workers: int, loader: Loader | None = None
 ) -> Iterator[Result]:
     """Yield make(key) for every key, in order. `workers` processes compute up to two results each in advance.
 
     `make` must be a pure function. On systems that do not fork processes (macOS, Windows) it must also be picklable.
-    loader: how the processes begin. They end with the iterator: when it is exhausted, closed or garbage-collected.
-    With 0 workers, `make` is called in this process. Raises InputError if `make` does, or if a worker process dies.
+    loader: how the processes begin. They end with the iterator: when it is exhausted, closed or garbage-collected. With
+    0 workers, `make` is called in this process.
     """
     if not workers:
         yield from map(make, keys)
@@ -45,17 +44,18 @@ def ahead(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*suggested max number of worker.*")  # the user chose the number
-            reader: Any = DataLoader(
-                _CallsAsDataset(make),  # type: ignore[arg-type]
-                batch_size=None,
-                sampler=keys,
-                num_workers=workers,
-                collate_fn=_unchanged,
-                worker_init_fn=_Begin(loader),
-                generator=torch.Generator(),  # the default would draw from the training's generator
-                **loader.options,
+            results = iter(
+                DataLoader(
+                    _Calls(make),  # type: ignore[arg-type]
+                    batch_size=None,
+                    sampler=keys,
+                    num_workers=workers,
+                    collate_fn=_unchanged,
+                    worker_init_fn=_Begin(loader),
+                    generator=torch.Generator(),  # the default would draw from the training's generator
+                    **loader.options,
+                )
             )
-            results = iter(reader)
         for result in results:
             if isinstance(result, InputError):
                 raise result
@@ -68,42 +68,39 @@ def ahead(
             end_workers(results)
 
 
-class BatchesAhead(Generic[Key, Result]):
+class Prefetched(Generic[Key, Result]):
     """Training batches, by (index, batch size, seed), that `workers` processes make in advance.
 
     Random access stays possible: a batch that does not follow the previous one is made in this process, or, with a
-    loader, by new processes: its data may be usable there alone. make, workers, loader: see `ahead`. keys(asked): the
-    keys of that batch and of all later ones. It must hold no reference to the owner of this object, so that the
+    loader, by new processes: its data may be usable there alone. make, workers, loader: see `prefetch`. keys(number):
+    the keys of that batch and of all later ones. It must hold no reference to the owner of this object, so that the
     processes end when the owner is garbage-collected.
     """
 
     def __init__(
         self,
         make: Callable[[Key], Result],
-        keys: Callable[[Asked], Iterator[Key]],
+        keys: Callable[[BatchNumber], Iterator[Key]],
         workers: int,
         loader: Loader | None = None,
     ) -> None:
         if workers < 0:
             raise InputError(f"data.workers: expected at least 0, found {workers}; raise it")
         self._make, self._keys, self._workers, self._loader = make, keys, workers, loader
-        self._stream: Iterator[Result] | None = None  # yields batch `_next` and the batches after it
-        self._next = self._after = _NO_BATCH  # `_after` is the batch after the one that was requested last
-        self._last: tuple[Asked, Result] | None = None  # with a loader
+        self.close()
 
     def batch(self, index: int, batch_size: int, seed: int) -> Result:
-        """Batch `index`. Raises InputError if `make` does, or if a worker process dies."""
-        asked, follower = (index, batch_size, seed), (index + 1, batch_size, seed)
-        if self._last is not None and self._last[0] == asked:  # what a training begins with was read to see its form
+        number, follower = (index, batch_size, seed), (index + 1, batch_size, seed)
+        if self._last is not None and self._last[0] == number:  # what a training begins with was read to see its form
             return self._last[1]
-        follows = asked == self._after or self._loader is not None  # a second one in sequence: more will follow
-        if self._workers and follows and asked != self._next:
+        follows = number == self._after or self._loader is not None  # a second one in sequence: more will follow
+        if self._workers and follows and number != self._next:
             self.close()
-            self._stream = ahead(self._make, self._keys(asked), self._workers, self._loader)
-            self._next = asked
+            self._stream = prefetch(self._make, self._keys(number), self._workers, self._loader)
+            self._next = number
         self._after = follower
-        if self._stream is None or asked != self._next:
-            return self._make(next(self._keys(asked)))
+        if self._stream is None or number != self._next:
+            return self._make(next(self._keys(number)))
         self._next = follower
         try:
             result = next(self._stream)
@@ -111,17 +108,20 @@ class BatchesAhead(Generic[Key, Result]):
             self.close()
             raise
         if self._loader is not None:
-            self._last = asked, result
+            self._last = number, result
         return result
 
     def close(self) -> None:
         """End the worker processes. Batches can still be asked for."""
-        if self._stream is not None:
-            self._stream.close()  # type: ignore[attr-defined]
-        self._stream, self._next, self._after, self._last = None, _NO_BATCH, _NO_BATCH, None
+        if (stream := getattr(self, "_stream", None)) is not None:
+            stream.close()
+        self._stream: Any = None  # yields batch `_next` and the batches after it
+        self._next: BatchNumber | None = None
+        self._after: BatchNumber | None = None  # the one after the batch that was asked for last
+        self._last: tuple[BatchNumber, Result] | None = None  # with a loader
 
 
-class _CallsAsDataset:
+class _Calls:
     """The function as a map-style data set: dataset[key] is make(key).
 
     An InputError is returned as a result. If it were raised, the DataLoader would replace its one line by a traceback.
