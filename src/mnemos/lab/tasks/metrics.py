@@ -210,9 +210,9 @@ def bounds_json(bounds: Sequence[float]) -> list[float | None]:
 
 def bounds_of(ends: object) -> tuple[float, float]:
     """The bounds that `bounds_json` wrote; −∞ and ∞ for anything else."""
-    low, high = ends if isinstance(ends, (list, tuple)) and len(ends) == 2 else (None, None)
-    finite = [isinstance(end, (int, float)) and math.isfinite(end) for end in (low, high)]
-    return low if finite[0] else -math.inf, high if finite[1] else math.inf
+    pair = ends if isinstance(ends, (list, tuple)) and len(ends) == 2 else (None, None)
+    low, high = (end if isinstance(end, (int, float)) and math.isfinite(end) else None for end in pair)
+    return -math.inf if low is None else low, math.inf if high is None else high
 
 
 GUESS = "a guess"  # a reference score of tasks that ask: the share of right answers when one is picked at random

@@ -87,7 +87,10 @@ class Prefetched(Generic[Key, Result]):
         if workers < 0:
             raise InputError(f"data.workers: expected at least 0, found {workers}; raise it")
         self._make, self._keys, self._workers, self._loader = make, keys, workers, loader
-        self.close()
+        self._stream: Any = None  # yields batch `_next` and the batches after it
+        self._next: BatchNumber | None = None
+        self._after: BatchNumber | None = None  # the one after the batch that was asked for last
+        self._last: tuple[BatchNumber, Result] | None = None  # with a loader
 
     def batch(self, index: int, batch_size: int, seed: int) -> Result:
         number, follower = (index, batch_size, seed), (index + 1, batch_size, seed)
@@ -113,12 +116,9 @@ class Prefetched(Generic[Key, Result]):
 
     def close(self) -> None:
         """End the worker processes. Batches can still be asked for."""
-        if (stream := getattr(self, "_stream", None)) is not None:
-            stream.close()
-        self._stream: Any = None  # yields batch `_next` and the batches after it
-        self._next: BatchNumber | None = None
-        self._after: BatchNumber | None = None  # the one after the batch that was asked for last
-        self._last: tuple[BatchNumber, Result] | None = None  # with a loader
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = self._next = self._after = self._last = None
 
 
 class _Calls:
