@@ -35,17 +35,17 @@ def test_each_kind_of_fault_is_made_once_where_behaviour_rests():
     assert found == [
         (12, "not", "if (n):"),
         (14, "statement dropped", "pass"),
-        (15, "sign", "total = é(x)[(1)] + (n * 2.0)"),
+        (15, "arithmetic", "total = (é(x)[-1] - n * 2.0)"),
+        (15, "sign", "total = é(x)[1] + (n * 2.0)"),
         (15, "constant", "total = é(x)[-2] + (n * 2.0)"),
-        (15, "arithmetic", "total = é(x)[-1] - (n * 2.0)"),
-        (15, "arithmetic", "total = é(x)[-1] + (n / 2.0)"),
+        (15, "arithmetic", "total = é(x)[-1] + ((n / 2.0))"),
         (15, "constant", "total = é(x)[-1] + (n * 4.0)"),
-        (16, "no detach", value.replace("total.detach()", "total", 1)),
-        (16, "branches exchanged", 'return (f"{n + 10}" if n > 9 and total is not None else total.detach())'),
-        (16, "comparison", value.replace(">", ">=")),
+        (16, "no detach", value.replace("total.detach()", "(total)")),
+        (16, "branches exchanged", "return (f'{n + 10}' if n > 9 and total is not None else total.detach())"),
+        (16, "comparison", value.replace("n > 9", "(n >= 9)")),
+        (16, "condition", value.replace("n > 9 and total is not None", "(n > 9 or total is not None)")),
         (16, "constant", value.replace("9", "10", 1)),
-        (16, "condition", value.replace("and", "or")),
-        (16, "comparison", value.replace("is not", "is")),
+        (16, "comparison", value.replace("total is not None", "(total is None)")),
     ]
 
 

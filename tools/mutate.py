@@ -2,25 +2,24 @@
 
 Each fault (see mutations.py) is made in a copy of the tree; the tests most likely to find it run first, then the
 contracts, then all others, until one fails. A fault that none finds is a survivor: a test is missing, or the fault
-changes nothing that is promised, which the field "explained" of the result then says. The field "closed" marks a fault
-that was a survivor until a test was written for it. Both are written by hand and kept.
+changes nothing that is promised, which the field "explained" of the result then says. It is written by hand and kept.
 `--near` leaves out the others and all slow tests: it takes minutes less per survivor, and counts too many of them.
 
 Known tools run the whole suite, or what a coverage run of hours has mapped, in a new interpreter per fault. Here one
 process imports PyTorch once and forks for each fault, and the order of the tests follows the folders, which mirror the
 package: most faults are found in seconds.
 
-The result, results/mutants.json, is written after each fault; the same command goes on from there. `--retry` runs only
-the survivors again, after tests were added.
+The result, results/mutants.json, is written after each fault; the same command goes on from there, and one with another
+seed begins anew. `--retry` runs only the survivors again, after tests were added.
 """
 
 import argparse
-import ast
 import contextlib
 import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -37,7 +36,7 @@ PACKAGE = Path("src/mnemos")
 ROOMS = ("ops", "memory", "attention", "models", "memory_replay", "lab/run", "hosts", "lab/tasks", "lab/evaluate")
 ROOMS += ("lab/compare", "lab/vision", "lab/translation", "lab/speech", "generate", "hugging_face", "trainers")
 LIMIT = 3600  # seconds for the tests of one stage; pytest's own limit per test finds endless loops long before
-CONTRACTS = ("tests/test_contracts.py", "tests/memory_replay/test_replay.py", "tests/test_auxiliary_losses.py")
+CONTRACTS = ["tests/test_contracts.py", "tests/memory_replay/test_replay.py", "tests/test_auxiliary_losses.py"]
 
 
 def main() -> None:
@@ -49,17 +48,33 @@ def main() -> None:
     parser.add_argument("--retry", action="store_true", help="run the survivors of the result file again")
     parser.add_argument("--near", action="store_true", help="only fast tests of a fault's own room, and the contracts")
     options = parser.parse_args()
+    written = json.loads(options.out.read_text()) if options.out.is_file() else {}
+    mutants: list[dict[str, Any]] = written["mutants"] if written.get("seed") == options.seed else []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder) / "tree"
         copy_tree(tree)
-        report = Report(options.out, options.seed, options.count)
         import_libraries()
         if first_failure(tree, ["tests"], [], "--collect-only") is not None:
             raise SystemExit("expected tests that can be collected; pytest --collect-only tells which cannot")
         for fault in choose(tree, options.count, options.seed):
-            if report.wants(fault, options.retry):
-                report.add(fault, *examine(fault, tree, options.near))
-        print(report.summary())
+            known = next((one for one in mutants if same(one, fault.record())), None)
+            if known is not None and not (options.retry and known["found_by"] is None):
+                continue
+            found_by, seconds = examine(fault, tree, options.near)
+            if known is None:
+                mutants.append(known := {})
+            known |= {**fault.record(), "found_by": found_by, "seconds": round(seconds, 1), "commit": commit()}
+            write(options.out, options.seed, mutants)
+            print(f"{len(mutants)} {found_by or 'SURVIVED'} {fault.file}:{fault.line} {fault.after}", flush=True)
+    left = [one for one in mutants if one["found_by"] is None and "explained" not in one]
+    print(f"{len(mutants)} faults, {len(left)} neither found nor explained")
+    for one in left:
+        print(f"{one['file']}:{one['line']}: {one['before']} -> {one['after']}")
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two records are of one fault, whose line may have moved."""
+    return all(one[name] == other[name] for name in ("file", "kind", "before", "after"))
 
 
 def copy_tree(tree: Path) -> None:
@@ -75,13 +90,13 @@ def choose(tree: Path, count: int, seed: int) -> list[Fault]:
     """`count` faults, as many from each room as from any other; more of them with the same seed begin with the same."""
     rooms = []
     for room in ROOMS:
-        found: list[Fault] = []
+        every: list[Fault] = []
         for path in sorted((tree / PACKAGE / room).rglob("*.py")):
-            found += faults(path.read_text(), str(path.relative_to(tree)))
-        if not found:
+            every += faults(path.read_text(), str(path.relative_to(tree)))
+        if not every:
             raise SystemExit(f"expected files with code in {PACKAGE / room}, found none; correct ROOMS")
-        random.Random(f"{seed} {room}").shuffle(found)
-        rooms.append(fault for fault in found if fault.changes((tree / fault.file).read_text()))
+        random.Random(f"{seed} {room}").shuffle(every)
+        rooms.append(fault for fault in every if fault.changes((tree / fault.file).read_text()))
     return list(itertools.islice(itertools.chain.from_iterable(zip(*rooms, strict=False)), count))
 
 
@@ -99,33 +114,26 @@ def import_libraries() -> None:
 
 
 def stages(fault: Fault, tree: Path, near: bool) -> list[list[str]]:
-    """Lists of test files, the likeliest first."""
-    parts, stem = Path(fault.file).relative_to(PACKAGE).parts, Path(fault.file).stem
-    folder = "/".join(parts[: 2 if parts[0] == "lab" else 1])
+    """Lists of test files, the likeliest first: those that are named as the file or import it, its room's, the rest."""
+    parts = Path(fault.file).relative_to(PACKAGE).with_suffix("").parts
+    room = "tests/" + "/".join(parts[: 2 if parts[0] == "lab" else 1]) + "/"
+    module = ".".join(("mnemos", *parts)).removesuffix(".__init__")
+    imports = re.compile(
+        rf"^ *(import {re.escape(module)}\b|from {re.escape(module)} import"
+        rf"|from {re.escape(module.rpartition('.')[0])} import .*\b{re.escape(module.rpartition('.')[2])}\b)",
+        re.MULTILINE,
+    )
     files = sorted(str(path.relative_to(tree)) for path in (tree / "tests").rglob("test_*.py"))
-    module = fault.file.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    words = [word for word in (*Path(fault.file).parent.parts[3:], stem) if word != "__init__"]
-    own = [name for name in files if any(word in Path(name).stem for word in words) and f"tests/{folder}/" in name]
-    naming = [name for name in files if _imports(tree / name, module)]
-    mirrored = [name for name in files if name.startswith(f"tests/{folder}/")]
-    contracts = [name for name in files if name in CONTRACTS]
+    in_room = [name for name in files if name.startswith(room)]
+    words = [word for word in parts[1:] if word != "__init__"]
+    own = [name for name in in_room if any(word in Path(name).stem for word in words)]
+    own += [name for name in files if imports.search((tree / name).read_text())]
     done: set[str] = set()
     found = []
-    for names in ([*own, *naming], mirrored, contracts, *([] if near else [files])):
-        stage = [name for name in dict.fromkeys(names) if name not in done]
-        done.update(stage)
-        found.append(stage)
+    for names in (own, in_room, CONTRACTS, [] if near else files):
+        found.append([name for name in dict.fromkeys(names) if name not in done])
+        done.update(names)
     return [stage for stage in found if stage]
-
-
-def _imports(path: Path, module: str) -> bool:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            if node.module == module or any(f"{node.module}.{alias.name}" == module for alias in node.names):
-                return True
-        elif isinstance(node, ast.Import) and any(alias.name == module for alias in node.names):
-            return True
-    return False
 
 
 def examine(fault: Fault, tree: Path, near: bool) -> tuple[str | None, float]:
@@ -138,16 +146,15 @@ def examine(fault: Fault, tree: Path, near: bool) -> tuple[str | None, float]:
         while True:
             path.write_text(fault.apply(source))
             try:
-                found = first_failure(tree, stage, failing, *(["-m", "not slow"] if near else []))
+                test = first_failure(tree, stage, failing, *(["-m", "not slow"] if near else []))
             finally:
                 path.write_text(source)
-            if found is None:
+            if test is None:
                 break
-            if found not in _SOUND and "::" in found and first_failure(tree, [found], []) is not None:
-                failing.append(found)
-                continue
-            _SOUND.add(found)
-            return found, time.monotonic() - start
+            if test in _SOUND or "::" not in test or first_failure(tree, [test], []) is None:
+                _SOUND.add(test)
+                return test, time.monotonic() - start
+            failing.append(test)
     return None, time.monotonic() - start
 
 
@@ -210,55 +217,22 @@ def _run(tree: Path, tests: list[str], without: list[str], told: str, more: tupl
         os._exit(code)
 
 
-class Report:
-    """results/mutants.json, kept up to date."""
-
-    def __init__(self, path: Path, seed: int, count: int) -> None:
-        self.path, self.seed, self.count = path, seed, count
-        self.mutants: list[dict[str, Any]] = json.loads(path.read_text())["mutants"] if path.is_file() else []
-
-    def _index(self, fault: Fault) -> int | None:
-        """Where a fault stands; lines may have moved since."""
-        for i, known in enumerate(self.mutants):
-            if all(known[key] == fault.record()[key] for key in ("file", "before", "after", "kind")):
-                return i
-        return None
-
-    def wants(self, fault: Fault, retry: bool) -> bool:
-        """Whether a fault is still to be examined."""
-        index = self._index(fault)
-        return index is None or (retry and self.mutants[index]["found_by"] is None)
-
-    def add(self, fault: Fault, found_by: str | None, seconds: float) -> None:
-        """Record what became of a fault, and write the file."""
-        entry = {**fault.record(), "found_by": found_by, "seconds": round(seconds, 1), "commit": _commit()}
-        index = self._index(fault)
-        if index is None:
-            self.mutants.append(entry)
-        else:
-            self.mutants[index] |= entry
-        found = [one for one in self.mutants if one["found_by"] is not None]
-        survivors = [one for one in self.mutants if one["found_by"] is None]
-        summary = {
-            "seed": self.seed,
-            "faults": len(self.mutants),
-            "found": len(found),
-            "found by tests written for them": sum("closed" in one for one in found),
-            "survivors": len(survivors),
-            "survivors explained": sum("explained" in one for one in survivors),
-        }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps({**summary, "mutants": self.mutants}, indent=1, ensure_ascii=False) + "\n")
-        print(f"{len(self.mutants)} {found_by or 'SURVIVED'} {fault.file}:{fault.line} {fault.after}", flush=True)
-
-    def summary(self) -> str:
-        """One line, and one for each survivor that nothing explains."""
-        left = [one for one in self.mutants if one["found_by"] is None and "explained" not in one]
-        lines = [f"{one['file']}:{one['line']}: {one['before']} -> {one['after']}" for one in left]
-        return "\n".join([f"{len(self.mutants)} faults, {len(left)} neither found nor explained", *lines])
+def write(path: Path, seed: int, mutants: list[dict[str, Any]]) -> None:
+    """Write the result file."""
+    survivors = [one for one in mutants if one["found_by"] is None]
+    summary = {
+        "seed": seed,
+        "faults": len(mutants),
+        "found": len(mutants) - len(survivors),
+        "survivors": len(survivors),
+        "survivors explained": sum("explained" in one for one in survivors),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**summary, "mutants": mutants}, indent=1, ensure_ascii=False) + "\n")
 
 
-def _commit() -> str:
+def commit() -> str:
+    """The commit's short hash."""
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip()
 

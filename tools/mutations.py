@@ -6,42 +6,28 @@ since no behaviour rests on them or their value is a matter of choice.
 """
 
 import ast
+import copy
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-BINARY: dict[type, tuple[str, str]] = {
-    ast.Add: ("+", "-"),
-    ast.Sub: ("-", "+"),
-    ast.Mult: ("*", "/"),
-    ast.Div: ("/", "*"),
-}
-COMPARED: dict[type, tuple[str, str]] = {
-    ast.Lt: ("<", "<="),
-    ast.LtE: ("<=", "<"),
-    ast.Gt: (">", ">="),
-    ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="),
-    ast.Is: ("is", "is not"),
-    ast.IsNot: ("is not", "is"),
-    ast.In: ("in", "not in"),
-    ast.NotIn: ("not in", "in"),
-}
+OPERATORS: dict[type, type] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
+}  # fmt: skip
 DROPPED_METHODS = ("detach", "flip", "abs", "square", "neg", "sigmoid", "sqrt", "clamp", "clamp_min", "clamp_max")
 SKIPPED = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """Characters start to stop of a file, what they are replaced by, and the first line before and after."""
 
-    file: str
-    line: int
-    kind: str
     start: int
     stop: int
     new: str
+    file: str
+    line: int
+    kind: str
     before: str
     after: str
 
@@ -58,101 +44,80 @@ class Fault:
 
     def record(self) -> dict[str, Any]:
         """What a result file says of it."""
-        return {k: v for k, v in asdict(self).items() if k not in ("start", "stop", "new")}
+        return {name: getattr(self, name) for name in ("file", "line", "kind", "before", "after")}
 
 
 def faults(source: str, file: str) -> list[Fault]:
     """Every fault that can be made in a file, in the order of its text; a few of them are no change (`changes`)."""
-    found = {(fault.start, fault.stop, fault.new): fault for fault in _Finder(source, file).found()}
-    return [found[place] for place in sorted(found)]
+    lines = source.splitlines(keepends=True)
+
+    def offset(line: int, column: int) -> int:
+        """Of a character; the tree counts lines from 1, and bytes."""
+        return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+
+    made = []
+    for node in _living(ast.parse(source)):
+        for kind, new in _changed(node):
+            start, stop = offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
+            text = ast.unparse(new)
+            text = f"({text})" if isinstance(new, ast.expr) and not isinstance(new, ast.Constant) else text
+            after = (source[:start] + text + source[stop:]).splitlines()[node.lineno - 1].strip()
+            made.append(Fault(start, stop, text, file, node.lineno, kind, lines[node.lineno - 1].strip(), after))
+    return sorted(made)
 
 
-class _Finder:
-    """Walks a file's tree; offsets are of characters."""
+def _living(node: ast.AST) -> Iterator[Any]:
+    """The nodes on which behaviour rests."""
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list", "args") and not isinstance(node, ast.Call):
+            continue  # `args` of a function are its parameters and their defaults
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST) or isinstance(child, SKIPPED):
+                continue
+            if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
+                continue  # a docstring
+            if isinstance(node, ast.ClassDef | ast.Module) and isinstance(child, ast.Assign | ast.AnnAssign):
+                continue  # a default of a setting, a table of names
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            yield child
+            yield from _living(child)
 
-    def __init__(self, source: str, file: str) -> None:
-        self.source, self.file, self.tree = source, file, ast.parse(source)
-        self.lines = source.splitlines(keepends=True)
-        self.starts = [0]
-        for line in self.lines:
-            self.starts.append(self.starts[-1] + len(line))
 
-    def found(self) -> Iterator[Fault]:
-        for node in self._living(self.tree):
-            yield from self._of(node)
+def _changed(node: Any) -> Iterator[tuple[str, ast.AST]]:
+    """What a node becomes, with the kind of each fault."""
 
-    def _living(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The nodes on which behaviour rests."""
-        for name, value in ast.iter_fields(node):
-            if name in ("annotation", "returns", "decorator_list", "args") and not isinstance(node, ast.Call):
-                continue  # `args` of a function are its parameters and their defaults
-            for child in value if isinstance(value, list) else [value]:
-                if not isinstance(child, ast.AST) or isinstance(child, SKIPPED):
-                    continue
-                if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
-                    continue  # a docstring
-                if isinstance(node, ast.ClassDef | ast.Module) and isinstance(child, ast.Assign | ast.AnnAssign):
-                    continue  # a default of a setting, a table of names
-                if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                    continue
-                yield child
-                yield from self._living(child)
+    def with_fields(**fields: Any) -> ast.AST:
+        new = copy.copy(node)
+        for name, value in fields.items():
+            setattr(new, name, value)
+        return new
 
-    def _of(self, node: ast.AST) -> Iterator[Fault]:
-        match node:
-            case ast.BinOp(left, op, right) if type(op) in BINARY and not _is_text(left) and not _is_text(right):
-                yield self._operator("arithmetic", left, right, *BINARY[type(op)])
-            case ast.Compare(left, [op], [right]):
-                yield self._operator("comparison", left, right, *COMPARED[type(op)])
-            case ast.BoolOp(op, [left, right, *_]):
-                old, new = ("and", "or") if isinstance(op, ast.And) else ("or", "and")
-                if len(node.values) == 2:
-                    yield self._operator("condition", left, right, old, new)
-            case ast.UnaryOp(ast.Not() | ast.USub(), operand):
-                yield self._replaced(
-                    "sign" if isinstance(node.op, ast.USub) else "not", node, f"({self._text(operand)})"
-                )
-            case ast.IfExp(test, body, orelse):
-                new = f"({self._text(orelse)} if {self._text(test)} else {self._text(body)})"
-                yield self._replaced("branches exchanged", node, new)
-            case ast.Constant(bool() as value):
-                yield self._replaced("constant", node, str(not value))
-            case ast.Constant(int() as value):
-                yield self._replaced("constant", node, str(value + 1))
-            case ast.Constant(float() as value) if value:
-                yield self._replaced("constant", node, repr(2 * value))
-            case ast.Call(ast.Attribute(value, name)) if name in DROPPED_METHODS and not _is_module(value):
-                yield self._replaced(f"no {name}", node, self._text(value))
-            case ast.Expr(ast.Call()):
-                yield self._replaced("statement dropped", node, "pass")
-            case ast.AugAssign(target, _, _):
-                yield self._replaced("statement dropped", node, f"{self._text(target)} = {self._text(target)}")
-
-    def _operator(self, kind: str, left: ast.AST, right: ast.AST, old: str, new: str) -> Fault:
-        start, stop = self._span(left)[1], self._span(right)[0]
-        between = self.source[start:stop]
-        return self._fault(kind, start, stop, between.replace(old, new, 1), left)
-
-    def _replaced(self, kind: str, node: ast.AST, new: str) -> Fault:
-        return self._fault(kind, *self._span(node), new, node)
-
-    def _fault(self, kind: str, start: int, stop: int, new: str, node: ast.AST) -> Fault:
-        line = next(i for i in range(len(self.lines)) if self.starts[i + 1] > start) + 1
-        first = self.starts[line - 1]
-        before = self.lines[line - 1].strip()
-        changed = self.source[:start] + new + self.source[stop:]
-        after = changed[first:].splitlines()[0].strip()
-        return Fault(self.file, line, kind, start, stop, new, before, after)
-
-    def _span(self, node: Any) -> tuple[int, int]:
-        return self._offset(node.lineno, node.col_offset), self._offset(node.end_lineno, node.end_col_offset)
-
-    def _offset(self, line: int, column: int) -> int:
-        """Of a character; the tree counts bytes."""
-        return self.starts[line - 1] + len(self.lines[line - 1].encode()[:column].decode())
-
-    def _text(self, node: ast.AST) -> str:
-        return ast.get_source_segment(self.source, node) or ""
+    match node:
+        case ast.BinOp(left, op, right) if type(op) in OPERATORS and not _is_text(left) and not _is_text(right):
+            yield "arithmetic", with_fields(op=OPERATORS[type(op)]())
+        case ast.Compare(_, [op], _):
+            yield "comparison", with_fields(ops=[OPERATORS[type(op)]()])
+        case ast.BoolOp(op, [_, _]):
+            yield "condition", with_fields(op=OPERATORS[type(op)]())
+        case ast.UnaryOp(ast.Not(), operand):
+            yield "not", operand
+        case ast.UnaryOp(ast.USub(), operand):
+            yield "sign", operand
+        case ast.IfExp(_, body, orelse):
+            yield "branches exchanged", with_fields(body=orelse, orelse=body)
+        case ast.Constant(bool() as value):
+            yield "constant", ast.Constant(not value)
+        case ast.Constant(int() as value):
+            yield "constant", ast.Constant(value + 1)
+        case ast.Constant(float() as value) if value:
+            yield "constant", ast.Constant(2 * value)
+        case ast.Call(ast.Attribute(value, name)) if name in DROPPED_METHODS and not _is_module(value):
+            yield f"no {name}", value
+        case ast.Expr(ast.Call()):
+            yield "statement dropped", ast.Pass()
+        case ast.AugAssign(target):
+            yield "statement dropped", ast.Assign([target], target, lineno=node.lineno)
 
 
 def _is_text(node: ast.AST) -> bool:

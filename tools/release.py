@@ -3,7 +3,7 @@
 A row for each point of the list: "ok", "FAILED", or "to do" for what only a person can do. Exit code 1 if a row failed.
 With --tag (a release, not a rehearsal) also if the date is missing or the tag is not this commit's. Without --dist it
 builds the source distribution, and from that a wheel for this machine. It needs no network once the tools are in
-.venv-release, which the target of make installs.
+.venv-release, which the target of make installs. The tests are the matter of `make test`.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import tempfile
 import tomllib
 import venv
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -36,7 +36,6 @@ SOURCES |= {"pyproject.toml", "PKG-INFO", ".gitignore"}
 OF_A_MACHINE = re.compile(
     rb"""(?:^|[\s\0"'`(=:])/(?:home|root|Users|work|tmp|mnt)/\w|index-url[= ]+\w+://|\bfile:///\w"""
 )
-PAGES = ["tests/test_readme.py", "tests/test_pages.py", "tests/test_install.py", "tests/test_release.py"]
 BY_HAND = (
     "a trusted publisher of mnemos-torch on the index: this repository, release.yml, environment pypi",
     "the environment pypi of the repository with a reviewer, and the branch main protected",
@@ -73,28 +72,31 @@ def project() -> dict:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
+# ---- what the repository says: the rows of the list return what they saw ----
+
+
 def changes() -> tuple[str, str]:
     """The version and the date of the newest heading of CHANGELOG.md; no date where it is unreleased."""
     heading = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
-    if found := re.fullmatch(r"Unreleased \(([\w.]+)\)", heading):
-        return found[1], ""
-    if found := re.fullmatch(r"([\w.]+) \((\d{4}-\d\d-\d\d)\)", heading):
-        return found[1], found[2]
+    if match := re.fullmatch(r"Unreleased \(([\w.]+)\)", heading):
+        return match[1], ""
+    if match := re.fullmatch(r"([\w.]+) \((\d{4}-\d\d-\d\d)\)", heading):
+        return match[1], match[2]
     raise FailedError(f'CHANGELOG.md: expected "## VERSION (DATE)" or "## Unreleased (VERSION)", found "## {heading}"')
 
 
 def cited(field: str) -> str:
     """A field of CITATION.cff, empty where it is missing."""
-    found = re.search(rf"^{field}: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
-    return found[1].strip("\"'") if found else ""
+    match = re.search(rf"^{field}: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    return match[1].strip("\"'") if match else ""
 
 
 def versions() -> str:
     """One version everywhere."""
-    found = {"pyproject.toml": project()["version"], "CHANGELOG.md": changes()[0], "CITATION.cff": cited("version")}
-    if len(set(found.values())) > 1:
-        raise FailedError(", ".join(f"{name} {version}" for name, version in found.items()))
-    return f"{project()['version']} in {', '.join(found)}"
+    said = {"pyproject.toml": project()["version"], "CHANGELOG.md": changes()[0], "CITATION.cff": cited("version")}
+    if len(set(said.values())) > 1:
+        raise FailedError(", ".join(f"{name} {version}" for name, version in said.items()))
+    return f"{project()['version']} in {', '.join(said)}"
 
 
 def date(tag: str) -> str:
@@ -106,53 +108,54 @@ def date(tag: str) -> str:
     raise (FailedError if tag else ByHandError)(f"the day of the release ({missing})")
 
 
+def address() -> str:
+    """Where the project is: without it the README's links lead nowhere on the index."""
+    if not project().get("urls"):
+        raise ByHandError("[project.urls] in pyproject.toml and repository-code in CITATION.cff")
+    return ", ".join(project()["urls"])
+
+
 def tagged(tag: str) -> str:
-    """The tag of this version: free, or at this commit."""
+    """Nothing is changed or untracked; the tag of this version is free, or at this commit."""
+    if changed := run("git", "status", "--porcelain").splitlines():
+        raise FailedError(f"{len(changed)} files are changed or untracked, {changed[0][3:]} among them")
     name = f"v{project()['version']}"
     if tag and tag != name:
         raise FailedError(f"expected the tag {name}, found {tag}")
-    at = run("git", "tag", "--points-at", "HEAD").split()
-    if name in run("git", "tag", "--list", name) and name not in at:
+    here = name in run("git", "tag", "--points-at", "HEAD").split()
+    if not here and name in run("git", "tag", "--list", name):
         raise FailedError(f"{name} is another commit's")
-    if tag and name not in at:
+    if tag and not here:
         raise FailedError(f"{name} is not a tag of this commit")
-    return f"{name} is {'at this commit' if name in at else 'free'}"
-
-
-def tree() -> str:
-    """Nothing is changed or untracked."""
-    if changed := run("git", "status", "--porcelain").splitlines():
-        raise FailedError(f"{len(changed)} files are changed or untracked, {changed[0][3:]} among them")
-    return f"clean, {run('git', 'rev-parse', '--short', 'HEAD').strip()}"
+    return f"{run('git', 'rev-parse', '--short', 'HEAD').strip()}, {name} is {'at this commit' if here else 'free'}"
 
 
 def files() -> str:
     """No file names a path of somebody's machine or the address of a package index."""
-    names = run("git", "ls-files", "-z").split("\0")[:-1]
-    found = [name for name in names if (ROOT / name).is_file() and OF_A_MACHINE.search((ROOT / name).read_bytes())]
-    if found := [name for name in found if name != "tools/release.py"]:
-        raise FailedError(f"a machine's path or an index's address in {', '.join(found[:4])}")
+    names = [name for name in run("git", "ls-files", "-z").split("\0")[:-1] if name != "tools/release.py"]
+    wrong = [name for name in names if (ROOT / name).is_file() and OF_A_MACHINE.search((ROOT / name).read_bytes())]
+    if wrong:
+        raise FailedError(f"a machine's path or an index's address in {', '.join(wrong[:4])}")
     return f"no machine's path and no index's address in {len(names)} files"
 
 
-def schemas() -> str:
-    """Workflows, issue forms and CITATION.cff have the fields that their readers know."""
-    forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
-    sorts = {
-        "github-workflows": sorted((ROOT / ".github" / "workflows").glob("*.yml")),
+def workflows() -> str:
+    """Workflows, issue forms and CITATION.cff have the fields that their readers know; the auditor finds nothing."""
+    github = ROOT / ".github"
+    forms = sorted((github / "ISSUE_TEMPLATE").glob("*.yml"))
+    schemas = {
+        "github-workflows": sorted((github / "workflows").glob("*.yml")),
         "github-issue-forms": [path for path in forms if path.stem != "config"],
         "github-issue-config": [path for path in forms if path.stem == "config"],
         "citation-file-format": [ROOT / "CITATION.cff"],
     }
-    for name, paths in sorts.items():
+    for name, paths in schemas.items():
         tool("check_jsonschema", "--builtin-schema", f"vendor.{name}", *paths)
-    return f"{sum(map(len, sorts.values()))} files fit their schemas"
-
-
-def workflows() -> str:
-    """The auditor of workflows finds nothing."""
     run(TOOLS / "zizmor", "--offline", "--quiet", ".github/workflows")
-    return "zizmor found nothing"
+    return f"{sum(map(len, schemas.values()))} files fit their schemas, zizmor found nothing"
+
+
+# ---- the distributions ----
 
 
 def build(dist: Path) -> str:
@@ -168,49 +171,39 @@ def contents(dist: Path) -> str:
     """What belongs into the distributions is there, and nothing else."""
     tracked = {x.removeprefix("src/") for x in run("git", "ls-files", "src").split()}
     paths = sorted(dist.iterdir())
-    if not any(path.suffix == ".gz" for path in paths) or not any(path.suffix == ".whl" for path in paths):
+    if not {".gz", ".whl"} <= {path.suffix for path in paths}:
         raise FailedError(f"expected a source distribution and a wheel, found {', '.join(path.name for path in paths)}")
     for path in paths:
-        wheel = path.suffix == ".whl"
-        members = dict(_members(path))
-        named = {name for name in members if ".dist-info/" not in name} if wheel else set(members)
-        if wheel:
+        if path.suffix == ".whl":
+            with zipfile.ZipFile(path) as archive:
+                members = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
             kernels = set() if path.name.endswith("-any.whl") else {"mnemos/native/libmnemos.so"}
-            wrong = named ^ (tracked | kernels)
+            wrong = {name for name in members if ".dist-info/" not in name} ^ (tracked | kernels)
         else:
-            wrong = {name for name in named if name.split("/")[0] not in SOURCES}
-            wrong |= {name for name in named if name.startswith("src/")} ^ {f"src/{name}" for name in tracked}
+            with tarfile.open(path) as archive:  # a folder is around its files
+                inside = filter(tarfile.TarInfo.isfile, archive)
+                members = {one.name.partition("/")[2]: archive.extractfile(one).read() for one in inside}
+            wrong = {name for name in members if name.split("/")[0] not in SOURCES}
+            wrong |= {name for name in members if name.startswith("src/")} ^ {f"src/{name}" for name in tracked}
         wrong |= {name for name, data in members.items() if OF_A_MACHINE.search(data)}
         if wrong:
             raise FailedError(f"{path.name}: missing, foreign or with a machine's path: {', '.join(sorted(wrong)[:4])}")
-        if path.stat().st_size > SIZES[path.suffix]:
-            raise FailedError(
-                f"{path.name} has {path.stat().st_size / 1e6:.1f} MB, at most {SIZES[path.suffix] / 1e6:.0f}"
-            )
+        size, most = path.stat().st_size, SIZES[path.suffix]
+        if size > most:
+            raise FailedError(f"{path.name} has {size / 1e6:.1f} MB, at most {most / 1e6:.0f}")
     return f"{len(paths)} distributions: the package, in wheels for a platform the kernels, and nothing else"
-
-
-def _members(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Names and data of a distribution's files, without the folder around a source distribution's."""
-    if path.suffix == ".whl":
-        with zipfile.ZipFile(path) as archive:
-            yield from ((name, archive.read(name)) for name in archive.namelist() if not name.endswith("/"))
-    else:
-        with tarfile.open(path) as archive:
-            for one in filter(tarfile.TarInfo.isfile, archive):
-                yield one.name.partition("/")[2], archive.extractfile(one).read()
 
 
 def tags(dist: Path, complete: bool) -> str:
     """Wheels for any Python 3, with tags that an index takes; of a release, one for each platform."""
     names = [path.name for path in sorted(dist.glob("*.whl"))]
     of = {label: [x for x in names if re.search(pattern, x)] for label, pattern in PLATFORMS.items()}
-    if strange := [x for x in names if "-py3-none-" not in x or not any(x in found for found in of.values())]:
+    if strange := [x for x in names if "-py3-none-" not in x or not any(x in fitting for fitting in of.values())]:
         raise FailedError(f"no tag of a release: {', '.join(strange)}")
-    missing = [label for label, found in of.items() if not found]
+    missing = [label for label, fitting in of.items() if not fitting]
     if complete and missing:
         raise FailedError(f"no wheel for {', '.join(missing)}")
-    return f"{', '.join(label for label, found in of.items() if found)}" + ("" if complete else " (of this machine)")
+    return f"{', '.join(label for label in of if label not in missing)}" + ("" if complete else " (of this machine)")
 
 
 def metadata(dist: Path) -> str:
@@ -234,24 +227,10 @@ def smoke(dist: Path) -> str:
                 if not (site / top).exists():
                     (site / top).symlink_to(Path(str(one.locate_file(top))).resolve())
         kernels = ["--kernels"] if any("-any" not in path.name for path in dist.glob("*.whl")) else []
-        said = run(
-            bin_ / "python", ROOT / "tools" / "smoke.py", *kernels, env={"PATH": str(bin_), "OMP_NUM_THREADS": "1"}
-        )
+        environment = {"PATH": str(bin_), "OMP_NUM_THREADS": "1"}
+        said = run(bin_ / "python", ROOT / "tools" / "smoke.py", *kernels, env=environment)
         lines = dict(re.findall(r"^(\w+) +(.*)$", said, re.MULTILINE))
         return f"{lines['stream']}; {lines['verified']}; kernels {lines['kernels']}"
-
-
-def pages() -> str:
-    """Examples of the README, links, numbers on pages, and the tests of what is released."""
-    said = run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *PAGES)
-    return said.strip().splitlines()[-1].strip("= ")
-
-
-def address() -> str:
-    """Where the project is: without it the README's links lead nowhere on the index."""
-    if not project().get("urls"):
-        raise ByHandError("[project.urls] in pyproject.toml and repository-code in CITATION.cff")
-    return ", ".join(project()["urls"])
 
 
 def main() -> int:
@@ -263,23 +242,20 @@ def main() -> int:
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         dist = options.dist.resolve() if options.dist else Path(folder)
-        rows: list[tuple[str, Callable[[], str]]] = [
-            ("version", versions),
-            ("date", lambda: date(options.tag)),
-            ("tag", lambda: tagged(options.tag)),
-            ("tree", tree),
-            ("files", files),
-            ("schemas", schemas),
-            ("workflows", workflows),
-            *([] if options.dist else [("build", lambda: build(dist))]),
-            ("contents", lambda: contents(dist)),
-            ("tags", lambda: tags(dist, options.dist is not None)),
-            ("metadata", lambda: metadata(dist)),
-            ("smoke", lambda: smoke(dist)),
-            ("pages", pages),
-            ("address", address),
-        ]
-        for name, check in rows:
+        rows: dict[str, Callable[[], str]] = {
+            "version": versions,
+            "date": lambda: date(options.tag),
+            "tag": lambda: tagged(options.tag),
+            "files": files,
+            "workflows": workflows,
+            **({} if options.dist else {"build": lambda: build(dist)}),
+            "contents": lambda: contents(dist),
+            "tags": lambda: tags(dist, options.dist is not None),
+            "metadata": lambda: metadata(dist),
+            "smoke": lambda: smoke(dist),
+            "address": address,
+        }
+        for name, check in rows.items():
             try:
                 state, words = "ok", check()
             except ByHandError as error:

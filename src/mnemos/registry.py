@@ -173,6 +173,11 @@ def names(kind: str) -> list[str]:
     return list(definitions(kind))
 
 
+def is_empty(kind: str) -> bool:
+    """Whether no entry of a kind was imported or registered in this process so far."""
+    return not _registered[kind]
+
+
 def about(kind: str, name: str) -> str:
     """What an entry is, for `mnemos list`: the first line of its docstring.
 

@@ -4,7 +4,6 @@ The pages of the repository stay as they are. Here their relative links become l
 files that are no pages (results, scripts) come along for download.
 """
 
-import ast
 import base64
 import json
 import os
@@ -15,6 +14,8 @@ from pathlib import Path
 import reference
 import source
 from source import ROOT
+
+from mnemos.lab.cli.verbs import usage
 
 # The sections of the site, in order: page of docs/ (or its place on the site), and a short name where its title is
 # long. A page of docs/ that is named in none is put at the end of OTHERS.
@@ -207,7 +208,6 @@ def _list(title: str, said: str, folder: str) -> str:
 def command_line() -> str:
     """The page of the commands: what `mnemos --help` prints, and the exit codes."""
     verbs = source.PACKAGE["lab.cli.verbs"]
-    text = ast.literal_eval(str(verbs["USAGE"].value))
     codes = next(block for block in verbs.docstring.value.split("\n\n") if block.startswith("Exit codes"))
     about = "`mnemos --help` prints this, and `mnemos COMMAND --help` more."
-    return f"# Command line\n\n{about}\n\n```text\n{text}```\n\n{codes}\n"
+    return f"# Command line\n\n{about}\n\n```text\n{usage()}```\n\n{codes}\n"

@@ -1,6 +1,7 @@
 """Errors that end a command in one line. Nothing slow is imported: no command needs torch for it."""
 
 import errno
+import re
 
 _FIXES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space, or choose another folder"),
@@ -52,3 +53,10 @@ def out_of_memory(error: BaseException) -> bool:
         return True
     words = ("DefaultCPUAllocator", "Storage size calculation")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def problem_of_tyro(message: str) -> tuple[str, str]:
+    """What is wrong in the boxed message of tyro, in one line, and the option that it proposes, or ""."""
+    parts = [" ".join(part.split()) for part in re.split(r"\n\W*[-─]{8,}\W*\n", re.sub(r"[│╭╮╰╯]", " ", message))]
+    proposed = re.search(r"Perhaps you meant:\W+(--[\w.-]+)", message)
+    return next((part for part in parts[1:] if part), parts[0]).rstrip("."), proposed[1] if proposed else ""

@@ -13,10 +13,8 @@ import torch
 from mnemos.atomic import write_json
 from mnemos.lab.bench import Options, bench_memory, run
 from mnemos.lab.bench.memories import MEMORIES, Sizes
-from mnemos.lab.bench.run import read_options
 from mnemos.lab.bench.tasks import BENCHMARKS, DEFAULT, QUICK
-from mnemos.lab.cli import main
-from mnemos.lab.cli.parsers import CommandParser
+from mnemos.lab.cli import benchmarking, main
 from mnemos.lab.compare import runs as module
 from mnemos.lab.compare.runs import train_apart
 from mnemos.lab.errors import Interrupted, TrainingFailed
@@ -260,14 +258,14 @@ def test_bad_input_is_one_line(words, said, capsys, tmp_path, monkeypatch):
     assert error.count("\n") == 1
 
 
-def test_arguments():
-    options = read_options(
-        CommandParser("bench-memory", ""), ["mqar", "--memories", "lstm,linear", "--rates", "1e-3", "--out", "x"]
-    )
-    assert options == Options(Path("x"), ["mqar"], ("lstm", "linear"), rates=(1e-3,))
-    words = ([], ["--quick"], ["--quick", "--seeds=2"])
-    planned = [run._seeds(read_options(CommandParser("", ""), each)) for each in words]
-    assert planned == [3, 1, 2]
+def test_arguments(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(benchmarking, "train_all", chosen.append)
+    assert main(["bench-memory", "mqar", "--memories", "lstm,linear", "--rates", "1e-3", "--out", "x"]) == 0
+    assert chosen.pop() == Options(Path("x"), ("mqar",), ("lstm", "linear"), rates=(1e-3,))
+    for words, seeds in (([], 3), (["--quick"], 1), (["--quick", "--seeds=2"], 2)):
+        assert main(["bench-memory", *words]) == 0
+        assert run._seeds(chosen.pop()) == seeds
 
 
 def test_a_later_seed_that_fails_is_named_beside_the_mean(bench, unmeasured, capsys, tmp_path):

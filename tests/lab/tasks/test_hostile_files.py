@@ -110,7 +110,7 @@ def test_a_pipe_that_is_named_is_refused(reader, tmp_path):
 
 
 def test_the_command_line_shows_the_warning_as_one_line(monkeypatch, capsys):
-    def shown(_):
+    def shown():
         print(warnings.formatwarning("a/pipe: skipped", SkippedFile, "text_files.py", 109), end="")
         return 0
 

@@ -1,6 +1,5 @@
 """Train every memory on every benchmark: learning rates by the validation split, then the seeds at the best rate."""
 
-import argparse
 import difflib
 import json
 import statistics
@@ -15,7 +14,7 @@ from mnemos.atomic import read_text, write_json
 from mnemos.errors import say
 from mnemos.lab.compare.baselines import roles_of
 from mnemos.lab.compare.comparison import summarise
-from mnemos.lab.compare.rates import at_best_rates, check_rates, end_warning, read_rates, sweep, valid_score
+from mnemos.lab.compare.rates import at_best_rates, check_rates, end_warning, sweep, valid_score
 from mnemos.lab.compare.runs import RunsLeft, train_several
 from mnemos.lab.compare.significance import spread
 from mnemos.lab.errors import TrainingFailed
@@ -39,7 +38,6 @@ from .memories import QUICK as QUICK_MEMORIES
 from .page import show, write_page
 from .tasks import BENCHMARKS, DEFAULT, Benchmark
 
-ABOUT = "Train every memory on the benchmarks of memory, at its best learning rate, and write a table and a page."
 SEEDS = 3
 RATES = tuple(10 ** (-4 + 2 * i / 3) for i in range(4))  # logspace(−4, −2, 4), as Zoology sweeps
 BEYOND, STATE = "beyond.json", "state.json"  # in the folder of a run
@@ -67,38 +65,6 @@ class Options:
     rates: Sequence[float] = RATES
     books: str | None = None
     jobs: int = 2
-
-
-def read_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Options:
-    """The options in the arguments; adds them to the parser. Raises InputError for impossible rates and sizes."""
-    default = Options(Path("runs") / "bench-memory")
-    known = "\n".join(f"  {name:18} {one.about}" for name, one in BENCHMARKS.items())
-    parser.epilog = f"Tasks (default: {', '.join(DEFAULT)}):\n{known}\n\nMemories: {', '.join(MEMORIES)}."
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add = parser.add_argument
-    add("tasks", nargs="*", metavar="TASK", help="tasks; see below")
-    add(
-        "--quick", action="store_true", help="two tasks, five memories, 1,000 steps, one seed: ten minutes on two cores"
-    )
-    add("--memories", metavar="A,B", default="", help="memories, by default all")
-    add("--seeds", type=int, metavar="N", help=f"runs at the best rate ({SEEDS}; 1 with --quick)")
-    add("--steps", type=int, metavar="N", help="steps (updates) per run, by default the task's own")
-    add("--dim", type=int, metavar="N", help="width of the models, by default the task's own")
-    add("--rates", metavar="R1,R2", help="learning rates, by default four from 1e-4 to 1e-2")
-    add("--books", metavar="PATH", help="a text or a folder of texts for facts and needle")
-    add("--jobs", type=int, default=default.jobs, metavar="N", help="runs at a time, one thread each (%(default)s)")
-    add("--out", type=Path, default=default.out, metavar="DIR", help="the folder of the results (%(default)s)")
-    fields = vars(parser.parse_args(arguments))
-    fields["memories"] = tuple(filter(None, fields["memories"].split(",")))
-    for name in ("seeds", "steps", "dim"):
-        if fields[name] is not None and fields[name] < 1:
-            raise InputError(
-                f"--{name}: expected at least 1, found {fields[name]}; leave the option out for its default"
-            )
-        fields[name] = fields[name] or 0
-    rates = fields.pop("rates")
-    fields["rates"] = default.rates if rates is None else read_rates(rates)
-    return Options(**fields)
 
 
 def bench_memory(options: Options) -> JSONObject:

@@ -7,15 +7,16 @@ import contextlib
 import signal
 import sys
 import time
-from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from tyro.conf import Positional, arg
 
 from mnemos.errors import InputError, printable, say
 
-from .parsers import SOURCE, TRUST, CommandParser
+from .parsers import SOURCE, TRUST
 
 if TYPE_CHECKING:
     import torch
@@ -33,66 +34,63 @@ _PIECE = 256  # tokens that are read together; Ctrl-C is heeded between pieces
 _TURNS = 8  # states to go back to: each has the size of the state, which may be constant
 
 
-def chat(arguments: list[str]) -> int:
-    """Chat with a language model of Transformers."""
-    about = "Chat with a language model of Hugging Face Transformers. A turn reads the new tokens alone, because the "
-    about += "chat is the model's state. Answers go to the standard output; without a terminal, each line of the "
-    parser = CommandParser("chat", f"{about}standard input is a turn.", epilog=f"In the chat: {_in_one_line(HELP)}")
-    parser.add_argument("folder", metavar="FOLDER", help=SOURCE)
-    about = "attend to the last N tokens and the first ones alone (mnemos.linearise), so the state stops growing"
-    parser.add_argument("--window", type=int, metavar="N", help=about)
-    parser.add_argument("--sinks", type=int, metavar="N", help="first tokens that --window keeps (4)")
-    parser.add_argument("--system", metavar="TEXT", help="the system message (the template's own)")
-    parser.add_argument("--length", type=int, default=512, metavar="N", help="most tokens of an answer (%(default)s)")
-    parser.add_argument(
-        "--temperature", type=float, default=0.7, help="0: the most probable token (%(default)s)", metavar="T"
-    )
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the k most probable (0: all)")
-    about = "draw from the most probable tokens of this total probability (%(default)s)"
-    parser.add_argument("--top-p", type=float, default=0.95, metavar="P", help=about)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed (%(default)s)")
-    parser.add_argument("--trust-remote-code", action="store_true", help=TRUST)
-    options = parser.parse_args(arguments)
-    if options.sinks is not None and options.window is None:
-        raise InputError(f"--sinks: expected --window beside it, found {options.sinks} alone; add --window N")
-    sinks = 4 if options.sinks is None else options.sinks
-    _check(options, sinks)
+def chat(
+    folder: Annotated[Positional[str], arg(help=SOURCE)],
+    *,
+    window: int | None = None,
+    sinks: int | None = None,
+    system: str | None = None,
+    length: int = 512,
+    temperature: float = 0.7,
+    top_k: int = 0,
+    top_p: float = 0.95,
+    seed: int = 0,
+    trust_remote_code: Annotated[bool, arg(help=TRUST)] = False,
+) -> int:
+    """Chat with a language model of Hugging Face Transformers.
+
+    A turn reads the new tokens alone, because the chat is the model's state. Answers go to the standard output; without
+    a terminal, each line of the standard input is a turn. In the chat, /help lists the commands that fork it, go back,
+    save and load.
+
+    Args:
+        window: attend to so many last tokens and the first ones alone (mnemos.linearise), so the state stops growing
+        sinks: first tokens that --window keeps (4)
+        system: the system message (the template's own)
+        length: most tokens of an answer
+        temperature: 0: the most probable token
+        top_k: draw from the k most probable (0: all)
+        top_p: draw from the most probable tokens of this total probability
+        seed: random seed
+    """
+    # --- options out of range, before the model is loaded ---
+    least = {"length": (length, 1), "temperature": (temperature, 0), "top-k": (top_k, 0), "window": (window, 1)}
+    for name, (value, bound) in {**least, "sinks": (sinks, 0)}.items():
+        if value is not None and not value >= bound:
+            raise InputError(f"--{name}: expected at least {bound}, found {value}; raise it")
+    if not 0 < top_p <= 1:
+        raise InputError(f"--top-p: expected more than 0 and at most 1, found {top_p}; change it")
+    if window is None and sinks is not None:
+        raise InputError(f"--sinks: expected --window beside it, found {sinks} alone; add --window N")
+    sinks = 4 if sinks is None else sinks
+    if window is not None and sinks >= window:
+        raise InputError(f"--sinks: expected less than the window of {window}, found {sinks}; raise --window")
+
     import torch
 
+    from mnemos.hosts.linearise import RECORD, linearise
     from mnemos.lab.hosted.hub import language_model
 
-    model, tokenizer = language_model(options.folder, options.trust_remote_code)
-    if options.window is not None:
-        from mnemos.hosts.linearise import RECORD, linearise
-
+    model, tokenizer = language_model(folder, trust_remote_code)
+    if window is not None:
         if hasattr(model.config, RECORD):
-            raise InputError(
-                f"--window: expected a decoder without a state, found {options.folder} linearised; leave it out"
-            )
-        linearise(model, window=options.window, sinks=sinks, state="none")
-    drawn = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
-    drawn["generator"] = torch.Generator().manual_seed(options.seed)
-    talk = Chat(model, Turns(tokenizer, options.system), options.length, drawn)
+            raise InputError(f"--window: expected a decoder without a state, found {folder} linearised; leave it out")
+        linearise(model, window=window, sinks=sinks, state="none")
+    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    talk = Chat(model, Turns(tokenizer, system), length, {**drawn, "generator": torch.Generator().manual_seed(seed)})
     with on_ctrl_c(signal.default_int_handler):
         Terminal(talk).run()
     return 0
-
-
-def _check(options: Namespace, sinks: int) -> None:
-    """Raise InputError for an option that is out of range, before the model is loaded."""
-    least = {"length": 1, "temperature": 0, "top_k": 0, "window": 1, "sinks": 0}
-    for name, value in least.items():
-        found = getattr(options, name)
-        if found is not None and not found >= value:
-            raise InputError(f"--{name.replace('_', '-')}: expected at least {value}, found {found}; raise it")
-    if not 0 < options.top_p <= 1:
-        raise InputError(f"--top-p: expected more than 0 and at most 1, found {options.top_p}; change it")
-    if options.window is not None and sinks >= options.window:
-        raise InputError(f"--sinks: expected less than the window of {options.window}, found {sinks}; raise --window")
-
-
-def _in_one_line(text: str) -> str:
-    return "; ".join(" ".join(line.split()) for line in text.splitlines())
 
 
 class Turns:

@@ -1,28 +1,32 @@
-"""`mnemos list`: the registered names, each with its line of description; recipes as families, by their tasks.
+"""What there is: `mnemos list` names it, `show` prints a recipe or an attention, `verify` the kernels of a machine.
 
-`mnemos show`: a recipe with all its settings, or the settings of an attention.
+Recipes are listed as families, each made by one function, under their tasks. Knowing them takes the import of PyTorch,
+so the families of this package are kept in a file of the user's cache until a source file changes.
 """
 
 import contextlib
-import difflib
+import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
+from tyro.conf import Positional
+
 from mnemos import registry
+from mnemos.atomic import read_text, write_json
 from mnemos.errors import InputError, say
 
-from .parsers import CommandParser, RecipeParser, chosen_recipe, only
+from .parsers import Words, chosen_recipe, names_and_fields, near_name, only
 
-ABOUT = "List the recipes, models, attentions and tasks. Recipes are shown as families that differ in a few settings."
 _TITLES = {"data": "tasks (data)", "recipe": "recipes, by task", "preprocessing": "what predict reads (preprocessing)"}
 _SECTIONS = {"attentions": "attention", "models": "model", "tasks": "data", "data": "data", "recipes": "recipe"}
 _SECTIONS |= {"preprocessing": "preprocessing"}
 _MORE = """(N): a family of N recipes. `mnemos list FAMILY` lists them, `mnemos list TASK` the recipes of a task,
 `mnemos list RECIPE` one with its variants, `mnemos list --all` every recipe,
 `mnemos list attentions` one of the sections above."""
-_SHOWN = 3  # recipes of each family of a task but the first, which is shown whole
 _START = "Start with `mnemos train demo`. `mnemos show RECIPE` prints a recipe's settings."
 
 
@@ -35,12 +39,12 @@ class Family(NamedTuple):
 
     def only(self, names: Iterable[str] | None = None, task: str | None = None) -> "Family":
         """The family with those of its recipes that are among `names` and of this task; None: all."""
-        kept = {
+        chosen = {
             one: {name: about for name, about in recipes.items() if names is None or name in names}
             for one, recipes in self.tasks.items()
             if task in (None, one)
         }
-        return self._replace(tasks={one: recipes for one, recipes in kept.items() if recipes})
+        return self._replace(tasks={one: recipes for one, recipes in chosen.items() if recipes})
 
     @property
     def recipes(self) -> dict[str, str]:
@@ -48,8 +52,35 @@ class Family(NamedTuple):
         return {name: about for recipes in self.tasks.values() for name, about in recipes.items()}
 
 
+# ---- which families there are ----
+
+
 def families() -> list[Family]:
     """The recipes by the function that makes them: this package's, those of papers last, then other packages'."""
+    if registry.is_empty("recipe"):  # no plug-in has added any, and none is imported
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            file = _cache_file()
+            if file.exists():
+                return [Family(*one) for one in json.loads(read_text(file))]
+            every = _made_families()
+            file.parent.mkdir(parents=True, exist_ok=True)
+            for old in file.parent.glob("recipes-*.json"):
+                old.unlink()
+            write_json(file, every)
+            return every
+    return _made_families()
+
+
+def _cache_file() -> Path:
+    """Where the families are kept: its name says by which source files they were made."""
+    package = Path(registry.__file__).parent
+    sources = ((path, path.stat()) for path in sorted(package.rglob("*.py")))
+    digest = hashlib.sha256(repr([(str(p), s.st_mtime_ns, s.st_size) for p, s in sources]).encode()).hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "mnemos" / f"recipes-{digest[:16]}.json"
+
+
+def _made_families() -> list[Family]:
     abouts: dict[str, str] = {}
     tasks: dict[str, dict[str, dict[str, str]]] = {}
     for name, definition in registry.definitions("recipe").items():
@@ -58,54 +89,94 @@ def families() -> list[Family]:
             task = str(made().data.name)
         abouts[function] = registry.first_line(getattr(made, "func", made).__doc__)
         tasks.setdefault(function, {}).setdefault(task, {})[name] = registry.about("recipe", name)
-    found = []
+    every = []
     for function, each in tasks.items():
         first, *others = [item for recipes in each.values() for item in recipes.items()]
-        if others:
-            name = registry.default_name(function.rpartition(":")[2])
-            found.append(Family(name, abouts[function], each))
-        else:  # a recipe that is a family of its own gives it its name
-            found.append(Family(*first, each))
-    return found
+        name = registry.default_name(function.rpartition(":")[2])
+        # A recipe that is a family of its own gives it its name.
+        every.append(Family(name, abouts[function], each) if others else Family(*first, each))
+    return every
 
 
-def list_names(arguments: list[str]) -> int:
-    """Print the names of each kind, recipes under their tasks; plugins that cannot be loaded are named on stderr."""
-    parser = CommandParser("list", ABOUT)
-    about = (
-        "a task or a family, whose recipes are listed, a recipe, with its variants, or a section, such as attentions"
-    )
-    parser.add_argument("name", nargs="?", metavar="TASK|FAMILY|RECIPE|SECTION", help=about)
-    parser.add_argument("--task", help="list the recipes of this task only")
-    parser.add_argument("--all", action="store_true", help="list every recipe on a line of its own")
-    options = parser.parse_args(arguments)
+# ---- mnemos list ----
+
+
+def list_names(name: Positional[str | None] = None, *, all: bool = False) -> int:
+    """List the recipes, models, attentions and tasks. Recipes are shown as families that differ in a few settings.
+
+    Args:
+        name: a task or a family, whose recipes are listed, a recipe, with its variants, or a section, such as
+            attentions
+        all: list every recipe on a line of its own
+    """
     for failure in registry.load_plugins():
         say(f"mnemos: warning: {failure}", file=sys.stderr)
-    section = None if options.task else _SECTIONS.get(options.name)
-    every = families() if section in (None, "recipe") else []  # which imports them all, in seconds
-    tasks = {task for family in every for task in family.tasks} | {*registry.names("data")}
-    if options.task not in (None, *tasks):
-        raise InputError(f"--task: expected the name of a task, found {options.task!r}; {_near(options.task, tasks)}")
-    if section is None and (options.name or options.task):
-        _show_recipes(options.name, options.task, every, tasks, options.all)
+    if name is not None and name not in _SECTIONS:
+        _list_recipes(name)
         return 0
-    for kind in [section] if section else registry.KINDS:
+    for kind in registry.KINDS if name is None else [_SECTIONS[name]]:
         say(_TITLES.get(kind, f"{kind}s"))
-        if kind == "recipe":
-            _show_families(every, options.all)
-        else:
-            _lines({name: registry.about(kind, name) for name in registry.names(kind)}, "  ")
-    if section:
-        return 0
-    say(f"\n{_START}" if options.all else f"\n{_MORE}\n{_START}")
+        if kind != "recipe":
+            _lines({one: registry.about(kind, one) for one in registry.names(kind)}, "  ")
+            continue
+        rows: dict[str, dict[str, str]] = {}  # what is said of each family, or of each recipe, by task
+        for family in families():
+            for task, recipes in family.tasks.items():
+                many = f"({len(recipes)})  " if len(recipes) > 1 else ""
+                rows.setdefault(task, {}).update(recipes if all else {family.name: many + family.about})
+        width = max(len(one) for row in rows.values() for one in row)
+        for task, row in rows.items():
+            say(f"  {task or 'other tasks'}")
+            _lines(row, "    ", width)
+    if name is None:
+        say(f"\n{_START}" if all else f"\n{_MORE}\n{_START}")
     return 0
 
 
-def show(arguments: list[str]) -> int:
-    """Print a recipe, or an attention, with all its settings."""
-    about = "Print a recipe with all its settings, as JSON, or the settings of an attention."
-    parser = RecipeParser("show", about, "RECIPE [--field value ...] | ATTENTION")
-    _, names, fields = parser.split(arguments)
+def _list_recipes(name: str) -> None:
+    """The recipes of a task, of a family, or of a recipe with its variants, whose names go on from its name."""
+    every = families()
+    known = {recipe for family in every for recipe in family.recipes}
+    if any(name in family.tasks for family in every):
+        shown = [family.only(task=name) for family in every]
+    elif any(name == family.name for family in every):
+        shown = [family for family in every if family.name == name]
+    elif name in known:
+        shown = [family.only([one for one in known if f"{one}-".startswith(f"{name}-")]) for family in every]
+    else:
+        others = {*known, *registry.names("data"), *(family.name for family in every), *_SECTIONS}
+        hint = near_name(name, others, "mnemos list prints the known names")
+        if section := next((word for word, kind in _SECTIONS.items() if name in registry.names(kind)), None):
+            hint = f"mnemos list {section} has it"
+        raise InputError(f"list: expected the name of a task, a family, a recipe or a section, found {name!r}; {hint}")
+
+    for task in dict.fromkeys(task for family in shown for task in family.tasks):
+        say(f"{task}: {registry.about('data', task)}" if task in registry.names("data") else task or "other tasks")
+        families_of_task = [family.only(task=task) for family in shown if task in family.tasks]
+        alone = [family for family in families_of_task if list(family.recipes) == [family.name]]
+        for family in families_of_task:
+            if family in alone:
+                _lines(family.recipes, "  ", max(len(one.name) for one in alone))
+            else:
+                say(f"  {family.name}: {family.about}")
+                _lines(family.recipes, "    ")
+
+
+def _lines(abouts: Mapping[str, str], indent: str, width: int = 0) -> None:
+    width = width or max(map(len, abouts), default=0)
+    for name, about in abouts.items():
+        say(f"{indent}{name:{width}}  {about}")
+
+
+# ---- mnemos show, mnemos verify ----
+
+
+def show(words: Words = ()) -> int:
+    """Print a recipe with all its settings, as JSON, or the settings of an attention: `mnemos show ATTENTION`.
+
+    Fields are settings of the recipe: `mnemos show RECIPE --help` lists them.
+    """
+    names, fields = names_and_fields(words)
     name = only("show", names)
 
     from mnemos.config import to_dict
@@ -116,83 +187,43 @@ def show(arguments: list[str]) -> int:
         hint = f"in a recipe: --model.attention {name}, and its fields as --model.attention.FIELD"
         say(f"mnemos: {name} is the attention {of}; {hint}", file=sys.stderr)
         return 0
-    found = chosen_recipe("show", name, fields)
-    say(json.dumps(to_dict(found), indent=2))
-    if place := registry.definitions("recipe").get(name):
-        say(f"mnemos: {name} is the function {place}", file=sys.stderr)
-    if left := found.from_data():
+    recipe = chosen_recipe("show", name, fields)
+    say(json.dumps(to_dict(recipe), indent=2))
+    if definition := registry.definitions("recipe").get(name):
+        say(f"mnemos: {name} is the function {definition}", file=sys.stderr)
+    if left := recipe.from_data():
         zeros = ", ".join(f"model.{field}" for field in left)
         say(f"mnemos: these fields are 0, so a run takes their values from its data: {zeros}", file=sys.stderr)
     return 0
 
 
-def _show_families(every: list[Family], whole: bool) -> None:
-    """Each task with its families, or, if whole, with their recipes."""
-    rows: dict[str, dict[str, str]] = {}
-    for family in every:
-        for task, recipes in family.tasks.items():
-            many = f"({len(recipes)})  " if len(recipes) > 1 else ""
-            rows.setdefault(task, {}).update(recipes if whole else {family.name: many + family.about})
-    width = max(len(name) for row in rows.values() for name in row)
-    for task, row in rows.items():
-        say(f"  {task or 'other tasks'}")
-        _lines(row, "    ", width)
+def verify(operation: Positional[tuple[str, ...]] = ()) -> int:
+    """Compare values and gradients of every operation with its plain equations in float64.
 
+    Each is called by every backend and instruction set of this machine. Exit code 1 if one differs by more than its
+    bound.
 
-def _show_recipes(name: str | None, task: str | None, every: list[Family], tasks: set[str], whole: bool) -> None:
-    """The recipes of a task, of a family, or of a recipe with its variants, whose names go on from its name."""
-    if name in tasks and task in (None, name):
-        name, task = None, name
-    found = [family.only(task=task) for family in every]
-    if name is not None:
-        whole = True
-        known = {recipe for family in every for recipe in family.recipes}
-        if any(family.name == name for family in every):
-            found = [family for family in found if family.name == name]
-        elif name in known:
-            found = [family.only([one for one in known if f"{one}-".startswith(f"{name}-")]) for family in found]
-        else:
-            hint = _near(name, {*known, *tasks, *(family.name for family in every), *_SECTIONS})
-            if section := next((word for word, kind in _SECTIONS.items() if name in registry.names(kind)), None):
-                hint = f"mnemos list {section} has it"
-            raise InputError(
-                f"list: expected the name of a task, a family, a recipe or a section, found {name!r}; {hint}"
-            )
-    found = [family for family in found if family.tasks]
-    if not found:
-        raise InputError(f"list: expected a task with recipes, found none of {task or name}; see mnemos list")
-    for one in dict.fromkeys(task for family in found for task in family.tasks):
-        _show_task(one, [family.only(task=one) for family in found if one in family.tasks], whole)
+    Args:
+        operation: the first words of those to compare
+    """
+    from mnemos import native
+    from mnemos.lab.run.provenance import processor, versions
+    from mnemos.ops import dense_layer
+    from mnemos.testing.machine import HEAD
+    from mnemos.testing.machine import verify as compare
 
-
-def _show_task(task: str, found: list[Family], whole: bool) -> None:
-    """The recipes of a task; unless whole, the first of each family, and the first family's all."""
-    say(f"{task}: {registry.about('data', task)}" if task in registry.names("data") else task or "other tasks")
-    alone = [family for family in found if list(family.recipes) == [family.name]]
-    width = max((len(family.name) for family in alone), default=0)
-    left = 0
-    for number, family in enumerate(found):
-        if family in alone:
-            _lines(family.recipes, "  ", width)
-            continue
-        say(f"  {family.name}: {family.about}")
-        recipes = list(family.recipes.items())
-        shown = dict(recipes if whole or not number else recipes[:_SHOWN])
-        _lines(shown, "    ", max(len(name) for name, _ in recipes))
-        if len(shown) < len(recipes):
-            left += len(recipes) - len(shown)
-            say(f"    … and {len(recipes) - len(shown)} more")
-    if not whole:
-        end = f", --all the {left} others too" if left else ""
-        say(f"\nRecipes of papers come last. `mnemos list FAMILY` lists a family{end}.")
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else "mnemos list prints the known names"
-
-
-def _lines(abouts: Mapping[str, str], indent: str, width: int = 0) -> None:
-    width = width or max(map(len, abouts), default=0)
-    for name, about in abouts.items():
-        say(f"{indent}{name:{width}}  {about}")
+    say(f"processor    {processor()}")
+    sets = native.instruction_sets()
+    listed = ", ".join(sets)
+    say(f"kernels      {f'compiled, {sets[-1]} (of {listed})' if sets else native.why_not()}")
+    say(f"dense layers {dense_layer.choice()}")
+    installed = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions().items())
+    say(f"versions     {installed}\n")
+    say(HEAD)
+    results = []
+    for result in compare(operation or None):
+        say(result, flush=True)
+        results.append(result)
+    failed = sum(not result.passed for result in results)
+    say(f"\n{failed} of {len(results)} FAILED" if failed else f"\nall {len(results)} passed")
+    return 1 if failed else 0

@@ -1,28 +1,92 @@
-"""What several commands parse alike: their errors are one line, and recipes are told from fields."""
+"""What commands parse alike: a command is a function, and tyro makes its options from the function's parameters.
 
-import argparse
+The first lines of its docstring are its help, those under "Args:" explain the options. What no option is goes to a
+parameter `words`, names of recipes and then fields such as `--model.dim 8`, or `fields`, which are fields alone.
+"""
+
 import difflib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NoReturn
+import functools
+import inspect
+import io
+import re
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stderr, redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+import tyro
+from tyro.conf import Suppress
 
 from mnemos import registry
-from mnemos.errors import InputError
+from mnemos.errors import InputError, say
+from mnemos.lab.errors import problem_of_tyro
 
 if TYPE_CHECKING:
     from mnemos.lab.run.recipe import Recipe
 
-
+Words = Suppress[tuple[str, ...]]
 SOURCE = "a decoder of Transformers with its tokenizer: a folder of save_pretrained, or hf:NAME of the hub"
 TRUST = "run the Python code that the model brings, which can do whatever you can"
+_HELP = ("-h", "--help")
+_STYLE = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone, tyro.conf.PositionalMetavarFromFieldName)
+# What tyro says, and how we say it.
+_OURS = {
+    r"Missing from [^:]+: (\S+).*": r"the following arguments are required: \1",
+    r"invalid choice ('.*') for argument '(.*)'. Expected one of \((.*)\)": r"\2: expected one of \3, found \1",
+    r"Error parsing (\S+): .*\bint\b.*?('[^']*')\]?$": r"\1: expected an integer, found \2",
+    r"Error parsing (\S+): .*\bfloat\b.*?('[^']*')\]?$": r"\1: expected a number, found \2",
+}
 
 
-def check_verb(verb: str, known: Iterable[str]) -> None:
-    """Raise InputError for an unknown command, with the most similar one."""
+def run_command(function: Callable[..., int], verb: str, takes: str, arguments: list[str]) -> int:
+    """Call a command with the options and words in some arguments; returns its exit code.
+
+    takes: what the usage shows after the command. Raises InputError for arguments that do not fit, and SystemExit after
+    `--help`. After the name of a recipe, that is one of the words: the help of the recipe's fields.
+    """
+    parameters, program = inspect.signature(function).parameters, f"mnemos {verb}"
+    rest = next((name for name in ("words", "fields") if name in parameters), None)
+    of_recipe: list[str] = []
+    if rest == "words" and arguments and not arguments[0].startswith("-"):
+        of_recipe = [word for word in arguments if word in _HELP]
+        arguments = [word for word in arguments if word not in _HELP]
+
+    @functools.wraps(function)
+    def bind(*values: Any, **named: Any) -> Callable[..., int]:
+        return functools.partial(function, *values, **named)
+
+    bind.__doc__ = re.sub(r"\n {12}", " ", function.__doc__ or "")  # or tyro breaks the lines of "Args:" where we do
+
+    # --- tyro prints help and errors in boxes, and exits ---
+    output = io.StringIO()
+    try:
+        with redirect_stdout(output), redirect_stderr(output):
+            parsed: Any = tyro.cli(
+                bind, prog=program, args=arguments, config=_STYLE, return_unknown_args=rest is not None
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            shown = re.sub(r"\s+\(default: (None)?\)", "", output.getvalue())
+            shown = shown.replace("[-h]", takes if rest == "words" else "", 1).replace("  ", " ", 1)
+            say("\n".join(line.rstrip() for line in shown.splitlines()))
+            raise
+        problem, meant = problem_of_tyro(output.getvalue())
+        for pattern, ours in _OURS.items():
+            problem = re.sub(pattern, ours, problem)
+        raise InputError(f"{problem}; " + (f"did you mean {meant}?" if meant else f"see {program} --help")) from None
+    bound, unknown = parsed if rest else (parsed, [])
+
+    # --- tyro takes no values for a list that has no default ---
+    for name, value in bound.keywords.items():
+        if not value and isinstance(value, list | tuple) and parameters[name].default is inspect.Parameter.empty:
+            raise InputError(f"the following arguments are required: {name.upper()}; see {program} --help")
+    return bound(**{rest: (*unknown, *of_recipe)}) if rest else bound()
+
+
+def near_name(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The hint for an unknown name: the most similar one, or `otherwise`, by default all."""
     known = list(known)
-    if verb not in known:
-        near = difflib.get_close_matches(verb, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        raise InputError(f"expected a command, found {verb!r}; {hint}")
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else otherwise or f"known: {', '.join(known)}"
 
 
 def with_plugins(arguments: list[str]) -> list[str]:
@@ -40,36 +104,11 @@ def with_plugins(arguments: list[str]) -> list[str]:
     return rest
 
 
-class CommandParser(argparse.ArgumentParser):
-    """An argparse parser that raises InputError with a one-line message."""
-
-    def __init__(
-        self, verb: str, about: str, usage: str | None = None, epilog: str | None = None, add_help: bool = True
-    ) -> None:
-        name = f"mnemos {verb}"
-        super().__init__(name, usage, about, epilog, allow_abbrev=False, add_help=add_help)
-
-    def error(self, message: str) -> NoReturn:
-        """Raise InputError with the message of argparse and where to find help."""
-        raise InputError(f"{message}; see {self.prog} --help")
-
-
-class RecipeParser(CommandParser):
-    """A parser of commands that take recipes and fields. After a recipe's name, --help lists the recipe's fields."""
-
-    def __init__(self, verb: str, about: str, takes: str) -> None:
-        usage = f"mnemos {verb} {takes}"
-        fields = f"Fields are settings of the recipe: mnemos {verb} RECIPE --help lists them."
-        super().__init__(verb, about, usage=usage, epilog=fields, add_help=False)
-
-    def split(self, arguments: list[str]) -> tuple[argparse.Namespace, list[str], list[str]]:
-        """Split the arguments into (options of the command, names of recipes, fields)."""
-        if arguments and arguments[0] in ("-h", "--help"):
-            self.print_help()
-            self.exit()
-        options, rest = self.parse_known_args(arguments)
-        first = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
-        return options, rest[:first], rest[first:]
+def names_and_fields(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The names of recipes, which come first, and the fields."""
+    words = list(words)
+    first = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
+    return words[:first], words[first:]
 
 
 def only(verb: str, names: list[str]) -> str:
@@ -84,7 +123,7 @@ def only(verb: str, names: list[str]) -> str:
 
 
 def chosen_recipe(verb: str, name: str, fields: list[str]) -> "Recipe":
-    """The named recipe, or that of a JSON file, with the given fields changed."""
+    """The named recipe, or that of a file, with the given fields changed."""
     from mnemos.lab.run.recipe_fields import with_fields
     from mnemos.lab.run.recipe_files import find_recipe
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from mnemos import registry
 from mnemos.config import AttentionConfig, default_config, in_words
 from mnemos.errors import say
+from mnemos.lab.errors import problem_of_tyro
 from mnemos.memory.gated_cache import GRC, PRESETS
 from mnemos.types import InputError
 
@@ -72,10 +73,8 @@ def _about(recipe: Recipe) -> str:
 
 def _one_line(message: str, recipe: Recipe, words: list[str], program: str) -> str:
     """tyro's boxed error message as one line of ours: what was expected, what was found, what to do."""
-    parts = [" ".join(part.split()) for part in re.split(r"\n\W*[-─]{8,}\W*\n", re.sub(r"[│╭╮╰╯]", " ", message))]
-    problem = next((part for part in parts[1:] if part), parts[0])
-    meant = re.search(r"Perhaps you meant:\W+(--[\w.-]+)", message)
-    hint = f"did you mean {meant[1]}?" if meant else f"see {program} --help"
+    problem, meant = problem_of_tyro(message)
+    hint = f"did you mean {meant}?" if meant else f"see {program} --help"
     if problem.startswith("Unrecognized options:"):
         unknown = problem.partition(":")[2].replace(",", "").split()
         option = next((word for word in unknown if word.startswith("--")), None)
@@ -87,7 +86,7 @@ def _one_line(message: str, recipe: Recipe, words: list[str], program: str) -> s
     wrong = re.match(r"(?:Error parsing|Missing value for|invalid choice .* for)(?: argument)? '?--([\w.-]+)", problem)
     expected = in_words(_annotation(recipe, path_of(wrong[1]).split("."))) if wrong else None
     if wrong is None or expected is None:
-        return f"{problem.rstrip('.')}; {hint}"
+        return f"{problem}; {hint}"
     return f"--{wrong[1]}: expected {expected}, found {_given(words, wrong[1])}; {hint}"
 
 
