@@ -42,10 +42,10 @@ def made(segments=3, length=32, units=8, layers=1):
     memories.append(Memory("window", "window", (), "", received=some((segments, 2 * length))))
     words = tuple((HOSTILE if i == 3 else f"word{i % 99}", 1) for i in range(n))
     effects = [Effect(Change(HOSTILE, 0, 1, alone), np.array([0.1])) for alone in (False, True)]
-    place = Prediction(n, 1, 0.9, 1, 0.9, HOSTILE, HOSTILE, [segments - 1], effects)
+    last = Prediction(n, 1, 0.9, 1, 0.9, HOSTILE, HOSTILE, [segments - 1], effects)
     sources = [Sources(HOSTILE, ("this segment", "cache"), some((n, 2)))]
     document = Document((1,) * n, words, (-1,) * n, HOSTILE)
-    return Recording(HOSTILE, HOSTILE, document, length, memories, sources, some(n), {"caches": some(n)}, [place])
+    return Recording(HOSTILE, HOSTILE, document, length, memories, sources, some(n), {"caches": some(n)}, [last])
 
 
 def asked(*known):
@@ -142,28 +142,21 @@ def test_a_notebook_shows_the_page_of_a_stream():
     assert found._repr_html_().count("<") == 2  # the frame alone
 
 
-STEP = """(() => {
-  const found = [];
-  for (let i = 0; i < 200; i++) {
-    const begin = performance.now();
-    mnemosLook.go((i * 37 + 1) % 1000); document.body.offsetHeight;
-    found.push(performance.now() - begin);
-  }
-  return found.sort((a, b) => a - b)[100];
-})()"""
 NAME = """(() => {
   const one = document.activeElement;
   const said = one.ariaLabel || one.textContent || one.closest('label')?.textContent || '';
   return one.matches('summary') ? 'SUMMARY' : said;
 })().trim().slice(0, 40)"""
-NAMES = (HOSTILE.strip()[:40],)
 OUTPUT = "document.querySelector('.look-bar output').textContent"
-UNIT = "document.querySelector(\"select[aria-label='unit of layer 1, cache']\")"
-CHOSEN = "document.querySelector('.look-text').getAttribute('aria-activedescendant')"
-
-
 OUTLINE = "getComputedStyle(document.activeElement).outlineStyle"
-VALUE = "document.activeElement.value"
+LOOK, IMAGES = (f"document.getElementById('{name}').innerText" for name in ("look", "look-images"))
+TOO_WIDE = "document.documentElement.scrollWidth - innerWidth"
+
+
+@pytest.fixture
+def view():
+    with browser() as view:
+        yield view
 
 
 def reach(view, name):
@@ -176,116 +169,83 @@ def reach(view, name):
     raise AssertionError(f"Tab does not reach {name!r}")
 
 
-@pytest.fixture
-def _with_charts(monkeypatch, chart_library):
-    monkeypatch.setattr(pages, "chart_library", lambda: chart_library)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("_with_charts")
-def test_every_control_is_operated_by_keys_alone(tmp_path):
+def test_every_control_is_operated_by_keys_alone(tmp_path, view):
     path = Look([made(), made(2)], [pictured()]).write(tmp_path / "look.html")
-    with browser() as view:
-        view.open(path.as_uri())
-        reach(view, "the next segment")
-        view.key("Enter")
-        assert view.run(OUTPUT).startswith("segment 2 of 3")
-        view.key("ArrowLeft")
-        assert view.run(OUTPUT).startswith("segment 1 of 3")
-        reach(view, "▶ play")
-        view.key("Space")
-        view.wait(f"{OUTPUT}.startsWith('segment 3 of 3')")
-        view.wait("document.activeElement.getAttribute('aria-pressed') === 'false'")  # it stops at the end
-        for name in ("unit that shades the text", "curve of layer 1, cache", "unit of layer 1, cache"):
-            reach(view, name)
-            before = view.run(VALUE)
-            view.key("ArrowDown")
-            assert view.run(VALUE) != before
-        assert "slot 2, segment 3:" in view.run("document.getElementById('look').innerText")
-        reach(view, "memory that shades the text")
+    view.open(path.as_uri())
+    for name, key, output in (("the next segment", "Enter", 2), ("the next segment", "ArrowLeft", 1)):
+        reach(view, name)
+        view.key(key)
+        assert view.run(OUTPUT).startswith(f"segment {output} of 3")
+    reach(view, "▶ play")
+    view.key("Space")
+    view.wait(f"{OUTPUT}.startsWith('segment 3 of 3')")
+    view.wait("document.activeElement.getAttribute('aria-pressed') === 'false'")  # it stops at the end
+    for name in ("unit that shades the text", "curve of layer 1, cache", "unit of layer 1, cache"):
+        reach(view, name)
+        before = view.run("document.activeElement.value")
         view.key("ArrowDown")
-        assert view.run("mnemosLook.state.memory") == 1
-        reach(view, "emptied")
+        assert view.run("document.activeElement.value") != before
+    assert "slot 2, segment 3:" in view.run(LOOK)
+    reach(view, "memory that shades the text")
+    view.key("ArrowDown")
+    assert view.run("mnemosLook.state.memory") == 1
+    reach(view, "the words of the segment: arrow keys choose one"[:40])
+    chosen = []
+    for _ in range(2):
         view.key("ArrowRight")
-        assert "is kept alone before segment" in view.run("document.getElementById('look').innerText")
-        for name, said in (("image", "image 2 of 2"), ("slot", "where slot 2 answered")):
-            reach(view, name)
-            for _ in range(2):  # the second slot, and the last image
-                view.key("ArrowRight" if name == "image" else "ArrowDown")
-            assert said in view.run("document.getElementById('look-images').innerText")
-        reach(view, NAMES[0])
-        view.key("ArrowRight")
-        assert "of 2" in view.run(OUTPUT)
-        summary = "document.querySelector('#emptied details')"
-        reach(view, "SUMMARY")
-        view.key("Enter")
-        assert not view.run(f"{summary}.open")
-        assert view.errors == []
+        chosen.append(view.run("document.activeElement.getAttribute('aria-activedescendant')"))
+    assert len({*chosen} - {None}) == 2
+    reach(view, "emptied")
+    view.key("ArrowRight")
+    assert "is kept alone before segment" in view.run(LOOK)
+    for name, said in (("image", "image 2 of 2"), ("slot", "where slot 2 answered")):
+        reach(view, name)
+        for _ in range(2):  # the second slot, and the last image
+            view.key("ArrowRight" if name == "image" else "ArrowDown")
+        assert said in view.run(IMAGES)
+    reach(view, HOSTILE.strip()[:40])
+    view.key("ArrowRight")
+    assert "of 2" in view.run(OUTPUT)
+    reach(view, "SUMMARY")
+    view.key("Enter")
+    assert not view.run("document.querySelector('#emptied details').open")
+    assert view.errors == []  # the page's policy tells of requests here too
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_with_charts")
-def test_the_viewer_opens_at_what_is_asked_of_the_first_model_that_knows_it(tmp_path):
+def test_the_viewer_opens_at_what_is_asked_of_the_first_model_that_knows_it(tmp_path, view, monkeypatch, chart_library):
+    monkeypatch.setattr(pages, "chart_library", lambda: chart_library)
     path = Look([asked(0.1, 0.1, 0.1), asked(0.9, 0.9, 0.9)]).write(tmp_path / "look.html")
-    with browser() as view:
-        view.open(path.as_uri())
-        assert view.run("mnemosLook.state.run") == 1
-        assert view.run("document.querySelector('input[name=look-model]:checked').value") == "1"
-        assert view.run(OUTPUT).startswith("segment 3 of 3")
-        assert view.run("mnemosLook.state.word") == 95
-        view.run("document.querySelector('#asked [tabindex]').focus()")
-        view.wait("document.querySelector('#asked .readout').textContent.includes('0.9')")  # values by keyboard
-        view.size(420, 900)
-        assert view.run("document.documentElement.scrollWidth - innerWidth") <= 0
-        text = (
-            "[...document.querySelectorAll('#asked svg text')].map((one) => parseFloat(getComputedStyle(one).fontSize)"
-        )
-        scale = "document.querySelector('#asked svg').getScreenCTM().a"
-        assert view.run(f"Math.min(...{text} * {scale}))") >= 10  # pixels
-        assert view.errors == []
+    view.open(path.as_uri())
+    assert view.run("mnemosLook.state.run") == 1
+    assert view.run("document.querySelector('input[name=look-model]:checked').value") == "1"
+    assert view.run(OUTPUT).startswith("segment 3 of 3")
+    assert view.run("mnemosLook.state.word") == 95
+    view.run("document.querySelector('#asked [tabindex]').focus()")
+    view.wait("document.querySelector('#asked .readout').textContent.includes('0.9')")  # values by keyboard
+    view.size(420, 900)
+    assert view.run(TOO_WIDE) <= 0
+    text = "[...document.querySelectorAll('#asked svg text')].map((one) => parseFloat(getComputedStyle(one).fontSize)"
+    scale = "document.querySelector('#asked svg').getScreenCTM().a"
+    assert view.run(f"Math.min(...{text} * {scale}))") >= 10  # pixels
+    assert view.errors == []
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_with_charts")
-def test_the_viewer_in_a_browser(tmp_path):
-    first = made(1000, 32, 8)
-    path = Look([first, made(), made(1, 5000, 2)], [pictured()]).write(tmp_path / "look.html")
-    with browser() as view:
-        view.open(path.as_uri(), 420, dark=True)
-        for width in (420, 900, 1400):
-            view.size(width, 900)
-            assert view.run("document.documentElement.scrollWidth - innerWidth") <= 0
-        assert view.run(OUTPUT).startswith("segment 1 of 1000")
-        said = view.run("document.getElementById('look').innerText")
-        numbers = re.search(r"Its probability was (\S+), (\S+) with the caches emptied before this segment", said)
-        wanted = [math.exp(-array[31]) for array in (first.surprise, first.emptied["caches"])]  # of the last word
-        assert [float(one) for one in numbers.groups()] == pytest.approx(wanted, abs=0.01)
-        # By the keyboard alone: Tab reaches every control, and arrows move the slider and the chosen word.
-        reached = set()
-        for _ in range(40):
-            view.key("Tab")
-            reached.add(view.run(NAME))
-        assert {"segment", "the next segment", "▶ play", "memory that shades the text"} <= reached
-        assert {"unit of layer 1, cache", "curve of layer 1, cache", "word that is predicted"} <= reached
-        assert {"image", "layer", "slot"} <= reached
-        view.run("document.querySelector('input[type=range]').focus()")
-        view.key("ArrowRight")
-        assert view.run(OUTPUT).startswith("segment 2 of 1000")
-        view.run("document.querySelector('.look-text').focus()")
-        chosen = []
-        for _ in range(2):
-            view.key("ArrowRight")
-            chosen.append(view.run(CHOSEN))
-        assert len({*chosen} - {None}) == 2
-        view.run(f"{UNIT}.value = 3; {UNIT}.dispatchEvent(new Event('change'))")
-        assert "slot 4, segment 2:" in view.run("document.getElementById('look').innerText")
-        assert view.run(STEP) < 1000 / 30  # milliseconds of a step and its layout, the median
-        view.run("document.querySelectorAll('input[name=look-model]')[1].click()")
-        assert "of 3" in view.run(OUTPUT)
-        view.run("document.querySelectorAll('input[name=look-model]')[2].click()")
-        late = "[...document.querySelectorAll('.look-text span')].slice(4500)"
-        assert view.run(f"{late}.some((one) => parseInt(one.style.getPropertyValue('--w')) > 50)")
-        view.run("document.querySelector(\"input[aria-label='image']\").focus()")
-        view.key("ArrowRight")
-        assert "image 2 of 2" in view.run("document.getElementById('look-images').innerText")
-        assert view.errors == []  # the page's policy tells of requests here too
+def test_long_documents_and_long_segments_are_shown(tmp_path, view):
+    first = made(200, 32, 8)
+    path = Look([first, made(), made(1, 5000, 2)]).write(tmp_path / "look.html")
+    view.open(path.as_uri(), 420, dark=True)
+    for width in (420, 900, 1400):
+        view.size(width, 900)
+        assert view.run(TOO_WIDE) <= 0
+    numbers = re.search(r"Its probability was (\S+), (\S+) with the caches emptied before this segment", view.run(LOOK))
+    wanted = [math.exp(-array[31]) for array in (first.surprise, first.emptied["caches"])]  # of the last word
+    assert [float(one) for one in numbers.groups()] == pytest.approx(wanted, abs=0.01)
+    view.run("mnemosLook.go(199)")
+    assert view.run(OUTPUT).startswith("segment 200 of 200")
+    view.run("document.querySelectorAll('input[name=look-model]')[2].click()")
+    late = "[...document.querySelectorAll('.look-text span')].slice(4500)"
+    assert view.run(f"{late}.some((one) => parseInt(one.style.getPropertyValue('--w')) > 50)")
+    assert view.errors == []

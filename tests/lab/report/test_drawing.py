@@ -73,7 +73,7 @@ def test_pooling_averages_blocks_and_cosines_stay_cosines():
 
 @pytest.mark.parametrize("n", [1, 4, 9])
 def test_effective_rank_of_equal_directions_is_their_number(n):
-    assert effective_rank(np.r_[np.full(n, 2.0), np.zeros(3)]) == pytest.approx(n)
+    assert effective_rank(np.diag(np.r_[np.full(n, 2.0), np.zeros(3)])) == pytest.approx(n)
 
 
 def test_numbers_as_a_paper_prints_them():

@@ -14,7 +14,7 @@ from mnemos.lab.compare.significance import UNBOUNDED, compared, spread
 from mnemos.lab.report.read import Results
 from mnemos.lab.report.run_records import RunRecord
 from mnemos.lab.report.verdict import caveats, differences_of, headline, summary_table
-from mnemos.lab.run.files import Result
+from mnemos.lab.run.files import Provenance, Result
 
 PLAIN = Row("north", 0.500, 0.010, 5, 70_000)
 CACHED = Row("east", 0.600, 0.010, 5, 91_400, memory="cache")
@@ -30,8 +30,8 @@ def made(*rows, higher=True, **fields):
     return Results("accuracy" if higher else "loss", higher, rows, against=rows[0].name, **fields)
 
 
-def with_result(result):
-    return RunRecord(Path("x"), "x", {}, None, {}, {}, None, result, None)
+def with_result(result, provenance=None):
+    return RunRecord(Path("x"), "x", {}, provenance, {}, {}, None, result, None)
 
 
 def of_rows(rows, counts):
@@ -43,6 +43,7 @@ def of_rows(rows, counts):
 
 
 WHOLE = (CACHED, UNWRITTEN)
+SHARED = Provenance(warnings=["equal files in two splits: a and b; remove one"])
 SAID = {  # where, what is said of some rows, and other rows of which it would be false
     "helps": (headline, "east helps", made(*WHOLE), made(replace(CACHED, mean=0.56), UNWRITTEN)),
     "harms": (headline, "east harms", made(CACHED, replace(UNWRITTEN, mean=0.7)), made(*WHOLE)),
@@ -102,6 +103,12 @@ SAID = {  # where, what is said of some rows, and other rows of which it would b
         "Not 2% better than byte unigrams",
         made(CACHED, higher=False, reference={"byte unigrams": 0.61}),
         made(CACHED, higher=False, reference={"byte unigrams": 0.62}),
+    ),
+    "shared files": (
+        caveats,
+        "Equal files in two splits: a and b; remove one.",
+        made(PLAIN, records={"north": (with_result(None, SHARED),)}),
+        made(PLAIN, records={"north": (with_result(None, Provenance()),)}),
     ),
     "reference": (summary_table, "to north", made(PLAIN, CACHED), made(DIVERGED, CACHED)),
     "one test": (summary_table, "interval and p.", made(PLAIN, CACHED), made(*WHOLE, *FAR)),

@@ -23,15 +23,16 @@ def contents(folder) -> list[tuple[str, int]]:
 
 
 def test_a_new_run_says_what_and_where_it_is(tmp_path):
-    run = RunFolder.start(tmp_path / "runs" / "a", RECIPE, "cpu")
+    run = RunFolder.start(tmp_path / "runs" / "a", RECIPE, "cpu", about=["2 files", "warning: equal files"])
     recipe = json.loads((run.folder / "recipe.json").read_text())
     assert recipe["name"] == "toy"
     assert recipe["model"]["is"] == "toy"
     about = json.loads((run.folder / "run.json").read_text())
     assert set(about) == {
         "commit", "dirty", "versions", "device", "cpu", "threads", "dense", "seed", "data", "command", "started",
-        "finished", "resumed", "source_sha256",
+        "finished", "resumed", "source_sha256", "warnings",
     }  # fmt: skip
+    assert about["warnings"] == ["equal files"]
     assert set(about["versions"]) >= {"mnemos", "torch", "python", "numpy", "lightning-fabric", "pillow"}
     assert about["finished"] is None
     assert run.result is None

@@ -71,8 +71,7 @@ class Chart:
     "lines" (a thin line a run and a thick one for the mean), "points" (also a mark a run), "marks" (marks, no lines) or
     "bars" (a bar a point) or "strip" (a row a variant, of marks and their mean). ticks: the values of x that have one,
     instead of round ones. references: (name, value) of dotted lines across, which the legend names. bands: (index in
-    `series`, low, high) of y, shaded. form: a format of d3 for the ticks of y. limits: of y. falls: whether y is drawn
-    in decades from 1 down to 0.0001. label: what is read aloud.
+    `series`, low, high) of y, shaded. form: a format of d3 for the ticks of y. limits: of y. label: what is read aloud.
     """
 
     slug: str
@@ -88,7 +87,6 @@ class Chart:
     bands: Sequence[tuple[int, float, float]] = ()
     form: str = ""
     limits: tuple[float, float] | None = None
-    falls: bool = False
     label: str = ""
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
@@ -128,6 +126,7 @@ def chart_figure(charts: Sequence[Chart], caption: str, style: str = "") -> str:
     panels = []
     for chart in charts:
         title = f'<p class="title">{escape(chart.title)}</p>' if chart.title else ""
+        aloud = chart.label or f"{chart.title or chart.y} by {chart.axes[0].name}"
         data = {
             **{name: getattr(chart, name) for name in ("slug", "title", "y", "mode", "columns")},
             "series": [{"name": one.name, "colour": f"var(--{one.colour})"} for one in chart.series],
@@ -136,23 +135,13 @@ def chart_figure(charts: Sequence[Chart], caption: str, style: str = "") -> str:
             "spec": specification(chart),
         }
         panels.append(
-            f'<div class="panel">{title}<div class="chart" role="group" aria-label="{escape(_aloud(chart))}">'
+            f'<div class="panel">{title}<div class="chart" role="group" aria-label="{escape(aloud)}">'
             f"{drawing(chart, _WIDE if style == 'wide' else _NARROW)}{embedded(data, 'chart-data')}</div></div>"
         )
     return (
         f'<figure class="charts {escape(style)}" data-figure="{escape(charts[0].slug)}">{_switches(charts)}\n'
         f'<div class="panels">{chr(10).join(panels)}</div>\n<figcaption>{prose(caption)}</figcaption></figure>'
     )
-
-
-def still(chart: Chart, width: int = _NARROW) -> str:
-    """A panel of a figure that has other panels beside charts: the drawing without switches."""
-    title = f'<p class="title">{escape(chart.title)}</p>'
-    return f'{title}<div role="img" aria-label="{escape(_aloud(chart))}">{drawing(chart, width)}</div>'
-
-
-def _aloud(chart: Chart) -> str:
-    return chart.label or f"{chart.title or chart.y} by {chart.axes[0].name}"
 
 
 def _switches(charts: Sequence[Chart]) -> str:
@@ -211,16 +200,17 @@ def specification(chart: Chart) -> JSONObject:
 
     colours, dashes = [f"var(--{one.colour})" for one in chart.series], [one.dash for one in chart.series]
     colour, shape = by_series(colours), by_series([_SHAPES[one.index % len(_SHAPES)] for one in chart.series])
+    scale = {"type": "log"} if chart.logarithmic else {"type": "linear", "zero": False}
     ticks = {"values": list(chart.ticks)} if chart.ticks else {"tickCount": 6}
     x: JSONObject = {
         **{"field": "x0", "type": "quantitative", "title": chart.axes[0].name},
-        "scale": {**_scale(chart.logarithmic), "nice": False, "padding": 6},
+        "scale": {**scale, "nice": False, "padding": 6},
         "axis": {"format": chart.axes[0].form, **ticks},
     }
     limits = {"domain": list(chart.limits), "nice": False} if chart.limits else {}
     y: JSONObject = {
-        **{"field": "y", "type": "quantitative", "title": chart.y, "scale": {**_scale(chart.falls), **limits}},
-        "axis": {"format": chart.form, **({"values": [10**-i for i in range(5)]} if chart.falls else {})},
+        **{"field": "y", "type": "quantitative", "title": chart.y, "axis": {"format": chart.form}},
+        "scale": {"type": "linear", "zero": False, **limits},
     }
     layers: list[JSONObject] = []
 
@@ -269,10 +259,6 @@ def specification(chart: Chart) -> JSONObject:
             layer(mark, encoding, **({"transform": mean} if chart.mode == "lines" else {}))
     height = _ROW * len(chart.series) if chart.mode == "strip" else 230
     return {"config": _CONFIG, "height": height, "layer": layers}
-
-
-def _scale(logarithmic: bool) -> JSONObject:
-    return {"type": "log"} if logarithmic else {"type": "linear", "zero": False}
 
 
 def _mean_of_runs(chart: Chart) -> list[JSONObject]:

@@ -18,7 +18,7 @@ from mnemos.lab.evaluate.recorded import (
     SlotContents,
 )
 
-from .charts import MOST, Axis, Chart, Series, chart_figure, still
+from .charts import MOST, Axis, Chart, Series, chart_figure
 from .curves import intervals, means
 from .image_grids import img, strips
 from .markup import decimal, escape, figure, listed, missing, paragraph, plural, short, shortened, table_of
@@ -174,19 +174,16 @@ def _last_mix_chart(slug: str, gates: list[GateCurves]) -> Chart:
 
 
 def content_section(results: Results) -> str:
-    """The matrix [Tm, Dm] of each layer's stored cache, its singular values and the similarity of its slots."""
+    """The matrix [Tm, Dm] of each layer's stored cache, its effective rank and the similarity of its slots."""
 
-    def draw(name: str, runs: list[RunRecord]) -> str:
-        return _contents(f"cache-{results.names.index(name)}", name, runs)
+    def stored(run: RunRecord) -> bool:  # a cache of each stream is stored as zeros, which no stream reads
+        return any(cache.any() for cache in (run.caches or {}).values())
 
-    # A cache of each stream is stored as zeros, which no stream reads.
-    stored = lambda run: any(cache.any() for cache in (run.caches or {}).values())  # noqa: E731
-    return _each_variant(
-        results, stored, draw, lambda _: "no run stored the content of a cache, so there is none to draw"
-    )
+    why = "no run stored the content of a cache, so there is none to draw"
+    return _each_variant(results, stored, _contents, lambda _: why)
 
 
-def _contents(slug: str, name: str, runs: list[RunRecord]) -> str:
+def _contents(name: str, runs: list[RunRecord]) -> str:
     caches = runs[0].caches or {}
     layers = list(caches)
     if len(layers) > LAYERS:
@@ -200,18 +197,18 @@ def _contents(slug: str, name: str, runs: list[RunRecord]) -> str:
         units = np.where(norms > 0, cache / np.where(norms > 0, norms, 1), 0)
         # The mean of a block of cosines is the product of mean unit vectors, so a long cache is pooled first.
         units = pool(units, channels=channels)
+        rank = f", effective rank {effective_rank(cache):.1f}" if cache.any() and finite.size == cache.size else ""
+        size = f"{slots} slots by {channels} channels{rank}"
         panels += [
-            _matrix(f"{called[layer]}, to ±{reach:.2g}", pool(cache), reach, f"{slots} slots by {channels} channels"),
-            _spectrum(f"{slug}-{layers.index(layer)}", cache, f"Singular values of {called[layer]} of {name}"),
+            _matrix(f"{called[layer]}, to ±{reach:.2g}", pool(cache), reach, size),
             _matrix("Similarity of slots", units @ units.T, 1.0, f"{slots} slots by {slots} slots"),
         ]
     shown = [called[layer] for layer in layers]
     caption = (
         f"{name}: the stored cache after training, one row of panels per layer ({listed(shown)}). Left: the matrix of "
-        "slots (rows) by channels (columns); the colour saturates at the value in the title, the 99th percentile. "
-        "Middle: its singular values divided by the largest, on a logarithmic scale; the steeper the curve, the fewer "
-        "directions are in use. Right: cosine similarity between slots; colour off the diagonal means that two slots "
-        "hold similar content."
+        "slots (rows) by channels (columns); the colour saturates at the value in the title, the 99th percentile. The "
+        "effective rank is exp of the entropy of the normalised singular values: how many directions the slots span. "
+        "Right: cosine similarity between slots; colour off the diagonal means that two slots hold similar content."
     )
     caption += f" {len(layers)} of its {len(caches)} layers are drawn." * (len(layers) < len(caches))
     if any(max(caches[layer].shape) > LARGEST for layer in layers):
@@ -220,7 +217,7 @@ def _contents(slug: str, name: str, runs: list[RunRecord]) -> str:
     caption += f" From {runs[0].label}/caches.safetensors{where}."
     caption += f" {plural(len(runs) - 1, 'other run')} of this variant also stored caches." * bool(runs[1:])
     scale = '<ul class="legend"><li>negative<i class="scale"></i>positive</li></ul>'  # the style sheet's gradient
-    return figure(panels, caption, "small", scale)
+    return figure(panels, caption, legend=scale)
 
 
 def _matrix(title: str, matrix: np.ndarray, end: float, about: str) -> str:
@@ -233,22 +230,9 @@ def _matrix(title: str, matrix: np.ndarray, end: float, about: str) -> str:
     return f'<p class="title">{escape(title)}</p>{image}<p class="about">{escape(about)}</p>'
 
 
-def _spectrum(slug: str, cache: np.ndarray, label: str) -> str:
-    """A panel: the singular values divided by the largest, with the effective rank."""
-    values = np.linalg.svd(cache, compute_uv=False) if np.isfinite(cache).all() else np.array([])
-    if not values.size or values[0] == 0:
-        return missing("The cache is zero everywhere." if values.size else "The cache has values that are not finite.")
-    title = f"Singular values, effective rank {effective_rank(values):.1f}"
-    axes = [Axis("rank of the value", ",.0f")]
-    chart = Chart(slug, title, "share of the largest", [Series("", "ink")], [""], axes, label=label)
-    chart.limits, chart.falls = (1e-4, 1.6), True
-    for rank, share in enumerate(values / values[0], 1):
-        chart.add(0, 0, max(float(share), 1e-4), rank)
-    return still(chart, 320)
-
-
-def effective_rank(values: np.ndarray) -> float:
+def effective_rank(cache: np.ndarray) -> float:
     """exp of the entropy of σ/Σσ over the singular values σ: the effective number of directions that the slots span."""
+    values = np.linalg.svd(cache, compute_uv=False)
     shares = values / values.sum()
     return float(np.exp(-(shares[shares > 0] * np.log(shares[shares > 0])).sum()))
 

@@ -58,18 +58,18 @@ class MetricByX(NamedTuple):
 
 def read_by_x(results: Results) -> MetricByX | None:
     """What the runs measured along the axis of the first run that has one; runs with another axis are left out."""
-    found: MetricByX | None = None
+    by_x: MetricByX | None = None
     for name in results.names:
         for run in results.runs_of(name):
             along, points = run.artifacts.get("along"), _points(run)
             if not points:
                 continue
-            if found is None:
+            if by_x is None:
                 chance = number(along.get("chance"), run.label, "along.chance")
-                found = MetricByX(str(along.get("metric")), str(along.get("x")), chance, {})
-            if (along.get("metric"), along.get("x")) == (found.metric, found.x):
-                found.points.setdefault(name, []).append((run, points))
-    return found
+                by_x = MetricByX(str(along.get("metric")), str(along.get("x")), chance, {})
+            if (along.get("metric"), along.get("x")) == (by_x.metric, by_x.x):
+                by_x.points.setdefault(name, []).append((run, points))
+    return by_x
 
 
 def _points(run: RunRecord) -> list[Point]:
@@ -90,37 +90,37 @@ def rows_by_x(run: RunRecord, metric: str) -> int:
 
 def by_x_figure(results: Results) -> str:
     """The metric along the axis: a line for each variant, a mark for each seed; "" if no run measured one."""
-    if (found := read_by_x(results)) is None:
+    if (by_x := read_by_x(results)) is None:
         return ""
-    xs = found.xs
-    seeds = seed_names(run for runs in found.points.values() for run, _ in runs)
-    label = f"{capital(results.split)} {found.metric} by {found.x}"
+    xs = by_x.xs
+    seeds = seed_names(run for runs in by_x.points.values() for run, _ in runs)
+    label = f"{capital(results.split)} {by_x.metric} by {by_x.x}"
     chart = Chart(
-        *("along", "", f"{results.split} {found.metric}"),
-        [variant(name, results.names.index(name)) for name in found.points],
+        *("along", "", f"{results.split} {by_x.metric}"),
+        [variant(name, results.names.index(name)) for name in by_x.points],
         list(dict.fromkeys(seeds.values())),
-        [Axis(found.x, "~g")],
+        [Axis(by_x.x, "~g")],
         "points",
         logarithmic=xs[0] > 0 and xs[-1] / xs[0] >= _LOGARITHMIC,
         ticks=xs if len(xs) <= 12 else (),
-        references=[("a guess", found.chance)] if math.isfinite(found.chance) else [],
+        references=[("a guess", by_x.chance)] if math.isfinite(by_x.chance) else [],
         label=label,
     )
-    several = any(len(runs) > 1 for runs in found.points.values())
-    for index, runs in enumerate(found.points.values()):
+    several = any(len(runs) > 1 for runs in by_x.points.values())
+    for index, runs in enumerate(by_x.points.values()):
         for run, points in runs:
             for x, value, rows in points:
                 ends = wilson(round(value * rows), rows) if rows and len(runs) == 1 else None
                 chart.add(index, chart.runs.index(seeds[run.label]), value, x, interval=ends)
     marks = "marks are seeds, lines their mean" if several else "one run per variant"
     bars = " Bars are 95% intervals of the rows (Wilson)." if "low" in chart.columns else ""
-    return chart_figure([chart], f"{label}; {marks}.{bars}{_trained_on(found)} From result.json.", "wide")
+    return chart_figure([chart], f"{label}; {marks}.{bars}{_trained_on(by_x)} From result.json.", "wide")
 
 
-def _trained_on(found: MetricByX) -> str:
+def _trained_on(by_x: MetricByX) -> str:
     """What training read along the axis, by the settings of the task; "" where it does not say so, or runs differ."""
     said = set()
-    for run in (run for runs in found.points.values() for run, _ in runs):
+    for run in (run for runs in by_x.points.values() for run, _ in runs):
         data = run.recipe.get("data")
         known = isinstance(data, dict) and data.get("is") in registry.names("data") and "plugin" not in data
         if not known or run.result is None:
@@ -134,16 +134,14 @@ def _trained_on(found: MetricByX) -> str:
 
 def by_x_table(results: Results) -> str:
     """The metric along an axis in numbers; "" if no run measured one."""
-    if (found := read_by_x(results)) is None:
+    if (by_x := read_by_x(results)) is None:
         return ""
 
     def cell(name: str, x: float) -> str:
-        mean, std, _ = finite_spread(found.values(name, x))
+        mean, std, _ = finite_spread(by_x.values(name, x))
         return decimal(mean) + (f" ± {decimal(std)}" if math.isfinite(std) else "")
 
-    rows = [
-        [variant_name(results.names.index(name), name), *(cell(name, x) for x in found.xs)] for name in found.points
-    ]
-    score = f"{capital(results.split)} {found.metric} by {found.x}"
+    rows = [[variant_name(results.names.index(name), name), *(cell(name, x) for x in by_x.xs)] for name in by_x.points]
+    score = f"{capital(results.split)} {by_x.metric} by {by_x.x}"
     caption = f"{score}, in numbers: mean ± sample standard deviation over seeds."
-    return table(caption, ["variant", *(f"{x:g}" for x in found.xs)], rows)
+    return table(caption, ["variant", *(f"{x:g}" for x in by_x.xs)], rows)

@@ -13,7 +13,7 @@ from .read import Results
 from .run_records import RunRecord, flat
 
 _VERSIONS = "versions."
-_OF_ONE_RUN = {"seed", "command", "started", "finished", "resumed", "argv", "reported"}
+_OF_ONE_RUN = {"seed", "command", "started", "finished", "resumed", "argv", "reported", "warnings"}
 _MOST = 80  # characters of a value in a table
 _LISTED = 12  # fields at most that are listed open
 _ABSENT = object()

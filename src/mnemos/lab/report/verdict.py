@@ -143,7 +143,9 @@ def caveats(results: Results) -> list[str]:
         said.append(
             f"No never-written baseline shows what the memory adds: {listed(lacking)}. Compare with --unwritten."
         )
-    return said
+
+    warnings = dict.fromkeys(line for run in results.all_runs() if run.provenance for line in run.provenance.warnings)
+    return [*said, *(f"{capital(str(line))}." for line in warnings)]
 
 
 def summary_table(results: Results) -> str:

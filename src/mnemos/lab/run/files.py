@@ -223,6 +223,7 @@ class Provenance(_File):
         command: the words of the command that started the run.
         started: the time of the start, in ISO format.
         weights: of the run that it starts from, `Start.source`.
+        warnings: what the task warned of in its data, such as files that two splits share.
         finished: the time of the end; None until then.
         resumed: {"step", "at", "commit", "dirty", "command"} of each continuation, and what else changed before it.
         others: further entries of the file.
@@ -241,6 +242,7 @@ class Provenance(_File):
     command: list[str] = field(default_factory=list)
     started: str | None = None
     weights: JSONObject = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
     finished: str | None = None
     resumed: list[JSONObject] = field(default_factory=list)
     others: JSONObject = field(default_factory=dict)
@@ -248,7 +250,13 @@ class Provenance(_File):
     FILE = "run.json"
     _OTHERS = "others"
     _ALWAYS = {"commit", "dirty", "finished", "resumed"}
-    _TYPES = {"resumed": list, "command": list, "threads": int, **dict.fromkeys(("started", "finished"), str)}
+    _TYPES = {
+        "resumed": list,
+        "command": list,
+        "warnings": list,
+        "threads": int,
+        **dict.fromkeys(("started", "finished"), str),
+    }
 
     @classmethod
     def read(cls, folder: Path) -> Self:

@@ -69,10 +69,18 @@ class RunFolder:
         self._new = False
 
     @classmethod
-    def start(cls, folder: str | Path, recipe: Recipe, device: str, weights: JSONObject | None = None) -> "RunFolder":
+    def start(
+        cls,
+        folder: str | Path,
+        recipe: Recipe,
+        device: str,
+        weights: JSONObject | None = None,
+        about: Sequence[str] = (),
+    ) -> "RunFolder":
         """Start a run in a new or empty folder. Raises InputError for any other folder, and deletes nothing in it.
 
-        weights: `Start.source` of the run that the weights are taken from, for run.json.
+        weights: `Start.source` of the run that the weights are taken from, for run.json. about: what the task says of
+        its data, of which the warnings are recorded there.
         """
         folder = Path(folder)
         if folder.exists() and not folder.is_dir():
@@ -98,7 +106,8 @@ class RunFolder:
             remove_temporary(folder)
             made = provenance(recipe.train.seed, device, recipe.data)
             run._made_with, run._new = fingerprint(made), True
-            Provenance(**made, weights=weights or {}).write(folder)
+            warnings = [line.removeprefix("warning: ") for line in about if line.startswith("warning: ")]
+            Provenance(**made, weights=weights or {}, warnings=warnings).write(folder)
             write_json(folder / "recipe.json", to_dict(recipe))
             run.trim(0)
         return run

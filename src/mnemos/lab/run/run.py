@@ -195,7 +195,7 @@ class Run:
                         step, saved = self.files.newest(weights, accept_changed_data)
                 else:
                     device = devices.device_name(self.fabric.device)
-                    self.files = RunFolder.start(self.path, self.recipe, device, weights)
+                    self.files = RunFolder.start(self.path, self.recipe, device, weights, self.task.about)
                 dense = Provenance.read(self.path).dense if Provenance.exists(self.path) else {}
             except InputError as error:
                 problem = str(error)

@@ -36,15 +36,9 @@ def refused(folder, *words):
     ("line", "word"),
     [
         ("{oops", "JSON"),
-        ("[1, 2]", "object"),
         ('{"kind": "train", "loss": 1.0}', "step"),
-        ('{"kind": "train", "step": -1}', "step"),
         ('{"kind": "train", "step": 60, "loss": "low"}', '"loss"'),
         (f'{{"kind": "train", "step": 60, "loss": {10**30}}}', '"loss"'),
-        ('{"kind": "valid", "step": 60, "accuracy": true}', '"accuracy"'),
-        ('{"kind": "gates", "step": 60}', "layers"),
-        ('{"kind": "gates", "step": 60, "layers": [{"mix": [0.5]}]}', "name"),
-        ('{"kind": "gates", "step": 60, "layers": [{"name": "a", "mix": 0.5}]}', "mix"),
         ('{"kind": "gates", "step": 60, "layers": [{"name": "a", "update": {"mean": "x"}}]}', "update.mean"),
     ],
 )
@@ -85,15 +79,10 @@ def test_gates_of_layers_with_different_heads(tmp_path):
     np.testing.assert_array_equal(gates.values["cache.rms"], [[math.nan, 2.0]])
 
 
-@pytest.mark.parametrize("name", ["recipe.json", "run.json", "result.json"])
-def test_malformed_json_names_file_and_line(run, name):
-    (run / name).write_text('{\n "name": "x",\n oops\n}')
-    refused(run, str(run / name), "line 3")
-
-
-@pytest.mark.parametrize("name", ["recipe.json", "metrics.jsonl"])
-def test_missing_file_is_named(run, name):
-    (run / name).unlink()
+def test_malformed_json_names_file_and_line(run):
+    (run / "run.json").write_text('{\n "name": "x",\n oops\n}')
+    refused(run, str(run / "run.json"), "line 3")
+    (run / "metrics.jsonl").unlink()
     refused(run, str(run))
 
 
@@ -120,16 +109,11 @@ def test_two_comparisons_are_refused(tmp_path):
     ("fields", "word"),
     [
         ({"rows": []}, '"rows"'),
-        ({"rows": [{"mean": 1.0}]}, "rows[0].name"),
         ({"rows": [{"name": "a", "mean": "x"}]}, '"rows[0].mean"'),
-        ({"rows": [{"name": "a", "mean": 10**30}]}, '"rows[0].mean"'),
-        ({"rows": [{"name": "a", "mean": 1.0, "seeds": 10**30}]}, '"rows[0].seeds"'),
-        ({"rows": [{"name": "a", "mean": 1.0, "seeds": "3"}]}, '"rows[0].seeds"'),
-        ({"rows": [{"name": "a", "mean": 1.0, "baseline_of": 3}]}, '"rows[0].baseline_of"'),
         ({"controls": [{"name": "demo", "mean": 0.1, "std": 0.1, "seeds": 3}]}, "controls[0].control"),
         ({"runs": {"demo": ["gone"]}}, "'gone'"),
-        ({"metric": None}, '"metric"'),
-        ({"majority": "most"}, '"majority"'),
+        ({"against": "nobody"}, '"against" to name a row'),
+        ({"equal": {"equal": "time"}}, '"equal" to say what is'),
     ],
 )
 def test_malformed_comparison_names_file_and_place(tmp_path, fields, word):
@@ -141,23 +125,14 @@ def test_malformed_caches_are_refused(run):
     path = run / "caches.safetensors"
     save_file({"a": np.zeros(3, np.float32)}, path)
     refused(run, str(path), "[Tm, Dm]")
-    path.write_bytes(b"not safetensors")
-    refused(run, str(path))
 
 
 @pytest.mark.parametrize(
     ("change", "word"),
     [
         (lambda f: [], "JSON object"),
-        (lambda f: f | {"layers": None}, '"layers"'),
-        (lambda f: f | {"pictures": [1]}, '"pictures"'),
-        (lambda f: f | {"sizes": {"valid": "many"}}, "sizes.valid"),
         (lambda f: f["pictures"].update(guess=[1]) or f, '"guess"'),
-        (lambda f: f["layers"][1].update(name=3) or f, "layers[1].name"),
-        (lambda f: f["layers"][0].update(share=["x"]) or f, "layers[0].share[0]"),
-        (lambda f: f["layers"][1]["maps"].update(weight="x") or f, "layers[1].maps.weight"),
         (lambda f: f["layers"][1]["maps"].update(correlation=[0.5]) or f, '"correlation"'),
-        (lambda f: f["layers"][0]["slots"].update(nearest=3) or f, "layers[0].slots.nearest"),
         (lambda f: f["layers"][0]["slots"].update(cosine=True) or f, "layers[0].slots.cosine"),
         (lambda f: f["layers"][0]["cost"].pop("heads") and f, "layers[0].cost.heads"),
     ],
@@ -171,28 +146,14 @@ def test_malformed_explanations_name_file_and_place(run, change, word):
 def test_explanations_that_do_not_fit_their_arrays_are_refused(run):
     path = run / "explain.safetensors"
     arrays = load_file(path)
-    for name, shape in (
-        ("self.1", (4, 3)),
-        ("memory.0", (4, 3, 4)),
-        ("patches.0", (2, 5, 8, 8, 3)),
-        ("pictures", (3,)),
-    ):
+    for name, shape in (("self.1", (4, 3)), ("memory.0", (4, 3, 4)), ("pictures", (4, 2, 2, 4))):
         save_file(arrays | {name: np.zeros(shape, arrays[name].dtype)}, path)
         refused(run, str(path), repr(name))
     save_file({name: array for name, array in arrays.items() if name != "memory.1"}, path)
     refused(run, str(path), "'memory.1'", "none")
-    for shape in ((4, 2, 2, 4), (4, 0, 2, 3)):
-        save_file(arrays | {"pictures": np.zeros(shape, np.uint8)}, path)
-        refused(run, str(path), "'pictures'")
-    path.write_bytes(b"not safetensors")
-    refused(run, str(path))
-    path.unlink()
-    refused(run, str(path), "none")
-    (run / "explain.json").write_text("{\n oops")
-    refused(run, f"{run / 'explain.json'}, line 2")
 
 
-def test_runs_of_one_recipe_are_one_arm_and_others_another(tmp_path):
+def test_runs_of_one_recipe_are_one_variant_and_others_another(tmp_path):
     folders = [write_run(tmp_path / f"a{s}", "demo", s) for s in (0, 1)]
     folders.append(write_run(tmp_path / "longer", "demo", 0, steps=3000))
     comparison = read(folders)
