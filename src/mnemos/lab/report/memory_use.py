@@ -8,7 +8,7 @@ from mnemos.lab.compare.significance import Difference
 from mnemos.lab.evaluate.recorded import ControlledMemory, StateControls
 
 from .charts import Axis, Chart, chart_figure, variant
-from .markup import decimal, escape, listed, missing, paragraph, plural, short, table
+from .markup import capital, decimal, escape, listed, missing, paragraph, plural, short, table
 from .read import Results
 from .run_records import RunRecord
 from .style import variant_name
@@ -98,15 +98,14 @@ def extent(values: np.ndarray, least: float) -> tuple[float, float]:
 
 def _table(results: Results, scored: list[str]) -> str:
     """A row for each memory of a variant, with the change that each control makes."""
-    rows, notes, intervals = [], [], 0
+    rows, notes, intervals, better = [], [], 0, {}
     for name in scored:
         runs = results.state_controls(name)
         controls = runs[0][1]
         metric = results.metric if results.metric in controls.carried.scores else controls.metric
         carried = float(np.mean([known.carried.scores.get(metric, math.nan) for _, known in runs]))
-        described = results.described(metric) or {}
-        better = {True: " (higher is better)", False: " (lower is better)"}.get(described.get("higher_is_better"), "")
-        facts = [metric + better, str(len(runs)), f"{controls.rows:,}", f"{controls.targets:,}"]
+        better[metric] = (results.described(metric) or {}).get("higher_is_better")
+        facts = [metric, str(len(runs)), f"{controls.rows:,}", f"{controls.targets:,}"]
         memories = {memory.name: memory for _, known in reversed(runs) for memory in known.memories}
         for memory in memories.values():
             notes += [f"{name}, {memory.name} not {what}: {why}." for what, why in memory.unscored().items()]
@@ -124,9 +123,12 @@ def _table(results: Results, scored: list[str]) -> str:
     caption = (
         "The test score of the segments after a row's first, with the memory as carried, and its change where the "
         "memory is replaced before each of these segments: the mean over seeds"
-        f"{', below it the 95% interval where there is one' if intervals else ''}. Rows are read at once. From the "
-        "runs' explain.json."
+        f"{', below it the 95% interval where there is one' if intervals else ''}. Rows are read at once."
     )
+    directions = [
+        f"{capital(name)}: {'higher' if up else 'lower'} is better." for name, up in better.items() if up is not None
+    ]
+    caption = " ".join([caption, *directions, "From the runs' explain.json."])
     head = ["variant", "memory", "metric", "seeds", "rows", "targets", "as carried", *WORDS.values()]
     return table(caption, head, rows, "controls") + "\n".join(map(missing, notes))
 
