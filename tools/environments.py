@@ -28,7 +28,7 @@ TESTS = [
     *(f"tests/hosts/test_{name}.py" for name in ("hosts", "host_calls", "matrix")),
 ]
 EXTRAS = "lab,data,hf,text,onnx,translation,vision,detection,tensorboard,trainer"  # dev without linters
-TOOLS = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "compressive-transformer-pytorch", "pycocotools"]
+TOOLS = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "compressive-transformer-pytorch"]
 SHOWN = ("torch", "torchvision", "transformers", "timm", "accelerate", "peft", "numpy", "safetensors", "tokenizers")
 NAMES = ("oldest", "pinned", "newest")
 # PEFT causes one warning of what is deprecated by itself.

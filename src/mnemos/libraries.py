@@ -41,9 +41,9 @@ def _import(name: str, extra: str) -> ModuleType:
 
 
 accelerate = functools.partial(_import, "accelerate", "trainer")
-faster_coco_eval = functools.partial(_import, "faster_coco_eval", "detection")
 onnx = functools.partial(_import, "onnx", "onnx")
 onnxscript = functools.partial(_import, "onnxscript", "onnx")
+pycocotools = functools.partial(_import, "pycocotools", "detection")
 sacrebleu = functools.partial(_import, "sacrebleu", "translation")
 sacremoses = functools.partial(_import, "sacremoses", "translation")
 tensorboard = functools.partial(_import, "tensorboard", "tensorboard")

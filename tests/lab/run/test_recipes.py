@@ -29,7 +29,7 @@ from mnemos.lab.tasks.task import DataConfig, Task
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.lab.tasks.text_classes import TextClassesConfig
 from mnemos.lab.translation.translation import TranslationConfig
-from mnemos.lab.vision.detection.files import COCOConfig
+from mnemos.lab.vision.detection.coco import COCOConfig
 from mnemos.lab.vision.detection.shapes import ShapesConfig
 from mnemos.types import InputError
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from spoken_standins import REAL, write_recordings
+from spoken_standins import write_recordings
 
 from mnemos.lab.speech.audio import filterbanks, frames, normalise
 from mnemos.lab.speech.spoken import SpokenConfig, SpokenTask
@@ -30,14 +30,14 @@ def taken(task: SpokenTask, samples: np.ndarray) -> set[int]:
     found = set()
     for row in range(len(task.recordings)):
         one = task.recordings.wave(row).astype(np.float64)
-        for start in range(len(samples) - len(one) + 1):
-            piece = samples[start : start + 40] * 32768
-            if np.abs(piece - one[:40]).max() < 8 and np.abs(samples[start : start + len(one)] * 32768 - one).max() < 8:
+        if len(one) <= len(samples):
+            windows = np.lib.stride_tricks.sliding_window_view(32768 * samples, len(one))
+            starts = np.flatnonzero(np.abs(windows[:, :40] - one[:40]).max(1) < 8)
+            if any(np.abs(windows[start] - one).max() < 8 for start in starts):
                 found.add(row)
     return found
 
 
-@pytest.mark.slow
 def test_no_recording_is_in_two_splits_and_a_string_has_one_speaker(task):
     takes = {"test": {0}, "valid": {1, 2}, "train": {3, 4}}
     for split in ("train", "valid", "test"):
@@ -116,8 +116,8 @@ def test_sizes(task, config):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"longest": 0}, "data.longest .*data.shortest 1, found 0"),
-        ({"shortest": 0}, "data.shortest .*found 0"),
+        ({"longest": 0}, "data.longest: .*data.shortest 1, found 0"),
+        ({"shortest": 0}, "data.shortest: .*found 0"),
         ({"silence": -0.1}, "data.silence"),
         ({"rows": 0}, "data.rows"),
         ({"test_takes": 5}, "train .*data.test_takes"),
@@ -126,11 +126,3 @@ def test_sizes(task, config):
 def test_wrong_settings_raise(config, change, problem):
     with pytest.raises(InputError, match=problem):
         dataclasses.replace(config, **change).build()
-
-
-@pytest.mark.skipif(not REAL.is_dir(), reason="the recordings are not here")
-def test_the_real_recordings():
-    task = SpokenConfig(path=str(REAL), rows=4).build()
-    assert task.size("train") == 2400
-    assert {len(rows) for rows in task._rows["valid"]} == {50}
-    assert sum(map(len, task._rows["test"])) == 120

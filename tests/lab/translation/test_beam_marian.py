@@ -49,7 +49,7 @@ def test_logits_equal_those_of_the_host(fields):
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("penalty", [0.0, 0.6])
 def test_the_search_equals_that_of_the_host_token_by_token(penalty):
     lengths = set()
     theirs, (source, mask), start = host(1), sentences(), torch.full((6, 1), PAD)

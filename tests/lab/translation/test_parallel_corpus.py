@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mnemos.lab.translation.parallel_corpus import FEWEST, TokenBatches, TokenRows
+from mnemos.lab.translation.parallel_corpus import FEWEST, TokenBatches
 from mnemos.types import InputError
 
 
@@ -49,20 +49,3 @@ def test_rows_of_similar_length_share_a_batch():
 def test_a_sentence_longer_than_a_batch_is_an_error():
     with pytest.raises(InputError, match=r"data\.batch_tokens: expected at least 39"):
         TokenBatches(lengths(200), 38, 8)
-
-
-def test_rows_in_a_temporary_file_are_those_in_memory():
-    random = np.random.default_rng(0)
-    rows = [random.integers(0, 99, random.integers(0, 20)).tolist() for _ in range(500)]
-    small, large = TokenRows(in_memory=64), TokenRows()
-    for store in (small, large):
-        for first in range(0, 500, 77):
-            store.append(rows[first : first + 77])
-        assert len(store) == 500
-        assert [store.row(i).tolist() for i in range(500)] == rows
-        assert store.lengths.tolist() == list(map(len, rows))
-        store.append([[1, 2]])
-        assert store.row(500).tolist() == [1, 2]
-        assert store.row(3).tolist() == rows[3]
-    assert isinstance(small._tokens, np.memmap)
-    assert not isinstance(large._tokens, np.memmap)

@@ -110,8 +110,6 @@ def test_every_nth_training_pair_may_be_the_validation_split(config):
     assert list(zip(valid.sources, valid.references, strict=True)) == whole[9::10]
     assert len(task.corpora["train"]) == 270
     assert "one pair in 10" in task.about[1]
-    with pytest.raises(InputError, match=r"data\.valid: expected none with data\.held_out"):
-        replace(config, held_out=10, valid="val").build()
 
 
 def test_separate_sub_words_and_those_of_files(config, task, tmp_path):
@@ -226,13 +224,11 @@ def test_the_paired_bootstrap_tells_systems_apart():
         ({"target": "en"}, r"data\.target: expected another language"),
         ({"target": "fr"}, r"expected train\.fr beside train\.en\.gz, found none"),
         ({"valid": "dev"}, r"expected dev\.en and dev\.de .* data\.valid"),
-        ({"label_smoothing": 1.0}, r"data\.label_smoothing must be"),
-        ({"ratio": 0.5}, r"data\.ratio must be"),
-        ({"longest": 2}, r"test|val"),
+        ({"ratio": 0.5}, r"data\.ratio: expected 0 .any. or at least 1"),
         ({"batch_tokens": 10}, r"data\.batch_tokens: expected at least"),
         ({"target_tokenizer": "x.json"}, r"data\.target_tokenizer: expected data\.tokenizer"),
         ({"tokenizer": "/nowhere.json"}, r"/nowhere\.json: expected a readable file"),
-        ({"path": "/nowhere"}, r"data\.path: expected a folder of parallel text"),
+        ({"held_out": 10, "valid": "val"}, r"data\.valid: expected none with data\.held_out"),
     ],
 )
 def test_settings_that_do_not_fit(config, changed, message):
@@ -242,7 +238,7 @@ def test_settings_that_do_not_fit(config, changed, message):
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="Multi30k is not here")
 def test_multi30k_is_read_whole():
-    task = TranslationConfig(path=str(SHARED), valid="val", train="val", subwords=2000, lowercase=True).build()
+    task = TranslationConfig(path=str(SHARED), valid="val", train="val", subwords=600, lowercase=True).build()
     assert [len(task.corpora[split]) for split in ("train", "valid", "test")] == [1014, 1014, 1000]
     assert task.corpora["test"].references[0].startswith("Ein Mann mit einem orangefarbenen Hut")
     assert "case:lc" in task.scorer.signatures[BLEU]
@@ -256,12 +252,10 @@ def test_the_attention_to_the_source_is_what_the_layer_mixes():
     source, target = torch.randint(4, 20, (1, 7)), torch.randint(4, 20, (1, 5))
     seen = []
     last = model.decoder[-1].reads[0]
-    hook = last.register_forward_hook(lambda layer, given, out: seen.append((given[1][1], out.clone())))
+    hook = last.register_forward_hook(lambda layer, args, out: seen.append((args[1][1], out.clone())))
     weights = source_attention(model, source, target)
     hook.remove()
     assert weights.shape == (5, 7)
     values, mixed = seen[0]
     assert torch.allclose(last.output(weights @ values[0, :, 0]), mixed[0], atol=1e-5)
     assert not last._forward_hooks
-    with pytest.raises(ValueError, match="without one"):
-        source_attention(torch.nn.Linear(2, 2), source, target)

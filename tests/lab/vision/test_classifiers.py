@@ -30,10 +30,7 @@ PVT2_B2 = PVTConfig(version=2, depths=(3, 4, 6, 3), **PYRAMID)
 SMALL = {
     "digits": ViTConfig(image=8, channels=1, patch=2, dim=12, depth=2, num_heads=2),
     "mnist": ViTConfig(image=28, channels=1, patch=7, dim=12, depth=2, num_heads=2, pool="mean"),
-    "mnist-4": ViTConfig(image=28, channels=1, patch=4, dim=12, depth=1, num_heads=3),
     "cifar": ViTConfig(image=32, patch=4, dim=12, depth=2, num_heads=2, dropout=0.1, drop_path=0.1),
-    "photos": ViTConfig(image=64, patch=8, dim=12, depth=1, num_heads=2, classes=3),
-    "pvt-2": PVTConfig(dims=(8, 12), depths=(1, 2), num_heads=(1, 2), mlp_ratios=(2, 3), drop_path=0.1),
     "pvt-3": PVTConfig(
         dims=(4, 8, 12), depths=(1, 1, 1), num_heads=(1, 2, 3), mlp_ratios=(2, 2, 2), reductions=(4, 2, 1)
     ),
@@ -68,11 +65,9 @@ def build(config: ImageConfig, **fields: object) -> torch.nn.Module:
     ("config", "published"),
     [
         (dataclasses.replace(PVT_TINY, depths=(3, 4, 6, 3)), 24.5),
-        (dataclasses.replace(PVT_TINY, depths=(3, 4, 18, 3)), 44.2),
         (dataclasses.replace(PVT2_B2, depths=(3, 4, 18, 3)), 45.2),
-        (dataclasses.replace(PVT2_B2, depths=(3, 8, 27, 3)), 62.6),
     ],
-    ids=["pvt-small", "pvt-medium", "pvtv2-b3", "pvtv2-b4"],
+    ids=["pvt-small", "pvtv2-b3"],
 )
 def test_parameters_are_as_many_as_published(config, published):
     """Of the smaller ones the named models of the libraries have the same weights, see below."""
@@ -177,18 +172,12 @@ def test_a_cache_is_as_long_as_the_keys(name, slots):
     [
         (ViTConfig(image=30), "image: .* patch 4, found 30"),
         (ViTConfig(dim=10), "dim must be divisible by num_heads"),
-        (ViTConfig(depth=0), "depth"),
         (ViTConfig(drop_path=1.0), "drop_path"),
-        (ViTConfig(channels=0), "channels: .* found 0"),
         (PVTConfig(depths=(2,)), "depths"),
-        (PVTConfig(depths=()), "depths"),
         (PVTConfig(image=36), "image: .* 8 .* found 36"),
         (PVTConfig(reductions=(3, 1)), "reductions: .* found 3"),
-        (PVTConfig(patch=1), "patch: .* found 1"),
         (PVTConfig(reductions=(2, 2)), "reductions: .*2, 2"),
-        (PVTConfig(num_heads=(3, 4)), "dim must be divisible by num_heads"),
         (SwinConfig(window=0), "window"),
-        (SwinConfig(num_heads=(2,)), "depths"),
         (SwinConfig(cache=AttentionCache()), "expected an attention of timm"),
         (ViTConfig(cache=GRC(scope="stream")), "scope"),
     ],
@@ -199,25 +188,14 @@ def test_impossible_sizes_are_one_line(config, words):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("x", "words"),
-    [
-        (torch.zeros(2, 1, 32, 32), "expected images"),
-        (torch.zeros(2, 3, 28, 28), "expected images"),
-        (torch.zeros(3, 32, 32), "expected images"),
-        (torch.zeros(2, 3, 32, 32, dtype=torch.int64), "of floats"),
-    ],
-)
-def test_other_images_are_refused(x, words):
-    with pytest.raises(InputError, match=words):
-        build(SMALL["cifar"])(x)
-
-
-def test_states_and_masks_are_refused():
-    model = build(SMALL["cifar"])
+def test_other_images_states_and_masks_are_refused():
+    model, x = build(SMALL["cifar"]), images(SMALL["cifar"])
+    for other in (x[:, :1], x[..., :28], x[0], x.long()):
+        with pytest.raises(InputError, match="expected images"):
+            model(other)
     for extra in ({"state": 1}, {"mask": torch.ones(3, 64, dtype=torch.bool)}):
         with pytest.raises(InputError, match=r"image model: .* state"):
-            model(images(SMALL["cifar"]), **extra)
+            model(x, **extra)
 
 
 def test_another_patch_than_timms_begins_as_timms_does():
@@ -236,10 +214,10 @@ def test_a_mean_over_patches_has_no_class_token():
 
 @pytest.mark.slow
 def test_one_seed_gives_one_model_and_a_cache_leaves_the_host_as_it_would_be():
-    plain, again = build(SMALL["pvt-2"]), build(SMALL["pvt-2"])
-    remembering = build(SMALL["pvt-2"], cache=AttentionCache())
-    cached = build(SMALL["pvt-2"], cache=GRC())
+    plain, again = build(SMALL["pvt-patch-2"]), build(SMALL["pvt-patch-2"])
+    remembering = build(SMALL["pvt-patch-2"], cache=AttentionCache())
+    cached = build(SMALL["pvt-patch-2"], cache=GRC())
     for name, value in plain.state_dict().items():
         for other in (again, cached, remembering):
             assert torch.equal(value, other.state_dict()[name]), name
-    assert len(stored(remembering)) == 6  # keys and values of three layers
+    assert len(stored(remembering)) == 4  # keys and values of two layers

@@ -64,7 +64,7 @@ def detect(
         as_json: print all objects as JSON on the standard output, instead of a line for each photo
     """
     from mnemos.lab.vision.detect import TrainedDetector
-    from mnemos.lab.vision.detection.detections import DETECTIONS
+    from mnemos.lab.vision.detection.results import DETECTIONS
 
     out = out or run / "detected"
     detector = TrainedDetector(run)
@@ -154,7 +154,7 @@ def translate(
     translator = TrainedTranslator(run)
     decoding = translator.decoding(beams, n_best, length_penalty)
     name = str(file or "standard input")
-    lines = list(read_lines(file) if file else lines_of(iter([sys.stdin.buffer.read()]), name))
+    lines = list(read_lines(file) if file else lines_of(sys.stdin.buffer, name))
     progress = (lambda done, whole: _show_progress(done, whole, "sentences")) if sys.stderr.isatty() else None
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # as the input is, whatever the locale

@@ -12,6 +12,7 @@ from mnemos.hosts.attach import cache
 from mnemos.hosts.row_caches import BlockState
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.key_values import KeyValues
+from mnemos.models.shared import check_sizes
 from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits, State, StateKind, check_token_ids, reset
 
@@ -47,9 +48,7 @@ class HostedDecoderConfig(ModelConfig):
 
     def build(self) -> "HostedDecoder":
         """The model, initialised as Transformers does. Raises InputError for settings that do not fit together."""
-        for name in ("vocab_size", "max_length"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{self.name}: {name}: expected at least 1, found {getattr(self, name)}; raise it")
+        check_sizes(self, vocab_size=1, max_length=1)
         if self.cache is not None and self.cache.scope not in self.cache_scopes:
             raise InputError(
                 f"{self.name}: cache.scope: expected stream, a cache per row, found {self.cache.scope}; use "
@@ -97,19 +96,18 @@ class HostedDecoder(nn.Module):
     @property
     def step(self) -> "Functional":
         """The host as a function of its state. It is made at the first call, which reads some tokens."""
-        found: Functional | None = self.__dict__["_step"]  # no module of this one: its weights are the host's
-        if found is None or found.model is not self.host:
+        step: Functional | None = self.__dict__["_step"]  # no module of this one: its weights are the host's
+        if step is None or step.model is not self.host:
             from mnemos.hugging_face import functional
 
-            found = self.__dict__["_step"] = functional(self.host)
-        return found
+            step = self.__dict__["_step"] = functional(self.host)
+        return step
 
     @property
     def head(self) -> nn.Module:
-        """The map to logits."""
         decoder: Any = self.host
-        found: nn.Module = decoder.get_output_embeddings()
-        return found
+        head: nn.Module = decoder.get_output_embeddings()
+        return head
 
     def __getstate__(self) -> dict[str, Any]:
         """Without `step`, which belongs to this host alone."""
@@ -127,26 +125,26 @@ class HostedDecoder(nn.Module):
         """See the class. only [B, T] bool: the logits at these positions alone, [n, V]."""
         size = self.config.vocab_size
         check_token_ids(x, size, mask, "use the vocabulary of the data")
-        found: Any = self.initial_state(len(x)) if state is None else state
+        later: Any = self.initial_state(len(x)) if state is None else state
         outputs: list[Tensor] = []
-        places: list[Tensor] = []
+        positions: list[Tensor] = []
         start, end = 0, x.shape[1]
         while True:
             left = None if mask is None else mask[:, start:]
-            segment = slice(start, start + self._count_together(x[:, start:], found, left))
-            y, found = self.step(x[:, segment], found, None if mask is None else mask[:, segment])
+            segment = slice(start, start + self._count_together(x[:, start:], later, left))
+            y, later = self.step(x[:, segment], later, None if mask is None else mask[:, segment])
             y = y[..., :size]
             if only is not None:
                 rows, columns = only[:, segment].nonzero(as_tuple=True)
                 y = y[rows, columns]
-                places.append(rows * end + start + columns)
+                positions.append(rows * end + start + columns)
             outputs.append(y)
-            found, start = self._begin_again(found), segment.stop
+            later, start = self._begin_again(later), segment.stop
             if start >= end:
                 break
         if only is None:
-            return torch.cat(outputs, 1), found
-        return torch.cat(outputs)[torch.cat(places).argsort()], found
+            return torch.cat(outputs, 1), later
+        return torch.cat(outputs)[torch.cat(positions).argsort()], later
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -188,10 +186,10 @@ class HostedDecoder(nn.Module):
         text = host_config(self.config.host).get_text_config(decoder=True)
         size, own = text.vocab_size, self.state_dict()
         first = next((i for i in (text.bos_token_id, text.eos_token_id) if isinstance(i, int) and i < size), None)
-        found = {f"host.{name}": value for name, value in host_weights(_AUTO, source).items()}
-        for name, value in found.items():
+        weights = {f"host.{name}": value for name, value in host_weights(_AUTO, source).items()}
+        for name, value in weights.items():
             mine = own.get(name, value)
             if value.dim() and len(value) == size < len(mine) and value.shape[1:] == mine.shape[1:]:
                 row = value.mean(0, keepdim=True) if first is None else value[first : first + 1]
-                found[name] = torch.cat([value, row.expand(len(mine) - size, *value.shape[1:])])
-        return found
+                weights[name] = torch.cat([value, row.expand(len(mine) - size, *value.shape[1:])])
+        return weights

@@ -15,6 +15,7 @@ from mnemos.hosts.branch import RowCaches, carry
 from mnemos.hosts.hooks import keep_handle
 from mnemos.hosts.host import argument
 from mnemos.memory.gated_cache import GRC
+from mnemos.models.shared import check_sizes
 from mnemos.ops.dense_layer import Linear
 from mnemos.ops.padding import take, valid_first
 from mnemos.registry import register
@@ -62,11 +63,7 @@ class HostedEncoderConfig(ModelConfig):
 
     def build(self) -> "HostedEncoder":
         """The model, initialised as Transformers does. Raises InputError for settings that do not fit together."""
-        for name, least in (("vocab_size", 1), ("classes", 1), ("segment", 1), ("frozen", 0), ("adapter", 0)):
-            if getattr(self, name) < least:
-                raise InputError(
-                    f"{self.name}: {name}: expected at least {least}, found {getattr(self, name)}; raise it"
-                )
+        check_sizes(self, vocab_size=1, classes=1, segment=1, frozen=0, adapter=0)
         if self.cache is not None and self.cache.scope not in self.cache_scopes:
             raise InputError(
                 f"{self.name}: cache.scope: expected stream, a cache per text, found {self.cache.scope}; use "
@@ -103,9 +100,8 @@ class HostedEncoder(Stateless, nn.Module):
         super().__init__()
         self.config, self.host = config, host
         keep_tables(self)
-        self.head = Linear(
-            host.config.hidden_size, config.classes
-        )  # before the caches: the same start with and without them
+        # The head is made before the caches, so that it starts the same with and without them.
+        self.head = Linear(host.config.hidden_size, config.classes)
         self._kept: list[nn.Module] = []
         frozen = self._freeze(config.frozen) if config.frozen else ()
 
@@ -134,7 +130,6 @@ class HostedEncoder(Stateless, nn.Module):
         return tuple(f"{name}.{i}." for i in range(count))
 
     def train(self, mode: bool = True) -> Self:
-        """Like `nn.Module.train`; what is frozen stays in eval mode."""
         super().train(mode)
         for module in self._kept:
             module.eval()
@@ -146,64 +141,61 @@ class HostedEncoder(Stateless, nn.Module):
         return self.config.cache is not None and self.config.cache.write
 
     def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> tuple[Tensor, None]:
-        """See the class."""
         if state is not None:
             raise InputError(f"{self.config.name}: expected no state, found one; pass whole texts")
         check_token_ids(x, self.config.vocab_size, mask, "use the vocabulary of the data")
         if mask is not None:  # segments count valid tokens: padding goes behind them
             order = valid_first(mask)
             x, mask = take(x, order), take(mask, order)
-        tokens, valid = self._cut(x, mask)
+        # Tokens and whether they are valid, by segment: [B, S, L].
+        more, cut = -x.shape[1] % self.config.segment, (-1, self.config.segment)
+        valid = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
+        tokens, valid = F.pad(x, (0, more)).unflatten(1, cut), F.pad(valid, (0, more)).unflatten(1, cut)
         used = valid.any(2)
         last = (used * torch.arange(1, used.shape[1] + 1, device=x.device)).argmax(1)
         rows = torch.arange(len(x), device=x.device)
         if self.config.read == "last" and not self.carries:
             return self.head(self._embed(tokens[rows, last], valid[rows, last], None)[0]), None
-        found = self._carried(tokens, valid, used) if self.carries else self._apart(tokens, valid, used)
+        # The embeddings [B, S, D]; zeros where a row has no segment.
+        if self.carries:
+            whole = self._carried(tokens, valid, used)
+        else:
+            alone, _ = self._embed(tokens[used], valid[used], None)
+            whole = alone.new_zeros(*used.shape, alone.shape[-1]).index_put((used,), alone)
         if self.config.read == "last":
-            return self.head(found[rows, last]), None
-        return self.head(found.sum(1) / used.sum(1, keepdim=True).clamp(min=1)), None
+            return self.head(whole[rows, last]), None
+        return self.head(whole.sum(1) / used.sum(1, keepdim=True).clamp(min=1)), None
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _cut(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Tokens and whether they are valid, by segment: [B, S, L]."""
-        more = -x.shape[1] % self.config.segment
-        valid = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
-        cut = (-1, self.config.segment)
-        return F.pad(x, (0, more)).unflatten(1, cut), F.pad(valid, (0, more)).unflatten(1, cut)
-
     def _embed(self, tokens: Tensor, valid: Tensor, state: RowCaches | None) -> tuple[Tensor, RowCaches | None]:
         """The embeddings [n, D] of segments [n, L], and the state of their rows after them, if it is carried."""
-        given = {"input_ids": tokens, "attention_mask": None if bool(valid.all()) else valid.long()}
+        inputs = {"input_ids": tokens, "attention_mask": None if bool(valid.all()) else valid.long()}
         if self.carries:
-            output, state = carry(self.host, state, **given)
+            output, state = carry(self.host, state, **inputs)
         else:
-            output = self.host(**given)
+            output = self.host(**inputs)
         weight = valid[..., None].to(output.last_hidden_state.dtype)
         return (output.last_hidden_state * weight).sum(1) / weight.sum(1).clamp(min=1), state
 
-    def _apart(self, tokens: Tensor, valid: Tensor, used: Tensor) -> Tensor:
-        """The embeddings [B, S, D] of all segments, each read alone; zeros where there is none."""
-        found, _ = self._embed(tokens[used], valid[used], None)
-        return found.new_zeros(*used.shape, found.shape[-1]).index_put((used,), found)
-
     def _carried(self, tokens: Tensor, valid: Tensor, used: Tensor) -> Tensor:
-        """The same, with the caches of each row carried from segment to segment."""
-        found, state = [], None
+        """The embeddings of all segments, with the caches of each row carried from segment to segment."""
+        embeddings, state = [], None
         for i in range(used.shape[1]):
-            rows = used[:, i]
-            if bool(rows.all()):
+            at = used[:, i].nonzero()[:, 0]
+            if len(at) == len(used):
                 embedding, state = self._embed(tokens[:, i], valid[:, i], state)
-            elif not bool(rows.any()):
-                embedding = self.head.weight.new_zeros(len(rows), self.head.in_features)
-            else:
-                at = rows.nonzero()[:, 0]
+            elif not len(at):
+                embedding = self.head.weight.new_zeros(len(used), self.head.in_features)
+            else:  # some rows have ended
                 part, new = self._embed(tokens[at, i], valid[at, i], None if state is None else select(state, at))
-                embedding, state = _put(None, part, at, len(rows)), _merged(state, new or {}, at, len(rows))
-            found.append(embedding)
-        return torch.stack(found, 1)
+                embedding = _put(None, part, at, len(used))
+                state = {
+                    name: _put((state or {}).get(name), caches, at, len(used)) for name, caches in (new or {}).items()
+                }
+            embeddings.append(embedding)
+        return torch.stack(embeddings, 1)
 
     def pretrained(self, source: str) -> dict[str, Tensor]:
         """The trained weights of a host (`hub.is_source`) by this model's names."""
@@ -218,10 +210,6 @@ def _put(whole: Tensor | None, part: Tensor, at: Tensor, rows: int) -> Tensor:
     return whole.index_copy(0, at, part)
 
 
-def _merged(state: RowCaches | None, new: RowCaches, at: Tensor, rows: int) -> RowCaches:
-    return {name: _put((state or {}).get(name), caches, at, rows) for name, caches in new.items()}
-
-
 class Adapter(nn.Module):
     """W₂·gelu(W₁·x + b), [B, T, D] -> [B, T, D_out], which is 0 at the start."""
 
@@ -231,9 +219,7 @@ class Adapter(nn.Module):
         nn.init.zeros_(self.second.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
-        found: Tensor = self.second(F.gelu(self.first(x)))
-        return found
+        return self.second(F.gelu(self.first(x)))
 
 
 def _add_adapters(host: nn.Module, hidden: int, where: Callable[[str, nn.Module], bool]) -> None:

@@ -18,6 +18,7 @@ from mnemos.types import InputError
 
 HF, TIMM = "hf:", "timm:"
 _DECODER = "AutoModelForCausalLM"
+_WRITES = ", which AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER) writes"
 _ALLOW = "if you trust its code, add --trust-remote-code (mnemos chat, linearise), or trust_remote_code=True in Python"
 # What a saved configuration says beside the architecture: where it is from, and how it was stored.
 _LEFT_OUT = {"_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "mnemos"}
@@ -38,17 +39,16 @@ def settings_of(source: str) -> str:
         _check_timm(source)
         return source
     with _from_hub(source):
-        config = transformers().AutoConfig.from_pretrained(_place(source), trust_remote_code=False)
-    found = {name: value for name, value in config.to_diff_dict().items() if name not in _LEFT_OUT}
-    return json.dumps(found, sort_keys=True)
+        config = transformers().AutoConfig.from_pretrained(_name_or_folder(source), trust_remote_code=False)
+    settings = {name: value for name, value in config.to_diff_dict().items() if name not in _LEFT_OUT}
+    return json.dumps(settings, sort_keys=True)
 
 
 def host_config(settings: str) -> Any:
     """The configuration of Transformers that `settings_of` wrote. Raises InputError for other settings."""
     try:
-        read = json.loads(settings)
-        kind = read.pop("model_type")
-        return transformers().AutoConfig.for_model(kind, **read)
+        fields = json.loads(settings)
+        return transformers().AutoConfig.for_model(fields.pop("model_type"), **fields)
     except InputError:
         raise
     except Exception as error:  # the library raises errors of its own for settings of the wrong type
@@ -61,14 +61,13 @@ def host_config(settings: str) -> Any:
 def host_of(auto: str, config: Any) -> nn.Module:
     """A new model of an Auto class of Transformers. Raises InputError for a configuration of another kind of model."""
     try:
-        model: nn.Module = getattr(transformers(), auto).from_config(config, trust_remote_code=False)
+        return getattr(transformers(), auto).from_config(config, trust_remote_code=False)
     except ValueError as error:
-        kind = auto.removeprefix("AutoModelFor")
+        what = auto.removeprefix("AutoModelFor")
         raise InputError(
-            f"host: expected a model of transformers for {kind}, found {config.model_type} ({_line(error)}); choose "
+            f"host: expected a model of transformers for {what}, found {config.model_type} ({_line(error)}); choose "
             "another host"
         ) from None
-    return model
 
 
 def host_weights(auto: str, source: str) -> dict[str, Tensor]:
@@ -84,7 +83,9 @@ def host_weights(auto: str, source: str) -> dict[str, Tensor]:
 
 def _read(auto: str, source: str, **named: Any) -> nn.Module:
     with _from_hub(source, remedy=_ALLOW):
-        model, read = getattr(transformers(), auto).from_pretrained(_place(source), output_loading_info=True, **named)
+        model, read = getattr(transformers(), auto).from_pretrained(
+            _name_or_folder(source), output_loading_info=True, **named
+        )
     lacking = sorted(read["missing_keys"]) if auto == _DECODER else []  # of another class, heads may be new
     if lacking:  # Transformers would draw them at random
         raise InputError(
@@ -112,15 +113,15 @@ def language_model(source: str, trust_remote_code: bool = False) -> tuple[nn.Mod
 def read_config(source: str, trust_remote_code: bool = False) -> Any:
     """The configuration of a model of Transformers. Raises InputError as `language_model`."""
     with _from_hub(source, remedy=_ALLOW):
-        return transformers().AutoConfig.from_pretrained(_place(source), trust_remote_code=trust_remote_code)
+        return transformers().AutoConfig.from_pretrained(_name_or_folder(source), trust_remote_code=trust_remote_code)
 
 
 def read_tokenizer(source: str, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a model of Transformers. Raises InputError as `language_model`."""
-    with _from_hub(
-        source, "a tokenizer, which AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER) writes", _ALLOW
-    ):
-        return transformers().AutoTokenizer.from_pretrained(_place(source), trust_remote_code=trust_remote_code)
+    with _from_hub(source, "a tokenizer" + _WRITES, _ALLOW):
+        return transformers().AutoTokenizer.from_pretrained(
+            _name_or_folder(source), trust_remote_code=trust_remote_code
+        )
 
 
 def read_decoder(source: str, trust_remote_code: bool = False, **named: Any) -> nn.Module:
@@ -133,7 +134,7 @@ def read_decoder(source: str, trust_remote_code: bool = False, **named: Any) -> 
     named["trust_remote_code"] = trust_remote_code
     if {"mnemos", "mnemos_linearised"} & {*read_config(source, trust_remote_code).to_diff_dict()}:
         with _from_hub(source, remedy=_ALLOW):
-            return from_pretrained(getattr(transformers(), _DECODER), _place(source), **named)
+            return from_pretrained(getattr(transformers(), _DECODER), _name_or_folder(source), **named)
     return _read(_DECODER, source, **named)
 
 
@@ -157,14 +158,11 @@ def tokenizer_file(source: str) -> str:
     transformers()
     from transformers.utils import cached_file
 
-    with _from_hub(
-        source, "a tokenizer.json, which AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER) writes"
-    ):
-        found = cached_file(_place(source), "tokenizer.json")
-    return str(found)
+    with _from_hub(source, "a tokenizer.json" + _WRITES):
+        return str(cached_file(_name_or_folder(source), "tokenizer.json"))
 
 
-def _place(source: str) -> str:
+def _name_or_folder(source: str) -> str:
     """The name or folder for Transformers. Raises InputError for a folder with a pipe or a device in it."""
     for path in Path(source).iterdir() if Path(source).is_dir() else ():
         check_file(path)
@@ -174,10 +172,10 @@ def _place(source: str) -> str:
 def _saved_config(folder: Path) -> dict[str, Any]:
     """The config.json in a folder; {} without one."""
     try:
-        found = parse(read_text(folder / "config.json"))
+        content = parse(read_text(folder / "config.json"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _check_timm(source: str) -> None:
@@ -200,13 +198,13 @@ def _from_hub(
     remedy: what to do about a model that brings Python code, which is not run.
     """
     transformers()
-    from transformers.utils import logging as told
+    from transformers.utils import logging as messages
 
-    hub, own = logging.getLogger("huggingface_hub"), told.get_verbosity()
-    level, bars = hub.level, told.is_progress_bar_enabled()
+    hub, own = logging.getLogger("huggingface_hub"), messages.get_verbosity()
+    level, bars = hub.level, messages.is_progress_bar_enabled()
     hub.setLevel(logging.CRITICAL)
-    told.set_verbosity(logging.CRITICAL)
-    told.disable_progress_bar()
+    messages.set_verbosity(logging.CRITICAL)
+    messages.disable_progress_bar()
     try:
         yield
     except InputError:
@@ -223,9 +221,9 @@ def _from_hub(
         raise InputError(f"{source}: expected {what}, found none that can be read ({found}); {fix}") from None
     finally:
         hub.setLevel(level)
-        told.set_verbosity(own)
+        messages.set_verbosity(own)
         if bars:
-            told.enable_progress_bar()
+            messages.enable_progress_bar()
 
 
 def _line(error: Exception) -> str:

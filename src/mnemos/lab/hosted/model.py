@@ -21,7 +21,6 @@ class Stateless:
         return True
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> None:
-        """None: there is no state."""
         return None
 
 

@@ -7,7 +7,7 @@ import functools
 import io
 import os
 import re
-import wave
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mnemos.lab.tasks.files import archive_members, read_bytes, skipped
+from mnemos.lab.tasks.files import archive_members, read_bytes
+from mnemos.lab.tasks.preprocessing import files_below
 from mnemos.types import InputError
 
 RATES = 8_000, 16_000
 SHORTEST, LONGEST = 0.025, 60.0  # seconds: the permitted length of one recording
-MAX_BYTES = 2**30  # of samples: 9 hours at 16 kHz, 18 hours at 8 kHz
 _NAME = re.compile(r"(?P<label>[^_]+)_(?P<speaker>.+)_(?P<take>\d+)\.wav", re.IGNORECASE)
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
-_EXTENSIBLE, _PCM = b"\xfe\xff", b"\x01\x00"  # tags of formats of wav files
-_SUBFORMAT = bytes.fromhex("000000001000800000aa00389b71")  # follows the plain tag in the GUID of an extensible format
 WINDOW, HOP = 0.025, 0.010  # seconds
 FLOOR = 1e-10  # minimum power of a band for samples in [-1, 1]: far below one quantisation step
 
@@ -52,7 +50,6 @@ class Recordings:
         return len(self.labels)
 
     def wave(self, index: int) -> NDArray[np.int16]:
-        """The samples of recording `index`, as a view."""
         return self.samples[self.starts[index] : self.starts[index + 1]]
 
 
@@ -60,11 +57,11 @@ def read_recordings(path: str | Path) -> Recordings:
     """Read all files `{label}_{speaker}_{take}.wav` below a folder and in its tar archives, or in one archive.
 
     Files must be mono with 16 bits, all at 8 kHz or all at 16 kHz. Hidden files and files of other types are ignored.
-    Cost: every file is read once; memory is two bytes per sample, at most `MAX_BYTES`. Raises InputError, with the
-    file's name, for a wav file with another name or format, and if there are no recordings.
+    Cost: every file is read once; memory is two bytes per sample. Raises InputError, with the file's name, for a wav
+    file with another name or format, and if there are no recordings.
     """
-    found: dict[tuple[str, str, int], tuple[str, NDArray[np.int16]]] = {}
-    rate, held = 0, 0
+    takes: dict[tuple[str, str, int], tuple[str, NDArray[np.int16]]] = {}
+    rate = 0
     for name, data in _wavs(Path(path)):
         parts = _NAME.fullmatch(os.path.basename(name))
         if parts is None:
@@ -74,24 +71,17 @@ def read_recordings(path: str | Path) -> Recordings:
         samples, file_rate = read_wav(data, name)
         if rate not in (0, file_rate):
             raise InputError(f"{name}: expected {rate} Hz like the files before it, found {file_rate} Hz; resample it")
-        key, rate, held = (parts["label"], parts["speaker"], int(parts["take"])), file_rate, held + samples.nbytes
-        if key in found:
+        key, rate = (parts["label"], parts["speaker"], int(parts["take"])), file_rate
+        if key in takes:
             raise InputError(
-                f"{name}: expected each recording once, found it in {found[key][0]} too; remove one of the two"
+                f"{name}: expected each recording once, found it in {takes[key][0]} too; remove one of the two"
             )
-        if held > MAX_BYTES:
-            raise InputError(
-                f"{path}: expected at most {MAX_BYTES / 2**20:g} MiB of samples, found more; use fewer recordings"
-            )
-        found[key] = name, samples
-    if not found:
-        raise InputError(
-            f"{path}: expected recordings named LABEL_SPEAKER_TAKE.wav, or a .tar.gz that holds them, found none; "
-            "set --data.path to their folder"
-        )
-    keys = sorted(found)
+        takes[key] = name, samples
+    if not takes:
+        raise InputError(f"{path}: expected recordings named LABEL_SPEAKER_TAKE.wav, found none; name another folder")
+    keys = sorted(takes)
     words, people = tuple(sorted({word for word, _, _ in keys})), tuple(sorted({speaker for _, speaker, _ in keys}))
-    waves = [found[key][1] for key in keys]
+    waves = [takes[key][1] for key in keys]
     return Recordings(
         np.concatenate(waves),
         np.concatenate([[0], np.cumsum([len(one) for one in waves])]).astype(np.int64),
@@ -109,33 +99,25 @@ def read_wav(data: bytes, name: str) -> tuple[NDArray[np.int16], int]:
 
     Raises InputError unless it is PCM, mono, 16 bits, 8 or 16 kHz, complete and of a permitted length.
     """
-    at = 12
-    while data[at : at + 4] not in (b"fmt ", b""):
-        size = int.from_bytes(data[at + 4 : at + 8], "little")
-        at += 8 + size + size % 2
-    tag = at + 8  # the chunk "fmt " begins with the format's tag
-    if data[tag : tag + 2] == _EXTENSIBLE and data[tag + 24 : tag + 40] == _PCM + _SUBFORMAT:
-        data = data[:tag] + _PCM + data[tag + 2 :]  # Python 3.11 knows PCM under its plain tag alone
+    from scipy.io import wavfile
+
     try:
-        with wave.open(io.BytesIO(data)) as file:
-            channels, width, rate, count = file.getparams()[:4]
-            content = file.readframes(count)
-    except (wave.Error, EOFError, RuntimeError) as error:  # RuntimeError: a chunk's length is wrong
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Reached EOF")  # a truncated file
+            warnings.filterwarnings("ignore", "Chunk")  # one that is no sound
+            rate, samples = wavfile.read(io.BytesIO(data))
+    except Exception as error:  # the reader raises any for a damaged file
         raise InputError(
-            f"{name}: expected a wav file with PCM samples, but it cannot be read ({error}); convert it"
+            f"{name}: expected a whole wav file, but it cannot be read ({error}); convert it, or fetch it again"
         ) from None
-    if (channels, width) != (1, 2) or rate not in RATES:
-        found = f"{channels} channel(s) of {8 * width} bits at {rate} Hz"
-        raise InputError(f"{name}: expected 1 channel of 16 bits at 8000 or 16000 Hz, found {found}; convert it")
-    if len(content) != 2 * count:
+    if samples.ndim != 1 or samples.dtype != np.int16 or rate not in RATES:
+        form = f"{samples.shape[1] if samples.ndim > 1 else 1} channel(s) of {samples.dtype} at {rate} Hz"
+        raise InputError(f"{name}: expected 1 channel of int16 at 8000 or 16000 Hz, found {form}; convert it")
+    if not SHORTEST <= len(samples) / rate <= LONGEST:
         raise InputError(
-            f"{name}: expected {count} samples, found {len(content) // 2}; the file is truncated, fetch it again"
+            f"{name}: expected {SHORTEST:g} to {LONGEST:g} seconds, found {len(samples) / rate:.3g}; trim or remove it"
         )
-    if not SHORTEST <= count / rate <= LONGEST:
-        raise InputError(
-            f"{name}: expected {SHORTEST:g} to {LONGEST:g} seconds, found {count / rate:.3g}; trim or remove it"
-        )
-    return np.frombuffer(content, "<i2").astype(np.int16), rate
+    return samples, rate
 
 
 def recording_files(path: str | Path) -> list[Path]:
@@ -145,36 +127,20 @@ def recording_files(path: str | Path) -> list[Path]:
         raise InputError(
             f"{path}: expected a folder of wav files, but the path does not exist; set --data.path to the folder"
         )
-    files = [path] if path.is_file() else sorted(_files_below(path))
-    return [file for file in files if file.name.lower().endswith((*_ARCHIVES, ".wav"))]
+    return files_below([path], (*_ARCHIVES, ".wav"), "recordings")
 
 
 def _wavs(path: Path) -> Iterator[tuple[str, bytes]]:
     """The name and bytes of every wav file, including those in archives."""
+
+    def wanted(name: str) -> bool:
+        return name.lower().endswith(".wav") and not os.path.basename(name).startswith(".")
+
     for file in recording_files(path):
         if file.name.lower().endswith(_ARCHIVES):
-            yield from _archived_wavs(file)
+            yield from ((f"{file}: {member.name}", member.read()) for member in archive_members(file, wanted))
         else:
             yield str(file), read_bytes(file)
-
-
-def _files_below(folder: Path) -> Iterator[Path]:
-    for here, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(here, n) for n in names if not n.startswith(".") and not skipped(Path(here, n)))
-
-
-def _archived_wavs(archive: Path) -> Iterator[tuple[str, bytes]]:
-    limit = int(2 * max(RATES) * LONGEST) + 2**16  # checked before a member is unpacked
-    for member in archive_members(archive, _is_recording):
-        name = f"{archive}: {member.name}"
-        if member.size > limit:
-            raise InputError(f"{name}: expected at most {LONGEST:g} seconds, found {member.size} bytes; trim it")
-        yield name, member.read()
-
-
-def _is_recording(name: str) -> bool:
-    return name.lower().endswith(".wav") and not os.path.basename(name).startswith(".")
 
 
 def frames(samples: int, rate: int) -> int:

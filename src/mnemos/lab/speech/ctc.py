@@ -21,7 +21,6 @@ class Stack(nn.Module):
         self.size = size
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """See the class."""
         if mask is not None:
             x = torch.where(mask[..., None], x, torch.zeros((), dtype=x.dtype, device=x.device))
             mask = mask[:, :: self.size]
@@ -54,7 +53,16 @@ class Transcriber(Stateless, nn.Module):
         counts = real.sum(1)
         lengths = self._lengths(outputs, mask)
         spoken = torch.where(real, targets, 0)
-        _check_lengths(spoken, real, counts, lengths, self.config.stack)
+        # A path needs a frame per token, and a blank between two equal tokens.
+        needed = counts + ((spoken[:, 1:] == spoken[:, :-1]) & real[:, 1:]).sum(1)
+        wrong = (needed > lengths) & (counts > 0)
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0])
+            raise InputError(
+                f"row {row}: expected at least {int(needed[row])} outputs for its {int(counts[row])} tokens (one more "
+                f"between two equal ones), found {int(lengths[row])}, one for every {self.config.stack} frame(s); "
+                "remove the row, or lower model.stack"
+            )
         # Positions without a target hold the blank; the lengths exclude them.
         losses = F.ctc_loss(
             outputs.to(torch.promote_types(outputs.dtype, torch.float32)).log_softmax(-1).transpose(0, 1),
@@ -112,16 +120,16 @@ def edit_distance(a: Tensor, a_lengths: Tensor, b: Tensor, b_lengths: Tensor) ->
 
     Cost: O(B·L·M), in max(b_lengths) sequential operations on whole rows.
     """
-    place = torch.arange(a.shape[1] + 1, device=a.device)
-    row = place.expand(a.shape[0], -1)  # distances from each prefix of a to the empty prefix of b
-    found = row
+    steps = torch.arange(a.shape[1] + 1, device=a.device)
+    row = steps.expand(a.shape[0], -1)  # distances from each prefix of a to the empty prefix of b
+    last = row
     for j in range(int(b_lengths.max()) if b_lengths.numel() else 0):
         replaced = row[:, :-1] + (a != b[:, j : j + 1])
         new = torch.cat([row[:, :1] + 1, torch.minimum(replaced, row[:, 1:] + 1)], 1)
         # Deletions of consecutive tokens of a: new[i] = min over k ≤ i of new[k] + (i − k).
-        row = (new - place).cummin(1).values + place
-        found = torch.where(b_lengths[:, None] > j, row, found)
-    return found.gather(1, a_lengths[:, None])[:, 0]
+        row = (new - steps).cummin(1).values + steps
+        last = torch.where(b_lengths[:, None] > j, row, last)
+    return last.gather(1, a_lengths[:, None])[:, 0]
 
 
 def check_frames(x: Tensor, mask: Tensor | None, bands: int) -> None:
@@ -136,23 +144,3 @@ def check_frames(x: Tensor, mask: Tensor | None, bands: int) -> None:
         )
     if mask is not None and bool((mask[:, 1:] & ~mask[:, :-1]).any()):
         raise InputError("expected the valid frames of a row before its padding, found some behind it; move them")
-
-
-def check_sizes(config: object, names: tuple[str, ...]) -> None:
-    """Raise InputError if one of the named numbers is below 1."""
-    for name in names:
-        if getattr(config, name) < 1:
-            raise InputError(f"{name}: expected at least 1, found {getattr(config, name)}; raise it")
-
-
-def _check_lengths(spoken: Tensor, real: Tensor, counts: Tensor, lengths: Tensor, stack: int) -> None:
-    """A path needs a frame per token, and a blank between two equal tokens."""
-    repeats = ((spoken[:, 1:] == spoken[:, :-1]) & real[:, 1:]).sum(1)
-    wrong = (counts + repeats > lengths) & (counts > 0)
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        raise InputError(
-            f"row {row}: expected at least {int(counts[row] + repeats[row])} outputs for its {int(counts[row])} tokens "
-            f"(one more between two equal ones), found {int(lengths[row])}, one for every {stack} frame(s); "
-            "remove the row, or lower model.stack"
-        )

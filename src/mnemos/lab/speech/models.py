@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_fields
-from mnemos.lab.speech.ctc import Stack, Transcriber, check_frames, check_sizes
-from mnemos.models.shared import check_mode, init_weights
+from mnemos.config import AttentionConfig, ModelConfig, default_config
+from mnemos.lab.speech.ctc import Stack, Transcriber, check_frames
+from mnemos.models.shared import check_mode, checked_config, init_weights
 from mnemos.models.transformer import MLP, Block, Ungated, dropout_of, module_list
 from mnemos.ops.dense_layer import Linear
 from mnemos.ops.positions import sinusoids
 from mnemos.registry import register
-from mnemos.types import InputError, check_heads, check_stateful
+from mnemos.types import check_stateful
 
 
 @register
@@ -45,7 +45,6 @@ class SpeechConfig(ModelConfig):
             object.__setattr__(self, "attention", default_config("attention", self.attention, "attention"))
 
     def build(self) -> "SpeechRecogniser":
-        """The model, freshly initialised."""
         return SpeechRecogniser(self)
 
 
@@ -62,12 +61,8 @@ class SpeechRecogniser(Transcriber):
 
     def __init__(self, config: SpeechConfig | None = None, **fields: Any) -> None:
         super().__init__()
-        self.config = c = with_fields(config or SpeechConfig(), fields, "SpeechRecogniser")
-        check_fields(c, "model")
-        check_sizes(c, ("vocab_size", "bands", "stack", "layers", "mlp"))
-        check_heads(c.dim, c.num_heads)
-        if not 0 <= c.dropout < 1:
-            raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")
+        least = {"vocab_size": 1, "bands": 1, "stack": 1, "layers": 1, "mlp": 1}
+        self.config = c = checked_config(self, config or SpeechConfig(), fields, **least)
         check_mode(c.attention, causal=False)
         self.stack = Stack(c.stack)
         self.entry = Linear(c.stack * c.bands, c.dim)
@@ -86,7 +81,6 @@ class SpeechRecogniser(Transcriber):
         init_weights(self)
 
     def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> tuple[Tensor, None]:
-        """See the class."""
         check_frames(x, mask, self.config.bands)
         check_stateful(self.state_kind, state)
         x, mask = self.stack(x, mask)
@@ -101,7 +95,6 @@ class SpeechRecogniser(Transcriber):
 
     @property
     def rows_independent(self) -> bool:
-        """Whether a row's output in training depends on that row alone: in every layer."""
         return all(block.attention.rows_independent for block in self.blocks)
 
 
@@ -120,7 +113,6 @@ class BiLSTMConfig(ModelConfig):
     dropout: float = 0.0  # between layers
 
     def build(self) -> "BiLSTM":
-        """The model, freshly initialised."""
         return BiLSTM(self)
 
 
@@ -134,18 +126,13 @@ class BiLSTM(Transcriber):
 
     def __init__(self, config: BiLSTMConfig) -> None:
         super().__init__()
-        self.config = c = config
-        check_fields(c, "model")
-        check_sizes(c, ("vocab_size", "bands", "stack", "dim", "layers"))
-        if not 0 <= c.dropout < 1:
-            raise InputError(f"dropout: expected at least 0 and below 1, found {c.dropout}; use 0 for none")
+        self.config = c = checked_config(self, config, {}, vocab_size=1, bands=1, stack=1, dim=1, layers=1)
         self.stack = Stack(c.stack)
         dropout = c.dropout if c.layers > 1 else 0.0  # torch warns about dropout in a single layer
         self.lstm = nn.LSTM(c.stack * c.bands, c.dim, c.layers, batch_first=True, dropout=dropout, bidirectional=True)
         self.head = Linear(2 * c.dim, c.vocab_size + 1)
 
     def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> tuple[Tensor, None]:
-        """See the class."""
         check_frames(x, mask, self.config.bands)
         check_stateful(self.state_kind, state)
         x, mask = self.stack(x, mask)

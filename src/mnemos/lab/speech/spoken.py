@@ -12,16 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mnemos.generators import ORDER, TEST, TRAIN, VALID, generator
-from mnemos.lab.speech.audio import (
-    Recordings,
-    filterbanks,
-    frames,
-    normalise,
-    read_recordings,
-    read_wav,
-    recording_files,
-)
-from mnemos.lab.speech.ctc import Transcriber
 from mnemos.lab.tasks.batch import IGNORE, Batch, each, to_model
 from mnemos.lab.tasks.files import read_bytes
 from mnemos.lab.tasks.metrics import ACCURACY, TOKEN_ERROR_RATE
@@ -31,6 +21,9 @@ from mnemos.lab.tasks.task import DataConfig, Split, Task
 from mnemos.modes import evaluating
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject
+
+from .audio import Recordings, filterbanks, frames, normalise, read_recordings, read_wav, recording_files
+from .ctc import Transcriber
 
 _STEP = np.float32(32768)  # 16-bit samples are divided by it
 SHOWN = 8
@@ -61,18 +54,18 @@ class SpokenConfig(DataConfig):
     seed: int = 0
 
     def files(self) -> list[Path]:
-        """The wav files, and the archives of wav files."""
         return recording_files(self.path)
 
     def build(self) -> "SpokenTask":
         """Read every recording and return the task. Raises InputError for settings out of range and wrong files."""
-        for name, least in (("shortest", 1), ("bands", 1), ("test_takes", 1), ("valid_takes", 1), ("rows", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"data.{name} must be at least {least}, found {getattr(self, name)}")
-        if self.longest < self.shortest:
-            raise InputError(f"data.longest must be at least data.shortest {self.shortest}, found {self.longest}")
-        if not 0 <= self.silence <= 10:
-            raise InputError(f"data.silence must be 0 to 10 seconds, found {self.silence}")
+        positive = ("shortest", "bands", "test_takes", "valid_takes", "rows")
+        for name, fits, expected in (
+            *((name, getattr(self, name) >= 1, "at least 1") for name in positive),
+            ("longest", self.longest >= self.shortest, f"at least data.shortest {self.shortest}"),
+            ("silence", 0 <= self.silence <= 10, "0 to 10 seconds"),
+        ):
+            if not fits:
+                raise InputError(f"data.{name}: expected {expected}, found {getattr(self, name)}; change it")
         return SpokenTask(read_recordings(self.path), self)
 
 
@@ -96,7 +89,16 @@ class SpokenTask(Task):
         takes, edge = recordings.takes, config.test_takes + config.valid_takes
         inside = {"test": takes < config.test_takes, "train": takes >= edge}
         inside["valid"] = ~(inside["test"] | inside["train"])
-        self._rows = {split: self._by_speaker(split, mask) for split, mask in inside.items()}
+        self._rows: dict[str, list[NDArray[np.int64]]] = {}  # of each split, an array per speaker who has some
+        for split, mask in inside.items():
+            if not mask.any():
+                raise InputError(
+                    f"{split} split: expected recordings, found none in {config.path} (test: takes below "
+                    f"{config.test_takes}, validation: the next {config.valid_takes}, training: the rest); change "
+                    "data.test_takes or valid_takes"
+                )
+            speakers = np.unique(recordings.speakers[mask])
+            self._rows[split] = [np.flatnonzero(mask & (recordings.speakers == speaker)) for speaker in speakers]
         known = set(recordings.labels[inside["train"]].tolist())
         for split in ("valid", "test"):
             for word in set(recordings.labels[inside[split]].tolist()) - known:
@@ -113,17 +115,6 @@ class SpokenTask(Task):
             "test": self._sort("test", every, config.seed),
         }
         self._pools = lru_cache(maxsize=4)(self._pool)
-
-    def _by_speaker(self, split: str, mask: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
-        """The recordings of a split, one array per speaker; speakers without recordings are left out."""
-        if not mask.any():
-            c = self.config
-            raise InputError(
-                f"{split} split: expected recordings, found none in {c.path} (test: takes below {c.test_takes}, "
-                f"validation: the next {c.valid_takes}, training: the rest); change data.test_takes or valid_takes"
-            )
-        speakers = [np.flatnonzero(mask & (self.recordings.speakers == s)) for s in range(len(self.recordings.people))]
-        return [rows for rows in speakers if len(rows)]
 
     def _sort(self, split: Split, indices: range, seed: int) -> NDArray[np.int64]:
         """The given strings of a split, shortest first, so that batches need little padding."""
@@ -143,17 +134,17 @@ class SpokenTask(Task):
         """String `index` of a split: samples [n] in [-1, 1] and word indices [L]."""
         plan = self._plan(split, index, seed)
         samples = plan.random.standard_normal(plan.samples, np.float32)
-        place = 0
+        end = 0
         for gap, row in zip(plan.gaps, plan.rows, strict=False):  # the last gap follows the last word
             one = self.recordings.wave(row)
-            place += gap + len(one)
-            samples[place - len(one) : place] += one
-        return samples / np.float32(32768), self.recordings.labels[plan.rows]
+            end += gap + len(one)
+            samples[end - len(one) : end] += one
+        return samples / _STEP, self.recordings.labels[plan.rows]
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
         """Training batch `index`, a pure function of (index, batch_size, seed). Cost: O(B·T), about 0.5 ms per row."""
-        pool, place = divmod(index, POOL)
-        return self._batch("train", self._pools(pool, batch_size, seed)[place], seed)
+        pool, number = divmod(index, POOL)
+        return self._batch("train", self._pools(pool, batch_size, seed)[number], seed)
 
     def _pool(self, pool: int, batch_size: int, seed: int) -> NDArray[np.int64]:
         """The strings of the batches of a pool, [POOL, B]."""
@@ -179,7 +170,6 @@ class SpokenTask(Task):
         )
 
     def size(self, split: Split) -> int:
-        """The number of training recordings (one word each), or of words in a held-out split's strings."""
         if split == "train":
             return sum(map(len, self._rows["train"]))
         return sum(len(self._plan(split, i, self.config.seed).rows) for i in range(self.config.rows))
@@ -189,17 +179,14 @@ class SpokenTask(Task):
         return self.size("train") / (batch_size * (self.config.shortest + self.config.longest) / 2)
 
     def example(self) -> Batch:
-        """One row of zeros [1, T, bands], float32, of the greatest possible length."""
         row = torch.zeros(1, self.max_length, self.config.bands)
         return Batch(row, row)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Words that can be said, numbers per frame, and the most frames of a string."""
         return {"vocab_size": self.vocab_size, "bands": self.config.bands, "max_length": self.max_length}
 
     def preprocessing(self) -> "SpeechPreprocessing":
-        """The words, the samples per second and the features."""
         return self._preprocessing
 
     def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
@@ -213,14 +200,13 @@ class SpokenTask(Task):
         }
         return {"transcriptions": heard, "examples": {"transcriptions": about}} if heard else {}
 
+    def show(self, model: nn.Module, split: Literal["valid", "test"]) -> list[str]:
+        rows = transcriptions(model, self._some(split), self.names)
+        return [f"  said   {one['said']}\n  heard  {one['heard'] or '(nothing)'}" for one in rows]
+
     def _some(self, split: Literal["valid", "test"]) -> Iterator[Batch]:
         """Batches whose first rows are the strings to show, spread evenly over the split."""
         return self.batches(split, -(-self.config.rows // SHOWN))
-
-    def show(self, model: nn.Module, split: Literal["valid", "test"]) -> list[str]:
-        """What was said and what was heard, for some strings of the split."""
-        found = transcriptions(model, self._some(split), self.names)
-        return [f"  said   {one['said']}\n  heard  {one['heard'] or '(nothing)'}" for one in found]
 
 
 class _Plan(NamedTuple):
@@ -253,7 +239,9 @@ class SpeechPreprocessing(Preprocessing):
             raise InputError(f"expected a model that transcribes, found {type(model).__name__}; use a recipe of speech")
         for path in files_below(files, (".wav",), "recordings"):
             try:
-                samples = self._samples(path)
+                samples, rate = read_wav(read_bytes(path), str(path))
+                if rate != self.rate:
+                    raise InputError(f"{path}: expected {self.rate} Hz as in training, found {rate} Hz; resample it")
             except InputError as error:
                 yield Predicted(str(path), "", problem=str(error))
                 continue
@@ -261,13 +249,6 @@ class SpeechPreprocessing(Preprocessing):
             with torch.no_grad():
                 heard = model.transcribe(self.features((noise + samples) / _STEP)[None])[0]
             yield Predicted(str(path), " ".join(self.names[token] for token in heard))
-
-    def _samples(self, path: Path) -> NDArray[np.int16]:
-        """The samples [n] of a file. Raises InputError for a file that is no recording of the rate."""
-        samples, rate = read_wav(read_bytes(path), str(path))
-        if rate != self.rate:
-            raise InputError(f"{path}: expected {self.rate} Hz as in training, found {rate} Hz; resample it")
-        return samples
 
     def features(self, samples: NDArray[np.float32]) -> Tensor:
         """The model's input for samples [n] in [-1, 1]: frames [T, bands], normalised over the recording.
@@ -288,12 +269,12 @@ def transcriptions(
     """
     if not isinstance(model, Transcriber):
         return []
-    found = []
+    rows = []
     with evaluating(model):
         for batch in batches:
             one = to_model(each(batch, lambda x: x[:1]), model)
             heard = model.transcribe(one.inputs, one.mask)[0]
             said = [token for token in one.targets[0].tolist() if token >= 0]
-            found.append({key: " ".join(names[t] for t in row) for key, row in (("said", said), ("heard", heard))})
-    shown = min(most, len(found))
-    return [found[i * (len(found) - 1) // max(1, shown - 1)] for i in range(shown)]
+            rows.append({key: " ".join(names[t] for t in row) for key, row in (("said", said), ("heard", heard))})
+    shown = min(most, len(rows))
+    return [rows[i * (len(rows) - 1) // max(1, shown - 1)] for i in range(shown)]

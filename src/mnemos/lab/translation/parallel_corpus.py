@@ -1,10 +1,6 @@
-"""Parallel text as sub-words: cleaned by length and ratio with what was left out counted, and batched by tokens.
+"""Parallel text as sub-words: cleaned by length and ratio with what was left out counted, and batched by tokens."""
 
-Text is encoded block by block. Rows of tokens are in memory while they are few, and in a temporary file when they are
-many.
-"""
-
-import tempfile
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,7 +17,6 @@ from .parallel_text import SentencePair
 from .translation_vocabulary import SubWordTokens
 
 _BLOCK = 4096  # pairs that are encoded together
-IN_MEMORY = 2**26  # bytes of tokens that are kept in memory
 _NOISE = 4  # tokens
 FEWEST = 8  # rows of a batch where so many rows of that length fit
 
@@ -34,7 +29,6 @@ class Vocabularies(NamedTuple):
 
     @property
     def joint(self) -> bool:
-        """Whether both sides have the same sub-words."""
         return self.source.content == self.target.content
 
 
@@ -56,11 +50,9 @@ class Cleaning:
 
     @property
     def kept(self) -> int:
-        """The pairs that are trained on."""
         return self.read - self.empty - self.long - self.uneven
 
     def describe(self, limits: Limits) -> str:
-        """The counts as a line of text."""
         if self.kept == self.read:
             return f"{self.read:,} pairs, none left out"
         reasons = (
@@ -73,56 +65,26 @@ class Cleaning:
 
 
 class TokenRows:
-    """Rows of token ids, appended and then read by number.
+    """Rows of token ids, appended and then read by number. Memory: 4 bytes per token and 8 per row."""
 
-    Beyond `in_memory` bytes they are in a temporary file, which is memory-mapped and ends with the process, so that a
-    data set of any size needs 8 bytes of memory per row. Cost of reading a row: O(its length).
-    """
+    def __init__(self) -> None:
+        self._tokens, self._ends = array("i"), array("q", [0])
 
-    def __init__(self, in_memory: int = IN_MEMORY) -> None:
-        self._file = tempfile.SpooledTemporaryFile(max_size=in_memory)  # noqa: SIM115
-        self._in_memory, self._written = in_memory, 0
-        self._ends: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
-        self._tokens: NDArray[np.int32] | None = None
-        self._bounds = np.zeros(1, np.int64)
-
-    def append(self, rows: Sequence[Sequence[int]]) -> None:
-        """Add rows after those that are there."""
-        if rows:
-            flat = np.fromiter((token for row in rows for token in row), np.int32)
-            self._file.write(flat.tobytes())
-            self._ends.append(self._ends[-1][-1] + np.cumsum([len(row) for row in rows]))
-            self._written += flat.nbytes
-            self._tokens = None
+    def append(self, rows: Iterable[Sequence[int]]) -> None:
+        for row in rows:
+            self._tokens.extend(row)
+            self._ends.append(len(self._tokens))
 
     def __len__(self) -> int:
-        return sum(map(len, self._ends)) - 1
+        return len(self._ends) - 1
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each row."""
-        self._finish()
-        return np.diff(self._bounds)
+        return np.diff(np.array(self._ends, np.int64))
 
-    def row(self, number: int) -> NDArray[np.int32]:
-        """The tokens of a row."""
-        if self._tokens is None:
-            self._finish()
-        assert self._tokens is not None
-        return self._tokens[self._bounds[number] : self._bounds[number + 1]]
-
-    def _finish(self) -> None:
-        if self._tokens is not None:
-            return
-        self._ends = [np.concatenate(self._ends)]
-        self._bounds = self._ends[0]
-        self._file.flush()
-        if self._written > self._in_memory:
-            self._tokens = np.memmap(self._file, np.int32, "r", shape=(self._written // 4,))
-        else:
-            self._file.seek(0)
-            self._tokens = np.frombuffer(self._file.read(), np.int32)
-            self._file.seek(0, 2)
+    def row(self, number: int) -> list[int]:
+        return self._tokens[self._ends[number] : self._ends[number + 1]].tolist()
 
 
 @dataclass
@@ -151,22 +113,30 @@ class Corpus:
         texts: keep the sentences too. strict: a pair that is empty or too long raises InputError with its place, and no
         ratio is too great, because held-out pairs must all be scored. Memory: 8 bytes per pair and side.
         """
-        for block in _blocks(pairs):
-            texts_of = [pair.source for pair in block], [pair.target for pair in block]
-            sides = [vocabulary.encode(one) for vocabulary, one in zip(vocabularies, texts_of, strict=True)]
+        rest = iter(pairs)
+        while block := list(islice(rest, _BLOCK)):
+            sentences = [pair.source for pair in block], [pair.target for pair in block]
+            sides = [vocabulary.encode(one) for vocabulary, one in zip(vocabularies, sentences, strict=True)]
             self.cleaning.read += len(block)
-            kept = [i for i, rows in enumerate(zip(*sides, strict=True)) if self._fits(block[i], rows, limits, strict)]
-            self.source.append([sides[0][i] for i in kept])
-            self.target.append([sides[1][i] for i in kept])
+            rows = enumerate(zip(*sides, strict=True))
+            fitting = [i for i, pair in rows if self._fits(block[i], pair, limits, strict)]
+            self.source.append(sides[0][i] for i in fitting)
+            self.target.append(sides[1][i] for i in fitting)
             if texts:
-                self.sources += [texts_of[0][i] for i in kept]
-                self.references += [texts_of[1][i] for i in kept]
+                self.sources += [sentences[0][i] for i in fitting]
+                self.references += [sentences[1][i] for i in fitting]
 
     def _fits(self, pair: SentencePair, rows: tuple[list[int], ...], limits: Limits, strict: bool) -> bool:
         """Whether a pair is within the limits; counts it if it is not."""
         shorter, longer = sorted(map(len, rows))
         if strict and not 0 < shorter <= longer <= limits.longest:
-            raise _cannot_be_scored(pair, rows, limits)
+            sides = zip((pair.source_at, pair.target_at), map(len, rows), strict=True)
+            (path, line), size = next((at, size) for at, size in sides if not 0 < size <= limits.longest)
+            problem, more = (f"{size:,}", ", or raise data.longest") if size else ("an empty line", "")
+            raise InputError(
+                f"{path}: line {line:,}: expected a sentence of 1 to {limits.longest:,} sub-words, because held-out "
+                f"pairs must all be scored, found {problem}; correct the line, or remove it in both languages{more}"
+            )
         if not shorter:
             self.cleaning.empty += 1
         elif longer > limits.longest:
@@ -176,23 +146,6 @@ class Corpus:
         else:
             return True
         return False
-
-
-def _cannot_be_scored(pair: SentencePair, rows: tuple[list[int], ...], limits: Limits) -> InputError:
-    """The error of a held-out pair with an empty side, or with one that is too long, at the place of that side."""
-    places = zip((pair.source_place, pair.target_place), map(len, rows), strict=True)
-    (path, line), found = next((place, count) for place, count in places if not 0 < count <= limits.longest)
-    problem, more = (f"{found:,}", ", or raise data.longest") if found else ("an empty line", "")
-    return InputError(
-        f"{path}: line {line:,}: expected a sentence of 1 to {limits.longest:,} sub-words, because held-out pairs must "
-        f"all be scored, found {problem}; correct the line, or remove it in both languages{more}"
-    )
-
-
-def _blocks(pairs: Iterable[SentencePair]) -> Iterator[list[SentencePair]]:
-    rest = iter(pairs)
-    while block := list(islice(rest, _BLOCK)):
-        yield block
 
 
 class TokenBatches:
@@ -217,34 +170,29 @@ class TokenBatches:
                 f"data.batch_tokens: expected at least {longest:,}, the longest sentence, found {tokens:,}; raise it, "
                 "or lower data.longest"
             )
-        self._starts = self._cut(-np.sort(-self._long), tokens, rows)
+        # --- where each batch starts, and the end ---
+        descending, self._starts = -np.sort(-self._long), [0]
+        while self._starts[-1] < len(descending):
+            start = self._starts[-1]
+            fits = min(rows, tokens // max(1, int(descending[start])))
+            self._starts.append(min(len(descending), start + (fits - fits % FEWEST if fits > FEWEST else fits)))
+        one, two, three = self._starts[-3:] if len(self._starts) > 2 else (0, 0, 0)
+        if three - two < two - one:  # a last batch of fewer rows shares those of the one before it
+            self._starts[-2] = (one + three + 1) // 2
         self._epoch = lru_cache(maxsize=2)(self._shuffle)
-
-    @staticmethod
-    def _cut(descending: NDArray[np.int32], tokens: int, rows: int) -> list[int]:
-        """Where each batch starts, and the end. A last batch of fewer rows shares those of the one before it."""
-        starts, place = [0], 0
-        while place < len(descending):
-            fits = min(rows, tokens // max(1, int(descending[place])))
-            place = min(len(descending), place + (fits - fits % FEWEST if fits > FEWEST else fits))
-            starts.append(place)
-        if len(starts) > 2 and starts[-1] - starts[-2] < starts[-2] - starts[-3]:
-            starts[-2] = (starts[-3] + starts[-1] + 1) // 2
-        return starts
 
     def __len__(self) -> int:
         return len(self._starts) - 1
 
     @property
     def fewest(self) -> int:
-        """The rows of the smallest batch."""
         return int(np.diff(self._starts).min())
 
     def batch(self, index: int, seed: int) -> NDArray[np.int64]:
         """The rows of training batch `index` of the endless order."""
-        epoch, place = divmod(index, len(self))
+        epoch, number = divmod(index, len(self))
         order, batches = self._epoch(epoch, seed)
-        return self._rows(order, int(batches[place]))
+        return self._rows(order, int(batches[number]))
 
     def once(self) -> Iterator[NDArray[np.int64]]:
         """All rows once, the longest first; equal ones in their own order."""

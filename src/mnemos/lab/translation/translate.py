@@ -18,7 +18,6 @@ from torch import Tensor
 from mnemos.generate.beam import BeamConfig, DecoderStep, Hypothesis, beam_search
 from mnemos.generate.fused import DecodeStep
 from mnemos.lab.evaluate.predict import read_preprocessing
-from mnemos.lab.tasks.files import read_bytes
 from mnemos.lab.tasks.preprocessing import Predicted, Preprocessing
 from mnemos.models.store import load
 from mnemos.modes import evaluating
@@ -26,7 +25,7 @@ from mnemos.registry import register
 from mnemos.types import InputError
 
 from .parallel_corpus import TokenBatches, Vocabularies
-from .parallel_text import lines_of
+from .parallel_text import lines_of, read_lines
 from .translation_vocabulary import END, PAD, START, UNKNOWN, SubWordTokens
 
 BATCH = 4096  # tokens of the sentences that are translated together
@@ -55,17 +54,6 @@ class Decoding:
     n_best: int = 1
     length_penalty: float = 1.0
 
-    def search(self, most: int) -> BeamConfig:
-        """The beam search by a model that writes at most `most` tokens."""
-        return BeamConfig(
-            eos=END,
-            beams=self.beams,
-            n_best=self.n_best,
-            max_length=most,
-            length_penalty=self.length_penalty,
-            forbidden=(PAD, START, UNKNOWN),
-        )
-
 
 @dataclass(frozen=True)
 class Translator:
@@ -78,13 +66,13 @@ class Translator:
     vocabularies: Vocabularies
     longest: int  # sub-words of a source
 
-    def encode(self, sentences: Sequence[str], where: Callable[[int], str]) -> list[list[int]]:
-        """The sub-words of sentences. Raises InputError, with `where` of its number, for one that is too long."""
+    def encode(self, sentences: Sequence[str], where: str) -> list[list[int]]:
+        """The sub-words of sentences. Raises InputError, with `where` and the number from 1 of one that is too long."""
         rows = self.vocabularies.source.encode([" ".join(sentence.split()) for sentence in sentences])
-        for number, row in enumerate(rows):
+        for number, row in enumerate(rows, start=1):
             if len(row) > self.longest:
                 raise InputError(
-                    f"{where(number)}: expected a sentence of at most {self.longest:,} sub-words, which the model "
+                    f"{where} {number:,}: expected a sentence of at most {self.longest:,} sub-words, which the model "
                     f"reads, found {len(row):,}; divide the sentence"
                 )
         return rows
@@ -97,22 +85,19 @@ class Translator:
             return
         device = next(self.model.parameters()).device
         lengths = np.array([[len(rows[number]) + 1] * 2 for number in full], np.int32)
-        batches = TokenBatches(lengths, max(BATCH, int(lengths.max())), BATCH).once()
         with torch.no_grad(), evaluating(self.model):
-            for batch in batches:
-                chosen = [full[place] for place in batch]
+            for batch in TokenBatches(lengths, max(BATCH, int(lengths.max())), BATCH).once():
+                chosen = [full[i] for i in batch]
                 tokens, mask = pad([rows[number] for number in chosen], END)
                 mask = None if mask is None else mask.to(device)
-                found = search(self.model, tokens.to(device), mask, decoding, self.longest + 1, self._step)
-                for number, best in zip(chosen, found, strict=True):
-                    yield number, [self._text(one) for one in best]
+                best = search(self.model, tokens.to(device), mask, decoding, self.longest + 1, self._step)
+                for number, hypotheses in zip(chosen, best, strict=True):
+                    texts = [self.vocabularies.target.decode(one.tokens.tolist()) for one in hypotheses]
+                    yield number, [Translation(text, h.score) for text, h in zip(texts, hypotheses, strict=True)]
 
     @cached_property
     def _step(self) -> DecodeStep:
         return DecoderStep(self.model)
-
-    def _text(self, found: Hypothesis) -> Translation:
-        return Translation(self.vocabularies.target.decode(found.tokens.tolist()), found.score)
 
 
 def pad(rows: Sequence[Sequence[int]], last: int | None = None) -> tuple[Tensor, Tensor | None]:
@@ -139,7 +124,15 @@ def search(
     start = torch.full((len(source), 1), START, device=source.device)
     lengths = torch.full_like(source[:, 0], source.shape[1]) if mask is None else mask.sum(1)
     limits = (6 * lengths // 5 + 10).clamp(max=longest)
-    return beam_search(model, state, start, decoding.search(longest), step=step, limits=limits)
+    config = BeamConfig(
+        eos=END,
+        beams=decoding.beams,
+        n_best=decoding.n_best,
+        max_length=longest,
+        length_penalty=decoding.length_penalty,
+        forbidden=(PAD, START, UNKNOWN),
+    )
+    return beam_search(model, state, start, config, step=step, limits=limits)
 
 
 @register
@@ -172,11 +165,11 @@ class TranslationPreprocessing(Preprocessing):
         vocabularies, config = self.vocabularies(), getattr(model, "config", None)
         target = getattr(config, "vocab_size", vocabularies.target.size)
         source = getattr(config, "source_vocab_size", 0) or target  # 0: those of the target
-        for side, size, found in (("source", source, vocabularies.source), ("target", target, vocabularies.target)):
-            if found.size != size:
+        for side, size, own in (("source", source, vocabularies.source), ("target", target, vocabularies.target)):
+            if own.size != size:
                 raise InputError(
                     f"preprocessing.json: expected {size:,} sub-words of the {side}, as the model has, found a "
-                    f"tokenizer of {found.size:,}; restore the file that the run wrote"
+                    f"tokenizer of {own.size:,}; restore the file that the run wrote"
                 )
         return Translator(model, vocabularies, self.longest)
 
@@ -209,19 +202,13 @@ class TranslationPreprocessing(Preprocessing):
         translator, decoding = self.translator(model), Decoding(self.beams, 1, self.length_penalty)
         for path in files:
             try:
-                if path.is_dir():
-                    raise InputError(f"{path}: expected a text file, found a folder; name the files")
-                text = sys.stdin.buffer.read() if str(path) == _STDIN else read_bytes(path)
-                lines = list(lines_of(iter([text]), path))  # as `mnemos translate` divides them
-                found = dict(translator.translate(translator.encode(lines, _of_line(path)), decoding))
+                lines = list(lines_of(sys.stdin.buffer, path) if str(path) == _STDIN else read_lines(path))
+                rows = translator.encode(lines, f"{path}: line")
+                best = dict(translator.translate(rows, decoding))
             except InputError as error:
                 yield Predicted(str(path), "", problem=str(error))
                 continue
-            yield Predicted(str(path), "\n".join(found[i][0].text for i in range(len(lines))))
-
-
-def _of_line(path: Path) -> Any:
-    return lambda number: f"{path}: line {number + 1:,}"
+            yield Predicted(str(path), "\n".join(best[i][0].text for i in range(len(lines))))
 
 
 class TrainedTranslator:
@@ -247,14 +234,10 @@ class TrainedTranslator:
                 f"beams: expected 1 to {MOST_BEAMS:,}, the hypotheses that are kept, found {beams:,}; "
                 f"{'raise' if beams < 1 else 'lower'} it"
             )
-        found = Decoding(
-            self.about.beams if beams is None else beams,
-            n_best,
-            self.about.length_penalty if length_penalty is None else length_penalty,
-        )
-        if not 1 <= n_best <= found.beams:
-            raise InputError(f"n_best: expected 1 to {found.beams}, the number of beams, found {n_best}; change n_best")
-        return found
+        beams = self.about.beams if beams is None else beams
+        if not 1 <= n_best <= beams:
+            raise InputError(f"n_best: expected 1 to {beams}, the number of beams, found {n_best}; change n_best")
+        return Decoding(beams, n_best, self.about.length_penalty if length_penalty is None else length_penalty)
 
     def translate(
         self, sentences: Sequence[str], decoding: Decoding, where: str = "sentence", progress: Progress | None = None
@@ -263,16 +246,16 @@ class TrainedTranslator:
 
         decoding: what the method of this name returns. `mnemos.translate(translator, sentences)` calls both.
         """
-        for number, sentence in enumerate(sentences):
+        for number, sentence in enumerate(sentences, start=1):
             if not isinstance(sentence, str):
                 raise InputError(
-                    f"{where} {number + 1:,}: expected a text (str), found {type(sentence).__name__}; decode it"
+                    f"{where} {number:,}: expected a text (str), found {type(sentence).__name__}; decode it"
                 )
-        rows = self.translator.encode(sentences, lambda number: f"{where} {number + 1:,}")
+        rows = self.translator.encode(sentences, where)
         for first in range(0, len(rows), CHUNK):
             chunk: dict[int, list[Translation]] = {}
-            for number, found in self.translator.translate(rows[first : first + CHUNK], decoding):
-                chunk[number] = found
+            for number, translations in self.translator.translate(rows[first : first + CHUNK], decoding):
+                chunk[number] = translations
                 if progress is not None:
                     progress(first + len(chunk), len(rows))
             yield from (chunk[number] for number in range(len(chunk)))

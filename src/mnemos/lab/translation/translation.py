@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -26,11 +26,10 @@ from mnemos.types import InputError, JSONObject, likelihood_of
 from .parallel_corpus import Corpus, Limits, TokenBatches, Vocabularies
 from .parallel_text import STEMS, PairedFiles, SentencePair, find_pairs, pairs
 from .translate import Decoding, TranslationPreprocessing, Translator, pad, search
-from .translation_scores import BLEU, CHRF, NAMES, TOKENISED, TRANSLATIONS, Scorer
+from .translation_scores import BLEU, CHRF, TOKENISED, TRANSLATIONS, Scorer
 from .translation_vocabulary import END, START, BPEDropout, SubWordTokens
 
 SHOWN = 8
-_GREEDY = 1
 _ABOUT = {
     BLEU: "Share of common word sequences with the reference, 0 to 100, of detokenised text.",
     CHRF: "F-score of common sequences of characters, 0 to 100.",
@@ -88,9 +87,8 @@ class TranslationConfig(DataConfig):
     valid_translated: int = 200
 
     def files(self) -> list[Path]:
-        """The texts, and the tokenizers that are given."""
         splits = [split for split in STEMS if not (split == "valid" and self.held_out)]
-        texts = [file for split in splits for found in self._find(split) for file in dict.fromkeys(found[1:3])]
+        texts = [file for split in splits for text in self._find(split) for file in (text.source, text.target)]
         return [*dict.fromkeys(texts), *(Path(name) for name in (self.tokenizer, self.target_tokenizer) if name)]
 
     def build(self) -> "TranslationTask":
@@ -103,12 +101,11 @@ class TranslationConfig(DataConfig):
         vocabularies = self._vocabularies(tuple(texts["train"]))
         limits = Limits(self.longest, self.ratio)
         corpora = {split: Corpus() for split in STEMS}
-        corpora["train"].add(_others(pairs(texts["train"]), self.held_out), vocabularies, limits, False, False)
-        taken = bool(self.held_out)
-        valid = _every(pairs(texts["train"]), self.held_out) if taken else pairs(texts["valid"])
-        corpora["valid"].add(valid, vocabularies, limits, texts=True, strict=not taken)
+        corpora["train"].add(_divide(texts["train"], self.held_out)[0], vocabularies, limits, False, False)
+        valid = _divide(texts["train"], self.held_out)[1] if self.held_out else pairs(texts["valid"])
+        corpora["valid"].add(valid, vocabularies, limits, texts=True, strict=not self.held_out)
         corpora["test"].add(pairs(texts["test"]), vocabularies, limits, texts=True, strict=True)
-        return self._task(texts, corpora, vocabularies)
+        return TranslationTask(self, texts, corpora, vocabularies)
 
     def unscored(self) -> frozenset[str]:
         """The size of batches, the sentences translated in training, and what a given tokenizer decides instead."""
@@ -128,32 +125,23 @@ class TranslationConfig(DataConfig):
             vocabularies = self._vocabularies(tuple(texts))
         corpus, limits = Corpus(), Limits(self.longest, self.ratio)
         corpus.add(pairs(texts), vocabularies, limits, texts=True, strict=True)
-        return self._task({split: texts}, dict.fromkeys(STEMS, corpus), vocabularies)
+        return TranslationTask(self, {split: texts}, dict.fromkeys(STEMS, corpus), vocabularies)
 
     def _check(self) -> None:
-        for name in ("longest", "batch_tokens", "beams", "valid_translated"):
-            if getattr(self, name) < 1:
-                raise InputError(f"data.{name} must be at least 1, found {getattr(self, name)}")
-        if not 0 <= self.label_smoothing < 1:
-            raise InputError(f"data.label_smoothing must be at least 0 and below 1, found {self.label_smoothing}")
-        if not (self.ratio == 0 or self.ratio >= 1):
-            raise InputError(f"data.ratio must be 0 (any) or at least 1, found {self.ratio}")
-        if self.held_out < 0 or self.held_out == 1:
-            raise InputError(f"data.held_out must be 0, or at least 2 for every second pair, found {self.held_out}")
-        if self.held_out and self.valid:
-            raise InputError(
-                f"data.valid: expected none with data.held_out, which takes training pairs, found {self.valid!r}; "
-                "leave one of the two out"
-            )
-        if self.source == self.target:
-            raise InputError(
-                f"data.target: expected another language than data.source, found {self.target!r} for both; change one"
-            )
-        if self.target_tokenizer and not self.tokenizer:
-            raise InputError(
-                f"data.target_tokenizer: expected data.tokenizer beside it, found {self.target_tokenizer!r} alone; "
-                "name the tokenizer of the source"
-            )
+        for name, fits, expected in (
+            *(
+                (n, getattr(self, n) >= 1, "at least 1")
+                for n in ("longest", "batch_tokens", "beams", "valid_translated")
+            ),
+            ("label_smoothing", 0 <= self.label_smoothing < 1, "at least 0 and below 1"),
+            ("ratio", self.ratio == 0 or self.ratio >= 1, "0 (any) or at least 1"),
+            ("held_out", self.held_out == 0 or self.held_out >= 2, "0, or at least 2 for every second pair"),
+            ("valid", not (self.valid and self.held_out), "none with data.held_out, which takes training pairs"),
+            ("target", self.source != self.target, "another language than data.source"),
+            ("target_tokenizer", self.tokenizer or not self.target_tokenizer, "data.tokenizer beside it"),
+        ):
+            if not fits:
+                raise InputError(f"data.{name}: expected {expected}, found {getattr(self, name)!r}; change it")
 
     def _find(self, split: Split) -> list[PairedFiles]:
         return find_pairs(self.path, split, (self.source, self.target), getattr(self, split))
@@ -162,9 +150,8 @@ class TranslationConfig(DataConfig):
         """The texts of a split; [] for a validation split that is taken from the training split."""
         if split == "valid" and self.held_out:
             return []
-        found = self._find(split)
-        if found:
-            return found
+        if texts := self._find(split):
+            return texts
         stem = STEMS[split][0]
         more = ", or set data.held_out" if split == "valid" else ""
         raise InputError(
@@ -173,53 +160,20 @@ class TranslationConfig(DataConfig):
         )
 
     def _vocabularies(self, texts: tuple[PairedFiles, ...]) -> Vocabularies:
-        if self.tokenizer:
-            made = [SubWordTokens.read(name) for name in (self.tokenizer, self.target_tokenizer) if name]
-            for name, one in zip((self.tokenizer, self.target_tokenizer), made, strict=False):
-                if self.lowercase and not one.lowercase:
-                    raise InputError(
-                        f"data.lowercase: expected a tokenizer that lower-cases, found {name}, which keeps the case; "
-                        "make it with mnemos tokenizer --lowercase, or set data.lowercase False"
-                    )
+        files = [name for name in (self.tokenizer, self.target_tokenizer) if name]
+        if not files:
+            state = tuple((file, file.stat().st_mtime_ns) for text in texts for file in text[1:3])
+            sides = [(0, 1)] if self.joint else [(0,), (1,)]
+            made = [_learn(texts, state, side, self.subwords, self.lowercase, self.held_out) for side in sides]
             return Vocabularies(made[0], made[-1])
-        state = tuple((file, file.stat().st_mtime_ns) for text in texts for file in text[1:3])
-        sides = [(0, 1)] if self.joint else [(0,), (1,)]
-        made = [_learn(texts, state, side, self.subwords, self.lowercase, self.held_out) for side in sides]
-        return Vocabularies(made[0], made[-1])
-
-    def _task(
-        self, texts: dict[Split, list[PairedFiles]], corpora: dict[Split, Corpus], vocabularies: Vocabularies
-    ) -> "TranslationTask":
-        for split in STEMS:
-            if not len(corpora[split]):
+        made = [SubWordTokens.read(name) for name in files]
+        for name, one in zip(files, made, strict=True):
+            if self.lowercase and not one.lowercase:
                 raise InputError(
-                    f"{self.path}: expected a {split} split of at least one pair, found that none of its "
-                    f"{corpora[split].cleaning.read:,} is left; give more text, or raise data.longest and data.ratio"
+                    f"data.lowercase: expected a tokenizer that lower-cases, found {name}, which keeps the case; "
+                    "make it with mnemos tokenizer --lowercase, or set data.lowercase False"
                 )
-        about = TranslationPreprocessing(
-            self.source,
-            self.target,
-            vocabularies.source.content,
-            "" if vocabularies.joint else vocabularies.target.content,
-            self.longest,
-            self.beams,
-            self.length_penalty,
-        )
-        task = TranslationTask(corpora, vocabularies, self, about, Decoding(self.beams, 1, self.length_penalty))
-        task.about = tuple(self._about(texts, corpora, vocabularies))
-        return task
-
-    def _about(
-        self, texts: dict[Split, list[PairedFiles]], corpora: dict[Split, Corpus], vocabularies: Vocabularies
-    ) -> Iterator[str]:
-        """What the splits hold, and how many pairs were left out."""
-        for split, found in texts.items():
-            stems = ", ".join(text.stem for text in found) or f"one pair in {self.held_out} of train"
-            yield f"{split}: {stems}, {corpora[split].cleaning.describe(Limits(self.longest, self.ratio))}"
-        source, target = vocabularies
-        where = self.tokenizer or "learned from the training split"
-        size = f"{source.size:,}, shared" if vocabularies.joint else f"{source.size:,} and {target.size:,}"
-        yield f"{self.source}-{self.target}, sub-words: {size}, {where}"
+        return Vocabularies(made[0], made[-1])
 
 
 @lru_cache(maxsize=4)  # runs that are compared open the same data one after the other
@@ -232,18 +186,16 @@ def _learn(
     held_out: int,
 ) -> SubWordTokens:
     """The sub-words of the training split's sides. state: when the files were changed, so that they are read again."""
-    found = _others(pairs(texts), held_out)
-    return SubWordTokens.train(((pair.source, pair.target)[side] for pair in found for side in sides), size, lowercase)
+    training, _ = _divide(texts, held_out)
+    return SubWordTokens.train(
+        ((pair.source, pair.target)[side] for pair in training for side in sides), size, lowercase
+    )
 
 
-def _others(found: Iterator[SentencePair], every: int) -> Iterator[SentencePair]:
-    """All pairs but every n-th; all for 0."""
-    return (pair for number, pair in enumerate(found, start=1) if not every or number % every)
-
-
-def _every(found: Iterator[SentencePair], every: int) -> Iterator[SentencePair]:
-    """Every n-th pair."""
-    return (pair for number, pair in enumerate(found, start=1) if number % every == 0)
+def _divide(texts: Sequence[PairedFiles], every: int) -> tuple[Iterator[SentencePair], Iterator[SentencePair]]:
+    """(all pairs but every n-th, every n-th); 0: all, and none."""
+    others = (pair for number, pair in enumerate(pairs(texts), start=1) if not every or number % every)
+    return others, (pair for number, pair in enumerate(pairs(texts), start=1) if every and number % every == 0)
 
 
 class PairBatch(NamedTuple):
@@ -272,42 +224,51 @@ class TranslationTask(Task):
 
     def __init__(
         self,
+        config: TranslationConfig,
+        texts: Mapping[Split, Sequence[PairedFiles]],
         corpora: Mapping[Split, Corpus],
         vocabularies: Vocabularies,
-        config: "TranslationConfig",
-        preprocessing: TranslationPreprocessing,
-        decoding: Decoding,
     ) -> None:
-        self.corpora, self.vocabularies, self.config, self.decoding = corpora, vocabularies, config, decoding
-        self._preprocessing = preprocessing
+        for split in STEMS:
+            if not len(corpora[split]):
+                raise InputError(
+                    f"{config.path}: expected a {split} split of at least one pair, found that none of its "
+                    f"{corpora[split].cleaning.read:,} is left; give more text, or raise data.longest and data.ratio"
+                )
+        self.corpora, self.vocabularies, self.config = corpora, vocabularies, config
+        self.decoding = Decoding(config.beams, 1, config.length_penalty)
         self.vocab_size, self.max_length = vocabularies.target.size, config.longest + 1
         self._dropouts = [BPEDropout(one, config.bpe_dropout) for one in vocabularies] if config.bpe_dropout else []
         self._batches: dict[tuple[Split, int], TokenBatches] = {}
         self.scorer = Scorer(config.target, vocabularies.target.lowercase)
-        self.metrics = (*(self._metric(name) for name in NAMES), PERPLEXITY)
         known = len(corpora["valid"])
         self._some = set(np.linspace(0, known - 1, min(known, config.valid_translated)).astype(int).tolist())
-
-    def _metric(self, name: str) -> CorpusMetric:
-        signature = self.scorer.signatures[name]
-        some = f"at most {self.config.valid_translated:,} sentences, greedy"
-        how = f"{_ABOUT[name]} Test split: beam {self.decoding.beams}; validation split: {some}. {signature}"
-        return CorpusMetric(
-            name,
-            True,
-            how,
-            "{name} {value:.2f}",
-            collect=self.translated,
-            value=lambda records: self.scorer.score(name, *self._texts(records)),
+        some = f"at most {config.valid_translated:,} sentences, greedy"
+        how = f"Test split: beam {config.beams}; validation split: {some}."
+        signed = {name: f"{about} {how} {self.scorer.signatures[name]}" for name, about in _ABOUT.items()}
+        self.metrics = (
+            *(
+                CorpusMetric(name, True, about, "{name} {value:.2f}", self.translated, partial(self._score, name))
+                for name, about in signed.items()
+            ),
+            PERPLEXITY,
         )
+        lines = []
+        for split, parts in texts.items():
+            stems = ", ".join(text.stem for text in parts) or f"one pair in {config.held_out} of train"
+            lines.append(f"{split}: {stems}, {corpora[split].cleaning.describe(Limits(config.longest, config.ratio))}")
+        source, target = vocabularies
+        size = f"{source.size:,}, shared" if vocabularies.joint else f"{source.size:,} and {target.size:,}"
+        origin = config.tokenizer or "learned from the training split"
+        self.about = (*lines, f"{config.source}-{config.target}, sub-words: {size}, {origin}")
 
     @property
     def sizes(self) -> dict[str, int]:
         """Sub-words of the target, of the source where it has others, and the tokens of the longest sentence."""
-        found = {"vocab_size": self.vocab_size, "max_length": self.max_length}
-        return found if self.vocabularies.joint else found | {"source_vocab_size": self.vocabularies.source.size}
+        sizes = {"vocab_size": self.vocab_size, "max_length": self.max_length}
+        return sizes if self.vocabularies.joint else sizes | {"source_vocab_size": self.vocabularies.source.size}
 
-    # The data.
+    # ---- data ----
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> PairBatch:
         """Training batch `index`. Cost: O(tokens); with BPE dropout about 30 µs per word more.
@@ -321,7 +282,6 @@ class TranslationTask(Task):
         return self._batch("train", rows, lambda side, row: self._dropouts[side](row, random))
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[PairBatch]:
-        """Every pair of a held-out split once, the longest first."""
         return (self._batch(split, rows) for rows in self._plan(split, batch_size).once())
 
     def _plan(self, split: Split, batch_size: int) -> TokenBatches:
@@ -335,7 +295,7 @@ class TranslationTask(Task):
         sides: list[list[list[int]]] = [[], []]
         for row in rows:
             for side, tokens in enumerate((corpus.source, corpus.target)):
-                whole = tokens.row(int(row)).tolist()
+                whole = tokens.row(int(row))
                 other = whole if divide is None else divide(side, whole)
                 sides[side].append(other if len(other) <= self.config.longest else whole)
         source, source_mask = pad(sides[0], END)
@@ -343,23 +303,19 @@ class TranslationTask(Task):
         shown = torch.cat([torch.full((len(targets), 1), START), targets[:, :-1]], 1)
         if mask is not None:
             targets = torch.where(mask, targets, IGNORE)
-        return PairBatch(Pair(source, shown, source_mask), targets, mask, *self._marks(split, rows))
-
-    def _marks(self, split: Split, rows: Any) -> tuple[Tensor, Tensor]:
-        """(numbers of the rows among the held-out pairs, beams of each row)."""
         numbers = torch.tensor([int(row) for row in rows])
-        if split == "train":
-            return numbers, torch.zeros_like(numbers)
+        beams = torch.zeros_like(numbers)
         if split == "test":
-            return numbers + len(self.corpora["valid"]), torch.full_like(numbers, self.decoding.beams)
-        return numbers, torch.tensor([_GREEDY * (row in self._some) for row in numbers.tolist()])
+            numbers, beams = numbers + len(self.corpora["valid"]), torch.full_like(numbers, self.decoding.beams)
+        elif split == "valid":  # some of them, greedily
+            beams = torch.tensor([int(row in self._some) for row in numbers.tolist()])
+        return PairBatch(Pair(source, shown, source_mask), targets, mask, numbers, beams)
 
     def size(self, split: Split) -> int:
         """The number of target tokens, each sentence with its </s>."""
         return int(self.corpora[split].lengths[:, 1].sum(dtype=np.int64))
 
     def epoch(self, batch_size: int) -> float:
-        """The number of training batches in an epoch."""
         return float(len(self._plan("train", batch_size)))
 
     def fewest_rows(self, batch_size: int) -> int:
@@ -367,16 +323,14 @@ class TranslationTask(Task):
         return self._plan("train", batch_size).fewest
 
     def mean_rows(self, batch_size: int) -> float:
-        """The mean number of pairs of a training batch, which data.batch_tokens may limit below batch_size."""
         return len(self.corpora["train"]) / self.epoch(batch_size)
 
     def example(self) -> PairBatch:
-        """A pair of the greatest length."""
         row = torch.full((1, self.max_length), START)
         number = torch.zeros(1, dtype=torch.int64)
         return PairBatch(Pair(row, row.clone(), None), row.clone(), None, number, number)
 
-    # Loss and metrics.
+    # ---- loss and metrics ----
 
     def loss(self, model: nn.Module, outputs: Any, batch: PairBatch) -> Tensor:
         """The sum of −log p(target), in nats; in training with label smoothing (Szegedy et al. 2016).
@@ -401,17 +355,11 @@ class TranslationTask(Task):
         )
 
     def count(self, batch: PairBatch) -> int:
-        """The number of target tokens."""
         return int(counted(batch.targets))
 
     def tokens(self, batch: PairBatch) -> int:
-        """The tokens of both sides, without padding."""
         mask = batch.inputs.mask
         return self.count(batch) + (batch.inputs.source.numel() if mask is None else int(mask.sum()))
-
-    def resets(self, batch: PairBatch) -> None:
-        """None: no state is carried."""
-        return None
 
     def translated(self, model: nn.Module, outputs: Any, batch: PairBatch) -> list[tuple[int, str]]:
         """(number of the pair, translation) of the batch's rows that are translated: the records of BLEU and chrF."""
@@ -421,20 +369,20 @@ class TranslationTask(Task):
         mask = batch.inputs.mask
         source, mask = batch.inputs.source[chosen], None if mask is None else mask[chosen]
         decoding = Decoding(int(batch.beams[chosen[0]]), 1, self.decoding.length_penalty)
-        found = search(model, source, mask, decoding, self.max_length)
-        texts = [self.vocabularies.target.decode(one[0].tokens.tolist()) for one in found]
+        best = search(model, source, mask, decoding, self.max_length)
+        texts = [self.vocabularies.target.decode(one[0].tokens.tolist()) for one in best]
         return list(zip(batch.rows[chosen].tolist(), texts, strict=True))
 
-    def _texts(self, records: list[tuple[int, str]]) -> tuple[list[str], list[str]]:
-        """(translations, references) of records."""
-        held = [*self.corpora["valid"].references, *self.corpora["test"].references]
-        return [text for _, text in records], [held[number] for number, _ in records]
+    def _score(self, name: str, records: list[tuple[int, str]]) -> float:
+        references = [*self.corpora["valid"].references, *self.corpora["test"].references]
+        return self.scorer.score(name, [text for _, text in records], [references[number] for number, _ in records])
 
-    # Results.
+    # ---- results ----
 
     def preprocessing(self) -> TranslationPreprocessing:
-        """The languages, the sub-words and the search."""
-        return self._preprocessing
+        c, (source, target) = self.config, self.vocabularies
+        other = "" if self.vocabularies.joint else target.content
+        return TranslationPreprocessing(c.source, c.target, source.content, other, c.longest, c.beams, c.length_penalty)
 
     def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
         """translations.jsonl, the split with its translations; how many pairs were left out; the scores' signatures."""
@@ -450,8 +398,10 @@ class TranslationTask(Task):
             "exact": False,
         }
         cleaning = {name: vars(corpus.cleaning) | {"kept": len(corpus)} for name, corpus in self.corpora.items()}
-        some = [rows[i] for i in self._spread(len(rows))]
-        shown = [{"source": r["source"], "wanted": r["reference"], "wrote": r["translation"]} for r in some]
+        shown = [
+            {"source": r["source"], "wanted": r["reference"], "wrote": r["translation"]}
+            for r in (rows[i] for i in _spread(len(rows)))
+        ]
         return {
             "translations": shown,
             "examples": {"translations": about},
@@ -464,7 +414,7 @@ class TranslationTask(Task):
         """What the model attends to in the source of median length while it writes its translation."""
         corpus, vocabularies = self.corpora[split], self.vocabularies
         number = int(np.argsort(corpus.source.lengths, kind="stable")[len(corpus) // 2])
-        source = [*corpus.source.row(number).tolist(), END]
+        source = [*corpus.source.row(number), END]
         (written,) = vocabularies.target.encode([rows[number]["translation"]])
         device = next(model.parameters()).device
         pair = torch.tensor([source], device=device), torch.tensor([[START, *written]], device=device)
@@ -479,32 +429,33 @@ class TranslationTask(Task):
 
     def show(self, model: nn.Module, split: Literal["valid", "test"]) -> list[str]:
         """Some sentences of the split: source, reference and translation; and how the scores but BLEU are computed."""
-        found = self._translations(model, split, self._spread(len(self.corpora[split])))
+        rows = self._translations(model, split, _spread(len(self.corpora[split])))
         names = ("source", "reference", "translation")
-        lines = ["\n".join(f"  {name:11} {one[name]}" for name in names) for one in found]
+        lines = ["\n".join(f"  {name:11} {one[name]}" for name in names) for one in rows]
         others = ((name, signature) for name, signature in self.scorer.signatures.items() if name != BLEU)
         return [*lines, *(f"  {name}: {signature}" for name, signature in others)]
-
-    @staticmethod
-    def _spread(rows: int) -> list[int]:
-        return np.linspace(0, rows - 1, min(rows, SHOWN)).astype(int).tolist()
 
     def _translations(
         self, model: nn.Module, split: Literal["valid", "test"], numbers: Sequence[int]
     ) -> Iterator[JSONObject]:
         """{"source", "reference", "translation", "score"} of pairs of a split, in the order of `numbers`."""
         corpus = self.corpora[split]
-        rows = [corpus.source.row(number).tolist() for number in numbers]
+        rows = [corpus.source.row(number) for number in numbers]
         with evaluating(model):
-            found = dict(Translator(model, self.vocabularies, self.config.longest).translate(rows, self.decoding))
-        for place, number in enumerate(numbers):
-            text, score = found[place][0]
+            done = dict(Translator(model, self.vocabularies, self.config.longest).translate(rows, self.decoding))
+        for i, number in enumerate(numbers):
+            text, score = done[i][0]
             yield {
                 "source": corpus.sources[number],
                 "reference": corpus.references[number],
                 "translation": text,
                 "score": round(score, 4),
             }
+
+
+def _spread(rows: int) -> list[int]:
+    """The numbers of the rows that are shown."""
+    return np.linspace(0, rows - 1, min(rows, SHOWN)).astype(int).tolist()
 
 
 def source_attention(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
@@ -514,20 +465,18 @@ def source_attention(model: nn.Module, source: Tensor, target: Tensor) -> Tensor
     softmax(q·kᵀ/√d) of each head, computed beside the forward, whose kernels do not return them. Raises ValueError for
     a model without a `CrossAttention`.
     """
-    layers = [module for module in model.modules() if isinstance(module, CrossAttention)]
-    if not layers:
-        raise ValueError(f"expected a model with attention to a source, found {type(model).__name__} without one")
-    found: list[Tensor] = []
+    *_, last = (module for module in model.modules() if isinstance(module, CrossAttention))
+    weights: list[Tensor] = []
 
-    def record(layer: Any, given: tuple[Any, ...], _: object) -> None:
-        q = layer.query(given[0]).unflatten(-1, (layer.num_heads, -1))
-        scores = torch.einsum("bthd,bshd->bhts", q, given[1][0]) / q.shape[-1] ** 0.5
-        found.append(scores.softmax(-1).mean(1)[0])
+    def record(layer: Any, args: tuple[Any, ...], _: object) -> None:
+        q = layer.query(args[0]).unflatten(-1, (layer.num_heads, -1))
+        scores = torch.einsum("bthd,bshd->bhts", q, args[1][0]) / q.shape[-1] ** 0.5
+        weights.append(scores.softmax(-1).mean(1)[0])
 
-    hook = layers[-1].register_forward_hook(record)
+    hook = last.register_forward_hook(record)
     try:
         with torch.no_grad(), evaluating(model):
             model(Pair(source, target, None))
     finally:
         hook.remove()
-    return found[-1]
+    return weights[-1]

@@ -41,19 +41,16 @@ class Scorer:
             CHRF: library.metrics.CHRF(lowercase=lowercase),
             TOKENISED: library.metrics.BLEU(lowercase=lowercase, tokenize="none", force=True),
         }
-        self._moses = sacremoses().MosesTokenizer(lang=language)
-        self.tokens = functools.lru_cache(maxsize=65_536)(self._tokens)  # references are tokenised once
-
-    def _tokens(self, sentence: str) -> str:
-        """A sentence as Moses' tokens, with spaces between them."""
-        return str(self._moses.tokenize(sentence, return_str=True, escape=False))
+        moses = sacremoses().MosesTokenizer(lang=language)
+        tokens = functools.partial(moses.tokenize, return_str=True, escape=False)
+        self.tokens: Any = functools.lru_cache(maxsize=65_536)(tokens)  # references are tokenised once
 
     def score(self, name: str, translations: Sequence[str], references: Sequence[str]) -> float:
         """A score of a whole corpus, by its name. 0 for a corpus without sentences."""
         if not translations:
             return 0.0
-        given = [self._prepare(name, side) for side in (translations, references)]
-        return float(self._metrics[name].corpus_score(given[0], [given[1]]).score)
+        ours, theirs = self._prepare(name, translations), self._prepare(name, references)
+        return float(self._metrics[name].corpus_score(ours, [theirs]).score)
 
     def _prepare(self, name: str, sentences: Sequence[str]) -> list[str]:
         return [self.tokens(sentence) for sentence in sentences] if name == TOKENISED else list(sentences)
@@ -61,12 +58,12 @@ class Scorer:
     @functools.cached_property
     def signatures(self) -> dict[str, str]:
         """How each score is computed: sacreBLEU's signature, and that of the tokeniser."""
-        found = {}
+        signatures = {}
         for name, metric in self._metrics.items():
             metric.corpus_score(["a b c d"], [["a b c d"]])
-            found[name] = str(metric.get_signature().format())
-        found[TOKENISED] += f"|moses:sacremoses-{sacremoses().__version__}-{self.language}"
-        return found
+            signatures[name] = str(metric.get_signature().format())
+        signatures[TOKENISED] += f"|moses:sacremoses-{sacremoses().__version__}-{self.language}"
+        return signatures
 
     def compare(
         self, baseline: Sequence[str], other: Sequence[str], references: Sequence[str], samples: int = 1000
@@ -78,19 +75,23 @@ class Scorer:
         """
         from sacrebleu import significance
 
-        paired: Any = significance.PairedTest
-
-        found = {}
+        differences = {}
         for name, metric in self._metrics.items():
             systems = [(label, self._prepare(name, side)) for label, side in (("baseline", baseline), ("other", other))]
-            test = paired(systems, {name: metric}, [self._prepare(name, references)], "bs", samples)
+            test: Any = significance.PairedTest(
+                systems,
+                {name: metric},
+                [self._prepare(name, references)],
+                "bs",
+                samples,  # type: ignore[arg-type]
+            )
             _, results = test()
             one, two = (next(iter(value for key, value in results.items() if key != "System")))[:2]
             # sacrebleu counts draws above the difference. Equal systems have none, and would get the least p there is.
             p_value = two.p_value if one.score != two.score else 1.0
             values = (one.score, two.score, one.mean, one.ci, two.mean, two.ci, p_value)
-            found[name] = Difference(*(float(value) for value in values))
-        return found
+            differences[name] = Difference(*(float(value) for value in values))
+        return differences
 
 
 class Difference(NamedTuple):
@@ -135,53 +136,50 @@ def score_runs(runs: Sequence[str | Path], samples: int = 1000) -> JSONObject:
     """
     if samples < 1:
         raise InputError(f"--samples: expected at least 1, found {samples}; raise it")
-    given = [Path(run) for run in runs]
-    read = {path: _read(path) for path in given if not path.is_file()}
-    if not read:
+    # --- read all: runs, and files beside the sentences of the first run ---
+    paths = [Path(run) for run in runs]
+    of_runs = {path: _read(path) for path in paths if not path.is_file()}
+    if not of_runs:
         raise InputError(
-            f"{given[0]}: expected at least one run, whose test split has the references, found files only; add one"
+            f"{paths[0]}: expected at least one run, whose test split has the references, found files only; add one"
         )
-    test_split = next(iter(read.values()))
-    found = [read[path] if path in read else _hypotheses(path, test_split) for path in given]
-    first = found[0]
-    for other in found[1:]:
+    test_split, systems = next(iter(of_runs.values())), []
+    for path in paths:
+        lines = [] if path in of_runs else list(read_lines(path))
+        if path not in of_runs and len(lines) != len(test_split.sources):
+            raise InputError(
+                f"{path}: expected a line for each of the {len(test_split.sources):,} test sentences of "
+                f"{test_split.folder}, found {len(lines):,} lines; translate the same file"
+            )
+        systems.append(of_runs.get(path) or test_split._replace(folder=path, search="", translations=lines))
+    first = systems[0]
+    for other in systems[1:]:
         if (other.languages, other.sources, other.references) != (first.languages, first.sources, first.references):
             raise InputError(
                 f"{other.folder}: expected translations of the sentences of {first.folder}, found others; compare runs "
                 "with the same test split"
             )
-    scorer = Scorer(first.languages[1], any(one.lowercase for one in found))
+
+    # --- score each, and compare it with the first ---
+    scorer = Scorer(first.languages[1], any(one.lowercase for one in systems))
     scores, compared = {}, {}
-    for one in found:
+    for one in systems:
         scores[str(one.folder)] = {name: scorer.score(name, one.translations, one.references) for name in NAMES}
         say(f"{one.folder}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores[str(one.folder)].items()))
-        if one is not first:
-            test = scorer.compare(first.translations, one.translations, first.references, samples)
-            compared[str(one.folder)] = {name: difference._asdict() for name, difference in test.items()}
-            say(*(f"  {_describe(name, difference)}" for name, difference in test.items()), sep="\n")
-            if first.search and one.search and first.search != one.search:
-                say(f"  searched with {one.search}, and the first with {first.search}: this adds to the difference")
+        if one is first:
+            continue
+        test = scorer.compare(first.translations, one.translations, first.references, samples)
+        compared[str(one.folder)] = {name: difference._asdict() for name, difference in test.items()}
+        for name, d in test.items():
+            say(
+                f"  {name} {d.other - d.baseline:+.2f} against the first; p = {d.p_value:.3f} by paired bootstrap; "
+                f"mean over the draws with its 95 % interval: first {d.baseline_mean:.2f} ± {d.baseline_interval:.2f}, "
+                f"this {d.other_mean:.2f} ± {d.other_interval:.2f}"
+            )
+        if first.search and one.search and first.search != one.search:
+            say(f"  searched with {one.search}, and the first with {first.search}: this adds to the difference")
     say(*(f"{name}: {signature}" for name, signature in scorer.signatures.items()), sep="\n")
     return {"signatures": scorer.signatures, "scores": scores, "compared": compared}
-
-
-def _describe(name: str, found: Difference) -> str:
-    return (
-        f"{name} {found.other - found.baseline:+.2f} against the first; p = {found.p_value:.3f} by paired bootstrap; "
-        f"mean over the draws with its 95 % interval: first {found.baseline_mean:.2f} ± {found.baseline_interval:.2f}, "
-        f"this {found.other_mean:.2f} ± {found.other_interval:.2f}"
-    )
-
-
-def _hypotheses(path: Path, test_split: _Translated) -> _Translated:
-    """The translations in a text file, one per line, of the sentences of a run's test split."""
-    lines = list(read_lines(path))
-    if len(lines) != len(test_split.sources):
-        raise InputError(
-            f"{path}: expected a line for each of the {len(test_split.sources):,} test sentences of "
-            f"{test_split.folder}, found {len(lines):,} lines; translate the same file"
-        )
-    return test_split._replace(folder=path, search="", translations=lines)
 
 
 def _read(folder: Path) -> _Translated:

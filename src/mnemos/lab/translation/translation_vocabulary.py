@@ -40,13 +40,13 @@ class SubWordTokens:
             about = json.loads(content)
         except Exception as error:  # the library raises Exception itself
             raise InputError(
-                f"{source}: expected a tokenizer.json of the library tokenizers, found another "
-                f"file ({' '.join(str(error).split()):.80}); make one with mnemos tokenizer"
+                f"{source}: expected a tokenizer.json of the library tokenizers, found another file "
+                f" ({' '.join(str(error).split()):.80}); make one with mnemos tokenizer"
             ) from None
-        found = tuple(self.library.id_to_token(i) for i in range(len(SPECIAL)))
-        if found != SPECIAL:
+        first = tuple(self.library.id_to_token(i) for i in range(len(SPECIAL)))
+        if first != SPECIAL:
             raise InputError(
-                f"{source}: expected the first tokens {' '.join(SPECIAL)}, found {' '.join(map(str, found))}; make the "
+                f"{source}: expected the first tokens {' '.join(SPECIAL)}, found {' '.join(map(str, first))}; make the "
                 "tokenizer with mnemos tokenizer"
             )
         self.library.no_truncation()
@@ -89,24 +89,21 @@ class SubWordTokens:
         made.decoder = library.decoders.Metaspace(MARK)
         trainer = library.trainers.BpeTrainer(vocab_size=size, special_tokens=list(SPECIAL), show_progress=False)
         made.train_from_iterator(lines, trainer)
-        if (found := made.get_vocab_size()) != size:
-            few = f"enough for {found:,}, {len(SPECIAL)} of them special tokens"
-            raise InputError(
-                f"{source}: expected text for {size:,} sub-words, found {'more characters' if found > size else few}; "
-                f"{'raise' if found > size else 'lower'} {option}"
-            )
+        if (learned := made.get_vocab_size()) != size:
+            problem, fix = "more characters", "raise"
+            if learned < size:
+                problem, fix = f"enough for {learned:,}, {len(SPECIAL)} of them special tokens", "lower"
+            raise InputError(f"{source}: expected text for {size:,} sub-words, found {problem}; {fix} {option}")
         return cls(made.to_str())
 
     def write(self, path: str | Path) -> None:
-        """Write the file, whole or not at all."""
         write_text(path, self.content)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """The sub-words of each line, without special tokens."""
-        return [found.ids for found in self.library.encode_batch_fast(list(lines), add_special_tokens=False)]
+        return [one.ids for one in self.library.encode_batch_fast(list(lines), add_special_tokens=False)]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of sub-words; special tokens are left out."""
         return str(self.library.decode([token for token in tokens if token >= len(SPECIAL)]))
 
     def names(self, tokens: Sequence[int]) -> list[str]:
@@ -118,7 +115,7 @@ class BPEDropout:
     """Divides encoded sentences again at random: each step of a word's encoding leaves out each merge with `rate`.
 
     The library's own dropout draws from a generator without a seed, so a run would not resume exactly; this class draws
-    from the generator that it is given. With rate 0 it returns the sub-words unchanged.
+    from the generator of each call. With rate 0 it returns the sub-words unchanged.
     Cost: about 30 µs per word. Raises InputError for a tokenizer that is no byte-pair encoding, and for rates outside
     [0, 1).
     """
@@ -157,25 +154,24 @@ class BPEDropout:
         """The sentence in other sub-words of the same text."""
         if not self.rate:
             return list(tokens)
-        found: list[int] = []
+        sentence: list[int] = []
         word: list[int] = []
         for token in tokens:
             if self._first[token] and word:
-                found += self._divide(word, random)
+                sentence += self._divide(word, random)
                 word = []
             word += self._letters(token)
-        return found + self._divide(word, random)
+        return sentence + self._divide(word, random)
 
     def _divide(self, word: list[int], random: np.random.Generator) -> list[int]:
-        """A word's characters, merged until every merge that is left was dropped."""
+        """A word's characters, merged until every further merge was left out."""
         merges = self._merges
         while len(word) > 1:
-            kept = random.random(len(word) - 1) >= self.rate
-            best, place = None, 0
-            for i in range(len(word) - 1):
-                if kept[i] and (merge := merges.get((word[i], word[i + 1]))) and (best is None or merge < best):
-                    best, place = merge, i
+            allowed = random.random(len(word) - 1) >= self.rate
+            pairs = ((merges.get((word[i], word[i + 1])), i) for i in np.flatnonzero(allowed).tolist())
+            best = min(((merge, i) for merge, i in pairs if merge is not None), default=None)
             if best is None:
                 break
-            word[place : place + 2] = [best[1]]
+            (_, whole), i = best
+            word[i : i + 2] = [whole]
         return word

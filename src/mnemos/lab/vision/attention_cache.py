@@ -1,5 +1,6 @@
 """Attention to the tokens of earlier batches in image models: the attention-based cache of the paper's Table 2."""
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,22 +10,19 @@ from torch import Tensor, nn
 
 from mnemos.config import check_fields
 from mnemos.hosts.hooks import attach_root, keep_handle
-from mnemos.hosts.host import Host, TokenReader
 from mnemos.hosts.inputs import NamedModule
 from mnemos.hosts.named import Reader, record_calls
 from mnemos.memory.gated_cache import StoredCache, begin_forward, end_forward, several_processes, stored
 from mnemos.types import InputError
 
-_NAME = "attention_cache"  # attribute name of the cache
-_TIMM, _HF = "timm.models", "transformers.models"
-# Hosts with separate projections of keys and values, which accept more tokens than the queries'.
+# Attentions with separate projections of keys and values, which accept more tokens than the queries'.
 _PROJECTED = {
-    f"{_TIMM}.pvt_v2:Attention": ("kv",),
-    f"{_HF}.pvt.modeling_pvt:PvtEfficientSelfAttention": ("key", "value"),
+    ("timm.models.pvt_v2", "Attention"): ("kv",),
+    ("transformers.models.pvt.modeling_pvt", "PvtEfficientSelfAttention"): ("key", "value"),
 }
-# Hosts with one projection: the whole attention gets the stored tokens as tokens of its own, at the cost of unused
+# Attentions with one projection: the whole attention gets the stored tokens as tokens of its own, at the cost of unused
 # queries. As these have no mask and no positions, the outputs are the same as with additional keys and values alone.
-_WHOLE = ("timm.layers.attention:Attention", f"{_HF}.vit.modeling_vit:ViTAttention")
+_WHOLE = ("timm.layers.attention", "Attention"), ("transformers.models.vit.modeling_vit", "ViTAttention")
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,6 @@ class TokenCache(StoredCache):
         self.images, self.tokens = images, tokens
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         dim = self.cache.shape[1]
         if x.dim() != 3 or x.shape[1:] != (self.tokens, dim):
             raise InputError(
@@ -68,32 +65,27 @@ class TokenCache(StoredCache):
             )
         began = self.training and self.complete and begin_forward([self])
         before = self.contents()
-        kept = torch.where((before != 0).any(), before.to(x.dtype), x.repeat(1, self.images, 1))
+        stored = torch.where((before != 0).any(), before.to(x.dtype), x.repeat(1, self.images, 1))
         if self.training:
-            self._keep(x)
+            if x.shape[0] < self.images:
+                raise InputError(
+                    f"AttentionCache(images={self.images}): expected a batch of at least as many images, found "
+                    f"{x.shape[0]}; use fewer images or larger batches"
+                )
+            first = not several_processes() or dist.get_rank() == 0
+            self.stage(x[: self.images].flatten(0, 1), self.cache.new_full((1,), float(first)))
         if began:
             end_forward([self])
-        return torch.cat([x, kept], 1)
+        return torch.cat([x, stored], 1)
 
     if TYPE_CHECKING:
         __call__ = forward
-
-    def _keep(self, x: Tensor) -> None:
-        if x.shape[0] < self.images:
-            raise InputError(
-                f"AttentionCache(images={self.images}): expected a batch of at least as many images, found "
-                f"{x.shape[0]}; use fewer images or larger batches"
-            )
-        first = not several_processes() or dist.get_rank() == 0
-        rows = torch.full((1,), float(first), dtype=self.cache.dtype, device=x.device)
-        self.stage(x[: self.images].flatten(0, 1), rows)
 
     def joined(self, before: Tensor, count: Tensor, successor: Tensor, rows: Tensor) -> Tensor:
         """`before` unchanged: the first micro-batch holds the first rows of the whole batch."""
         return before
 
     def extra_repr(self) -> str:
-        """Images, tokens and width."""
         return f"images={self.images}, tokens={self.tokens}, dim={self.cache.shape[1]}"
 
 
@@ -106,45 +98,42 @@ def cache_attention(model: nn.Module, config: AttentionCache, example: object) -
     attention where these are not separate. Cost: attention to (1 + images)·T keys; for ViT also as many more queries.
     Raises InputError, and leaves the model unchanged, if it has no such attention or has caches already.
     """
-    if found := stored(model):
+    if present := stored(model):
         raise InputError(
-            f"expected a model without caches, found {len(found)}; build a new model for an attention cache"
+            f"expected a model without caches, found {len(present)}; build a new model for an attention cache"
         )
+    # A library that has not been imported has no models in this process.
+    projected = {getattr(sys.modules.get(module), name, None): parts for (module, name), parts in _PROJECTED.items()}
+    classes = [getattr(sys.modules.get(module), name, None) for module, name in _WHOLE]
     projections, whole = [], []
     for name, module in model.named_modules():
-        if isinstance(module, _classes(_WHOLE)):
+        if any(cls is not None and isinstance(module, cls) for cls in classes):
             whole.append(NamedModule(name, module, ()))
-        for kind, parts in _PROJECTED.items():
-            if isinstance(module, _classes((kind,))):
+        for cls, parts in projected.items():
+            if cls is not None and isinstance(module, cls):
                 projections += [NamedModule(f"{name}.{part}", getattr(module, part), ()) for part in parts]
-    sites = [*projections, *whole]
-    if not sites:
+    modules = [*projections, *whole]
+    if not modules:
         raise InputError(
             "expected an attention of timm's ViT or PVT v2 or of Hugging Face's ViT or PVT, found none; "
             "use a gated cache"
         )
-    seen, refused = record_calls(model, dict.fromkeys(sites, Reader()), example)
+    calls, refused = record_calls(model, dict.fromkeys(modules, Reader()), example)
     for error in refused.values():
         raise error
     caches = []
-    for site in sites:
-        call = seen[site.name]
+    for one in modules:
+        call = calls[one.name]
         cache = TokenCache(config.images, call.tokens, call.width)
-        caches.append(cache.to(call.device).train(site.module.training))
-        setattr(site.module, _NAME, caches[-1])
-    for site in projections:
-        keep_handle(site.module, site.module.register_forward_pre_hook(_lengthen))
-    for site in whole:
-        keep_handle(site.module, site.module.register_forward_pre_hook(_lengthen_tokens, with_kwargs=True))
-        keep_handle(site.module, site.module.register_forward_hook(_shorten))
+        one.module.attention_cache = cache.to(call.device).train(one.module.training)
+        caches.append(cache)
+    for one in projections:
+        keep_handle(one.module, one.module.register_forward_pre_hook(_lengthen))
+    for one in whole:
+        keep_handle(one.module, one.module.register_forward_pre_hook(_lengthen_tokens, with_kwargs=True))
+        keep_handle(one.module, one.module.register_forward_hook(_shorten))
     attach_root(model, caches)
-    return [site.name for site in sites]
-
-
-def _classes(kinds: tuple[str, ...]) -> tuple[type, ...]:
-    """The classes among these whose library has been imported; other libraries have no models in this process."""
-    found = (Host(kind, (), "", "", TokenReader("")).cls() for kind in kinds)
-    return tuple(cls for cls in found if cls is not None)
+    return [one.name for one in modules]
 
 
 # The hooks hold no module, so a deep copy of a model uses its own stored tokens.

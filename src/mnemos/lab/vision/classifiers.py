@@ -7,7 +7,7 @@ transformers (Wang et al. 2021, 2022) version 1 is Hugging Face's and version 2 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,9 @@ from mnemos.hosts.attach import cache
 from mnemos.lab.hosted.model import Stateless, keep_tables
 from mnemos.lab.vision.attention_cache import AttentionCache, cache_attention
 from mnemos.libraries import timm, transformers
-from mnemos.memory.gated_cache import GRC, StoredCache, caches, clear_caches
+from mnemos.memory.gated_cache import GRC, StoredCache, caches
+from mnemos.models.shared import check_sizes
+from mnemos.ops.checks import check_dropout
 from mnemos.registry import register
 from mnemos.types import InputError, check_heads
 
@@ -57,10 +59,8 @@ class ImageConfig(ModelConfig):
         raise NotImplementedError
 
     def _check(self) -> None:
-        """Raise InputError for sizes that are not possible in any image model."""
-        for name in ("image", "channels", "classes"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{self.name}: {name}: expected at least 1, found {getattr(self, name)}; raise it")
+        """Raise InputError for sizes that are not possible."""
+        check_sizes(self, image=1, channels=1, classes=1)
         if not 0 <= self.drop_path < 1:
             raise InputError(
                 f"{self.name}: drop_path: expected at least 0 and below 1, found {self.drop_path}; use 0 for none"
@@ -80,7 +80,6 @@ class ImageModel(Stateless, nn.Module):
         keep_tables(self)
 
     def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> tuple[Tensor, None]:
-        """See the class."""
         c = self.config
         if x.dim() != 4 or x.shape[1:] != (c.channels, c.image, c.image) or not x.is_floating_point():
             raise InputError(
@@ -102,39 +101,15 @@ class ImageModel(Stateless, nn.Module):
         return all(cache.grc.constant or cache.grc.read == "sample" for cache in caches(self))
 
 
-class Stages(Protocol):
-    """A configuration of several stages, each with a width and a number of heads."""
-
-    @property
-    def name(self) -> str:
-        """The model's registered name."""
-        ...
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """Blocks per stage."""
-        ...
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        """Widths per stage."""
-        ...
-
-    @property
-    def num_heads(self) -> tuple[int, ...]:
-        """Heads per stage."""
-        ...
-
-
-def check_stages(config: Stages, *names: str) -> None:
+def check_stages(config: Any, *names: str) -> None:
     """Raise InputError unless the named fields have one entry above 0 per stage, and heads divide their widths."""
     stages = len(config.depths)
     for name in ("depths", *names):
-        found = getattr(config, name)
-        if len(found) != stages or not stages or any(not n > 0 for n in found):
+        entries = getattr(config, name)
+        if len(entries) != stages or not stages or any(not n > 0 for n in entries):
             raise InputError(
                 f"{config.name}: expected {name} of {stages or 1} entries above 0, one per stage as in depths "
-                f"{config.depths}, found {found}; change one of them"
+                f"{config.depths}, found {entries}; change one of them"
             )
     for width, heads in zip(config.dims, config.num_heads, strict=True):
         check_heads(width, heads)
@@ -177,13 +152,10 @@ class ViTConfig(ImageConfig):
     def _check(self) -> None:
         super()._check()
         check_heads(self.dim, self.num_heads)
-        if self.patch < 1 or self.image % self.patch:
+        check_sizes(self, patch=1, depth=1, mlp_ratio=1 / self.dim)
+        check_dropout(self.dropout)
+        if self.image % self.patch:
             raise InputError(f"vit: image: expected a multiple of patch {self.patch}, found {self.image}; change one")
-        if self.depth < 1 or self.mlp_ratio * self.dim < 1 or not 0 <= self.dropout < 1:
-            raise InputError(
-                f"vit: expected a depth and an MLP width of at least 1 and a dropout below 1, found {self.depth}, "
-                f"{self.mlp_ratio * self.dim:g} and {self.dropout}; change them"
-            )
 
 
 @register
@@ -205,7 +177,6 @@ class SwinConfig(ImageConfig):
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The width of each stage."""
         return tuple(self.dim * 2**i for i in range(len(self.depths)))
 
     def _host(self) -> nn.Module:
@@ -228,47 +199,28 @@ class SwinConfig(ImageConfig):
     def _check(self) -> None:
         super()._check()
         check_stages(self, "num_heads")
-        if self.patch < 1 or self.image % self.patch:
+        check_sizes(self, patch=1, window=1, mlp_ratio=1 / self.dim)
+        if self.image % self.patch:
             raise InputError(f"swin: image: expected a multiple of patch {self.patch}, found {self.image}; change one")
-        if self.window < 1 or self.mlp_ratio * self.dim < 1:
-            raise InputError(
-                f"swin: expected a window and an MLP width of at least 1, found {self.window} and "
-                f"{self.mlp_ratio * self.dim:g}; raise them"
-            )
-
-
-def _cache_names(model: nn.Module) -> set[str]:
-    """The names of the contents of a model's caches: buffers, or parameters of learned constants."""
-    return {f"{name}.cache" for name, module in model.named_modules() if isinstance(module, StoredCache)}
 
 
 class _Features(nn.Module):
-    """A backbone that can start from a classifier."""
+    """A backbone of feature maps that can start from a classifier."""
+
+    channels: list[int]
 
     def classifier_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The weights of a classifier by this module's names."""
-        raise NotImplementedError
+        """The weights of a classifier of the same PVT by this module's names, for `load_state_dict(…, strict=False)`.
 
-    def load_classifier(self, weights: Mapping[str, Tensor]) -> None:
-        """Load `classifier_weights`, and set all caches to zero (Appendix B of the paper); constants start again.
-
-        The gates of caches that the classifier lacks stay as they are. Raises InputError if another weight is missing,
-        or of another shape.
+        weights: the state of the host library's model, or of an image model of this library, with or without gated
+        caches. What only a classifier has (head, last norm, class token) is left out, and so are the contents of its
+        caches, which start empty (Appendix B of the paper).
         """
-        found, own = self.classifier_weights(weights), self.state_dict()
-        parameters = {name for name, _ in self.named_parameters()} - _cache_names(self)
-        cached = any(".grc." in name for name in found)
-        wanted = [name for name in own if name in parameters and (cached or ".grc." not in name)]
-        wrong = [name for name in wanted if name not in found or found[name].shape != own[name].shape]
-        if wrong:
-            name = wrong[0]
-            what = f"shape {tuple(found[name].shape)}" if name in found else "none"
-            raise InputError(
-                f"expected the weights of a classifier with this PVT's sizes, found {what} for {name}, and "
-                f"{len(wrong) - 1} more that do not fit; use a model of the same widths, depths and caches"
-            )
-        self.load_state_dict({**own, **found})
-        clear_caches(self)
+        caches = {f"{name}.cache" for name, module in self.named_modules() if isinstance(module, StoredCache)}
+        return {name: value for name, value in self._by_own_names(weights).items() if name not in caches}
+
+    def _by_own_names(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        raise NotImplementedError
 
 
 class PVTFeatures(_Features):
@@ -292,14 +244,18 @@ class PVTFeatures(_Features):
         self.channels = [stage.projection.out_channels for stage in self.encoder.patch_embeddings]
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """The maps, the finest first."""
         maps: list[Tensor] = []
         x = images
         for embedding, blocks in zip(self.encoder.patch_embeddings, self.encoder.block, strict=True):
             patches = embedding.projection(x)
             height, width = patches.shape[-2:]
             tokens = embedding.layer_norm(patches.flatten(2).transpose(1, 2))
-            tokens = embedding.dropout(tokens + _positions(embedding.position_embeddings, height, width))
+            positions = embedding.position_embeddings  # [1, side², C]
+            side = math.isqrt(positions.shape[1])
+            if (height, width) != (side, side):
+                image = positions.transpose(1, 2).unflatten(2, (side, side))
+                positions = F.interpolate(image, (height, width), mode="bilinear").flatten(2).transpose(1, 2)
+            tokens = embedding.dropout(tokens + positions)
             for block in blocks:
                 tokens = block(tokens, height, width)[0]
             x = tokens.transpose(1, 2).unflatten(2, (height, width)).contiguous()
@@ -307,22 +263,15 @@ class PVTFeatures(_Features):
         return maps
 
     def first_stages(self, count: int) -> list[nn.Module]:
-        """The modules of the first stages."""
         return [*self.encoder.patch_embeddings[:count], *self.encoder.block[:count]]
 
-    def classifier_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The weights of a classifier of the same PVT by this module's names, without its caches' contents.
-
-        weights: the state of Hugging Face's `PvtModel` or `PvtForImageClassification`, or of an image model of this
-        library, with or without gated caches. The class token, the last norm and the head are left out.
-        """
-        found = {name.rpartition("encoder.")[2]: value for name, value in weights.items() if "encoder." in name}
-        own = self.encoder.state_dict()
-        table = f"patch_embeddings.{len(self.channels) - 1}.position_embeddings"
+    def _by_own_names(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = {f"encoder.{name.rpartition('encoder.')[2]}": x for name, x in weights.items() if "encoder." in name}
+        own = self.state_dict()
+        table = f"encoder.patch_embeddings.{len(self.channels) - 1}.position_embeddings"
         if table in found and found[table].shape[1] == own[table].shape[1] + 1:
-            found[table] = found[table][:, 1:]
-        stored = _cache_names(self.encoder)
-        return {f"encoder.{name}": found[name] for name in own if name in found and name not in stored}
+            found[table] = found[table][:, 1:]  # without the class token's
+        return {name: found[name] for name in own if name in found}
 
 
 class PVT2Features(_Features):
@@ -335,7 +284,6 @@ class PVT2Features(_Features):
         self.channels = [stage["num_chs"] for stage in parts.feature_info]
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """The maps, the finest first."""
         maps, x = [], self.patch_embed(images)
         for stage in self.stages:
             x = stage(x)
@@ -343,29 +291,12 @@ class PVT2Features(_Features):
         return maps
 
     def first_stages(self, count: int) -> list[nn.Module]:
-        """The modules of the first stages."""
         return [*([self.patch_embed] if count else []), *self.stages[:count]]
 
-    def classifier_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The weights of a classifier of the same PVT v2 by this module's names, without its caches' contents.
-
-        weights: the state of timm's `PyramidVisionTransformerV2`, or of an image model of this library, with or without
-        gated caches. The head is left out.
-        """
+    def _by_own_names(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         first = "patch_embed.proj.weight"
         host = next((name.removesuffix(first) for name in weights if name.endswith(first)), "")
-        stored = _cache_names(self)
-        names = [name for name in self.state_dict() if f"{host}{name}" in weights and name not in stored]
-        return {name: weights[f"{host}{name}"] for name in names}
-
-
-def _positions(table: Tensor, height: int, width: int) -> Tensor:
-    """A table [1, side², C] on a grid of another size: [1, height·width, C]."""
-    side = math.isqrt(table.shape[1])
-    if (height, width) == (side, side):
-        return table
-    image = table.transpose(1, 2).unflatten(2, (side, side))
-    return F.interpolate(image, (height, width), mode="bilinear").flatten(2).transpose(1, 2)
+        return {name: weights[f"{host}{name}"] for name in self.state_dict() if f"{host}{name}" in weights}
 
 
 @register
@@ -390,7 +321,6 @@ class PVTConfig(ImageConfig):
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """The side of each stage, in tokens."""
         return tuple(self.image // (self.patch * 2**i) for i in range(len(self.depths)))
 
     def features(self) -> PVTFeatures | PVT2Features:
@@ -400,9 +330,9 @@ class PVTConfig(ImageConfig):
         return PVTFeatures(host.pvt.encoder) if self.version == 1 else PVT2Features(host)
 
     def _host(self) -> nn.Module:
-        return self._first() if self.version == 1 else self._second()
+        return self._of_transformers() if self.version == 1 else self._of_timm()
 
-    def _first(self) -> nn.Module:
+    def _of_transformers(self) -> nn.Module:
         transformers()
         from transformers import PvtConfig, PvtForImageClassification
 
@@ -430,7 +360,7 @@ class PVTConfig(ImageConfig):
                 embedding.position_embeddings = nn.Parameter(table)
         return host
 
-    def _second(self) -> nn.Module:
+    def _of_timm(self) -> nn.Module:
         timm()
         from timm.models.pvt_v2 import OverlapPatchEmbed, PyramidVisionTransformerV2
 
@@ -456,8 +386,7 @@ class PVTConfig(ImageConfig):
     def _check(self) -> None:
         super()._check()
         check_stages(self, "dims", "num_heads", "mlp_ratios", "reductions")
-        if self.patch < 2:
-            raise InputError(f"pvt: patch: expected at least 2, found {self.patch}; raise it")
+        check_sizes(self, patch=2)
         if self.image % (unit := self.patch * 2 ** (len(self.depths) - 1)):
             raise InputError(
                 f"pvt: image: expected a multiple of {unit} for {len(self.depths)} stages, found {self.image}"

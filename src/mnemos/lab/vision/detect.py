@@ -1,20 +1,30 @@
-"""Objects that a trained run finds in photos: `mnemos.detect` and `mnemos detect RUN PHOTOS`."""
+"""Objects that a trained run finds in photos: `mnemos.detect`, `mnemos detect RUN PHOTOS` and `mnemos predict`."""
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from mnemos.atomic import write_bytes, write_json
 from mnemos.lab.evaluate.predict import read_preprocessing
-from mnemos.lab.tasks.pictures import ENDINGS
-from mnemos.lab.tasks.preprocessing import files_below
-from mnemos.lab.vision.detection.detections import DETECTIONS, jpeg, overlay
+from mnemos.lab.tasks.pictures import ENDINGS, pillow, read_image
+from mnemos.lab.tasks.preprocessing import Predicted, Preprocessing, files_below
 from mnemos.models.store import load
+from mnemos.registry import register
 from mnemos.types import InputError
 
-from .detection.preprocessing import DetectionPreprocessing
-from .detection.scenes import Annotation
+from .detection.results import DETECTIONS, jpeg, overlay
+from .detection.scenes import Annotation, decode, encode
 
+LONGEST = 1600  # pixels: a larger photo is read at this size, because masks of all its objects are held at once
+_BELOW = 1e-6  # detectors leave out a score that equals their threshold
 _QUALITY = 92  # of the drawn JPEGs
 
 Progress = Callable[["Photo", int, int], None]  # (a photo, how many are done, how many there are)
@@ -32,6 +42,42 @@ class Photo(NamedTuple):
     text: str = ""
     drawn: Path | None = None
     problem: str = ""
+
+
+def detect(
+    run: "str | Path | TrainedDetector",
+    photos: Sequence[str | Path],
+    score: float = 0.5,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+) -> list[Photo]:
+    """Find objects in photos with a trained detector: a `Photo` for each, with its objects in COCO's result format.
+
+        for photo in mnemos.detect("runs/shapes", ["photos"], out="found"):
+            print(photo.file, photo.text)
+
+    run: the folder of a finished run or of its model; to detect again and again, a `TrainedDetector`, which loads them
+    once. photos: files, and folders, which stand for the photos in them at any depth. score: the least score of an
+    object. out: a folder for the photos with boxes, masks, names and scores drawn on them, as JPEG, and for
+    detections.json, a list of all objects; files of the same names are replaced. progress(photo, done, all) is called
+    after each photo.
+
+    An object is {"image_id", "category_id" (the id of the training data), "bbox" [x, y, width, height] in the photo's
+    pixels, "score", "file_name"}, with masks also "segmentation" (run lengths). image_id: the number that is the file's
+    name, if all files are named by different numbers, as in COCO; else 1, 2, … in the order of the photos. Photos are
+    turned as their EXIF data say. One that cannot be read has a `problem` and no objects; the others are still read.
+    Cost: a forward pass per photo; a photo with more than 1600 pixels a side is read at that size.
+    Raises InputError for a run of another task, a folder without photos, and an `out` in a folder of photos.
+    """
+    if isinstance(photos, str | Path):
+        raise InputError("mnemos.detect: expected a list of photos, found one name; put it in a list")
+    detector = run if isinstance(run, TrainedDetector) else TrainedDetector(run)
+    result = []
+    for done, (photo, count) in enumerate(detector.detect(photos, score, out), start=1):
+        result.append(photo)
+        if progress is not None:
+            progress(photo, done, count)
+    return result
 
 
 class TrainedDetector:
@@ -68,71 +114,28 @@ class TrainedDetector:
         self, files: list[Path], score: float, drawn: list[Path] | None, out: str | Path | None
     ) -> Iterator[tuple[Photo, int]]:
         every: list[Annotation] = []
-        for number, (file, image_id) in enumerate(zip(files, _image_ids(files), strict=True)):
+        numbers = [int(file.stem) for file in files if file.stem.isascii() and file.stem.isdigit()]
+        ids = numbers if len(set(numbers)) == len(files) else range(1, len(files) + 1)
+        for number, (file, image_id) in enumerate(zip(files, ids, strict=True)):
             try:
-                pixels, found = self.about.objects_in(self.model, file, image_id, score)
+                pixels = np.array(read_image(file))
             except InputError as error:
                 yield Photo(file, [], problem=str(error)), len(files)
                 continue
-            found = [{**one, "file_name": file.name} for one in found]
-            every += found
+            entries = self.about.objects(self.model, pixels, image_id, score)
+            entries = [{**one, "file_name": file.name} for one in entries]
+            every += entries
             if drawn is not None:
                 drawn[number].parent.mkdir(parents=True, exist_ok=True)
-                write_bytes(drawn[number], jpeg(overlay(pixels, found, self.about.names_by_id), _QUALITY))
-            yield Photo(file, found, self.about.describe(found), drawn[number] if drawn else None), len(files)
+                write_bytes(drawn[number], jpeg(overlay(pixels, entries, self.about.names_by_id), _QUALITY))
+            yield Photo(file, entries, self.about.describe(entries), drawn[number] if drawn else None), len(files)
         if out is not None:
             Path(out).mkdir(parents=True, exist_ok=True)
             write_json(Path(out) / DETECTIONS, every)
 
 
-def detect(
-    run: str | Path | TrainedDetector,
-    photos: Sequence[str | Path],
-    score: float = 0.5,
-    out: str | Path | None = None,
-    progress: Progress | None = None,
-) -> list[Photo]:
-    """Find objects in photos with a trained detector: a `Photo` for each, with its objects in COCO's result format.
-
-        for photo in mnemos.detect("runs/shapes", ["photos"], out="found"):
-            print(photo.file, photo.text)
-
-    run: the folder of a finished run or of its model; to detect again and again, a `TrainedDetector`, which loads them
-    once. photos: files, and folders, which stand for the photos in them at any depth. score: the least score of an
-    object. out: a folder for the photos with boxes, masks, names and scores drawn on them, as JPEG, and for
-    detections.json, a list of all objects; files of the same names are replaced. progress(photo, done, all) is called
-    after each photo.
-
-    An object is {"image_id", "category_id" (the id of the training data), "bbox" [x, y, width, height] in the photo's
-    pixels, "score", "file_name"}, with masks also "segmentation" (run lengths). image_id: the number that is the file's
-    name, if all files are named by different numbers, as in COCO; else 1, 2, … in the order of the photos. Photos are
-    turned as their EXIF data say. One that cannot be read has a `problem` and no objects; the others are still read.
-    Cost: a forward pass per photo; a photo with more than 1600 pixels a side is read at that size.
-    Raises InputError for a run of another task, a folder without photos, and an `out` in a folder of photos.
-    """
-    if isinstance(photos, str | Path):
-        raise InputError("mnemos.detect: expected a list of photos, found one name; put it in a list")
-    opened = run if isinstance(run, TrainedDetector) else TrainedDetector(run)
-    found = []
-    for done, (photo, count) in enumerate(opened.detect(photos, score, out), start=1):
-        found.append(photo)
-        if progress is not None:
-            progress(photo, done, count)
-    return found
-
-
-def _image_ids(files: Sequence[Path]) -> list[int]:
-    """The numbers that are the files' names, if all are different numbers; else 1, 2, …"""
-    stems = [file.stem for file in files]
-    if all(stem.isascii() and stem.isdigit() and len(stem) <= 18 for stem in stems):
-        numbers = [int(stem) for stem in stems]
-        if len(set(numbers)) == len(numbers):
-            return numbers
-    return list(range(1, len(files) + 1))
-
-
 def _output_files(files: Sequence[Path], named: Sequence[Path], out: Path) -> list[Path]:
-    """The file in `out` for each photo: its place below the named folder, as .jpg, with a number if that is taken."""
+    """The file in `out` for each photo: as below the named folder, but .jpg, with a number if that is taken."""
     folders = [folder for folder in named if folder.is_dir()]
     inside = next((f for f in folders if out.resolve() == f.resolve() or f.resolve() in out.resolve().parents), None)
     if inside is not None:
@@ -140,17 +143,111 @@ def _output_files(files: Sequence[Path], named: Sequence[Path], out: Path) -> li
             f"--out {out}: expected a folder outside {inside}, whose photos are read, because drawn photos would be "
             "read as photos the next time; name another"
         )
-    taken: set[str] = set()
-    places = []
+    names: dict[str, Path] = {}  # by their lower-case form, as file systems may compare them
     for file in files:
         folder = next((folder for folder in folders if folder in file.parents), file.parent)
-        place, number = file.relative_to(folder).with_suffix(".jpg"), 1
-        while str(place).lower() in taken:
+        name, number = file.relative_to(folder).with_suffix(".jpg"), 1
+        while str(name).lower() in names:
             number += 1
-            place = file.relative_to(folder).with_name(f"{file.stem}-{number}.jpg")
-        taken.add(str(place).lower())
-        places.append(out / place)
+            name = name.with_name(f"{file.stem}-{number}.jpg")
+        names[str(name).lower()] = out / name
     photos = {file.resolve() for file in files}
-    if any(place.resolve() in photos for place in places):
+    if any(path.resolve() in photos for path in names.values()):
         raise InputError(f"--out {out}: expected a folder other than that of the photos; name another")
-    return places
+    return list(names.values())
+
+
+@register
+@dataclass(frozen=True)
+class DetectionPreprocessing(Preprocessing):
+    """The objects in photos; a folder stands for the photos in it.
+
+    Attributes:
+        categories: for each name, the id by which the data set's annotations name the class.
+    """
+
+    name: ClassVar[str] = "detection"
+    options: ClassVar[Mapping[str, int]] = MappingProxyType({"top": 10})
+
+    categories: tuple[int, ...]
+
+    @property
+    def names_by_id(self) -> dict[int, str]:
+        return dict(zip(self.categories, self.names, strict=True))
+
+    def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
+        """The `top` most probable objects of each photo: {"objects": entries of COCO's result format}."""
+        for path in files_below(files, ENDINGS, "photos"):
+            try:
+                pixels = np.array(read_image(path))
+            except InputError as error:
+                yield Predicted(str(path), "", problem=str(error))
+                continue
+            entries = self.objects(model, pixels, 0, 0.0)[: options["top"]]
+            yield Predicted(str(path), self.describe(entries), {"objects": entries})
+
+    def describe(self, entries: Sequence[Annotation]) -> str:
+        """The names and scores of objects on one line."""
+        names = self.names_by_id
+        return "  ".join(f"{names[one['category_id']]} {one['score']:.2f}" for one in entries) or "no object"
+
+    @torch.no_grad()
+    def objects(self, model: Any, pixels: NDArray[np.uint8], image_id: int, score: float) -> list[Annotation]:
+        """The objects of a photo [H, W, 3] in COCO's result format, best first, with at least `score`.
+
+        Boxes and masks are in the pixels of the photo. A photo of more than 1600 pixels is read at that size. model: a
+        detector, or a module with one as `host`, in eval mode. No cache is written.
+        """
+        library, detector = pillow(), getattr(model, "host", model)
+        height, width = pixels.shape[:2]
+        shrunk = LONGEST / max(height, width)
+        if shrunk < 1.0:
+            size = (max(1, round(width * shrunk)), max(1, round(height * shrunk)))
+            pixels = np.array(library.fromarray(pixels).resize(size, library.Resampling.BICUBIC))
+        parameter = next(p for p in detector.parameters() if p.is_floating_point())
+        image = torch.from_numpy(pixels).permute(2, 0, 1).to(parameter.device, parameter.dtype) / 255
+        with _scores_from(detector, score):
+            (detections,) = detector([image])
+        entries = [one for one in as_results(detections, image_id, self.categories) if one["score"] >= score]
+        if shrunk < 1.0:
+            down, across = height / pixels.shape[0], width / pixels.shape[1]
+            for entry in entries:
+                entry["bbox"] = [
+                    n * scale for n, scale in zip(entry["bbox"], (across, down, across, down), strict=True)
+                ]
+                if "segmentation" in entry:
+                    small = library.fromarray(decode(entry["segmentation"]))
+                    entry["segmentation"] = encode(np.array(small.resize((width, height), library.Resampling.NEAREST)))
+        return sorted(entries, key=lambda one: -float(one["score"]))
+
+
+@contextlib.contextmanager
+def _scores_from(detector: Any, score: float) -> Iterator[None]:
+    """Inside, a detector leaves out objects of lower scores before it computes their masks."""
+    part = getattr(detector, "roi_heads", detector)
+    own = getattr(part, "score_thresh", None)
+    if own is None:
+        yield
+        return
+    part.score_thresh = max(own, score - _BELOW)
+    try:
+        yield
+    finally:
+        part.score_thresh = own
+
+
+def as_results(detections: dict[str, Tensor], image_id: int, categories: Sequence[int]) -> list[Annotation]:
+    """A picture's detections in COCO's result format: image_id, category_id, bbox, score, and with masks segmentation.
+
+    detections: as torchvision's detectors return them. Pixels with a mask probability above 0.5 belong to the object.
+    """
+    results: list[Annotation] = []
+    corners, scores, labels = (detections[name].cpu().double().tolist() for name in ("boxes", "scores", "labels"))
+    for (x1, y1, x2, y2), score, label in zip(corners, scores, labels, strict=True):
+        box = [x1, y1, x2 - x1, y2 - y1]
+        category = categories[int(label) - 1]
+        results.append({"image_id": image_id, "category_id": category, "bbox": box, "score": score})
+    if "masks" in detections:
+        for one, mask in zip(results, (detections["masks"][:, 0] > 0.5).cpu().numpy(), strict=True):
+            one["segmentation"] = encode(mask)
+    return results

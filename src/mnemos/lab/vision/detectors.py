@@ -21,6 +21,7 @@ from mnemos.lab.hosted.model import Stateless
 from mnemos.lab.vision.classifiers import PVTConfig
 from mnemos.libraries import torchvision
 from mnemos.memory.gated_cache import GRC, caches, recomputing
+from mnemos.models.shared import check_sizes
 from mnemos.registry import register
 from mnemos.types import InputError
 
@@ -80,21 +81,16 @@ class DetectorConfig(ModelConfig):
 
     def build(self) -> "Detector":
         """The detector. Raises InputError for sizes out of range or that do not fit together."""
-        for name in ("classes", "channels", "longest", "anchor"):
-            if getattr(self, name) < 1:
-                raise InputError(f"detector: {name}: expected at least 1, found {getattr(self, name)}; raise it")
+        check_sizes(self, classes=1, channels=1, longest=1, anchor=1)
         if not self.sides or min(self.sides) < 1:
             raise InputError(f"detector: sides: expected at least one of at least 1, found {self.sides}; change them")
-        if not 0 <= self.frozen_stages <= len(self.backbone.depths):
-            raise InputError(
-                f"detector: frozen_stages: expected 0 to {len(self.backbone.depths)}, the stages of the backbone, "
-                f"found {self.frozen_stages}; change it"
-            )
-        if self.detector == "retinanet" and not 0 <= self.finest < len(self.backbone.depths):
-            raise InputError(
-                f"detector: finest: expected 0 to {len(self.backbone.depths) - 1}, a map of the backbone, found "
-                f"{self.finest}; change it"
-            )
+        stages = len(self.backbone.depths)
+        for name, most in (("frozen_stages", stages), ("finest", stages - 1)):
+            if not 0 <= getattr(self, name) <= most and (name != "finest" or self.detector == "retinanet"):
+                raise InputError(
+                    f"detector: {name}: expected 0 to {most}, of the {stages} stages of the backbone, found "
+                    f"{getattr(self, name)}; change it"
+                )
         features = self.backbone.features()
         if isinstance(self.backbone.cache, GRC):
             side = self.backbone.image
@@ -108,9 +104,6 @@ class DetectorConfig(ModelConfig):
             leave_out_padding(host)
         return Detector(self, host)
 
-    def _sizes(self) -> dict[str, Any]:
-        return {"min_size": self.sides, "max_size": self.longest}
-
     def _retinanet(self, features: nn.Module) -> nn.Module:
         torchvision()
         from torchvision.models.detection import RetinaNet
@@ -122,10 +115,15 @@ class DetectorConfig(ModelConfig):
         pyramid = FeaturePyramid(features, self.channels, levels, "convolutions", norm)
         scales = [self.anchor * 2**i for i in range(pyramid.maps)]
         sizes = tuple(tuple(round(scale * 2 ** (third / 3)) for third in range(3)) for scale in scales)
-        anchors = AnchorGenerator(sizes, (_ASPECTS,) * pyramid.maps)
-        head = RetinaNetHead(self.channels, 3 * len(_ASPECTS), self.classes + 1, norm)
-        settings: dict[str, Any] = {"anchor_generator": anchors, "head": head, **self._sizes()}
-        return RetinaNet(pyramid, self.classes + 1, detections_per_img=100, **settings)
+        return RetinaNet(
+            pyramid,
+            self.classes + 1,
+            anchor_generator=AnchorGenerator(sizes, (_ASPECTS,) * pyramid.maps),
+            head=RetinaNetHead(self.channels, 3 * len(_ASPECTS), self.classes + 1, norm),  # type: ignore[arg-type]
+            detections_per_img=100,
+            min_size=self.sides,  # type: ignore[arg-type]
+            max_size=self.longest,
+        )
 
     def _rcnn(self, features: nn.Module) -> nn.Module:
         torchvision()
@@ -149,7 +147,8 @@ class DetectorConfig(ModelConfig):
             "box_head": TwoMLPHead(self.channels * 49, regions.dim),
             "box_predictor": FastRCNNPredictor(regions.dim, classes),
             "box_batch_size_per_image": regions.sampled,
-            **self._sizes(),
+            "min_size": self.sides,
+            "max_size": self.longest,
         }
         if self.detector == "faster-rcnn":
             return FasterRCNN(pyramid, **settings)
@@ -174,13 +173,11 @@ class Detector(Stateless, nn.Module):
         self.config, self.host = config, host
 
     def forward(self, images: list[Tensor], targets: Sequence[dict[str, Tensor]] | None = None) -> Any:
-        """See the class."""
         return self.host(images, targets)
 
     @property
     def rows_independent(self) -> bool:
-        """False: anchors and boxes that the losses read are sampled over a batch."""
-        return False
+        return False  # anchors and boxes that the losses read are sampled over a batch
 
     def weights_from(self, saved: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
         """The weights of a saved classifier with the same PVT by this model's names, and its caches left empty.
@@ -228,12 +225,25 @@ class FeaturePyramid(nn.Module):
         torchvision()
         from torchvision.ops import feature_pyramid_network as library
 
-        widths, alike = _describe(backbone)
-        self.channels_last = _channels_last(backbone)
-        self.backbone_widths = list(widths)
+        # --- the widths of the backbone's maps, and whether all have one size ---
+        info, widths = getattr(backbone, "feature_info", None), getattr(backbone, "channels", None)
+        if info is not None and hasattr(info, "channels"):  # timm, features_only=True
+            widths, alike = list(info.channels()), len(set(info.reduction())) == 1
+        elif isinstance(widths, list | tuple) and widths and all(isinstance(n, int) for n in widths):
+            widths, alike = list(widths), len(set(widths)) == 1  # stages of a pyramid get wider
+        else:
+            raise InputError(
+                f"expected a backbone that returns feature maps and has their widths (timm: features_only=True; "
+                f"Hugging Face: AutoBackbone; others: a list `channels`), found {type(backbone).__name__}; make it one"
+            )
+        order = getattr(backbone, "output_fmt", "NCHW")  # of timm: a text, or an enum of texts
+        self.channels_last = bool(getattr(order, "value", order) == "NHWC")
+        self.backbone_widths = widths
         self.simple = _SimplePyramid(widths[-1]) if alike else None
         if self.simple is not None:
             widths = [widths[-1]] * _SimplePyramid.maps
+
+        # --- the pyramid of the chosen ones ---
         chosen = levels or tuple(range(len(widths)))
         if not all(0 <= level < len(widths) for level in chosen):
             raise InputError(
@@ -249,11 +259,16 @@ class FeaturePyramid(nn.Module):
 
         Raises InputError if the backbone's maps have other widths than it says.
         """
-        found = self.backbone(images)
-        maps: Sequence[Tensor] = getattr(found, "feature_maps", found)
+        outputs = self.backbone(images)
+        maps: Sequence[Tensor] = getattr(outputs, "feature_maps", outputs)
         if self.simple is not None:
             if not (torch.jit.is_tracing() or torch.compiler.is_compiling()):  # sizes are no numbers there
-                _check_one_size(maps, self.channels_last)
+                sizes = {tuple(x.shape[1:3] if self.channels_last else x.shape[2:]) for x in maps}
+                if len(sizes) > 1:  # all but the last are not used
+                    raise InputError(
+                        f"expected maps of one size of a backbone whose `channels` are all equal, found "
+                        f"{sorted(sizes)}; let its maps have different widths, or return the last map alone"
+                    )
             maps = self.simple(self._channels_first(maps[-1], self.backbone_widths[-1]))
         else:
             maps = [self._channels_first(x, width) for x, width in zip(maps, self.backbone_widths, strict=True)]
@@ -262,8 +277,7 @@ class FeaturePyramid(nn.Module):
 
     def _channels_first(self, x: Tensor, width: int) -> Tensor:
         """A map as [B, C, H, W]. The sizes do not show the order: a map of as many rows as channels fits both."""
-        found = x.shape[-1 if self.channels_last else 1]
-        if found != width:
+        if x.shape[-1 if self.channels_last else 1] != width:
             order = "[B, H, W, C]" if self.channels_last else "[B, C, H, W]"
             raise InputError(
                 f"expected maps {order} of the widths {self.backbone_widths}, found a map {list(x.shape)} for "
@@ -271,6 +285,23 @@ class FeaturePyramid(nn.Module):
                 "[B, H, W, C]"
             )
         return x.permute(0, 3, 1, 2).contiguous() if self.channels_last else x
+
+
+class _SimplePyramid(nn.Module):
+    """Four maps of one: twice and once transposed convolutions, the map itself, and every second pixel."""
+
+    maps = 4
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.twice = nn.Sequential(
+            nn.ConvTranspose2d(width, width, 2, 2), nn.GELU(), nn.ConvTranspose2d(width, width, 2, 2)
+        )
+        self.once = nn.ConvTranspose2d(width, width, 2, 2)
+        self.coarser = nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [self.twice(x), self.once(x), x, self.coarser(x)]
 
 
 def leave_out_padding(detector: nn.Module) -> nn.Module:
@@ -292,24 +323,36 @@ def leave_out_padding(detector: nn.Module) -> nn.Module:
             f"expected a detector of torchvision, with its transform, found {type(detector).__name__}; pass the whole "
             "detector"
         )
-    found = [(site, branch) for site in list_sites(detector) if (branch := _branch(site.module)) is not None]
-    if not found:
+    pairs = ((one, getattr(one.module, "grc", None)) for one in list_sites(detector))
+    branches = [(one, grc) for one, grc in pairs if isinstance(grc, HostBranch)]
+    if not branches:
         raise InputError("expected a detector with gated caches, found none; call mnemos.cache() on its backbone first")
     part = ValidPart()
-    for site, branch in found:
+    for one, branch in branches:
         if not branch.needs_grid:
-            follow_grid(site, branch)
+            follow_grid(one, branch)
         if branch.own_grid is None and branch.grids is None:
             raise InputError(
-                f"{site.name}: expected an attention whose calls show the grid of their tokens, found "
-                f"{type(site.module).__name__}; leave the padding in, or train with images of one size"
+                f"{one.name}: expected an attention whose calls show the grid of their tokens, found "
+                f"{type(one.module).__name__}; leave the padding in, or train with images of one size"
             )
-    for _, branch in found:
+    for _, branch in branches:
         branch.valid_part = part
     transform.valid_part = part  # type: ignore[assignment]
     keep_handle(transform, transform.register_forward_hook(_note))
     keep_handle(detector, detector.register_forward_hook(_end, always_call=True))
     return detector
+
+
+# Plain functions that find what they need in their module, so that copies of a detector have their own.
+def _note(transform: Any, args: tuple, output: Any) -> None:
+    images = output[0]
+    height, width = images.tensors.shape[-2:]
+    transform.valid_part.note(images.image_sizes, (height, width))
+
+
+def _end(detector: Any, args: tuple, output: Any) -> None:
+    detector.transform.valid_part.end()
 
 
 class ValidPart:
@@ -351,68 +394,3 @@ class ValidPart:
         rows = torch.arange(grid[0], device=device) < limits[:, :1]
         columns = torch.arange(grid[1], device=device) < limits[:, 1:]
         return (rows[:, :, None] & columns[:, None]).flatten(1)
-
-
-def _branch(module: object) -> HostBranch | None:
-    found = getattr(module, "grc", None)
-    return found if isinstance(found, HostBranch) else None
-
-
-def _note(transform: Any, args: tuple, output: Any) -> None:
-    """A plain function that finds what it needs in its module, so that copies of a detector have their own."""
-    images = output[0]
-    height, width = images.tensors.shape[-2:]
-    transform.valid_part.note(images.image_sizes, (height, width))
-
-
-def _end(detector: Any, args: tuple, output: Any) -> None:
-    """See `_note`."""
-    detector.transform.valid_part.end()
-
-
-class _SimplePyramid(nn.Module):
-    """Four maps of one: twice and once transposed convolutions, the map itself, and every second pixel."""
-
-    maps = 4
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.twice = nn.Sequential(
-            nn.ConvTranspose2d(width, width, 2, 2), nn.GELU(), nn.ConvTranspose2d(width, width, 2, 2)
-        )
-        self.once = nn.ConvTranspose2d(width, width, 2, 2)
-        self.coarser = nn.MaxPool2d(2)
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        """Maps of four sizes, the finest first."""
-        return [self.twice(x), self.once(x), x, self.coarser(x)]
-
-
-def _describe(backbone: Any) -> tuple[list[int], bool]:
-    """(widths of the maps, whether they are all of one size)."""
-    info = getattr(backbone, "feature_info", None)
-    if info is not None and hasattr(info, "channels"):  # timm, features_only=True
-        return list(info.channels()), len(set(info.reduction())) == 1
-    widths = getattr(backbone, "channels", None)
-    if not isinstance(widths, list | tuple) or not widths or not all(isinstance(n, int) for n in widths):
-        raise InputError(
-            f"expected a backbone that returns feature maps and has their widths (timm: features_only=True; Hugging "
-            f"Face: AutoBackbone; others: a list `channels`), found {type(backbone).__name__}; make it one"
-        )
-    return list(widths), len(set(widths)) == 1  # stages of a pyramid get wider
-
-
-def _check_one_size(maps: Sequence[Tensor], channels_last: bool) -> None:
-    """Raise InputError unless maps of equal widths have one size, as a ViT's: all but the last are not used."""
-    sizes = {tuple(x.shape[1:3] if channels_last else x.shape[2:]) for x in maps}
-    if len(sizes) > 1:
-        raise InputError(
-            f"expected maps of one size of a backbone whose `channels` are all equal, found {sorted(sizes)}; let its "
-            "maps have different widths, such as by 1 × 1 convolutions, or return the last map alone"
-        )
-
-
-def _channels_last(backbone: Any) -> bool:
-    """Whether the maps are [B, H, W, C], as the models of timm say by `output_fmt` (a text, or an enum of texts)."""
-    order = getattr(backbone, "output_fmt", "NCHW")
-    return bool(getattr(order, "value", order) == "NHWC")

@@ -1,7 +1,7 @@
 """Any image classifier of timm or Hugging Face as the host of a cache: its own size and pixels, the data's classes."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -30,7 +30,6 @@ class HostedClassifierConfig(ImageConfig):
     host: str = "timm:test_vit"
 
     def build(self) -> "HostedClassifier":
-        """See `ImageConfig`."""
         return HostedClassifier(self, super().build().host)
 
     def _host(self) -> nn.Module:
@@ -44,18 +43,13 @@ class HostedClassifierConfig(ImageConfig):
 
     def _of_timm(self) -> tuple[nn.Module, int, tuple[int, int] | None]:
         """The model, its channels and the size of its images."""
-        library, name = timm(), self.host.removeprefix(TIMM)
-        sizes: dict[str, Any] = {"pretrained": False, "num_classes": self.classes}
+        name = self.host.removeprefix(TIMM)
+        drop = {"drop_path_rate": self.drop_path} if self.drop_path else {}  # some models have none
         try:
-            try:
-                model = library.create_model(name, drop_path_rate=self.drop_path, **sizes)
-            except TypeError:  # some models have none
-                if self.drop_path:
-                    raise
-                model = library.create_model(name, **sizes)
+            model = timm().create_model(name, pretrained=False, num_classes=self.classes, **drop)
         except (RuntimeError, TypeError) as error:
-            found = " ".join(str(error).split())
-            raise InputError(f"{self.name}: host: expected a model of timm, found {name!r} ({found})") from None
+            problem = " ".join(str(error).split())
+            raise InputError(f"{self.name}: host: expected a model of timm, found {name!r} ({problem})") from None
         channels, height, width = model.default_cfg["input_size"]
         return model, channels, (height, width)
 
@@ -81,7 +75,6 @@ class Scaled(nn.Module):
         self.host, self.channels, self.size = host, channels, size
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, classes]."""
         if self.size is not None and x.shape[-2:] != self.size:
             smaller = any(a > b for a, b in zip(x.shape[-2:], self.size, strict=True))
             x = F.interpolate(x, self.size, mode="bilinear", antialias=smaller)

@@ -10,11 +10,9 @@ import mnemos
 from mnemos.config import to_dict
 from mnemos.lab.cli import main
 from mnemos.lab.evaluate.predict import read_preprocessing
+from mnemos.lab.vision import detect
 from mnemos.lab.vision.classifiers import PVTConfig
-from mnemos.lab.vision.detection import preprocessing
-from mnemos.lab.vision.detection.detections import overlay
-from mnemos.lab.vision.detection.preprocessing import DetectionPreprocessing
-from mnemos.lab.vision.detection.scenes import decode, encode
+from mnemos.lab.vision.detect import DetectionPreprocessing
 from mnemos.lab.vision.detectors import DetectorConfig, RegionConfig
 from mnemos.types import InputError
 
@@ -81,20 +79,13 @@ def test_photos_are_upright_and_large_ones_are_read_smaller(model, tmp_path, mon
     assert one.objects[0]["segmentation"]["size"] == [90, 60]
     assert one.objects[0]["image_id"] == 1
     assert one.drawn is None
-    monkeypatch.setattr(preprocessing, "LONGEST", 45)
+    monkeypatch.setattr(detect, "LONGEST", 45)
     (small,) = mnemos.detect(model, [file], score=0.0)
     assert small.objects[0]["segmentation"]["size"] == [90, 60]
-    half = preprocessing.read_image(file).resize((30, 45), Image.Resampling.BICUBIC)
+    half = detect.read_image(file).resize((30, 45), Image.Resampling.BICUBIC)
     found = read_preprocessing(model).objects(mnemos.load(model).eval(), np.array(half), 1, 0.0)
     boxes = [np.array([entry["bbox"] for entry in entries]) for entries in (small.objects, found)]
     np.testing.assert_allclose(boxes[0], 2 * boxes[1], rtol=1e-5, err_msg="boxes are in the photo's pixels")
-
-
-def test_a_photo_too_thin_for_the_detector_is_named_and_others_are_read(model, tmp_path):
-    thin, other = photo(tmp_path / "thin.png", (300, 2)), photo(tmp_path / "other.png")
-    found = mnemos.detect(model, [thin, other], score=0.0, out=tmp_path / "out")
-    assert "thin.png: expected a photo whose sides differ by less than a factor of 96" in found[0].problem
-    assert found[1].objects
 
 
 def test_the_least_score_belongs_to_what_is_found(model, tmp_path):
@@ -122,32 +113,3 @@ def test_what_is_refused(model, tmp_path):
     mnemos.save(mnemos.LSTMConfig(vocab_size=4, dim=4, layers=1).build(), other)
     with pytest.raises(InputError, match=r"lstm: expected a model that reads files .*detection"):
         mnemos.detect(other, [photos])
-
-
-def test_no_box_crosses_a_name():
-    grey, names = np.full((400, 400, 3), 128, np.uint8), {1: "cat", 2: "dog"}
-    cat = {"category_id": 1, "bbox": [100, 200, 90, 90], "score": 0.4}
-    dog = {"category_id": 2, "bbox": [120, 100, 150, 150], "score": 0.9}  # its left side goes through the cat's name
-    name = np.s_[185:199, 100:140]
-    alone, both = overlay(grey, [cat], names)[name], overlay(grey, [cat, dog], names)[name]
-    drawn = (alone != 128).any(-1)
-    assert drawn[:, 20:23].any(), "the place that the line goes through"
-    assert (both[drawn] == alone[drawn]).all()
-
-
-def test_objects_are_drawn_where_they_are():
-    grey = np.full((50, 80, 3), 128, np.uint8)
-    mask = np.zeros((50, 80), np.bool_)
-    mask[25:40, 30:60] = True
-    one = {"category_id": 3, "bbox": [30, 25, 30, 15], "segmentation": encode(mask), "score": 0.5}
-    drawn = overlay(grey, [one], {3: "cat"})
-    assert drawn.shape == (400, 640, 3)
-    changed = (drawn != 128).any(-1)
-    assert changed[201:319, 241:479].all()
-    changed[150:321, 239:481] = False  # the box, its mask and its name above
-    assert not changed.any()
-    assert overlay(grey, [one], {3: "cat"}, longest=40).shape == (25, 40, 3)
-    assert (overlay(grey, [], {3: "cat"}, longest=80) == grey).all()
-    assert overlay(grey[:1, :1].repeat(900, 1), [], {}).shape == (4, 3600, 3), "enlarged no further"
-    assert overlay(grey[:1, :1].repeat(70_000, 1), [], {}).shape == (1, 65_500, 3), "no larger than a JPEG can be"
-    assert np.array_equal(decode({**one["segmentation"], "counts": one["segmentation"]["counts"].encode()}), mask)

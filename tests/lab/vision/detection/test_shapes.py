@@ -36,7 +36,7 @@ def test_half_of_every_shape_stays_visible_and_shapes_differ_from_what_is_behind
     shown = hidden = 0
     for index in range(40):
         drawn = draw(np.random.default_rng(index), 64, 6)
-        for kind, mask in zip(drawn.kinds.tolist(), drawn.masks, strict=True):
+        for kind, mask in zip(drawn.shapes.tolist(), drawn.masks, strict=True):
             if NAMES[kind] != "circle":
                 continue
             rows, columns = np.nonzero(mask)
@@ -59,7 +59,7 @@ def test_every_class_and_number_of_shapes_occurs(most):
 
 
 def test_the_ground_truth_is_a_coco_file():
-    truth = ground_truth(scenes(), [3, 5])
+    truth = ground_truth([(4, scenes(), 3), (6, scenes(), 5)])
     assert [one["id"] for one in truth["images"]] == [4, 6]
     assert [one["id"] for one in truth["annotations"]] == list(range(1, len(truth["annotations"]) + 1))
     assert {one["image_id"] for one in truth["annotations"]} == {4, 6}

@@ -7,7 +7,7 @@ from typing import Literal
 from mnemos.lab.recipes.family import family, variant
 from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemos.lab.vision.classifiers import PVTConfig
-from mnemos.lab.vision.detection.files import COCOConfig
+from mnemos.lab.vision.detection.coco import COCOConfig
 from mnemos.lab.vision.detection.shapes import ShapesConfig
 from mnemos.lab.vision.detectors import DetectorConfig, RegionConfig
 from mnemos.memory.gated_cache import GRC

@@ -1,16 +1,55 @@
-"""The common form of detection data: pictures with annotations in COCO's format, whatever files they come from."""
+"""The one form of detection data, whatever files they come from: pictures with annotations in COCO's format.
 
-import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+`Scenes` are pictures with annotations, `objects` what a detector is trained to find in one, and `BatchMaker` makes
+batches of them, padded to one size and one number of objects.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from mnemos.libraries import faster_coco_eval
-from mnemos.types import InputError
+from mnemos.generators import AUGMENT, generator
+from mnemos.lab.tasks.prefetch import BatchNumber
+from mnemos.lab.tasks.row_order import Order
+from mnemos.libraries import pycocotools
 
 Annotation = dict[str, Any]  # an entry of COCO's "annotations"
+
+
+class Scenes:
+    """Base of N pictures with the objects that they show.
+
+    classes: the names of the labels 1, 2, …; label 0 is the background. categories: for each class, the id by which
+    annotations and result files name it. has_masks: whether every object has a segmentation. sizes: [N, 2], (height,
+    width) of each picture.
+    """
+
+    classes: Sequence[str]
+    categories: Sequence[int]
+    has_masks: bool
+    sizes: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def image_id(self, index: int) -> int:
+        """The id by which annotations and result files name the picture."""
+        return index + 1
+
+    def picture(self, index: int) -> NDArray[np.uint8]:
+        raise NotImplementedError
+
+    def annotations(self, index: int) -> Sequence[Annotation]:
+        """The picture's entries of COCO's format: bbox (x, y, width, height), category_id, area, iscrowd and id.
+
+        With masks also segmentation: polygons, or run lengths as text or as a list.
+        """
+        raise NotImplementedError
 
 
 class Objects(NamedTuple):
@@ -24,97 +63,62 @@ class Objects(NamedTuple):
     masks: NDArray[np.bool_] | None
 
 
-class Scenes(Protocol):
-    """N pictures with the objects that they show.
-
-    classes: the names of the labels 1, 2, …; label 0 is the background. categories: for each class, the id by which
-    annotations and result files name it. has_masks: whether every object has a segmentation. sizes: [N, 2], (height,
-    width) of each picture.
-    """
-
-    classes: Sequence[str]
-    categories: Sequence[int]
-    has_masks: bool
-    sizes: NDArray[np.int64]
-
-    def __len__(self) -> int: ...
-
-    def image_id(self, index: int) -> int:
-        """The id by which annotations and result files name the picture."""
-        ...
-
-    def picture(self, index: int) -> NDArray[np.uint8]:
-        """The picture [H, W, 3]."""
-        ...
-
-    def annotations(self, index: int) -> Sequence[Annotation]:
-        """The picture's entries of COCO's format: bbox (x, y, width, height), category_id, area, iscrowd and id.
-
-        With masks also segmentation: polygons, or run lengths as text or as a list.
-        """
-        ...
-
-
 def objects(scenes: Scenes, index: int, masks: bool = True) -> Objects:
     """The objects of a picture that a detector is trained to find. Boxes are cut at the picture's edge.
 
     masks: also those, where the data have them. Cost: N·H·W for masks.
     """
     height, width = scenes.sizes[index].tolist()
-    label_of = {category: number for number, category in enumerate(scenes.categories, start=1)}
-    found = [one for one in scenes.annotations(index) if not one.get("iscrowd", 0)]
-    corners = np.array([corners_of(one, height, width) for one in found], np.float32).reshape(-1, 4)
+    entries = [one for one in scenes.annotations(index) if not one.get("iscrowd", 0)]
+    x, y, w, h = np.array([one["bbox"] for one in entries], np.float64).reshape(-1, 4).T
+    corners = np.stack([x.clip(0), y.clip(0), (x + w).clip(max=width), (y + h).clip(max=height)], 1).astype(np.float32)
     has_area = np.flatnonzero((corners[:, 2:] > corners[:, :2]).all(1))
-    found = [found[row] for row in has_area.tolist()]
-    labels = np.array([label_of[one["category_id"]] for one in found], np.int64)
+    entries = [entries[row] for row in has_area.tolist()]
+    labels = np.array([scenes.categories.index(one["category_id"]) + 1 for one in entries], np.int64)
     if not masks or not scenes.has_masks:
         return Objects(corners[has_area], labels, None)
-    inside = np.zeros((len(found), height, width), np.bool_)
-    for mask, one in zip(inside, found, strict=True):
+    inside = np.zeros((len(entries), height, width), np.bool_)
+    for mask, one in zip(inside, entries, strict=True):
         mask[:] = decode(run_lengths(one["segmentation"], height, width))
     return Objects(corners[has_area], labels, inside)
 
 
-def corners_of(annotation: Annotation, height: int, width: int) -> tuple[float, float, float, float]:
-    """(x1, y1, x2, y2) of an annotation's box, cut at the picture's edge."""
-    x, y, w, h = annotation["bbox"]
-    return max(x, 0.0), max(y, 0.0), min(x + w, float(width)), min(y + h, float(height))
+def ground_truth(pictures: Iterable[tuple[int, Scenes, int]]) -> dict[str, list[Annotation]]:
+    """Pictures as the content of a COCO annotation file. pictures: (id in the file, scenes, index), at least one.
+
+    Entries have ids of their own, from 1: the evaluation takes an id of 0 for no match.
+    """
+    images: list[Annotation] = []
+    entries: list[Annotation] = []
+    for number, scenes, index in pictures:
+        height, width = scenes.sizes[index].tolist()
+        images.append({"id": number, "height": height, "width": width})
+        for one in scenes.annotations(index):
+            own = {"id": len(entries) + 1, "image_id": number, "iscrowd": int(one.get("iscrowd", 0))}
+            entries.append({**one, **own})
+    categories = [{"id": i, "name": name} for i, name in zip(scenes.categories, scenes.classes, strict=True)]
+    return {"images": images, "annotations": entries, "categories": categories}
+
+
+# ---- masks ----
+
+
+def coco_masks() -> Any:
+    """The module of run lengths. Raises InputError with the install command if it is missing."""
+    pycocotools()
+    from pycocotools import mask
+
+    return mask
 
 
 def run_lengths(segmentation: Any, height: int, width: int) -> Annotation:
-    """A segmentation of COCO's format, polygons or run lengths in either form, as compressed run lengths.
-
-    Raises InputError for anything else, and for a polygon with half a point, which the library would cut or drop.
-    """
+    """A segmentation of COCO's format, polygons or run lengths in either form, as compressed run lengths."""
     masks = coco_masks()
-    parts = segmentation if isinstance(segmentation, list) else ()
-    if (wrong := next((one for one in parts if isinstance(one, list) and not is_polygon(one)), None)) is not None:
-        raise InputError(
-            f"segmentation: expected polygons [x, y, x, y, …] of finite numbers, found {len(wrong)} values in "
-            f"{str(wrong)[:60]}; correct the annotation"
-        )
-    try:
-        if isinstance(segmentation, list):
-            return masks.merge(masks.frPyObjects(segmentation, height, width))
-        if isinstance(segmentation["counts"], list):
-            return masks.frPyObjects(segmentation, height, width)
-        counts = segmentation["counts"]
-        return {"size": segmentation["size"], "counts": counts.encode() if isinstance(counts, str) else counts}
-    except (TypeError, ValueError, KeyError, IndexError, RuntimeError, AttributeError) as error:
-        raise InputError(
-            f"segmentation: expected polygons [[x, y, …], …] or run lengths {{size, counts}}, found "
-            f"{str(segmentation)[:60]} ({type(error).__name__}); correct the annotation"
-        ) from None
-
-
-def is_polygon(value: Any) -> bool:
-    """Whether a value is [x, y, x, y, …] of finite numbers."""
-    return isinstance(value, list) and len(value) % 2 == 0 and all(map(is_number, value))
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a finite number; True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(segmentation, list):
+        return masks.merge(masks.frPyObjects(segmentation, height, width))
+    if isinstance(segmentation["counts"], list):
+        return masks.frPyObjects(segmentation, height, width)
+    return segmentation
 
 
 def decode(lengths: Annotation) -> NDArray[np.bool_]:
@@ -124,57 +128,102 @@ def decode(lengths: Annotation) -> NDArray[np.bool_]:
 
 def encode(mask: NDArray[np.bool_]) -> Annotation:
     """A mask [H, W] as compressed run lengths {"size", "counts"} with counts as text, which JSON can hold."""
-    found = coco_masks().encode(np.asfortranarray(mask, np.uint8))
-    counts = found["counts"]
-    return {"size": [int(n) for n in found["size"]], "counts": counts.decode() if isinstance(counts, bytes) else counts}
+    lengths = coco_masks().encode(np.asfortranarray(mask, np.uint8))
+    return {"size": [int(n) for n in lengths["size"]], "counts": lengths["counts"].decode()}
 
 
-def coco_masks() -> Any:
-    """The module of run lengths. Raises InputError with the install command if it is missing."""
-    return faster_coco_eval().mask
+# ---- batches ----
 
 
-class Part:
-    """Some pictures of a data set: those with indices `rows`, in that order."""
+class DetectionBatch(NamedTuple):
+    """B pictures and their N objects at most.
 
-    def __init__(self, scenes: Scenes, rows: NDArray[np.int64]) -> None:
-        self.scenes, self.rows = scenes, rows
-        self.classes, self.categories, self.has_masks = scenes.classes, scenes.categories, scenes.has_masks
-        self.sizes = scenes.sizes[rows]
+    pictures: [B, 3, H, W] uint8, each in the upper left corner, zeros around it. sizes: [B, 2] int64, (height, width)
+    of each. boxes: [B, N, 4] float32, (x1, y1, x2, y2) in pixels. labels: [B, N] int64 from 1; 0 where there is no
+    object. masks: [B, N, H, ⌈W/8⌉] uint8, or None: a bit per pixel, the first pixel in the highest bit. Masks of bytes
+    would be most of a batch. rows: [B], the pictures' numbers in the held-out splits.
+    """
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    pictures: Tensor
+    sizes: Tensor
+    boxes: Tensor
+    labels: Tensor
+    masks: Tensor | None
+    rows: Tensor
 
-    def image_id(self, index: int) -> int:
-        """See `Scenes`."""
-        return self.scenes.image_id(int(self.rows[index]))
+    def images(self, dtype: torch.dtype) -> list[Tensor]:
+        """The pictures [3, H_i, W_i] with values in [0, 1], as torchvision's detectors take them."""
+        spans = zip(self.pictures, self.sizes.tolist(), strict=True)
+        return [picture[:, :height, :width].to(dtype) / 255 for picture, (height, width) in spans]
 
-    def picture(self, index: int) -> NDArray[np.uint8]:
-        """See `Scenes`."""
-        return self.scenes.picture(int(self.rows[index]))
-
-    def annotations(self, index: int) -> Sequence[Annotation]:
-        """See `Scenes`."""
-        return self.scenes.annotations(int(self.rows[index]))
-
-
-def ground_truth(scenes: Scenes, indices: Sequence[int]) -> Annotation:
-    """The pictures as the content of a COCO annotation file: {"images", "annotations", "categories"}."""
-    images = []
-    entries: list[Annotation] = []
-    for index in indices:
-        height, width = scenes.sizes[index].tolist()
-        images.append({"id": scenes.image_id(index), "height": height, "width": width})
-        entries += _numbered(scenes, index, len(entries))
-    categories = zip(scenes.categories, scenes.classes, strict=True)
-    return {
-        "images": images,
-        "annotations": entries,
-        "categories": [{"id": number, "name": name} for number, name in categories],
-    }
+    def targets(self) -> list[dict[str, Tensor]]:
+        """{"boxes", "labels", "masks"} of each picture, as torchvision's detectors take them."""
+        targets = []
+        for i, (height, width) in enumerate(self.sizes.tolist()):
+            some = self.labels[i] > 0
+            one = {"boxes": self.boxes[i, some].float(), "labels": self.labels[i, some]}
+            if self.masks is not None:
+                bits = torch.arange(7, -1, -1, dtype=torch.uint8, device=self.masks.device)
+                pixels = ((self.masks[i, some, :height, :, None] >> bits) & 1).flatten(-2)
+                one["masks"] = pixels[..., :width]
+            targets.append(one)
+        return targets
 
 
-def _numbered(scenes: Scenes, index: int, before: int) -> Iterator[Annotation]:
-    """The entries of a picture with ids of their own, from 1: the evaluation takes an id of 0 for no match."""
-    for number, one in enumerate(scenes.annotations(index), start=before + 1):
-        yield {**one, "id": number, "image_id": scenes.image_id(index), "iscrowd": int(one.get("iscrowd", 0))}
+def collate(pictures: Sequence[NDArray[np.uint8]], objects: Sequence[Objects], rows: Sequence[int]) -> DetectionBatch:
+    """The batch of pictures [H_i, W_i, 3]. Cost: copies, of B·N·H·W/8 bytes for masks."""
+    sizes = np.array([picture.shape[:2] for picture in pictures], np.int64)
+    (height, width), most = sizes.max(0).tolist(), max(1, *(len(one.labels) for one in objects))
+    count = len(pictures)
+    pixels = np.zeros((count, 3, height, width), np.uint8)
+    boxes, labels = np.zeros((count, most, 4), np.float32), np.zeros((count, most), np.int64)
+    masks = None if objects[0].masks is None else np.zeros((count, most, height, -(-width // 8)), np.uint8)
+    for i, (picture, one) in enumerate(zip(pictures, objects, strict=True)):
+        h, w = picture.shape[:2]
+        pixels[i, :, :h, :w] = picture.transpose(2, 0, 1)
+        boxes[i, : len(one.labels)], labels[i, : len(one.labels)] = one.boxes, one.labels
+        if masks is not None:
+            assert one.masks is not None  # all objects of a split have masks, or none has
+            masks[i, : len(one.labels), :h, : -(-w // 8)] = np.packbits(one.masks, axis=-1)
+    tensors = (None if x is None else torch.from_numpy(x) for x in (pixels, sizes, boxes, labels, masks))
+    return DetectionBatch(*tensors, torch.tensor(list(rows)))  # type: ignore[arg-type]
+
+
+def mirror(picture: NDArray[np.uint8], objects: Objects) -> tuple[NDArray[np.uint8], Objects]:
+    """A picture and its objects mirrored from left to right."""
+    boxes = objects.boxes.copy()
+    boxes[:, [0, 2]] = picture.shape[1] - objects.boxes[:, [2, 0]]
+    masks = None if objects.masks is None else objects.masks[:, :, ::-1]
+    return picture[:, ::-1], Objects(boxes, objects.labels, masks)
+
+
+class Key(NamedTuple):
+    """What determines a batch: rows of a split, what to add for their numbers, and (seed, index) of mirrors or None."""
+
+    rows: NDArray[np.int64]
+    before: int
+    mirrors: tuple[int, int] | None
+
+
+def keys_from(order: Order, number: BatchNumber) -> Iterator[Key]:
+    """The keys of a training batch and of all later ones."""
+    index, batch_size, seed = number
+    return (Key(order.batch(i, batch_size, seed), 0, (seed, i)) for i in itertools.count(index))
+
+
+class BatchMaker:
+    """Makes batches of the pictures of a split, as a pure function of a key. flip: half of them are mirrored."""
+
+    def __init__(self, scenes: Scenes, masks: bool, flip: bool) -> None:
+        self._scenes, self._masks, self._flip = scenes, masks, flip
+
+    def __call__(self, key: Key) -> DetectionBatch:
+        """The batch. Raises InputError for a picture that cannot be read."""
+        rows = key.rows.tolist()
+        shown = [(self._scenes.picture(row), objects(self._scenes, row, self._masks)) for row in rows]
+        if key.mirrors is not None and self._flip:
+            seed, index = key.mirrors
+            turned = generator(seed, AUGMENT, index).random(len(rows)) < 0.5
+            shown = [mirror(*one) if turn else one for one, turn in zip(shown, turned.tolist(), strict=True)]
+        pictures, targets = zip(*shown, strict=True)
+        return collate(pictures, targets, [row + key.before for row in rows])

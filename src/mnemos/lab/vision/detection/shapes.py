@@ -17,7 +17,7 @@ from mnemos.lab.tasks.task import DataConfig, Split
 from mnemos.registry import register
 from mnemos.types import InputError
 
-from .average_precision import FIGURES, LARGE, SMALL
+from .results import FIGURES, LARGE, SMALL
 from .scenes import Annotation, Scenes, encode
 from .task import DetectionTask
 
@@ -51,7 +51,6 @@ class ShapesConfig(DataConfig):
     flip: bool = True
 
     def files(self) -> tuple[()]:
-        """None: all pictures are drawn."""
         return ()
 
     def build(self) -> DetectionTask:
@@ -59,13 +58,10 @@ class ShapesConfig(DataConfig):
         for name, least in (("side", 32), ("most", 1), ("train", 1), ("valid", 1), ("test", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"data.{name}: expected at least {least}, found {getattr(self, name)}; raise it")
-        uses: dict[Split, tuple[int, int]] = {
-            "train": (self.train, TRAIN),
-            "valid": (self.valid, VALID),
-            "test": (self.test, TEST),
-        }
         splits: dict[Split, Scenes] = {
-            split: ShapeScenes(count, self.side, self.most, self.seed, use) for split, (count, use) in uses.items()
+            "train": ShapeScenes(self.train, self.side, self.most, self.seed, TRAIN),
+            "valid": ShapeScenes(self.valid, self.side, self.most, self.seed, VALID),
+            "test": ShapeScenes(self.test, self.side, self.most, self.seed, TEST),
         }
         # The sizes that occur; of the smallest ones there may be none in a few large pictures.
         largest = math.pi * (LARGEST * self.side) ** 2
@@ -74,27 +70,19 @@ class ShapesConfig(DataConfig):
         return DetectionTask(splits, self.masks, self.flip, figures)
 
 
-class ShapeScenes:
-    """`count` pictures of shapes, `Scenes` that are drawn when they are read: picture i depends on (seed, use, i)."""
+class ShapeScenes(Scenes):
+    """`count` pictures of shapes, drawn when they are read: picture i depends on (seed, use, i)."""
 
     has_masks = True
+    classes = NAMES
+    categories = tuple(range(1, len(NAMES) + 1))
 
     def __init__(self, count: int, side: int, most: int, seed: int, use: int) -> None:
-        self.classes: Sequence[str] = NAMES
-        self.categories: Sequence[int] = tuple(range(1, len(NAMES) + 1))
         self.sizes = np.full((count, 2), side, np.int64)
         self._side, self._most, self._seed, self._use = side, most, seed, use
         self._read = lru_cache(_KEPT)(self._make)
 
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def image_id(self, index: int) -> int:
-        """The number of the picture, from 1."""
-        return index + 1
-
     def picture(self, index: int) -> NDArray[np.uint8]:
-        """The picture [side, side, 3]."""
         return self._read(index)[0]
 
     def annotations(self, index: int) -> Sequence[Annotation]:
@@ -103,83 +91,79 @@ class ShapeScenes:
 
     def _make(self, index: int) -> tuple[NDArray[np.uint8], list[Annotation]]:
         drawn = draw(generator(self._seed, self._use, index), self._side, self._most)
-        return drawn.pixels, [_annotation(drawn, number) for number in range(len(drawn.kinds))]
+        entries: list[Annotation] = []
+        for shape, mask in zip(drawn.shapes.tolist(), drawn.masks, strict=True):
+            rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
+            top, left = int(rows[0]), int(columns[0])
+            box = [left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top]
+            area = int(np.count_nonzero(mask))
+            entries.append(
+                {"category_id": shape + 1, "bbox": box, "area": area, "iscrowd": 0, "segmentation": encode(mask)}
+            )
+        return drawn.pixels, entries
 
 
 class Drawing(NamedTuple):
-    """A picture [side, side, 3] uint8, and its shapes: kinds [N] from 0, masks [N, side, side] of what is visible."""
+    """A picture [side, side, 3], and its shapes: numbers in `NAMES` [N], masks [N, side, side] of what is visible."""
 
     pixels: NDArray[np.uint8]
-    kinds: NDArray[np.int64]
+    shapes: NDArray[np.int64]
     masks: NDArray[np.bool_]
 
 
-def _annotation(drawn: "Drawing", number: int) -> Annotation:
-    mask = drawn.masks[number]
-    rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
-    top, left = int(rows[0]), int(columns[0])
-    return {
-        "category_id": int(drawn.kinds[number]) + 1,
-        "bbox": [left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top],
-        "area": int(np.count_nonzero(mask)),
-        "iscrowd": 0,
-        "segmentation": encode(mask),
-    }
-
-
 def draw(random: np.random.Generator, side: int, most: int) -> Drawing:
-    """A picture of 1 to `most` shapes in front of a background with a gradient, noise and distractors.
+    """A picture of 1 to `most` shapes in front of lines, rings and crosses, with noise over all.
 
-    Distractors are lines, rings and crosses, which are not to be found. A shape hides what was drawn before it, but at
+    A shape hides what was drawn before it, but at
     least half of every shape stays visible; a shape that finds no such place in 20 tries is left out. Cost: about 40
     side² operations per shape.
     """
+    # --- background: a gradient, and what is not to be found ---
     grid = np.mgrid[:side, :side].astype(np.float32) + 0.5  # pixel centres as (y, x)
     colour = random.uniform(40, 215, 3).astype(np.float32)
     slope = random.uniform(-40, 40, (3, 2)).astype(np.float32)
     canvas = colour + np.einsum("ca,ayx->yxc", slope, grid / side - 0.5)
     for _ in range(random.integers(0, 5)):
         canvas[_distractor(random, grid, side)] = random.uniform(0, 255, 3)
-    kinds: list[int] = []
+
+    # --- shapes, from the back to the front ---
+    shapes: list[int] = []
     whole: list[int] = []
     masks: list[NDArray[np.bool_]] = []
     for _ in range(random.integers(1, most + 1)):
-        kind = int(random.integers(len(NAMES)))
+        shape = int(random.integers(len(NAMES)))
         for _ in range(_TRIES):
-            mask = _shape(random, grid, side, kind)
+            mask = _shape(random, grid, side, shape)
             hidden = [np.count_nonzero(old & ~mask) < _VISIBLE * n for old, n in zip(masks, whole, strict=True)]
             if not any(hidden):
                 break
         else:
             continue
         masks = [old & ~mask for old in masks] + [mask]
-        kinds.append(kind)
+        shapes.append(shape)
         whole.append(int(np.count_nonzero(mask)))
-        canvas[mask] = _contrasting_colour(random, canvas[mask].mean(0))
+        behind = canvas[mask].mean(0)
+        fill = random.uniform(0, 255, 3)
+        while np.abs(fill - behind).max() < _CONTRAST:
+            fill = random.uniform(0, 255, 3)
+        canvas[mask] = fill
+
     noise = random.normal(0, random.uniform(2, 12), canvas.shape)
     pixels = (canvas + noise).clip(0, 255).astype(np.uint8)
-    return Drawing(pixels, np.array(kinds, np.int64), np.stack(masks))
+    return Drawing(pixels, np.array(shapes, np.int64), np.stack(masks))
 
 
-def _contrasting_colour(random: np.random.Generator, behind: NDArray[np.float32]) -> NDArray[np.float64]:
-    """A random colour that differs from the one behind the shape."""
-    while True:
-        colour = random.uniform(0, 255, 3)
-        if np.abs(colour - behind).max() >= _CONTRAST:
-            return colour
-
-
-def _shape(random: np.random.Generator, grid: NDArray[np.float32], side: int, kind: int) -> NDArray[np.bool_]:
-    """The mask of a shape of a random size, place and rotation, all of it within the picture."""
+def _shape(random: np.random.Generator, grid: NDArray[np.float32], side: int, shape: int) -> NDArray[np.bool_]:
+    """The mask of a shape of a random size, position and rotation, all of it within the picture."""
     radius = side * float(np.exp(random.uniform(np.log(SMALLEST), np.log(LARGEST))))
     centre = random.uniform(radius, side - radius, 2)
     turn = random.uniform(0, 2 * np.pi)
-    if NAMES[kind] == "circle":
+    if NAMES[shape] == "circle":
         return np.hypot(*(grid - centre[:, None, None])) <= radius
-    if NAMES[kind] == "triangle":
+    if NAMES[shape] == "triangle":
         angles = turn + np.array([0, 1, 2]) * (2 * np.pi / 3) + random.uniform(-0.3, 0.3, 3)
         return _inside(grid, centre, angles, np.full(3, radius))
-    if NAMES[kind] == "rectangle":
+    if NAMES[shape] == "rectangle":
         half = random.uniform(0.35, 0.8)  # half the angle between two corners: how long the rectangle is
         return _inside(grid, centre, turn + np.array([-half, half, np.pi - half, np.pi + half]), np.full(4, radius))
     radii = np.tile([radius, 0.45 * radius], 5)
@@ -192,11 +176,11 @@ def _inside(
     """The pixels whose centre is in a polygon, given by polar coordinates of its corners (even-odd rule)."""
     y, x = grid
     corners = centre[:, None] + radii * np.stack([np.sin(angles), np.cos(angles)])
-    found = np.zeros(y.shape, np.bool_)
+    inside = np.zeros(y.shape, np.bool_)
     for (y1, x1), (y2, x2) in zip(corners.T, np.roll(corners, -1, 1).T, strict=True):
         crosses = (y1 <= y) != (y2 <= y)
-        found ^= crosses & (x < x1 + (y - y1) * ((x2 - x1) / (y2 - y1 if y2 != y1 else 1.0)))
-    return found
+        inside ^= crosses & (x < x1 + (y - y1) * ((x2 - x1) / (y2 - y1 if y2 != y1 else 1.0)))
+    return inside
 
 
 def _distractor(random: np.random.Generator, grid: NDArray[np.float32], side: int) -> NDArray[np.bool_]:

@@ -1,17 +1,17 @@
 """The task of detection: pictures with objects, a detector's own losses, and COCO's average precision."""
 
-import math
+import contextlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mnemos.hosts.branch import HostBranch
+from mnemos import generators
 from mnemos.lab.tasks.augment import normalise
 from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.metrics import CorpusMetric
@@ -22,18 +22,13 @@ from mnemos.lab.tasks.task import Split, Task
 from mnemos.modes import evaluating
 from mnemos.types import InputError, JSONObject
 
-from .average_precision import FIGURES, AveragePrecision, Kind
-from .batch import BatchMaker, DetectionBatch, Key, keys_from
-from .detections import class_figures, write_detections
-from .detector_outputs import DetectorOutputs, as_results, check_classes, check_masks, run_detector
-from .preprocessing import DetectionPreprocessing
-from .scenes import Annotation, Scenes, ground_truth
+from ..detect import DetectionPreprocessing, as_results
+from .results import FIGURES, AveragePrecision, Mode, class_figures, write_detections
+from .scenes import Annotation, BatchMaker, DetectionBatch, Key, Scenes, ground_truth, keys_from
 
 _PRINTED = ("AP", "AP50", "AP75")  # in lines of several metrics; all twelve are in results
+_MULTIPLE = 32  # pixels: detectors pad images to multiples of it, and some backbones take no others
 Record = tuple[int, list[Annotation]]  # the number of a picture, and its detections
-_NOTHING = "no object"
-_SIDE = 224  # pixels, for a backbone whose caches do not say for which size they were made
-_MULTIPLE = 32  # detectors pad images to multiples of it, and some backbones take no others
 
 
 class DetectionTask(Task):
@@ -50,6 +45,7 @@ class DetectionTask(Task):
     """
 
     inputs = "photos"
+    unit = "pictures"  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -73,47 +69,36 @@ class DetectionTask(Task):
         height, width = self.splits["train"].sizes.T
         order = Order(len(height), np.round(1000 * np.log(width / height)).astype(np.int64))
         self._makers = {split: BatchMaker(scenes, masks, flip) for split, scenes in self.splits.items()}
-        self._ahead = Prefetched(self._makers["train"], partial(keys_from, order), workers)
+        self._prefetched = Prefetched(self._makers["train"], partial(keys_from, order), workers)
         self._figures = tuple(figures)
-        self._scored: dict[Kind, tuple[list[Record], AveragePrecision]] = {}
-        kinds: tuple[Kind, ...] = ("box", "mask") if masks else ("box",)
-        self.metrics = tuple(self._metric(kind, one) for kind in kinds for one in figures)
+        self._modes: tuple[Mode, ...] = ("box", "mask") if masks else ("box",)
+        self._scored: dict[Mode, tuple[list[Record], AveragePrecision]] = {}
+        self.metrics = tuple(self._metric(mode, figure) for mode in self._modes for figure in figures)
 
-    def _metric(self, kind: Kind, figure: str) -> CorpusMetric:
-        of = {"box": "boxes", "mask": "masks"}[kind]
+    def _metric(self, mode: Mode, figure: str) -> CorpusMetric:
+        about = f"{FIGURES[figure]} In per cent, of {'boxes' if mode == 'box' else 'masks'}."
         form = "{name} {value:.2f}" if figure in _PRINTED else ""
-        value = partial(self._value, kind, figure)
-        return CorpusMetric(
-            f"{kind} {figure}", True, f"{FIGURES[figure]} In per cent, of {of}.", form, self.collect, value
-        )
+        value = partial(self._value, mode, figure)
+        return CorpusMetric(f"{mode} {figure}", True, about, form, self.collect, value)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The number of classes, without the background."""
         return {"classes": self.classes}
 
-    @property
-    def unit(self) -> str:
-        """Pictures: the rows of batches are what `tokens` counts."""
-        return "pictures"
-
-    # The data.
+    # ---- data ----
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> DetectionBatch:
         """Training batch `index`; each row is mirrored with probability ½."""
-        return self._ahead.batch(index, batch_size, seed)
+        return self._prefetched.batch(index, batch_size, seed)
 
     def close(self) -> None:
-        """End the worker processes. The task can still make batches."""
-        self._ahead.close()
+        self._prefetched.close()
 
     def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[DetectionBatch]:
-        """Every picture of a held-out split once, in order."""
         every = range(len(self.rows_of_batches(split, batch_size)))
         return (batch for _, batch in self.chosen_batches(split, batch_size, every))
 
     def rows_of_batches(self, split: Literal["valid", "test"], batch_size: int) -> Sequence[int]:
-        """The numbers of pictures."""
         count = len(self.splits[split])
         return [min(batch_size, count - start) for start in range(0, count, batch_size)]
 
@@ -125,69 +110,66 @@ class DetectionTask(Task):
         sizes = self.rows_of_batches(split, batch_size)
         chosen = [number for number in range(len(sizes)) if number in numbers]
         keys = (Key(np.arange(sizes[number]) + number * batch_size, before, None) for number in chosen)
-        read = prefetch(self._makers[split], keys, min(self._workers, len(chosen)))
-        return zip(chosen, read, strict=True)
+        batches = prefetch(self._makers[split], keys, min(self._workers, len(chosen)))
+        return zip(chosen, batches, strict=True)
 
     def size(self, split: Split) -> int:
-        """The number of pictures."""
         return len(self.splits[split])
 
     def epoch(self, batch_size: int) -> float:
-        """The number of updates in one epoch."""
         return self.size("train") / batch_size
 
-    # Loss and metrics.
+    # ---- loss and metrics ----
 
-    def forward(self, model: nn.Module, batch: DetectionBatch, state: None) -> tuple[DetectorOutputs, None]:
+    def forward(self, model: nn.Module, batch: DetectionBatch, state: None) -> "tuple[DetectorOutputs, None]":
         """The detector's losses; in eval mode its detections too."""
         return run_detector(model, batch), None
 
-    def loss(self, model: nn.Module, outputs: DetectorOutputs, batch: DetectionBatch) -> Tensor:
+    def loss(self, model: nn.Module, outputs: "DetectorOutputs", batch: DetectionBatch) -> Tensor:
         """The sum of the detector's losses, times the number of pictures: they are means over a batch."""
         return torch.stack(list(outputs.losses.values())).sum() * len(batch.pictures)
 
-    def collect(self, model: nn.Module, outputs: DetectorOutputs, batch: DetectionBatch) -> list[Record]:
+    def collect(self, model: nn.Module, outputs: "DetectorOutputs", batch: DetectionBatch) -> list[Record]:
         """(number of the picture, its detections in COCO's result format) of each row: the records of the metrics."""
         assert outputs.detections is not None  # metrics are computed in eval mode
-        rows = batch.rows.tolist()
-        return [
-            (row, as_results(one, row, self._categories)) for row, one in zip(rows, outputs.detections, strict=True)
-        ]
+        return self._records(batch, outputs.detections)
 
-    @property
-    def _categories(self) -> Sequence[int]:
-        return self.splits["train"].categories
+    def _records(self, batch: DetectionBatch, detections: Sequence[dict[str, Tensor]]) -> list[Record]:
+        categories, rows = self.splits["train"].categories, batch.rows.tolist()
+        return [(row, as_results(one, row, categories)) for row, one in zip(rows, detections, strict=True)]
 
-    def _value(self, kind: Kind, figure: str, records: list[Record]) -> float:
-        return self.evaluate(kind, records).figures[figure]
+    def _value(self, mode: Mode, figure: str, records: list[Record]) -> float:
+        return self.evaluate(mode, records).figures[figure]
 
-    def evaluate(self, kind: Kind, records: list[Record]) -> AveragePrecision:
+    def evaluate(self, mode: Mode, records: list[Record]) -> AveragePrecision:
         """The evaluation of the detections of some held-out pictures; that of the last records is kept."""
-        kept = self._scored.get(kind)
-        if kept is None or kept[0] is not records:
-            truth: Annotation = {"images": [], "annotations": [], "categories": []}
-            known = len(self.splits["valid"])
-            for row, _ in records:
-                split: Split = "valid" if row < known else "test"
-                one = ground_truth(self.splits[split], [row - known * (split == "test")])
-                truth["images"] += [{**image, "id": row} for image in one["images"]]
-                for entry in one["annotations"]:
-                    truth["annotations"].append({**entry, "id": len(truth["annotations"]) + 1, "image_id": row})
-                truth["categories"] = one["categories"]
-            found = [one for _, detections in records for one in detections]
-            kept = self._scored[kind] = records, AveragePrecision(truth, found, kind)
-        return kept[1]
+        if mode not in self._scored or self._scored[mode][0] is not records:
+            valid, test = self.splits["valid"], self.splits["test"]
+            known = len(valid)  # rows of the test split are counted behind them
+            rows = (row for row, _ in records)
+            truth = ground_truth((row, valid, row) if row < known else (row, test, row - known) for row in rows)
+            detections = [one for _, entries in records for one in entries]
+            self._scored[mode] = records, AveragePrecision(truth, detections, mode)
+        return self._scored[mode][1]
 
     def check_model(self, model: nn.Module) -> None:
-        """See `check_masks` and `check_classes`."""
+        """Raise InputError for a detector of torchvision of other classes, or whose masks are not those of the data."""
         check_masks(model, self._masks)
-        check_classes(model, self.classes)
+        detector: Any = getattr(model, "host", model)
+        predictor = getattr(getattr(detector, "roi_heads", None), "box_predictor", None)
+        head = getattr(getattr(detector, "head", None), "classification_head", None)
+        classes = getattr(getattr(predictor, "cls_score", None), "out_features", getattr(head, "num_classes", None))
+        wanted = self.classes + 1
+        if isinstance(classes, int) and classes != wanted:  # of detectors and heads of one's own it is not known
+            raise InputError(
+                f"expected {wanted} classes of {type(detector).__name__}, those of the data and the background, found "
+                f"{classes}; make it with num_classes={wanted}"
+            )
 
-    # Results.
+    # ---- results ----
 
     def preprocessing(self) -> DetectionPreprocessing:
-        """The names of the classes and the ids of the training annotations, for new photos."""
-        return DetectionPreprocessing(names=tuple(self.names), categories=tuple(self._categories))
+        return DetectionPreprocessing(names=tuple(self.names), categories=tuple(self.splits["train"].categories))
 
     def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
         """`scored_artifacts` of a whole split, picture by picture."""
@@ -207,13 +189,10 @@ class DetectionTask(Task):
             parameter = next(detector.parameters())
             for batch in batches:
                 images = [image.to(parameter.device) for image in batch.images(parameter.dtype)]
-                for row, found in zip(batch.rows.tolist(), detector(images), strict=True):
-                    records.append((row, as_results(found, row, self._categories)))
-        write_detections(folder, scenes, [(row - before, found) for row, found in records])
-        kinds: tuple[Kind, ...] = ("box", "mask") if self._masks else ("box",)
-        return {
-            "by_class": class_figures(scenes, {kind: self.evaluate(kind, records) for kind in kinds}, self._figures)
-        }
+                records += self._records(batch, detector(images))
+        write_detections(folder, scenes, [(row - before, entries) for row, entries in records])
+        scored = {mode: self.evaluate(mode, records) for mode in self._modes}
+        return {"by_class": class_figures(scenes, scored, self._figures)}
 
     def pictured(self, model: nn.Module) -> "tuple[Backbone, Squares] | None":
         """The model's backbone, and squares of the photos, to show what its caches do; None for a model without one."""
@@ -221,8 +200,9 @@ class DetectionTask(Task):
         backbone = getattr(getattr(detector, "backbone", None), "backbone", None)
         if not isinstance(backbone, nn.Module):
             return None
-        sizes = getattr(getattr(model, "config", None), "backbone", None)
-        side = int(getattr(sizes, "image", 0)) or side_of_caches(detector, backbone)
+        side = getattr(getattr(getattr(model, "config", None), "backbone", None), "image", 0)
+        if not side:  # a detector of one's own
+            side = -(-min(detector.transform.min_size[-1], detector.transform.max_size) // _MULTIPLE) * _MULTIPLE
         colours = tuple(detector.transform.image_mean), tuple(detector.transform.image_std)
         return Backbone(backbone), Squares(self.splits, side, colours)
 
@@ -236,6 +216,70 @@ def _describe_unmasked(scenes: Scenes) -> str:
     return "no object"
 
 
+# ---- what a detector of torchvision computes of a batch ----
+
+
+class DetectorOutputs(NamedTuple):
+    """losses: scalars by name, means over a batch. detections: of each picture, in evaluation; None in training."""
+
+    losses: dict[str, Tensor]
+    detections: list[dict[str, Tensor]] | None
+
+
+def run_detector(model: nn.Module, batch: DetectionBatch) -> DetectorOutputs:
+    """Run a detector on a batch. In eval mode also its losses are computed, which costs a second forward.
+
+    model: a detector of torchvision, or a module with one as `host`. Raises InputError as `check_masks`.
+    """
+    detector: Any = getattr(model, "host", model)
+    check_masks(model, batch.masks is not None)
+    dtype = next(p.dtype for p in detector.parameters() if p.is_floating_point())
+    images, targets = batch.images(dtype), batch.targets()
+    if detector.training:
+        return DetectorOutputs(detector(images, targets), None)
+    detections = detector(images)
+    # Which anchors and boxes the losses sample is random: the same in each evaluation, without changing the generators.
+    with torch.no_grad(), generators.preserve(), _compute_losses(detector):
+        torch.manual_seed(0)
+        return DetectorOutputs(detector(images, targets), detections)
+
+
+@contextlib.contextmanager
+def _compute_losses(detector: Any) -> Iterator[None]:
+    """Inside, a detector in eval mode returns its losses; its backbone, heads and transform stay in eval mode."""
+    parts = [detector, *(part for name in ("rpn", "roi_heads") if (part := getattr(detector, name, None)) is not None)]
+    try:
+        for part in parts:
+            part.training = True  # of the module alone: `train()` would reach the backbone
+        yield
+    finally:
+        for part in parts:
+            part.training = False
+
+
+def check_masks(model: nn.Module, masks: bool) -> None:
+    """Raise InputError for a mask branch without masks to learn, and for masks to score without a mask branch.
+
+    Of a detector that is not torchvision's, only the former is known.
+    """
+    detector: Any = getattr(model, "host", model)
+    has_mask = getattr(getattr(detector, "roi_heads", None), "has_mask", False)
+    has_mask = bool(has_mask() if callable(has_mask) else has_mask)  # a method of torchvision's
+    if has_mask and not masks:
+        raise InputError(
+            f"expected masks for {type(detector).__name__}, found data without them; use a data set with segmentations "
+            "and data.masks True, or a detector of boxes (model.detector faster-rcnn or retinanet)"
+        )
+    if masks and not has_mask and type(detector).__module__.startswith("torchvision."):
+        raise InputError(
+            f"expected data of boxes for {type(detector).__name__}, which finds no masks, found masks to score; set "
+            "data.masks False, or use model.detector mask-rcnn"
+        )
+
+
+# ---- what a report shows of the caches in a backbone ----
+
+
 class Squares:
     """The parts of an image task that `evaluate.explain` reads: pictures of one size, a class of each, their colours.
 
@@ -247,18 +291,16 @@ class Squares:
 
     def __init__(self, splits: Mapping[Split, Scenes], side: int, colours: tuple[Any, Any]) -> None:
         self._splits, self._side, self.colours = splits, side, colours
-        self.names = [*splits["train"].classes, _NOTHING]
+        self.names = [*splits["train"].classes, "no object"]
         self.about = (
-            f"The pictures are the middle squares of photos, scaled to {side} × {side} pixels, the size for which the "
-            "lengths of the caches are chosen; each is named by the largest object of its photo"
+            f"The pictures are the middle squares of photos, scaled to {side} × {side} pixels; each is named by the "
+            "largest object of its photo"
         )
 
     def size(self, split: Split) -> int:
-        """The number of photos."""
         return len(self._splits[split])
 
     def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
-        """The square [side, side, 3]."""
         return fit(pillow().fromarray(self._splits[split].picture(index)), self._side, 1.0)
 
     def batches(self, split: Split, batch_size: int) -> Iterator[Batch]:
@@ -270,11 +312,10 @@ class Squares:
 
     def _label(self, split: Split, row: int) -> int:
         scenes = self._splits[split]
-        found = [one for one in scenes.annotations(row) if not one.get("iscrowd", 0)]
-        if not found:
+        plain = [one for one in scenes.annotations(row) if not one.get("iscrowd", 0)]
+        if not plain:
             return len(self.names) - 1
-        largest = max(found, key=lambda one: float(one.get("area", 0)))
-        return list(scenes.categories).index(largest["category_id"])
+        return scenes.categories.index(max(plain, key=lambda one: float(one.get("area", 0)))["category_id"])
 
 
 class Backbone(nn.Module):
@@ -285,31 +326,4 @@ class Backbone(nn.Module):
         self.backbone = backbone
 
     def forward(self, images: Tensor, state: None) -> tuple[Any, None]:
-        """See the class."""
         return self.backbone(images), state
-
-
-@torch.no_grad()
-def side_of_caches(detector: Any, backbone: nn.Module) -> int:
-    """The side in pixels of the square images for which the caches of a detector's backbone were made.
-
-    A cache has the grid of tokens that it was made for. How many tokens an image has is seen in a forward of one at the
-    detector's own size, which the backbone takes. detector: one of torchvision's, in eval mode.
-    """
-    made = [one for one in backbone.modules() if isinstance(one, HostBranch) and one.grid and one.padded is None]
-    if not made:
-        return _SIDE
-    first, counts = made[0], []
-    handle = first.register_forward_pre_hook(lambda _, args: counts.append(args[0].shape))
-    side = min(detector.transform.min_size[-1], detector.transform.max_size)
-    side = -(-side // _MULTIPLE) * _MULTIPLE
-    parameter = next(p for p in backbone.parameters() if p.is_floating_point())
-    try:
-        backbone(parameter.new_zeros(1, 3, side, side))
-    finally:
-        handle.remove()
-    if not counts:
-        return _SIDE
-    rows, tokens = counts[0][:2]
-    height, width = first.grid or (1, 1)
-    return max(1, round(side * math.sqrt(height * width / (rows * (tokens - first.prefix)))))

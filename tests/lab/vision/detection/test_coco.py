@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mnemos.lab.vision.detection.batch import mirror
-from mnemos.lab.vision.detection.files import COCOConfig, find_split, read_coco
-from mnemos.lab.vision.detection.scenes import encode, ground_truth, objects
+from mnemos.lab.vision.detection.coco import COCOConfig, find_split, read_coco
+from mnemos.lab.vision.detection.scenes import encode, ground_truth, mirror, objects
 from mnemos.lab.vision.detection.task import DetectionTask
 from mnemos.types import InputError
 
@@ -82,7 +81,7 @@ def test_a_box_of_a_rounding_error_is_left_out_because_mirroring_makes_it_none(t
 
 def test_what_is_null_has_its_usual_value(tmp_path):
     scenes = read_coco(*write(tmp_path, [annotation(1, None, crowd=None) | {"area": None}]))
-    (one,) = ground_truth(scenes, [0])["annotations"]
+    (one,) = ground_truth([(1, scenes, 0)])["annotations"]
     assert (one["iscrowd"], one["area"]) == (0, 60)
 
 
@@ -113,7 +112,7 @@ def test_a_held_out_split_without_an_object_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"valid split: expected an annotated object, .* found none; name"):
         settings.build()
     file, _ = write(tmp_path, [annotation(1, None, crowd=1)])
-    with pytest.raises(InputError, match=r"found groups \(iscrowd 1\) alone; set iscrowd"):
+    with pytest.raises(InputError, match=r"found groups \(iscrowd 1\) alone"):
         settings.build()
     assert "1 object of 1 class, 1 of the objects groups" in read_coco(file, places).describe()
 
@@ -134,28 +133,20 @@ def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_witho
 IMAGE = {"id": 9, "file_name": "a.jpg", "height": 20, "width": 30}
 
 
+NAN = float("nan")
+
+
 @pytest.mark.parametrize(
     ("annotations", "changes", "message"),
     [
         ([annotation(3, None, category=8)], {}, r"annotation 3 of a.jpg: expected a category of 7, 90, found 8"),
-        (
-            [annotation(3, None, category=8)],
-            {"categories": []},
-            r"a category of the file's list, which is empty, found",
-        ),
-        ([annotation(3, None, box=(1, 2, 3))], {}, r"expected bbox \[x, y, width, height\], found \[1, 2, 3\]"),
-        ([annotation(3, None, box=(1, 2, 3, float("nan")))], {}, "expected bbox"),
+        ([annotation(3, None, box=(1, 2, 3, NAN))], {}, r"expected bbox \[x, y, width, height\]"),
         ([annotation(3, "all of it")], {}, "annotation 3 of a.jpg: segmentation: expected polygons"),
         ([annotation(3, {"size": [3, 2], "counts": [6]})], {}, r"run lengths of size \[20, 30\], found \[3, 2\]"),
-        ([annotation(3, {"size": [20, 30], "counts": [5, 5]})], {}, "annotation 3 .* lengths of 600 pixels, but they"),
-        ([annotation(3, {"size": [20, 30], "counts": "zz!!"})], {}, "annotation 3 .* lengths of 600 pixels, but they"),
-        (
-            [annotation(3, [[10, 5, 25, 5, 25, 9, 10]])],
-            {},
-            r"annotation 3 .* polygons \[x, .* found 7 values in \[10",
-        ),
-        ([annotation(3, [[10, 5, 25, 9], [1, 2, 3, 4, 5]])], {}, "annotation 3 .* found 5 values"),
-        ([annotation(3, [[10, 5, 25, 5, 25, float("nan")]])], {}, "annotation 3 .* of finite numbers, found 6 values"),
+        ([annotation(3, {"size": [20, 30], "counts": [5, 5]})], {}, "annotation 3 .* run lengths .* of 600 pixels"),
+        ([annotation(3, {"size": [20, 30], "counts": "zz!!"})], {}, "annotation 3 .* run lengths .* of 600 pixels"),
+        ([annotation(3, [[10, 5, 25, 9], [1, 2, 3, 4, 5]])], {}, r"annotation 3 .* of finite numbers, found \[1, 2"),
+        ([annotation(3, [[10, 5, 25, 5, 25, NAN]])], {}, "annotation 3 .* of finite numbers"),
         ([annotation(3, [[1, 1, 1e12, 1, 1e12, 5]])], {}, r"polygons within 100,000 pixels, found 1e\+12"),
         ([annotation(3, None, crowd="0")], {}, "annotation 3 of a.jpg: expected 0 or 1 as iscrowd, found '0'"),
         ([annotation(3, None) | {"area": "60"}], {}, "annotation 3 of a.jpg: expected at least 0 as area, found '60'"),

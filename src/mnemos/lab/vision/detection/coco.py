@@ -1,0 +1,394 @@
+"""Photos with annotations in COCO's format: the files of a split, what they say, checked and counted, and their task.
+
+One JSON file has the annotations of a split, in COCO's own folders or in others of that format.
+"""
+
+import copy
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mnemos.atomic import read_bytes
+from mnemos.lab.tasks.pictures import check_image_files, read_image
+from mnemos.lab.tasks.row_order import held_out
+from mnemos.lab.tasks.task import DataConfig, Split
+from mnemos.registry import register
+from mnemos.types import InputError
+
+from .results import FIGURES, LARGE, SMALL
+from .scenes import Annotation, Scenes, coco_masks, decode, run_lengths
+from .task import DetectionTask
+
+_LEAST = 0.01  # pixels: narrower boxes, such as an edge's rounding error, vanish when they are mirrored or scaled
+_FAR = 100_000  # pixels from the origin: the library takes minutes, or never ends, to draw polygons that go further
+_LAYOUTS = (  # of a split's annotations, and of its photos
+    ("annotations/instances_{}.json", "{}"),
+    ("annotations/{}.json", "{}"),
+    ("{}/_annotations.coco.json", "{}"),  # as Roboflow exports it
+    ("{}.json", "{}"),
+)
+_TRAIN, _TEST = ("train2017", "train2014", "train"), ("val2017", "val2014", "valid", "val", "test")
+
+
+@register
+@dataclass(frozen=True)
+class COCOConfig(DataConfig):
+    """Photos with annotations in COCO's format: COCO 2017 itself, or any folder of that format.
+
+    `folder` has annotations/instances_SPLIT.json and the photos in SPLIT (or annotations/SPLIT.json,
+    SPLIT/_annotations.coco.json, SPLIT.json; photos also in images/SPLIT or images). train, test: the names of the
+    splits; "": train2017 and val2017, or their usual other names. The test split is COCO's validation split, whose
+    annotations are public. A test split with the name of the training split scores photos that are trained on.
+    `valid_size` training photos, chosen at random, are the validation split; 0: it is the test split, as is usual for
+    COCO, and then nothing may be chosen by it. masks, flip: see `ShapesConfig`. workers: processes that read and decode
+    photos and masks in advance; 0: the training process does.
+    """
+
+    name: ClassVar[str] = "coco"
+
+    folder: str = "coco"
+    train: str = ""
+    test: str = ""
+    valid_size: int = 0
+    masks: bool = True
+    flip: bool = True
+    workers: int = 0
+
+    def files(self) -> tuple[Path, ...]:
+        return find_split(self.folder, self.train, True)[0], find_split(self.folder, self.test, False)[0]
+
+    def build(self) -> DetectionTask:
+        """The task. Cost: annotations in memory; the first and last bytes of up to 20,000 photos are read.
+
+        Raises InputError for a folder of another layout, wrong annotations, and missing or truncated photos.
+        """
+        # --- the splits ---
+        train = whole = read_coco(*find_split(self.folder, self.train, training=True))
+        if self.test and self.test == self.train:
+            test = train
+        else:
+            known = dict(zip(train.categories, train.classes, strict=True))
+            test = read_coco(*find_split(self.folder, self.test, training=False), known)
+        if not 0 <= self.valid_size < len(train):
+            raise InputError(
+                f"data.valid_size: expected 0 to {len(train) - 1:,}, fewer than the training photos, found "
+                f"{self.valid_size}; change it"
+            )
+        valid = test
+        if self.valid_size:
+            chosen, rest = held_out(len(train), (self.valid_size,), "data.valid_size")
+            valid, train = whole.only(chosen), whole.only(rest)
+        for split, scenes in (("valid", valid), ("test", test)):
+            if scenes.areas():
+                continue
+            groups = any(scenes.annotations(row) for row in range(len(scenes)))
+            fix = "raise data.valid_size" if valid is not test and split == "valid" else "name an annotated split"
+            raise InputError(
+                f"{split} split: expected an annotated object, to score detections, found "
+                + (
+                    "groups (iscrowd 1) alone; set iscrowd to 0 where one is a plain object"
+                    if groups
+                    else f"none; {fix}"
+                )
+            )
+        with_objects = [r for r in range(len(train)) if any(not one["iscrowd"] for one in train.annotations(r))]
+        empty = len(train) - len(with_objects)
+
+        # --- the figures of sizes of which every held-out split has an object ---
+        absent = set()
+        for size, (low, high) in {"small": (0, SMALL), "medium": (SMALL, LARGE), "large": (LARGE, math.inf)}.items():
+            if not all(any(low <= area <= high for area in scenes.areas()) for scenes in (valid, test)):
+                absent |= {f"AP {size}", f"AR {size}"}
+        figures = [figure for figure in FIGURES if figure not in absent]
+
+        splits: dict[Split, Scenes] = {
+            "train": train.only(np.array(with_objects, np.int64)),
+            "valid": valid,
+            "test": test,
+        }
+        task = DetectionTask(splits, self.masks, self.flip, figures, self.workers)
+        task.about = (
+            f"train  {whole.describe()}" + (f"; {empty:,} without an object are not trained on" if empty else ""),
+            f"valid  {self.valid_size:,} of the training photos, chosen at random"
+            if self.valid_size
+            else "valid  the test split, so nothing may be chosen by it",
+            f"test   {test.describe()}",
+        )
+        return task
+
+
+def find_split(folder: str | Path, split: str, training: bool) -> tuple[Path, tuple[Path, ...]]:
+    """(annotation file, folders for the photos) of a split; "": COCO's usual names of the training or validation split.
+
+    Photos may be in a folder of the split's name, in one of that name in `images`, in `images`, or in the folder
+    itself, which is the last. Raises InputError if there are no annotations.
+    """
+    folder = Path(folder)
+    names = (split,) if split else (_TRAIN if training else _TEST)
+    for name in names:
+        for pattern, photos in _LAYOUTS:
+            file = folder / pattern.format(name)
+            if file.is_file():
+                folders = folder / photos.format(name), folder / "images" / name, folder / "images", folder
+                return file, tuple(one for one in folders if one.is_dir())
+    raise InputError(
+        f"{folder}: expected annotations in COCO's format, such as annotations/instances_{names[0]}.json, found none; "
+        f"name the folder with data.folder, and the split with {'data.train' if training else 'data.test'}"
+    )
+
+
+def read_coco(file: Path, folders: tuple[Path, ...], categories: dict[int, str] | None = None) -> "FileScenes":
+    """The pictures of an annotation file. Cost: the whole file in memory.
+
+    folders: all pictures are read from the first one that has the file of the first picture. categories: {id: name} of
+    a training split, whose labels another split must share; by default the file's own, by id.
+    Raises InputError for a file of another format, for an id that has another name in `categories`, and as
+    `FileScenes`.
+    """
+    try:
+        content = json.loads(read_bytes(file))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: expected annotations as JSON, but they cannot be read ({error}); check it") from None
+    for name in ("images", "annotations", "categories"):
+        entries = content.get(name) if isinstance(content, dict) else None
+        if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
+            raise InputError(
+                f"{file}: expected COCO's lists images, annotations and categories, found no list {name!r}; "
+                "name a file of instances"
+            )
+
+    # --- categories ---
+    own: dict[int, str] = {}
+    for one in content["categories"]:
+        number, name = _integer(one, "id", file), str(_value(one, "name", file))
+        if own.setdefault(number, name) != name:
+            raise InputError(
+                f"{file}: expected one category of each id, found {own[number]!r} and {name!r} of id {number}; number "
+                "them anew"
+            )
+        if categories is not None and categories.get(number, name) != name:
+            raise InputError(
+                f"{file}: expected category {number} to be {categories[number]!r}, as in the training split, found "
+                f"{name!r}; number the categories of both files alike"
+            )
+
+    # --- pictures ---
+    # Tools that ran on Windows separate folders by backslashes.
+    names = [str(_value(image, "file_name", file)).replace("\\", "/") for image in content["images"]]
+    photos = next((one for one in folders if names and (one / names[0]).is_file()), folders[0])
+    listed: dict[int, ListedPicture] = {}
+    for image, name in zip(content["images"], names, strict=True):
+        number, height, width = (_integer(image, key, file) for key in ("id", "height", "width"))
+        if number in listed:
+            raise InputError(f"{file}: expected one picture of each id, found two of id {number}; number them anew")
+        if min(height, width) < 1:
+            raise InputError(
+                f"{file}: expected a height and width of at least 1, found {height} and {width} of {name}; correct them"
+            )
+        listed[number] = ListedPicture(photos / name, number, height, width)
+    for one in content["annotations"]:
+        number = _integer(one, "image_id", file)
+        if number not in listed:
+            raise InputError(
+                f"{file}: expected annotations of its pictures, found annotation {one.get('id', '?')} of an unknown "
+                f"picture {number}; add the picture or remove the annotation"
+            )
+        listed[number].annotations.append(dict(one))
+    return FileScenes(list(listed.values()), dict(sorted(own.items())) if categories is None else categories, str(file))
+
+
+def _value(entry: dict[str, Any], name: str, file: Path) -> Any:
+    if name not in entry:
+        raise InputError(f"{file}: expected {name!r} in every entry, found {str(entry)[:80]}; add it")
+    return entry[name]
+
+
+def _integer(entry: dict[str, Any], name: str, file: Path) -> int:
+    value = _value(entry, name, file)
+    if isinstance(value, float) and value.is_integer():  # as tools that keep tables write it
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{file}: expected an integer as {name!r}, found {value!r:.80}; correct it")
+    return value
+
+
+@dataclass
+class ListedPicture:
+    """A picture that an annotation file names, with its entries in COCO's format."""
+
+    path: Path
+    image_id: int
+    height: int
+    width: int
+    annotations: list[Annotation] = field(default_factory=list)
+
+
+class FileScenes(Scenes):
+    """`Scenes` of files, decoded when they are read.
+
+    Annotations whose box has no area within the picture, or whose segmentation encloses nothing, are left out;
+    `skipped` counts them by reason. A box that leaves the picture in part is kept, and counted as "cut at the edge". A
+    side below 0.01 pixels is no area. An annotation without "area" gets that of its segmentation, or else of its box,
+    and is counted too: the figures by size depend on it.
+    Raises InputError for missing and truncated files, and for annotations of unknown categories or without numbers.
+    """
+
+    def __init__(self, listed: Sequence[ListedPicture], categories: dict[int, str], where: str) -> None:
+        if not listed:
+            raise InputError(f"{where}: expected at least one picture, found none; check the annotations")
+        if missing := [one.path for one in listed if not one.path.is_file()]:
+            more = f", and {len(missing) - 1:,} more" if missing[1:] else ""
+            raise InputError(
+                f"{where}: expected every picture that it names, found no {missing[0]}{more}; add them or name their "
+                "folder"
+            )
+        check_image_files([str(one.path) for one in listed])
+        self.classes, self.categories = tuple(categories.values()), tuple(categories)
+        self._listed = list(listed)
+        self.skipped: Counter[str] = Counter()
+        for one in listed:
+            one.annotations = [a for a in one.annotations if self._keeps(a, one, where)]
+        plain = [a for one in listed for a in one.annotations if not a["iscrowd"]]
+        self.has_masks = bool(plain) and all(a.get("segmentation") for a in plain)
+        self.sizes = np.array([(one.height, one.width) for one in listed], np.int64)
+
+    def _keeps(self, annotation: Annotation, of: ListedPicture, where: str) -> bool:
+        """Whether an annotation is of use; fills in what it lacks. Raises InputError for one that is wrong."""
+        name = f"{where}: annotation {annotation.get('id', '?')} of {of.path.name}"
+
+        # --- what is wrong ---
+        if annotation.get("category_id") not in self.categories:
+            known = ", ".join(map(str, self.categories[:10])) or "the file's list, which is empty"
+            raise InputError(
+                f"{name}: expected a category of {known}{', …' if self.categories[10:] else ''}, found "
+                f"{annotation.get('category_id')!r}; add it to the categories or remove the annotation"
+            )
+        box, crowd, area = annotation.get("bbox"), annotation.get("iscrowd") or 0, annotation.get("area")
+        if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
+            raise InputError(f"{name}: expected bbox [x, y, width, height], found {str(box)[:60]}; correct it")
+        if crowd not in (0, 1):
+            raise InputError(f"{name}: expected 0 or 1 as iscrowd, found {str(crowd)[:60]!r}; correct it")
+        if area is not None and not (_is_number(area) and area >= 0):
+            raise InputError(f"{name}: expected at least 0 as area, found {str(area)[:60]!r}; correct it")
+        annotation["iscrowd"] = int(crowd)
+
+        # --- what is left out, and what is counted ---
+        x, y, w, h = box
+        if min(x + w, of.width) - max(x, 0) < _LEAST or min(y + h, of.height) - max(y, 0) < _LEAST:
+            self.skipped["boxes without an area in the picture"] += 1
+            return False
+        if annotation.get("segmentation") and not _encloses(annotation, of, name):
+            self.skipped["objects whose segmentation encloses nothing"] += 1
+            return False
+        if x < 0 or y < 0 or x + w > of.width or y + h > of.height:
+            self.skipped["boxes cut at the edge"] += 1
+        if area is None:
+            shape = annotation.get("segmentation")
+            area = coco_masks().area(run_lengths(shape, of.height, of.width)) if shape else w * h
+            annotation["area"] = float(area)
+            self.skipped["objects without an area, measured here"] += 1
+        return True
+
+    def only(self, rows: NDArray[np.int64]) -> "FileScenes":
+        """Some of the pictures, in the order of `rows`."""
+        part = copy.copy(self)
+        part._listed, part.sizes = [self._listed[row] for row in rows.tolist()], self.sizes[rows]
+        return part
+
+    def image_id(self, index: int) -> int:
+        return self._listed[index].image_id
+
+    def picture(self, index: int) -> NDArray[np.uint8]:
+        """The picture [H, W, 3], not turned by EXIF data: annotations refer to the pixels as they are stored.
+
+        Raises InputError for a file that cannot be decoded, or of another size than its annotations say.
+        """
+        one = self._listed[index]
+        pixels = np.array(read_image(one.path, upright=False))
+        if pixels.shape[:2] != (one.height, one.width):
+            turned = read_image(one.path).size == (one.width, one.height)
+            fix = "turn its pixels as its EXIF data say, and save it without them" if turned else "correct either"
+            raise InputError(
+                f"{one.path}: expected {one.width} x {one.height} pixels, as its annotations say, found "
+                f"{pixels.shape[1]} x {pixels.shape[0]}; {fix}"
+            )
+        return pixels
+
+    def annotations(self, index: int) -> Sequence[Annotation]:
+        return self._listed[index].annotations
+
+    def areas(self) -> list[float]:
+        """The areas of all objects, without groups."""
+        return [a["area"] for one in self._listed for a in one.annotations if not a["iscrowd"]]
+
+    def describe(self) -> str:
+        """How many pictures, objects and classes there are, and what was left out."""
+
+        def count(number: int, one: str, several: str) -> str:
+            return f"{number:,} {one if number == 1 else several}"
+
+        every = [a for one in self._listed for a in one.annotations]
+        groups, empty = len(every) - len(self.areas()), sum(not one.annotations for one in self._listed)
+        classes = count(len({a["category_id"] for a in every}), "class", "classes")
+        objects = count(len(every), "object", "objects")
+        parts = [f"{count(len(self), 'picture', 'pictures')} with {objects} of {classes}"]
+        parts += [f"{groups:,} of the objects groups"] if groups else []
+        parts += [f"{count(empty, 'picture', 'pictures')} without an object"] if empty else []
+        return ", ".join([*parts, *(f"{what}: {n:,}" for what, n in sorted(self.skipped.items()))])
+
+
+def _encloses(annotation: Annotation, of: ListedPicture, name: str) -> bool:
+    """Whether a segmentation encloses pixels; its polygons that have no extent in the picture are removed.
+
+    Raises InputError unless it is polygons, or run lengths of the picture's pixels.
+    """
+    shape = annotation["segmentation"]
+    if isinstance(shape, list):
+        # The library would cut or drop a polygon with half a point.
+        wrong = [
+            one for one in shape if not (isinstance(one, list) and len(one) % 2 == 0 and all(map(_is_number, one)))
+        ]
+        if wrong:
+            raise InputError(
+                f"{name}: segmentation: expected polygons [x, y, x, y, …] of finite numbers, found "
+                f"{str(wrong[0])[:60]}; correct the annotation"
+            )
+        furthest = max((abs(n) for one in shape for n in one), default=0)
+        if furthest > _FAR:
+            raise InputError(f"{name}: expected polygons within {_FAR:,} pixels, found {furthest:g}; correct them")
+        annotation["segmentation"] = [one for one in shape if _has_extent(one, of)]
+        return bool(annotation["segmentation"])
+    pixels = of.height * of.width
+    try:
+        if (size := list(shape["size"])) != [of.height, of.width]:
+            raise InputError(
+                f"{name}: expected run lengths of size {[of.height, of.width]}, found {size}; correct them"
+            )
+        if isinstance(shape["counts"], list) and sum(shape["counts"]) != pixels:  # which the library fills up
+            raise ValueError("their sum")
+        return bool(decode(run_lengths(shape, of.height, of.width)).any())
+    except InputError:
+        raise
+    except Exception as error:  # the library raises any
+        raise InputError(
+            f"{name}: segmentation: expected polygons [[x, y, …], …] or run lengths {{size, counts}} of {pixels:,} "
+            f"pixels, found {str(shape)[:60]} ({type(error).__name__}); correct the annotation"
+        ) from None
+
+
+def _has_extent(polygon: list[float], of: ListedPicture) -> bool:
+    """Whether a polygon has three points, and its bounding box an area in the picture."""
+    x, y = polygon[::2], polygon[1::2]
+    return len(x) >= 3 and min(max(x), of.width) > max(min(x), 0) and min(max(y), of.height) > max(min(y), 0)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a finite number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

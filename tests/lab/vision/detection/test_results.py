@@ -1,0 +1,96 @@
+"""COCO's twelve figures of detections by hand, and objects drawn on a picture."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mnemos.lab.vision.detection.results import FIGURES, AveragePrecision, overlay
+from mnemos.lab.vision.detection.scenes import decode, encode
+from mnemos.types import InputError
+
+BOX = {"bbox": [0, 0, 40, 40], "area": 1600, "iscrowd": 0, "category_id": 1}
+TRUTH = {
+    "images": [{"id": 1, "height": 200, "width": 200}],
+    "annotations": [BOX | {"id": 1, "image_id": 1}, BOX | {"id": 2, "image_id": 1, "bbox": [100, 100, 40, 40]}],
+    "categories": [{"id": 1, "name": "box"}, {"id": 2, "name": "box"}],
+}
+HALF = 51 / 101 * 100  # precision 1 up to recall 0.5, at the recalls 0, 0.01, … 0.5 of 101
+
+
+def test_figures_of_boxes_by_hand():
+    # Overlap 30/40 = 0.75 with the first object: right at the six thresholds to 0.75. The second is not found.
+    found = [{"image_id": 1, "category_id": 1, "bbox": [0, 0, 40, 30], "score": 0.9}]
+    result = AveragePrecision(TRUTH, found, "box")
+    assert list(result.figures) == list(FIGURES)
+    assert result.figures["AP"] == pytest.approx(0.6 * HALF)
+    assert result.figures["AP50"] == result.figures["AP75"] == result.figures["AP medium"] / 0.6 == pytest.approx(HALF)
+    assert result.figures["AR 100"] == pytest.approx(30)
+    assert math.isnan(result.figures["AP large"])
+    assert result.by_class()[1] == pytest.approx(0.6 * HALF)
+    assert math.isnan(result.by_class()[2])
+    assert set(found[0]) == {"image_id", "category_id", "bbox", "score"}, "it is not changed"
+    none = AveragePrecision(TRUTH, [], "box")
+    assert none.figures["AP"] == 0
+    assert math.isnan(none.figures["AP small"])
+    with pytest.raises(InputError, match="found one of picture 5"):
+        AveragePrecision(TRUTH, [found[0] | {"image_id": 5}], "box")
+
+
+def mask(*corners):
+    inside = np.zeros((200, 200), np.bool_)
+    for top, bottom, left, right in corners:
+        inside[top:bottom, left:right] = True
+    return encode(inside)
+
+
+def test_figures_of_masks_by_hand():
+    """A mask of 400 pixels in a box of 10,000 is a small object; a crowd makes a detection neither right nor wrong."""
+    corner = mask((0, 100, 0, 2), (0, 2, 2, 102))
+    crowd = BOX | {"id": 2, "image_id": 1, "iscrowd": 1, "segmentation": mask((150, 190, 150, 190)), "bbox": [150] * 4}
+    one = BOX | {"id": 1, "image_id": 1, "bbox": [0, 0, 102, 100], "area": 400, "segmentation": corner}
+    truth = TRUTH | {"annotations": [one, crowd]}
+    found = [
+        {"image_id": 1, "category_id": 1, "bbox": [0, 0, 102, 100], "score": 0.5, "segmentation": corner},
+        {
+            "image_id": 1,
+            "category_id": 1,
+            "bbox": [9, 9, 9, 9],
+            "score": 0.9,
+            "segmentation": mask((150, 170, 150, 170)),
+        },
+    ]
+    figures = AveragePrecision(truth, found, "mask").figures
+    assert figures["AP"] == figures["AP small"] == pytest.approx(100)
+    assert math.isnan(figures["AP medium"])
+    wrong = AveragePrecision(TRUTH | {"annotations": [one]}, found, "mask").figures
+    assert wrong["AP"] == pytest.approx(50), "without the crowd the better score is a wrong detection"
+
+
+def test_no_box_crosses_a_name():
+    grey, names = np.full((400, 400, 3), 128, np.uint8), {1: "cat", 2: "dog"}
+    cat = {"category_id": 1, "bbox": [100, 200, 90, 90], "score": 0.4}
+    dog = {"category_id": 2, "bbox": [120, 100, 150, 150], "score": 0.9}  # its left side goes through the cat's name
+    name = np.s_[185:199, 100:140]
+    alone, both = overlay(grey, [cat], names)[name], overlay(grey, [cat, dog], names)[name]
+    drawn = (alone != 128).any(-1)
+    assert drawn[:, 20:23].any(), "the place that the line goes through"
+    assert (both[drawn] == alone[drawn]).all()
+
+
+def test_objects_are_drawn_where_they_are():
+    grey = np.full((50, 80, 3), 128, np.uint8)
+    mask = np.zeros((50, 80), np.bool_)
+    mask[25:40, 30:60] = True
+    one = {"category_id": 3, "bbox": [30, 25, 30, 15], "segmentation": encode(mask), "score": 0.5}
+    drawn = overlay(grey, [one], {3: "cat"})
+    assert drawn.shape == (400, 640, 3)
+    changed = (drawn != 128).any(-1)
+    assert changed[201:319, 241:479].all()
+    changed[150:321, 239:481] = False  # the box, its mask and its name above
+    assert not changed.any()
+    assert overlay(grey, [one], {3: "cat"}, longest=40).shape == (25, 40, 3)
+    assert (overlay(grey, [], {3: "cat"}, longest=80) == grey).all()
+    assert overlay(grey[:1, :1].repeat(900, 1), [], {}).shape == (4, 3600, 3), "enlarged no further"
+    assert overlay(grey[:1, :1].repeat(70_000, 1), [], {}).shape == (1, 65_500, 3), "no larger than a JPEG can be"
+    assert np.array_equal(decode(one["segmentation"]), mask)
