@@ -54,6 +54,17 @@ class Decoding:
     n_best: int = 1
     length_penalty: float = 1.0
 
+    def search(self, most: int) -> BeamConfig:
+        """The beam search by a model that writes at most `most` tokens."""
+        return BeamConfig(
+            eos=END,
+            beams=self.beams,
+            n_best=self.n_best,
+            max_length=most,
+            length_penalty=self.length_penalty,
+            forbidden=(PAD, START, UNKNOWN),
+        )
+
 
 @dataclass(frozen=True)
 class Translator:
@@ -124,15 +135,7 @@ def search(
     start = torch.full((len(source), 1), START, device=source.device)
     lengths = torch.full_like(source[:, 0], source.shape[1]) if mask is None else mask.sum(1)
     limits = (6 * lengths // 5 + 10).clamp(max=longest)
-    config = BeamConfig(
-        eos=END,
-        beams=decoding.beams,
-        n_best=decoding.n_best,
-        max_length=longest,
-        length_penalty=decoding.length_penalty,
-        forbidden=(PAD, START, UNKNOWN),
-    )
-    return beam_search(model, state, start, config, step=step, limits=limits)
+    return beam_search(model, state, start, decoding.search(longest), step=step, limits=limits)
 
 
 @register

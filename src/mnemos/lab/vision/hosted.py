@@ -1,6 +1,7 @@
 """Any image classifier of timm or Hugging Face as the host of a cache: its own size and pixels, the data's classes."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -44,9 +45,14 @@ class HostedClassifierConfig(ImageConfig):
     def _of_timm(self) -> tuple[nn.Module, int, tuple[int, int] | None]:
         """The model, its channels and the size of its images."""
         name = self.host.removeprefix(TIMM)
-        drop = {"drop_path_rate": self.drop_path} if self.drop_path else {}  # some models have none
         try:
-            model = timm().create_model(name, pretrained=False, num_classes=self.classes, **drop)
+            create = partial(timm().create_model, name, pretrained=False, num_classes=self.classes)
+            try:
+                model = create(drop_path_rate=self.drop_path)  # also 0: some have another default
+            except TypeError:  # some have none
+                if self.drop_path:
+                    raise
+                model = create()
         except (RuntimeError, TypeError) as error:
             problem = " ".join(str(error).split())
             raise InputError(f"{self.name}: host: expected a model of timm, found {name!r} ({problem})") from None
