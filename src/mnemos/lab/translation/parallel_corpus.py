@@ -81,7 +81,8 @@ class TokenRows:
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each row."""
-        return np.diff(np.array(self._ends, np.int64))
+        ends = np.array(self._ends, np.int64)
+        return ends[1:] - ends[:-1]
 
     def row(self, number: int) -> list[int]:
         return self._tokens[self._ends[number] : self._ends[number + 1]].tolist()

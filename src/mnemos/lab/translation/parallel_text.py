@@ -147,7 +147,8 @@ def _table(path: Path) -> Iterator[SentencePair]:
                 f"{path}: line {line:,}: expected two columns with a tab between them, found {len(columns)}; correct "
                 "the line"
             )
-        yield SentencePair(*columns, (path, line), (path, line))
+        source, target = columns
+        yield SentencePair(source, target, (path, line), (path, line))
 
 
 def _sentences(path: Path, form: Format) -> Iterator[tuple[str, int]]:
@@ -161,7 +162,7 @@ def _sentences(path: Path, form: Format) -> Iterator[tuple[str, int]]:
                     f"{path}: line {number:,}: expected <seg …> and its </seg> in one line, as IWSLT has them, found "
                     f"{line!r:.60}; correct the line"
                 )
-            texts = map(html.unescape, texts)
+            texts = [html.unescape(text) for text in texts]
         elif form == "tags" and line.startswith("<"):  # of TED's tags, titles and descriptions hold sentences
             match = _TEXT.fullmatch(line)
             texts = [match[2]] if match else []
@@ -175,7 +176,8 @@ def read_lines(path: Path) -> Iterator[str]:
     check_file(path)
     try:
         with open(path, "rb") as file:
-            yield from lines_of(gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file, path)
+            packed = file.peek(2)[:2] == b"\x1f\x8b"
+            yield from lines_of(gzip.open(file) if packed else file, path)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: expected a whole gzip file, found damaged data ({error}); fetch it again") from None
     except OSError as error:

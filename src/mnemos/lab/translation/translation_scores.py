@@ -75,16 +75,11 @@ class Scorer:
         """
         from sacrebleu import significance
 
+        paired: Any = significance.PairedTest
         differences = {}
         for name, metric in self._metrics.items():
             systems = [(label, self._prepare(name, side)) for label, side in (("baseline", baseline), ("other", other))]
-            test: Any = significance.PairedTest(
-                systems,
-                {name: metric},
-                [self._prepare(name, references)],
-                "bs",
-                samples,  # type: ignore[arg-type]
-            )
+            test: Any = paired(systems, {name: metric}, [self._prepare(name, references)], "bs", samples)
             _, results = test()
             one, two = (next(iter(value for key, value in results.items() if key != "System")))[:2]
             # sacrebleu counts draws above the difference. Equal systems have none, and would get the least p there is.

@@ -119,9 +119,9 @@ class DetectorConfig(ModelConfig):
             pyramid,
             self.classes + 1,
             anchor_generator=AnchorGenerator(sizes, (_ASPECTS,) * pyramid.maps),
-            head=RetinaNetHead(self.channels, 3 * len(_ASPECTS), self.classes + 1, norm),  # type: ignore[arg-type]
+            head=RetinaNetHead(self.channels, 3 * len(_ASPECTS), self.classes + 1, norm),
             detections_per_img=100,
-            min_size=self.sides,  # type: ignore[arg-type]
+            min_size=self.sides,
             max_size=self.longest,
         )
 

@@ -114,7 +114,7 @@ def _area(one: Annotation, mode: Mode) -> float:
     return float(coco_masks().area(one["segmentation"]) if mode == "mask" else one["bbox"][2] * one["bbox"][3])
 
 
-def class_figures(scenes: Scenes, scored: Mapping[str, AveragePrecision], figures: Sequence[str]) -> list[JSONObject]:
+def class_figures(scenes: Scenes, scored: Mapping[Mode, AveragePrecision], figures: Sequence[str]) -> list[JSONObject]:
     """[{"class", "box AP", "box AP50", …}] of each class, in per cent; None where the pictures have no such object.
 
     scored: {"box" or "mask": its evaluation}; figures: of those, the ones "AP …" have a value for each class.

@@ -185,8 +185,8 @@ def collate(pictures: Sequence[NDArray[np.uint8]], objects: Sequence[Objects], r
         if masks is not None:
             assert one.masks is not None  # all objects of a split have masks, or none has
             masks[i, : len(one.labels), :h, : -(-w // 8)] = np.packbits(one.masks, axis=-1)
-    tensors = (None if x is None else torch.from_numpy(x) for x in (pixels, sizes, boxes, labels, masks))
-    return DetectionBatch(*tensors, torch.tensor(list(rows)))  # type: ignore[arg-type]
+    whole = [torch.from_numpy(x) for x in (pixels, sizes, boxes, labels)]
+    return DetectionBatch(*whole, None if masks is None else torch.from_numpy(masks), torch.tensor(list(rows)))
 
 
 def mirror(picture: NDArray[np.uint8], objects: Objects) -> tuple[NDArray[np.uint8], Objects]:

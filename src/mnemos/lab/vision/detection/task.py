@@ -45,7 +45,7 @@ class DetectionTask(Task):
     """
 
     inputs = "photos"
-    unit = "pictures"  # type: ignore[assignment]
+    unit = "pictures"
 
     def __init__(
         self,
