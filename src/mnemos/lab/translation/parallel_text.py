@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 from mnemos.atomic import check_file
 from mnemos.lab.tasks.files import first_names, skipped
@@ -176,8 +176,8 @@ def read_lines(path: Path) -> Iterator[str]:
     check_file(path)
     try:
         with open(path, "rb") as file:
-            packed = file.peek(2)[:2] == b"\x1f\x8b"
-            yield from lines_of(gzip.open(file) if packed else file, path)
+            content: Any = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
+            yield from lines_of(content, path)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: expected a whole gzip file, found damaged data ({error}); fetch it again") from None
     except OSError as error:
