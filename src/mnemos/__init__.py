@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from .hugging_face import fast as fast
     from .hugging_face import functional as functional
     from .lab.look.viewer import look as look
-    from .lab.papers.baselines.bigbird.layer import BlockSparseConfig as BlockSparseConfig
-    from .lab.papers.baselines.reformer.layer import ReformerConfig as ReformerConfig
+    from .lab.papers.baselines.bigbird import BlockSparseConfig as BlockSparseConfig
+    from .lab.papers.baselines.reformer import ReformerConfig as ReformerConfig
     from .lab.run.fit import fit as fit
     from .lab.run.recipe import OptimConfig as OptimConfig
     from .lab.run.recipe import Recipe as Recipe

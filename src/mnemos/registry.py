@@ -39,7 +39,7 @@ GROUP = "mnemos.plugins"
 # {kind: {name: "module:class"}}, with modules below `mnemos`. `mnemos list` shows the names in this order.
 _CLASSES = {
     "attention": {
-        "block-sparse": "lab.papers.baselines.bigbird.layer:BlockSparseConfig",
+        "block-sparse": "lab.papers.baselines.bigbird:BlockSparseConfig",
         "compressive": "attention.compressive:CompressiveConfig",
         "delta": "attention.recurrent:DeltaConfig",
         "gated-delta": "attention.recurrent:GatedDeltaConfig",
@@ -47,7 +47,7 @@ _CLASSES = {
         "kimi-delta": "attention.recurrent:KimiDeltaConfig",
         "linear": "attention.linear:LinearConfig",
         "mamba2": "attention.recurrent:Mamba2Config",
-        "reformer": "lab.papers.baselines.reformer.layer:ReformerConfig",
+        "reformer": "lab.papers.baselines.reformer:ReformerConfig",
         "relative": "attention.relative:RelativeConfig",
         "retention": "attention.recurrent:RetentionConfig",
         "softmax": "attention.softmax:SoftmaxConfig",
@@ -109,7 +109,7 @@ _CLASSES = {
 # Parts of models that the papers' comparisons alone need: they stand in the laboratory, and need its libraries.
 _BASELINES = {
     "adaptive softmax": "lab.papers.baselines.adaptive_softmax:adaptive_softmax",
-    "mixture of logistics": "lab.papers.baselines.logistic_mixture.head:LogisticMixture",
+    "mixture of logistics": "lab.papers.baselines.logistic_mixture:LogisticMixture",
 }
 # The modules that make recipes, those of papers last, as `mnemos list` shows them.
 _RECIPES = (
@@ -117,9 +117,7 @@ _RECIPES = (
     "lab.recipes.text",
     "lab.recipes.text_classes",
     "lab.recipes.translation",
-    "lab.papers.cached_transformers.image_recipes",
-    "lab.papers.cached_transformers.detection_recipes",
-    "lab.papers.cached_transformers.sequence_recipes",
+    "lab.papers.cached_transformers.recipes",
     "lab.papers.linear_transformers.recipes",
     "lab.papers.memformer.recipes",
 )

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from mnemos import ops
-from mnemos.lab.papers.baselines.bigbird.operator import block_sparse_attention
-from mnemos.lab.papers.baselines.reformer.operator import draw_rotations, reformer_attention
+from mnemos.lab.papers.baselines.bigbird import block_sparse_attention
+from mnemos.lab.papers.baselines.reformer import draw_rotations, reformer_attention
 from mnemos.ops.window_state import Far, Sizes, window_attention
 from mnemos.types import leaves
 

@@ -1,31 +1,74 @@
-"""The functions behind the claims of Cached Transformers: counted costs, small models, pictures of a run."""
+"""The claims of Cached Transformers: counted costs, small models beside the paper's numbers, pictures of a run."""
 
 import json
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from scipy import stats
 
 import mnemos
+from mnemos import registry
 from mnemos.lab.cli import main
-from mnemos.lab.papers.cached_transformers import comparisons, figures, image_tables
-from mnemos.lab.papers.cached_transformers.image_recipes import PAPER_CACHE
-from mnemos.lab.papers.reproduce import Options
-from mnemos.lab.papers.small_runs import task
+from mnemos.lab.compare.baselines import with_baselines
+from mnemos.lab.compare.equal import check_equal
+from mnemos.lab.papers import small_runs
+from mnemos.lab.papers.cached_transformers import figures, sequence_tables, tables
+from mnemos.lab.papers.cached_transformers.recipes import PAPER_CACHE
+from mnemos.lab.papers.reproduce import PAPERS, Options, reproduce
+from mnemos.lab.papers.small_runs import Trained, task
+from mnemos.lab.recipes import small_tasks
+from mnemos.lab.recipes.family import altered
+from mnemos.lab.run.checks import complete
 from mnemos.lab.run.run import Run
+from mnemos.memory.gated_cache import GRC
 from mnemos.ops.gated_cache.cost import parts
 
 pytestmark = pytest.mark.usefixtures("forked_comparisons")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_digits():
+    """The small runs are scored on a few digits: every control reads both splits."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tables, "task", lambda options: ("digits", {"valid_size": 20, "test_size": 30}))
+        yield
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """Scores in place of training: of the i-th model i + 1 percent. What was asked for."""
+    asked = []
+
+    def compare(recipes, folder, seeds, of_claim, baselines):
+        asked.append((recipes, folder.name, seeds, baselines))
+        names = [
+            f"{one.name}{end}"
+            for one in recipes
+            for end in (("", "-constant", "-wider") if baselines and one.model.cache else ("",))
+        ]
+        rows = [
+            {"name": name, "mean": i / 100, "std": 0.001, "seeds": seeds, "flops": i * 2e6}
+            for i, name in enumerate(names, 1)
+        ]
+        runs = {name: [f"{name}/seed-0"] for name in names}
+        return {"rows": rows, "majority": 0.14, "runs": runs, "controls": []}
+
+    monkeypatch.setattr(small_runs, "compare", compare)
+    return asked
+
+
+# ---- costs at the real size ----
+
+
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_what_is_counted_at_the_real_size_is_what_the_formula_says():
-    grcs = [PAPER_CACHE, replace(PAPER_CACHE, ratio=1.0), image_tables.AUTO, replace(image_tables.AUTO, ratio=1.0)]
-    plain, *cached = image_tables.costs("PVT-Tiny", tuple(grcs))
-    host = image_tables.config("PVT-Tiny").build().host
+    grcs = [PAPER_CACHE, replace(PAPER_CACHE, ratio=1.0), tables.AUTO, replace(tables.AUTO, ratio=1.0)]
+    plain, *cached = tables.costs("PVT-Tiny", tuple(grcs))
+    host = tables.config("PVT-Tiny").build().host
     for grc, one in zip(grcs, cached, strict=True):
         assert one.training - plain.training == pytest.approx(one.added, abs=1e-9)
         assert plain.inference < one.inference < one.training
@@ -38,18 +81,39 @@ def test_what_is_counted_at_the_real_size_is_what_the_formula_says():
     assert plain.training == plain.inference
     assert plain.parameters == 13_229_288
     # The host and half of its width are near the paper's 1.90 and 2.15; the whole width is not near its 2.97.
-    found = [round(one.papers, 2) for one in (plain, *cached[:2])]
-    assert found == [1.86, 2.07, 2.57]
+    assert [round(one.papers, 2) for one in (plain, *cached[:2])] == [1.86, 2.07, 2.57]
     assert [round(one.training, 2) for one in cached] == [2.36, 2.94, 2.1, 2.43]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_digits():
-    """The small runs are scored on a few digits: every control reads both splits."""
-    with pytest.MonkeyPatch.context() as patched:
-        sizes = {"valid_size": 20, "test_size": 30}
-        patched.setattr(comparisons, "task", lambda options: ("digits", sizes))
-        yield
+@pytest.mark.slow
+def test_costs_are_shown_with_both_lengths(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RECIPES", {"PVT-Tiny": "imagenet-pvt-tiny"})
+    (found,) = reproduce("cached_transformers/costs", Options(tmp_path))
+    rows = [row for table in found["tables"] for row in table["rows"]]
+    assert len(rows) == 4, "parameters, and FLOPs in training, in eval and as the paper counts"
+    for row in rows:
+        assert row["+ %"] > row["+ %, auto"] > 0
+
+
+@pytest.mark.slow
+def test_detectors_have_the_published_sizes_and_every_row_its_recipe():
+    """PVT (Wang et al. 2021, Tables 4 and 5) has Mask R-CNN with 32.9 and RetinaNet with 23.0 million parameters."""
+    costs = {}
+    for table, detector in (("table3", "mask-rcnn"), ("table7", "retinanet")):
+        names = [tables.recipe_of(table, row) for row in PAPERS["cached_transformers"].claim(table).values]
+        assert names[1] == f"coco-{detector}-pvt-tiny-cached"
+        assert set(names) <= set(registry.names("recipe"))
+        costs[detector] = tables.detector_cost(names[0])
+    plain, cached = costs["mask-rcnn"], tables.detector_cost("coco-mask-rcnn-pvt-tiny-cached")
+    assert plain[1:] == cached[1:]
+    assert cached[0][0] > plain[0][0]
+    assert 1 < cached[0][1] / plain[0][1] < 1.15
+    whole = {detector: sum(part[0] for part in one) / 1e6 for detector, one in costs.items()}
+    assert round(whole["mask-rcnn"], 1) == 32.9
+    assert abs(whole["retinanet"] - 23.0) < 1  # theirs is mmdetection's, which takes P6 from another map
+
+
+# ---- accuracies of small models ----
 
 
 def test_the_data_chooses_the_task(tmp_path):
@@ -62,8 +126,7 @@ def test_the_data_chooses_the_task(tmp_path):
 
 
 def test_options_change_the_small_recipes(tmp_path):
-    options = Options(tmp_path, steps=7)
-    plain, *cached = comparisons.ratios(options, "pvt", (0.25, 1.0))
+    plain, *cached = tables.ratios(Options(tmp_path, steps=7), "pvt", (0.25, 1.0)).values()
     assert plain.model.cache is None
     assert [one.model.cache.ratio for one in cached] == [0.25, 1.0]
     assert {one.train.steps for one in (plain, *cached)} == {7}
@@ -71,24 +134,91 @@ def test_options_change_the_small_recipes(tmp_path):
     assert {one.data for one in (plain, *cached)} == {plain.data}
 
 
+def test_table1_sets_each_cache_beside_its_control_and_the_paper(tmp_path, compared, monkeypatch):
+    cost = tables.Cost(10**6, 1.0, 1.0, 0.0, 1.0)
+    monkeypatch.setattr(tables, "costs", lambda name: (cost, cost._replace(training=1.2), cost))
+    (found,) = reproduce("cached_transformers/table1", Options(tmp_path, steps=2, seeds=3))
+    assert [(folder, seeds, baselines) for _, folder, seeds, baselines in compared] == [
+        (f"{host}-digits-2", 3, False) for host in ("vit", "pvt", "swin")
+    ]
+    sizes, ours, gains = (table["rows"] for table in found["tables"])
+    assert (sizes[0][""], sizes[0]["G cached"], sizes[0]["paper top-1 cached"]) == ("ViT-S", 1.2, 81.3)
+    assert [row[""] for row in ours] == ["digits-vit", "digits-pvt", "digits-swin"]
+    assert (ours[0]["none"], ours[0]["GRC, mnemos"]) == ("1.0 ± 0.1", "6.0 ± 0.1")
+    assert [row[""] for row in gains[:3]] == ["digits-vit-paper", "digits-vit-paper-rows", "digits-vit-cached"]
+    assert gains[2]["to none"].startswith("+5.0 (")
+    assert gains[2]["control"] == "GRC, mnemos, never written"
+    assert gains[2]["to its control"].startswith("−1.0 (")
+    assert len(found["runs"]) == 3 * len(tables.TABLE1)
+
+
+@pytest.mark.exhaustive
+def test_a_table_of_small_models(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "TABLE1", ("", "-cached", "-cached-unwritten"))  # without the other caches
+    whole, sizes = tables.recipe, {"dim": 8, "depths": (1, 1), "num_heads": (1, 2)}
+    small = lambda *args: altered(whole(*args), model=sizes, train={"batch_size": 4})  # noqa: E731
+    monkeypatch.setattr(tables, "recipe", small)
+    (found,) = reproduce("cached_transformers/table8", Options(tmp_path, steps=2))
+    (row,), gains = (table["rows"] for table in found["tables"][-2:])
+    assert "GRC, mnemos, never written" in row
+    assert row["GRC, mnemos, emptied"] is not None
+    assert [gain[""] for gain in gains] == ["digits-swin-cached"]
+    assert {gain["p, control"] for gain in gains} == {None}, "one seed"
+
+
+def test_gains_are_taken_to_the_host_and_to_the_control_and_corrected_over_the_table():
+    def trained(host, **scores):
+        endings = ("", "-paper", "-paper-constant")
+        rows = {
+            end: {"name": host + end, "mean": statistics.fmean(each), "std": statistics.stdev(each), "seeds": len(each)}
+            for end, each in zip(endings, scores.values(), strict=True)
+        }
+        return Trained(rows, {}, {}, Path())
+
+    vit = trained("vit", none=(0.9, 0.91, 0.92), paper=(0.94, 0.95, 0.96), constant=(0.93, 0.95, 0.97))
+    pvt = trained("pvt", none=(0.8, 0.82, 0.84), paper=(0.79, 0.82, 0.85), constant=(0.7, 0.71, 0.72))
+    first, second = tables.gains([vit, pvt], ("", "-paper", "-paper-constant")).rows
+    # Welch by hand: 0.04 ± 2.776·0.01·√(2/3), with 4 degrees of freedom.
+    assert first[:2] == ["vit-paper", "+4.0 (+1.7 to +6.3)"]
+    assert first[3:5] == ["GRC, paper, constant cache", "+0.0 (−4.2 to +4.2)"]
+    assert (second[1], second[4]) == ("+0.0 (−6.1 to +6.1)", "+11.0 (+4.4 to +17.6)")
+    p = 2 * stats.t.sf(0.04 / (0.01 * (2 / 3) ** 0.5), 4)
+    assert first[2] == pytest.approx(2 * p), "Holm: the smaller of two"
+    assert second[2] == pytest.approx(1.0)
+
+
+# ---- figures ----
+
+
 def test_a_point_is_compared_at_its_own_flops():
-    curve = [(1.0, 10.0), (3.0, 20.0)]
-    assert [figures._at(curve, x) for x in (0.0, 1.0, 2.0, 3.0, 9.0)] == [10.0, 10.0, 15.0, 20.0, 20.0]
-    assert figures._above([curve, [(2.0, 15.1), (4.0, 19.0)]]).startswith("1 of 2 cached models")
+    curve = [(3.0, 20.0), (1.0, 10.0)]
+    assert figures.above(curve, [(2.0, 15.1), (4.0, 19.0)]).startswith("1 of 2 cached models")
+    assert figures.above(curve, [(0.5, 10.1), (2.0, 14.9)]).startswith("1 of 2 cached models")
+
+
+def test_figure1_draws_the_papers_models_and_ours(tmp_path, monkeypatch, compared):
+    cost = tables.Cost(10**6, 1.0, 1.0, 0.0, 1.0)
+    monkeypatch.setattr(figures, "costs", lambda name: (cost, cost._replace(training=1.2), cost))
+    (found,) = reproduce("cached_transformers/figure1", Options(tmp_path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["claim-figure1.html", "figure1.json", "figure1.png"]
+    theirs, ours = found["tables"]
+    assert {row["G cached"] for row in theirs["rows"]} == {1.2}
+    assert [row["M multiply-adds"] for row in ours["rows"]] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert len((tmp_path / "figure1.png").read_bytes()) > 10_000
 
 
 @pytest.fixture(scope="module")
 def cached_run(tmp_path_factory):
     torch.manual_seed(0)
     out = tmp_path_factory.mktemp("out")
-    recipe = comparisons.recipe(Options(out, steps=3), "vit", comparisons.CACHED)
+    recipe = altered(tables.recipe(Options(out, steps=3), "vit", tables.CACHED), model={"dim": 16, "depth": 2})
     Run.open(recipe, out / "run", quiet=True).train()
     return out / "run"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("claim", ["figure4", pytest.param("figure5", marks=pytest.mark.exhaustive)])
-def test_figures_are_drawn_from_a_finished_run(claim, cached_run, tmp_path, capsys):
+def test_figures_are_drawn_from_a_finished_run(claim, cached_run, tmp_path):
     for name in ("explain.json", "explain.safetensors"):  # of a run without them: it is explained now
         (cached_run / name).unlink(missing_ok=True)
     assert main(["reproduce", f"cached_transformers/{claim}", "--run", str(cached_run), "--out", str(tmp_path)]) == 0
@@ -102,94 +232,85 @@ def test_figures_are_drawn_from_a_finished_run(claim, cached_run, tmp_path, caps
     assert not (tmp_path / "runs").exists(), "nothing was trained"
 
 
-def test_figure1_draws_the_papers_models_and_ours(tmp_path, monkeypatch):
-    cost = image_tables.Cost(10**6, 1.0, 1.0, 0.0, 1.0)
-    monkeypatch.setattr(figures, "costs", lambda name: (cost, cost._replace(training=1.2), cost))
-
-    def trained(options, name, recipes):
-        rows = [
-            {"name": one.name, "flops": (i + 1) * 2e6, "mean": 0.5 + i / 100, "std": None, "seeds": 1}
-            for i, one in enumerate(recipes)
-        ]
-        return {"rows": rows, "metric": "accuracy", "controls": [], "runs": {}, "majority": 0.1, "folder": tmp_path}
-
-    monkeypatch.setattr(comparisons, "trained", trained)
-    assert main(["reproduce", "cached_transformers/figure1", "--out", str(tmp_path)]) == 0
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["claim-figure1.html", "figure1.json", "figure1.png"]
-    theirs, ours = json.loads((tmp_path / "figure1.json").read_text())["tables"]
-    assert {row["G cached"] for row in theirs["rows"]} == {1.2}
-    assert [row["M multiply-adds"] for row in ours["rows"]] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+# ---- Tables 4, 5 and 6 ----
 
 
-@pytest.mark.slow
-def test_costs_are_shown_with_both_lengths(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_tables, "RECIPES", {"PVT-Tiny": "imagenet-pvt-tiny"})
-    assert main(["reproduce", "cached_transformers/costs", "--out", str(tmp_path)]) == 0
-    found = [row for table in json.loads((tmp_path / "costs.json").read_text())["tables"] for row in table["rows"]]
-    assert len(found) == 4, "parameters, and FLOPs in training, in eval and as the paper counts"
-    for row in found:
-        assert row["+ %"] > row["+ %, auto"] > 0
-
-
-@pytest.mark.slow
-def test_a_table_trains_small_models_once(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(comparisons, "task", lambda options: ("digits", {"valid_size": 20, "test_size": 30}))
-    kinds = "", "-cached", comparisons.CONTROLS["-cached"]
-    monkeypatch.setattr(comparisons, "TABLE1", kinds)  # without the other caches
-    whole = comparisons.recipe
-
-    def small(options, host, *kind):
-        found = whole(options, host, *kind)
-        sizes = {"dim": 8, "depths": (1, 1), "num_heads": (1, 2)} if host == "swin" else {}
-        return replace(found, model=replace(found.model, **sizes), train=replace(found.train, batch_size=4))
-
-    monkeypatch.setattr(comparisons, "recipe", small)
-    arguments = ["reproduce", "cached_transformers/table8", "--steps", "2", "--out", str(tmp_path)]
-    assert main(arguments) == 0
-    found = json.loads((tmp_path / "table8.json").read_text())
-    assert len(found["runs"]) == 3
-    assert [one["folder"] for one in found["trained"]] == found["runs"]
-    assert {len(one["commit"] or "") for one in found["trained"]} <= {0, 40}
-    (row,), gains = (table["rows"] for table in found["tables"][-2:])
-    assert "GRC, mnemos, never written" in row
-    assert [gain[""] for gain in gains] == ["digits-swin-cached"]
-    assert {gain["p, control"] for gain in gains} == {None}, "one seed"
-    results = {path: (tmp_path / path / "result.json").stat().st_mtime_ns for path in found["runs"]}
-    assert main(arguments) == 0
-    for path, written in results.items():
-        assert (tmp_path / path / "result.json").stat().st_mtime_ns == written
-    said = capsys.readouterr().out
-    assert "80.9" in said
-    assert "--seeds 5" in said
-
-
-def test_table4_says_which_tracks_were_not_run(tmp_path, capsys):
-    assert main(["reproduce", "cached_transformers/table4", "--data", str(tmp_path), "--out", str(tmp_path / "o")]) == 0
-    capsys.readouterr()
-    rows = json.loads((tmp_path / "o/table4.json").read_text())["tables"][0]["rows"]
+def test_table4_says_which_tracks_were_not_run(tmp_path):
+    (found,) = reproduce("cached_transformers/table4", Options(tmp_path / "out", data=tmp_path))
+    rows = found["tables"][0]["rows"]
     assert [row["recipe"] for row in rows][:2] == ["iwslt14-de-en", "iwslt14-es-en"]
     assert [(row["paper plain"], row["paper cached"]) for row in rows][::5] == [(35.5, 36.0), (28.8, 29.4)]
     assert {row["plain"] for row in rows} == {row["cached"] for row in rows} == {"not run"}
-    assert all({row["recipe"], row["recipe"] + "-cached"} <= set(mnemos.registry.names("recipe")) for row in rows)
+    assert all({row["recipe"], row["recipe"] + "-cached"} <= set(registry.names("recipe")) for row in rows)
 
 
-def test_gains_are_taken_to_the_host_and_to_the_control_and_corrected_over_the_table():
-    def rows(host, **scores):
-        return {
-            "rows": [
-                {"name": host + end, "mean": statistics.fmean(each), "std": statistics.stdev(each), "seeds": len(each)}
-                for end, each in zip(("", "-paper", "-paper-constant"), scores.values(), strict=True)
-            ]
-        }
+def test_table5_has_every_row_of_the_paper_with_equal_batches(tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_text("\n".join([" ".join(f"w{i}" for i in range(11_500)), *["of the end"] * 500]))
+    recipes = sequence_tables.word_recipes(Options(tmp_path, data=path, steps=7))
+    claim = PAPERS["cached_transformers"].claim("table5")
+    assert {name for name in claim.values if "base" in name} <= set(recipes), "the large model has no small form"
+    check_equal(list(recipes.values()))
+    data = recipes[sequence_tables.XL].data.build()
+    models = [complete(one, data).model for one in recipes.values()]
+    assert len(models) == len({one.name for one in recipes.values()}) == 7
+    for name, model in zip(recipes, models, strict=True):
+        cutoffs = model.head.cutoffs if hasattr(model, "head") else model.cutoffs
+        assert cutoffs == (2_000, 10_000), name
+    in_place, beside = (recipes[name].model for name in (sequence_tables.CACHED, sequence_tables.BESIDE))
+    assert (in_place.attention.memory, beside.attention.memory) == (0, sequence_tables.WORDS)
+    assert in_place.cache == GRC(preset="paper", length=64, block=32)
+    baseline = with_baselines([complete(recipes[sequence_tables.CACHED], data)])[1].name
+    assert baseline in {one.name for one in recipes.values()}
 
-    vit = rows("vit", none=(0.9, 0.91, 0.92), paper=(0.94, 0.95, 0.96), constant=(0.93, 0.95, 0.97))
-    pvt = rows("pvt", none=(0.8, 0.82, 0.84), paper=(0.79, 0.82, 0.85), constant=(0.7, 0.71, 0.72))
-    found = comparisons.gains([vit, pvt], ("", "-paper", "-paper-constant"))
-    first, second = found.rows
-    # Welch by hand: 0.04 ± 2.776·0.01·√(2/3), with 4 degrees of freedom.
-    assert first[:2] == ["vit-paper", "+4.0 (+1.7 to +6.3)"]
-    assert first[3:5] == ["GRC, paper, constant cache", "+0.0 (−4.2 to +4.2)"]
-    assert (second[1], second[4]) == ("+0.0 (−6.1 to +6.1)", "+11.0 (+4.4 to +17.6)")
-    p = 2 * stats.t.sf(0.04 / (0.01 * (2 / 3) ** 0.5), 4)
-    assert first[2] == pytest.approx(2 * p), "Holm: the smaller of two"
-    assert second[2] == pytest.approx(1.0)
+
+def test_table5_sets_each_row_beside_the_paper(tmp_path, monkeypatch):
+    monkeypatch.setattr(sequence_tables, "train", lambda finding, options, name, recipes: recipes)
+    scores = lambda recipes: {row: [200.0 - i, 202.0 - i] for i, row in enumerate(recipes)}  # noqa: E731
+    monkeypatch.setattr(sequence_tables, "perplexities", scores)
+    (found,) = reproduce("cached_transformers/table5", Options(tmp_path, steps=2))
+    rows = {row.pop(""): list(row.values()) for row in found["tables"][0]["rows"]}
+    assert rows[sequence_tables.XL] == ["201.0 ± 1.4", None, 24.0]
+    assert rows[sequence_tables.CACHED] == ["198.0 ± 1.4", -3.0, 22.9]
+    assert rows[f"{sequence_tables.CACHED}, constant cache"] == ["196.0 ± 1.4", -5.0, None]
+    assert rows["Transformer-XL large, cached"] == [None, None, 17.9]
+
+
+@pytest.mark.exhaustive
+def test_table5(tmp_path, monkeypatch):
+    path = tmp_path / "words.txt"
+    path.write_text("\n".join([" ".join(f"w{i}" for i in range(11_500)), *["of the end"] * 500]))
+    both = sequence_tables.XL, sequence_tables.CACHED
+    every = sequence_tables.word_recipes
+    monkeypatch.setattr(sequence_tables, "word_recipes", lambda options: {name: every(options)[name] for name in both})
+    (found,) = reproduce("cached_transformers/table5", Options(tmp_path / "out", data=path, steps=2))
+    rows = {row[""]: row for row in found["tables"][0]["rows"]}
+    plain, cached = (float(rows[name]["here"]) for name in both)
+    assert min(plain, cached) > 1
+    assert rows[both[1]]["minus Transformer-XL"] == pytest.approx(cached - plain, abs=0.1)  # of texts with one decimal
+
+
+def test_table6_sets_each_row_beside_its_baselines_and_the_paper(tmp_path, compared):
+    (found,) = reproduce("cached_transformers/table6", Options(tmp_path, steps=20, seeds=3))
+    ((recipes, folder, seeds, baselines),) = compared
+    assert (len(recipes), folder, seeds, baselines) == (8, "listops-128-20", 3, True)
+    assert {one.about for one in recipes} == {""}, "they are not what the registered ones say"
+    assert {(one.train.steps, one.train.eval_every, one.optim.schedule.warmup) for one in recipes} == {(20, 20, 2)}
+    rows = {row[""]: row for row in found["tables"][0]["rows"]}
+    assert list(rows["BigBird"].values()) == [
+        *("BigBird", "5.0 ± 0.1", "6.0 ± 0.1", pytest.approx(1.0), "7.0 ± 0.1", "8.0 ± 0.1"),
+        *(36.06, 37.45, pytest.approx(1.39)),
+    ]
+    assert (rows["linear"]["here"], rows["linear"]["paper gain"]) == ("13.0 ± 0.1", None)
+    assert len(found["runs"]) == 16
+
+
+@pytest.mark.exhaustive
+def test_table6(tmp_path, monkeypatch):
+    data = replace(small_tasks.LISTOPS_128, train_size=64, valid_size=8, test_size=40)
+    monkeypatch.setattr(small_tasks, "LISTOPS_128", data)
+    monkeypatch.setattr(sequence_tables, "LISTOPS", {"linear": "listops-128-linear"})
+    (found,) = reproduce("cached_transformers/table6", Options(tmp_path, steps=2))
+    (row,) = found["tables"][0]["rows"]
+    assert all(0 <= float(row[name]) <= 100 for name in ("here", "here cached", "constant cache", "equal parameters"))
+    assert len(found["runs"]) == 4

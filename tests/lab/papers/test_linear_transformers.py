@@ -1,6 +1,5 @@
 """Claims of "Transformers are RNNs": each from end to end, at the size of a test."""
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +10,19 @@ import torch
 from mnemos import native, registry
 from mnemos.lab.measure.decoding import whole, with_state, without_state
 from mnemos.lab.measure.peak import live_peak_of, peak_of
-from mnemos.lab.papers.baselines.reformer.layer import ReformerConfig
-from mnemos.lab.papers.baselines.reformer.operator import bucket_factors, draw_rotations, reformer_attention
-from mnemos.lab.papers.linear_transformers import constant_memory, generation, learning, scaling
+from mnemos.lab.papers.baselines.reformer import ReformerConfig, bucket_factors, draw_rotations, reformer_attention
+from mnemos.lab.papers.linear_transformers import figures, tables
 from mnemos.lab.papers.linear_transformers.recipes import attention
 from mnemos.lab.papers.reproduce import PAPERS, Options, reproduce
+from mnemos.lab.recipes.family import altered
 from mnemos.models.transformer import Transformer
-from mnemos.types import InputError
 
 pytestmark = pytest.mark.usefixtures("forked_comparisons")
 
 # As long as the paper's, whose positions are learned and end where a picture does.
-TINY = replace(generation.PAPER, dim=16, layers=1, num_heads=2, mlp=16)
+TINY = replace(tables.PAPER, dim=16, layers=1, num_heads=2, mlp=16)
+
+# ---- recipes ----
 
 
 def test_mnist_is_trained_as_in_the_paper():
@@ -34,28 +34,8 @@ def test_mnist_is_trained_as_in_the_paper():
         assert recipe.train.eval_every * recipe.train.batch_size == epoch
         found = recipe.train.batch_size, recipe.optim.name, recipe.optim.lr, recipe.optim.grad_clip
         assert found == (10, "radam", 1e-4, 0.0)
-
-
-@pytest.mark.parametrize("name", ["copy", "speech-softmax", "speech-linear", "speech-lsh", "speech-bilstm"])
-def test_recipes_at_the_papers_size_do_not_clip(name):
-    """The paper names no clipping of gradients."""
-    assert registry.load("recipe", name)().optim.grad_clip == 0.0
-
-
-@pytest.mark.slow
-def test_figure1(tmp_path, monkeypatch, exhaustive):
-    monkeypatch.setattr(scaling, "LENGTHS", (64, 128))
-    monkeypatch.setattr(scaling, "TOKENS", 128)
-    monkeypatch.setattr(scaling, "ROUNDS", 1)
-    if not exhaustive:
-        monkeypatch.setattr(scaling, "ATTENTIONS", tuple(n for n in scaling.ATTENTIONS if n not in ("lsh-4", "lsh-8")))
-    (found,) = reproduce("linear_transformers/figure1", Options(tmp_path))
-    times, memory = found["tables"]
-    assert [row["N"] for row in times["rows"]] == ["64", "128"]
-    assert all(row[name] > 0 for row in times["rows"] for name in scaling.ATTENTIONS)
-    if sys.platform == "linux":
-        assert all(row[name] is not None for row in memory["rows"] for name in scaling.ATTENTIONS)
-    assert (tmp_path / "figure1.png").stat().st_size > 10_000
+    for name in ("copy", "speech-softmax", "speech-linear", "speech-lsh", "speech-bilstm"):
+        assert registry.load("recipe", name)().optim.grad_clip == 0.0, "the paper names no clipping"
 
 
 def test_lsh_is_the_published_reformer_in_the_papers_chunks():
@@ -71,12 +51,12 @@ def test_lsh_is_the_published_reformer_in_the_papers_chunks():
 
 def _claimed():
     """Every LSH row of a claim: the attention's configuration, and the number of tokens that it is compared at."""
-    digits = generation.small_recipe(Options(Path()), "lsh-1")
+    digits = tables.small_recipe(Options(Path()), "lsh-1")
     yield "digits", digits.model.attention, 63
     for size in (783, 3071, 16 * 16 * 3 - 1):  # the pictures of Tables 1 and 2, and the small ones of CIFAR-10
         yield f"{size} bytes", attention("lsh-4", size), size
-    yield "figure1", ReformerConfig(chunk=scaling.CHUNK), min(scaling.LENGTHS)
-    copying = learning._variant(learning.copy_small(), "lsh-4", 100)
+    yield "figure1", ReformerConfig(chunk=figures.CHUNK), min(figures.LENGTHS)
+    copying = figures.copy_recipe(Options(Path()), "lsh-4")
     yield "figure2", copying.model.attention, copying.data.length
     yield "figure2, the paper's size", registry.load("recipe", "copy-lsh-4")().model.attention, 128
     # The medians of the test strings, in frames of 30 and of 10 ms.
@@ -88,50 +68,62 @@ def _claimed():
 
 @pytest.mark.parametrize(("config", "length"), [pytest.param(*row, id=name) for name, *row in _claimed()])
 def test_lsh_of_a_claim_reads_a_quarter_of_the_sequence(config, length):
-    """What a token reads in a round: the places where its output of one-hot values is not zero."""
+    """What a token reads in a round: where its output of one-hot values is not zero."""
     generator = torch.Generator().manual_seed(0)
     qk, values = torch.randn(1, length, 1, 8, generator=generator), torch.eye(length)[None, :, None]
     rotations = draw_rotations(1, 1, 8, bucket_factors(length, config.chunk, config.buckets), generator)
-    window = config.look_back, config.look_ahead
-    read = reformer_attention(qk, values, rotations, config.chunk, False, None, *window)[0, :, 0] > 0
+    read = reformer_attention(qk, values, rotations, config.chunk, causal=False)[0, :, 0] > 0
     assert 4 * read.sum(1).max() <= length
 
 
+# ---- figures ----
+
+
+@pytest.mark.slow
+def test_figure1(tmp_path, monkeypatch, exhaustive):
+    monkeypatch.setattr(figures, "LENGTHS", (64, 128))
+    monkeypatch.setattr(figures, "TOKENS", 128)
+    monkeypatch.setattr(figures, "ROUNDS", 1)
+    if not exhaustive:
+        monkeypatch.setattr(figures, "ATTENTIONS", ("softmax", "lsh-1", "linear"))
+        monkeypatch.setattr(figures, "peak_of", live_peak_of)  # without a process for each
+    (found,) = reproduce("linear_transformers/figure1", Options(tmp_path))
+    for table in found["tables"]:
+        assert [row["N"] for row in table["rows"]] == ["64", "128"]
+        assert all(row[name] > 0 for row in table["rows"] for name in figures.ATTENTIONS)
+    assert (tmp_path / "figure1.png").stat().st_size > 10_000
+
+
 def test_a_variant_that_would_take_too_long_ends():
-    found: scaling.Measured = {name: [(512, 1.0, None)] for name in scaling.ATTENTIONS}
-    assert not scaling._affordable("softmax", found, 1024)  # 16 rows of a second each, four times as long
-    found["softmax"] = [(2**14, scaling.LIMIT / 4, None)]
-    assert scaling._affordable("softmax", found, 2**15)
-    assert not scaling._affordable("softmax", found, 2**16), "a gap: the length before was left out"
+    assert figures.affordable("softmax", {}, 1024)
+    assert not figures.affordable("softmax", {512: (1.0, None)}, 1024)  # 16 rows of a second, four times as long
+    measured = {2**14: (figures.LIMIT / 4, None)}
+    assert figures.affordable("softmax", measured, 2**15)
+    assert not figures.affordable("softmax, written out", measured, 2**15), "its weights would not fit"
+    assert not figures.affordable("softmax", measured, 2**16), "a gap: the length before was left out"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
 def test_peak_memory_is_what_a_call_takes():
     size = 96 * 2**20
-
-    def take() -> None:
-        torch.ones(size // 4).sum()
-
-    first, second = peak_of(take), peak_of(take)
-    for found in (first, second):
-        assert 0.98 * size <= found < 1.3 * size  # the kernel counts pages in batches
+    found = peak_of(lambda: torch.ones(size // 4).sum())
+    assert 0.98 * size <= found < 1.3 * size  # the kernel counts pages in batches
     assert peak_of(lambda: None) < size / 4
 
 
 @pytest.mark.exhaustive
 def test_figure2(tmp_path, monkeypatch):
-    small = learning.copy_small()
-    monkeypatch.setattr(learning, "copy_small", lambda: _shrunk(small))
+    whole = figures.copy_recipe
+    tiny = {
+        "model": {"dim": 16, "layers": 1, "num_heads": 2, "mlp": 16},
+        "data": {"length": 16, "rows": 8},
+        "train": {"batch_size": 4, "eval_every": 2, "log_every": 2, "accelerator": "cpu"},
+    }
+    monkeypatch.setattr(figures, "copy_recipe", lambda options, name: altered(whole(options, name), **tiny))
     (found,) = reproduce("linear_transformers/figure2", Options(tmp_path, steps=4))
-    assert [row[""] for row in found["tables"][0]["rows"]] == list(learning.ATTENTIONS)
+    assert [row[""] for row in found["tables"][0]["rows"]] == list(figures.COPIERS)
     assert {Path(path).name for path in found["files"]} == {"figure2.png", "report.html"}
-
-
-def _shrunk(recipe):
-    model = replace(recipe.model, dim=16, layers=1, num_heads=2, mlp=16)
-    train = replace(recipe.train, batch_size=4, eval_every=2, log_every=2, accelerator="cpu")
-    return replace(recipe, model=model, train=train, data=replace(recipe.data, length=16, rows=8))
 
 
 @pytest.mark.slow
@@ -148,27 +140,27 @@ def test_figure3(tmp_path):
     assert not (again / "runs").exists()
 
 
+# ---- tables ----
+
+
 @pytest.mark.exhaustive
 def test_table1(tmp_path, monkeypatch):
-    monkeypatch.setattr(generation, "PAPER", TINY)
-    monkeypatch.setattr(generation, "BATCHES", (1, 2))
+    monkeypatch.setattr(tables, "PAPER", TINY)
+    monkeypatch.setattr(tables, "BATCHES", (1, 2))
     (found,) = reproduce("linear_transformers/table1", Options(tmp_path, steps=2))
     bits, images = found["tables"]
     assert [row[""] for row in bits["rows"]] == ["softmax", "lsh-1", "lsh-4", "linear"]
     assert [row["paper minus linear"] for row in bits["rows"]][-1] == 0
     assert {row[""] for row in images["rows"]} >= set(PAPERS["linear_transformers"].claim("table1").values)
-    assert '<section id="pictures"' in Path(found["files"][0]).read_text()
 
 
 @pytest.mark.slow
 def test_latency(tmp_path, monkeypatch):
-    monkeypatch.setattr(generation, "PAPER", TINY)
+    monkeypatch.setattr(tables, "PAPER", TINY)
     (found,) = reproduce("linear_transformers/latency", Options(tmp_path))
-    (table,) = found["tables"]
-    assert next(row for row in table["rows"] if row[""] == "linear")["relative to linear"] == 1
-    if not native.why_not():
-        assert {"softmax, cached, fused", "linear, fused"} <= {row[""] for row in table["rows"]}
-    assert json.loads((tmp_path / "latency.json").read_text())["claim"] == "latency"
+    rows = {row[""]: row for row in found["tables"][0]["rows"]}
+    assert rows["linear"]["relative to linear"] == 1
+    assert native.why_not() or {"softmax, cached, fused", "linear, fused"} <= set(rows)
 
 
 def test_constant_memory(tmp_path, monkeypatch):
@@ -176,10 +168,10 @@ def test_constant_memory(tmp_path, monkeypatch):
 
     A step needs two states, before and after it: the beginning that all images continue is not a third one.
     """
-    monkeypatch.setattr(constant_memory, "PAPER", replace(TINY, dim=64, num_heads=1))
-    monkeypatch.setattr(constant_memory, "peak_of", live_peak_of)
-    monkeypatch.setattr(constant_memory, "IMAGES", (2, 4))
-    monkeypatch.setattr(constant_memory, "CACHED", (2,))
+    monkeypatch.setattr(tables, "PAPER", replace(TINY, dim=64, num_heads=1))
+    monkeypatch.setattr(tables, "peak_of", live_peak_of)
+    monkeypatch.setattr(tables, "IMAGES", (2, 4))
+    monkeypatch.setattr(tables, "CACHED", (2,))
     (found,) = reproduce("linear_transformers/constant_memory", Options(tmp_path))
     sizes, images = found["tables"]
     sums, keys = 4 * 64 * (64 + 1), 4 * 2 * 64
@@ -195,32 +187,23 @@ def test_constant_memory(tmp_path, monkeypatch):
     assert [row["peak MiB per image"] for row in linear] == [2**10 * row["peak GiB"] / row["images"] for row in linear]
 
 
-def test_writing_is_timed_at_places_and_joined_by_lines():
-    assert whole(lambda place: 1.0 + place, 5, 3) == pytest.approx(sum(1.0 + place for place in range(5)))
+def test_writing_is_timed_at_positions_and_joined_by_lines():
+    assert whole(lambda position: 1.0 + position, 5, 3) == pytest.approx(sum(1.0 + position for position in range(5)))
     network = Transformer(TINY, attention=attention("softmax", 783)).eval()
-    assert with_state(network, 2, 0, 256) > 0
     assert with_state(network, 3, 9, 256) > 0
     assert without_state(network, 2, 7, 256) > 0
 
 
 def test_a_timed_step_goes_on_from_one_reading():
     network = Transformer(TINY, attention=attention("linear", 783)).eval()
-    seen = []
+    stepped, read = [], []
 
     def step(tokens, state):
-        seen.append(tokens.shape)
-        logits, after = network(tokens, state)
-        assert logits.shape[0] == 3
-        return logits, after
+        stepped.append(tokens.shape)
+        return network(tokens, state)
 
-    read = []
-    hook = network.register_forward_pre_hook(lambda _, given: read.append(tuple(given[0].shape)))
+    hook = network.register_forward_pre_hook(lambda _, inputs: read.append(tuple(inputs[0].shape)))
     assert with_state(network, 3, 12, 256, step=step) > 0
     hook.remove()
-    assert read == [(1, 7), *seen]
-    assert seen == [(3, 1)] * 6
-
-
-def test_speech_needs_recordings(tmp_path):
-    with pytest.raises(InputError, match=r"--data FOLDER"):
-        reproduce("linear_transformers/speech", Options(tmp_path))
+    assert read == [(1, 7), *stepped]
+    assert stepped == [(3, 1)] * 6

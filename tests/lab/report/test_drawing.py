@@ -2,33 +2,13 @@ import math
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
-from mnemos.lab.papers.drawing import heading, mean_curve, thin
 from mnemos.lab.report.charts import Series
 from mnemos.lab.report.curves import intervals, means
 from mnemos.lab.report.gated_caches import LARGEST, activity_chart, effective_rank, grey, mix_chart, pool, spotlit
 from mnemos.lab.report.markup import decimal, duration, listed, memory, operations, short, shortened
 from mnemos.lab.report.memory_use import extent
 from mnemos.lab.report.run_records import GateCurves, flat
-
-
-def test_mean_over_the_steps_that_every_seed_has():
-    one = {"step": np.array([1, 2, 3]), "loss": np.array([1.0, math.nan, 3.0])}
-    two = {"step": np.array([2, 3, 4]), "loss": np.array([5.0, 5.0, 9.0])}
-    step, value = mean_curve([one, two], "loss")
-    np.testing.assert_array_equal(step, [2, 3])
-    np.testing.assert_array_equal(value, [math.nan, 4.0])
-
-
-def test_long_curves_are_means_of_stretches():
-    step = np.arange(4000)
-    value = step.astype(float)
-    value[5] = math.inf
-    x, y = thin(step, value)
-    assert len(x) == len(y) == 400
-    assert x[1] == y[1] == 14.5
-    assert y[0] == pytest.approx((45 - 5) / 9)  # the infinite one is left out
 
 
 def test_long_curves_of_seeds_share_their_intervals():
@@ -114,10 +94,3 @@ def test_the_middle_of_a_patch_stays():
     shown = spotlit(patch)
     assert (shown[2:6, 2:6] == 200).all()
     assert (shown[:2] == 157).all()
-
-
-def test_a_legend_is_no_wider_than_its_axes():
-
-    axes = Figure((10, 4.4)).add_axes((0.05, 0.1, 0.4, 0.6))
-    heading(axes, "title", [("red", f"a name of a variant {i}", "o") for i in range(4)])
-    assert axes.get_legend().get_window_extent().width <= axes.get_window_extent().width

@@ -14,9 +14,8 @@ from mnemos import registry
 from mnemos.lab.compare.arguments import variants
 from mnemos.lab.compare.baselines import with_parameters
 from mnemos.lab.evaluate.recorded import SlotExample
-from mnemos.lab.papers import small_runs
 from mnemos.lab.papers.reproduce import Options, reproduce
-from mnemos.lab.papers.small_runs import Trained, caution, train_and_compare
+from mnemos.lab.papers.small_runs import caution, order
 from mnemos.lab.report import page, provenance, scores, slot_attention
 from mnemos.lab.report.costs import section as cost_section
 from mnemos.lab.report.read import read, read_results, read_run, results_of
@@ -51,14 +50,6 @@ def test_rows_that_vary_a_field_and_rows_of_equal_parameters_have_descriptions_o
         registry.load("recipe", "demo-linear")(), ["--model.vocab-size", "99", "--model.max-length", "99"], ""
     )
     assert with_parameters(narrow, 100_000, "other").about.endswith("the parameters of other")
-
-
-def test_the_small_recipes_of_claims_do_not_describe_others(monkeypatch, tmp_path):
-    seen = []
-    monkeypatch.setattr(small_runs, "compare", lambda recipes, *_, **__: seen.extend(recipes) or {})
-    recipe = registry.load("recipe", "digits-pixels")()
-    train_and_compare(Options(tmp_path), "x", [replace(recipe, name="softmax")])
-    assert [one.about for one in seen] == [""]
 
 
 def test_seeds_that_are_described_differently_are_one_row(tmp_path):
@@ -129,7 +120,7 @@ def test_notes_of_claims_are_of_their_own_seeds(tmp_path):
 
 def test_a_model_that_diverged_has_no_place_in_an_order():
     scores = {"a": [2.0], "b": [1.0], "c": [math.nan]}
-    found = Trained({}, scores).order({"a": (1.0,), "b": (2.0,), "c": (3.0,)}, 0)
+    found = order(scores, {"a": (1.0,), "b": (2.0,), "c": (3.0,)}, 0)
     assert found.startswith("From best to worst: b; a. 0 of 1 pairs")
 
 

@@ -176,7 +176,7 @@ def test_model_and_task_fit(name, folder):
         logits, _ = task.forward(model, batch, None)
         assert logits.shape == (*batch.targets.shape, task.vocab_size)
         return
-    if task.inputs == "photos":  # tests/lab/papers/test_claims.py builds the paper's sizes
+    if task.inputs == "photos":  # tests/lab/papers/test_reproduce.py builds the paper's sizes
         if isinstance(recipe.data, ShapesConfig):
             outputs, _ = task.forward(model := recipe.model.build(), batch, None)
             assert task.loss(model, outputs, batch).isfinite()

@@ -3,10 +3,12 @@
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from mnemos.types import InputError
 
 Values = Mapping[str, tuple[float, ...]]
+_Entry = TypeVar("_Entry")
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,13 @@ class Paper:
 
     def claim(self, name: str) -> Claim:
         """The claim `name`. Raises InputError, with the most similar name, for an unknown one."""
-        known = {claim.name: claim for claim in self.claims}
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1, 0.5)
-            hint = f"did you mean {self.name}/{near[0]}?" if near else "choose one of these"
-            raise InputError(f"{self.name}: expected a claim ({', '.join(known)}), found {name!r}; {hint}")
-        return known[name]
+        return choose(name, {claim.name: claim for claim in self.claims}, f"a claim of {self.name}")
+
+
+def choose(name: str, entries: Mapping[str, _Entry], expected: str) -> _Entry:
+    """The entry `name`. Raises InputError, with the most similar name, for an unknown one."""
+    if name not in entries:
+        near = difflib.get_close_matches(name, entries, 1, 0.5)
+        hint = f"did you mean {near[0]!r}?" if near else "choose one of these"
+        raise InputError(f"expected {expected} ({', '.join(entries)}), found {name!r}; {hint}")
+    return entries[name]

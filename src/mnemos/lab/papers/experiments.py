@@ -1,4 +1,4 @@
-"""An experiment on a paper's claim: arms over seeds, the difference to each control, and the power that the seeds had.
+"""An experiment on a paper's claim: variants over seeds, the difference to each control, and the power of the seeds.
 
     δ = |e| / √((s₁² + s₂²)/n)      f = (n − 1)·(s₁² + s₂²)² / (s₁⁴ + s₂⁴)
     power = P(|T| > t(97.5 %, f)),  T noncentral t with f degrees of freedom and noncentrality δ
@@ -9,44 +9,32 @@ are the standard deviations of single runs.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
-from mnemos.lab.compare.significance import (
-    BETTER,
-    LEVEL,
-    NO_DIFFERENCE,
-    WORSE,
-    Difference,
-    Scored,
-    Spread,
-    correct,
-    spread,
-    welch,
-)
+from mnemos.lab.compare import significance
+from mnemos.lab.compare.significance import BETTER, LEVEL, NO_DIFFERENCE, WORSE, Difference, Scored, Spread
+from mnemos.lab.recipes.family import altered
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe
-from mnemos.types import JSONObject
 
 from .findings import Cell, Finding, Table
 from .reproduce import Options
-from .small_runs import runs, runs_of, train_and_compare, write_report
+from .small_runs import Trained, train
 
 POWER = 0.8
 MOST_SEEDS = 1000  # counts of seeds beyond it are not searched
-Values = Mapping[str, Sequence[float]]  # by the name of an arm: one value a seed
-
-
-@dataclass(frozen=True)
-class Measure:
-    """What an experiment is judged by. unit: its name and unit in tables; score: of a finished run."""
-
-    unit: str
-    score: Callable[[Result], float]
-    higher_is_better: bool
+Values = Mapping[str, Sequence[float]]  # by the name of a variant: one value a seed
+_SHOWN = {BETTER: "better", WORSE: "worse", NO_DIFFERENCE: "no", "": "–"}
+_EXPLAINED = (
+    "Differences: Welch's test, 95 % interval (not corrected), p corrected by Holm over the differences of the table. "
+    "Effect: the paper's difference. Power: the probability that as many seeds show a true difference of its size, at "
+    "level 5 %, two-sided, with the standard deviations of these runs; beside it the seeds of an arm that make it .8. "
+    "Both are optimistic: a difference is shown only below 5 % after Holm, and the standard deviations of a few seeds "
+    "are rough. No difference shown is not equality."
+)
 
 
 def power(effect: float, one: Scored, other: Scored, seeds: int) -> float:
-    """The power for a true difference `effect` of `seeds` runs each, with the standard deviations of two arms.
+    """The power for a true difference `effect` of `seeds` runs each, with the standard deviations of two variants.
 
     NaN without a spread (fewer than two values, a value that is not finite, or equal values of both).
     """
@@ -63,74 +51,64 @@ def power(effect: float, one: Scored, other: Scored, seeds: int) -> float:
 
 
 def seeds_needed(effect: float, one: Scored, other: Scored) -> int | None:
-    """The fewest seeds of each arm with `POWER` for a difference `effect`; None: no spread, or above `MOST_SEEDS`."""
+    """The fewest seeds of each with `POWER` for a difference `effect`; None: no spread, or above `MOST_SEEDS`."""
     if math.isnan(power(effect, one, other, 2)):
         return None
     return next((n for n in range(2, MOST_SEEDS + 1) if power(effect, one, other, n) >= POWER), None)
 
 
-def differences(scores: Mapping[str, Spread], arm: str, controls: Iterable[str]) -> dict[str, Difference]:
-    """`arm` minus each control by Welch's test, p corrected over the controls by Holm."""
+def differences(scores: Mapping[str, Spread], variant: str, controls: Iterable[str]) -> dict[str, Difference]:
+    """`variant` minus each control by Welch's test, p corrected over the controls by Holm."""
     names = list(controls)
-    return dict(zip(names, correct([welch(scores[arm], scores[name]) for name in names]), strict=True))
+    tested = [significance.welch(scores[variant], scores[name]) for name in names]
+    return dict(zip(names, significance.correct(tested), strict=True))
 
 
-def train_arms(found: Finding, options: Options, name: str, arms: Mapping[str, Recipe]) -> JSONObject:
-    """Train the recipes of all arms, one thread each, with the seeds of the options; add runs and report to `found`.
-
-    The folder is options.out/runs/NAME-STEPS, with RECIPE/seed-N below it; what is finished there is not trained again.
-    """
-    recipes = [replace(one, train=replace(one.train, threads=1)) for one in arms.values()]
-    comparison = train_and_compare(options, name, recipes)
-    found.runs += runs(comparison)
-    found.files.append(write_report(comparison))
-    return comparison
+def train_variants(finding: Finding, options: Options, name: str, variants: Mapping[str, Recipe]) -> Trained:
+    """Train the recipes of all variants, one thread each, with the seeds of the options."""
+    return train(finding, options, name, {name: altered(one, train={"threads": 1}) for name, one in variants.items()})
 
 
 def add_tables(
-    found: Finding,
-    arms: Mapping[str, Recipe],
-    comparison: JSONObject,
-    measure: Measure,
+    finding: Finding,
+    first: Recipe,
+    trained: Trained,
+    unit: str,
+    score: Callable[[Result], float],
+    higher_is_better: bool,
     controls: Mapping[str, float | None],
     extra: Mapping[str, Values] = {},
 ) -> None:
-    """Add the tables of an experiment to `found`: arms, differences to the controls, and the score of each seed.
+    """Add the tables of an experiment: its variants, differences to the controls, and the score of each seed.
 
-    Minutes are those of the training as measured, with what else the machine did.
-
-    controls: the arms that the first one is tested against, each with the effect whose power is given, first arm minus
-    control, in the unit of the scores: the paper's difference. None: no power.
-
-    extra: further columns of the arms' table, by their titles; arms without values have a dash. An interval or a power
-    needs two seeds or more.
+    first: the recipe of the first variant. unit: of the score, as tables name it. controls: the variants that the first
+    one is tested against, each with the effect whose power is told, first minus control, in the unit of the scores: the
+    paper's difference; None: no power. extra: further columns of the table of variants, by their titles. Minutes are
+    those of the training as measured, with what else the processor did.
     """
-    places = {arm: runs_of(comparison, recipe) for arm, recipe in arms.items()}
-    values = {arm: [measure.score(Result.read(place)) for place in every] for arm, every in places.items()}
-    rows = dict(zip(arms, comparison["rows"], strict=True))
-    minutes = {arm: row["seconds"] / 60 for arm, row in rows.items()}  # the mean over seeds
+    values = {name: [score(one) for one in trained.results(name)] for name in trained.runs}
     seeds = len(next(iter(values.values())))
-    first = next(iter(arms.values()))
-    title = f"{first.train.steps:,} updates of {first.train.batch_size}, {seeds} seed{'s' * (seeds > 1)}"
-    title += f", {seeds * sum(minutes.values()):.0f} minutes in all"
+    minutes = {name: row["seconds"] / 60 for name, row in trained.rows.items()}  # the mean over seeds
+    title = f"Arms: {first.train.steps:,} updates of {first.train.batch_size}, {seeds} seed{'s' * (seeds > 1)}"
     costs = ["parameters", "training TFLOP", "minutes per run"]
-    added = [part for name in extra for part in (name, f"{name}, sd")]
-    table = Table(f"Arms: {title}", ["", measure.unit, "sd", *costs, *added])
-    for arm in arms:
-        more: list[Cell] = []
-        for each in extra.values():
-            more += mean_and_spread(each.get(arm, ()))
-        own = mean_and_spread(values[arm])
-        row = rows[arm]
-        table.add(arm, *own, int(row["parameters"]), row["train_flops"] / 1e12, minutes[arm], *more)
-    minus = differences_table(values, measure.unit, measure.higher_is_better, controls)
-    found.tables += [table, minus, _seeds_table(values, places)]
-    found.notes.append(_EXPLAINED)
+    table = Table(
+        f"{title}, {seeds * sum(minutes.values()):.0f} minutes in all",
+        ["", unit, "sd", *costs, *(part for name in extra for part in (name, f"{name}, sd"))],
+    )
+    for name, row in trained.rows.items():
+        more = [cell for each in extra.values() for cell in mean_and_spread(each.get(name, ()))]
+        flops = row["train_flops"] / 1e12
+        table.add(name, *mean_and_spread(values[name]), int(row["parameters"]), flops, minutes[name], *more)
+    every = Table("Each seed", ["seed", *values])  # so that the other tables can be computed again
+    for i, run in enumerate(next(iter(trained.runs.values()))):
+        every.add(str(run).rpartition("-")[2], *(each[i] for each in values.values()))
+    finding.tables += [table, differences_table(values, unit, higher_is_better, controls), every]
+    finding.notes.append(_EXPLAINED)
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[Cell, Cell]:
     """The mean and the standard deviation over seeds as cells; None for what there is not."""
-    mean, std, count = spread(values)
+    mean, std, count = significance.spread(values)
     return (mean if count else None), _finite(std)
 
 
@@ -139,52 +117,21 @@ def _finite(value: float) -> Cell:
 
 
 def differences_table(values: Values, unit: str, higher_is_better: bool, controls: Mapping[str, float | None]) -> Table:
-    """The first arm minus each of its controls; see `add_tables`."""
-    scores = {arm: spread(every) for arm, every in values.items()}
-    arm = next(iter(scores))
+    """The first variant minus each of its controls; see `add_tables`."""
+    scores = {name: significance.spread(each) for name, each in values.items()}
+    first = next(iter(scores))
     table = Table(
-        f"{arm} minus each control, {unit}",
+        f"{first} minus each control, {unit}",
         ["minus", "difference", "from", "to", "p", "p (Holm)", "shown", "effect", "power", "seeds for .8"],
     )
-    for name, difference in differences(scores, arm, controls).items():
-        low, high = difference.interval or (None, None)
-        effect = controls[name]
-        table.add(
-            name,
-            difference.difference,
-            low,
-            high,
-            _finite(difference.p),
-            _finite(difference.p_holm),
-            _SHOWN[difference.finding(higher_is_better)],
-            effect,
-            *((None, None) if effect is None else _powers(effect, scores[arm], scores[name])),
-        )
+    for name, tested in differences(scores, first, controls).items():
+        low, high = tested.interval or (None, None)
+        effect, had, needed = controls[name], None, None
+        if effect is not None:
+            had = _finite(power(effect, scores[first], scores[name], min(scores[first].seeds, scores[name].seeds)))
+            needed = seeds_needed(effect, scores[first], scores[name])
+        seeds = f"> {MOST_SEEDS:,}" if needed is None and had is not None else needed
+        shown = _SHOWN[tested.finding(higher_is_better)]
+        p = _finite(tested.p), _finite(tested.p_holm)
+        table.add(name, tested.difference, low, high, *p, shown, effect, had, seeds)
     return table
-
-
-_SHOWN = {BETTER: "better", WORSE: "worse", NO_DIFFERENCE: "no", "": "–"}
-
-
-def _powers(effect: float, one: Spread, other: Spread) -> tuple[Cell, Cell]:
-    """The power that the seeds had for a difference, and the seeds that would have `POWER`."""
-    had = _finite(power(effect, one, other, min(one.seeds, other.seeds)))
-    needed = seeds_needed(effect, one, other)
-    return had, f"> {MOST_SEEDS:,}" if needed is None and had is not None else needed
-
-
-def _seeds_table(values: Values, places: Mapping[str, Sequence[object]]) -> Table:
-    """The score of each run, so that the other tables can be computed again."""
-    table = Table("Each seed", ["seed", *values])
-    for i, place in enumerate(next(iter(places.values()))):
-        table.add(str(place).rpartition("-")[2], *(every[i] for every in values.values()))
-    return table
-
-
-_EXPLAINED = (
-    "Differences: Welch's test, 95 % interval (not corrected), p corrected by Holm over the differences of the table. "
-    "Effect: the paper's difference. Power: the probability that as many seeds show a true difference of its size, at "
-    "level 5 %, two-sided, with the standard deviations of these runs; beside it the seeds of an arm that make it .8. "
-    "Both are optimistic: a difference is shown only below 5 % after Holm, and the standard deviations of a few seeds "
-    "are rough. No difference shown is not equality."
-)

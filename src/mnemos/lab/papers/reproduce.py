@@ -1,19 +1,19 @@
 """`mnemos reproduce PAPER[/CLAIM]`: measure a paper's claims and show the results next to the paper's numbers."""
 
-import difflib
+import base64
 import importlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mnemos.atomic import write_json
+from mnemos.atomic import read_bytes, write_json, write_text
 from mnemos.errors import say
 from mnemos.lab.run.provenance import provenance, trained
 from mnemos.types import InputError, JSONObject
 
 from .cached_transformers.claims import CACHED_TRANSFORMERS
-from .claim import Claim, Paper
-from .findings import Finding
+from .claim import Claim, Paper, choose
+from .findings import Finding, cell_text
 from .linear_transformers.claims import LINEAR_TRANSFORMERS
 from .memformer.claims import MEMFORMER
 from .verdicts import SYMBOLS, verdicts
@@ -46,58 +46,47 @@ def reproduce(target: str, options: Options) -> list[JSONObject]:
     finished in the folder are not trained again.
     Raises InputError for an unknown name, with the most similar one, and for options out of range.
     """
-    about, claims = chosen(target)
-    _check(options)
-    found = []
-    for claim in claims:
-        say(f"{about.name}/{claim.name}: {claim.about}\n  The claim: {claim.says}")
-        for row in verdicts(about.name, claim.name):
-            say(f"  {SYMBOLS[row.symbol].capitalize()}: {row.item}. {row.line}", flush=True)
-        found.append(_reproduce_claim(about, claim, options))
-    return found
-
-
-def chosen(target: str) -> tuple[Paper, tuple[Claim, ...]]:
-    """The paper and the claims named by PAPER[/CLAIM]. Raises InputError for an unknown name."""
-    name, slash, wanted = target.strip("/").partition("/")
-    if name not in PAPERS:
-        near = difflib.get_close_matches(name, PAPERS, 1, 0.5)
-        hint = f"did you mean {near[0]!r}?" if near else "choose one of these"
-        raise InputError(f"expected a paper ({', '.join(PAPERS)}), found {name!r}; {hint}")
-    about = PAPERS[name]
-    return about, (about.claim(wanted),) if slash else about.claims
-
-
-def listing() -> str:
-    """A list of all papers and claims, one per line."""
-    lines = []
-    for about in PAPERS.values():
-        lines.append(f"{about.name}: {about.title}")
-        lines += [f"  mnemos reproduce {about.name}/{claim.name:10} {claim.about}" for claim in about.claims]
-    return "\n".join(lines)
-
-
-def _check(options: Options) -> None:
-    if options.seeds < 1:
-        raise InputError(f"--seeds: expected at least 1, found {options.seeds}")
-    if options.steps is not None and options.steps < 1:
-        raise InputError(f"--steps: expected at least 1, found {options.steps}")
+    paper, claims = chosen(target)
+    for name, count in (("seeds", options.seeds), ("steps", options.steps)):
+        if count is not None and count < 1:
+            raise InputError(f"--{name}: expected at least 1, found {count}")
     if options.data is not None and not options.data.exists():
         raise InputError(
             f"--data {options.data}: expected a folder of data or a file of text, but the path does not exist"
         )
     if options.out.exists() and not options.out.is_dir():
         raise InputError(f"--out {options.out}: expected a folder, found a file; choose another path")
+    return [_reproduce_claim(paper, claim, options) for claim in claims]
 
 
-def _reproduce_claim(about: Paper, claim: Claim, options: Options) -> JSONObject:
+def chosen(target: str) -> tuple[Paper, tuple[Claim, ...]]:
+    """The paper and the claims named by PAPER[/CLAIM]. Raises InputError for an unknown name."""
+    name, slash, claim = target.strip("/").partition("/")
+    paper = choose(name, PAPERS, "a paper")
+    return paper, (paper.claim(claim),) if slash else paper.claims
+
+
+def listing() -> str:
+    """A list of all papers and claims, one per line."""
+    lines = []
+    for paper in PAPERS.values():
+        lines.append(f"{paper.name}: {paper.title}")
+        lines += [f"  mnemos reproduce {paper.name}/{claim.name:10} {claim.about}" for claim in paper.claims]
+    return "\n".join(lines)
+
+
+def _reproduce_claim(paper: Paper, claim: Claim, options: Options) -> JSONObject:
+    say(f"{paper.name}/{claim.name}: {claim.about}\n  The claim: {claim.says}")
+    for row in verdicts(paper.name, claim.name):
+        say(f"  {SYMBOLS[row.symbol].capitalize()}: {row.item}. {row.line}", flush=True)
+    # --- the claim's own function ---
     module, _, function = claim.make.partition(":")
     start, origin = time.perf_counter(), provenance(0, "cpu")
     finding: Finding = getattr(importlib.import_module(module), function)(claim, options)
     finding.show()
     result = {
-        "paper": about.name,
-        "title": about.title,
+        "paper": paper.name,
+        "title": paper.title,
         "claim": claim.name,
         "about": claim.about,
         "says": claim.says,
@@ -106,15 +95,58 @@ def _reproduce_claim(about: Paper, claim: Claim, options: Options) -> JSONObject
         "seconds": time.perf_counter() - start,
         "provenance": origin,
     }
+    # --- its files ---
     if not options.recipes_only:
         options.out.mkdir(parents=True, exist_ok=True)
-        path = options.out / f"{claim.name}.json"
+        path, page = options.out / f"{claim.name}.json", options.out / f"claim-{claim.name}.html"
         write_json(path, result)
-        from .claim_page import write_claim_page  # what only names recipes needs no page
-
-        page = options.out / f"claim-{claim.name}.html"
-        write_claim_page(result, finding, page)
+        write_text(page, claim_page(result, finding))
         for written in (*finding.files, path, page):
             say(written)
     say(flush=True)
     return result
+
+
+def claim_page(result: JSONObject, finding: Finding) -> str:
+    """The page of a claim in the shell of all pages: tables, notes, figures. result: what its JSON file holds."""
+    from mnemos.lab.report import markup  # what only names recipes needs no page
+    from mnemos.lab.report.shell import html_page, script
+
+    escape, paragraph = markup.escape, markup.paragraph
+    tables = [
+        markup.table(one.title, one.columns, [[escape(cell_text(cell)) for cell in row] for row in one.rows], "claims")
+        for one in finding.tables
+    ]
+    drawn = [file for file in finding.files if file.suffix == ".png" and file.is_file()]
+    pictures = [
+        markup.figure([f'<img alt="{escape(file.stem)}" src="data:image/png;base64,{data}">'], file.name, "full")
+        for file in drawn
+        for data in [base64.b64encode(read_bytes(file)).decode()]
+    ]
+    paths = [path for path in (*finding.files, *finding.runs) if path.suffix != ".png"]
+    items = "".join(f"<li><code>{escape(path)}</code></li>" for path in paths)
+    facts = {**result["provenance"], "seconds": f"{result['seconds']:.1f}"}
+    origin = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>"
+        for name, fact in facts.items()
+        if fact is not None and not isinstance(fact, dict | list)
+    )
+    sections = {
+        "tables": ("Further tables", "\n".join(tables[1:])),
+        "figures": ("Figures", "\n".join(pictures)),
+        "runs": ("Pages and runs", f"<ul>{items}</ul>" if items else ""),
+        "provenance": ("Provenance", f'<dl class="facts">{origin}</dl>'),
+    }
+    known = {slug: section for slug, section in sections.items() if section[1]}
+    notes = "".join(f"<li>{markup.prose(note)}</li>" for note in finding.notes)
+    opening = [
+        paragraph(f"The claim: {result['says']}", "lead"),
+        *tables[:1],
+        f'<ul class="caveats">{notes}</ul>' if notes else "",
+        markup.contents((slug, name) for slug, (name, _) in known.items()),
+    ]
+    body = f'<section id="verdict" class="opening">\n{chr(10).join(filter(None, opening))}</section>\n'
+    body += "\n".join(markup.folded(slug, name, text, slug == "figures") for slug, (name, text) in known.items())
+    runs = f" · {markup.plural(len(finding.runs), 'run')}" if finding.runs else ""
+    byline = paragraph(f"{result['paper']}/{result['claim']}{runs}", "byline")
+    return html_page(f"{result['title']}: {result['about']}", body, byline, [script("page.js")])

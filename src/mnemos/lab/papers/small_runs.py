@@ -2,11 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from mnemos.lab.compare.compare import compare
 from mnemos.lab.run.files import Result
@@ -37,35 +36,63 @@ def task(options: Options) -> tuple[str, JSONObject]:
     return "cifar", {"folder": str(options.data)}
 
 
-def train_and_compare(
-    options: Options, name: str, recipes: Sequence[Recipe], baselines: bool = False, seeds: int = 0
-) -> JSONObject:
-    """Train the recipes in a folder of options.out/runs, unless they are trained.
+def digits_or_mnist(options: Options) -> tuple[str, JSONObject]:
+    """`task` for claims of grey pictures: CIFAR-10 is refused."""
+    name, fields = task(options)
+    if name == "cifar":
+        raise InputError(
+            f"--data {options.data}: expected a folder with MNIST, found no MNIST files; omit --data to use digits"
+        )
+    return name, fields
 
-    seeds: 0 for those of the options. Returns the contents of comparison.json, and its folder as "folder".
+
+@dataclass(frozen=True)
+class Trained:
+    """Trained models of a table by the names of its rows.
+
+    rows: of comparison.json; a baseline that the comparison added has its recipe's name. runs: a row's folders, one a
+    seed. comparison: the whole of comparison.json; folder: its folder.
     """
-    folder = options.out / "runs" / f"{name}-{recipes[0].train.steps}"
-    recipes = [replace(one, about="") for one in recipes]  # they are not what the registered ones say of themselves
-    found = compare(recipes, folder, seeds or options.seeds, of_claim=True, baselines=baselines)
-    return {**found, "folder": folder}
+
+    rows: Mapping[str, JSONObject]
+    runs: Mapping[str, list[Path]]
+    comparison: JSONObject
+    folder: Path
+
+    def results(self, name: str) -> list[Result]:
+        """The results of a row's runs."""
+        return [Result.read(run) for run in self.runs[name]]
+
+    def score(self, name: str, scale: float = 100.0, digits: int = 1) -> str:
+        """Text of a row's mean score and its standard deviation over seeds."""
+        return spread(self.rows[name]["mean"], self.rows[name]["std"], scale, digits)
 
 
-def runs(comparison: JSONObject) -> list[Path]:
-    """The folders of all runs of a comparison."""
-    return [comparison["folder"] / place for each in comparison["runs"].values() for place in each]
+def train(
+    finding: Finding,
+    options: Options,
+    name: str,
+    recipes: Mapping[str, Recipe],
+    baselines: bool = False,
+    seeds: int = 0,
+    report: bool = True,
+) -> Trained:
+    """Train a recipe for each row, unless it is trained; add the runs and the page of the comparison to `finding`.
 
+    The folder is options.out/runs/NAME-STEPS, with RECIPE/seed-N below it. seeds: 0 for those of the options.
+    """
+    plain = [replace(one, about="") for one in recipes.values()]  # they are not what the registered ones say
+    folder = options.out / "runs" / f"{name}-{plain[0].train.steps}"
+    comparison = compare(plain, folder, seeds or options.seeds, of_claim=True, baselines=baselines)
+    names = {recipe.name: row for row, recipe in recipes.items()}
+    rows = {names.get(row["name"], row["name"]): row for row in comparison["rows"]}
+    runs = {names.get(one, one): [folder / place for place in each] for one, each in comparison["runs"].items()}
+    finding.runs += [run for each in runs.values() for run in each if run not in finding.runs]
+    if report:
+        from mnemos.lab.report import report as write_report  # what only names recipes needs no report
 
-def runs_of(comparison: JSONObject, recipe: Recipe) -> list[Path]:
-    """The folders of a recipe's runs, one a seed."""
-    return [comparison["folder"] / place for place in comparison["runs"][recipe.name]]
-
-
-def write_report(comparison: JSONObject) -> Path:
-    """Write the page of a comparison into its folder; returns its path."""
-    from mnemos.lab.report import report  # what only names recipes needs no report
-
-    folder: Path = comparison["folder"]
-    return report([folder], folder / "report.html")
+        finding.files.append(write_report([folder], folder / "report.html"))
+    return Trained(rows, runs, comparison, folder)
 
 
 def caution(options: Options) -> str:
@@ -75,55 +102,21 @@ def caution(options: Options) -> str:
     return f"± is the standard deviation over {options.seeds} seeds."
 
 
-@dataclass(frozen=True)
-class Trained:
-    """Trained models of a table: rows of the comparison by the paper's names, and one perplexity per seed."""
-
-    rows: Mapping[str, JSONObject]
-    perplexities: Mapping[str, list[float]]
-
-    def perplexity(self, name: str, digits: int = 3) -> str:
-        """Text of the mean and the standard deviation over seeds, with so many decimals."""
-        found = self.perplexities[name]
-        return spread(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, 1.0, digits)
-
-    def order(self, theirs: Values, column: int) -> str:
-        """A sentence: the models from best to worst, and how many pairs of rows have the same order in the paper."""
-        ours = {name: statistics.fmean(found) for name, found in self.perplexities.items()}
-        ours = {name: mean for name, mean in ours.items() if math.isfinite(mean)}
-        known = [name for name in ours if name in theirs]
-        pairs = [(a, b) for a, b in combinations(known, 2) if theirs[a][column] != theirs[b][column]]
-        same = sum((ours[a] < ours[b]) == (theirs[a][column] < theirs[b][column]) for a, b in pairs)
-        ranked = "; ".join(sorted(ours, key=ours.__getitem__))
-        return f"From best to worst: {ranked}. {same} of {len(pairs)} pairs have the same order as in the paper."
+def perplexities(trained: Trained) -> dict[str, list[float]]:
+    """The test perplexity of each seed, by row."""
+    return {name: [perplexity(one.score("loss")) for one in trained.results(name)] for name in trained.runs}
 
 
-def train_language_models(found: Finding, options: Options, name: str, recipes: Mapping[str, Recipe]) -> Trained:
-    """Train the recipes of a table by its rows' names; add runs, report and note to `found`."""
-    shortened = {row: _shortened(recipe, options) for row, recipe in recipes.items()}
-    comparison = train_and_compare(options, name, list(shortened.values()))
-    found.runs += runs(comparison)
-    found.files.append(write_report(comparison))
-    found.notes.append(caution(options))
-    return Trained(
-        dict(zip(recipes, comparison["rows"], strict=True)),
-        {
-            row: [perplexity(Result.read(run).score("loss")) for run in runs_of(comparison, recipe)]
-            for row, recipe in shortened.items()
-        },
-    )
+def perplexity_text(values: list[float], digits: int = 3) -> str:
+    """Text of the mean and the standard deviation over seeds."""
+    return spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, 1.0, digits)
 
 
-def _shortened(recipe: Recipe, options: Options) -> Recipe:
-    steps = options.steps or recipe.train.steps
-    return replace(recipe, train=replace(recipe.train, steps=steps, eval_every=min(recipe.train.eval_every, steps)))
-
-
-def shape(recipe: Recipe) -> str:
-    """A description of the small model, such as "2+4 layers, 4 slots"."""
-    model: Any = recipe.model
-    if model.name == "memformer":
-        return f"{model.encoder_layers}+{model.decoder_layers} layers, {model.memory.slots} slots"
-    attention = getattr(model, "attention", None)
-    sizes = {name: getattr(attention, name, None) for name in ("memory", "compressed")}
-    return ", ".join([f"{model.layers} layers", *(f"{name} {n}" for name, n in sizes.items() if n is not None)])
+def order(scores: Mapping[str, list[float]], theirs: Values, column: int) -> str:
+    """A sentence: the models from best to worst, and how many pairs of rows have the same order in the paper."""
+    ours = {name: mean for name, each in scores.items() if math.isfinite(mean := statistics.fmean(each))}
+    pairs = [(a, b) for a, b in combinations([name for name in ours if name in theirs], 2)]
+    pairs = [(a, b) for a, b in pairs if theirs[a][column] != theirs[b][column]]
+    same = sum((ours[a] < ours[b]) == (theirs[a][column] < theirs[b][column]) for a, b in pairs)
+    ranked = "; ".join(sorted(ours, key=ours.__getitem__))
+    return f"From best to worst: {ranked}. {same} of {len(pairs)} pairs have the same order as in the paper."

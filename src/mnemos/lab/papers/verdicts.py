@@ -4,6 +4,7 @@
 keys, positions, or KEY=VALUE for the one entry of a list with that value; ~ stands for /; A ÷ B is a ratio.
 """
 
+import re
 from typing import NamedTuple
 
 SYMBOLS = {"✓": "seen", "≈": "partly", "✗": "tested and not seen", "?": "undecided", "–": "not run"}
@@ -22,366 +23,192 @@ class Verdict(NamedTuple):
 
 def verdicts(paper: str, claim: str | None = None) -> tuple[Verdict, ...]:
     """The rows of a paper, or those that one of its claims measures."""
-    return tuple(row for row in _VERDICTS.get(paper, ()) if claim is None or claim in row.claim.split())
+    rows = (Verdict(*row.groups("")) for row in _ROW.finditer(_VERDICTS.get(paper, "")))
+    return tuple(row for row in rows if claim is None or claim in row.claim.split())
 
 
+_ROW = re.compile(
+    r"^(\S) (.+?)(?: \[(.+)\])?\n"  # symbol, item [claims]
+    r"(?:  paper: (.+)\n)?"
+    r"(?:  here: (.+)\n)?"
+    r"  (.+)\n",  # the line
+    re.MULTILINE,
+)
 _VERDICTS = {
-    "cached_transformers": (
-        Verdict(
-            "✗",
-            "Table 1, ViT: accuracy",
-            "experiment table1",
-            "ViT-S 79.9 → 81.3",
-            "CIFAR-10: <cached_experiment|tables/0/rows/=no cache/test accuracy, %|.1f> → <cached_experiment|tables/0/rows/=cached/test accuracy, %|.1f>, difference <cached_experiment|tables/1/rows/minus=no cache/difference|+.1f> (<cached_experiment|tables/1/rows/minus=no cache/from|+.1f> to <cached_experiment|tables/1/rows/minus=no cache/to|+.1f>)",
-            "CIFAR-10, a small ViT, six seeds: a gain of 1.4 is excluded.",
-        ),
-        Verdict(
-            "?",
-            "Table 1, PVT and Swin",
-            "table1",
-            "PVT +1.8 to +3.3, PVT v2 +0.5 to +0.6, Swin +0.9",
-            "digits: PVT v2 +0.3 (−0.3 to +0.8), Swin −1.6 (−12.4 to +9.2)",
-            "Digits, 500 updates, five seeds: undecided.",
-        ),
-        Verdict(
-            "–",
-            "ImageNet, COCO, WikiText-103 (Tables 1, 3, 5, 7, 8)",
-            "table3 table7 table8",
-            "top-1 +0.5 to +3.3; box AP +3.5 to +4.6; 18.3 → 17.9 perplexity",
-            "shapes, box AP: +1.3 (−12.1 to +14.7)",
-            "Recipes exist, not trained; generated shapes decide nothing.",
-        ),
-        Verdict(
-            "≈",
-            "Cost (Table 9)",
-            "costs table9",
-            "FLOPs +10 to +15 %; images a second × 0.81 to 0.83",
-            "FLOPs inference <cached_costs|min:tables/2/rows/*/+ %|+.0f> to <cached_costs|max:tables/2/rows/*/+ %|+.0f> %, training <cached_costs|min:tables/1/rows/*/+ %|+.0f> to <cached_costs|max:tables/1/rows/*/+ %|+.0f> %, parameters <cached_costs|min:tables/0/rows/*/+ %|+.0f> to <cached_costs|max:tables/0/rows/*/+ %|+.0f> %; images a second × <cached_table9|min:tables/1/rows/*/ratio|.2f> to <cached_table9|max:tables/1/rows/*/ratio|.2f>",
-            "Inference agrees, training costs more.",
-        ),
-        Verdict(
-            "✗",
-            "Cheaper than more width",
-            "experiment",
-            "more efficient than more depth or width",
-            "minus a wider ViT: <cached_experiment|tables/1/rows/minus=equal parameters/difference|+.1f> (<cached_experiment|tables/1/rows/minus=equal parameters/from|+.1f> to <cached_experiment|tables/1/rows/minus=equal parameters/to|+.1f>)",
-            "CIFAR-10, six seeds: the wider ViT is no worse.",
-        ),
-        Verdict(
-            "≈",
-            "Table 2: gated beats keys and values",
-            "experiment table2",
-            "80.0 → 81.3",
-            "CIFAR-10: <cached_experiment|tables/1/rows/minus=keys and values/difference|+.1f> (<cached_experiment|tables/1/rows/minus=keys and values/from|+.1f> to <cached_experiment|tables/1/rows/minus=keys and values/to|+.1f>)",
-            "Keys and values lose 1.7 to no cache.",
-        ),
-        Verdict(
-            "?",
-            "Regularises across samples",
-            "experiment",
-            "less overfitting",
-            "train − test: <cached_experiment|tables/0/rows/=cached/gap, points|.1f> points, without <cached_experiment|tables/0/rows/=no cache/gap, points|.1f>",
-            "Six seeds, but a gap too small to reduce.",
-        ),
-        Verdict(
-            "✗",
-            "Table 4: translation",
-            "table4",
-            "+0.2 to +0.6 BLEU",
-            "Multi30k: <multi30k_paper|rows/0|±.1f>; learned constant <multi30k_paper|rows/1|±.1f>; none, another run, <multi30k_demo|rows/0|±.1f>",
-            "2 + 2 layers, three seeds: it loses 7 BLEU.",
-        ),
-        Verdict(
-            "?",
-            "Table 5: language, base",
-            "table5",
-            "perplexity 24.0 → 22.9",
-            "<cached_table5|tables/0/rows/=Transformer-XL base/here|s> → <cached_table5|tables/0/rows/=Transformer-XL base, cached/here|s>; never written <cached_table5|tables/0/rows/=Transformer-XL base, cached, never written/here|s>",
-            "WikiText-2, three seeds: too noisy.",
-        ),
-        Verdict(
-            "?",
-            "Table 5: ahead of memory tokens (MT, RMT)",
-            "table5",
-            "22.9 against 23.99, 23.95",
-            "<cached_table5|tables/0/rows/=Transformer-XL base, cached/here|s> against <cached_table5|tables/0/rows/=Transformer-XL base, MT-cached/here|s>, <cached_table5|tables/0/rows/=Transformer-XL base, RMT-cached/here|s>",
-            "WikiText-2: MT is ahead, not shown.",
-        ),
-        Verdict(
-            "?",
-            "Table 6: ListOps",
-            "table6",
-            "+0.6 to +1.4 points",
-            "<cached_table6|tables/0/rows/=Transformer/here|s> → <cached_table6|tables/0/rows/=Transformer/here cached|s> %; learned constant <cached_table6|tables/0/rows/=Transformer/never written|s>",
-            "64 to 128 symbols, three seeds: too noisy.",
-        ),
-        Verdict(
-            "≈",
-            "Table 10: ratio of the cache",
-            "table10",
-            "ratio 0 to 1: 1.90 → 2.97 G, 75.1 → 78.5 %",
-            "<cached_table10|tables/0/rows/ratio=0/as the paper counts|.2f> → <cached_table10|tables/0/rows/ratio=1/as the paper counts|.2f> G; digits: <cached_table10|tables/1/rows/ratio=0/accuracy|s>, <cached_table10|tables/1/rows/ratio=0.125/accuracy|s>, <cached_table10|tables/1/rows/ratio=0.25/accuracy|s>, <cached_table10|tables/1/rows/ratio=0.5/accuracy|s>, <cached_table10|tables/1/rows/ratio=1/accuracy|s> %",
-            "FLOPs within 4 % up to ½; accuracy undecided.",
-        ),
-        Verdict(
-            "?",
-            "Figures 1, 4, 5: cost, maps, gates",
-            "figure1 figure4 figure5",
-            "cached curve on top; maps complement; gates above ½ in most layers",
-            "three points of three on top; correlations of the maps <cached_figure4|tables/0/rows/layer=blocks.0/correlation|+.2f>, <cached_figure4|tables/0/rows/layer=blocks.1/correlation|+.2f>, <cached_figure4|tables/0/rows/layer=blocks.2/correlation|+.2f>, <cached_figure4|tables/0/rows/layer=blocks.3/correlation|+.2f>; gates above ½ in 1 of 8 layers",
-            "Digits, one seed, 500 updates.",
-        ),
-        Verdict(
-            "✓",
-            "Not in the paper: a cache per stream",
-            "",
-            "",
-            "recall of pairs <bench_memory|benchmarks/name=mqar/rows/name=window/mean|.2f> → <bench_memory|benchmarks/name=mqar/rows/name=gated-cache/mean|.2f>; never written <bench_memory|benchmarks/name=mqar/rows/name=gated-cache-unwritten/mean|.2f>",
-            "Three seeds, recall of pairs.",
-        ),
-        Verdict(
-            "✗",
-            "Not in the paper: a cache per stream on novels",
-            "",
-            "",
-            "<text_state|rows/name=text-state-cached/against/difference|+.3f> bits a byte",
-            "Behind Transformer-XL's memory of the same size.",
-        ),
-    ),
-    "linear_transformers": (
-        Verdict(
-            "✓",
-            "Figure 1: time",
-            "figure1",
-            "linear in the length",
-            "8,192 tokens: linear <linear_figure1|tables/0/rows/N=8192/linear|.0f>, softmax <linear_figure1|tables/0/rows/N=8192/softmax|,.0f>, LSH-1 <linear_figure1|tables/0/rows/N=8192/lsh-1|.0f> ms",
-            "Linear grows with the length, softmax with its square.",
-        ),
-        Verdict(
-            "≈",
-            "Figure 1: memory",
-            "figure1",
-            "linear in the length",
-            "linear <linear_figure1|tables/1/rows/N=8192/linear|.0f>, softmax <linear_figure1|tables/1/rows/N=8192/softmax|.0f>, LSH-1 <linear_figure1|tables/1/rows/N=8192/lsh-1|.0f> MiB; softmax written out, 2,048 tokens: <linear_figure1|tables/1/rows/N=2048/softmax, written out|.0f>",
-            "True beside the paper's softmax; a fused one needs as little.",
-        ),
-        Verdict(
-            "✓",
-            "§3.3.1: gradient at constant memory",
-            "",
-            "no state per token",
-            "kept a token and head: <linear_attention|rows/0/kept, floats a token and head|.1f> floats at 1,024 tokens, <linear_attention|rows/3/kept, floats a token and head|.1f> at 65,536",
-            "No state per token is kept.",
-        ),
-        Verdict(
-            "≈",
-            "Figure 2: copying",
-            "figure2",
-            "as softmax, LSH worse",
-            "test loss <copy_figure2|tables/0/rows/=softmax/test loss, nats|.0e> softmax, <copy_figure2|tables/0/rows/=linear/test loss, nats|.0e> linear, <copy_figure2|tables/0/rows/=lsh-4/test loss, nats|.0e> LSH-4",
-            "All copy 64 tokens; equal losses are not shown.",
-        ),
-        Verdict(
-            "✓",
-            "Table 1, Figure 5: bits a dimension",
-            "experiment",
-            "softmax .621, linear .644, LSH-1 .745",
-            "<linear_experiment|tables/0/rows/=softmax/bits~dim|.3f>, <linear_experiment|tables/0/rows/=linear/bits~dim|.3f>, <linear_experiment|tables/0/rows/=lsh-1/bits~dim|.3f>; LSH-4, one seed: as linear",
-            "The paper's order, half an epoch, three seeds.",
-        ),
-        Verdict(
-            "≈",
-            "Table 1, §4.2: pictures a second",
-            "table1 latency cifar10",
-            "softmax without kept keys: MNIST 317, CIFAR 4,462 times slower, one picture 13.2; with them 19, 56, 1.3",
-            "<writing_images|images~s and best batch/linear/0 ÷ images~s and best batch/softmax/0|.0f>, <cifar_pixels|tables/1/rows/=softmax/linear is faster by|,.0f>, <linear_latency|tables/0/rows/=softmax/relative to linear|.1f>; with them <writing_images|images~s and best batch/linear/0 ÷ images~s and best batch/softmax, cached/0|.1f>, <cifar_pixels|tables/1/rows/=softmax, cached/linear is faster by|.1f>, <linear_latency|tables/0/rows/=softmax, cached/relative to linear|.1f>",
-            "A third to a half of the paper's factors; less with kept keys.",
-        ),
-        Verdict(
-            "✓",
-            "§4.2.1: constant memory",
-            "constant_memory",
-            "the same at every position",
-            "<linear_constant_memory|tables/0/rows/bytes read=783/linear|,.0f> bytes at every position; 10,000 images in <linear_constant_memory|tables/1/rows/3/peak GiB|.1f> GiB",
-            "A few positions; 10,000 pictures at once fit.",
-        ),
-        Verdict(
-            "?",
-            "Table 2: CIFAR-10, bits",
-            "cifar10",
-            "3.40 linear, 3.47 softmax",
-            "<cifar_pixels|tables/0/rows/=linear/bits~dim|.2f>, <cifar_pixels|tables/0/rows/=softmax/bits~dim|.2f>",
-            "16 × 16, 500 updates, one seed.",
-        ),
-        Verdict(
-            "?",
-            "Table 3: speech, error",
-            "speech",
-            "softmax 5.1, linear 8.1, LSH 9.3, LSTM 10.9 %",
-            "<speech|tables/0/rows/=softmax/token error rate, %|s>, <speech|tables/0/rows/=linear/token error rate, %|s>, <speech|tables/0/rows/=lsh/token error rate, %|s>, <speech|tables/0/rows/=bilstm/token error rate, %|s> %",
-            "The LSTM is first, not last; trainings too short to judge.",
-        ),
-        Verdict(
-            "≈",
-            "Table 3: speech, time",
-            "speech",
-            "an epoch: linear 824 s, softmax 2,711, LSTM 1,047",
-            "<speech|tables/0/rows/=linear/seconds per epoch|.1f> s, softmax <speech|tables/0/rows/=softmax/seconds per epoch|.1f>, LSTM <speech|tables/0/rows/=bilstm/seconds per epoch|.1f>",
-            "Linear is fastest; 54 frames are too few for the factors.",
-        ),
-        Verdict(
-            "✗",
-            "Figure 3: written digits",
-            "figure3",
-            "sharp, no noise",
-            "ragged edges; several are no digit",
-            "Two layers, by eye; completions keep the stroke.",
-        ),
-        Verdict(
-            "–",
-            "Figure 4: completed CIFAR pictures",
-            "cifar10",
-            "",
-            "",
-            "Not drawn.",
-        ),
-    ),
-    "memformer": (
-        Verdict(
-            "✓",
-            "Table 1: the memory helps",
-            "experiment",
-            "1.745 → 1.594 perplexity: −.091 nats",
-            "<memformer_experiment|tables/1/rows/minus=without memory/difference|+.3f> nats (<memformer_experiment|tables/1/rows/minus=without memory/from|+.3f> to <memformer_experiment|tables/1/rows/minus=without memory/to|+.3f>)",
-            "MNIST at 14 × 14, five seeds.",
-        ),
-        Verdict(
-            "✓",
-            "Table 1: ahead of Transformer-XL",
-            "experiment",
-            "1.611 → 1.594: −.011 nats",
-            "<memformer_experiment|tables/1/rows/minus=Transformer-XL/difference|+.3f> nats (<memformer_experiment|tables/1/rows/minus=Transformer-XL/from|+.3f> to <memformer_experiment|tables/1/rows/minus=Transformer-XL/to|+.3f>)",
-            "MNIST at 14 × 14, five seeds, equal parameters.",
-        ),
-        Verdict(
-            "?",
-            "Table 1: ahead of a Transformer",
-            "table1",
-            "1.569 → 1.555",
-            "<memformer_table1|tables/1/rows/=Transformer decoder/perplexity|s> → <memformer_table1|tables/1/rows/=Memformer 4+8/perplexity|s>",
-            "Digits, three seeds, twice the parameters: not shown.",
-        ),
-        Verdict(
-            "✓",
-            "Table 1: ahead of an LSTM",
-            "table1",
-            "1.698 → 1.555",
-            "<memformer_table1|tables/1/rows/=LSTM/perplexity|s> → <memformer_table1|tables/1/rows/=Memformer 4+8/perplexity|s>",
-            "Digits, three seeds, a sixth of its parameters.",
-        ),
-        Verdict(
-            "✗",
-            "Table 1: forgetting helps",
-            "experiment",
-            "1.630 → 1.594: −.022 nats",
-            "<memformer_experiment|tables/1/rows/minus=without forgetting/difference|+.4f> nats (<memformer_experiment|tables/1/rows/minus=without forgetting/from|+.3f> to <memformer_experiment|tables/1/rows/minus=without forgetting/to|+.3f>)",
-            "Five seeds: the paper's gain is excluded.",
-        ),
-        Verdict(
-            "?",
-            "Table 1: slots, τ, heads, layers",
-            "table1",
-            "1.594; one slot 1.627, τ = 1 1.612, one head 1.626, 4 + 4 layers 1.628",
-            "<memformer_table1|tables/1/rows/=Memformer 2+6 memory=64/perplexity|s>; <memformer_table1|tables/1/rows/=Memformer 2+6 memory=1/perplexity|s>, <memformer_table1|tables/1/rows/=temperature=1.0/perplexity|s>, <memformer_table1|tables/1/rows/=w~o multi-head/perplexity|s>, <memformer_table1|tables/1/rows/=Memformer 4+4/perplexity|s>",
-            "Digits, three seeds: no difference is shown.",
-        ),
-        Verdict(
-            "✗",
-            "Table 1: a tenth of the FLOPs",
-            "table1",
-            "5.0 against 49.1 G",
-            "<memformer_table1|tables/0/rows/=Memformer 4+8/GFLOP|.1f> against <memformer_table1|tables/0/rows/=Transformer-XL memory=784/GFLOP|.1f> G",
-            "Half, as counted here.",
-        ),
-        Verdict(
-            "?",
-            "Table 2: perplexity of text",
-            "table2",
-            "22.74; Transformer-XL 23.67, Compressive 23.23, without memory 25.57",
-            "<memformer_table2|tables/2/rows/=Memformer 4+16/perplexity|.2f>; <memformer_table2|tables/2/rows/=Transformer-XL base memory=1024/perplexity|.2f>, <memformer_table2|tables/2/rows/=Compressive Transformer memory=512 compress=512/perplexity|.2f>, <memformer_table2|tables/2/rows/=Memformer w~o memory/perplexity|.2f>",
-            "Bytes, 600 updates, one seed: Memformer is behind.",
-        ),
-        Verdict(
-            "≈",
-            "Table 2: 3.2 times as fast",
-            "table2",
-            "3.2 times; 54 against 168 G",
-            "<memformer_table2|tables/1/rows/=Transformer-XL ~ Memformer/ms per generated token|.2f> times; <memformer_table2|tables/1/rows/=Transformer-XL ~ Memformer/GFLOP per segment|.1f> times the FLOPs",
-            "Less than half of the factor; untrained, a CPU.",
-        ),
-        Verdict(
-            "✓",
-            "Table 3: replay",
-            "table3",
-            "memory 1 : .61 : .45, speed 1 : .48 : .90",
-            "memory 1 : <memformer_table3|tables/0/rows/=GC/of BPTT's|.2f> : <memformer_table3|tables/0/rows/=MRBP/of BPTT's|.2f>, speed 1 : <memformer_table3|tables/0/rows/=GC/relative speed|.2f> : <memformer_table3|tables/0/rows/=MRBP/relative speed|.2f>",
-            "Faster and smaller than checkpointing.",
-        ),
-        Verdict(
-            "≈",
-            "Figure 4: drift to the end",
-            "figure4",
-            "slots drift to one terminal state",
-            "half of the way after <memformer_figure4|tables/0/rows/0/writes to half of it|s> to <memformer_figure4|tables/0/rows/2/writes to half of it|s> writes",
-            "For short biases, not the paper's.",
-        ),
-        Verdict(
-            "✓",
-            "Figure 5: FLOPs by length",
-            "figure5",
-            "linear",
-            "8,192 tokens: <memformer_figure5|tables/0/rows/tokens=8,192/Memformer|.0f> G, Transformer <memformer_figure5|tables/0/rows/tokens=8,192/Transformer|.0f>, Transformer-XL <memformer_figure5|tables/0/rows/tokens=8,192/Transformer-XL|.0f>",
-            "Linear; it pays from 1,024 tokens on.",
-        ),
-        Verdict(
-            "≈",
-            "Figure 5: memory",
-            "figure5",
-            "8.1 times less",
-            "<memformer_figure5|tables/1/rows/-2/Transformer-XL ~ Memformer|.1f> times less; the state alone <memformer_figure5|tables/1/rows/-4/Transformer-XL ~ Memformer|.1f>",
-            "Running models, on a CPU.",
-        ),
-        Verdict(
-            "✗",
-            "Figure 6: most slots hold",
-            "figure6",
-            "60 to 80 %",
-            "<memformer_figure6|tables/0/rows/0/share, %|.0f> %",
-            "MNIST five seeds, WikiText-2 one; short trainings.",
-        ),
-        Verdict(
-            "?",
-            "Figures 7, 8: what slots read; horizon; number",
-            "figure7 figure8",
-            "a horizon of 1 is the worst; 8 slots far better than 1",
-            "<memformer_figure8|tables/0/rows/horizon=1/perplexity|.2f>; longer <memformer_figure8|tables/0/rows/horizon=4/perplexity|.2f> to <memformer_figure8|tables/0/rows/horizon=32/perplexity|.2f>; slots 1, 8, 64: <memformer_figure8|tables/1/rows/slots=1/perplexity|.2f>, <memformer_figure8|tables/1/rows/slots=8/perplexity|.2f>, <memformer_figure8|tables/1/rows/slots=64/perplexity|.2f>",
-            "One seed, 150 updates.",
-        ),
-        Verdict(
-            "?",
-            "Not in the paper: a fact 4,096 tokens later",
-            "recall",
-            "",
-            "replay <recall|tables/0/rows/=Memformer, replay/right, %|.1f> % (preset mnemos), <recall|tables/0/rows/=Memformer as in the paper, replay/right, %|.1f> % (paper); horizon 1 <recall|tables/0/rows/=Memformer, horizon 1/right, %|.1f> %",
-            "One seed; a guess is right in 6 %.",
-        ),
-        Verdict(
-            "✗",
-            "Not in the paper: novels at equal time",
-            "",
-            "",
-            "<text_state|rows/name=text-state-memformer/against/difference|+.3f> bits a byte",
-            "Behind Transformer-XL of the same state; three seeds.",
-        ),
-    ),
+    "cached_transformers": """
+✗ Table 1, ViT: accuracy [experiment table1]
+  paper: ViT-S 79.9 → 81.3
+  here: CIFAR-10: <cached_experiment|tables/0/rows/=no cache/test accuracy, %|.1f> → <cached_experiment|tables/0/rows/=cached/test accuracy, %|.1f>, difference <cached_experiment|tables/1/rows/minus=no cache/difference|+.1f> (<cached_experiment|tables/1/rows/minus=no cache/from|+.1f> to <cached_experiment|tables/1/rows/minus=no cache/to|+.1f>)
+  CIFAR-10, a small ViT, six seeds: a gain of 1.4 is excluded.
+? Table 1, PVT and Swin [table1]
+  paper: PVT +1.8 to +3.3, PVT v2 +0.5 to +0.6, Swin +0.9
+  here: digits: PVT v2 +0.3 (−0.3 to +0.8), Swin −1.6 (−12.4 to +9.2)
+  Digits, 500 updates, five seeds: undecided.
+– ImageNet, COCO, WikiText-103 (Tables 1, 3, 5, 7, 8) [table3 table7 table8]
+  paper: top-1 +0.5 to +3.3; box AP +3.5 to +4.6; 18.3 → 17.9 perplexity
+  here: shapes, box AP: +1.3 (−12.1 to +14.7)
+  Recipes exist, not trained; generated shapes decide nothing.
+≈ Cost (Table 9) [costs table9]
+  paper: FLOPs +10 to +15 %; images a second × 0.81 to 0.83
+  here: FLOPs inference <cached_costs|min:tables/2/rows/*/+ %|+.0f> to <cached_costs|max:tables/2/rows/*/+ %|+.0f> %, training <cached_costs|min:tables/1/rows/*/+ %|+.0f> to <cached_costs|max:tables/1/rows/*/+ %|+.0f> %, parameters <cached_costs|min:tables/0/rows/*/+ %|+.0f> to <cached_costs|max:tables/0/rows/*/+ %|+.0f> %; images a second × <cached_table9|min:tables/1/rows/*/ratio|.2f> to <cached_table9|max:tables/1/rows/*/ratio|.2f>
+  Inference agrees, training costs more.
+✗ Cheaper than more width [experiment]
+  paper: more efficient than more depth or width
+  here: minus a wider ViT: <cached_experiment|tables/1/rows/minus=equal parameters/difference|+.1f> (<cached_experiment|tables/1/rows/minus=equal parameters/from|+.1f> to <cached_experiment|tables/1/rows/minus=equal parameters/to|+.1f>)
+  CIFAR-10, six seeds: the wider ViT is no worse.
+≈ Table 2: gated beats keys and values [experiment table2]
+  paper: 80.0 → 81.3
+  here: CIFAR-10: <cached_experiment|tables/1/rows/minus=keys and values/difference|+.1f> (<cached_experiment|tables/1/rows/minus=keys and values/from|+.1f> to <cached_experiment|tables/1/rows/minus=keys and values/to|+.1f>)
+  Keys and values lose 1.7 to no cache.
+? Regularises across samples [experiment]
+  paper: less overfitting
+  here: train − test: <cached_experiment|tables/0/rows/=cached/gap, points|.1f> points, without <cached_experiment|tables/0/rows/=no cache/gap, points|.1f>
+  Six seeds, but a gap too small to reduce.
+✗ Table 4: translation [table4]
+  paper: +0.2 to +0.6 BLEU
+  here: Multi30k: <multi30k_paper|rows/0|±.1f>; learned constant <multi30k_paper|rows/1|±.1f>; none, another run, <multi30k_demo|rows/0|±.1f>
+  2 + 2 layers, three seeds: it loses 7 BLEU.
+? Table 5: language, base [table5]
+  paper: perplexity 24.0 → 22.9
+  here: <cached_table5|tables/0/rows/=Transformer-XL base/here|s> → <cached_table5|tables/0/rows/=Transformer-XL base, cached/here|s>; never written <cached_table5|tables/0/rows/=Transformer-XL base, cached, never written/here|s>
+  WikiText-2, three seeds: too noisy.
+? Table 5: ahead of memory tokens (MT, RMT) [table5]
+  paper: 22.9 against 23.99, 23.95
+  here: <cached_table5|tables/0/rows/=Transformer-XL base, cached/here|s> against <cached_table5|tables/0/rows/=Transformer-XL base, MT-cached/here|s>, <cached_table5|tables/0/rows/=Transformer-XL base, RMT-cached/here|s>
+  WikiText-2: MT is ahead, not shown.
+? Table 6: ListOps [table6]
+  paper: +0.6 to +1.4 points
+  here: <cached_table6|tables/0/rows/=Transformer/here|s> → <cached_table6|tables/0/rows/=Transformer/here cached|s> %; learned constant <cached_table6|tables/0/rows/=Transformer/never written|s>
+  64 to 128 symbols, three seeds: too noisy.
+≈ Table 10: ratio of the cache [table10]
+  paper: ratio 0 to 1: 1.90 → 2.97 G, 75.1 → 78.5 %
+  here: <cached_table10|tables/0/rows/ratio=0/as the paper counts|.2f> → <cached_table10|tables/0/rows/ratio=1/as the paper counts|.2f> G; digits: <cached_table10|tables/1/rows/ratio=0/accuracy|s>, <cached_table10|tables/1/rows/ratio=0.125/accuracy|s>, <cached_table10|tables/1/rows/ratio=0.25/accuracy|s>, <cached_table10|tables/1/rows/ratio=0.5/accuracy|s>, <cached_table10|tables/1/rows/ratio=1/accuracy|s> %
+  FLOPs within 4 % up to ½; accuracy undecided.
+? Figures 1, 4, 5: cost, maps, gates [figure1 figure4 figure5]
+  paper: cached curve on top; maps complement; gates above ½ in most layers
+  here: three points of three on top; correlations of the maps <cached_figure4|tables/0/rows/layer=blocks.0/correlation|+.2f>, <cached_figure4|tables/0/rows/layer=blocks.1/correlation|+.2f>, <cached_figure4|tables/0/rows/layer=blocks.2/correlation|+.2f>, <cached_figure4|tables/0/rows/layer=blocks.3/correlation|+.2f>; gates above ½ in 1 of 8 layers
+  Digits, one seed, 500 updates.
+✓ Not in the paper: a cache per stream
+  here: recall of pairs <bench_memory|benchmarks/name=mqar/rows/name=window/mean|.2f> → <bench_memory|benchmarks/name=mqar/rows/name=gated-cache/mean|.2f>; never written <bench_memory|benchmarks/name=mqar/rows/name=gated-cache-unwritten/mean|.2f>
+  Three seeds, recall of pairs.
+✗ Not in the paper: a cache per stream on novels
+  here: <text_state|rows/name=text-state-cached/against/difference|+.3f> bits a byte
+  Behind Transformer-XL's memory of the same size.
+""",
+    "linear_transformers": """
+✓ Figure 1: time [figure1]
+  paper: linear in the length
+  here: 8,192 tokens: linear <linear_figure1|tables/0/rows/N=8192/linear|.0f>, softmax <linear_figure1|tables/0/rows/N=8192/softmax|,.0f>, LSH-1 <linear_figure1|tables/0/rows/N=8192/lsh-1|.0f> ms
+  Linear grows with the length, softmax with its square.
+≈ Figure 1: memory [figure1]
+  paper: linear in the length
+  here: linear <linear_figure1|tables/1/rows/N=8192/linear|.0f>, softmax <linear_figure1|tables/1/rows/N=8192/softmax|.0f>, LSH-1 <linear_figure1|tables/1/rows/N=8192/lsh-1|.0f> MiB; softmax written out, 2,048 tokens: <linear_figure1|tables/1/rows/N=2048/softmax, written out|.0f>
+  True beside the paper's softmax; a fused one needs as little.
+✓ §3.3.1: gradient at constant memory
+  paper: no state per token
+  here: kept a token and head: <linear_attention|rows/0/kept, floats a token and head|.1f> floats at 1,024 tokens, <linear_attention|rows/3/kept, floats a token and head|.1f> at 65,536
+  No state per token is kept.
+≈ Figure 2: copying [figure2]
+  paper: as softmax, LSH worse
+  here: test loss <copy_figure2|tables/0/rows/=softmax/test loss, nats|.0e> softmax, <copy_figure2|tables/0/rows/=linear/test loss, nats|.0e> linear, <copy_figure2|tables/0/rows/=lsh-4/test loss, nats|.0e> LSH-4
+  All copy 64 tokens; equal losses are not shown.
+✓ Table 1, Figure 5: bits a dimension [experiment]
+  paper: softmax .621, linear .644, LSH-1 .745
+  here: <linear_experiment|tables/0/rows/=softmax/bits~dim|.3f>, <linear_experiment|tables/0/rows/=linear/bits~dim|.3f>, <linear_experiment|tables/0/rows/=lsh-1/bits~dim|.3f>; LSH-4, one seed: as linear
+  The paper's order, half an epoch, three seeds.
+≈ Table 1, §4.2: pictures a second [table1 latency cifar10]
+  paper: softmax without kept keys: MNIST 317, CIFAR 4,462 times slower, one picture 13.2; with them 19, 56, 1.3
+  here: <writing_images|images~s and best batch/linear/0 ÷ images~s and best batch/softmax/0|.0f>, <cifar_pixels|tables/1/rows/=softmax/linear is faster by|,.0f>, <linear_latency|tables/0/rows/=softmax/relative to linear|.1f>; with them <writing_images|images~s and best batch/linear/0 ÷ images~s and best batch/softmax, cached/0|.1f>, <cifar_pixels|tables/1/rows/=softmax, cached/linear is faster by|.1f>, <linear_latency|tables/0/rows/=softmax, cached/relative to linear|.1f>
+  A third to a half of the paper's factors; less with kept keys.
+✓ §4.2.1: constant memory [constant_memory]
+  paper: the same at every position
+  here: <linear_constant_memory|tables/0/rows/bytes read=783/linear|,.0f> bytes at every position; 10,000 images in <linear_constant_memory|tables/1/rows/3/peak GiB|.1f> GiB
+  A few positions; 10,000 pictures at once fit.
+? Table 2: CIFAR-10, bits [cifar10]
+  paper: 3.40 linear, 3.47 softmax
+  here: <cifar_pixels|tables/0/rows/=linear/bits~dim|.2f>, <cifar_pixels|tables/0/rows/=softmax/bits~dim|.2f>
+  16 × 16, 500 updates, one seed.
+? Table 3: speech, error [speech]
+  paper: softmax 5.1, linear 8.1, LSH 9.3, LSTM 10.9 %
+  here: <speech|tables/0/rows/=softmax/token error rate, %|s>, <speech|tables/0/rows/=linear/token error rate, %|s>, <speech|tables/0/rows/=lsh/token error rate, %|s>, <speech|tables/0/rows/=bilstm/token error rate, %|s> %
+  The LSTM is first, not last; trainings too short to judge.
+≈ Table 3: speech, time [speech]
+  paper: an epoch: linear 824 s, softmax 2,711, LSTM 1,047
+  here: <speech|tables/0/rows/=linear/seconds per epoch|.1f> s, softmax <speech|tables/0/rows/=softmax/seconds per epoch|.1f>, LSTM <speech|tables/0/rows/=bilstm/seconds per epoch|.1f>
+  Linear is fastest; 54 frames are too few for the factors.
+✗ Figure 3: written digits [figure3]
+  paper: sharp, no noise
+  here: ragged edges; several are no digit
+  Two layers, by eye; completions keep the stroke.
+– Figure 4: completed CIFAR pictures [cifar10]
+  Not drawn.
+""",
+    "memformer": """
+✓ Table 1: the memory helps [experiment]
+  paper: 1.745 → 1.594 perplexity: −.091 nats
+  here: <memformer_experiment|tables/1/rows/minus=without memory/difference|+.3f> nats (<memformer_experiment|tables/1/rows/minus=without memory/from|+.3f> to <memformer_experiment|tables/1/rows/minus=without memory/to|+.3f>)
+  MNIST at 14 × 14, five seeds.
+✓ Table 1: ahead of Transformer-XL [experiment]
+  paper: 1.611 → 1.594: −.011 nats
+  here: <memformer_experiment|tables/1/rows/minus=Transformer-XL/difference|+.3f> nats (<memformer_experiment|tables/1/rows/minus=Transformer-XL/from|+.3f> to <memformer_experiment|tables/1/rows/minus=Transformer-XL/to|+.3f>)
+  MNIST at 14 × 14, five seeds, equal parameters.
+? Table 1: ahead of a Transformer [table1]
+  paper: 1.569 → 1.555
+  here: <memformer_table1|tables/1/rows/=Transformer decoder/perplexity|s> → <memformer_table1|tables/1/rows/=Memformer 4+8/perplexity|s>
+  Digits, three seeds, twice the parameters: not shown.
+✓ Table 1: ahead of an LSTM [table1]
+  paper: 1.698 → 1.555
+  here: <memformer_table1|tables/1/rows/=LSTM/perplexity|s> → <memformer_table1|tables/1/rows/=Memformer 4+8/perplexity|s>
+  Digits, three seeds, a sixth of its parameters.
+✗ Table 1: forgetting helps [experiment]
+  paper: 1.630 → 1.594: −.022 nats
+  here: <memformer_experiment|tables/1/rows/minus=without forgetting/difference|+.4f> nats (<memformer_experiment|tables/1/rows/minus=without forgetting/from|+.3f> to <memformer_experiment|tables/1/rows/minus=without forgetting/to|+.3f>)
+  Five seeds: the paper's gain is excluded.
+? Table 1: slots, τ, heads, layers [table1]
+  paper: 1.594; one slot 1.627, τ = 1 1.612, one head 1.626, 4 + 4 layers 1.628
+  here: <memformer_table1|tables/1/rows/=Memformer 2+6 memory=64/perplexity|s>; <memformer_table1|tables/1/rows/=Memformer 2+6 memory=1/perplexity|s>, <memformer_table1|tables/1/rows/=temperature=1.0/perplexity|s>, <memformer_table1|tables/1/rows/=w~o multi-head/perplexity|s>, <memformer_table1|tables/1/rows/=Memformer 4+4/perplexity|s>
+  Digits, three seeds: no difference is shown.
+✗ Table 1: a tenth of the FLOPs [table1]
+  paper: 5.0 against 49.1 G
+  here: <memformer_table1|tables/0/rows/=Memformer 4+8/GFLOP|.1f> against <memformer_table1|tables/0/rows/=Transformer-XL memory=784/GFLOP|.1f> G
+  Half, as counted here.
+? Table 2: perplexity of text [table2]
+  paper: 22.74; Transformer-XL 23.67, Compressive 23.23, without memory 25.57
+  here: <memformer_table2|tables/2/rows/=Memformer 4+16/perplexity|.2f>; <memformer_table2|tables/2/rows/=Transformer-XL base memory=1024/perplexity|.2f>, <memformer_table2|tables/2/rows/=Compressive Transformer memory=512 compress=512/perplexity|.2f>, <memformer_table2|tables/2/rows/=Memformer w~o memory/perplexity|.2f>
+  Bytes, 600 updates, one seed: Memformer is behind.
+≈ Table 2: 3.2 times as fast [table2]
+  paper: 3.2 times; 54 against 168 G
+  here: <memformer_table2|tables/1/rows/=Transformer-XL ~ Memformer/ms per generated token|.2f> times; <memformer_table2|tables/1/rows/=Transformer-XL ~ Memformer/GFLOP per segment|.1f> times the FLOPs
+  Less than half of the factor; untrained, a CPU.
+✓ Table 3: replay [table3]
+  paper: memory 1 : .61 : .45, speed 1 : .48 : .90
+  here: memory 1 : <memformer_table3|tables/0/rows/=GC/of BPTT's|.2f> : <memformer_table3|tables/0/rows/=MRBP/of BPTT's|.2f>, speed 1 : <memformer_table3|tables/0/rows/=GC/relative speed|.2f> : <memformer_table3|tables/0/rows/=MRBP/relative speed|.2f>
+  Faster and smaller than checkpointing.
+≈ Figure 4: drift to the end [figure4]
+  paper: slots drift to one terminal state
+  here: half of the way after <memformer_figure4|tables/0/rows/0/writes to half of it|s> to <memformer_figure4|tables/0/rows/2/writes to half of it|s> writes
+  For short biases, not the paper's.
+✓ Figure 5: FLOPs by length [figure5]
+  paper: linear
+  here: 8,192 tokens: <memformer_figure5|tables/0/rows/tokens=8,192/Memformer|.0f> G, Transformer <memformer_figure5|tables/0/rows/tokens=8,192/Transformer|.0f>, Transformer-XL <memformer_figure5|tables/0/rows/tokens=8,192/Transformer-XL|.0f>
+  Linear; it pays from 1,024 tokens on.
+≈ Figure 5: memory [figure5]
+  paper: 8.1 times less
+  here: <memformer_figure5|tables/1/rows/-2/Transformer-XL ~ Memformer|.1f> times less; the state alone <memformer_figure5|tables/1/rows/-4/Transformer-XL ~ Memformer|.1f>
+  Running models, on a CPU.
+✗ Figure 6: most slots hold [figure6]
+  paper: 60 to 80 %
+  here: <memformer_figure6|tables/0/rows/0/share, %|.0f> %
+  MNIST five seeds, WikiText-2 one; short trainings.
+? Figures 7, 8: what slots read; horizon; number [figure7 figure8]
+  paper: a horizon of 1 is the worst; 8 slots far better than 1
+  here: <memformer_figure8|tables/0/rows/horizon=1/perplexity|.2f>; longer <memformer_figure8|tables/0/rows/horizon=4/perplexity|.2f> to <memformer_figure8|tables/0/rows/horizon=32/perplexity|.2f>; slots 1, 8, 64: <memformer_figure8|tables/1/rows/slots=1/perplexity|.2f>, <memformer_figure8|tables/1/rows/slots=8/perplexity|.2f>, <memformer_figure8|tables/1/rows/slots=64/perplexity|.2f>
+  One seed, 150 updates.
+? Not in the paper: a fact 4,096 tokens later [recall]
+  here: replay <recall|tables/0/rows/=Memformer, replay/right, %|.1f> % (preset mnemos), <recall|tables/0/rows/=Memformer as in the paper, replay/right, %|.1f> % (paper); horizon 1 <recall|tables/0/rows/=Memformer, horizon 1/right, %|.1f> %
+  One seed; a guess is right in 6 %.
+✗ Not in the paper: novels at equal time
+  here: <text_state|rows/name=text-state-memformer/against/difference|+.3f> bits a byte
+  Behind Transformer-XL of the same state; three seeds.
+""",
 }

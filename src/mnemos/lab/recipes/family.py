@@ -5,13 +5,14 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from mnemos import registry
 from mnemos.lab.run.recipe import Recipe
 from mnemos.types import InputError
 
 Made = Callable[..., Recipe]
+_Config = TypeVar("_Config")
 
 
 def family(names: str, **axes: Iterable[str]) -> Callable[[Callable[..., Recipe | None]], Made]:
@@ -64,7 +65,7 @@ def family(names: str, **axes: Iterable[str]) -> Callable[[Callable[..., Recipe 
 
 
 def _member(made: Made, recipe: Recipe, chosen: dict[str, str]) -> Made:
-    """The function of one recipe of a family, in the family's place."""
+    """The function of one recipe of a family, registered as defined where the family is."""
     if not recipe.about:
         raise InputError(f"recipe {recipe.name!r}: expected an `about` for `mnemos list`, found none; add one")
     member = functools.partial(made, **chosen)
@@ -73,6 +74,18 @@ def _member(made: Made, recipe: Recipe, chosen: dict[str, str]) -> Made:
     return member
 
 
+def altered(config: _Config, **fields: Any) -> _Config:
+    """A configuration with other fields; a dictionary holds the changed fields of a part.
+
+    altered(recipe, name="small", model={"dim": 32, "memory": {"slots": 8}}, train={"steps": 100})
+    """
+    parts = {
+        name: altered(getattr(config, name), **value) if isinstance(value, dict) else value
+        for name, value in fields.items()
+    }
+    return replace(config, **parts)  # type: ignore[type-var]
+
+
 def variant(recipe: Recipe, about: str, **fields: Any) -> Recipe:
     """The recipe with another `about`, and with other fields of its model."""
-    return replace(recipe, about=about, model=replace(recipe.model, **fields))
+    return altered(recipe, about=about, model=fields)

@@ -1,15 +1,173 @@
-"""Block-sparse attention as a layer: beside another library's implementation, its random blocks, caches, models."""
+"""BigBird against its definition and against another library's: values, gradients, padding, the blocks drawn, cost."""
 
 import copy
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from mnemos import GRC
 from mnemos.attention import GatedCacheAttention, SoftmaxAttention
-from mnemos.lab.papers.baselines.bigbird.layer import BlockSparseAttention, BlockSparseConfig
+from mnemos.lab.measure.flops import COUNTED
+from mnemos.lab.papers.baselines.bigbird import (
+    BlockSparseAttention,
+    BlockSparseConfig,
+    block_sparse_attention,
+    draw_random_blocks,
+)
+from mnemos.lab.papers.baselines.reference import reference_block_sparse
 from mnemos.models import HeadConfig, Transformer
 from mnemos.types import InputError
+
+# ---- the operator ----
+
+
+def inputs(t, b=2, h=2, d=5, m=3, dtype=torch.float64):
+    g = torch.Generator().manual_seed(t)
+    return [torch.randn(b, t, h, n, generator=g, dtype=dtype).requires_grad_() for n in (d, d, m)]
+
+
+def holes(t, block):
+    """The second row has no valid key in the first and the last block."""
+    mask = torch.rand(2, t, generator=torch.Generator().manual_seed(4)) > 0.3
+    mask[1, :block] = mask[1, -block:] = False
+    return mask
+
+
+def compare(found, expected, given):
+    upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    gradients = [torch.autograd.grad(y, given, upstream) for y in (found, expected)]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+CASES = [  # tokens, block, window, random blocks, global blocks
+    (29, 2, 3, 3, 1),  # 15 blocks, the last one of one token
+    (27, 3, 3, 3, 1),  # 9 blocks, one more than a block reads
+    (24, 3, 3, 3, 1),  # 8 blocks: dense
+    (1, 4, 3, 3, 1),
+    (41, 2, 5, 1, 2),
+    (13, 1, 1, 0, 1),  # blocks of one token
+    (26, 3, 3, 1, 1),
+]
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-tokens")
+def test_equals_the_definition(case, masked):
+    t, block, window, extra, ends = case
+    given = inputs(t)
+    mask = holes(t, block) if masked else None
+    if masked:  # padding may hold anything
+        given = [x.detach().masked_fill(~mask[..., None, None], torch.nan).requires_grad_() for x in given]
+    drawn = draw_random_blocks(2, -(-t // block), extra, window, ends, seed=3)
+    y = block_sparse_attention(*given, drawn, block, window, ends, mask)
+    compare(y, reference_block_sparse(*given, drawn, block, window, ends, mask), given)
+
+
+def test_one_table_for_all_heads_and_blocks_that_are_listed_twice():
+    given = inputs(29)
+    table = torch.tensor([[[0, 0, 3]]]).expand(1, 13, 3)
+    y = block_sparse_attention(*given, table, 2)
+    compare(y, reference_block_sparse(*given, table.expand(2, -1, -1), 2), given)
+
+
+def test_low_precision():
+    given = [x.detach() for x in inputs(70, d=8, m=8, dtype=torch.bfloat16)]
+    drawn = draw_random_blocks(2, 18)
+    y = block_sparse_attention(*given, drawn, 4)
+    assert y.dtype == torch.bfloat16
+    expected = reference_block_sparse(*given, drawn, 4)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_dropout_has_the_mean_of_what_it_kept():
+    given = [x.detach()[:1].repeat(2000, 1, 1, 1) for x in inputs(13)]
+    drawn = draw_random_blocks(2, 13)
+    torch.manual_seed(0)
+    y = block_sparse_attention(*given, drawn, 1, dropout=0.5)
+    exact = block_sparse_attention(*(x[:1] for x in given), drawn, 1)
+    assert (y[0] - y[1]).abs().max() > 0.1
+    torch.testing.assert_close(y.mean(0, keepdim=True), exact, rtol=0, atol=0.15)
+
+
+@pytest.mark.parametrize(("blocks", "extra", "window", "ends"), [(9, 3, 3, 1), (40, 3, 5, 2), (33, 0, 3, 1)])
+def test_random_blocks_are_distinct_and_neither_global_nor_near(blocks, extra, window, ends):
+    drawn = draw_random_blocks(3, blocks, extra, window, ends, seed=1)
+    assert drawn.shape == (3, blocks - 2 * ends, extra)
+    for head in drawn.tolist():
+        for row, found in enumerate(head, ends):
+            assert len({*found}) == extra
+            assert all(ends <= j < blocks - ends and abs(j - row) > window // 2 for j in found)
+
+
+def test_random_blocks_are_uniform_and_repeat_from_the_seed():
+    drawn = draw_random_blocks(1200, 14)
+    counts = torch.zeros(12, 14).index_put_(
+        (torch.arange(12)[None, :, None].expand(drawn.shape), drawn), torch.tensor(1.0), accumulate=True
+    )
+    for row, count in enumerate(counts, 1):
+        expected = 1200 * 3 / (9 if 1 < row < 12 else 10)
+        assert ((count[count > 0] - expected).abs() < 0.25 * expected).all(), row
+    assert torch.equal(draw_random_blocks(2, 14, seed=5), draw_random_blocks(2, 14, seed=5))
+    assert not torch.equal(draw_random_blocks(2, 14, seed=5), draw_random_blocks(2, 14, seed=6))
+    assert not torch.equal(*draw_random_blocks(2, 14, seed=5))
+    # As written when a checkpoint was trained: a change of these numbers changes trained models.
+    assert draw_random_blocks(1, 12, seed=0)[0, :3].tolist() == [[8, 9, 6], [5, 7, 6], [7, 5, 10]]
+
+
+def flops(t, backward=False):
+    given = inputs(t, b=1, d=8, m=8, dtype=torch.float32)
+    with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
+        y = block_sparse_attention(*given, draw_random_blocks(2, -(-t // 8)), 8)
+        if backward:
+            y.sum().backward()
+    return counter.get_total_flops()
+
+
+def test_flops_are_those_of_the_blocks_that_are_read():
+    def scores(n):  # two global blocks, two blocks beside them, and the others
+        return 8 * 8 * (2 * n + 2 * 7 + (n - 4) * 8)
+
+    assert flops(8 * 20) == 2 * 2 * 2 * 8 * scores(20)
+    assert flops(8 * 41 - 8) == 2 * 2 * 2 * 8 * scores(40)
+    assert flops(8 * 20, backward=True) > 3 * flops(8 * 20)
+    assert flops(8 * 8) == 2 * 2 * 2 * 8 * 64**2
+
+
+def test_the_backward_keeps_memory_linear_in_the_length():
+    kept = []
+    for t in (512, 1024):
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x) or x, lambda x: x):
+            block_sparse_attention(*inputs(t, d=4, m=4), draw_random_blocks(2, t // 8), 8)
+        kept.append(sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in saved}.values()))
+    assert kept[1] < 2.3 * kept[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"window": 2}, "an odd window"),
+        ({"random_blocks": torch.zeros(2, 5, 3, dtype=torch.int64)}, "expected random_blocks"),
+        ({"random_blocks": torch.full((2, 13, 3), 14)}, "expected 0 to 13"),
+        ({"v": torch.zeros(2, 8, 3, 4)}, "expected floating q and k"),
+    ],
+)
+def test_wrong_input_is_refused(change, message):
+    q, k, v = inputs(29)
+    given = {"q": q, "k": k, "v": v, "random_blocks": draw_random_blocks(2, 15), "block": 2}
+    with pytest.raises(InputError, match=message):
+        block_sparse_attention(**given | change)
+
+
+def test_it_is_an_encoders():
+    with pytest.raises(InputError, match="causal=False"):
+        BlockSparseAttention(12, 3, causal=True)
+
+
+# ---- the layer ----
 
 
 def layer(dropout=0.0, **settings):
@@ -101,15 +259,6 @@ def test_a_short_sequence_is_softmax_attention_with_the_same_weights():
     assert not torch.allclose(attention(tokens(17))[0], dense(tokens(17))[0])
 
 
-def test_padding_beyond_the_pattern_is_never_read():
-    attention, x = layer(), tokens(40)
-    mask = torch.ones(2, 40, dtype=torch.bool)
-    mask[0, 25:] = False
-    other = torch.where(mask[..., None], x, 100.0)
-    torch.testing.assert_close(attention(x, None, mask)[0][mask], attention(other, None, mask)[0][mask])
-    assert attention(x, None, torch.zeros_like(mask))[0].isfinite().all()
-
-
 @pytest.mark.parametrize("scope", ["shared", "stream"])
 def test_a_gated_cache_around_it_mixes_its_heads(scope):
     """With the gates shut the layer is what it was; opened, the cache is read, and gradients reach every weight."""
@@ -124,12 +273,3 @@ def test_a_gated_cache_around_it_mixes_its_heads(scope):
     assert not torch.allclose(y, inner(x)[0])
     y.square().sum().backward()
     assert all(p.grad is not None for p in gated.parameters())
-
-
-@pytest.mark.parametrize("wrong", [{"block": 0}, {"window": 4}, {"random_blocks": -1}, {"global_blocks": 0}])
-def test_wrong_settings_are_refused_in_one_line(wrong):
-    with pytest.raises(InputError, match="expected block and global_blocks") as error:
-        layer(**wrong)
-    assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match="causal=False"):
-        BlockSparseAttention(12, 3, causal=True)

@@ -1,10 +1,171 @@
-"""Reformer attention as a layer: beside another library's implementation, its random numbers, and its state."""
+"""Reformer against its equations and another library's: values and gradients at odd sizes, padding, random numbers."""
 
 import pytest
 import torch
 
-from mnemos.lab.papers.baselines.reformer.layer import ReformerAttention, ReformerConfig
+from mnemos.lab.papers.baselines import reformer
+from mnemos.lab.papers.baselines.reference import reference_reformer
+from mnemos.lab.papers.baselines.reformer import (
+    ReformerAttention,
+    ReformerConfig,
+    bucket_factors,
+    draw_rotations,
+    reformer_attention,
+)
 from mnemos.types import InputError
+
+# ---- the operator ----
+
+
+def inputs(t, rounds=2, factors=(4,), b=2, h=2, d=5, m=3):
+    g = torch.Generator().manual_seed(t)
+    qk, v = (torch.randn(b, t, h, n, generator=g, dtype=torch.float64).requires_grad_() for n in (d, m))
+    return qk, v, draw_rotations(rounds, h, d, factors, g)
+
+
+def holes(t):
+    mask = torch.rand(2, t, generator=torch.Generator().manual_seed(4)) > 0.3
+    mask[1, : t // 2] = False
+    return mask
+
+
+def compare(found, expected, given):
+    upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    gradients = [torch.autograd.grad(y, given, upstream, materialize_grads=True) for y in (found, expected)]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+CASES = [  # tokens, chunk, rounds, factors
+    (1, 3, 2, (4,)),
+    (4, 4, 2, (4,)),  # one chunk: no hash
+    (5, 4, 1, (2,)),  # two chunks on a circle
+    (6, 1, 2, (4,)),  # chunks of one token
+    (23, 5, 3, (4, 2)),
+    (26, 3, 2, (8,)),
+]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-tokens")
+def test_equals_the_equations(case, masked, causal, poisoned):
+    t, chunk, rounds, factors = case
+    qk, v, rotations = inputs(t, rounds, factors)
+    mask = holes(t) if masked else None
+    given = [qk, v]
+    if masked:  # padding may hold anything
+        given = [x.detach().masked_fill(~mask[..., None, None], torch.nan).requires_grad_() for x in given]
+    y = reformer_attention(*given, rotations, chunk, causal, mask)
+    compare(y, reference_reformer(*given, rotations, chunk, causal, mask), given)
+
+
+@pytest.mark.parametrize("scores", [1, 200])  # one block at a time, and several
+def test_segments_change_nothing(scores, monkeypatch):
+    qk, v, rotations = inputs(29)
+    expected = reformer_attention(qk, v, rotations, 4, mask=holes(29))
+    monkeypatch.setattr(reformer, "SCORES_AT_A_TIME", {"cpu": scores})
+    compare(reformer_attention(qk, v, rotations, 4, mask=holes(29)), expected, (qk, v))
+
+
+def test_the_backward_keeps_no_scores_of_several_steps(monkeypatch):
+    qk, v, rotations = inputs(64)
+    scores = 2 * 2 * 2 * 64 * 32  # rows, heads, rounds, tokens, keys
+    kept = []
+    for most in (scores, scores // 16):
+        monkeypatch.setattr(reformer, "SCORES_AT_A_TIME", {"cpu": most})
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x) or x, lambda x: x):
+            y = reformer_attention(qk, v, rotations, 16)
+        assert y.requires_grad
+        floats = {x.data_ptr(): x.numel() for x in saved if x.is_floating_point()}
+        kept.append(sum(floats.values()))
+    assert kept[0] > scores > kept[1]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("last", [0, 1, 7, 20])  # single queries up to 7, chunks of queries beyond
+def test_the_last_tokens_alone(last, causal):
+    qk, v, rotations = inputs(29)
+    whole = reformer_attention(qk, v, rotations, 4, causal, holes(29))[:, 29 - last :]
+    compare(reformer_attention(qk, v, rotations, 4, causal, holes(29), last=last), whole, (qk, v))
+
+
+def test_one_chunk_is_softmax_attention_without_the_token_itself():
+    qk, v, rotations = inputs(9)
+    y = reformer_attention(qk, v, rotations, 9, causal=False)
+    scores = torch.einsum("bihd,bjhd->bhij", qk, torch.nn.functional.normalize(qk, dim=-1))
+    weights = scores.masked_fill(torch.eye(9).bool(), -torch.inf).softmax(-1)
+    torch.testing.assert_close(y, torch.einsum("bhij,bjhm->bihm", weights, v), rtol=1e-4, atol=1e-5)
+
+
+def test_a_later_token_is_never_read():
+    qk, v, rotations = inputs(30)
+    for i in (0, 11, 28):
+        reads = torch.autograd.grad(reformer_attention(qk, v, rotations, 4)[:, i].sum(), (qk, v))
+        assert not any(x[:, i + 1 :].any() for x in reads)
+
+
+def test_low_precision_and_scores_far_apart():
+    qk, v, rotations = inputs(33)
+    given = (50 * qk).bfloat16(), v.bfloat16()
+    y = reformer_attention(*given, rotations, 4, dropout=0.0)
+    assert y.dtype == torch.bfloat16
+    exact = reformer_attention(*(x.double() for x in given), [r.float() for r in rotations], 4)
+    torch.testing.assert_close(y.double(), exact, rtol=1e-2, atol=1e-2)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = reformer_attention(given[0].float(), given[1].float(), rotations, 4)
+    torch.testing.assert_close(low.double(), exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scores", [2**20, 100])
+def test_dropout_has_the_mean_and_the_gradient_of_what_it_kept(scores, monkeypatch):
+    monkeypatch.setattr(reformer, "SCORES_AT_A_TIME", {"cpu": scores})
+    qk, v, rotations = inputs(9, b=1, h=1)
+
+    def run(qk, v):
+        torch.manual_seed(0)
+        return reformer_attention(qk, v, rotations, 4, dropout=0.5)
+
+    assert torch.autograd.gradcheck(run, (qk, v), fast_mode=True)
+    exact = reformer_attention(qk, v, rotations, 4)
+    monkeypatch.setattr(reformer, "SCORES_AT_A_TIME", {"cpu": 2**20})
+    many = [x.detach().repeat(4000, 1, 1, 1) for x in (qk, v)]
+    drawn = reformer_attention(*many, rotations, 4, dropout=0.5)
+    torch.testing.assert_close(drawn.mean(0, keepdim=True), exact, rtol=0, atol=0.15)
+    assert (drawn[0] - drawn[1]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("length", [1, 60, 783, 5000, 100_000])
+def test_buckets_follow_the_length(length):
+    """About two per chunk of 32; hashing costs O(√(T/c)) per token, as one hash of few buckets, or two."""
+    factors = bucket_factors(length, 32)
+    total = torch.tensor(factors).prod().item()
+    wanted = 2 * -(-length // 32)
+    assert wanted <= total <= 1.2 * wanted + 1
+    assert all(n % 2 == 0 for n in factors)
+    assert len(factors) == 1 + (wanted > 128)
+    assert bucket_factors(length, 32, 64) == (64,)
+    assert [tuple(r.shape) for r in draw_rotations(3, 2, 5, factors)] == [(3, 2, 5, n // 2) for n in factors]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"chunk": 0}, "at least one round, one token per chunk"),
+        ({"rotations": [torch.zeros(2, 2, 5, 1), torch.zeros(3, 2, 5, 1)]}, "one number of rounds"),
+        ({"v": torch.zeros(2, 8, 3, 4)}, "expected floating qk"),
+        ({"last": 10}, "0 to 9 tokens"),
+    ],
+)
+def test_wrong_input_is_refused(change, message):
+    qk, v, rotations = inputs(9)
+    with pytest.raises(InputError, match=message):
+        reformer_attention(**{"qk": qk, "v": v, "rotations": rotations} | change)
+
+
+# ---- the layer ----
 
 
 def layer(causal=True, dropout=0.0, **settings):
@@ -27,7 +188,7 @@ def theirs():
 
     def build(causal, s, buckets):
         settings = {"num_hashes": s.rounds, "num_buckets": buckets, "lsh_attn_chunk_length": s.chunk, "hash_seed": 3}
-        settings |= {"lsh_num_chunks_before": s.look_back, "lsh_num_chunks_after": s.look_ahead, "is_decoder": causal}
+        settings |= {"lsh_num_chunks_before": 1, "lsh_num_chunks_after": 0, "is_decoder": causal}
         settings |= {"hidden_size": 12, "num_attention_heads": 3, "attention_head_size": 4}
         settings |= {"lsh_attention_probs_dropout_prob": 0.0}
         return reformer.LSHSelfAttention(Settings(**settings), layer_idx=0).double()
@@ -37,19 +198,18 @@ def theirs():
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
-    ("t", "rounds", "chunk", "buckets", "look", "padded"),
+    ("t", "rounds", "chunk", "buckets", "padded"),
     [
-        (24, 1, 6, 8, (1, 0), 0),
-        (24, 4, 4, 6, (1, 0), 0),
-        (40, 3, 4, [4, 6], (1, 1), 0),  # the hash of two factors
-        (32, 2, 8, 2, (1, 0), 5),  # ours has 27 and 32 tokens, theirs 32 and a mask
-        (30, 2, 3, 10, (2, 0), 13),
-        (8, 2, 8, 4, (1, 0), 3),  # one chunk
+        (24, 1, 6, 8, 0),
+        (40, 3, 4, [4, 6], 0),  # the hash of two factors
+        (32, 2, 8, 2, 5),  # ours has 27 and 32 tokens, theirs 32 and a mask
+        (30, 2, 3, 10, 13),
+        (8, 2, 8, 4, 3),  # one chunk
     ],
 )
-def test_equals_hugging_face_with_equal_weights_and_rotations(t, rounds, chunk, buckets, look, padded, causal, theirs):
+def test_equals_hugging_face_with_equal_weights_and_rotations(t, rounds, chunk, buckets, padded, causal, theirs):
     """Values and gradients, of the input and of every weight."""
-    ours = layer(causal, rounds=rounds, chunk=chunk, look_back=look[0], look_ahead=look[1])
+    ours = layer(causal, rounds=rounds, chunk=chunk)
     other = theirs(causal, ours.settings, buckets)
     factors = buckets if isinstance(buckets, list) else [buckets]
     torch.manual_seed(3)  # as `hash_seed`
@@ -121,16 +281,3 @@ def test_autocast_moves_no_token_to_another_bucket():
     with torch.autocast("cpu", torch.bfloat16):
         low = attention(x)[0]
     torch.testing.assert_close(low.float(), exact, rtol=0, atol=0.02)
-
-
-def test_dropout_in_training_alone():
-    attention, x = layer(dropout=0.5, chunk=64), tokens()
-    assert not torch.allclose(attention(x)[0], attention(x)[0])
-    torch.testing.assert_close(attention.eval()(x)[0], layer(chunk=64)(x)[0])
-
-
-@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"chunk": 0}, {"buckets": 7}, {"look_back": -1}])
-def test_wrong_settings_are_refused_in_one_line(wrong):
-    with pytest.raises(InputError, match="expected at least") as error:
-        layer(**wrong)
-    assert "\n" not in str(error.value)

@@ -2,10 +2,7 @@
 
 from ..claim import Claim, Paper
 
-_IMAGES = "mnemos.lab.papers.cached_transformers.image_tables"
-_SEQUENCES = "mnemos.lab.papers.cached_transformers.sequence_tables"
-_FIGURES = "mnemos.lab.papers.cached_transformers.figures"
-_DETECTION = "mnemos.lab.papers.cached_transformers.detection_tables:detection"
+_HERE = "mnemos.lab.papers.cached_transformers"
 _BOXES = ("APb", "APb50", "APb75", "APm", "APm50", "APm75")
 _SIZES = ("AP", "AP50", "AP75", "APS", "APM", "APL")
 
@@ -16,25 +13,25 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "figure1",
             "accuracy by FLOPs, with and without a cache",
-            f"{_FIGURES}:figure1",
+            f"{_HERE}.figures:figure1",
             "At equal FLOPs, cached models are more accurate than their baselines.",
         ),
         Claim(
             "figure4",
             "o_self and o_mem of a middle layer, as images",
-            f"{_FIGURES}:figure4",
+            f"{_HERE}.figures:figure4",
             "o_mem shows what the images of a class have in common, o_self what is particular to an image.",
         ),
         Claim(
             "figure5",
             "σ(λ) by layer and head",
-            f"{_FIGURES}:figure5",
+            f"{_HERE}.figures:figure5",
             "σ(λ) > 0.5 in more than half of the layers; it is lower in the last layers.",
         ),
         Claim(
             "table1",
             "image classification, with and without a cache",
-            f"{_IMAGES}:classification",
+            f"{_HERE}.tables:classification",
             "A cache adds 0.5 to 3.3 points of top-1 accuracy on ImageNet-1k.",
             ("top-1", "top-1 cached", "top-5", "top-5 cached"),
             {
@@ -51,7 +48,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "table2",
             "no cache, a cache of keys and values, a gated cache",
-            f"{_IMAGES}:table2",
+            f"{_HERE}.tables:table2",
             "A cache of keys and values of earlier batches adds −0.3 to +0.1 points, a gated cache 1.4 to 3.3.",
             ("none", "attention-based", "GRC"),
             {"ViT-S": (79.9, 80.0, 81.3), "PVT-Tiny": (75.1, 74.8, 78.4), "PVT-Small": (79.9, 79.6, 81.8)},
@@ -59,7 +56,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "experiment",
             "CIFAR-10 over seeds: a cache beside no cache, equal parameters, a constant, keys and values; and the gap",
-            "mnemos.lab.papers.cached_transformers.experiment:experiment",
+            f"{_HERE}.experiment:experiment",
             "A gated cache adds 1.4 points to ViT-S, one of keys and values 0.1; it regularises across samples.",
             ("none", "attention-based", "GRC"),
             {"ViT-S": (79.9, 80.0, 81.3)},
@@ -67,7 +64,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "table3",
             "object detection: Mask R-CNN on COCO",
-            _DETECTION,
+            f"{_HERE}.tables:detection",
             "A cache in the backbone adds 3.2 to 4.7 points of AP for boxes and for masks.",
             _BOXES,
             {
@@ -82,7 +79,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "table4",
             "translation: BLEU on IWSLT14 and IWSLT15",
-            f"{_SEQUENCES}:table4",
+            f"{_HERE}.sequence_tables:table4",
             "A cache in the encoder adds 0.2 to 0.6 BLEU in each of six tracks.",
             ("14 De-En", "14 Es-En", "14 En-Fr", "15 De-En", "15 En-Vi", "15 Cs-En"),
             {
@@ -93,7 +90,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "table5",
             "language modelling: test perplexity by words on WikiText-103",
-            f"{_SEQUENCES}:table5",
+            f"{_HERE}.sequence_tables:table5",
             "A gated cache lowers the perplexity of Transformer-XL by 1.1 (base) and 0.4 (large).",
             ("perplexity",),
             {
@@ -108,7 +105,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "table6",
             "Long ListOps: accuracy of three models, with and without a cache",
-            f"{_SEQUENCES}:table6",
+            f"{_HERE}.sequence_tables:table6",
             "A cache adds 1.2 points to a Transformer, 1.4 to BigBird and 0.6 to Reformer.",
             ("accuracy", "accuracy cached"),
             {"Transformer": (36.23, 37.40), "BigBird": (36.06, 37.45), "Reformer": (37.27, 37.85)},
@@ -116,7 +113,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "table7",
             "object detection: RetinaNet on COCO",
-            _DETECTION,
+            f"{_HERE}.tables:detection",
             "A cache in the backbone adds 3.5 to 3.8 points of AP.",
             _SIZES,
             {
@@ -131,7 +128,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "table8",
             "ImageNet-22k",
-            f"{_IMAGES}:classification",
+            f"{_HERE}.tables:classification",
             "A cache adds 0.8 points to Swin-T.",
             ("top-1", "top-1 cached", "top-5", "top-5 cached"),
             {"Swin-T, 22k": (80.9, 81.7, 96.0, 96.4)},
@@ -139,7 +136,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "table9",
             "throughput and FLOPs",
-            f"{_IMAGES}:table9",
+            f"{_HERE}.tables:table9",
             "A cache costs 10 to 15 % more FLOPs and 17 to 19 % of the throughput (V100).",
             ("train", "train cached", "test", "test cached", "G", "G cached"),
             {
@@ -151,7 +148,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "table10",
             "caching ratio",
-            f"{_IMAGES}:table10",
+            f"{_HERE}.tables:table10",
             "Accuracy rises with the ratio, but gains little above 0.5.",
             ("G", "top-1"),
             {
@@ -165,7 +162,7 @@ CACHED_TRANSFORMERS = Paper(
         Claim(
             "costs",
             "parameters and FLOPs that a cache adds, with both lengths",
-            f"{_IMAGES}:added_costs",
+            f"{_HERE}.tables:added_costs",
             "At ratio 0.5 a cache costs about 10 to 15 % more FLOPs and parameters.",
         ),
     ),

@@ -1,33 +1,28 @@
 """Figures 1, 4 and 5: accuracy by FLOPs, the two branches as images, and σ(λ) by layer and head."""
 
-import itertools
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from mnemos.lab.evaluate.explain import explain
-from mnemos.lab.evaluate.recorded import BranchMaps, CachedLayer, Explanation, Pictures
+from mnemos.lab.evaluate.recorded import BranchMaps, Explanation
+from mnemos.lab.recipes.family import altered
 from mnemos.lab.report import gated_caches, report
 from mnemos.lab.report.markup import shortened
 from mnemos.lab.report.read import read_run
-from mnemos.lab.report.style import HEADS, INK, MUTED, RULE
+from mnemos.lab.report.style import HEADS, RULE
 from mnemos.lab.run.trained import open_run
 from mnemos.types import InputError
 
 from ..claim import Claim
-from ..drawing import png, raster_image, variant_colour
+from ..drawing import panel, picture, variant
 from ..findings import Finding, Table
 from ..reproduce import Options
-from ..small_runs import caution, runs
-from . import comparisons
+from ..small_runs import caution
 from .claims import CACHED_TRANSFORMERS
-from .image_tables import commands, costs
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from .tables import PAPER, PLAIN, about, commands, compared, costs, recipe
 
 # The families of Figure 1 (one size of ViT and Swin is in Table 1), and the depths of the small PVTs of our curve.
 FAMILIES = {
@@ -37,38 +32,61 @@ FAMILIES = {
     "Swin": ("Swin-T",),
 }
 DEPTHS = (1, 2, 4)
-# In units of one image: the class names above the pictures, the gap between columns, between the two maps of a layer,
-# and before each layer.
-TOP, GAP, BETWEEN, BEFORE = 0.36, 0.12, 0.06, 0.26
-_BOX = (0.11, 0.02, 0.88, 0.96)  # the area of the images in figure4.png, as shares of the figure
+Curve = list[tuple[float, float]]  # FLOPs and accuracy of each model
 
 
 def figure1(claim: Claim, options: Options) -> Finding:
     """Figure 1: the paper's accuracies by FLOPs counted here, and accuracies of small PVTs of three depths."""
-    about = commands([name for names in FAMILIES.values() for name in names])
+    training = commands([name for names in FAMILIES.values() for name in names])
     if options.recipes_only:
-        return Finding([], [about])
+        return Finding([], [training])
+    # --- the paper's models ---
     values = CACHED_TRANSFORMERS.claim("table1").values
-    table = Table(
-        "The paper's accuracies by FLOPs counted here", ["", "G", "G cached", "paper top-1", "paper top-1 cached"]
-    )
-    curves: dict[str, list[list[tuple[float, float]]]] = {}
+    columns = ["", "G", "G cached", "paper top-1", "paper top-1 cached"]
+    table = Table("The paper's accuracies by FLOPs counted here", columns)
+    theirs: dict[str, tuple[Curve, Curve]] = {family: ([], []) for family in FAMILIES}
     for family, names in FAMILIES.items():
-        curves[family] = [[], []]
         for name in names:
             plain, cached, _ = costs(name)
             table.add(name, plain.training, cached.training, *values[name][:2])
-            for curve, one, accuracy in zip(curves[family], (plain, cached), values[name], strict=False):
-                curve.append((one.training, accuracy))
-    comparison = comparisons.trained(options, "depths", _depths(options))
-    measured = Table(f"Test accuracy: {comparisons.about(options, comparison)}", ["", "M multiply-adds", "accuracy"])
-    ours: list[list[tuple[float, float]]] = [[], []]
-    for i, row in enumerate(comparison["rows"]):
-        measured.add(row["name"], row["flops"] / 2e6, comparisons.accuracy(comparison, i))
+            theirs[family][0].append((plain.training, values[name][0]))
+            theirs[family][1].append((cached.training, values[name][1]))
+    # --- small ones: each depth without a cache, then with one ---
+    finding, recipes = Finding([table], [training]), {}
+    for depth in DEPTHS:
+        for ending in (PLAIN, PAPER):
+            small = recipe(options, "pvt", ending)
+            stages: Any = small.model
+            depths = {"depths": (depth,) * len(stages.depths)}
+            recipes[f"{small.name}-depth-{depth}"] = altered(small, name=f"{small.name}-depth-{depth}", model=depths)
+    trained = compared(finding, options, "depths", recipes)
+    measured = Table(f"Test accuracy: {about(options, trained)}", ["", "M multiply-adds", "accuracy"])
+    ours: tuple[Curve, Curve] = ([], [])
+    for i, (name, row) in enumerate(trained.rows.items()):
+        measured.add(name, row["flops"] / 2e6, trained.score(name))
         ours[i % 2].append((row["flops"] / 2e6, 100 * row["mean"]))
-    panels = [curves, {comparisons.recipe(options, "pvt").name: ours}]
-    path = png(options.out / "figure1.png", (10.0, 4.2), partial(_lay_out, panels))
-    return Finding([table, measured], [about, _above(ours), caution(options)], [path], runs(comparison))
+    finding.tables.append(measured)
+    finding.notes += [above(*ours), caution(options)]
+    # --- the picture ---
+    with picture(options.out / "figure1.png", (10.0, 5.0)) as figure:
+        left, right = figure.subplots(1, 2)
+        panel(left, "The paper: ImageNet-1k top-1, %", "10⁹ multiply-adds, counted here")
+        panel(right, "Here: test accuracy, %", "10⁶ multiply-adds")
+        mine = {recipe(options, "pvt").name: ours}
+        for axes, curves, first in ((left, theirs, 0), (right, mine, len(theirs))):
+            for i, (name, (plain_curve, cached_curve)) in enumerate(curves.items(), first):
+                axes.plot(*zip(*plain_curve, strict=True), **variant(i), linestyle="--", label=name)
+                axes.plot(*zip(*cached_curve, strict=True), **variant(i), label=f"{name}, cached")
+    finding.files.append(options.out / "figure1.png")
+    return finding
+
+
+def above(plain: Curve, cached: Curve) -> str:
+    """A sentence: how many cached models are above the uncached curve by FLOPs."""
+    flops, accuracies = zip(*sorted(plain), strict=True)
+    count = sum(accuracy > np.interp(x, flops, accuracies) for x, accuracy in cached)
+    by = "the uncached curve by FLOPs, which is constant beyond its ends"
+    return f"{count} of {len(cached)} cached models are above {by}. The paper: all."
 
 
 def figure4(claim: Claim, options: Options) -> Finding:
@@ -76,32 +94,48 @@ def figure4(claim: Claim, options: Options) -> Finding:
     if options.recipes_only:
         return Finding([], [commands(["ViT-S"])])
     run = _run(options, "vit")
-    found = _explained(run)
-    if (pictures := found.pictures) is None:
+    explanation = _explained(run)
+    if (pictures := explanation.pictures) is None:
         raise InputError(
-            f"{run}: expected a run with gated caches on images, found none ({found.left}); choose another run with "
-            "--run"
+            f"{run}: expected a run with gated caches on images, found none ({explanation.left}); choose another run "
+            "with --run"
         )
-    mapped = [layer for layer in found.layers if layer.self_map is not None]
-    middle = found.layers[found.middle] if found.middle is not None else mapped[len(mapped) // 2]
+    # --- the table ---
+    layers = explanation.layers
+    names = dict(zip((one.name for one in layers), shortened([one.name for one in layers]), strict=True))
+    mapped = [layer for layer in layers if isinstance(layer.maps, BranchMaps)]
+    middle = layers[explanation.middle] if explanation.middle is not None else mapped[len(mapped) // 2]
     table = Table("The two branches for the same test pictures", ["layer", "mean σ(λ)", "share by size", "correlation"])
-    names = [layer.name for layer in found.layers]
-    called = dict(zip(names, shortened(names), strict=True))
     for layer in mapped:
-        assert isinstance(layer.maps, BranchMaps)
-        correlation = sum(layer.maps.correlation) / len(layer.maps.correlation)
-        table.add(called[layer.name], sum(layer.share) / len(layer.share), layer.maps.weight, correlation)
-    notes = [
-        f"{called[middle.name]} is the middle layer. Correlation: between the two maps of a picture, mean over "
+        maps: Any = layer.maps
+        table.add(names[layer.name], statistics.fmean(layer.share), maps.weight, statistics.fmean(maps.correlation))
+    note = (
+        f"{names[middle.name]} is the middle layer. Correlation: between the two maps of a picture, mean over "
         "pictures. It is negative if the branches complement each other, as the paper concludes from its figure."
-    ]
-    path = png(
-        options.out / "figure4.png",
-        _size(pictures),
-        partial(_maps, pictures=pictures, layer=middle, name=called[middle.name]),
     )
+    # --- the picture: a row of test pictures, and the maps of the two branches below ---
+    assert middle.self_map is not None
+    assert middle.memory_map is not None
+    rows = {
+        "": pictures.pixels,
+        f"{names[middle.name]}\no_self": [gated_caches.grey(one) for one in middle.self_map],
+        f"{names[middle.name]}\no_mem": [gated_caches.grey(one) for one in middle.memory_map],
+    }
+    count = len(pictures.pixels)
+    path = options.out / "figure4.png"
+    with picture(path, (10.0, 1.0 + 28.0 / count)) as figure:
+        grid = figure.subplots(3, count, squeeze=False)
+        for line, (name, images) in zip(grid, rows.items(), strict=True):
+            for axes, image in zip(line, images, strict=True):
+                grey = image[..., 0] if image.shape[-1] == 1 else image
+                axes.imshow(grey, cmap="gray", vmin=0, vmax=255, interpolation="none")
+                axes.set(xticks=[], yticks=[])
+                axes.spines[:].set_visible(False)
+            line[0].set_ylabel(name)
+        for i, axes in enumerate(grid[0]):
+            axes.set_title(gated_caches.classes(pictures, i), loc="center", fontsize=7.5)
     page = report([run], options.out / "figure4.html")
-    return Finding([table], notes, [path, page], [run])
+    return Finding([table], [note], [path, page], [run])
 
 
 def figure5(claim: Claim, options: Options) -> Finding:
@@ -109,34 +143,38 @@ def figure5(claim: Claim, options: Options) -> Finding:
     if options.recipes_only:
         return Finding([], [commands(["ViT-S", "PVT-Tiny", "PVT-Small"])])
     runs = [options.run] if options.run else [_run(options, host) for host in ("vit", "pvt")]
-    found = Finding()
-    drawn: list[tuple[str, Explanation]] = []
-    for run in runs:
-        one = _explained(run)
-        recipe = read_run(run, run.name).recipe
-        name, cache = recipe["name"], recipe["model"].get("cache") or {}
-        drawn.append((name, one))
-        # Hosts before mix="heads", and without it, have a gate for each group of channels behind the projection.
-        by_head = cache.get("mix") == "heads" or "image" not in recipe["model"]
-        gated = "head" if by_head else "group of channels"
-        table = Table(f"σ(λ) of {name}, a gate per {gated}", ["layer", "mean", "minimum", "maximum"])
-        names = shortened([layer.name for layer in one.layers])
-        for called, layer in zip(names, one.layers, strict=True):
-            table.add(called, sum(layer.share) / len(layer.share), min(layer.share), max(layer.share))
-        found.tables.append(table)
-        above = sum(sum(layer.share) / len(layer.share) > 0.5 for layer in one.layers)
-        found.notes.append(f"{name}: σ(λ) > 0.5 in {above} of {len(one.layers)} layers. The paper: in more than half.")
-    found.files.append(png(options.out / "figure5.png", (10.0, 4.2), partial(_shares, drawn)))
-    found.files.append(report(runs[:1], options.out / "figure5.html"))
-    found.runs += runs
-    return found
+    finding, path = Finding(runs=list(runs)), options.out / "figure5.png"
+    with picture(path) as figure:
+        for run, axes in zip(runs, figure.subplots(1, len(runs), squeeze=False)[0], strict=True):
+            layers, model = _explained(run).layers, read_run(run, run.name).recipe
+            name, cache = model["name"], model["model"].get("cache") or {}
+            # Hosts before mix="heads", and without it, have a gate for each group of channels behind the projection.
+            by_head = cache.get("mix") == "heads" or "image" not in model["model"]
+            gated = "head" if by_head else "group of channels"
+            table = Table(f"σ(λ) of {name}, a gate per {gated}", ["layer", "mean", "minimum", "maximum"])
+            for called, layer in zip(shortened([layer.name for layer in layers]), layers, strict=True):
+                table.add(called, statistics.fmean(layer.share), min(layer.share), max(layer.share))
+            finding.tables.append(table)
+            above_half = sum(statistics.fmean(layer.share) > 0.5 for layer in layers)
+            finding.notes.append(
+                f"{name}: σ(λ) > 0.5 in {above_half} of {len(layers)} layers. The paper: in more than half."
+            )
+            panel(axes, f"σ(λ), {name}", "cached layer")
+            axes.set(ylim=(0, 1), xticks=range(len(layers)), xlim=(-0.5, len(layers) - 0.5))
+            axes.axhline(0.5, color=RULE[0])
+            for i, layer in enumerate(layers):
+                colours = [HEADS[h % len(HEADS)][0] for h in range(len(layer.share))]
+                axes.scatter([i] * len(layer.share), layer.share, s=64, c=colours)
+    finding.files += [path, report(runs[:1], options.out / "figure5.html")]
+    return finding
 
 
 def _run(options: Options, host: str) -> Path:
     """The run given by --run, or a run of the host with the paper's cache, which is trained unless it exists."""
     if options.run is not None:
         return options.run
-    return runs(comparisons.variants(options, host, (comparisons.PAPER,)))[0]
+    trained = compared(Finding(), options, host, {host: recipe(options, host, PAPER)})
+    return trained.runs[host][0]
 
 
 def _explained(run: Path) -> Explanation:
@@ -144,101 +182,9 @@ def _explained(run: Path) -> Explanation:
     if not (run / "explain.json").is_file():
         _, task, model = open_run(run)
         explain(model, task, run)
-    found = read_run(run, str(run)).explained
-    if found is None or not found.layers:
+    explanation = read_run(run, str(run)).explained
+    if explanation is None or not explanation.layers:
         raise InputError(
             f"{run}: expected a run with gated caches, found none in its model; choose another run with --run"
         )
-    return found
-
-
-def _depths(options: Options) -> list[Any]:
-    """Recipes of a small PVT for each depth: without a cache, then with one."""
-    found = []
-    for depth in DEPTHS:
-        for kind in (comparisons.PLAIN, comparisons.PAPER):
-            recipe = comparisons.recipe(options, "pvt", kind)
-            model: Any = recipe.model
-            model = replace(model, depths=(depth,) * len(model.depths))
-            found.append(replace(recipe, name=f"{recipe.name}-depth-{depth}", model=model))
-    return found
-
-
-def _above(curves: Sequence[Sequence[tuple[float, float]]]) -> str:
-    """A sentence: how many cached models are above the uncached curve by FLOPs."""
-    plain, cached = (sorted(curve) for curve in curves)
-    count = sum(accuracy > _at(plain, flops) for flops, accuracy in cached)
-    by = "the uncached curve by FLOPs, which is constant beyond its ends"
-    return f"{count} of {len(cached)} cached models are above {by}. The paper: all."
-
-
-def _at(curve: Sequence[tuple[float, float]], x: float) -> float:
-    if x <= curve[0][0]:
-        return curve[0][1]
-    for (a, y), (b, z) in itertools.pairwise(curve):
-        if x <= b:
-            return y + (z - y) * (x - a) / (b - a)
-    return curve[-1][1]
-
-
-def _lay_out(panels: Sequence[dict[str, list[list[tuple[float, float]]]]], figure: "Figure") -> None:
-    titles = ("The paper: ImageNet-1k top-1, %", "Here: test accuracy, %")
-    units = ("10⁹ multiply-adds, counted here", "10⁶ multiply-adds")
-    for i, (curves, title, unit) in enumerate(zip(panels, titles, units, strict=True)):
-        axes = figure.add_axes((0.06 + 0.5 * i, 0.14, 0.42, 0.74))
-        axes.set_title(title, loc="left")
-        axes.set_xlabel(unit)
-        axes.grid(axis="y", color=RULE[0])
-        for index, (name, (plain, cached)) in enumerate(curves.items()):
-            axes.plot(*zip(*plain, strict=True), color=variant_colour(index), marker="o", linestyle="--", label=name)
-            axes.plot(*zip(*cached, strict=True), color=variant_colour(index), marker="s", label=f"{name}, cached")
-        axes.legend(frameon=False, fontsize=9)
-
-
-def _size(pictures: Pictures) -> tuple[float, float]:
-    """The size of figure 4 in inches at which every image is square: one row of pictures and two rows of maps."""
-    across, down = len(pictures.pixels) * (1 + GAP) - GAP, TOP + 1 + BEFORE + 2 + BETWEEN
-    return 10.0, 10.0 * _BOX[2] / across * down / _BOX[3]
-
-
-def _maps(figure: "Figure", pictures: Pictures, layer: CachedLayer, name: str) -> None:
-    """Draw the pictures in a row and, below them, the maps of o_self and o_mem of a layer."""
-    axes, first = figure.add_axes(_BOX), TOP + 1 + BEFORE
-    axes.set_axis_off()
-    for i, picture in enumerate(pictures.pixels):
-        at = i * (1 + GAP)
-        raster_image(axes, picture, (at, TOP))
-        text = gated_caches.classes(pictures, i)
-        axes.text(at + 0.5, TOP - 0.07, text, ha="center", va="bottom", fontsize=7.5, color=MUTED[0], linespacing=1.15)
-    axes.text(-0.12, first + 1 + BETWEEN / 2, name, ha="right", va="center", color=INK[0])
-    for down, what, maps in ((first, "self", layer.self_map), (first + 1 + BETWEEN, "mem", layer.memory_map)):
-        assert maps is not None
-        axes.text(-0.12, down + 0.5, f"o_{what}", ha="right", va="center", color=MUTED[0])
-        for i, one in enumerate(maps):
-            raster_image(axes, gated_caches.grey(one), (i * (1 + GAP), down))
-    axes.set_xlim(0, len(pictures.pixels) * (1 + GAP) - GAP)
-    axes.set_ylim(first + 2 + BETWEEN, 0)
-
-
-def _shares(drawn: Sequence[tuple[str, Explanation]], figure: "Figure") -> None:
-    width = 0.92 / len(drawn)
-    for i, (name, found) in enumerate(drawn):
-        axes: Axes = figure.add_axes((0.06 + i * width, 0.14, width - 0.05, 0.74))
-        axes.set_title(f"σ(λ), {name}", loc="left")
-        axes.set_xlabel("cached layer")
-        axes.set_ylim(0, 1)
-        axes.axhline(0.5, color=RULE[0])
-        axes.set_xticks(range(len(found.layers)))
-        axes.set_xlim(-0.5, len(found.layers) - 0.5)
-        for place, layer in enumerate(found.layers):
-            for h, share in enumerate(layer.share):
-                colour, solid = HEADS[h % len(HEADS)][0], h < len(HEADS)  # further heads are rings
-                axes.plot(
-                    [place],
-                    [share],
-                    marker="o",
-                    markersize=8,
-                    linestyle="none",
-                    color=colour,
-                    markerfacecolor=colour if solid else "none",
-                )
+    return explanation

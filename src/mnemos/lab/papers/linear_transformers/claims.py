@@ -11,25 +11,25 @@ LINEAR_TRANSFORMERS = Paper(
         Claim(
             "figure1",
             "time and memory of forward and backward pass by sequence length",
-            f"{_HERE}.scaling:figure1",
+            f"{_HERE}.figures:figure1",
             "The cost of softmax grows quadratically with the length; that of linear attention and LSH grows linearly.",
         ),
         Claim(
             "figure2",
             "the copy task: loss by update",
-            f"{_HERE}.learning:figure2",
+            f"{_HERE}.figures:figure2",
             "Linear attention converges smoothly to the loss of softmax; LSH does not reach it.",
         ),
         Claim(
             "figure3",
             "MNIST images: unconditional samples and completions",
-            f"{_HERE}.generation:figure3",
+            f"{_HERE}.figures:figure3",
             "Samples have sharp boundaries and no noise; completions keep the stroke's style and width.",
         ),
         Claim(
             "table1",
             "MNIST byte by byte: bits/dim and images per second",
-            f"{_HERE}.generation:likelihood_and_speed",
+            f"{_HERE}.tables:likelihood_and_speed",
             "Linear attention is 0.023 bits behind softmax and generates 317 times as fast.",
             ("bits/dim", "images/s"),
             {
@@ -51,7 +51,7 @@ LINEAR_TRANSFORMERS = Paper(
         Claim(
             "cifar10",
             "CIFAR-10 byte by byte: bits/dim and images per second (Table 2)",
-            f"{_HERE}.generation:likelihood_and_speed",
+            f"{_HERE}.tables:likelihood_and_speed",
             "After equal training time, linear attention is better than softmax and generates 4,462 times as fast.",
             ("bits/dim", "images/s"),
             {
@@ -65,7 +65,7 @@ LINEAR_TRANSFORMERS = Paper(
         Claim(
             "latency",
             "seconds to generate one MNIST image at batch size 1 on a CPU",
-            f"{_HERE}.generation:latency",
+            f"{_HERE}.tables:latency",
             "Linear attention needs 5.5 s, softmax 72.6 s, and softmax with cached keys and values 7.4 s.",
             ("seconds",),
             {"softmax": (72.6,), "softmax, cached": (7.4,), "linear": (5.5,)},
@@ -73,13 +73,13 @@ LINEAR_TRANSFORMERS = Paper(
         Claim(
             "constant_memory",
             "bytes of state by position, and many MNIST images generated at once",
-            f"{_HERE}.constant_memory:constant_memory",
+            f"{_HERE}.tables:constant_memory",
             "Linear attention generates 10,000 images at once on one GPU with constant memory; softmax's memory grows.",
         ),
         Claim(
             "speech",
             "speech recognition with CTC (Table 3)",
-            f"{_HERE}.learning:speech",
+            f"{_HERE}.tables:speech",
             "Linear attention is better than an LSTM and LSH, worse than softmax, and the fastest to train.",
             ("error rate", "seconds per epoch"),
             {

@@ -17,7 +17,7 @@ from mnemos.lab.tasks.pixels import PixelsConfig
 from mnemos.lab.tasks.task import DataConfig
 from mnemos.models.transformer import HeadConfig, TransformerConfig
 
-from ..baselines.reformer.layer import ReformerConfig
+from ..baselines.reformer import ReformerConfig
 
 LSH_ROUNDS = (1, 4)
 NAMES = ("softmax", *(f"lsh-{rounds}" for rounds in LSH_ROUNDS), "linear")

@@ -57,7 +57,7 @@ MEMFORMER = Paper(
         Claim(
             "table3",
             "back-propagation through time, gradient checkpointing and memory replay",
-            f"{_HERE}.replaying:table3",
+            f"{_HERE}.tables:table3",
             "Replay needs less than half of the memory of back-propagation through time, at 0.90 of its speed.",
             ("MB", "relative speed"),
             {"BPTT": (16177.0, 1.00), "GC": (9885.0, 0.48), "MRBP": (7229.0, 0.90)},
@@ -65,32 +65,32 @@ MEMFORMER = Paper(
         Claim(
             "figure4",
             "forgetting: the drift of a slot without input to its terminal state",
-            f"{_HERE}.forgetting:figure4",
+            f"{_HERE}.figures:figure4",
             "A slot near its terminal state is forgotten quickly; a slot opposite to it is forgotten slowly.",
         ),
         Claim(
             "figure5",
             "FLOPs by sequence length, and bytes by memory size",
-            f"{_HERE}.model_costs:figure5",
+            f"{_HERE}.figures:figure5",
             "The FLOPs of Memformer grow linearly with the length. With a large memory the model takes 8.1 times less "
             "memory than Transformer-XL.",
         ),
         Claim(
             "figure6",
             "three kinds of slots: they hold, mix or are overwritten",
-            f"{_HERE}.slot_figures:figure6",
+            f"{_HERE}.figures:figure6",
             "In the middle of a document, 60 to 80 % of the slots hold their contents and 5 to 10 % are overwritten.",
         ),
         Claim(
             "figure7",
             "the words that a slot attends to",
-            f"{_HERE}.slot_figures:figure7",
+            f"{_HERE}.figures:figure7",
             "A slot that is overwritten attends to named entities and verbs.",
         ),
         Claim(
             "figure8",
             "perplexity by time horizon and by number of slots",
-            f"{_HERE}.lengths:figure8",
+            f"{_HERE}.figures:figure8",
             "A horizon of 1 is the worst, longer ones are better, and at 32 almost nothing is gained any more; most of "
             "the gain from slots is between 1 and 8.",
         ),

@@ -6,63 +6,36 @@ the whole picture; the paper's through 8 segments.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from mnemos.lab.compare.baselines import parameters, with_parameters
 from mnemos.lab.compare.equal import completed
-from mnemos.lab.evaluate.recorded import KINDS, WriteAttention
+from mnemos.lab.evaluate.recorded import KINDS
 from mnemos.lab.evaluate.write_attention import record_write_attention
-from mnemos.lab.report.slot_attention import PAPER, VERBS
+from mnemos.lab.recipes.family import altered
+from mnemos.lab.report.slot_attention import VERBS
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe, RolloutConfig
 from mnemos.lab.run.trained import open_run
-from mnemos.lab.tasks.metrics import perplexity
-from mnemos.types import InputError
+from mnemos.models.memformer import MemformerConfig
 
 from ..claim import Claim
-from ..experiments import Measure, Values, add_tables, train_arms
+from ..experiments import add_tables, train_variants
 from ..findings import Finding, Table
 from ..reproduce import Options
-from ..small_runs import caution, runs_of, task
+from ..small_runs import Trained, caution, digits_or_mnist, perplexities, task
+from .figures import paper_share
 from .recipes import SMALL_PICTURES, ImageSizes, picture_recipe, picture_variant
 
 SIDE, STEPS = 14, 1200
 SIZE = ImageSizes(dim=32, layer_divisor=2, slot_divisor=2, side=SIDE, dropout=0.0)
 MEMFORMER, XL = "Memformer", "Transformer-XL"
-ARMS = {  # their rows in Table 1
+ROWS = {  # of the variants in Table 1
     MEMFORMER: "Memformer 2+6 memory=64",
     "without memory": "w/o memory",
     "without forgetting": "w/o forgetting",
     XL: "Transformer-XL memory=784",
 }
 PICTURES = 500  # of the test split, whose slots are counted
-
-
-def experiment(claim: Claim, options: Options) -> Finding:
-    """Train the four arms with the seeds of the options; tables of loss, differences and slots that hold."""
-    found = Finding()
-    if options.recipes_only:
-        return Finding([], ["Five seeds: --data MNIST --seeds 5."])
-    made = arms(options)
-    comparison = train_arms(found, options, f"experiment-{task(options)[0]}", made)
-    slots = {name: [_slots(run) for run in runs_of(comparison, made[name])] for name in _written(made)}
-    extra: dict[str, Values] = {
-        "perplexity": {
-            name: [perplexity(_loss(Result.read(run))) for run in runs_of(comparison, recipe)]
-            for name, recipe in made.items()
-        }
-    }
-    theirs = {name: math.log(claim.values[name][0]) for name in ARMS}
-    controls = {name: theirs[MEMFORMER] - theirs[name] for name in ARMS if name != MEMFORMER}
-    add_tables(found, made, comparison, Measure("nats/byte", _loss, higher_is_better=False), controls, extra)
-    found.tables.append(_slots_table(slots))
-    found.notes += [_TRANSLATED, caution(options)]
-    return found
-
-
 _TRANSLATED = (
     "The paper's differences are those of the logarithms of its perplexities (28 x 28), in nats per byte, of the rows "
     "Memformer 2+6 memory=64, w/o memory, w/o forgetting and Transformer-XL memory=784. A byte of a smaller picture "
@@ -70,67 +43,63 @@ _TRANSLATED = (
 )
 
 
+def experiment(claim: Claim, options: Options) -> Finding:
+    """Train the four variants with the seeds of the options; tables of loss, differences and slots that hold."""
+    if options.recipes_only:
+        return Finding([], ["Five seeds: --data MNIST --seeds 5."])
+    finding, recipes = Finding(), variants(options)
+    trained = train_variants(finding, options, f"experiment-{task(options)[0]}", recipes)
+    theirs = {name: math.log(claim.values[name][0]) for name in ROWS}
+    effects = {name: theirs[MEMFORMER] - theirs[name] for name in ROWS if name != MEMFORMER}
+    extra = {"perplexity": perplexities(trained)}
+    add_tables(finding, recipes[MEMFORMER], trained, "nats/byte", _loss, False, effects, extra)
+    finding.tables.append(_slots_table(recipes, trained))
+    finding.notes += [_TRANSLATED, caution(options)]
+    return finding
+
+
 def _loss(result: Result) -> float:
     return result.score("loss")
 
 
-def arms(options: Options) -> dict[str, Recipe]:
-    """The recipes by the arms' names. Transformer-XL has MLPs of the width that gives it Memformer's parameters."""
-    data, fields = task(options)
-    if data == "cifar":
-        raise InputError(
-            f"--data {options.data}: expected a folder with MNIST, found no MNIST files; omit --data to use digits"
-        )
-    size = SIZE if data == "mnist" else SMALL_PICTURES[data]
+def variants(options: Options) -> dict[str, Recipe]:
+    """The recipes by the variants' names. Transformer-XL's MLPs have the width that gives it Memformer's parameters."""
+    data, fields = digits_or_mnist(options)
+    mnist = data == "mnist"
     steps = options.steps or STEPS
-    found = []
-    for name, row in ARMS.items():
-        base = picture_recipe(data, row)
-        pixels: Any = base.data
-        model, rollout = picture_variant(row, size)
+    recipes = []
+    for name, row in ROWS.items():
+        model, rollout = picture_variant(row, SIZE if mnist else SMALL_PICTURES[data])
         if name != XL:
             rollout = RolloutConfig()  # the whole picture at once: the gradient passes through all its segments
-        train = replace(base.train, steps=steps, eval_every=max(1, steps // 4), rollout=rollout)
-        sized = {**fields, "size": SIDE} if data == "mnist" else fields
-        images = replace(pixels.images, **sized)
-        slug = f"{data}-{name.lower().replace(' ', '-')}"
-        found.append(replace(base, name=slug, model=model, data=replace(pixels, images=images), train=train))
-    *memformers, xl = completed(found)
-    return dict(
-        zip(ARMS, [*memformers, with_parameters(xl, parameters(memformers[0].model), memformers[0].name)], strict=True)
-    )
+        recipe = altered(
+            picture_recipe(data, row),
+            name=f"{data}-{name.lower().replace(' ', '-')}",
+            model=model,
+            data={"images": fields | ({"size": SIDE} if mnist else {})},
+            train={"steps": steps, "eval_every": max(1, steps // 4), "rollout": rollout},
+        )
+        recipes.append(recipe)
+    *memformers, xl = completed(recipes)
+    xl = with_parameters(xl, parameters(memformers[0].model), memformers[0].name)
+    return dict(zip(ROWS, [*memformers, xl], strict=True))
 
 
-def _written(made: Mapping[str, Recipe]) -> list[str]:
-    """The arms whose models write slots."""
-    models: dict[str, Any] = {name: recipe.model for name, recipe in made.items()}
-    return [name for name, model in models.items() if model.name == "memformer" and model.memory.slots]
-
-
-def _slots(run: Path) -> WriteAttention:
-    """The kinds of a run's slots on the first `PICTURES` pictures of the test split."""
-    _, data, model = open_run(run)
-    found = record_write_attention(model, data, run, PICTURES)
-    assert found is not None
-    return found
-
-
-def _slots_table(slots: Mapping[str, list[WriteAttention]]) -> Table:
-    """Figure 6: the share of the slots of each kind in the middle half of a picture, by seed."""
-    first = next(iter(slots.values()))[0]
-    low, high = first.thresholds
-    table = Table(
-        f"Slots in the middle half of {first.documents} test pictures, % (holds: own weight > {high:g}; overwritten: "
-        f"< {low:g})",
-        ["", "seed", *(f"slots that {VERBS[kind]}" for kind in KINDS)],
-    )
-    for name, every in slots.items():
-        for seed, one in enumerate(every):
-            table.add(name, seed, *(100 * one.middle[kind] for kind in KINDS))
-    theirs = [PAPER.get(kind) for kind in KINDS]
-    table.add(
-        "the paper, text",
-        None,
-        *("–" if span is None else f"{100 * span[0]:.0f} to {100 * span[1]:.0f}" for span in theirs),
-    )
+def _slots_table(recipes: dict[str, Recipe], trained: Trained) -> Table:
+    """Figure 6: the share of the slots of each kind in the middle half of a test picture, by seed."""
+    table = Table("", ["", "seed", *(f"slots that {VERBS[kind]}" for kind in KINDS)])
+    for name, recipe in recipes.items():
+        if not isinstance(recipe.model, MemformerConfig) or not recipe.model.memory.slots:
+            continue
+        for seed, run in enumerate(trained.runs[name]):
+            _, data, model = open_run(run)
+            found = record_write_attention(model, data, run, PICTURES)
+            assert found is not None
+            low, high = found.thresholds
+            table.title = (
+                f"Slots in the middle half of {found.documents} test pictures, % (holds: own weight > {high:g}; "
+                f"overwritten: < {low:g})"
+            )
+            table.add(name, seed, *(100 * found.middle[kind] for kind in KINDS))
+    table.add("the paper, text", None, *map(paper_share, KINDS))
     return table

@@ -6,12 +6,12 @@ and `wikitext-bytes-…` read bytes: their perplexities cannot be compared with 
 """
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mnemos.attention.compressive import CompressiveConfig
 from mnemos.attention.relative import RelativeConfig
 from mnemos.config import ModelConfig
-from mnemos.lab.recipes.family import family
+from mnemos.lab.recipes.family import altered, family
 from mnemos.lab.recipes.text import in_words
 from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe
 from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
@@ -25,6 +25,14 @@ from mnemos.models.transformer import TransformerConfig
 
 HORIZON = 8  # segments that gradient flows through
 Variant = tuple[ModelConfig, RolloutConfig]
+_OPTIM = OptimConfig(lr=1e-3, weight_decay=0.01, grad_clip=1.0, schedule=ScheduleConfig("cosine", warmup=1000))
+_PAPER = TrainConfig(steps=10_000, batch_size=256, eval_every=1000, checkpoint_every=500)
+_SMALL_OPTIM = OptimConfig(
+    lr=3e-3, weight_decay=0.01, grad_clip=1.0, schedule=ScheduleConfig("cosine", warmup=50, floor=0.05)
+)
+_SMALL_TRAIN = TrainConfig(steps=600, batch_size=32, eval_every=600, checkpoint_every=300, log_every=50)
+
+# ---- Table 1: pictures byte by byte ----
 
 
 class ImageSizes(NamedTuple):
@@ -40,6 +48,110 @@ class ImageSizes(NamedTuple):
     def length(self) -> int:
         """Bytes per picture."""
         return self.side**2
+
+
+# Sizes that train on one core: half the layers, and on 8 x 8 pixels a quarter of the slots.
+SMALL_PICTURES = {
+    "digits": ImageSizes(dim=32, layer_divisor=2, slot_divisor=4, side=8, dropout=0.0),
+    "mnist": ImageSizes(dim=32, layer_divisor=2, dropout=0.0),
+}
+_PICTURE_XL = {f"Transformer-XL memory={memory}": memory for memory in (56, 224, 784)}
+# Table 1's rows of Memformer: how the names of their recipes end, layers of encoder and decoder, and what else differs
+# from 64 slots. Table 4 has 8 slots where the text has 64: both are here.
+_PICTURE_MEMFORMERS: dict[str, tuple[str, tuple[int, int], dict[str, Any]]] = {
+    "Memformer 4+8": ("memformer", (4, 8), {}),
+    "Memformer 4+8 memory=8": ("memformer-8-slots", (4, 8), {"slots": 8}),
+    "Memformer 2+6 memory=64": ("memformer-2+6", (2, 6), {}),
+    "Memformer 2+6 memory=32": ("memformer-2+6-32-slots", (2, 6), {"slots": 32}),
+    "Memformer 2+6 memory=16": ("memformer-2+6-16-slots", (2, 6), {"slots": 16}),
+    "Memformer 2+6 memory=1": ("memformer-2+6-1-slot", (2, 6), {"slots": 1}),
+    "Memformer 4+4": ("memformer-4+4", (4, 4), {}),
+    "w/o memory": ("memformer-no-memory", (2, 6), {"slots": 0}),
+    "temperature=1.0": ("memformer-temperature-1", (2, 6), {"temperature": 1.0}),
+    "w/o forgetting": ("memformer-no-forgetting", (2, 6), {"forgetting": False}),
+    "w/o multi-head": ("memformer-one-head", (2, 6), {"num_heads": 1}),
+}
+# The names of Table 1's rows, and how the names of their recipes end.
+PICTURES = {
+    "LSTM": "lstm",
+    "Transformer decoder": "transformer",
+    **{row: f"xl-{memory}" for row, memory in _PICTURE_XL.items()},
+    **{row: ending for row, (ending, _, _) in _PICTURE_MEMFORMERS.items()},
+}
+_ROWS = {ending: row for row, ending in PICTURES.items()}
+_IMAGES = {
+    "digits": PixelsConfig(DigitsConfig(layout="image"), start=True),
+    "mnist": PixelsConfig(MNISTConfig(layout="image"), start=True),
+}
+
+
+def picture_variant(row: str, size: ImageSizes) -> Variant:
+    """The model of a row of Table 1, and how its updates read a picture.
+
+    A model that carries no gradient from segment to segment has a horizon of 1. Where a picture is no longer than a
+    horizon, Memformer reads it at once: the gradient is the same.
+    """
+    if row == "LSTM":
+        return LSTMConfig(dim=4 * size.dim, layers=4, dropout=size.dropout), RolloutConfig()
+    if row not in _PICTURE_MEMFORMERS:
+        plain = TransformerConfig.classic(
+            dim=size.dim,
+            layers=8 // size.layer_divisor,
+            num_heads=4,
+            mlp=2 * size.dim,
+            max_length=size.length,
+            dropout=size.dropout,
+        )
+        if row not in _PICTURE_XL:
+            return plain, RolloutConfig()
+        reach = round(_PICTURE_XL[row] * size.length / 784)  # the same share of a picture
+        model = replace(plain, position="none", attention=RelativeConfig(memory=reach))
+        return model, RolloutConfig(segment_length=size.side, horizon=1)
+    _, (encoder, decoder), changes = _PICTURE_MEMFORMERS[row]
+    memory = SlotsConfig(**{"slots": 64, "temperature": 0.25} | changes)
+    memformer = MemformerConfig(
+        preset="paper",
+        dim=size.dim,
+        encoder_layers=encoder // size.layer_divisor,
+        decoder_layers=decoder // size.layer_divisor,
+        num_heads=4,
+        mlp=2 * size.dim,
+        segment=size.side,
+        memory=replace(memory, slots=memory.slots and max(1, memory.slots // size.slot_divisor)),
+        dropout=size.dropout,
+    )
+    whole = size.side <= HORIZON
+    return memformer, RolloutConfig() if whole else RolloutConfig(segment_length=size.side, horizon=HORIZON)
+
+
+def picture_recipe(images: str, row: str) -> Recipe:
+    """A row of Table 1 at a small size: images "digits" or "mnist"."""
+    model, rollout = picture_variant(row, SMALL_PICTURES[images])
+    return Recipe(
+        name=f"{images}-{PICTURES[row]}{'' if images == 'digits' else '-small'}",
+        model=model,
+        data=_IMAGES[images],
+        optim=_SMALL_OPTIM,
+        train=replace(_SMALL_TRAIN, rollout=rollout),
+    )
+
+
+@family("{images}-{model}-{size}", images=_IMAGES, model=_ROWS, size=("", "small"))
+def memformer_pictures(images: str, model: str, size: str) -> Recipe | None:
+    """Images byte by byte: the models of Memformer's Table 1 at the paper's size, and one for one core."""
+    row = _ROWS[model]
+    called = {"digits": "scikit-learn's digits", "mnist": "MNIST"}[images]
+    about = f"{called} byte by byte, {row} at"
+    if (images, size) == ("mnist", ""):
+        config, rollout = picture_variant(row, ImageSizes())
+        about, train = f"{about} the paper's size (Memformer, Table 1)", replace(_PAPER, rollout=rollout)
+        return Recipe(about=about, model=config, data=_IMAGES[images], optim=_OPTIM, train=train)
+    if (images, model, size) in (("mnist", "memformer", "small"), ("digits", "memformer", "")):
+        return replace(picture_recipe(images, row), about=f"{about} a size for one core (Memformer, Table 1)")
+    return None
+
+
+# ---- Table 2: text ----
 
 
 class LanguageSizes(NamedTuple):
@@ -58,26 +170,8 @@ class LanguageSizes(NamedTuple):
         return 128 // self.length_divisor
 
 
-# The names of Table 1's rows, and how the names of their recipes end. Table 4 has 8 slots where the text has 64: both
-# are here.
-PICTURES = {
-    "LSTM": "lstm",
-    "Transformer decoder": "transformer",
-    "Transformer-XL memory=56": "xl-56",
-    "Transformer-XL memory=224": "xl-224",
-    "Transformer-XL memory=784": "xl-784",
-    "Memformer 4+8": "memformer",
-    "Memformer 4+8 memory=8": "memformer-8-slots",
-    "Memformer 2+6 memory=64": "memformer-2+6",
-    "Memformer 2+6 memory=32": "memformer-2+6-32-slots",
-    "Memformer 2+6 memory=16": "memformer-2+6-16-slots",
-    "Memformer 2+6 memory=1": "memformer-2+6-1-slot",
-    "Memformer 4+4": "memformer-4+4",
-    "w/o memory": "memformer-no-memory",
-    "temperature=1.0": "memformer-temperature-1",
-    "w/o forgetting": "memformer-no-forgetting",
-    "w/o multi-head": "memformer-one-head",
-}
+# Windows that slide would read an eighth of the text in the same time.
+SMALL_LANGUAGE = LanguageSizes(dim=64, num_heads=4, layer_divisor=4, length_divisor=4, dropout=0.0, slide=0)
 _XL = {f"Transformer-XL base memory={memory}": memory for memory in (1600, 1024, 512, 256, 128, 32)}
 COMPRESSIVE = "Compressive Transformer memory=512 compress=512"
 # The names of Table 2's rows: layers of encoder and decoder, and slots.
@@ -89,66 +183,13 @@ _MEMFORMERS = {
 }
 LANGUAGE = (*_XL, COMPRESSIVE, *_MEMFORMERS)
 
-# Sizes that train on one core: half the layers, and on 8 x 8 pixels a quarter of the slots.
-SMALL_PICTURES = {
-    "digits": ImageSizes(dim=32, layer_divisor=2, slot_divisor=4, side=8, dropout=0.0),
-    "mnist": ImageSizes(dim=32, layer_divisor=2, dropout=0.0),
-}
-# Windows that slide would read an eighth of the text in the same time.
-SMALL_LANGUAGE = LanguageSizes(dim=64, num_heads=4, layer_divisor=4, length_divisor=4, dropout=0.0, slide=0)
 
-
-def picture_variant(name: str, size: ImageSizes) -> Variant:
-    """The model of a row of Table 1, and how its updates read a picture.
-
-    A model that carries no gradient from segment to segment has a horizon of 1. Where a picture is no longer than a
-    horizon, Memformer reads it at once: the gradient is the same.
-    """
-    if name == "LSTM":
-        return LSTMConfig(dim=4 * size.dim, layers=4, dropout=size.dropout), RolloutConfig()
-    plain = TransformerConfig.classic(
-        dim=size.dim,
-        layers=8 // size.layer_divisor,
-        num_heads=4,
-        mlp=2 * size.dim,
-        max_length=size.length,
-        dropout=size.dropout,
-    )
-    if name == "Transformer decoder":
-        return plain, RolloutConfig()
-    if name.startswith("Transformer-XL"):
-        reach = round(_number(name) * size.length / 784)  # the same share of a picture
-        model = replace(plain, position="none", attention=RelativeConfig(memory=reach))
-        return model, RolloutConfig(segment_length=size.side, horizon=1)
-    encoder, decoder = (4, 8) if "4+8" in name else (4, 4) if "4+4" in name else (2, 6)
-    slots = 0 if name == "w/o memory" else max(1, (_number(name) if "memory=" in name else 64) // size.slot_divisor)
-    memory = SlotsConfig(
-        slots=slots,
-        temperature=1.0 if "temperature" in name else 0.25,
-        forgetting=name != "w/o forgetting",
-        num_heads=1 if name == "w/o multi-head" else 0,
-    )
-    memformer = MemformerConfig(
-        preset="paper",
-        dim=size.dim,
-        encoder_layers=encoder // size.layer_divisor,
-        decoder_layers=decoder // size.layer_divisor,
-        num_heads=4,
-        mlp=2 * size.dim,
-        segment=size.side,
-        memory=memory,
-        dropout=size.dropout,
-    )
-    whole = size.side <= HORIZON
-    return memformer, RolloutConfig() if whole else RolloutConfig(segment_length=size.side, horizon=HORIZON)
-
-
-def language_variant(name: str, size: LanguageSizes) -> Variant:
+def language_variant(row: str, size: LanguageSizes) -> Variant:
     """The model of a row of Table 2, and how its updates read: `HORIZON` segments, with gradient through all of them.
 
     Transformer-XL and the Compressive Transformer read as much new text per update; their memory carries no gradient.
     """
-    if name in _XL or name == COMPRESSIVE:
+    if row not in _MEMFORMERS:
         reach = 512 // size.length_divisor
         compressive = CompressiveConfig(memory=reach, compressed=reach, ratio=4)
         model = TransformerConfig.classic(
@@ -159,10 +200,10 @@ def language_variant(name: str, size: LanguageSizes) -> Variant:
             max_length=size.segment,
             position="none",
             dropout=size.dropout,
-            attention=RelativeConfig(memory=_XL[name] // size.length_divisor) if name in _XL else compressive,
+            attention=RelativeConfig(memory=_XL[row] // size.length_divisor) if row in _XL else compressive,
         )
         return model, RolloutConfig(segments=size.slide or HORIZON, horizon=1)
-    encoder, decoder, slots = _MEMFORMERS[name]
+    encoder, decoder, slots = _MEMFORMERS[row]
     memformer = MemformerConfig(
         preset="paper",
         dim=size.dim,
@@ -177,44 +218,12 @@ def language_variant(name: str, size: LanguageSizes) -> Variant:
     return memformer, RolloutConfig(segments=HORIZON, slide=size.slide)
 
 
-def _number(name: str) -> int:
-    """The number after the row's "="."""
-    return int(name.rpartition("=")[2])
-
-
-_OPTIM = OptimConfig(lr=1e-3, weight_decay=0.01, grad_clip=1.0, schedule=ScheduleConfig("cosine", warmup=1000))
-_PAPER = TrainConfig(steps=10_000, batch_size=256, eval_every=1000, checkpoint_every=500)
-_SMALL_OPTIM = OptimConfig(
-    lr=3e-3, weight_decay=0.01, grad_clip=1.0, schedule=ScheduleConfig("cosine", warmup=50, floor=0.05)
-)
-_SMALL_TRAIN = TrainConfig(steps=600, batch_size=32, eval_every=600, checkpoint_every=300, log_every=50)
-_IMAGES = {
-    "digits": PixelsConfig(DigitsConfig(layout="image"), start=True),
-    "mnist": PixelsConfig(MNISTConfig(layout="image"), start=True),
-}
-
-
-def picture_recipe(task: str, row: str) -> Recipe:
-    """A row of Table 1 at a small size: task "digits" or "mnist"."""
-    model, rollout = picture_variant(row, SMALL_PICTURES[task])
-    ending = "" if task == "digits" else "-small"
-    return Recipe(
-        name=f"{task}-{PICTURES[row]}{ending}",
-        about=f"{task} byte by byte, {row} at a size for one core (Memformer, Table 1)",
-        model=model,
-        data=_IMAGES[task],
-        optim=_SMALL_OPTIM,
-        train=replace(_SMALL_TRAIN, rollout=rollout),
-    )
-
-
 def language_recipe(row: str, path: str | None = None) -> Recipe:
     """A row of Table 2 at a small size; path: a file or folder of text, None for the standard library's source."""
     model, rollout = language_variant(row, SMALL_LANGUAGE)
     slug = row.lower().replace("w/o ", "no-").replace("transformer-xl base ", "xl ").replace(" ", "-")
     return Recipe(
         name=f"text-{slug.replace('=', '-')}",
-        about=f"bytes of any text, {row} at a size for one core (Memformer, Table 2)",
         model=model,
         data=TextConfig(path, segment=SMALL_LANGUAGE.segment, held_out=0.01),
         optim=_SMALL_OPTIM,
@@ -222,11 +231,7 @@ def language_recipe(row: str, path: str | None = None) -> Recipe:
     )
 
 
-_WIKITEXT = {
-    "memformer": "Memformer 4+16",
-    "xl": "Transformer-XL base memory=1024",
-    "compressive": COMPRESSIVE,
-}
+_WIKITEXT = {"memformer": "Memformer 4+16", "xl": "Transformer-XL base memory=1024", "compressive": COMPRESSIVE}
 
 
 @family("wikitext-{tokens}-{model}", tokens=("", "bytes"), model=_WIKITEXT)
@@ -239,7 +244,7 @@ def memformer_wikitext(tokens: str, model: str) -> Recipe:
         about=f"Words of WikiText-103, {called} at the paper's size (Memformer, Table 2)",
         model=config,
         data=TextConfig(segment=128),
-        optim=replace(_OPTIM, schedule=replace(_OPTIM.schedule, warmup=10_000)),
+        optim=altered(_OPTIM, schedule={"warmup": 10_000}),
         train=replace(_PAPER, steps=150_000, batch_size=128, eval_every=5000, rollout=rollout),
     )
     if tokens:
@@ -247,24 +252,7 @@ def memformer_wikitext(tokens: str, model: str) -> Recipe:
     return in_words(recipe)
 
 
-_ENDINGS = {ending: row for row, ending in PICTURES.items()}
-
-
-@family("{images}-{model}-{size}", images=_IMAGES, model=_ENDINGS, size=("", "small"))
-def memformer_pictures(images: str, model: str, size: str) -> Recipe | None:
-    """Images byte by byte: the models of Memformer's Table 1 at the paper's size, and one for one core."""
-    row = _ENDINGS[model]
-    called = {"digits": "scikit-learn's digits", "mnist": "MNIST"}[images]
-    if images == "mnist" and size == "":
-        config, rollout = picture_variant(row, ImageSizes())
-        about = f"{called} byte by byte, {row} at the paper's size (Memformer, Table 1)"
-        train = replace(_PAPER, rollout=rollout)
-        return Recipe(about=about, model=config, data=_IMAGES[images], optim=_OPTIM, train=train)
-    if model != "memformer" or (images, size) == ("digits", "small"):
-        return None
-    about = f"{called} byte by byte, {row} at a size for one core (Memformer, Table 1)"
-    return replace(picture_recipe(images, row), about=about)
-
+# ---- recall of a fact, not in the paper ----
 
 # One pair and one query, with thousands of distractors between them. In training, the number of distractors is random,
 # up to a maximum that grows: slots learn to keep facts over short distances first, in short rows. The last updates use
@@ -281,12 +269,12 @@ RECALL_MODEL = MemformerConfig(
     memory=SlotsConfig(slots=8),
     decoder_reads=True,  # the query is in the segment that is decoded, so earlier segments do not contain it
 )
-_RECALL_OPTIM = OptimConfig(lr=3e-3, schedule=ScheduleConfig("cosine", warmup=50, floor=0.05))
 _RECALL_TRAIN = TrainConfig(steps=540, batch_size=128, eval_every=1000, checkpoint_every=100, log_every=20)
 
 
 @recipe
 def recall_memformer() -> Recipe:
     """Recall a fact after 4,096 tokens (32 segments): Memformer, with exact gradients by memory replay."""
+    optim = OptimConfig(lr=3e-3, schedule=ScheduleConfig("cosine", warmup=50, floor=0.05))
     train = replace(_RECALL_TRAIN, rollout=RolloutConfig(segment_length=RECALL_MODEL.segment))
-    return Recipe(RECALL_MODEL, RECALL, _RECALL_OPTIM, train)
+    return Recipe(RECALL_MODEL, RECALL, optim, train)

@@ -1,4 +1,4 @@
-"""Tables 1 and 2, images byte by byte and language modelling: costs and small models; and the recall of a fact."""
+"""Tables 1 to 3, pictures byte by byte, language modelling and replay: costs and small models; and recall of a fact."""
 
 import math
 import statistics
@@ -9,21 +9,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import ModelConfig
 from mnemos.lab.compare import significance
 from mnemos.lab.measure.flops import count_flops, forward_flops
-from mnemos.lab.measure.gradients import state_bytes
-from mnemos.lab.measure.timing import race
+from mnemos.lab.measure.gradients import WAYS, check_ways, most_saved, state_bytes
+from mnemos.lab.measure.peak import peak_of
+from mnemos.lab.measure.timing import race, ratio
+from mnemos.lab.recipes.family import altered
 from mnemos.lab.run.recipe import Recipe
+from mnemos.memory.slots import SlotsConfig
+from mnemos.models.memformer import MemformerConfig
 from mnemos.models.transformer import TransformerConfig
-from mnemos.types import InputError, State
+from mnemos.types import Output, State
 
 from ..claim import Claim
 from ..findings import Finding, Table, spread
 from ..reproduce import Options
-from ..small_runs import Trained, shape, task, train_language_models
+from ..small_runs import caution, digits_or_mnist, order, perplexities, perplexity_text, train
 from .recipes import (
     LANGUAGE,
     PICTURES,
@@ -39,21 +44,7 @@ from .recipes import (
     recall_memformer,
 )
 
-
-def table1(claim: Claim, options: Options) -> Finding:
-    """Table 1: FLOPs of the paper's models; perplexities of small models on MNIST or scikit-learn's digits."""
-    found = Finding([], [_PICTURES_AT_PAPER])
-    if not options.recipes_only:
-        found.tables.append(_picture_costs(claim))
-        found.notes.insert(0, _PICTURES_COUNTED)
-        data = task(options)[0]
-        recipes = {name: _picture_recipe(options, name) for name in PICTURES}
-        title = f"Perplexity per byte of {data}, small models"
-        trained = _perplexities(found, claim, options, f"table1-{data}", recipes, title, "GFLOP")
-        pairs = [(ABLATED if name.startswith(_ABLATIONS) else WHOLE, name) for name in recipes]
-        _differences(found, trained, pairs)
-    return found
-
+# ---- Table 1: pictures byte by byte ----
 
 _PICTURES_COUNTED = (
     "GFLOP: a multiply-add counts as 2. A picture is read from its first byte, with empty memories. The paper says "
@@ -64,103 +55,97 @@ _PICTURES_AT_PAPER = (
     "At the paper's size: mnemos train RECIPE --data.images.path MNIST, where RECIPE is one of "
     f"{', '.join(f'mnist-{ending}' for ending in PICTURES.values())}."
 )
-
-
 # The rows of Table 1 with which others are compared: ablations, which begin so, with that of 2 + 6 layers.
 WHOLE, ABLATED = "Memformer 4+8", "Memformer 2+6 memory=64"
 _ABLATIONS = ("Memformer 2+6", "w/o", "temperature")
 
 
-def _picture_costs(claim: Claim) -> Table:
-    size = ImageSizes()
-    table = Table("The paper's models: one picture of 784 bytes", ["", "parameters", "GFLOP", "paper GFLOP"])
-    for name in PICTURES:
-        model, rollout = picture_variant(name, size)
+def table1(claim: Claim, options: Options) -> Finding:
+    """Table 1: FLOPs of the paper's models; perplexities of small models on MNIST or scikit-learn's digits."""
+    if options.recipes_only:
+        return Finding([], [_PICTURES_AT_PAPER])
+    costs = Table("The paper's models: one picture of 784 bytes", ["", "parameters", "GFLOP", "paper GFLOP"])
+    for row in PICTURES:
+        config, rollout = picture_variant(row, ImageSizes())
         # Memformer divides a picture into segments itself, with the same operations.
-        segment = rollout.segment_length if model.name == "transformer" else 0
-        theirs = claim.values[name][0] if name in claim.values else None
-        table.add(name, *_cost(model, size.length, segment), theirs)
-    return table
+        segment = rollout.segment_length if config.name == "transformer" else 0
+        # From shapes only; an LSTM must run to be counted.
+        with torch.device("cpu" if config.name == "lstm" else "meta"):
+            model, picture = config.build().eval(), torch.zeros(1, ImageSizes().length, dtype=torch.int64)
+            flops = forward_flops(model, picture, segment=segment)
+        theirs = claim.values[row][0] if row in claim.values else None
+        costs.add(row, _parameters(model), flops / 1e9, theirs)
+    finding = Finding([costs], [_PICTURES_COUNTED, _PICTURES_AT_PAPER])
+    data, fields = digits_or_mnist(options)
+    recipes = {row: altered(picture_recipe(data, row), data={"images": fields}) for row in PICTURES}
+    pairs = [(ABLATED if row.startswith(_ABLATIONS) else WHOLE, row) for row in recipes]
+    title = f"Perplexity per byte of {data}, small models"
+    _add_perplexities(finding, claim, options, f"table1-{data}", recipes, title, "GFLOP", pairs)
+    return finding
 
 
-def _cost(config: ModelConfig, length: int, segment: int) -> tuple[int, float]:
-    """Parameters, and GFLOP of a forward pass of `length` tokens, from shapes only; an LSTM must run to be counted."""
-    with torch.device("cpu" if config.name == "lstm" else "meta"):
-        model, tokens = config.build().eval(), torch.zeros(1, length, dtype=torch.int64)
-        return sum(p.numel() for p in model.parameters()), forward_flops(model, tokens, segment=segment) / 1e9
+def _parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
 
 
-def _picture_recipe(options: Options, name: str) -> Recipe:
-    data, fields = task(options)
-    if data == "cifar":
-        raise InputError(
-            f"--data {options.data}: expected a folder with MNIST, found no MNIST files; omit --data to use digits"
-        )
-    found = picture_recipe(data, name)
-    pixels: Any = found.data
-    return replace(found, data=replace(pixels, images=replace(pixels.images, **fields)))
-
-
-def _perplexities(
-    found: Finding, claim: Claim, options: Options, runs: str, recipes: Mapping[str, Recipe], title: str, flops: str
-) -> Trained:
-    """Train the small models of a table's rows, in a folder named after `runs`; add their table and order."""
-    trained = train_language_models(found, options, runs, recipes)
+def _add_perplexities(
+    finding: Finding,
+    claim: Claim,
+    options: Options,
+    folder: str,
+    recipes: Mapping[str, Recipe],
+    title: str,
+    flops: str,
+    pairs: Sequence[tuple[str, str]],
+) -> None:
+    """Train the small models of a table's rows; add their table, their order, and the differences of pairs of rows."""
+    trained = train(finding, options, folder, {row: _shortened(one, options) for row, one in recipes.items()})
+    finding.notes.append(caution(options))
+    scores = perplexities(trained)
     columns = ["", "model here", "parameters", "perplexity", flops, "seconds of training", "paper perplexity"]
     table = Table(title, columns)
     for name, recipe in recipes.items():
         row = trained.rows[name]
         theirs = claim.values[name][1] if name in claim.values else None
-        count, flop = row["parameters"], row["flops"] / 1e9
-        table.add(name, shape(recipe), count, trained.perplexity(name), flop, row["seconds"], theirs)
-    found.tables.append(table)
-    found.notes.append(trained.order(claim.values, 1))
-    return trained
+        flop, seconds = row["flops"] / 1e9, row["seconds"]
+        table.add(name, shape(recipe), row["parameters"], perplexity_text(scores[name]), flop, seconds, theirs)
+    finding.tables.append(table)
+    finding.notes.append(order(scores, claim.values, 1))
+    if options.seeds > 1:
+        spreads = {name: significance.spread(values) for name, values in scores.items()}
+        tested = [(one, other) for one, other in pairs if one != other]
+        table = Table(
+            "Differences of perplexity, 95 %; p by Holm over the table", ["", "difference", "from", "to", "p"]
+        )
+        found = significance.correct([significance.welch(spreads[one], spreads[other]) for one, other in tested])
+        for (one, other), each in zip(tested, found, strict=True):
+            p = each.p_holm if math.isfinite(each.p_holm) else None
+            table.add(f"{one} minus {other}", each.difference, *(each.interval or (None, None)), p)
+        finding.tables.append(table)
 
 
-def _differences(found: Finding, trained: Trained, pairs: Sequence[tuple[str, str]]) -> None:
-    """Add a table of the differences in perplexity of pairs of two rows, first minus second; nothing for one seed."""
-    pairs = [(one, other) for one, other in pairs if one != other]
-    scores = {name: significance.spread(values) for name, values in trained.perplexities.items()}
-    if any(score.seeds < 2 for score in scores.values()):
-        return
-    table = Table("Differences of perplexity, 95 %; p by Holm over the table", ["", "difference", "from", "to", "p"])
-    tested = significance.correct([significance.welch(scores[one], scores[other]) for one, other in pairs])
-    for (one, other), each in zip(pairs, tested, strict=True):
-        low, high = each.interval or (None, None)
-        p = each.p_holm if math.isfinite(each.p_holm) else None
-        table.add(f"{one} minus {other}", each.difference, low, high, p)
-    found.tables.append(table)
+def _shortened(recipe: Recipe, options: Options) -> Recipe:
+    steps = options.steps or recipe.train.steps
+    return altered(recipe, train={"steps": steps, "eval_every": min(recipe.train.eval_every, steps)})
 
+
+def shape(recipe: Recipe) -> str:
+    """A description of the small model, such as "2+4 layers, 4 slots"."""
+    model: Any = recipe.model
+    if model.name == "memformer":
+        return f"{model.encoder_layers}+{model.decoder_layers} layers, {model.memory.slots} slots"
+    attention = getattr(model, "attention", None)
+    sizes = {name: getattr(attention, name, None) for name in ("memory", "compressed")}
+    return ", ".join([f"{model.layers} layers", *(f"{name} {n}" for name, n in sizes.items() if n is not None)])
+
+
+# ---- Table 2: language modelling ----
 
 PAPER = LanguageSizes()._replace(dropout=0.0)
 ROUNDS = 3
 SPEED = 3.2  # the paper's ratio of inference speeds
 _XL_ROWS = "Transformer-XL base memory="
 COMPARED = {"Transformer-XL": "Transformer-XL base memory=1024", "Memformer": "Memformer 4+16"}
-
-
-def table2(claim: Claim, options: Options) -> Finding:
-    """Table 2: FLOPs of the paper's models, inference with two of them, and perplexities of small models."""
-    found = Finding([], [_TEXT_AT_PAPER])
-    if not options.recipes_only:
-        costs = _text_costs(claim)
-        found.tables += [costs, _inference(claim)]
-        found.notes = [_TEXT_COUNTED, *_per_token_of_memory(costs), *found.notes, _TIMED]
-        path = None if options.data is None else str(options.data)
-        title = (
-            f"Perplexity per byte of {path or 'the standard library'}, models of width {SMALL_LANGUAGE.dim}, segments "
-            f"of {SMALL_LANGUAGE.segment}"
-        )
-        recipes = {name: language_recipe(name, path) for name in LANGUAGE}
-        trained = _perplexities(found, claim, options, "table2-text", recipes, title, "GFLOP, first segment")
-        _differences(
-            found, trained, [(COMPARED["Memformer"], name) for name in recipes if name != COMPARED["Memformer"]]
-        )
-        found.notes.append("The paper's perplexities are per word, on WikiText-103, medians of three runs.")
-    return found
-
-
 _TEXT_COUNTED = (
     "GFLOP per segment of 128 tokens, with full memories; a multiply-add counts as 2. The vocabulary is 256 bytes, so "
     "the softmax hardly counts. The paper uses words, and does not say whether it counts the softmax over them."
@@ -178,16 +163,28 @@ _TIMED = (
 )
 
 
-def _text_costs(claim: Claim) -> Table:
-    table = Table("The paper's models: one segment of text", ["", "parameters", "GFLOP", "paper GFLOP"])
-    for name in LANGUAGE:
+def table2(claim: Claim, options: Options) -> Finding:
+    """Table 2: FLOPs of the paper's models, inference with two of them, and perplexities of small models."""
+    if options.recipes_only:
+        return Finding([], [_TEXT_AT_PAPER])
+    costs = Table("The paper's models: one segment of text", ["", "parameters", "GFLOP", "paper GFLOP"])
+    for row in LANGUAGE:
         with torch.device("meta"):
-            model = language_variant(name, PAPER)[0].build().eval()
-            table.add(name, sum(p.numel() for p in model.parameters()), _gflop(model), claim.values[name][0])
-    return table
+            model = language_variant(row, PAPER)[0].build().eval()
+        costs.add(row, _parameters(model), _gflop(model), claim.values[row][0])
+    notes = [_TEXT_COUNTED, *per_token_of_memory(costs), _TEXT_AT_PAPER, _TIMED]
+    finding = Finding([costs, _inference(claim)], notes)
+    path, small = None if options.data is None else str(options.data), SMALL_LANGUAGE
+    title = f"Perplexity per byte of {path or 'the standard library'}, models of width {small.dim}"
+    recipes = {row: language_recipe(row, path) for row in LANGUAGE}
+    pairs = [(COMPARED["Memformer"], row) for row in recipes]
+    title, flops = f"{title}, segments of {small.segment}", "GFLOP, first segment"
+    _add_perplexities(finding, claim, options, "table2-text", recipes, title, flops, pairs)
+    finding.notes.append("The paper's perplexities are per word, on WikiText-103, medians of three runs.")
+    return finding
 
 
-def _per_token_of_memory(costs: Table) -> list[str]:
+def per_token_of_memory(costs: Table) -> list[str]:
     """A note on what a token of Transformer-XL's memory costs, here and in the paper: the slope over its rows.
 
     There is no note for fewer than two rows.
@@ -212,8 +209,7 @@ def _gflop(model: nn.Module) -> float:
         attention = getattr(model.config, "attention", None)
         if memory := getattr(attention, "memory", 0):
             memory += getattr(attention, "compressed", 0) * getattr(attention, "ratio", 0)  # tokens until it is full
-            count = -(-memory // PAPER.segment)
-            _, state = model(segment.repeat(1, count))
+            _, state = model(segment.repeat(1, -(-memory // PAPER.segment)))
             return count_flops(partial(model, segment, state)) / 1e9
         # The cost of the second of two segments: the first one also encodes the start token.
         two = torch.cat([segment, segment], 1)
@@ -222,33 +218,31 @@ def _gflop(model: nn.Module) -> float:
 
 def _inference(claim: Claim) -> Table:
     """Time and bytes of two models of equal width, with a memory of 1,024 tokens or slots."""
-    width, length = PAPER.dim, PAPER.segment
+    length, memory = PAPER.segment, 1024 // PAPER.length_divisor
     table = Table(
-        f"Inference at width {width}, memory {1024 // PAPER.length_divisor:,}, {torch.get_num_threads()} threads",
+        f"Inference at width {PAPER.dim}, memory {memory:,}, {torch.get_num_threads()} threads",
         ["", "ms per generated token", "ms per read token", "GFLOP per segment", "state MiB", "maximum state MiB"],
     )
     tokens = torch.randint(256, (1, length), generator=torch.Generator().manual_seed(0))
     runs: dict[str, Callable[[], object]] = {}
-    found = {}
+    sizes = {}
     for name, row in COMPARED.items():
         torch.manual_seed(0)
         model = language_variant(row, PAPER)[0].build().eval()
-        with torch.inference_mode():
-            state: State = None
-            for _ in range(1024 // PAPER.length_divisor // length):
-                _, state = model(tokens, state)
+        state: State = None
+        for _ in range(memory // length):
+            _, state = _read(model, tokens, state)
         runs[f"{name}, generated"] = partial(_generate, model, tokens, state)
         runs[f"{name}, read"] = partial(_read, model, tokens, state)
         with torch.device("meta"):
             flops = _gflop(language_variant(row, PAPER)[0].build().eval())
-        found[name] = [flops, state_bytes(state) / 2**20, _generate(model, tokens, state) / 2**20]
+        sizes[name] = [flops, state_bytes(state) / 2**20, _generate(model, tokens, state) / 2**20]
     times = {name: 1e3 * statistics.median(each) / length for name, each in race(runs, ROUNDS).items()}
-    for name in COMPARED:
-        table.add(name, times[f"{name}, generated"], times[f"{name}, read"], *found[name])
-    xl, ours = table.rows
-    ratios = [a / b for a, b in zip(xl, ours, strict=True) if isinstance(a, float) and isinstance(b, float)]
-    table.add("Transformer-XL / Memformer", *ratios)
+    xl, ours = ([times[f"{name}, generated"], times[f"{name}, read"], *sizes[name]] for name in COMPARED)
     theirs = [claim.values[row][0] for row in COMPARED.values()]
+    for name, cells in zip(COMPARED, (xl, ours), strict=True):
+        table.add(name, *cells)
+    table.add("Transformer-XL / Memformer", *(a / b for a, b in zip(xl, ours, strict=True)))
     table.add("paper's ratio", SPEED, SPEED, theirs[0] / theirs[1], None, None)
     return table
 
@@ -264,9 +258,120 @@ def _generate(model: nn.Module, tokens: Tensor, state: State) -> int:
 
 
 @torch.inference_mode()
-def _read(model: nn.Module, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-    logits, state = model(tokens, state)
-    return logits, state
+def _read(model: nn.Module, tokens: Tensor, state: State) -> Output:
+    output: Output = model(tokens, state)
+    return output
+
+
+# ---- Table 3: memory and speed of replay, back-propagation through time and gradient checkpointing ----
+
+# The paper's number of layers and horizon, at a smaller width.
+MODEL = MemformerConfig(
+    vocab_size=256,
+    dim=64,
+    encoder_layers=4,
+    decoder_layers=16,
+    num_heads=8,
+    mlp=256,
+    segment=64,
+    memory=SlotsConfig(slots=64, temperature=0.125),
+)
+ROWS, HORIZON, REPLAY_ROUNDS = 4, 8, 5
+# The paper's names, and the names in `mnemos.lab.measure.gradients`.
+ROUTES = {
+    "BPTT": "through time",
+    "GC": "torch.utils.checkpoint",
+    "MRBP": "replay, advance",
+    "MRBP without advance": "replay",
+}
+_REPLAY = (
+    "All ways compute the same gradients; this is checked first. BPTT: back-propagation through time. GC: "
+    "torch.utils.checkpoint around each segment. MRBP: mnemos.replay, whose first pass runs only the encoder and the "
+    "writer. Saved: the maximum bytes of tensors that autograd keeps, without parameters (unknown for checkpointing). "
+    "States: the bytes stored between the two passes. Process peak: memory in addition to that before the call, "
+    "including gradients. The paper has the memory of a GPU, and does not say what it includes."
+)
+
+
+class SegmentLoss(nn.Module):
+    """A language model as one segment of a rollout: `loss, state = model(tokens, state)`, tokens [B, L + 1]."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, state: State = None) -> Output:
+        """The mean negative log-likelihood of tokens[:, 1:], and the new state."""
+        logits, state = self.model(tokens[:, :-1], state)
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()), state
+
+    def advance(self, tokens: Tensor, state: State = None) -> State:
+        """The new state only: runs Memformer's encoder and writer."""
+        return self.model.advance(tokens[:, :-1], state)
+
+
+def table3(claim: Claim, options: Options) -> Finding:
+    """Table 3: memory and speed of three ways to compute the same gradients."""
+    if options.recipes_only:
+        return Finding([], [_REPLAY])
+    torch.manual_seed(0)
+    model = SegmentLoss(MODEL.build())
+    segments = list(torch.randint(MODEL.vocab_size, (HORIZON, ROWS, MODEL.segment + 1)))
+    check_ways(model, segments[:3])
+    runs = {name: partial(WAYS[way], model, segments) for name, way in ROUTES.items()}
+    with torch.no_grad():
+        stored = HORIZON * state_bytes(model.advance(segments[0]))
+    layers = f"{MODEL.encoder_layers} + {MODEL.decoder_layers} layers of width {MODEL.dim}"
+    sizes = f"{MODEL.memory.slots} slots, {HORIZON} segments of {MODEL.segment}, batch {ROWS}"
+    columns = ["", "MiB saved", "MiB of states", "process peak MiB", "relative to BPTT", "relative speed"]
+    table = Table(
+        f"One rollout of Memformer: {layers}, {sizes}, {torch.get_num_threads()} threads",
+        [*columns, "paper MB", "paper relative to BPTT", "paper relative speed"],
+    )
+    saved = {name: most_saved(run) for name, run in runs.items()}
+    peaks = {name: peak_of(run) for name, run in runs.items()}
+    times = race(runs, REPLAY_ROUNDS)
+    for name, (mb, speed) in {**dict.fromkeys(runs, (None, None)), **claim.values}.items():
+        kept = None if name == "GC" else saved[name] / 2**20
+        states = stored / 2**20 if ROUTES[name].startswith("replay") else 0.0
+        peak, most = peaks[name], peaks["BPTT"]
+        space = (None, None) if peak is None or most is None else (peak / 2**20, peak / most)
+        share = None if mb is None else mb / claim.values["BPTT"][0]
+        table.add(name, kept, states, *space, ratio(times, "BPTT", name).median, mb, share, speed)
+    limit = 3 * HORIZON / (4 * HORIZON - 1)
+    note = (
+        "Upper limits of the speed, if a backward pass costs as much as two forward passes: checkpointing 0.75, replay "
+        f"without advance {limit:.3f}. With advance the limit is higher, because the first pass omits the decoder."
+    )
+    return Finding([table], [_REPLAY, note])
+
+
+# ---- recall of a fact, not in the paper ----
+
+_RECALL_ALONE = (
+    "To train one model: mnemos train recall-memformer. Its decoder reads the slots. The decoder of "
+    'preset="paper" does not: --model.preset paper --model.decoder-reads False.'
+)
+
+
+def recall(claim: Claim, options: Options) -> Finding:
+    """The accuracy at the full distance."""
+    finding = Finding([], [_RECALL_ALONE])
+    if options.recipes_only:
+        return finding
+    recipes = {name: _shortened(one, options) for name, one in variants().items()}
+    trained = train(finding, options, "recall", recipes)
+    finding.notes.append(caution(options))
+    table = Table(
+        f"Accuracy {RECALL.distance:,} tokens ({RECALL.distance // RECALL_MODEL.segment} segments) after the fact",
+        ["", "model here", "right, %", "GFLOP per sequence", "seconds of training"],
+    )
+    for name, recipe in recipes.items():
+        row = trained.rows[name]
+        table.add(name, shape(recipe), trained.score(name), row["flops"] / 1e9, row["seconds"])
+    table.add("guessing", "", spread(1 / RECALL.symbols, None), None, None)
+    finding.tables.append(table)
+    return finding
 
 
 def variants() -> Mapping[str, Recipe]:
@@ -276,49 +381,22 @@ def variants() -> Mapping[str, Recipe]:
     segment before the question's.
     """
     base = recall_memformer()
-    found: Any = base.model
+    model: Any = base.model
     segment = base.train.rollout.segment_length
     windowed: ModelConfig = TransformerConfig.classic(
         vocab_size=0,
-        dim=found.dim,
-        layers=found.encoder_layers + found.decoder_layers,
-        num_heads=found.num_heads,
-        mlp=found.mlp,
+        dim=model.dim,
+        layers=model.encoder_layers + model.decoder_layers,
+        num_heads=model.num_heads,
+        mlp=model.mlp,
         max_length=0,
-        dropout=found.dropout,
+        dropout=model.dropout,
         attention=SoftmaxConfig(window=2 * segment),
     )
-    truncated = replace(base.train, rollout=replace(base.train.rollout, horizon=1))
-    paper = replace(found, preset="paper", decoder_reads=False)
+    paper = {"preset": "paper", "decoder_reads": False}
     return {
         "Memformer, replay": base,
-        "Memformer as in the paper, replay": replace(base, name=f"{base.name}-paper", model=paper),
-        "Memformer, horizon 1": replace(base, name=f"{base.name}-horizon-1", train=truncated),
+        "Memformer as in the paper, replay": altered(base, name=f"{base.name}-paper", model=paper),
+        "Memformer, horizon 1": altered(base, name=f"{base.name}-horizon-1", train={"rollout": {"horizon": 1}}),
         f"softmax, window {2 * segment}": replace(base, name="recall-softmax", model=windowed),
     }
-
-
-def recall(claim: Claim, options: Options) -> Finding:
-    """The accuracy at the full distance."""
-    found = Finding(
-        [],
-        [
-            "To train one model: mnemos train recall-memformer. Its decoder reads the slots. The decoder of "
-            'preset="paper" does not: --model.preset paper --model.decoder-reads False.'
-        ],
-    )
-    if options.recipes_only:
-        return found
-    recipes = variants()
-    trained = train_language_models(found, options, "recall", recipes)
-    table = Table(
-        f"Accuracy {RECALL.distance:,} tokens ({RECALL.distance // RECALL_MODEL.segment} segments) after the fact",
-        ["", "model here", "right, %", "GFLOP per sequence", "seconds of training"],
-    )
-    for name, variant in recipes.items():
-        row = trained.rows[name]
-        accuracy = spread(row["mean"], row["std"])
-        table.add(name, shape(variant), accuracy, row["flops"] / 1e9, row["seconds"])
-    table.add("guessing", "", spread(1 / RECALL.symbols, None), None, None)
-    found.tables.append(table)
-    return found

@@ -1,19 +1,107 @@
-"""The operator of BigBird (Zaheer et al. 2020): global, window and random blocks of keys. See README.md."""
+"""BigBird (Zaheer et al. 2020): block-sparse attention of encoders, the operator and the layer. See README.md."""
 
 import functools
 import itertools
 import random
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos._compat import assume_constant
+from mnemos.attention.multi_head import MultiHeadAttention
+from mnemos.config import AttentionConfig
+from mnemos.memory.key_values import KeyValues
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.checks import check_dropout
+from mnemos.ops.dense_layer import Linear
+from mnemos.registry import register
 from mnemos.types import Device, InputError, check_mask
 
-__all__ = ["block_sparse_attention", "check_pattern", "draw_random_blocks", "is_dense"]
+_LAYER = 1_000_003  # between the seeds of consecutive layers, so that models of small seeds share no pattern
+
+
+@register
+@dataclass(frozen=True)
+class BlockSparseConfig(AttentionConfig):
+    """BigBird: blocks of queries read the first and the last block, their neighbours and some random blocks.
+
+    Attributes:
+        block: the number of tokens per block.
+        window: the number of blocks around its own that a block reads, itself included; odd.
+        random_blocks: the number of random blocks that each block reads in each head.
+        global_blocks: the number of blocks at each end that read all tokens and are read by all.
+        seed: of the random blocks. The layers of a model have different ones, see `of_layer`.
+    """
+
+    name: ClassVar[str] = "block-sparse"
+    block: int = 64
+    window: int = 3
+    random_blocks: int = 3
+    global_blocks: int = 1
+    seed: int = 0
+
+    @property
+    def causal_modes(self) -> frozenset[bool]:
+        """BigBird is an encoder: its last blocks are global, so later tokens are read everywhere."""
+        return frozenset({False})
+
+    def of_layer(self, number: int) -> "BlockSparseConfig":
+        """With a seed that depends on the number of the layer."""
+        return replace(self, seed=self.seed + _LAYER * number)
+
+    def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "BlockSparseAttention":
+        """The layer, [B, T, dim] -> [B, T, dim]."""
+        return BlockSparseAttention(dim, num_heads, causal, dropout, self)
+
+
+class BlockSparseAttention(MultiHeadAttention[KeyValues]):
+    """Multi-head block-sparse self-attention: `y, state = layer(x, state=None, mask=None)`; never causal, no state.
+
+    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. `block_sparse_attention` has the pattern. T
+    has any divisibility: the sequence is padded inside. Sequences of at most S = 2·global_blocks + window +
+    random_blocks blocks get softmax attention over all tokens. The parameters are those of `SoftmaxAttention`.
+
+    The random blocks are a function of the seed and of the number of blocks: the same in training and in evaluation,
+    for all rows, and different between heads. They depend on the length with its padding, and so does the place of the
+    last block: beyond S blocks, the outputs of valid tokens are those of another pattern if padding adds a block.
+
+    Cost of a call: O(T·S·block·D) time and O(T·S·D) memory, linear in T; O(T²·D) up to S blocks.
+    Raises InputError if D is not divisible by H, causal is True, or the pattern does not exist.
+    """
+
+    padding_free = False
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        causal: bool = False,
+        dropout: float = 0.0,
+        settings: BlockSparseConfig | None = None,
+    ) -> None:
+        super().__init__(dim, num_heads, causal, dropout)
+        self.settings = s = settings or BlockSparseConfig()
+        _check_pattern(s.block, s.window, s.random_blocks, s.global_blocks)
+        if causal:
+            raise InputError("block-sparse attention: expected causal=False, found True; use another attention")
+        self.qkv = Linear(dim, 3 * dim)
+        self.output = Linear(dim, dim)
+
+    def random_blocks(self, length: int, device: Device = None) -> Tensor:
+        """The random blocks for `length` tokens, [H, rows, random_blocks]: see `draw_random_blocks`."""
+        s, n = self.settings, -(-length // self.settings.block)
+        return draw_random_blocks(self.num_heads, n, s.random_blocks, s.window, s.global_blocks, s.seed, device)
+
+    def compute_heads(self, x: Tensor, state: KeyValues | None, mask: Tensor | None) -> tuple[Tensor, None]:
+        s = self.settings
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        drawn = self.random_blocks(x.shape[1], x.device)
+        return block_sparse_attention(
+            q, k, v, drawn, s.block, s.window, s.global_blocks, mask, self.active_dropout
+        ), None
 
 
 def block_sparse_attention(
@@ -42,9 +130,16 @@ def block_sparse_attention(
     Cost: O(T·(2·global_blocks + window + R)·block·(D + M)·H) time, and as much memory without the factor `block`.
     Raises InputError for shapes, dtypes, patterns or dropout that do not fit.
     """
-    _check(q, k, v, mask, dropout)
+    fits = q.dim() == v.dim() == 4 and q.shape == k.shape and q.shape[:3] == v.shape[:3]
+    if not fits or not q.is_floating_point() or not q.dtype == k.dtype == v.dtype:
+        raise InputError(
+            f"expected floating q and k [B, T, H, D] and v [B, T, H, M] of one dtype, found {q.dtype} "
+            f"{tuple(q.shape)}, {k.dtype} {tuple(k.shape)} and {v.dtype} {tuple(v.shape)}"
+        )
+    check_mask(mask, q.shape[:2])
+    check_dropout(dropout)
     extra = 0 if random_blocks is None else random_blocks.shape[-1]
-    check_pattern(block, window, extra, global_blocks)
+    _check_pattern(block, window, extra, global_blocks)
     b, t, h, _ = q.shape
     if not b or not t:
         return v
@@ -55,13 +150,16 @@ def block_sparse_attention(
     if is_dense(n, window, extra, global_blocks):
         y = _attend(q, k, v, None if mask is None else mask[:, None], dropout)
     else:
-        table = _checked(random_blocks, h, n, global_blocks, q.device)
-        y = _sparse(q, k, v, table, (block, window, global_blocks), mask, dropout)
+        if random_blocks is None:
+            random_blocks = torch.zeros(h, n - 2 * global_blocks, 0, dtype=torch.int64, device=q.device)
+        _check_blocks(random_blocks, h, n, global_blocks)
+        drawn = random_blocks.to(q.device).expand(h, -1, -1)
+        y = _attend_sparse(q, k, v, drawn, (block, window, global_blocks), mask, dropout)
     y = y.transpose(1, 2)
     return y if mask is None else y.masked_fill(~mask[..., None, None], 0)
 
 
-def _sparse(
+def _attend_sparse(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -76,16 +174,20 @@ def _sparse(
     n = -(-t // block)
     missing = n * block - t
     tokens = None if mask is None else mask[:, None]
+    # --- the global blocks' queries read everything ---
     edges = torch.cat([q[:, :, : ends * block], q[:, :, (n - ends) * block :]], 2)
     edges = _attend(edges, k, v, tokens, dropout)
+    outputs = [edges[:, :, : ends * block]]
+    # --- the others, in blocks: those beside the global ones have shorter windows, so each is a run by itself ---
     q, k, v = (F.pad(x, (0, 0, 0, missing)).contiguous().unflatten(2, (n, block)) for x in (q, k, v))
     if tokens is not None:
         tokens = F.pad(tokens, (0, missing)).expand(-1, h, -1).unflatten(2, (n, block))
-    outputs = [edges[:, :, : ends * block]]
-    # Blocks beside the global ones have shorter windows: each is a run by itself, and all others are one run.
     starts = [*range(ends, ends + window // 2 + 1), *range(n - ends - window // 2, n - ends + 1)]
     for start, stop in itertools.pairwise(starts):
-        read = _read(range(start, stop), n, window, ends, random_blocks)
+        near = torch.tensor([[*range(ends), *_window(row, n, window, ends)] for row in range(start, stop)])
+        last = torch.arange(n - ends, n, device=q.device).expand(h, stop - start, ends)
+        drawn = random_blocks[:, start - ends : stop - ends]
+        read = torch.cat([near.to(q.device).expand(h, -1, -1), drawn, last], 2)  # [H, rows, blocks]
         # The last block is the last of every list, and the tokens that fill it are cut off.
         visible = read.shape[2] * block - missing
         keys, values = (_gather(x, read)[..., :visible, :] for x in (k, v))
@@ -93,15 +195,6 @@ def _sparse(
         y = _attend(q[:, :, start:stop].flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2), seen, dropout)
         outputs.append(y.unflatten(1, (h, stop - start)).flatten(2, 3))
     return torch.cat([*outputs, edges[:, :, ends * block :]], 2)
-
-
-def _read(rows: range, n: int, window: int, ends: int, random_blocks: Tensor) -> Tensor:
-    """The blocks that each of these rows reads, [H, rows, blocks]: the first, its window, its random ones, the last."""
-    near = [[*range(ends), *window_of(row, n, window, ends)] for row in rows]
-    drawn = random_blocks[:, rows.start - ends : rows.stop - ends]
-    heads, device = drawn.shape[0], drawn.device
-    last = torch.arange(n - ends, n, device=device).expand(heads, len(rows), ends)
-    return torch.cat([torch.tensor(near, device=device).expand(heads, -1, -1), drawn, last], 2)
 
 
 def _gather(x: Tensor, read: Tensor) -> Tensor:
@@ -119,16 +212,12 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: fl
     return F.scaled_dot_product_attention(q, k, v, visible, dropout)
 
 
-def _checked(random_blocks: Tensor | None, h: int, n: int, ends: int, device: torch.device) -> Tensor:
-    """The random blocks of every head, [H, rows, R]."""
-    rows = n - 2 * ends
-    if random_blocks is None:
-        return torch.zeros(h, rows, 0, dtype=torch.int64, device=device)
+def _check_blocks(random_blocks: Tensor, h: int, n: int, ends: int) -> None:
     shape = tuple(random_blocks.shape)
-    if len(shape) != 3 or shape[0] not in (1, h) or shape[1] != rows or random_blocks.dtype != torch.int64:
+    if len(shape) != 3 or shape[0] not in (1, h) or shape[1] != n - 2 * ends or random_blocks.dtype != torch.int64:
         raise InputError(
-            f"expected random_blocks int64 [{h} or 1, {rows}, R] for {n} blocks, found {random_blocks.dtype} {shape}; "
-            "draw them with draw_random_blocks"
+            f"expected random_blocks int64 [{h} or 1, {n - 2 * ends}, R] for {n} blocks, found {random_blocks.dtype} "
+            f"{shape}; draw them with draw_random_blocks"
         )
     # Reading values would make a device wait, and cannot be traced.
     if random_blocks.numel() and reads_without_waiting(random_blocks):
@@ -137,22 +226,9 @@ def _checked(random_blocks: Tensor | None, h: int, n: int, ends: int, device: to
             raise InputError(
                 f"random_blocks: expected 0 to {n - ends - 1}, found {low} to {high}; the last blocks are read by all"
             )
-    return random_blocks.to(device).expand(h, -1, -1)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> None:
-    fits = q.dim() == v.dim() == 4 and q.shape == k.shape and q.shape[:3] == v.shape[:3]
-    if not fits or not q.is_floating_point() or not q.dtype == k.dtype == v.dtype:
-        raise InputError(
-            f"expected floating q and k [B, T, H, D] and v [B, T, H, M] of one dtype, found {q.dtype} "
-            f"{tuple(q.shape)}, {k.dtype} {tuple(k.shape)} and {v.dtype} {tuple(v.shape)}"
-        )
-    check_mask(mask, q.shape[:2])
-    check_dropout(dropout)
-
-
-def check_pattern(block: int, window: int, random_blocks: int, global_blocks: int) -> None:
-    """Raise InputError for a pattern that does not exist."""
+def _check_pattern(block: int, window: int, random_blocks: int, global_blocks: int) -> None:
     if block < 1 or global_blocks < 1 or random_blocks < 0 or window < 1 or window % 2 == 0:
         raise InputError(
             f"block-sparse attention: expected block and global_blocks of at least 1, an odd window, and random_blocks "
@@ -165,7 +241,7 @@ def is_dense(blocks: int, window: int, random_blocks: int, global_blocks: int) -
     return blocks <= 2 * global_blocks + window + random_blocks
 
 
-def window_of(row: int, blocks: int, window: int, global_blocks: int) -> range:
+def _window(row: int, blocks: int, window: int, global_blocks: int) -> range:
     """The blocks of the window of a block that is not global, without the global blocks."""
     half = window // 2
     return range(max(global_blocks, row - half), min(blocks - global_blocks, row + half + 1))
@@ -185,9 +261,8 @@ def draw_random_blocks(
     They are distinct, and drawn uniformly from the blocks that are neither global nor in the window. Equal arguments
     give equal blocks, in every process and version: the draw uses only `random.Random(seed).random()`, whose sequence
     Python keeps. Where every query reads every key (`is_dense`) no block is drawn: [H, 0, random_blocks].
-    Cost: O(H·blocks·random_blocks); the last draws are kept. Raises InputError for a pattern that does not exist.
+    Cost: O(H·blocks·random_blocks); the last draws are kept.
     """
-    check_pattern(1, window, random_blocks, global_blocks)
     if is_dense(blocks, window, random_blocks, global_blocks):
         return torch.empty(num_heads, 0, random_blocks, dtype=torch.int64, device=device)
     drawn = _draw_constant(num_heads, blocks, random_blocks, window, global_blocks, seed)
@@ -204,14 +279,14 @@ def _draw_constant(heads: int, blocks: int, count: int, window: int, ends: int, 
 def _draw(heads: int, blocks: int, count: int, window: int, ends: int, seed: int) -> tuple[int, ...]:
     """Floyd's sampling without replacement, for each head and row in turn."""
     uniform = random.Random(seed).random
-    found: list[int] = []
+    drawn: list[int] = []
     for _ in range(heads):
         for row in range(ends, blocks - ends):
-            near = window_of(row, blocks, window, ends)
+            near = _window(row, blocks, window, ends)
             others = blocks - 2 * ends - len(near)
             chosen: list[int] = []
             for last in range(others - count, others):
                 number = int(uniform() * (last + 1))
                 chosen.append(last if number in chosen else number)
-            found += (ends + number + (len(near) if ends + number >= near.start else 0) for number in chosen)
-    return tuple(found)
+            drawn += (ends + number + (len(near) if ends + number >= near.start else 0) for number in chosen)
+    return tuple(drawn)

@@ -1,0 +1,219 @@
+"""The recipes of images and the families of recipes: the paper's settings, and variants that differ in memory alone."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("PIL", reason="images are read by Pillow")
+
+from PIL import Image
+
+from mnemos import InputError, registry
+from mnemos.config import to_dict
+from mnemos.lab.cli import main
+from mnemos.lab.recipes.family import altered, family, variant
+from mnemos.lab.run.recipe import Recipe
+from mnemos.lab.run.session import run
+from mnemos.lab.vision.attention_cache import AttentionCache
+from mnemos.memory.gated_cache import GRC, stored
+
+HOSTS = ("vit", "pvt", "swin")
+NAMES = [
+    name
+    for name in registry.names("recipe")
+    if name.startswith("imagenet-") or (any(f"-{host}" in name for host in HOSTS) and not name.startswith("coco"))
+]
+BASES = sorted(name.removesuffix("-cached") for name in NAMES if name.endswith("-cached"))
+SMALL = [name for name in BASES if not name.startswith("imagenet")]
+
+
+def load(name: str) -> Recipe:
+    return registry.load("recipe", name)()
+
+
+# ---- images ----
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_variants_differ_in_their_memory_alone(name):
+    base = load(name)
+    assert base.model.cache is None
+    kinds = {"-cached": GRC, "-cached-unwritten": GRC, "-attention-cache": AttentionCache, "-wider": None}
+    for ending, kind in kinds.items():
+        if name + ending in NAMES:
+            other = load(name + ending)
+            assert (other.data, other.optim, other.train) == (base.data, base.optim, base.train)
+            changed = {f for f, v in to_dict(other.model).items() if v != to_dict(base.model)[f]}
+            assert changed in ([{"mlp_ratio"}, {"mlp_ratios"}] if kind is None else [{"cache"}])
+            assert kind is None or isinstance(other.model.cache, kind)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_wider_variant_has_the_cached_ones_parameters(name):
+    def parameters(ending: str) -> int:
+        side, channels = {"digits": (8, 1), "mnist": (28, 1), "cifar": (32, 3), "photos": (64, 3)}[name.split("-")[0]]
+        model = dataclasses.replace(load(name + ending).model, classes=10, image=side, channels=channels)
+        with torch.device("meta"):
+            return sum(p.numel() for p in model.build().parameters())
+
+    assert parameters("-wider") == pytest.approx(parameters("-cached"), rel=0.01)
+    assert parameters("-cached") > 1.1 * parameters("")
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("imagenet-") and "22k" not in n])
+def test_imagenet_is_at_the_papers_settings(name):
+    recipe = load(name)
+    model, data, optim, train = recipe.model, recipe.data, recipe.optim, recipe.train
+    assert (model.image, model.channels, model.classes, data.size) == (224, 3, 1000, 224)
+    assert (optim.name, optim.weight_decay, train.batch_size) == ("adamw", 0.05, 1024)
+    assert optim.lr == 5e-4 * 1024 / 512
+    assert optim.schedule.name == "cosine"
+    assert train.steps * 1024 / 1_281_167 == pytest.approx(300, rel=1e-3)
+    assert optim.schedule.warmup * 1024 / 1_281_167 == pytest.approx(5, rel=1e-3)
+    augment = data.augment
+    assert (augment.policy, augment.operations) == ("timm", "rand-m9-mstd0.5-inc1")
+    assert augment.force_color_jitter
+    assert (augment.mixup, augment.cutmix, augment.smoothing, augment.erasing) == (0.8, 1.0, 0.1, 0.25)
+    if isinstance(model.cache, GRC):
+        assert model.cache == GRC(preset="paper", ratio=0.5, length="paper", mix="heads", convolution=True)
+
+
+def test_imagenet_22k_is_at_swins_settings():
+    recipe = load("imagenet-22k-swin-t-cached")
+    assert recipe.model.classes == 21_841
+    assert recipe.optim.lr == pytest.approx(1.25e-4 * 4096 / 512)
+    assert recipe.optim.lr * recipe.optim.schedule.floor == pytest.approx(1.25e-6 * 4096 / 512)
+    assert recipe.train.steps * 4096 / 14_197_122 == pytest.approx(90, rel=1e-3)
+    assert recipe.optim.schedule.warmup / recipe.train.steps == pytest.approx(5 / 90)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Three kinds of photos: four each, of many sizes."""
+    random = np.random.default_rng(0)
+    for kind in ("dress", "hat", "shoes"):
+        (tmp_path / "photos" / kind).mkdir(parents=True)
+        for i in range(4):
+            colours = random.integers(0, 256, (3, 4, 3)).astype(np.uint8)
+            size = tuple(random.integers(60, 300, 2).tolist())
+            image = Image.fromarray(colours).resize(size, Image.Resampling.BILINEAR)
+            image.save(tmp_path / "photos" / kind / f"{i}.jpg")
+    return tmp_path / "photos"
+
+
+def started(name: str, photos, out, steps: int, batch: int, **sizes) -> dict:
+    """A few updates of a recipe on a folder of photos of 64 × 64 pixels; all else is the recipe's own."""
+    torch.set_num_threads(1)
+    recipe = altered(
+        load(name),
+        model={"classes": 0, "image": 64, **sizes},  # as many classes as the folder has
+        data={"folder": str(photos), "workers": 0, "held_out": 0.1, "size": 64},
+        train={"steps": steps, "batch_size": batch, "accelerator": "cpu"},
+    )
+    result = run(recipe, out, quiet=True)
+    assert np.isfinite([result["test"]["loss"], result["valid"]["loss"]]).all()
+    assert json.loads((out / "recipe.json").read_text())["model"]["classes"] == 3
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        pytest.param("imagenet-vit-s-cached", {}, marks=pytest.mark.exhaustive),
+        pytest.param("imagenet-pvt-tiny-cached", {}, marks=pytest.mark.exhaustive),
+        pytest.param("imagenet-pvt-tiny-attention-cache", {}, marks=pytest.mark.exhaustive),
+        pytest.param("imagenet-swin-t-cached", {}, marks=pytest.mark.exhaustive),
+        # Its heads are narrower and its stages shallower, its windows are not.
+        ("imagenet-swin-t-cached", {"dim": 12, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 4)}),
+    ],
+)
+def test_imagenet_recipes_start_on_photos(name, sizes, photos, tmp_path):
+    started(name, photos, tmp_path / "run", steps=2, batch=2, **sizes)  # at 224: four times as long
+
+
+@pytest.mark.parametrize("ending", ["", "-cached", "-attention-cache"])
+def test_photos_of_any_kind(ending, photos, tmp_path):
+    result = started(f"photos-vit{ending}", photos, tmp_path / "run", steps=2, batch=4, dim=32, depth=2)
+    assert ("controls" in result) == (ending == "-cached")
+    if ending:
+        model = load(f"photos-vit{ending}").model
+        assert len(stored(dataclasses.replace(model, classes=3, image=64, channels=3).build())) == 4
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["digits-pvt-cached", "digits-vit-attention-cache", "digits-swin"])
+def test_small_recipes_learn(name, tmp_path):
+    torch.set_num_threads(1)
+    recipe = altered(load(name), optim={"schedule": {"warmup": 20}}, train={"steps": 150, "accelerator": "cpu"})
+    result = run(recipe, tmp_path / "run", quiet=True)
+    assert result["test"]["accuracy"] > 3 * result["majority"]
+
+
+# ---- families ----
+
+
+@pytest.fixture
+def removed():
+    """What a test registers is removed after it."""
+    before = set(registry.names("recipe"))
+    yield
+    for name in set(registry.names("recipe")) - before:
+        registry.remove("recipe", name)
+
+
+def listops(slots: str, memory: str) -> Recipe | None:
+    """short-listops with caches of several lengths."""
+    if (slots, memory) == ("2+2", "unwritten"):
+        return None
+    cache = GRC(length=sum(map(int, slots.split("+"))))
+    about = f"short-listops, {slots} slots {memory}".strip()
+    return variant(load("short-listops"), about, cache=cache.unwritten() if memory else cache)
+
+
+def test_each_combination_of_values_is_a_recipe(removed, capsys):
+    made = family("some-{slots}-slots-{memory}", slots={"8": None, "2+2": None}, memory=("", "unwritten"))(listops)
+    names = ["some-8-slots", "some-8-slots-unwritten", "some-2+2-slots"]
+    assert [name for name in registry.names("recipe") if name.startswith("some-")] == names
+    for name, length in zip(names, (8, 8, 4), strict=True):
+        recipe = load(name)
+        assert (recipe.name, recipe.model.cache.length) == (name, length)
+        assert recipe.about == registry.about("recipe", name)
+    assert made() == load("some-8-slots"), "the first values"
+    assert made("8", memory="unwritten").model.cache == GRC(length=8).unwritten()
+    with pytest.raises(InputError, match=r"2\+2"):
+        made("2+2", "unwritten")
+    for wrong in ({"memmory": "unwritten"}, {"slots": "8"}):
+        with pytest.raises(TypeError):
+            made("8", **wrong)
+    assert main(["list", "listops"]) == 0
+    said = capsys.readouterr().out
+    assert "  listops: short-listops with caches of several lengths\n    some-8-slots " in said
+    assert all(f"    {name} " in said for name in names)
+    with pytest.raises(InputError, match=r"'small-images'.*mnemos list small-images"):
+        load("small-images")  # a family is no recipe
+
+
+def test_what_is_no_family_is_refused(removed):
+    def silent(memory: str) -> Recipe:
+        """A family whose recipes say nothing of themselves."""
+        return Recipe(listops("8", "").model, listops("8", "").data)
+
+    with pytest.raises(InputError, match="'some-silent'"):
+        family("some-{memory}", memory=("silent",))(silent)
+    with pytest.raises(InputError, match=r"'some-8': .*another.*'unwritten'.*name every axis"):
+        family("some-{slots}", slots=("8",), memory=("", "unwritten"))(listops)
+    with pytest.raises(InputError, match="'short-listops-wider'"):
+        family("short-listops-{memory}", memory=("wider",))(lambda memory: listops("8", memory))
+
+
+def test_parts_of_a_recipe_are_altered_by_name():
+    base = load("text-memformer")
+    found = altered(base, name="other", model={"dim": 32, "memory": {"slots": 3}}, train={"steps": 7})
+    assert (found.name, found.model.dim, found.model.memory.slots, found.train.steps) == ("other", 32, 3, 7)
+    assert altered(found, name=base.name, model=base.model, train=base.train) == base
+    with pytest.raises(TypeError):
+        altered(base, model={"dims": 32})
