@@ -6,7 +6,7 @@
 from typing import assert_type
 
 import torch
-from mnemos.lab.papers.baselines.reformer.layer import ReformerAttention
+from mnemos.lab.papers.baselines.reformer import ReformerAttention
 from torch import Tensor
 
 import mnemos

@@ -63,7 +63,6 @@ def compared(monkeypatch):
 # ---- costs at the real size ----
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_what_is_counted_at_the_real_size_is_what_the_formula_says():
     grcs = [PAPER_CACHE, replace(PAPER_CACHE, ratio=1.0), tables.AUTO, replace(tables.AUTO, ratio=1.0)]
@@ -85,7 +84,6 @@ def test_what_is_counted_at_the_real_size_is_what_the_formula_says():
     assert [round(one.training, 2) for one in cached] == [2.36, 2.94, 2.1, 2.43]
 
 
-@pytest.mark.slow
 def test_costs_are_shown_with_both_lengths(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "RECIPES", {"PVT-Tiny": "imagenet-pvt-tiny"})
     (found,) = reproduce("cached_transformers/costs", Options(tmp_path))
@@ -95,7 +93,6 @@ def test_costs_are_shown_with_both_lengths(tmp_path, monkeypatch):
         assert row["+ %"] > row["+ %, auto"] > 0
 
 
-@pytest.mark.slow
 def test_detectors_have_the_published_sizes_and_every_row_its_recipe():
     """PVT (Wang et al. 2021, Tables 4 and 5) has Mask R-CNN with 32.9 and RetinaNet with 23.0 million parameters."""
     costs = {}
@@ -216,7 +213,6 @@ def cached_run(tmp_path_factory):
     return out / "run"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("claim", ["figure4", pytest.param("figure5", marks=pytest.mark.exhaustive)])
 def test_figures_are_drawn_from_a_finished_run(claim, cached_run, tmp_path):
     for name in ("explain.json", "explain.safetensors"):  # of a run without them: it is explained now

@@ -133,7 +133,6 @@ def test_memformers_pictures_are_14_by_14(tmp_path, monkeypatch):
 # ---- from end to end ----
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive  # what all experiments share, that of linear transformers shows below
 def test_memformers_experiment(tmp_path, monkeypatch):
     tiny = ImageSizes(dim=8, layer_divisor=2, slot_divisor=16, side=8, dropout=0.0)
@@ -156,7 +155,6 @@ def test_memformers_experiment(tmp_path, monkeypatch):
         assert sum(value for name, value in row.items() if name.startswith("slots")) == pytest.approx(100, abs=1e-3)
 
 
-@pytest.mark.slow
 def test_linear_transformers_experiment(tmp_path, monkeypatch):
     whole = linear.small_recipe
     tiny = {"model": {"dim": 8, "num_heads": 2, "mlp": 8}, "data": {"images": {"valid_size": 20, "test_size": 30}}}
@@ -181,7 +179,6 @@ def test_linear_transformers_experiment(tmp_path, monkeypatch):
     assert '<section id="pictures"' in (folders["linear"].parent / "report.html").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_cached_transformers_experiment(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "task", lambda options: ("digits", {"valid_size": 20, "test_size": 30}))

@@ -79,7 +79,6 @@ def test_lsh_of_a_claim_reads_a_quarter_of_the_sequence(config, length):
 # ---- figures ----
 
 
-@pytest.mark.slow
 def test_figure1(tmp_path, monkeypatch, exhaustive):
     monkeypatch.setattr(figures, "LENGTHS", (64, 128))
     monkeypatch.setattr(figures, "TOKENS", 128)
@@ -103,7 +102,6 @@ def test_a_variant_that_would_take_too_long_ends():
     assert not figures.affordable("softmax", measured, 2**16), "a gap: the length before was left out"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
 def test_peak_memory_is_what_a_call_takes():
     size = 96 * 2**20
@@ -126,7 +124,6 @@ def test_figure2(tmp_path, monkeypatch):
     assert {Path(path).name for path in found["files"]} == {"figure2.png", "report.html"}
 
 
-@pytest.mark.slow
 def test_figure3(tmp_path):
     (found,) = reproduce("linear_transformers/figure3", Options(tmp_path, steps=2))
     assert [row["images"] for row in found["tables"][0]["rows"]] == [24, 8]
@@ -154,7 +151,6 @@ def test_table1(tmp_path, monkeypatch):
     assert {row[""] for row in images["rows"]} >= set(PAPERS["linear_transformers"].claim("table1").values)
 
 
-@pytest.mark.slow
 def test_latency(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "PAPER", TINY)
     (found,) = reproduce("linear_transformers/latency", Options(tmp_path))

@@ -155,7 +155,6 @@ def test_the_order_of_merit_counts_pairs():
     assert small_runs.perplexity_text([2.0, 4.0]) == "3.000 ± 1.414"
 
 
-@pytest.mark.slow
 def test_table3(tmp_path, monkeypatch, exhaustive):
     monkeypatch.setattr(tables, "REPLAY_ROUNDS", 1)
     if not exhaustive:  # each is measured in a process of its own
@@ -172,7 +171,6 @@ def test_table3(tmp_path, monkeypatch, exhaustive):
     assert rows["MRBP"]["paper relative speed"] == 0.9
 
 
-@pytest.mark.slow
 def test_recall(tmp_path, monkeypatch, exhaustive):
     for module in (tables, recipes):
         monkeypatch.setattr(module, "RECALL", replace(module.RECALL, distance=24, shortest=2, rows=4))
@@ -216,7 +214,6 @@ def finished(text, tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 def test_figure4(tmp_path):
     found = figures.figure4(Claim("figure4", "", "", ""), Options(tmp_path))
     (table,) = found.tables
@@ -240,7 +237,6 @@ def small_costs(monkeypatch):
         monkeypatch.setattr(figures, name, value)
 
 
-@pytest.mark.slow
 def test_figure5(tmp_path, small_costs):
     found = figures.figure5(Claim("figure5", "", "", ""), Options(tmp_path))
     flops, use = found.tables
@@ -282,7 +278,6 @@ def test_models_have_equal_parameters():
     assert figures.configuration("Memformer", 64).memory == SlotsConfig(slots=64)
 
 
-@pytest.mark.slow
 def test_figures_6_and_7_of_a_run(finished, tmp_path):
     (finished / "write_attention.json").unlink()  # as of a run of an earlier version: it is listened to now
     found = figures.figure6(Claim("figure6", "", "", ""), Options(tmp_path, run=finished))

@@ -119,7 +119,6 @@ def started(name: str, photos, out, steps: int, batch: int, **sizes) -> dict:
     return result
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
