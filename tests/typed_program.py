@@ -6,13 +6,13 @@
 from typing import assert_type
 
 import torch
-from mnemos.lab.papers.baselines.reformer import ReformerAttention
 from torch import Tensor
 
 import mnemos
 from mnemos.attention import GatedCacheAttention, LinearAttention, RelativeAttention, SoftmaxAttention
 from mnemos.attention.gated import GatedState
 from mnemos.attention.linear import PlacedSums
+from mnemos.lab.papers.baselines.reformer import ReformerAttention
 from mnemos.memory import KeyValues, Segments
 from mnemos.memory.key_values import BranchedKeyValues
 from mnemos.models import LSTM, LSTMConfig, LSTMState, MemformerState, TransformerState
