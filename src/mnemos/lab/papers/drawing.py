@@ -33,6 +33,7 @@ _STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.5,
     "legend.frameon": False,
     "lines.markersize": 5.0,
+    "mathtext.fontset": "stix",
     "text.color": INK[0],
     "xtick.color": MUTED[0],
     "ytick.color": MUTED[0],
@@ -60,7 +61,7 @@ def picture(path: Path, size: tuple[float, float] = (10.0, 4.2), layout: Any = "
             handles, names = axes.get_legend_handles_labels()
             labels |= dict(zip(names, handles, strict=True))
         if labels and layout:
-            columns = int(11 * size[0] / (6 + max(map(len, labels))))  # as many names beside each other as fit
+            columns = int(13 * size[0] / (6 + max(map(len, labels))))  # as many names beside each other as fit
             figure.legend(labels.values(), labels.keys(), loc="outside upper left", ncols=max(1, columns))
         png = io.BytesIO()
         canvas.print_png(png, metadata={"Software": None})
