@@ -108,7 +108,7 @@ _CLASSES = {
 }
 # Parts of models that the papers' comparisons alone need: they stand in the laboratory, and need its libraries.
 _BASELINES = {
-    "adaptive softmax": "lab.papers.baselines.adaptive_softmax:adaptive_softmax",
+    "adaptive softmax": "lab.papers.baselines.adaptive_softmax:AdaptiveSoftmax",
     "mixture of logistics": "lab.papers.baselines.logistic_mixture:LogisticMixture",
 }
 # The modules that make recipes, those of papers last, as `mnemos list` shows them.

@@ -31,7 +31,7 @@ LANGUAGE_MODELS = {
     "rotary": TransformerConfig(**PLAIN, position="rotary"),
     "linear": TransformerConfig(**PLAIN, attention=LinearConfig()),
     "cached": TransformerConfig(**PLAIN, cache=mnemos.GRC(length=2, scope="stream")),
-    "adaptive": TransformerConfig(**PLAIN, head=HeadConfig(cutoffs=(4,))),
+    "adaptive": TransformerConfig(**PLAIN, head=HeadConfig(tied=True, cutoffs=(4,))),
     "memformer": MemformerConfig(**SIZES, encoder_layers=1, decoder_layers=1, mlp=8, segment=3),
     "rmt": RMTConfig(**PLAIN, segment=3),
     "lstm": LSTMConfig(vocab_size=VOCABULARY, dim=8, layers=2),

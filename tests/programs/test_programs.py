@@ -50,7 +50,6 @@ CASES = {
     "rotary": lambda: small("transformer", position="rotary", dim=16),
     "rmt-rotary": lambda: small("rmt", position="rotary", dim=16),
     "adaptive": lambda: small("lstm", cutoffs=(5, 9), tied=True),
-    "untied-adaptive": lambda: small("lstm", cutoffs=(5, 9)),
     "mixture": lambda: small("transformer", head=mnemos.HeadConfig(mixture=3)),
     "memformer-paper": lambda: small("memformer", preset="paper", decoder_reads=True),
 }

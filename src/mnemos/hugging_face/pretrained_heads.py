@@ -337,7 +337,7 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
                 f"{config.name!r}; use another class"
             )
         # A language model's head becomes one that reads the last token.
-        plain = {"tied": False, "cutoffs": (), "div_value": 1.0, "mixture": 0, "pool": "last"}
+        plain = {"tied": False, "cutoffs": (), "mixture": 0, "pool": "last"}
         settings = {"classes": self.config.num_labels or 2, **({} if head.classes else plain)}
         built: nn.Module = dataclasses.replace(config, head=dataclasses.replace(head, **settings)).build()
         return built

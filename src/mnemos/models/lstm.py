@@ -33,8 +33,7 @@ class LSTMConfig(ModelConfig):
     layers: int = 4
     dropout: float = 0.0  # before, between and after the layers
     tied: bool = False  # share the embedding's weights with the head
-    cutoffs: tuple[int, ...] = ()  # adaptive softmax with clusters from these tokens on; (): one softmax
-    div_value: float = 1.0  # adaptive softmax, untied: cluster k is read through D/div_value^k channels
+    cutoffs: tuple[int, ...] = ()  # tied: adaptive softmax with clusters from these tokens on; (): one softmax
 
     def build(self) -> "LSTM":
         return LSTM(self)
@@ -71,7 +70,7 @@ class LSTM(LanguageModel):
         self.dropout = dropout_of(c.dropout)
         between = c.dropout if c.layers > 1 else 0.0  # torch warns about dropout in a single layer
         self.lstm = nn.LSTM(c.dim, c.dim, c.layers, batch_first=True, dropout=between)
-        self.head = language_head(self.embedding, c.tied, c.cutoffs, c.div_value)
+        self.head = language_head(self.embedding, c.tied, c.cutoffs)
         init_weights(self, tied=c.tied)
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> LSTMState:

@@ -55,8 +55,7 @@ class MemformerConfig(ModelConfig):
         activation: of the MLPs.
         dropout: the share of hidden values that training sets to zero.
         tied: the head shares the embedding's weights.
-        cutoffs: those of an adaptive softmax; without any there is none.
-        div_value: of the adaptive softmax: the division of the width from cluster to cluster.
+        cutoffs: those of an adaptive softmax in a tied head; without any there is none.
         norm: of the blocks, RMSNorm ("rms") or LayerNorm ("pre").
     """
 
@@ -79,7 +78,6 @@ class MemformerConfig(ModelConfig):
     dropout: float = 0.0
     tied: bool = False
     cutoffs: tuple[int, ...] = ()
-    div_value: float = 1.0
     norm: Literal["rms", "pre"] = "pre"
 
     def build(self) -> "Memformer":
@@ -252,7 +250,7 @@ class Memformer(SegmentedModel):
         self.encoder = MemformerEncoder(c)
         self.memory = SlotMemory(c.dim, c.num_heads, c.memory) if c.memory.slots else None
         self.decoder = MemformerDecoder(c)
-        self.head = language_head(self.embedding, c.tied, c.cutoffs, c.div_value)
+        self.head = language_head(self.embedding, c.tied, c.cutoffs)
         init_weights(self, [self.encoder.blocks, self.decoder.blocks] if c.norm == "rms" else [], c.tied)
         self.attends_to = (c.segment, c.memory.slots)[: 1 + self.decoder.memory]
         self.cached_blocks = c.decoder_layers

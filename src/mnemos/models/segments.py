@@ -254,8 +254,7 @@ class SegmentConfig(ModelConfig):
     activation: Activation = "swiglu"
     dropout: float = 0.0
     tied: bool = False  # the head shares the embedding's weights
-    cutoffs: tuple[int, ...] = ()  # adaptive softmax with clusters from these tokens on; (): one softmax
-    div_value: float = 1.0  # adaptive softmax, untied: cluster k is read through D/div_value^k channels
+    cutoffs: tuple[int, ...] = ()  # tied: adaptive softmax with clusters from these tokens on; (): one softmax
 
 
 @exportable
@@ -316,7 +315,7 @@ class SegmentModel(SegmentedModel):
         rotary = c.position == "rotary"
         self.blocks = blocks_of(c, (SegmentAttention(c.dim, c.num_heads, c.dropout, rotary) for _ in range(c.layers)))
         self.final_norm = final_norm_of(c.norm, c.dim)
-        self.head = language_head(self.embedding, c.tied, c.cutoffs, c.div_value)
+        self.head = language_head(self.embedding, c.tied, c.cutoffs)
         init_weights(self, [self.blocks] if c.norm == "rms" else [], c.tied)
         self.finish()
 

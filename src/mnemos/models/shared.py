@@ -121,19 +121,17 @@ def init_weights(model: nn.Module, stacks: Iterable[Sequence[nn.Module]] = (), t
         model.head.weight = model.embedding.weight  # type: ignore[union-attr, assignment]
 
 
-def language_head(
-    embedding: nn.Embedding, tied: bool = False, cutoffs: Sequence[int] = (), div_value: float = 1.0
-) -> nn.Module:
+def language_head(embedding: nn.Embedding, tied: bool = False, cutoffs: Sequence[int] = ()) -> nn.Module:
     """The head over the embedding's tokens, from hidden states [.., D].
 
     Without cut-offs, a linear map to logits [.., V], without a bias where it is tied (`init_weights` ties it). With
     cut-offs, an adaptive softmax. Raises InputError for impossible cut-offs.
     """
     if cutoffs:
-        head: nn.Module = load_baseline("adaptive softmax")(embedding, tied, cutoffs, div_value)
+        if not tied:
+            raise InputError("cutoffs: expected a tied head (tied=True), found an untied one; tie it, or give none")
+        head: nn.Module = load_baseline("adaptive softmax")(embedding, cutoffs)
         return head
-    if div_value != 1:
-        raise InputError(f"div_value: expected 1 in a head without cutoffs, found {div_value}; set cutoffs, or use 1")
     return Linear(embedding.embedding_dim, embedding.num_embeddings, bias=not tied)
 
 

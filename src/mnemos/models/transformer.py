@@ -281,8 +281,7 @@ class HeadConfig:
     hidden: int = 0  # width of a hidden layer before the classes; 0: none
     pool: Literal["cls", "mean", "last"] = "cls"  # a learned token in front, the mean or the last of the valid tokens
     tied: bool = False  # language: share the embedding's weights
-    cutoffs: tuple[int, ...] = ()  # language: adaptive softmax with clusters from these tokens on; (): one softmax
-    div_value: float = 1.0  # adaptive softmax, untied: cluster k is read through D/div_value^k channels
+    cutoffs: tuple[int, ...] = ()  # tied: adaptive softmax with clusters from these tokens on; (): one softmax
     mixture: int = 0  # for brightnesses: the number of discretised logistics instead of logits; 0: logits
 
 
@@ -426,7 +425,7 @@ class Transformer(AttentionModel):
         elif c.head.classes or not isinstance(self.embedding, nn.Embedding):  # a classifier, or inputs of vectors
             self.head = Linear(c.dim, c.head.classes or c.vocab_size)
         else:
-            self.head = language_head(self.embedding, c.head.tied, c.head.cutoffs, c.head.div_value)
+            self.head = language_head(self.embedding, c.head.tied, c.head.cutoffs)
         # --- first values ---
         init_weights(self, [self.blocks] if c.norm == "rms" else [], tied=c.head.tied and not c.head.classes)
         if c.head.mixture:
@@ -539,10 +538,10 @@ def _check(c: TransformerConfig) -> None:
             f"head.mixture: expected a language model of two or more brightnesses with an untied head, found mixture "
             f"{head.mixture}, classes {head.classes}, tied {head.tied}, vocab_size {c.vocab_size}; change one"
         )
-    if (head.classes or head.mixture) and (head.cutoffs or head.div_value != 1):
+    if (head.classes or head.mixture) and head.cutoffs:
         raise InputError(
             f"head.cutoffs: expected none but in a language model of tokens, found {head.cutoffs} with classes "
-            f"{head.classes}, mixture {head.mixture}; leave cutoffs and div_value out"
+            f"{head.classes}, mixture {head.mixture}; leave cutoffs out"
         )
     if head.classes and head.pool == "cls" and c.causal:
         raise InputError(

@@ -279,7 +279,6 @@ def test_models_have_equal_parameters():
 
 
 def test_figures_6_and_7_of_a_run(finished, tmp_path):
-    (finished / "write_attention.json").unlink()  # as of a run of an earlier version: it is listened to now
     found = figures.figure6(Claim("figure6", "", "", ""), Options(tmp_path, run=finished))
     (table,) = found.tables
     assert sum(row[2] for row in table.rows) == pytest.approx(100, abs=1e-3)

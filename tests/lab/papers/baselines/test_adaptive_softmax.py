@@ -18,34 +18,27 @@ from mnemos.models.transformer import HeadConfig
 V, CUTOFFS = 40, (6, 15, 28)
 
 
-def model(tied: bool) -> Transformer:
+def model() -> Transformer:
     torch.manual_seed(0)
-    head = HeadConfig(tied=tied, cutoffs=CUTOFFS, div_value=1.0 if tied else 2.0)
+    head = HeadConfig(tied=True, cutoffs=CUTOFFS)
     found = Transformer(vocab_size=V, dim=16, layers=1, num_heads=2, mlp=16, head=head).double()
     with torch.no_grad():
         for p in found.head.parameters():
             p.add_(torch.randn_like(p) * 0.3)
-        (found.head.clusters if tied else found.head.softmax.head).bias[-1] += 4  # the last cluster is often likely
+        found.head.clusters.bias[-1] += 4  # the last cluster is often likely
     return found
 
 
 def oracle(network: Transformer, hidden: torch.Tensor) -> torch.Tensor:
     """p(token) [.., V]: the softmax of the head, times the softmax within the token's cluster."""
     head, first = network.head, CUTOFFS[0]
-    bounds = [*CUTOFFS, V]
-    parts = []
-    if network.config.head.tied:
-        weight, bias = head.weight, head.bias
-        top = [hidden @ w + b for w, b in zip(weight[:first], bias[:first], strict=True)]
-        top += [hidden @ w + b for w, b in zip(head.clusters.weight, head.clusters.bias, strict=True)]
-        top = torch.stack(top, -1)
-        for a, b in itertools.pairwise(bounds):
-            parts.append(torch.einsum("...d,vd->...v", hidden, weight[a:b]) + bias[a:b])
-    else:
-        own = head.softmax
-        top = torch.einsum("...d,vd->...v", hidden, own.head.weight) + own.head.bias
-        for down, up in own.tail:
-            parts.append(torch.einsum("...d,ed,ve->...v", hidden, down.weight, up.weight))
+    top = [hidden @ w + b for w, b in zip(head.weight[:first], head.bias[:first], strict=True)]
+    top += [hidden @ w + b for w, b in zip(head.clusters.weight, head.clusters.bias, strict=True)]
+    top = torch.stack(top, -1)
+    parts = [
+        torch.einsum("...d,vd->...v", hidden, head.weight[a:b]) + head.bias[a:b]
+        for a, b in itertools.pairwise([*CUTOFFS, V])
+    ]
     top = top.exp() / top.exp().sum(-1, keepdim=True)
     found = [top[..., :first]]
     for k, part in enumerate(parts):
@@ -60,9 +53,8 @@ def batch(high: int = V) -> Batch:
     return Batch(x, targets)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_it_is_the_softmax_of_its_weights(tied):
-    network, given = model(tied), batch()
+def test_it_is_the_softmax_of_its_weights():
+    network, given = model(), batch()
     hidden, _ = network(given.inputs)
     p = oracle(network, hidden)
     torch.testing.assert_close(p.sum(-1), torch.ones_like(p[..., 0]))
@@ -82,9 +74,8 @@ def test_it_is_the_softmax_of_its_weights(tied):
     assert torch.equal(draw(hidden[:, -1], temperature=0, likelihood=network.likelihood), guess[:, -1])
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_targets_of_the_shortlist_alone_and_none_at_all(tied):
-    network, given = model(tied), batch(CUTOFFS[0])
+def test_targets_of_the_shortlist_alone_and_none_at_all():
+    network, given = model(), batch(CUTOFFS[0])
     hidden, _ = network(given.inputs)
     p = oracle(network, hidden).log()
     counted = given.targets != IGNORE
@@ -95,9 +86,8 @@ def test_targets_of_the_shortlist_alone_and_none_at_all(tied):
     assert [int(x) for x in right_predictions(network, hidden, nothing)] == [0, 0]
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_under_autocast_it_is_computed_in_float32(tied):
-    network, given = model(tied).float(), batch()
+def test_under_autocast_it_is_computed_in_float32():
+    network, given = model().float(), batch()
     hidden, _ = network(given.inputs)
     wanted = negative_log_likelihood(network, hidden, given)
     with torch.autocast("cpu", torch.bfloat16):
@@ -113,7 +103,15 @@ def test_under_autocast_it_is_computed_in_float32(tied):
 def test_the_other_language_models_have_it(tmp_path):
     lstm = LSTMConfig(vocab_size=V, dim=8, layers=1, cutoffs=CUTOFFS, tied=True).build()
     memformer = Memformer(
-        vocab_size=V, dim=8, encoder_layers=1, decoder_layers=1, num_heads=2, mlp=8, segment=4, cutoffs=CUTOFFS
+        vocab_size=V,
+        dim=8,
+        encoder_layers=1,
+        decoder_layers=1,
+        num_heads=2,
+        mlp=8,
+        segment=4,
+        tied=True,
+        cutoffs=CUTOFFS,
     )
     for network in (lstm, memformer):
         given = batch()
@@ -131,7 +129,13 @@ def test_a_fused_step_says_that_it_has_no_kernel_for_it():
     from mnemos.attention.linear import LinearConfig
 
     network = Transformer(
-        vocab_size=V, dim=8, layers=1, num_heads=2, mlp=8, attention=LinearConfig(), head=HeadConfig(cutoffs=CUTOFFS)
+        vocab_size=V,
+        dim=8,
+        layers=1,
+        num_heads=2,
+        mlp=8,
+        attention=LinearConfig(),
+        head=HeadConfig(tied=True, cutoffs=CUTOFFS),
     ).eval()
     step = mnemos.fused_step(network)
     assert "AdaptiveSoftmax" in step.why or not step.fused
@@ -139,7 +143,7 @@ def test_a_fused_step_says_that_it_has_no_kernel_for_it():
 
 
 def test_its_products_are_counted():
-    network, given = model(True), batch(CUTOFFS[0])
+    network, given = model(), batch(CUTOFFS[0])
     rows = int((given.targets != IGNORE).sum())
     head = 2 * rows * 16 * (CUTOFFS[0] + len(CUTOFFS))
     hidden = Transformer(vocab_size=V, dim=16, layers=1, num_heads=2, mlp=16, head=HeadConfig(tied=True)).double()
@@ -150,8 +154,8 @@ def test_its_products_are_counted():
 @pytest.mark.parametrize(
     ("head", "words"),
     [
-        (HeadConfig(cutoffs=(5, 40)), "cutoffs: expected increasing numbers .* below the vocabulary's 40 .*found 5 40"),
-        (HeadConfig(cutoffs=(5,), tied=True, div_value=2.0), "div_value: expected 1 in a tied head, found 2.0"),
+        (HeadConfig(tied=True, cutoffs=(5, 40)), "cutoffs: expected increasing numbers .* below .*40 .*found 5 40"),
+        (HeadConfig(cutoffs=(5,)), "cutoffs: expected a tied head"),
         (HeadConfig(classes=3, cutoffs=(5,)), "head.cutoffs: expected none but in a language model"),
     ],
 )

@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from mnemos.lab.evaluate.explain import explain
 from mnemos.lab.evaluate.recorded import BranchMaps, Explanation
 from mnemos.lab.recipes.family import altered
 from mnemos.lab.report import gated_caches, report
 from mnemos.lab.report.markup import shortened
 from mnemos.lab.report.read import read_run
 from mnemos.lab.report.style import HEADS, RULE
-from mnemos.lab.run.trained import open_run
 from mnemos.types import InputError
 
 from ..claim import Claim
@@ -178,10 +176,7 @@ def _run(options: Options, host: str) -> Path:
 
 
 def _explained(run: Path) -> Explanation:
-    """The recorded branches of a run's caches. They are recorded now if the run has no explain.json."""
-    if not (run / "explain.json").is_file():
-        _, task, model = open_run(run)
-        explain(model, task, run)
+    """What a finished run recorded of its caches."""
     explanation = read_run(run, str(run)).explained
     if explanation is None or not explanation.layers:
         raise InputError(

@@ -1,7 +1,6 @@
 """Figures 1 to 3: time and memory by length, the copy task by update, and pictures that a model generates."""
 
 import statistics
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mnemos.lab.measure.peak import peak_of
+from mnemos.lab.measure.timing import race
 from mnemos.lab.recipes.family import altered
 from mnemos.lab.report.image_grids import write_grids
 from mnemos.lab.report.read import read
@@ -91,14 +91,11 @@ def measure(lengths: tuple[int, ...]) -> Measured:
         q, k, v = (torch.randn(rows, n, HEADS, WIDTH, requires_grad=True) for _ in range(3))
         upstream = torch.randn(rows, n, HEADS, WIDTH)
         names = [name for name in ATTENTIONS if affordable(name, measured[name], n)]
+        if not names:
+            break
         calls = {name: partial(_forward_backward, name, q, k, v, upstream) for name in names}
-        times: dict[str, list[float]] = {name: [] for name in calls}
         peaks = {name: peak_of(call) for name, call in calls.items()}
-        for _ in range(ROUNDS):
-            for name, call in calls.items():
-                start = time.perf_counter()
-                call()
-                times[name].append(time.perf_counter() - start)
+        times = race(calls, ROUNDS)
         for name, peak in peaks.items():
             measured[name][n] = statistics.median(times[name]) / rows, None if peak is None else peak / rows
     return measured

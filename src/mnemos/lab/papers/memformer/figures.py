@@ -18,7 +18,6 @@ from mnemos.attention.relative import RelativeConfig
 from mnemos.config import ModelConfig
 from mnemos.errors import say
 from mnemos.lab.evaluate.recorded import KINDS, SlotExample, WriteAttention
-from mnemos.lab.evaluate.write_attention import record_write_attention
 from mnemos.lab.measure.flops import forward_flops
 from mnemos.lab.measure.gradients import state_bytes
 from mnemos.lab.measure.peak import live_peak_of
@@ -28,7 +27,6 @@ from mnemos.lab.report import report, slot_attention
 from mnemos.lab.report.read import read_run
 from mnemos.lab.report.style import INK, MUTED
 from mnemos.lab.run.recipe import Recipe, RolloutConfig
-from mnemos.lab.run.trained import open_run
 from mnemos.memory.slots import SlotsConfig
 from mnemos.memory_replay import replay
 from mnemos.models.memformer import Memformer, MemformerConfig
@@ -424,18 +422,12 @@ def _color(kind: str) -> str:
 
 
 def _write_attention(options: Options) -> tuple[Path, WriteAttention]:
-    """The run of --run or a small one, trained unless it exists, and what its slots attend to when they are written.
-
-    That is recorded now if the run has no write_attention.json.
-    """
+    """The run of --run or a small one, trained unless it exists, and what its slots attend to when they are written."""
     run = options.run
     if run is None:
         recipe = small(options, TEXT_STEPS)
         say(f"  training {recipe.name} on {source(options)}, {recipe.train.steps:,} updates", flush=True)
         (run,) = train(Finding(), options, "text", {"text": recipe}, seeds=1, report=False).runs["text"]
-    if not (run / "write_attention.json").is_file():
-        _, task, model = open_run(run)
-        record_write_attention(model, task, run)
     found = read_run(run, str(run)).write_attention
     if found is None:
         raise InputError(
