@@ -12,16 +12,15 @@ disturb less and which is meaningful with one thread. Events: what torch.profile
 
 import argparse
 import copy
-import json
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
+from command import command, write
 from torch import nn
 
 import mnemos
@@ -30,7 +29,6 @@ from mnemos.lab.run import devices
 from mnemos.lab.run.checks import complete
 from mnemos.lab.run.learner import Learner
 from mnemos.lab.run.loop import update
-from mnemos.lab.run.provenance import provenance
 from mnemos.ops.gated_cache import native
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
@@ -143,19 +141,14 @@ def assess(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
-    parser.add_argument("--out", type=Path)
+    parser = command(
+        __doc__, choices={"models": MODELS, "clock": CLOCKS}, models=list(MODELS), pairs=9, threads=2, clock="wall"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     rows = {name: assess(name, options) for name in options.models}
-    if options.out:
-        settings = {"pairs": options.pairs, "threads": options.threads, "clock": options.clock}
-        result = {**settings, "models": rows, "provenance": provenance(0, "cpu")}
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+    settings = {"pairs": options.pairs, "threads": options.threads, "clock": options.clock}
+    write(options.out, {**settings, "models": rows})
 
 
 if __name__ == "__main__":

@@ -16,17 +16,15 @@ The peer, pytorch-fast-transformers, is included if it is installed. Only its re
 embedding, positions and head; our times include them.
 """
 
-import argparse
 import importlib.util
 import itertools
-import json
 import os
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from command import command, write
 from torch import Tensor, nn
 
 import mnemos
@@ -34,7 +32,6 @@ from mnemos import Transformer
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.lab.measure.timing import race, ratio
-from mnemos.lab.run.provenance import provenance
 from mnemos.ops.positions import sinusoids
 from mnemos.types import map_state
 
@@ -178,15 +175,11 @@ def flatness(rows: int, rounds: int, stream: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, nargs="*", default=[1, 16, 64, 256])
+    parser = command(__doc__, batches=[1, 16, 64, 256], rounds=9, threads=min(2, os.cpu_count() or 1))
     parser.add_argument(
         "--flat", type=int, nargs="*", default=[1, 16], help="batch sizes for the table by number of tokens"
     )
     parser.add_argument("--stream", type=int, default=10_000, help="tokens that are really decoded for it")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     check()
@@ -196,8 +189,7 @@ def main() -> None:
     found: dict[str, Any] = {"rounds": options.rounds, "parameters": size}
     found["token"] = [token(rows, options.rounds) for rows in options.batches]
     found["flat"] = [flatness(rows, options.rounds, options.stream) for rows in options.flat]
-    if options.out:
-        options.out.write_text(json.dumps({**found, "provenance": provenance(0, "cpu")}, indent=2) + "\n")
+    write(options.out, found)
 
 
 if __name__ == "__main__":

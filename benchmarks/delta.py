@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from command import command
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -344,14 +345,11 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[dict]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, rounds=7, threads=2)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     parser.add_argument("--tokens", type=int, nargs="+", help="in place of a part's own")
     parser.add_argument("--widths", type=int, nargs="+", help="of heads, in place of a part's own")
     parser.add_argument("--peers-to", type=int, default=16384, help="tokens up to which transformers is timed")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="a JSON file, whose other parts and rows stay")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(f"backend {mnemos.ops.backends('delta_rule')[0]}, {options.threads} threads, {options.rounds} rounds")

@@ -14,20 +14,17 @@ above 2·10⁻⁵.
 tenth: without drift that of the last is that of the first.
 """
 
-import argparse
 import itertools
-import json
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from command import command, write
 from torch import Tensor
 
 import mnemos
-from mnemos.lab.run.provenance import provenance
 from mnemos.ops import decayed_attention, delta_rule, selective_scan, short_convolution
 from mnemos.ops.convolution.reference import reference_short_convolution
 from mnemos.ops.delta.reference import reference_delta_rule
@@ -252,12 +249,10 @@ def million(kind: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=3000)
+    parser = command(__doc__, cases=3000)
     parser.add_argument("--seed", type=int, default=0, help="of the first case")
     parser.add_argument("--selective", action="store_true", help="calls of the selective scan alone")
     parser.add_argument("--million", action="store_true", help="the million tokens too")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if not mnemos.native.instruction_sets():
         parser.error(mnemos.native.why_not())
@@ -265,8 +260,7 @@ def main() -> None:
     if options.million:
         kinds = "delta", "gated delta", "gated delta per channel", "decayed"
         found["million"] = [million(kind) for kind in kinds]
-    if options.out:
-        options.out.write_text(json.dumps({**found, "provenance": provenance(options.seed, "cpu")}, indent=2) + "\n")
+    write(options.out, found, options.seed)
     sys.exit(1 if found["failed"] else 0)
 
 

@@ -13,22 +13,19 @@ If arithmetic decided alone, the times would have the ratio of the FLOPs. The se
 boxes that it samples, which differ between the two models, so their FLOPs differ there too.
 """
 
-import argparse
-import json
 import multiprocessing
 import resource
 import statistics
 import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
+from command import command, write
 
 from mnemos import registry
 from mnemos.lab.measure.flops import count_flops
-from mnemos.lab.run.provenance import provenance
 
 OBJECTS, ENDINGS = 8, ("", "-cached")
 
@@ -123,13 +120,10 @@ def compared(detector: str, side: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--detectors", nargs="+", default=["mask-rcnn", "retinanet"], choices=["mask-rcnn", "retinanet"]
+    parser = command(
+        __doc__, choices={"detectors": ["mask-rcnn", "retinanet"]}, detectors=["mask-rcnn", "retinanet"], rounds=3
     )
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--side", type=int, default=800, help="the shorter side; the longer one is 5/3 of it")
-    parser.add_argument("--out", type=Path, help="results/detector_step.json")
     options = parser.parse_args()
     rows = {}
     for detector in options.detectors:
@@ -148,10 +142,8 @@ def main() -> None:
                     f"{found['kept'] / 2**20:7.0f} MiB  peak {found['peak'] / 2**20:7.0f} MiB",
                     flush=True,
                 )
-    if options.out:
-        settings = {"rounds": options.rounds, "side": options.side, "objects": OBJECTS, "threads": 1, "clock": "cpu"}
-        result = {**settings, "rows": rows, "provenance": provenance(0, "cpu")}
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+    settings = {"rounds": options.rounds, "side": options.side, "objects": OBJECTS, "threads": 1, "clock": "cpu"}
+    write(options.out, {**settings, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -32,11 +32,11 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+from command import command
 from torch import Tensor
 
 import mnemos
@@ -259,18 +259,19 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["Qwen3Next", "Mamba2", "KimiLinear"])
-    parser.add_argument("--parts", nargs="+", default=["training", "prefill", "token"])
+    parser = command(
+        __doc__,
+        models=["Qwen3Next", "Mamba2", "KimiLinear"],
+        parts=["training", "prefill", "token"],
+        tokens=1024,
+        batch=2,
+        rounds=5,
+        threads=os.cpu_count() or 1,
+    )
     parser.add_argument("--width", type=int, default=64, help="of a head")
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--optimiser", action="store_true", help="a training step includes AdamW's")
     parser.add_argument("--no-check", dest="check", action="store_false")
     parser.add_argument("--alone", action="store_true", help="without the model as it comes and its comparison")
-    parser.add_argument("--out", type=Path, help="rows are added to those of this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     rows = [measure(name, options) for name in options.models]

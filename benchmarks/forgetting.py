@@ -15,16 +15,15 @@ size, because the mean over a batch averages differences away ("dilution"). If t
 cache, a mean gate g would leave (1 − g)^k after k updates: half-life h = log 2 / −log(1 − g), bias logit(1 − 2^(−1/h)).
 """
 
-import argparse
 import itertools
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import stability
 import torch
+from command import command
 from stability import PRESETS, SEEDS, SIZE, layer, sources, stacked, step, tokens, update
 from torch import Tensor
 
@@ -151,10 +150,7 @@ def dilution(preset: str, seed: int, updates: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--updates", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = command(__doc__, updates=20_000, seed=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     begun = time.process_time()

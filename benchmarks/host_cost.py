@@ -17,7 +17,6 @@ before anything else runs and uses the default allocator. It is also measured at
 cache's parameters cost the same at every batch size, while the tensors kept for the backward pass grow with it.
 """
 
-import argparse
 import contextlib
 import copy
 import ctypes
@@ -29,10 +28,10 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+from command import command
 from torch import Tensor, nn
 
 import mnemos
@@ -323,12 +322,10 @@ def show(row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", nargs="+", default=list(HOSTS), choices=list(HOSTS))
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser = command(
+        __doc__, choices={"hosts": HOSTS}, hosts=list(HOSTS), rounds=7, threads=min(2, os.cpu_count() or 1)
+    )
     parser.add_argument("--quick", action="store_true", help="one round, memory once: only a rough check")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds
     libraries.timm(), libraries.transformers()

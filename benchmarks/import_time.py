@@ -3,15 +3,12 @@
 python benchmarks/import_time.py [--out results/import_time.json]
 """
 
-import argparse
-import json
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-from mnemos.lab.run.provenance import provenance
+from command import command, write
 
 RUNS = {
     "import torch": ["-c", "import torch"],
@@ -22,9 +19,7 @@ RUNS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--out", type=Path)
+    parser = command(__doc__, rounds=15)
     options = parser.parse_args()
     times: dict[str, list[float]] = {name: [] for name in RUNS}
     for i in range(options.rounds + 1):
@@ -39,9 +34,7 @@ def main() -> None:
         added = statistics.median(a - b for a, b in zip(found, base, strict=True))
         rows.append({"name": name, "seconds": statistics.median(found), "more than import torch": added})
         print(f"{name:42} {rows[-1]['seconds']:.3f} s   {added:+.3f} s")
-    if options.out:
-        result = {"rounds": options.rounds, "rows": rows, "provenance": provenance(0, "cpu")}
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+    write(options.out, {"rounds": options.rounds, "rows": rows})
 
 
 if __name__ == "__main__":

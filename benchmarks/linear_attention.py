@@ -16,18 +16,16 @@ and backward pass in addition to inputs and output, in floats per token and head
 import argparse
 import gc
 import importlib.util
-import json
 import os
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from command import command, write
 from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos.lab.measure.timing import race, ratio
-from mnemos.lab.run.provenance import provenance
 from mnemos.ops import linear_attention
 
 BATCH, HEADS, SQUARE = 2, 8, 1024
@@ -157,16 +155,17 @@ def measure(tokens: int, width: int, options: argparse.Namespace) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
-    parser.add_argument("--widths", type=int, nargs="+", default=[32, 64])
-    parser.add_argument("--batch", type=int, default=BATCH)
-    parser.add_argument("--heads", type=int, default=HEADS)
+    parser = command(
+        __doc__,
+        tokens=[1024, 4096, 16384, 65536],
+        widths=[32, 64],
+        batch=BATCH,
+        heads=HEADS,
+        rounds=9,
+        threads=os.cpu_count() or 1,
+    )
     parser.add_argument("--peers", "--only", nargs="+", help="compared with native (sdpa means softmax); or none")
     parser.add_argument("--bidirectional", action="store_true", help="not causal")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     known = contestants(0, 1, not options.bidirectional)
     if options.peers:
@@ -180,9 +179,7 @@ def main() -> None:
         for tokens in options.tokens:
             rows.append(measure(tokens, width, options))
             gc.collect()
-    if options.out:
-        found = {"rounds": options.rounds, "rows": rows, "provenance": provenance(0, "cpu")}
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
+    write(options.out, {"rounds": options.rounds, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -11,15 +11,12 @@ the rounding of y hides all other errors; "drift" is the error of y at the end d
 Limits for float32: 1e-5 in chunks, 5e-5 in single steps.
 """
 
-import argparse
-import json
 import os
-from pathlib import Path
 
 import torch
+from command import command, write
 from torch import Tensor
 
-from mnemos.lab.run.provenance import provenance
 from mnemos.ops import backends, linear_attention
 
 HEADS, WIDTH, WINDOW, CHUNK, BLOCK = 2, 32, 4096, 1024, 64
@@ -85,11 +82,8 @@ def measure(given: Given, steps: bool, backend: str, wanted: tuple[Tensor, Tenso
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=1_000_000)
+    parser = command(__doc__, tokens=1_000_000, threads=os.cpu_count() or 1)
     parser.add_argument("--backends", nargs="+", default=backends("linear_attention"))
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.tokens < 2 * WINDOW:
@@ -110,10 +104,8 @@ def main() -> None:
                             f"{'met' if row['holds'] else 'NOT MET'}",
                             flush=True,
                         )
-    if options.out:
-        sizes = {"tokens": options.tokens, "heads": HEADS, "width": WIDTH, "chunk": CHUNK, "window": WINDOW}
-        found = {**sizes, "rows": rows, "provenance": provenance(0, "cpu")}
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
+    sizes = {"tokens": options.tokens, "heads": HEADS, "width": WIDTH, "chunk": CHUNK, "window": WINDOW}
+    write(options.out, {**sizes, "rows": rows})
 
 
 if __name__ == "__main__":

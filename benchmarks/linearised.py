@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from command import command
 from torch import Tensor
 
 import mnemos
@@ -175,21 +176,22 @@ def rows(
 
 @torch.no_grad()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(
+        __doc__,
+        context=[2000, 8000, 32000],
+        states=["delta"],
+        window=64,
+        sinks=4,
+        rank=0,
+        rounds=5,
+        threads=os.cpu_count() or 1,
+    )
     parser.add_argument("part", choices=["generate", "prefill"])
     parser.add_argument("--model", required=True)
     parser.add_argument("--weights", action="store_true")
-    parser.add_argument("--context", type=int, nargs="+", default=[2000, 8000, 32000])
-    parser.add_argument("--states", nargs="*", default=["delta"])
-    parser.add_argument("--window", type=int, default=64)
-    parser.add_argument("--sinks", type=int, default=4)
-    parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--rotary", action="store_true", help="features after rotary positions")
     parser.add_argument("--steps", type=int, default=16, help="tokens that a round generates")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--no-softmax", dest="softmax", action="store_false")
-    parser.add_argument("--out", type=Path, help="rows are added to those of this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     models = {"softmax": load(options)} if options.softmax else {}

@@ -17,7 +17,6 @@ median over rounds of the ratio of two times of one round. clock "cpu": the CPU 
 programs disturb less; "wall": with a quiet machine.
 """
 
-import argparse
 import dataclasses
 import json
 import statistics
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
+from command import command
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -218,15 +218,12 @@ def speed(dim: int, layers: int, attention: Any, rounds: int, clock: str, calls:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(
+        __doc__, choices={"kinds": KINDS, "clock": CLOCKS}, kinds=list(KINDS), steps=10_000, rounds=40, clock="cpu"
+    )
     parser.add_argument("table", choices=("parity", "speed"))
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--runs", nargs="*", default=[], help="in place of the kinds: folders of runs of bytes")
     parser.add_argument("--text", type=Path, help="with --runs: the file that their models read")
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--clock", choices=CLOCKS, default="cpu")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.runs and options.text is None:
         parser.error("--runs: expected --text FILE beside it")

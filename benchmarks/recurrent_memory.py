@@ -15,19 +15,16 @@ the keys and values of the segment before, detached, which the paper's model doe
 RMSNorm, and a gated MLP with as many weights.
 """
 
-import argparse
 import importlib
-import json
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from command import command, write
 from segment_memories import VOCABULARY, in_rotation, scored, seeded
 from torch import nn
 
-from mnemos.lab.run.provenance import provenance
 from mnemos.memory import TokensConfig
 from mnemos.models import RMT
 
@@ -113,21 +110,16 @@ def assess(shape: Shape, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", type=Path)
+    parser = command(__doc__, choices={"shapes": SHAPES}, shapes=list(SHAPES), rounds=9)
     options = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {}
     for name in options.shapes:
         print(name, SHAPES[name], flush=True)
         result[name] = assess(SHAPES[name], options.rounds)
-    if options.out:
-        found = {"rounds": options.rounds, "threads": 1, "clock": "CPU time of the thread", "segments": SEGMENTS}
-        shapes = {name: SHAPES[name]._asdict() for name in result}
-        found |= {"shapes": shapes, "models": result, "provenance": provenance(0, "cpu")}
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
+    found = {"rounds": options.rounds, "threads": 1, "clock": "CPU time of the thread", "segments": SEGMENTS}
+    shapes = {name: SHAPES[name]._asdict() for name in result}
+    write(options.out, found | {"shapes": shapes, "models": result})
 
 
 if __name__ == "__main__":

@@ -13,23 +13,20 @@ backward pass 2: 3T/(4T − 1) without `advance`, and 3T/(3T + f(T − 1)) with 
 forward pass. The same limits are also computed from the forward, backward and advance times measured here.
 """
 
-import argparse
 import functools
-import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from command import command, write
 from torch import Tensor, nn
 
 import mnemos
 from mnemos.attention import LinearConfig
 from mnemos.lab.measure.gradients import WAYS, check_ways, most_saved
 from mnemos.lab.measure.peak import peak_of
-from mnemos.lab.run.provenance import provenance
 
 VOCABULARY = 64
 
@@ -267,18 +264,12 @@ def million(tokens: int, segment: int, checkpoints: str, offload: bool) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = command(__doc__, rounds=15, counts=[8, 64, 512], tokens=1_000_000, segment=1000, checkpoints="sqrt")
     parser.add_argument("--segments", type=int, default=16, help="segments of a timed rollout")
-    parser.add_argument("--counts", type=int, nargs="+", default=[8, 64, 512])
     parser.add_argument("--peaks", type=int, default=5, help="measurements per peak; their median is reported")
     parser.add_argument("--only", choices=["speed", "memory", "steps"], help="run only this part")
     parser.add_argument("--million", action="store_true")
-    parser.add_argument("--tokens", type=int, default=1_000_000)
-    parser.add_argument("--segment", type=int, default=1000)
-    parser.add_argument("--checkpoints", default="sqrt")
     parser.add_argument("--offload", action="store_true")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {}
@@ -301,8 +292,7 @@ def main() -> None:
             check_ways(model, Segments(3, batch, 64))
             result["memory"] = {"shape": {**shape, "batch": batch, "tokens": 64}}
             result["memory"]["ways"] = memory(model, batch, 64, options.counts, 32, options.peaks)
-    if options.out:
-        options.out.write_text(json.dumps({**result, "provenance": provenance(0, "cpu")}, indent=2) + "\n")
+    write(options.out, result)
 
 
 if __name__ == "__main__":

@@ -13,16 +13,15 @@ The gradients of all ways are compared first. Then CPU seconds of an update's gr
 rounds that take turns; and the peak of the process's memory beyond what it used before.
 """
 
-import argparse
 import json
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
+from command import command
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -158,10 +157,7 @@ def measured(count: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--segments", type=int, nargs="+", default=[8, 32, 128])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
+    parser = command(__doc__, segments=[8, 32, 128], rounds=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {"provenance": provenance(0, "cpu"), "rows": ROWS, "segment": SEGMENT, "model": SIZES}

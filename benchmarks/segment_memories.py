@@ -18,24 +18,21 @@ projection of keys and values no gradient, which saves it a product per layer; "
 gradient, which is what the model needs. labml: Transformer-XL with learned distances, and u.
 """
 
-import argparse
 import importlib
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from command import command, write
 from torch import nn
 from torch.nn import functional as F
 
 import mnemos
 from mnemos.attention import CompressiveConfig, RelativeConfig
 from mnemos.lab.measure.flops import count_flops
-from mnemos.lab.run.provenance import provenance
 
 VOCABULARY, RATIO = 256, 4
 LEAST = 0.2  # seconds per measurement
@@ -238,21 +235,16 @@ def assess(shape: Shape, kind: str, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", type=Path)
+    parser = command(__doc__, choices={"shapes": SHAPES}, shapes=list(SHAPES), rounds=9)
     options = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {}
     for name in options.shapes:
         print(name, SHAPES[name], flush=True)
         result[name] = {kind: assess(SHAPES[name], kind, options.rounds) for kind in MODELS}
-    if options.out:
-        found = {"rounds": options.rounds, "threads": 1, "clock": "CPU time of the thread", "ratio": RATIO}
-        shapes = {name: SHAPES[name]._asdict() for name in result}
-        found |= {"shapes": shapes, "models": result, "provenance": provenance(0, "cpu")}
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
+    found = {"rounds": options.rounds, "threads": 1, "clock": "CPU time of the thread", "ratio": RATIO}
+    shapes = {name: SHAPES[name]._asdict() for name in result}
+    write(options.out, found | {"shapes": shapes, "models": result})
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ Theory, per slot, with b_t = W_cS·S̄ + b_c and R = diag(g_r):
   with all at 1.
 """
 
-import argparse
 import functools
 import json
 import time
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from command import command
 from torch import Tensor
 
 from mnemos import GRC
@@ -354,10 +354,7 @@ def write(path: Path, result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--updates", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = command(__doc__, updates=100_000, seed=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     begun = time.process_time()

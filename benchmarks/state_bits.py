@@ -13,10 +13,10 @@ in parts of 32 and of 4.
 "apart" is the mean over all counted targets of the Kullback-Leibler divergence in nats from the exact state's answers.
 """
 
-import argparse
 from pathlib import Path
 
 import torch
+from command import command
 from torch import Tensor, nn
 
 from mnemos.atomic import write_json
@@ -87,9 +87,8 @@ def measure(run: Path, length: int, every: int) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []

@@ -6,15 +6,14 @@ All three use the same embedding, head and weights. First, their outputs must ag
 an order that rotates, so that changes of the machine's speed affect all of them equally.
 """
 
-import argparse
 import json
 import os
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from command import command
 from torch import Tensor, nn
 
 from mnemos import Transformer, TransformerConfig, libraries
@@ -182,10 +181,7 @@ def race(runs: dict[str, Callable[[], None]], pairs: int) -> dict[str, list[floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=21)
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--out", type=Path)
+    parser = command(__doc__, choices={"shapes": SHAPES}, pairs=21, shapes=list(SHAPES))
     options = parser.parse_args()
     torch.set_num_threads(os.cpu_count() or 1)
     rows = []

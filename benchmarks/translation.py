@@ -18,20 +18,18 @@ import argparse
 import copy
 import functools
 import importlib.util
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from command import command, write
 from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos import BeamConfig, EncoderDecoder, Pair, beam_search, fused_step, libraries
-from mnemos.lab.run.provenance import provenance
 from mnemos.lab.translation.marian import from_marian
 
 SHAPES = {"small": (128, 4, 256), "iwslt": (512, 6, 1024)}  # width, layers on each side, MLP
@@ -186,14 +184,11 @@ def compared(runs: dict[str, Run], rounds: int, clock: Callable[[], float]) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser = command(
+        __doc__, choices={"shapes": SHAPES, "clock": CLOCKS}, shapes=list(SHAPES), rounds=5, threads=1, clock="cpu"
+    )
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 32], help="of decoding; none: training alone")
     parser.add_argument("--train", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--clock", choices=list(CLOCKS), default="cpu")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     rows: dict[str, Any] = {}
@@ -215,10 +210,8 @@ def main() -> None:
                 for one, found in row.items()
             )
             print(f"{shape}, {name}: {cells}", flush=True)
-    if options.out:
-        settings = {"rounds": options.rounds, "threads": options.threads, "clock": options.clock, "beams": BEAMS}
-        result = {**settings, "tokens": LENGTH, "rows": rows, "provenance": provenance(0, "cpu")}
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+    settings = {"rounds": options.rounds, "threads": options.threads, "clock": options.clock, "beams": BEAMS}
+    write(options.out, {**settings, "tokens": LENGTH, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,38 @@
+"""What benchmarks begin and end with: a command line, and results as JSON with their provenance."""
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mnemos.lab.run.provenance import provenance
+
+Choices = Mapping[str, Iterable[str]]
+
+
+def command(
+    doc: str | None, choices: Mapping[str, Iterable[str]] | None = None, **defaults: Any
+) -> argparse.ArgumentParser:
+    """A parser of --out FILE and of --NAME for each default: a list takes several values, a bool is a switch.
+
+    choices: the values that an option may have.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        known = None if choices is None or name not in choices else list(choices[name])
+        settings: dict[str, Any] = {"default": default, "choices": known}
+        if isinstance(default, bool):
+            parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=default)
+        elif isinstance(default, list):
+            parser.add_argument(f"--{name}", nargs="*", type=type(default[0]), **settings)
+        else:
+            parser.add_argument(f"--{name}", type=type(default), **settings)
+    parser.add_argument("--out", type=Path, help="the JSON file of the results")
+    return parser
+
+
+def write(path: Path | None, result: dict[str, Any], seed: int = 0) -> None:
+    """Write the results of this process to a file, if there is one."""
+    if path is not None:
+        path.write_text(json.dumps({**result, "provenance": provenance(seed, "cpu")}, indent=2) + "\n")
