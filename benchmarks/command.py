@@ -11,9 +11,7 @@ from mnemos.lab.run.provenance import provenance
 Choices = Mapping[str, Iterable[str]]
 
 
-def command(
-    doc: str | None, choices: Mapping[str, Iterable[str]] | None = None, **defaults: Any
-) -> argparse.ArgumentParser:
+def command(doc: str | None, choices: Choices | None = None, **defaults: Any) -> argparse.ArgumentParser:
     """A parser of --out FILE and of --NAME for each default: a list takes several values, a bool is a switch.
 
     choices: the values that an option may have.
