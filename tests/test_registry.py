@@ -134,7 +134,7 @@ def test_a_name_is_given_once(decay):
 def test_a_name_of_ours_is_taken_before_it_is_imported(monkeypatch):
     monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry.KINDS})
     other = type("Other", (DecayConfig,), {"__module__": "elsewhere", "name": "block-sparse"})
-    with pytest.raises(InputError, match=r"elsewhere:Other.*'block-sparse'.*bigbird\.layer:BlockSparseConfig"):
+    with pytest.raises(InputError, match=r"elsewhere:Other.*'block-sparse'.*bigbird:BlockSparseConfig"):
         registry.register(other)
 
 

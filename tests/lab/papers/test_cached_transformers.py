@@ -22,7 +22,7 @@ from mnemos.lab.papers.small_runs import Trained, task
 from mnemos.lab.recipes import small_tasks
 from mnemos.lab.recipes.family import altered
 from mnemos.lab.run.checks import complete
-from mnemos.lab.run.run import Run
+from mnemos.lab.run.session import run
 from mnemos.memory.gated_cache import GRC
 from mnemos.ops.gated_cache.cost import parts
 
@@ -86,11 +86,15 @@ def test_what_is_counted_at_the_real_size_is_what_the_formula_says():
 
 def test_costs_are_shown_with_both_lengths(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "RECIPES", {"PVT-Tiny": "imagenet-pvt-tiny"})
+    whole = tables.config
+    monkeypatch.setattr(tables, "config", lambda name: replace(whole(name), depths=(1, 1, 1, 1)))
+    tables.costs.cache_clear()
     (found,) = reproduce("cached_transformers/costs", Options(tmp_path))
     rows = [row for table in found["tables"] for row in table["rows"]]
     assert len(rows) == 4, "parameters, and FLOPs in training, in eval and as the paper counts"
     for row in rows:
         assert row["+ %"] > row["+ %, auto"] > 0
+    tables.costs.cache_clear()
 
 
 def test_detectors_have_the_published_sizes_and_every_row_its_recipe():
@@ -209,7 +213,7 @@ def cached_run(tmp_path_factory):
     torch.manual_seed(0)
     out = tmp_path_factory.mktemp("out")
     recipe = altered(tables.recipe(Options(out, steps=3), "vit", tables.CACHED), model={"dim": 16, "depth": 2})
-    Run.open(recipe, out / "run", quiet=True).train()
+    run(recipe, out / "run", quiet=True)
     return out / "run"
 
 

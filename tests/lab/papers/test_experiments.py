@@ -160,9 +160,9 @@ def test_linear_transformers_experiment(tmp_path, monkeypatch):
     tiny = {"model": {"dim": 8, "num_heads": 2, "mlp": 8}, "data": {"images": {"valid_size": 20, "test_size": 30}}}
     monkeypatch.setattr(linear, "small_recipe", lambda options, name: altered(whole(options, name), **tiny))
     monkeypatch.setattr(linear, "VARIANTS", ("linear", "lsh-1"))
-    (found,) = reproduce("linear_transformers/experiment", Options(tmp_path, steps=2, seeds=2))
+    (found,) = reproduce("linear_transformers/experiment", Options(tmp_path, steps=2))
     folders = {name: tmp_path / f"runs/experiment-digits-2/digits-pixels-{name}" for name in linear.VARIANTS}
-    written = [json.loads((folder / "seed-1/recipe.json").read_text()) for folder in folders.values()]
+    written = [json.loads((folder / "seed-0/recipe.json").read_text()) for folder in folders.values()]
     assert [one["model"].pop("attention")["is"] for one in written] == ["linear", "reformer"]
     first, other = ({**one, "name": "", "about": ""} for one in written)
     assert first == other, "the attention alone differs"
@@ -175,7 +175,7 @@ def test_linear_transformers_experiment(tmp_path, monkeypatch):
     assert last["updates"] == 2
     assert (tmp_path / "experiment.png").stat().st_size > 10_000
     assert [one["folder"] for one in found["trained"]] == found["runs"]
-    assert len(found["runs"]) == 4
+    assert len(found["runs"]) == 2
     assert '<section id="pictures"' in (folders["linear"].parent / "report.html").read_text()
 
 

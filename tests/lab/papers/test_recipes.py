@@ -56,8 +56,7 @@ def test_the_wider_variant_has_the_cached_ones_parameters(name):
     def parameters(ending: str) -> int:
         side, channels = {"digits": (8, 1), "mnist": (28, 1), "cifar": (32, 3), "photos": (64, 3)}[name.split("-")[0]]
         model = dataclasses.replace(load(name + ending).model, classes=10, image=side, channels=channels)
-        with torch.device("meta"):
-            return sum(p.numel() for p in model.build().parameters())
+        return sum(p.numel() for p in model.build().parameters())
 
     assert parameters("-wider") == pytest.approx(parameters("-cached"), rel=0.01)
     assert parameters("-cached") > 1.1 * parameters("")

@@ -112,7 +112,7 @@ def test_recipes_only_runs_no_model_and_writes_no_file(target, tmp_path, capsys,
         ("cached_transformers/figure5 --data nowhere", "--data nowhere:"),
         (f"cached_transformers/figure5 --data {__file__}", "expected a folder with CIFAR-10 or MNIST"),
         (f"cached_transformers/figure5 --out {__file__}", f"--out {__file__}:"),
-        ("cached_transformers/figure5 --run nowhere", "nowhere:"),
+        ("cached_transformers/figure5 --run nowhere", "nowhere/metrics.jsonl:"),
         ("linear_transformers/speech", "--data FOLDER"),
     ],
 )
