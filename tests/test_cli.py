@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from pairwise import cover
 from processes import Process, mnemos
 
@@ -233,7 +234,7 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
             "short-listops has no cache: add --model.cache mnemos",
         ),
         (["show", "short-listops", "--model.cache", "papre"], "found 'papre'; known: paper, official, mnemos, none"),
-        (["train", "nowhere.json"], "nowhere.json: expected a recipe as JSON, found no such file"),
+        (["train", "nowhere.json"], "nowhere.json: expected a recipe's file, found no such file"),
         (["compare", "short-listops", "--vary", "model.dim", "8"], "several recipes, seeds or rates, found 1;"),
         (["compare", "short-listops", "--vary", "train.steps", "8,9"], "equal train settings"),
         (["compare", "short-listops", "--vary", "model.dim", "8,9", "--vary", "model.dim", "7,8"], "model.dim twice"),
@@ -328,6 +329,17 @@ def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
     file.write_text(json.dumps({key: shown[key] for key in ("model", "data")}))
     assert main(["show", str(file)]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "mine"
+    file.with_suffix(".yaml").write_text(yaml.safe_dump(shown))
+    assert main(["show", str(file.with_suffix(".yaml"))]) == 0
+    assert json.loads(capsys.readouterr().out) == shown
+    written = "# mine\nname: no\nmodel: {is: transformer, vocab_size: 8}\ndata: {is: listops}\n"
+    written += "optim: {lr: 1e-3}\ntrain: {steps: 3}"
+    file.with_suffix(".yml").write_text(written)
+    assert main(["show", str(file.with_suffix(".yml"))]) == 0
+    of_yaml = json.loads(capsys.readouterr().out)
+    assert (of_yaml["name"], of_yaml["optim"]["lr"], of_yaml["train"]["steps"]) == ("no", 0.001, 3)
+    file.with_suffix(".yml").write_text("model: {is: transformer\ndata: 3")
+    assert "mine.yml: line 2: expected YAML" in refused(capsys, "train", str(file.with_suffix(".yml")))
     for written, problem in (
         ('{"model":', "mine.json: line 1: expected JSON"),
         ("[1]", "mine.json: expected a recipe, found [1]"),

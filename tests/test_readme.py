@@ -38,6 +38,7 @@ def test_there_are_examples_and_no_placeholder_is_left():
     assert len(RUNNABLE) >= 7
     found = set(re.findall(r"\b[A-Z]{4,}_[A-Z]+\b|\bPARAMETERS\b|^MAP$|^HELPED$", PAGES, re.MULTILINE))
     environment = {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "GOMP_SPINCOUNT", "MNEMOS_DENSE"}
+    environment |= {"WANDB_PROJECT", "WANDB_MODE", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"}
     assert found == environment | {"SEGMENT_MEMORIES"}  # a table that gets a row
 
 
@@ -55,7 +56,7 @@ def test_commands_name_verbs_recipes_and_fields_that_exist(capsys):
             files = [name for name in names if name.endswith(".json")]
             assert set(names) - set(files) <= set(registry.names("recipe")), line
             options = r"--unwritten|--baselines|--vary \S+ \S+|--(?:seeds|out|jobs|equal|minutes|rates|against) \S+"
-            options += r"|--from \S+|--model (?:hf:NAME|FOLDER)"
+            options += r"|--log \S+|--from \S+|--model (?:hf:NAME|FOLDER)"
             fields = re.sub(options, "", " ".join(words[len(given) :])).split()
             if files:  # what `mnemos show` printed
                 assert not fields

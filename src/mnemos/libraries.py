@@ -41,6 +41,7 @@ def _import(name: str, extra: str) -> ModuleType:
 
 
 accelerate = functools.partial(_import, "accelerate", "trainer")
+mlflow = functools.partial(_import, "mlflow", "mlflow")
 onnx = functools.partial(_import, "onnx", "onnx")
 onnxscript = functools.partial(_import, "onnxscript", "onnx")
 pycocotools = functools.partial(_import, "pycocotools", "detection")
@@ -49,6 +50,7 @@ sacremoses = functools.partial(_import, "sacremoses", "translation")
 tensorboard = functools.partial(_import, "tensorboard", "tensorboard")
 tokenizers = functools.partial(_import, "tokenizers", "text")
 vl_convert = functools.partial(_import, "vl_convert", "lab")  # which has Vega-Lite
+wandb = functools.partial(_import, "wandb", "wandb")
 
 
 def timm() -> ModuleType:

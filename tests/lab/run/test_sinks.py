@@ -11,7 +11,7 @@ from train_standins import Toys
 from mnemos import InputError
 from mnemos.lab.run.checks import check_settings
 from mnemos.lab.run.files import Measurement
-from mnemos.lab.run.folder import scalars
+from mnemos.lab.run.sinks import scalars
 
 
 def killed_and_finished(

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
 from mnemos.errors import InputError
 from mnemos.lab.bench.memories import MEMORIES
@@ -16,7 +16,7 @@ _TASKS = "; ".join(f"{name}: {one.about}" for name, one in BENCHMARKS.items()) +
 
 
 def bench_memory(
-    tasks: Annotated[Positional[tuple[str, ...]], arg(help=_TASKS)] = (),
+    tasks: Annotated[tuple[str, ...], arg(metavar="[TASKS]", help=_TASKS)] = (),
     *,
     quick: bool = False,
     memories: Annotated[str, arg(help=f"of {', '.join(MEMORIES)}, with commas between; by default all")] = "",

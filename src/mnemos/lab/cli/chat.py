@@ -10,13 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
-
-from tyro.conf import Positional, arg
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mnemos.errors import InputError, printable, say
-
-from .parsers import SOURCE, TRUST
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +31,7 @@ _TURNS = 8  # states to go back to: each has the size of the state, which may be
 
 
 def chat(
-    folder: Annotated[Positional[str], arg(help=SOURCE)],
+    folder: str,
     *,
     window: int | None = None,
     sinks: int | None = None,
@@ -45,7 +41,7 @@ def chat(
     top_k: int = 0,
     top_p: float = 0.95,
     seed: int = 0,
-    trust_remote_code: Annotated[bool, arg(help=TRUST)] = False,
+    trust_remote_code: bool = False,
 ) -> int:
     """Chat with a language model of Hugging Face Transformers.
 
@@ -54,6 +50,7 @@ def chat(
     save and load.
 
     Args:
+        folder: a decoder of Transformers with its tokenizer: a folder of save_pretrained, or hf:NAME of the hub
         window: attend to so many last tokens and the first ones alone (mnemos.linearise), so the state stops growing
         sinks: first tokens that --window keeps (4)
         system: the system message (the template's own)
@@ -62,6 +59,7 @@ def chat(
         top_k: draw from the k most probable (0: all)
         top_p: draw from the most probable tokens of this total probability
         seed: random seed
+        trust_remote_code: run the Python code that the model brings, which can do whatever you can
     """
     # --- options out of range, before the model is loaded ---
     least = {"length": (length, 1), "temperature": (temperature, 0), "top-k": (top_k, 0), "window": (window, 1)}

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from tyro.conf import Positional, UseAppendAction
+from tyro.conf import UseAppendAction
 
 from mnemos.errors import InputError, say
 
@@ -77,9 +77,7 @@ def compare(
     return 0
 
 
-def evaluate(
-    run: Positional[Path], *, split: Literal["valid", "test"] = "test", rows: int = 0, fields: Words = ()
-) -> int:
+def evaluate(run: Path, *, split: Literal["valid", "test"] = "test", rows: int = 0, fields: Words = ()) -> int:
     """Evaluate a run's model, as trained and with its memory emptied, exchanged, frozen and closed.
 
     --data.FIELD value changes a setting of the data. --data.path OTHER (photos: --data.folder) scores a file or folder:
@@ -98,7 +96,7 @@ def evaluate(
 
 
 def reproduce(
-    target: Positional[str | None] = None,
+    target: str | None = None,
     *,
     data: Path | None = None,
     steps: int | None = None,
@@ -128,7 +126,7 @@ def reproduce(
     return 0
 
 
-def report(runs: Positional[list[Path]], *, out: Path | None = None, watch: bool = False) -> int:
+def report(runs: list[Path], *, out: Path | None = None, watch: bool = False) -> int:
     """Write an HTML page about runs or a comparison.
 
     Args:
@@ -152,7 +150,7 @@ def report(runs: Positional[list[Path]], *, out: Path | None = None, watch: bool
 
 
 def look(
-    runs: Positional[list[Path]],
+    runs: list[Path],
     *,
     text: str | None = None,
     document: int | None = None,

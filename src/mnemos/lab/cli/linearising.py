@@ -1,24 +1,21 @@
 """The command that makes a trained decoder an RNN: `mnemos linearise`."""
 
 from pathlib import Path
-from typing import Annotated
 
-from tyro.conf import OmitArgPrefixes, Positional, arg
+from tyro.conf import OmitArgPrefixes
 
 from mnemos.errors import say
 from mnemos.lab.linearised.settings import LinearisedConfig
 
-from .parsers import SOURCE, TRUST
-
 
 def linearise(
-    model: Annotated[Positional[str], arg(help=SOURCE)],
+    model: str,
     *,
     text: tuple[Path, ...],
     out: Path,
     test: tuple[Path, ...] = (),
     teacher: Path | None = None,
-    trust_remote_code: Annotated[bool, arg(help=TRUST)] = False,
+    trust_remote_code: bool = False,
     settings: OmitArgPrefixes[LinearisedConfig] = LinearisedConfig(),  # noqa: B008 - it is frozen
 ) -> int:
     """Give a trained decoder of Transformers a state of constant size, and train what is new in two stages.
@@ -26,10 +23,12 @@ def linearise(
     The same command continues a training that was interrupted, and one with more --tokens goes on.
 
     Args:
+        model: a decoder of Transformers with its tokenizer: a folder of save_pretrained, or hf:NAME of the hub
         text: files or folders to train on
         out: the run's folder; RUN/model: the result
         test: files that are measured afterwards, each of at least 16,384 tokens
         teacher: where the predictions of the decoder itself are kept, for several runs (RUN/teacher)
+        trust_remote_code: run the Python code that the model brings, which can do whatever you can
     """
     from mnemos.lab.linearised.train import train_folder
 

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tyro.conf import Positional
-
 from mnemos import registry
 from mnemos.atomic import read_text, write_json
 from mnemos.errors import InputError, say
@@ -101,7 +99,7 @@ def _made_families() -> list[Family]:
 # ---- mnemos list ----
 
 
-def list_names(name: Positional[str | None] = None, *, all: bool = False) -> int:
+def list_names(name: str | None = None, *, all: bool = False) -> int:
     """List the recipes, models, attentions and tasks. Recipes are shown as families that differ in a few settings.
 
     Args:
@@ -197,7 +195,7 @@ def show(words: Words = ()) -> int:
     return 0
 
 
-def verify(operation: Positional[tuple[str, ...]] = ()) -> int:
+def verify(operation: tuple[str, ...] = ()) -> int:
     """Compare values and gradients of every operation with its plain equations in float64.
 
     Each is called by every backend and instruction set of this machine. Exit code 1 if one differs by more than its

@@ -1,7 +1,8 @@
 """What commands parse alike: a command is a function, and tyro makes its options from the function's parameters.
 
-The first lines of its docstring are its help, those under "Args:" explain the options. What no option is goes to a
-parameter `words`, names of recipes and then fields such as `--model.dim 8`, or `fields`, which are fields alone.
+The first lines of its docstring are its help, those under "Args:" explain the options. Those before the `*` are
+given without their name. What no option is goes to `words`, which are names of recipes and then fields such as
+`--model.dim 8`, or to `fields`, which are fields alone.
 """
 
 import difflib
@@ -9,9 +10,10 @@ import functools
 import inspect
 import io
 import re
+import typing
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from tyro.conf import Suppress
@@ -24,10 +26,8 @@ if TYPE_CHECKING:
     from mnemos.lab.run.recipe import Recipe
 
 Words = Suppress[tuple[str, ...]]
-SOURCE = "a decoder of Transformers with its tokenizer: a folder of save_pretrained, or hf:NAME of the hub"
-TRUST = "run the Python code that the model brings, which can do whatever you can"
 _HELP = ("-h", "--help")
-_STYLE = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone, tyro.conf.PositionalMetavarFromFieldName)
+_STYLE = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
 # What tyro says, and how we say it.
 _OURS = {
     r"Missing from [^:]+: (\S+).*": r"the following arguments are required: \1",
@@ -50,10 +50,18 @@ def run_command(function: Callable[..., int], verb: str, takes: str, arguments: 
         of_recipe = [word for word in arguments if word in _HELP]
         arguments = [word for word in arguments if word not in _HELP]
 
-    @functools.wraps(function)
-    def bind(*values: Any, **named: Any) -> Callable[..., int]:
-        return functools.partial(function, *values, **named)
+    def bind(**values: Any) -> Callable[..., int]:
+        return functools.partial(function, **values)
 
+    bind.__annotations__ = typing.get_type_hints(function, include_extras=True) | {"return": Any}
+    for name, parameter in parameters.items():
+        if name != rest and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            shown = name.upper() if parameter.default is parameter.empty else f"[{name.upper()}]"
+            named = Annotated[bind.__annotations__[name], tyro.conf.arg(metavar=shown)]
+            bind.__annotations__[name] = tyro.conf.Positional[named]
+    bind.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [one.replace(annotation=bind.__annotations__[name]) for name, one in parameters.items()]
+    )
     bind.__doc__ = re.sub(r"\n {12}", " ", function.__doc__ or "")  # or tyro breaks the lines of "Args:" where we do
 
     # --- tyro prints help and errors in boxes, and exits ---

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
 from mnemos.errors import InputError, say
 
@@ -16,6 +16,7 @@ def train(
     *,
     out: str | None = None,
     start: Annotated[str | None, arg(name="from")] = None,
+    log: Literal["tensorboard", "wandb", "mlflow"] | None = None,
     resume: str | None = None,
     accept_changed_data: bool = False,
 ) -> int:
@@ -26,6 +27,7 @@ def train(
     Args:
         out: the run's folder; by default a new one in runs
         start: start with the weights of this run, where names and shapes agree
+        log: send the measurements to this library as well, which must be installed
         resume: continue this run where it stopped; takes no other arguments, except --train.steps N to train it for
             longer
         accept_changed_data: with --resume: continue although the data have changed since the run's last checkpoint
@@ -35,7 +37,7 @@ def train(
     names, fields = names_and_fields(words)
     if resume is not None:
         count = " ".join(fields).replace("=", " ").removeprefix("--train.steps ")
-        if names or out or start or (fields and not count.isdecimal()):
+        if names or out or start or log or (fields and not count.isdecimal()):
             raise InputError(
                 "expected --resume RUN alone or with --train.steps N, because a resumed run keeps its recipe and "
                 "folder, found others; leave them out, or start a new run with its weights: "
@@ -49,12 +51,13 @@ def train(
     if "" in (out, start):
         raise InputError("mnemos train: expected a folder after --out and --from, found an empty name; give its path")
     fields += ["--train.init-from", start] if start else []
+    fields += ["--train.log", log] if log else []
     recipe = chosen_recipe("train", only("train", names), fields)
     run(recipe, Path(out) if out else Path("runs") / run_name(recipe))
     return 0
 
 
-def tokenizer(files: Positional[list[Path]], *, out: Path, size: int = 10_000, lowercase: bool = False) -> int:
+def tokenizer(files: list[Path], *, out: Path, size: int = 10_000, lowercase: bool = False) -> int:
     """Learn sub-words from text files by byte-pair encoding, and write them as a tokenizer.json.
 
     Args:

@@ -6,14 +6,12 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
 from mnemos.errors import InputError, say
 
 
-def predict(
-    run: Positional[Path], files: Positional[list[str]], *, top: int | None = None, length: int | None = None
-) -> int:
+def predict(run: Path, files: list[str], *, top: int | None = None, length: int | None = None) -> int:
     """Print what a run's model says about files.
 
     These are the most probable classes of images, the words of recordings, or the most probable continuation of texts.
@@ -44,8 +42,8 @@ def _unread_code(unread: int, of: int) -> int:
 
 
 def detect(
-    run: Positional[Path],
-    photos: Positional[list[str]],
+    run: Path,
+    photos: list[str],
     *,
     out: Path | None = None,
     score: float = 0.5,
@@ -94,7 +92,7 @@ def _show_progress(done: int, whole: int, unit: str) -> None:
 
 
 def sample(
-    run: Positional[Path],
+    run: Path,
     *,
     count: int | None = None,
     length: int = 500,
@@ -131,8 +129,8 @@ def sample(
 
 
 def translate(
-    run: Positional[Path],
-    file: Positional[Path | None] = None,
+    run: Path,
+    file: Path | None = None,
     *,
     beams: int | None = None,
     n_best: int = 1,
@@ -164,7 +162,7 @@ def translate(
     return 0
 
 
-def score(runs: Positional[list[Path]], *, samples: int = 1000) -> int:
+def score(runs: list[Path], *, samples: int = 1000) -> int:
     """Print BLEU and chrF of runs, averaged models or files of translations on a test split.
 
     Each but the first is compared with the first: whether it differs by more than the choice of sentences (bootstrap).
@@ -182,7 +180,7 @@ def score(runs: Positional[list[Path]], *, samples: int = 1000) -> int:
     return 0
 
 
-def average(run: Positional[Path], *, last: int = 10, out: Path | None = None) -> int:
+def average(run: Path, *, last: int = 10, out: Path | None = None) -> int:
     """Write the model with the averaged weights of a run's last checkpoints.
 
     Args:
@@ -197,7 +195,7 @@ def average(run: Positional[Path], *, last: int = 10, out: Path | None = None) -
 
 
 def export(
-    run: Positional[Path],
+    run: Path,
     *,
     to: Literal["hf", "onnx", "onnxruntime", "torch"] = "hf",
     out: Path | None = None,

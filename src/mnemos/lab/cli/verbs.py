@@ -83,8 +83,9 @@ def usage() -> str:
 _END = """\
 Fields are settings of the recipe, for example --model.dim 128 --model.attention linear --model.cache none.
 --model hf:NAME, timm:NAME or FOLDER trains a model of Hugging Face or timm further, with the recipe's cache.
-RECIPE is a name, a Python file that defines one (my_file.py, or my_file.py:NAME of several), or a JSON file that
-`mnemos show` printed. Every command takes --plugin FILE, a Python file that registers memories, models, tasks, recipes.
+RECIPE is a name, a Python file that defines one (my_file.py, or my_file.py:NAME of several), or a file of JSON, as
+`mnemos show` prints it, or of YAML.
+Every command takes --plugin FILE, a Python file that registers memories, models, tasks, recipes.
 `mnemos train RECIPE --help` lists all fields, `mnemos COMMAND --help` the options of a command.
 """
 

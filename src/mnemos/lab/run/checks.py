@@ -83,8 +83,8 @@ def check_settings(recipe: Recipe, processes: int) -> None:
         raise InputError(
             f"train.rollout.checkpoints: expected all, sqrt or an integer ≥ 2, found {rollout.checkpoints!r}; use all"
         )
-    if train.log == "tensorboard":
-        libraries.tensorboard()
+    if train.log != "none":
+        getattr(libraries, train.log)()  # or how to install it
     pieces = processes * train.accumulate
     if train.batch_size % pieces:
         near = max(1, round(train.batch_size / pieces)) * pieces

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 
-from mnemos import libraries
 from mnemos.atomic import (
     append,
     is_temporary,
@@ -51,6 +50,7 @@ from .provenance import (
     versions,
 )
 from .recipe import Recipe, as_json, as_written, differing
+from .sinks import Sink, open_sink
 
 _OURS = {"run.json", "metrics.jsonl", "checkpoints"}
 
@@ -64,7 +64,7 @@ class RunFolder:
         self._lock = _lock(folder)
         self._metrics: FileIO | None = None
         self._trimmed = 0  # the step after which the run continues
-        self._sink: TensorBoard | None = None
+        self._sink: Sink | None = None
         self._made_with: JSONObject = {}
         self._new = False
 
@@ -190,8 +190,8 @@ class RunFolder:
         Raises TrainingFailed if the disk is full or refuses; the file then ends with the lines before.
         """
         if self._metrics is None:
-            if self._recipe is not None and self._recipe.train.log == "tensorboard":
-                self._sink = TensorBoard(self.folder, self._trimmed)
+            if self._recipe is not None and self._recipe.train.log != "none":
+                self._sink = open_sink(self._recipe.train.log, self.folder, self._trimmed)
             self._metrics = open_to_append(self.folder / "metrics.jsonl")
         with self._writing_metrics():
             append(self._metrics.fileno(), "".join(line.to_line() for line in lines).encode())
@@ -413,47 +413,3 @@ def _lock(folder: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
-
-
-class TensorBoard:
-    """Event files in RUN/tensorboard, of a run that continues after the checkpoint of `step` (0: that starts).
-
-    They hold each line of metrics.jsonl once, which must have been trimmed to that step already.
-    """
-
-    def __init__(self, folder: Path, step: int) -> None:
-        libraries.tensorboard()
-        from torch.utils.tensorboard import SummaryWriter
-
-        # TensorBoard drops what earlier files have from purge_step on, also the line of that step, which was kept.
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
-        if (folder / Measurement.FILE).exists():
-            self.write([line for line in Measurement.read_all(folder) if line.step >= step])
-
-    def write(self, lines: Sequence[Measurement]) -> None:
-        """Add each number of the lines as a scalar at the line's step."""
-        for line in lines:
-            for name, value in scalars(line):
-                self._writer.add_scalar(name, value, line.step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._writer.close()
-
-
-def scalars(line: Measurement) -> Iterator[tuple[str, float]]:
-    """The numbers of a line of metrics.jsonl with names such as train/loss, or gates/blocks.0.attention/mix/0."""
-    yield from _numbers(line.values, line.kind)
-
-
-def _numbers(value: object, name: str) -> Iterator[tuple[str, float]]:
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _numbers(part, f"{name}/{key}")
-    elif isinstance(value, list):
-        for i, part in enumerate(value):
-            own = part.get("name") if isinstance(part, dict) else None
-            yield from _numbers(part, f"{name}/{own or i}")
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield name, float(value)

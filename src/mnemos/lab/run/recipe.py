@@ -133,7 +133,8 @@ class TrainConfig:
             weights and bfloat16 arithmetic, "bf16-true" has bfloat16 weights and optimiser state too.
         compile: compile the model with torch.compile for training.
         log_every: steps between two lines of training metrics.
-        log: send the lines of metrics.jsonl to TensorBoard as well (files in RUN/tensorboard).
+        log: send the lines of metrics.jsonl to TensorBoard (files in RUN/tensorboard), Weights & Biases or MLflow as
+            well.
         eval_every: steps between two evaluations on the validation split.
         valid_rows: the least number of rows of the validation split that are scored, in whole batches; 0: all; -1: as
             many as cost no more than the updates (`scored_batches.limited`). The same rows are scored at every
@@ -168,7 +169,7 @@ class TrainConfig:
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true"] = "32-true"
     compile: bool = False
     log_every: int = 50
-    log: Literal["none", "tensorboard"] = "none"
+    log: Literal["none", "tensorboard", "wandb", "mlflow"] = "none"
     eval_every: int = 500
     valid_rows: int = 0
     test_rows: int = 0

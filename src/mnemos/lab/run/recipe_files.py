@@ -1,10 +1,13 @@
-"""Recipes by name, from JSON files, and of run folders."""
+"""Recipes by name, from files of JSON or YAML, and of run folders."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+
+import yaml
 
 from mnemos import registry
 from mnemos.atomic import check_file, parse, read_text
@@ -17,26 +20,45 @@ from .recipe import OWN, Recipe
 MODEL_RECIPE = "model_recipe.json"  # in a folder that `mnemos average` writes: the recipe of the run
 
 
+_YAML = (".yaml", ".yml")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as of version 1.2: 1e-3 is a number, and no, on and 2026-01-02 are texts, which 1.1 takes for others."""
+
+    yaml_implicit_resolvers = {
+        first: [one for one in resolvers if one[0].rpartition(":")[2] in ("null", "int", "merge")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_NUMBER = r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan)$"
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_NUMBER), list("-+.0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(?:true|True|false|False)$"), list("tTfF"))
+
+
 class UnreadableRecipeError(InputError):
     """A recipe's file that is no JSON, or cannot be read at all."""
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name, or that of a file: my_file.py, which defines one, or JSON that `mnemos show` printed.
+    """The recipe of that name, or that of a file: my_file.py, which defines one, or JSON or YAML of its fields.
 
-    my_file.py:NAME is one of several recipes of a Python file, which is executed. A recipe of JSON without a name is
-    named as the file. Raises InputError for unknown names, and for files that are missing or hold no such recipe.
+    my_file.py:NAME is one of several recipes of a Python file, which is executed. A recipe of JSON or YAML without a
+    name is named as the file. Raises InputError for unknown names, and for files that are missing or hold no recipe.
     """
     file, colon, chosen = name.rpartition(":") if ".py:" in name else (name, "", "")
     if file.endswith(".py"):
         return _made(_recipe_of_file(file, chosen if colon else None), file)
-    if not name.endswith(".json"):
+    if not name.endswith((".json", *_YAML)):
         return _made(name)
     path = Path(name)
     try:
         recipe = _read(path)
     except FileNotFoundError:
-        raise InputError(f"{path}: expected a recipe as JSON, found no such file; mnemos show prints one") from None
+        raise InputError(
+            f"{path}: expected a recipe's file, found no such file; mnemos show prints one as JSON"
+        ) from None
     return recipe if recipe.name else replace(recipe, name=path.stem)
 
 
@@ -120,11 +142,18 @@ def recipe_of_model(folder: Path) -> Recipe:
     return read_recipe(folder)
 
 
+def _parse_yaml(text: str) -> object:
+    try:
+        return yaml.load(text, _Loader)  # a safe loader: it makes no objects
+    except RecursionError:
+        raise yaml.YAMLError("lists or mappings that are nested too deeply") from None
+
+
 def _read(path: Path) -> Recipe:
     """The recipe in a file. Raises FileNotFoundError, and InputError for anything that is not a recipe."""
     check_file(path)
     try:
-        saved = parse(read_text(path))
+        saved = _parse_yaml(read_text(path)) if path.suffix in _YAML else parse(read_text(path))
         if not isinstance(saved, dict):
             raise InputError(f"expected a recipe, found {saved!r:.40}; mnemos show prints one")
         model = saved.get("model")
@@ -143,7 +172,12 @@ def _read(path: Path) -> Recipe:
         raise UnreadableRecipeError(
             f"{path}: line {error.lineno}: expected JSON, found an error ({error.msg}); correct the file"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise UnreadableRecipeError(
+            f"{path}: {line}expected YAML, found an error ({error.problem}); correct the file"
+        ) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UnreadableRecipeError(
             f"{path}: expected a recipe, found a file that cannot be read ({error}); name another"
         ) from None

@@ -1,0 +1,155 @@
+"""Where the lines of metrics.jsonl go as well: `train.log` names TensorBoard, Weights & Biases or MLflow.
+
+A sink holds each number once, under a name such as train/loss or gates/blocks.0.attention/mix/0, and a run that goes on
+after it was killed goes on in the same log. Only the library that is named is imported.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from mnemos import libraries
+from mnemos.atomic import parse, read_text, write_json
+from mnemos.errors import InputError
+
+from .files import Measurement
+
+_ID = "log.json"  # in the folder of a run: its id in the log of a library that keeps many runs
+
+
+class Sink(Protocol):
+    """Takes the lines of metrics.jsonl, in their order."""
+
+    def write(self, lines: Sequence[Measurement]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_sink(log: str, folder: Path, step: int) -> Sink:
+    """The sink of a run that continues after the checkpoint of `step` (0: that starts).
+
+    metrics.jsonl must have been trimmed to that step already. Raises InputError with the install command if the library
+    is missing, and if it refuses, as where nobody is logged in.
+    """
+    try:
+        return _SINKS[log](folder, step)
+    except InputError:
+        raise
+    except Exception as error:  # the libraries raise errors of their own
+        line = " ".join(str(error).split())[:300]
+        raise InputError(
+            f"train.log: expected {log} to take the run, found {type(error).__name__}: {line}; set it up and resume "
+            "the run, or start one without it"
+        ) from error
+
+
+class TensorBoard:
+    """Event files in RUN/tensorboard."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        libraries.tensorboard()
+        from torch.utils.tensorboard import SummaryWriter
+
+        # TensorBoard drops what earlier files have from purge_step on, also the line of that step, which was kept.
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
+        if (folder / Measurement.FILE).exists():
+            self.write([line for line in Measurement.read_all(folder) if line.step >= step])
+
+    def write(self, lines: Sequence[Measurement]) -> None:
+        for line in lines:
+            for name, value in scalars(line):
+                self._writer.add_scalar(name, value, line.step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandB:
+    """A run of Weights & Biases, with files in RUN/wandb; WANDB_PROJECT names its project, by default mnemos."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        wandb, known = libraries.wandb(), _read_id(folder, "wandb")
+        project = os.environ.get("WANDB_PROJECT", "mnemos")
+        settings = _recipe(folder)
+        # An offline run has no server to resume from: its files are then those of each process, with one id.
+        self._run = wandb.init(
+            project=project, name=folder.name, dir=str(folder), config=settings, id=known, resume="allow"
+        )
+        write_json(folder / _ID, {"wandb": self._run.id})
+
+    def write(self, lines: Sequence[Measurement]) -> None:
+        for line in lines:
+            if line.step >= self._run.step:  # what a killed process has logged is there, and equal
+                self._run.log(dict(scalars(line)), step=line.step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MLflow:
+    """A run of MLflow, where MLFLOW_TRACKING_URI says, in the experiment MLFLOW_EXPERIMENT_NAME, by default mnemos."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        mlflow, known = libraries.mlflow(), _read_id(folder, "mlflow")
+        self._client = mlflow.MlflowClient()
+        if known is None:
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "mnemos")
+            experiment = self._client.get_experiment_by_name(name)
+            number = experiment.experiment_id if experiment else self._client.create_experiment(name)
+            known = self._client.create_run(number, run_name=folder.name).info.run_id
+            write_json(folder / _ID, {"mlflow": known})
+            for name, value in _flat(_recipe(folder), ""):
+                self._client.log_param(known, name, value)
+        self._id: str = known
+        names = self._client.get_run(known).data.metrics
+        # MLflow adds a number to those of its step: what a killed process has logged is there, and equal.
+        self._there = {(name, one.step) for name in names for one in self._client.get_metric_history(known, name)}
+
+    def write(self, lines: Sequence[Measurement]) -> None:
+        for line in lines:
+            for name, value in scalars(line):
+                if (name, line.step) not in self._there:
+                    self._client.log_metric(self._id, name, value, step=line.step)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+_SINKS: dict[str, type[TensorBoard | WandB | MLflow]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+
+
+def _read_id(folder: Path, log: str) -> str | None:
+    path = folder / _ID
+    return parse(read_text(path)).get(log) if path.exists() else None
+
+
+def _recipe(folder: Path) -> Any:
+    return parse(read_text(folder / "recipe.json"))
+
+
+def _flat(value: object, name: str) -> Iterator[tuple[str, object]]:
+    """The settings of a recipe by their paths, such as model.attention.is."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _flat(part, f"{name}.{key}".lstrip("."))
+    else:
+        yield name, value
+
+
+def scalars(line: Measurement) -> Iterator[tuple[str, float]]:
+    """The numbers of a line of metrics.jsonl with names such as train/loss, or gates/blocks.0.attention/mix/0."""
+    yield from _numbers(line.values, line.kind)
+
+
+def _numbers(value: object, name: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _numbers(part, f"{name}/{key}")
+    elif isinstance(value, list):
+        for i, part in enumerate(value):
+            own = part.get("name") if isinstance(part, dict) else None
+            yield from _numbers(part, f"{name}/{own or i}")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, float(value)
