@@ -41,6 +41,7 @@ def _import(name: str, extra: str) -> ModuleType:
 
 
 accelerate = functools.partial(_import, "accelerate", "trainer")
+datasets = functools.partial(_import, "datasets", "data")
 mlflow = functools.partial(_import, "mlflow", "mlflow")
 onnx = functools.partial(_import, "onnx", "onnx")
 onnxscript = functools.partial(_import, "onnxscript", "onnx")

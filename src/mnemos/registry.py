@@ -90,6 +90,7 @@ _CLASSES = {
         "pixels": "lab.tasks.pixels:PixelsConfig",
         "recall": "lab.tasks.recall:RecallConfig",
         "text": "lab.tasks.text:TextConfig",
+        "series": "lab.tasks.series:SeriesConfig",
         "text-classes": "lab.tasks.text_classes:TextClassesConfig",
         "told": "lab.tasks.fact_recall:ToldConfig",
         "shapes": "lab.vision.detection.shapes:ShapesConfig",
@@ -100,6 +101,7 @@ _CLASSES = {
     "preprocessing": {
         "images": "lab.tasks.image_task:ImagePreprocessing",
         "text": "lab.tasks.text:TextPreprocessing",
+        "series": "lab.tasks.series:SeriesPreprocessing",
         "text-classes": "lab.tasks.text_classes:TextClassesPreprocessing",
         "detection": "lab.vision.detect:DetectionPreprocessing",
         "translation": "lab.translation.translate:TranslationPreprocessing",
@@ -114,6 +116,7 @@ _BASELINES = {
 # The modules that make recipes, those of papers last, as `mnemos list` shows them.
 _RECIPES = (
     "lab.recipes.small_tasks",
+    "lab.recipes.series",
     "lab.recipes.text",
     "lab.recipes.text_classes",
     "lab.recipes.translation",

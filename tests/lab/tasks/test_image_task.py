@@ -158,7 +158,7 @@ def test_workers_make_the_same_batches(folder, policy):
     assert len(multiprocessing.active_children()) == before
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_processes_end_with_the_program(folder):
     program = f"""
 import multiprocessing, os

@@ -29,7 +29,7 @@ from .metrics import ACCURACY, BITS_PER_BYTE, PERPLEXITY, bits_per_byte
 from .no_learning import text_scores
 from .preprocessing import Predicted, Preprocessing
 from .task import SPLITS, Sampling, Split, Task
-from .text_files import Document, find_text, nothing_found, read_documents, split_documents
+from .text_files import Document, TextFiles, find_text, nothing_found, read_documents, split_documents
 from .token_task import SegmentedTask, generate_tokens
 from .vocabulary import Bytes, SubWords, Tokens, Vocabulary, Words
 
@@ -53,6 +53,8 @@ class TextConfig(DataConfig):
     them are left out.
     Of any other folder, every file at any depth that is text is read, except hidden files, licences, checksums and a
     README at the top. `pattern`, such as "*.txt *.md", reads the files that match it instead.
+    `path` may also be a table (.jsonl, .csv, .tsv, .parquet), a folder of such, or a folder that `save_to_disk` of the
+    library `datasets` wrote: each row is a document, whose text is in `column`. Needs the extra `data`.
     A split that the folder does not give takes a share `held_out` of the documents, and at least one: of those of
     train, or of all where the folder gives no split. The hashes of the documents' names decide which, so a document
     usually keeps its split when others are added or removed. Where there is no document to spare, each is cut, and the
@@ -77,16 +79,17 @@ class TextConfig(DataConfig):
     tokens: str = "bytes"
     words: int = 0
     articles: bool = False
+    column: str | None = None
 
     def files(self) -> list[Path]:
         """The documents' files, including empty ones, and that of the vocabulary."""
         named = [] if self.tokens in ("bytes", "words") else [Path(self.tokens)]
-        return [*find_text(self.path, self.pattern).read, *named]
+        return [*self._find().read, *named]
 
     def build(self) -> "TextTask":
         """The task, with T = `segment` and the tokens of the vocabulary: 256 for bytes."""
         self._check_settings()
-        found = find_text(self.path, self.pattern)
+        found = self._find()
         splits = split_documents(found, self.held_out, self.tokens != "bytes", self.articles)
         for split in SPLITS[1:]:
             fix = "add text to it" if split in found.given else "add text, or raise data.held_out"
@@ -97,8 +100,9 @@ class TextConfig(DataConfig):
         about = default if self.path is None else []
         for split in SPLITS:
             shared = split != "train" and split not in found.given
-            source = f", a share of {'train' if found.given else 'the files'}" if shared else ""
-            about.append(f"{split:5}  {self._describe(splits[split], source)}")
+            whole = "train" if found.given else "the rows" if found.has_tables else "the files"
+            source = f", a share of {whole}" if shared else ""
+            about.append(f"{split:5}  {self._describe(found, splits[split], source)}")
         if found.left_out:
             about.append(f"left out: {first_names([found.name(file) for file in found.left_out])}")
         digests = {s: {name: hashlib.sha256(text).digest() for name, text in splits[s].items()} for s in SPLITS}
@@ -114,7 +118,7 @@ class TextConfig(DataConfig):
         The vocabulary is that of the run, whose preprocessing is `trained`; without it, that of the text.
         """
         self._check_settings()
-        found = find_text(self.path, self.pattern, scoring=True)
+        found = self._find(scoring=True)
         if found.given and split not in found.given:
             raise InputError(
                 f"{found.folder}: expected a {split} split, found the splits {' and '.join(found.given)}; choose one "
@@ -129,11 +133,14 @@ class TextConfig(DataConfig):
         what = f"the {split} split" if found.given else "the whole text"
         left = f"; left out: {first_names([found.name(file) for file in found.left_out])}" if found.left_out else ""
         source = "the run's vocabulary" if same else "" if self.tokens == "words" else self.tokens
-        about = [f"scored: {what}, {self._describe(documents)}{left}"]
+        about = [f"scored: {what}, {self._describe(found, documents)}{left}"]
         about += _about_tokens({split: encoded}, vocabulary, source)
         task = self._task(dict.fromkeys(SPLITS, encoded), vocabulary, about)  # a task has no empty split
         task.whole, task.fitted = not found.given, False
         return task
+
+    def _find(self, scoring: bool = False) -> TextFiles:
+        return find_text(self.path, self.pattern, scoring, tables=True, column=self.column)
 
     def _check_settings(self) -> None:
         if not 0 < self.held_out < 0.5:
@@ -167,9 +174,10 @@ class TextConfig(DataConfig):
         task.about = tuple(about)
         return task
 
-    def _describe(self, documents: Mapping[str, Document], source: str = "") -> str:
-        """How many files or articles and bytes, and their names."""
-        count = f"{len(documents):,} {'article' if self.articles else 'file'}{'s' if len(documents) != 1 else ''}"
+    def _describe(self, found: TextFiles, documents: Mapping[str, Document], source: str = "") -> str:
+        """How many files, articles or rows and bytes, and their names."""
+        unit = "article" if self.articles else "row" if found.has_tables else "file"
+        count = f"{len(documents):,} {unit}{'s' if len(documents) != 1 else ''}"
         return f"{count}, {sum(map(len, documents.values())):,} bytes{source}: {first_names(list(documents))}"
 
 

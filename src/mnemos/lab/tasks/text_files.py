@@ -24,6 +24,7 @@ from mnemos.types import InputError
 
 from .files import HEAD, check_text, not_text, read_bytes, skipped
 from .pictures import is_image
+from .tables import DESCRIPTIONS, is_table, read_column
 from .task import SPLITS, Split
 from .vocabulary import as_characters
 
@@ -54,6 +55,7 @@ class TextFiles:
 
     given: the splits that the folder gives; {} if it gives none. undivided: the files of a folder without splits.
     left_out: the other files that are not hidden. pattern: that of `find_text`, which takes files whatever is in them.
+    column: of tables, whose rows are documents.
     """
 
     folder: Path
@@ -61,18 +63,29 @@ class TextFiles:
     undivided: list[Path]
     left_out: list[Path]
     pattern: str | None = None
+    column: str | None = None
 
     @property
     def read(self) -> list[Path]:
         """All files that are read, sorted."""
         return sorted([*self.undivided, *(file for files in self.given.values() for file in files)])
 
+    @property
+    def has_tables(self) -> bool:
+        return self.pattern is None and any(map(is_table, self.read))
+
     def name(self, file: Path) -> str:
         """A file's path in the folder."""
         return file.name if file == self.folder else file.relative_to(self.folder).as_posix()
 
 
-def find_text(path: str | Path | None, pattern: str | None = None, scoring: bool = False) -> TextFiles:
+def find_text(
+    path: str | Path | None,
+    pattern: str | None = None,
+    scoring: bool = False,
+    tables: bool = False,
+    column: str | None = None,
+) -> TextFiles:
     """The files at `path`, a file or a folder; None means the *.py files of the standard library.
 
     A folder gives the splits by names (`_named_splits`), itself or by the folders in it, as a corpus has them after it
@@ -81,6 +94,8 @@ def find_text(path: str | Path | None, pattern: str | None = None, scoring: bool
     pattern: shell patterns such as "*.txt *.md", separated by spaces; a file is read if its name matches one, whatever
     is in it. None reads every file that is text and no table (`not_text`), except licences, checksums and a README at
     the top of the folder or of a split. Names count without .gz. Hidden files and folders are ignored.
+    tables: without a pattern, `path` may be a table or a saved folder of the library `datasets`; so may the files of a
+    folder without text, and with `column`, the name of the column of text, those of any folder.
     """
     if path is None:
         folder = Path(sysconfig.get_path("stdlib"))
@@ -89,14 +104,18 @@ def find_text(path: str | Path | None, pattern: str | None = None, scoring: bool
     if (kind := special(folder)) or not folder.exists():
         raise InputError(f"{folder}: expected a file or a folder of text, found {kind or 'nothing'}; check data.path")
     if folder.is_file():
-        if pattern is None:
+        if pattern is None and not (tables and is_table(folder)):
             check_text(_head(folder), str(folder))
-        return TextFiles(folder, {}, [folder], [], pattern)
+        return TextFiles(folder, {}, [folder], [], pattern, column)
     every = sorted(_files(folder))
     texts = [file for file in every if _is_wanted(file, folder, pattern)]
+    if tables and pattern is None and (column is not None or not texts):
+        texts = [file for file in every if is_table(file)] or texts
     given = _named_splits(folder, every, {*texts}, scoring)
     taken = {file for files in given.values() for file in files} or {*texts}
-    return TextFiles(folder, given, [] if given else texts, [file for file in every if file not in taken], pattern)
+    return TextFiles(
+        folder, given, [] if given else texts, [file for file in every if file not in taken], pattern, column
+    )
 
 
 def nothing_found(folder: Path, files: Sequence[Path], what: str = "text") -> InputError:
@@ -113,8 +132,15 @@ def read_documents(found: TextFiles, characters: bool = False, articles: bool = 
 
     characters: the text must be UTF-8. articles: each article of a file of WikiText is a document.
     """
-    documents = {}
+    documents, has_tables = {}, found.has_tables
     for file in found.read:
+        if has_tables and is_table(file):
+            rows = [text.encode() for text in read_column(file, found.column)]
+            width = len(str(len(rows)))
+            documents |= {
+                f"{found.name(file)}#{i:0{width}}": np.frombuffer(row, np.uint8) for i, row in enumerate(rows)
+            }
+            continue
         data = read_bytes(file) if found.pattern is not None else check_text(read_bytes(file), str(file))
         if characters:
             as_characters(data, str(file))
@@ -139,7 +165,10 @@ def split_documents(
     split_of = {found.name(file): split for split, files in found.given.items() for file in files}
     splits: dict[Split, dict[str, Document]] = {split: {} for split in found.given}
     for name, text in documents.items() if splits else ():
-        splits[split_of[name.rpartition("#")[0] if articles else name]][name] = text
+        file = name
+        while file not in split_of:  # an article or a row of it
+            file = file.rpartition("#")[0]
+        splits[split_of[file]][name] = text
     return share_out(splits, splits.get("train", documents), share, characters)
 
 
@@ -236,7 +265,8 @@ def _is_wanted(file: Path, folder: Path, pattern: str | None) -> bool:
         return any(fnmatchcase(_plain(file), one) for one in pattern.lower().split())
     at_top = file.parent == folder or file.parent.name.lower() in SPLIT_OF
     readme = at_top and file.name.lower().split(".")[0] == "readme"
-    return not readme and not _BESIDE.search(_plain(file)) and not not_text(_head(file), file.name)
+    described = readme or file.name in DESCRIPTIONS
+    return not described and not _BESIDE.search(_plain(file)) and not not_text(_head(file), file.name)
 
 
 def _head(file: Path) -> bytes:

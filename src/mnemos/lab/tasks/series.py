@@ -1,0 +1,300 @@
+"""A series: a table of numbers over time, whose next step or class of each step is predicted from the steps so far."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mnemos.lab.tasks.task import DataConfig
+from mnemos.registry import register
+from mnemos.types import InputError
+
+from .batch import IGNORE, Batch
+from .metrics import ACCURACY, MAJORITY, SumMetric, ratio
+from .preprocessing import Predicted, Preprocessing, files_below, likely_classes
+from .tables import READERS, read_table
+from .task import SPLITS, Split
+from .token_task import SegmentedTask
+
+REPEAT, MEAN = "repeating the last value", "the training mean"  # reference scores
+MOST_CLASSES = 100  # a column of whole numbers with more different ones holds no classes
+
+
+def squared_errors(model: nn.Module, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """(the sum over steps of the mean squared error over columns, steps). Steps of NaN do not count."""
+    valid = ~batch.targets.isnan()
+    errors = (outputs - batch.targets.nan_to_num()) * valid
+    return errors.square().mean(-1).sum(), valid[..., 0].sum()
+
+
+ERROR = SumMetric(
+    "error",
+    False,
+    "The root of the mean squared error of the next step, in standard deviations of the training split.",
+    "error {value:.4f}",
+    sums=squared_errors,
+    value=lambda sums: math.sqrt(ratio(sums)),
+    bounds=(0.0, math.inf),
+)
+
+
+@register
+@dataclass(frozen=True)
+class SeriesConfig(DataConfig):
+    """A table of numbers over time, a row for each step: from the steps so far the next one is predicted.
+
+    `path`: a file .csv, .tsv, .jsonl or .parquet, whose rows are in the order of time. The features are its columns of
+    numbers, or `columns`; a missing value is that of the step before. Without `target` the next values of all features
+    are predicted, with it those of this column. If it holds words, or at most 100 different whole numbers and is none
+    of `columns`, the class of each step is predicted, from the steps up to it.
+    The last share `held_out` of the steps is the test split, and the share before it the validation split. Values are
+    normalised by mean and standard deviation of the training split. Training reads pieces of `longest` steps, each
+    with a new state, in segments of `segment` steps; a held-out split is read as one.
+    The score is the root of the mean squared error, beside that of repeating the last value and of the mean: a model
+    that is no better has learned nothing. Needs the extra `data`.
+    """
+
+    name: ClassVar[str] = "series"
+
+    path: str = "series.csv"
+    columns: tuple[str, ...] = ()
+    target: str | None = None
+    segment: int = 64
+    held_out: float = 0.15
+    longest: int = 512
+
+    def files(self) -> list[Path]:
+        return [Path(self.path)]
+
+    def build(self) -> "SeriesTask":
+        self.require(0 < self.held_out < 0.5, "a share above 0 and below 0.5", "held_out")
+        self.require(self.longest >= 1 and self.segment >= 1, "at least one step", "longest", "segment")
+        series = read_series(Path(self.path), self.columns, self.target)
+        steps, count = len(series.values), int(self.held_out * len(series.values))
+        if count < 2:
+            raise InputError(f"{self.path}: expected at least two steps in each split, found {steps} in all; add some")
+        bounds = 0, steps - 2 * count, steps - count, steps
+        ranges = {split: range(*bounds[i : i + 2]) for i, split in enumerate(SPLITS)}
+        task = SeriesTask(series, ranges, self.segment, self.longest, SeriesPreprocessing.of(series, ranges["train"]))
+        task.about = (*(f"{split:5}  {len(steps):,} steps" for split, steps in ranges.items()), *series.about)
+        return task
+
+    def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> "SeriesTask":
+        """The task that scores another series whole, normalised as that of the run."""
+        if not isinstance(trained, SeriesPreprocessing):
+            return self.build()
+        series = read_series(Path(self.path), trained.columns, self.target, trained.names)
+        whole = dict.fromkeys(SPLITS, range(len(series.values)))
+        task = SeriesTask(series, whole, self.segment, len(series.values), trained)
+        task.about, task.whole = (f"scored: the whole series, {len(series.values):,} steps", *series.about), True
+        return task
+
+
+class Series(NamedTuple):
+    """What is read and what is predicted at each step: columns of numbers without gaps, or a class."""
+
+    columns: tuple[str, ...]
+    values: NDArray[np.float64]  # [steps, columns]
+    targets: tuple[str, ...]  # the columns that are predicted; () for classes
+    numbers: NDArray[np.float64]  # of these, [steps, targets]
+    classes: tuple[str, ...]
+    labels: NDArray[np.int64]  # [steps]; [0] without classes
+    about: tuple[str, ...]
+
+
+def read_series(path: Path, columns: Sequence[str], target: str | None, classes: Sequence[str] = ()) -> Series:
+    """The columns of a table, in the order of its rows. classes: those of the run, for other data."""
+    table = read_table(path)
+    kinds = {name: str(getattr(feature, "dtype", "")) for name, feature in table.features.items()}
+    numbers = [name for name, kind in kinds.items() if kind.startswith(("int", "uint", "float", "double", "bool"))]
+    wanted = [*columns, *([] if target is None else [target])]
+    if missing := [name for name in wanted if name not in (kinds if name == target else numbers)]:
+        raise InputError(
+            f"{path}: expected a column of numbers in data.columns, or a column in data.target, found {missing[0]!r}; "
+            f"it has the columns {', '.join(kinds)}, of which {', '.join(numbers) or 'none'} are numbers"
+        )
+    # --- what is predicted ---
+    labels, names = np.zeros(0, np.int64), tuple(classes)
+    if target is not None and target not in columns:
+        is_text, whole = target not in numbers, kinds[target].startswith(("int", "uint", "bool"))
+        words = [str(one) for one in table[target]]
+        if is_text or (whole and len({*words}) <= MOST_CLASSES):
+            names = names or tuple(sorted({*words}))
+            if unknown := sorted({*words} - {*names}):
+                raise InputError(f"{path}: expected the classes of the run, found {unknown[0]!r}; remove these rows")
+            number = {name: i for i, name in enumerate(names)}
+            labels = np.array([number[word] for word in words], np.int64)
+    features = tuple(columns) or tuple(name for name in numbers if not (len(labels) and name == target))
+    targets = () if len(labels) else features if target is None else (target,)
+    if not features or not len(table):
+        raise InputError(f"{path}: expected rows with columns of numbers, found none; name another file")
+    # --- numbers, and for a gap the value before ---
+    arrays = {name: np.array(table[name], np.float64) for name in {*features, *targets}}
+    gaps = sum(int((~np.isfinite(one)).sum()) for one in arrays.values())
+    for name, one in arrays.items():
+        last = np.maximum.accumulate(np.where(np.isfinite(one), np.arange(len(one)), -1))
+        first = one[np.isfinite(one)][:1]
+        arrays[name] = np.where(last >= 0, one[last], first if len(first) else 0.0)
+    about = [f"{len(features)} columns: {', '.join(features)}; predicted: {target or 'all'}"]
+    if left_out := [name for name in kinds if name not in (*features, target)]:
+        about.append(f"left out: {', '.join(left_out)}")
+    if gaps:
+        about.append(f"{gaps:,} values are missing: each is that of the step before")
+    values, own = (
+        np.stack([arrays[n] for n in some], 1) if some else np.zeros((len(table), 0)) for some in (features, targets)
+    )
+    return Series(features, values, targets, own, names if len(labels) else (), labels, tuple(about))
+
+
+class SeriesTask(SegmentedTask):
+    """A series in segments, as `SegmentedTask` reads documents: its tokens are the numbers of the steps.
+
+    Inputs [B, T, columns]: at each step the values of the step before, or for classes of the step itself. Targets:
+    float [B, T, targets], NaN where none counts, or the classes [B, T].
+    """
+
+    shuffled = False
+
+    def __init__(
+        self,
+        series: Series,
+        ranges: Mapping[Split, range],
+        segment: int,
+        longest: int,
+        about: "SeriesPreprocessing",
+    ) -> None:
+        steps = {split: np.arange(one.start, one.stop) for split, one in ranges.items()}
+        pieces = [steps["train"][i : i + longest] for i in range(0, len(steps["train"]), longest)]
+        super().__init__(pieces, [steps["valid"]], [steps["test"]], len(series.values), segment)
+        self.prepared = about
+        self.values = torch.from_numpy(about.normalised(series.values))
+        self.labels = torch.from_numpy(series.labels)
+        shift, scale = (np.array(one) for one in (about.target_mean, about.target_std))
+        self.numbers = torch.from_numpy(((series.numbers - shift) / scale).astype(np.float32))
+        self.vocab_size = len(about.names) or len(series.targets)  # the number of outputs of the model
+        test = steps["test"]
+        if len(self.labels):
+            self.metrics, share = (ACCURACY,), np.bincount(series.labels[test]).max() / len(test)
+            self.reference = {MAJORITY: float(share)}
+        else:
+            self.metrics = (ERROR,)
+            scored = self.numbers[test]
+            before = self.numbers[np.maximum(test - 1, 0)]
+            self.reference = {
+                REPEAT: float((scored - before).square().mean().sqrt()),
+                MEAN: float(scored.square().mean().sqrt()),
+            }
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"vocab_size": self.vocab_size, "features": self.values.shape[1], "max_length": self.max_length}
+
+    @property
+    def unit(self) -> str:
+        return "steps"
+
+    def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
+        return self._read(super().train_batch(index, batch_size, seed))
+
+    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
+        return map(self._read, super().batches(split, batch_size))
+
+    def carried(self, split: Literal["valid", "test"], batch_size: int) -> None:
+        return None  # a held-out split is one document
+
+    def _read(self, steps: Batch) -> Batch:
+        """The values of steps, whose numbers are the targets."""
+        counts, at = steps.targets != IGNORE, steps.targets.clamp(min=0)
+        if len(self.labels):
+            return steps._replace(inputs=self.values[at], targets=torch.where(counts, self.labels[at], IGNORE))
+        before = self.values[(at - 1).clamp(min=0)] * (at > 0)[..., None]  # nothing is before the first step
+        return steps._replace(inputs=before, targets=torch.where(counts[..., None], self.numbers[at], torch.nan))
+
+    def example(self) -> Batch:
+        return self._read(Batch(None, torch.arange(min(self.max_length, len(self.values)))[None]))
+
+    def check(self, batch: Batch, where: str) -> None:
+        if batch.inputs.dim() != 3 or batch.inputs.shape[-1] != self.values.shape[1]:
+            raise InputError(f"{where}: expected inputs [B, T, columns], found {list(batch.inputs.shape)}")
+
+    def loss(self, model: nn.Module, outputs: Tensor, batch: Batch) -> Tensor:
+        return super().loss(model, outputs, batch) if len(self.labels) else squared_errors(model, outputs, batch)[0]
+
+    def count(self, batch: Batch) -> int:
+        return super().count(batch) if len(self.labels) else int((~batch.targets[..., 0].isnan()).sum())
+
+    def preprocessing(self) -> "SeriesPreprocessing":
+        return self.prepared
+
+    def sample_outputs(self, *given: Any) -> bool:
+        raise InputError("expected a run of a model that generates text or images, found a series; use mnemos predict")
+
+
+@register
+@dataclass(frozen=True)
+class SeriesPreprocessing(Preprocessing):
+    """The next `length` steps after each table, or the most probable classes of its last step.
+
+    columns: of the table, with mean and standard deviation of the training split; the same of the targets.
+    """
+
+    name: ClassVar[str] = "series"
+    options: ClassVar[Mapping[str, int]] = MappingProxyType({"length": 1, "top": 3})
+
+    columns: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    targets: tuple[str, ...] = ()
+    target_mean: tuple[float, ...] = ()
+    target_std: tuple[float, ...] = ()
+    segment: int = 64
+
+    @classmethod
+    def of(cls, series: Series, train: range) -> "SeriesPreprocessing":
+        moments = []
+        for values in (series.values[train.start : train.stop], series.numbers[train.start : train.stop]):
+            std = values.std(0)
+            moments += [tuple(values.mean(0).tolist()), tuple(np.where(std > 0, std, 1.0).tolist())]
+        return cls(series.columns, moments[0], moments[1], series.targets, moments[2], moments[3], names=series.classes)
+
+    def normalised(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
+        return ((values - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
+
+    def difference(self, other: Preprocessing) -> str | None:
+        if not isinstance(other, SeriesPreprocessing) or self.names:
+            return super().difference(other)
+        if (self.columns, self.targets) == (other.columns, other.targets):
+            return None
+        return (
+            f"expected the columns of the run, {', '.join(self.columns)}, found {', '.join(other.columns)}; rename them"
+        )
+
+    def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
+        for path in files_below(files, tuple(READERS), "tables"):
+            try:
+                series = read_series(path, self.columns, None)
+            except InputError as error:
+                yield Predicted(str(path), "", problem=str(error))
+                continue
+            x, state = torch.from_numpy(self.normalised(series.values))[None], None
+            with torch.no_grad():
+                for part in x.split(self.segment, 1):
+                    outputs, state = model(part, state)
+                if self.names:
+                    yield likely_classes(path, outputs[0, -1], self.names, options["top"])
+                    continue
+                steps = [outputs[:, -1:]]
+                while len(steps) < options["length"] and self.targets == self.columns:
+                    outputs, state = model(steps[-1], state)
+                    steps.append(outputs)
+            values = torch.cat(steps, 1)[0].double().numpy() * np.array(self.target_std) + np.array(self.target_mean)
+            rows = [dict(zip(self.targets, row, strict=True)) for row in values.tolist()]
+            lines = ["  ".join(f"{name} {value:.6g}" for name, value in row.items()) for row in rows]
+            yield Predicted(str(path), "\n".join(lines), {"next": rows})

@@ -1,0 +1,67 @@
+"""Tables that people have, read by the library `datasets`: JSON lines, CSV, Parquet and its own saved folders."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mnemos import libraries
+from mnemos.types import InputError
+
+READERS = {
+    ".jsonl": "from_json",
+    ".ndjson": "from_json",
+    ".csv": "from_csv",
+    ".tsv": "from_csv",
+    ".parquet": "from_parquet",
+}
+ARROW = ".arrow"  # of a folder that `save_to_disk` wrote
+DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")  # files beside them
+
+
+def is_table(file: Path) -> bool:
+    """Whether a file is a table, by its name; .gz does not count."""
+    return _ending(file) in (*READERS, ARROW)
+
+
+def read_column(file: Path, column: str | None) -> Iterator[str]:
+    """The texts of a column, row by row; None: the only column of text. Empty values are left out."""
+    table = read_table(file)
+    texts = [
+        name for name, feature in table.features.items() if getattr(feature, "dtype", "") in ("string", "large_string")
+    ]
+    name = texts[0] if column is None and len(texts) == 1 else column
+    if name not in texts:
+        found = f"{column!r}" if column is not None else "none"
+        raise InputError(
+            f"{file}: expected the name of a column of text in data.column, found {found}; it has "
+            f"{', '.join(texts) or 'no column of text'}"
+        )
+    return (text for text in table[name] if text)
+
+
+def read_table(file: Path) -> Any:
+    """The file as a `datasets.Dataset`, in memory. Raises InputError without the library, and for a damaged file."""
+    library = libraries.datasets()
+    silent = library.are_progress_bars_disabled()
+    ending, options = _ending(file), {"sep": "\t"} if _ending(file) == ".tsv" else {}
+    library.disable_progress_bars()  # of the conversion: this program has its own
+    try:
+        if ending == ARROW:
+            return library.Dataset.from_file(str(file))
+        with tempfile.TemporaryDirectory() as cache:  # the library converts a file into Arrow once, there
+            read = getattr(library.Dataset, READERS[ending])
+            return read(str(file), cache_dir=cache, keep_in_memory=True, **options)
+    except Exception as error:  # of the library's readers
+        cause = error.__cause__ or error
+        raise InputError(
+            f"{file}: expected a table ({ending}), but it cannot be read ({' '.join(str(cause).split()):.160}); "
+            "correct the file"
+        ) from None
+    finally:
+        if not silent:
+            library.enable_progress_bars()
+
+
+def _ending(file: Path) -> str:
+    return Path(file.name.lower().removesuffix(".gz")).suffix

@@ -1,0 +1,113 @@
+"""Series: what is read and predicted at each step, splits by time, naive scores, a run from file to forecast."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mnemos.config import from_dict, to_dict
+from mnemos.lab.cli import main
+from mnemos.lab.tasks.series import ERROR, MEAN, REPEAT, SeriesConfig
+from mnemos.lab.tasks.task import DataConfig
+from mnemos.types import InputError
+
+pytest.importorskip("datasets")
+STEPS = 400
+
+
+def write(path, **columns):
+    rows = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    path.write_text("\n".join(rows) + "\n")
+    return str(path)
+
+
+@pytest.fixture
+def table(tmp_path):
+    t = np.arange(STEPS)
+    noise = np.random.default_rng(0).normal(size=STEPS)
+    columns = {
+        "time": [f"2024-01-01 {i}" for i in t],
+        "a": 5 + 3 * np.sin(t / 3),
+        "b": noise,
+        "on": ["yes", "no"] * 200,
+    }
+    return write(tmp_path / "s.csv", **columns), columns
+
+
+def test_a_step_is_predicted_from_the_steps_before(table):
+    path, columns = table
+    task = SeriesConfig(path, segment=16, longest=50).build()
+    train = np.stack([columns["a"], columns["b"]], 1)[:280]
+    values = (np.stack([columns["a"], columns["b"]], 1) - train.mean(0)) / train.std(0)
+    assert task.sizes == {"vocab_size": 2, "features": 2, "max_length": 16}
+    for split, first in (("valid", 280), ("test", 340)):
+        batches = list(task.batches(split, 8))
+        inputs, targets = (torch.cat([getattr(b, n)[0] for b in batches]) for n in ("inputs", "targets"))
+        valid = ~targets[:, 0].isnan()
+        assert sum(map(task.count, batches)) == task.size(split) == valid.sum() == 60
+        np.testing.assert_allclose(targets[valid], values[first : first + 60], atol=1e-5)
+        np.testing.assert_allclose(inputs[valid], values[first - 1 : first + 59], atol=1e-5)
+    first, second = task.train_batch(0, 3, 0), task.train_batch(1, 3, 0)
+    assert first.reset.all()
+    assert not second.reset.any(), "the state is carried"
+    assert torch.equal(second.inputs[:, 0], first.targets[:, -1])
+    assert from_dict(DataConfig, to_dict(SeriesConfig(path, ("a",)))) == SeriesConfig(path, ("a",))
+
+
+def test_the_score_of_repeating_is_beside_that_of_the_model(table):
+    path, columns = table
+    task = SeriesConfig(path, columns=("a",)).build()
+    a = (columns["a"] - columns["a"][:280].mean()) / columns["a"][:280].std()
+    assert task.reference[REPEAT] == pytest.approx(math.sqrt(np.mean((a[340:] - a[339:-1]) ** 2)), rel=1e-5)
+    assert task.reference[MEAN] == pytest.approx(math.sqrt(np.mean(a[340:] ** 2)), rel=1e-5)
+    sums = torch.zeros(2)
+    for batch in task.batches("test", 4):  # a model that repeats
+        sums += torch.stack(ERROR.sums(None, batch.inputs, batch))
+        outputs = batch.inputs.clone().requires_grad_()
+        task.loss(None, outputs, batch).backward()
+        assert outputs.grad.isfinite().all()
+    assert ERROR.value(sums.tolist()) == pytest.approx(task.reference[REPEAT], rel=1e-5)
+
+
+def test_one_column_or_a_class_is_predicted(table):
+    path, _ = table
+    one = SeriesConfig(path, target="b").build()
+    assert (one.sizes["vocab_size"], one.sizes["features"]) == (1, 2)
+    task = SeriesConfig(path, target="on", segment=30).build()
+    assert (task.sizes["vocab_size"], task.metrics[0].name, task.reference) == (2, "accuracy", {"majority class": 0.5})
+    batch = next(task.batches("test", 1))
+    assert batch.targets[0].tolist() == [1, 0] * 15
+    assert batch.inputs[0, 0, 1].item() == pytest.approx(task.values[340, 1].item()), "the step itself is read"
+
+
+def test_gaps_have_the_value_before_and_columns_are_named(tmp_path):
+    path = write(tmp_path / "g.csv", a=["", 1, 2, "", "", 5, *range(30)], b=range(36))
+    task = SeriesConfig(path, columns=("a",)).build()
+    mean, std = task.prepared.mean[0], task.prepared.std[0]
+    assert (task.values[:7, 0] * std + mean).round().tolist() == [1, 1, 2, 2, 2, 5, 0]
+    assert "3 values are missing" in str(task.about)
+    assert "left out: b" in str(task.about)
+    for change in ({"columns": ("c",)}, {"target": "d"}):
+        with pytest.raises(InputError, match=r"g.csv: .*found '[cd]'; it has the columns a, b"):
+            SeriesConfig(path, **change).build()
+    with pytest.raises(InputError, match="found 9 in all"):
+        SeriesConfig(write(tmp_path / "few.csv", a=range(9))).build()
+
+
+def test_a_series_is_learned_and_continued(table, monkeypatch, capsys, tmp_path):
+    path, _ = table
+    monkeypatch.chdir(tmp_path)
+    words = f"--data.path {path} --data.columns a --data.segment 16 --model.dim 16 --model.mlp 32 --train.steps 120"
+    assert main(["train", "series", *words.split(), "--data.longest", "64", "--optim.lr", "1e-2", "--out", "run"]) == 0
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["test"]["error"] < 0.5 * result["reference"][REPEAT]
+    assert "repeating the last value" in capsys.readouterr().out
+    assert main(["eval", "run", "--data.path", path]) == 0
+    capsys.readouterr()
+    assert main(["predict", "run", path, "--length", "2"]) == 0
+    written = capsys.readouterr().out.split()
+    wanted = 5 + 3 * np.sin(np.array([400, 401]) / 3)
+    found = [float(word) for word in written if word.replace(".", "").replace("-", "").isdigit()]
+    np.testing.assert_allclose(found[-2:], wanted, atol=1.5)

@@ -1,0 +1,79 @@
+"""Texts in tables: JSON lines, CSV, Parquet and saved data sets."""
+
+import sys
+
+import pytest
+
+from mnemos.lab.tasks.tables import read_table
+from mnemos.lab.tasks.text import TextConfig
+from mnemos.types import InputError
+
+datasets = pytest.importorskip("datasets")
+ROWS = {"id": [*range(40)], "body": [f'number {i}, "quoted"\nand more of it: ü ' * 6 for i in range(40)]}
+
+
+def write(folder, ending, rows=ROWS, name="data"):
+    folder.mkdir(exist_ok=True, parents=True)
+    table = datasets.Dataset.from_dict(rows)
+    path = folder / f"{name}{ending}"
+    if ending == ".saved":
+        table.save_to_disk(path)
+    else:
+        write = {"jsonl": table.to_json, "csv": table.to_csv, "parquet": table.to_parquet}[ending.split(".")[1]]
+        write(path)
+    return path
+
+
+def documents(task, split):
+    return {bytes(text.tolist()).decode() for text in task._splits[split]}
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet", ".jsonl.gz", ".saved"])
+def test_each_row_is_a_document(tmp_path, ending):
+    path = write(tmp_path, ending)
+    task = TextConfig(str(path), segment=16, held_out=0.2).build()
+    texts = [documents(task, split) for split in ("train", "valid", "test")]
+    assert [len(one) for one in texts] == [24, 8, 8]
+    assert set.union(*texts) == {*ROWS["body"]}
+    assert "24 rows" in task.about[0]
+    scored = TextConfig(str(path), column="body").build_to_score("test", task.preprocessing())
+    assert documents(scored, "test") == {*ROWS["body"]}
+    assert all(file.is_file() for file in TextConfig(str(path)).files())
+
+
+def test_a_folder_of_tables_gives_its_splits(tmp_path):
+    for split, first in (("train", 0), ("validation", 20), ("test", 30)):
+        write(tmp_path / "files", ".jsonl", {"body": ROWS["body"][first : first + 10]}, split)
+    one = TextConfig(str(tmp_path / "files"), segment=16).build()
+    assert [documents(one, "valid"), documents(one, "test")] == [{*ROWS["body"][20:30]}, {*ROWS["body"][30:]}]
+    parts = {
+        name: datasets.Dataset.from_dict({"body": ROWS["body"][i : i + 10]}) for name, i in (("train", 0), ("test", 9))
+    }
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
+    two = TextConfig(str(tmp_path / "saved"), segment=16).build()
+    assert documents(two, "test") == {*ROWS["body"][9:19]}
+    assert documents(two, "train") | documents(two, "valid") == {*ROWS["body"][:10]}
+    # A table beside texts is left out, unless its column is named.
+    (tmp_path / "files" / "notes.txt").write_text("words " * 9000)
+    assert TextConfig(str(tmp_path / "files")).files() == [tmp_path / "files" / "notes.txt"]
+    assert len(TextConfig(str(tmp_path / "files"), column="body").files()) == 3
+
+
+def test_a_column_that_is_not_there_is_named_with_the_candidates(tmp_path):
+    path = write(tmp_path, ".csv", {**ROWS, "title": ["a"] * 40})
+    for column, found in ((None, "none"), ("text", "'text'"), ("id", "'id'")):
+        with pytest.raises(InputError, match=rf"data.csv: .*data.column, found {found}; it has body, title") as error:
+            TextConfig(str(path), column=column).build()
+        assert "\n" not in str(error.value)
+
+
+def test_damaged_tables_and_a_missing_library_are_one_line(tmp_path, monkeypatch, capfd):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and more")
+    (tmp_path / "b.jsonl").write_text('{"text": \n')
+    for path in tmp_path.iterdir():
+        with pytest.raises(InputError, match=rf"{path.name}: expected a table") as error:
+            read_table(path)
+        assert "\n" not in str(error.value)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=r"library datasets, .*not installed; run: pip install"):
+        read_table(tmp_path / "b.jsonl")
