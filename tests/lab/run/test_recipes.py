@@ -25,6 +25,7 @@ from mnemos.lab.tasks.images import MNISTConfig
 from mnemos.lab.tasks.listops import ListOpsConfig
 from mnemos.lab.tasks.photos import PhotosConfig
 from mnemos.lab.tasks.pixels import PixelsConfig
+from mnemos.lab.tasks.series import SeriesConfig
 from mnemos.lab.tasks.task import DataConfig, Task
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.lab.tasks.text_classes import TextClassesConfig
@@ -54,6 +55,7 @@ def folder(tmp_path_factory) -> Path:
     words = " ".join(f"w{i}" for i in range(210_000))  # more than the cut-offs of WikiText-103
     (folder / "words.txt").write_text("\n".join([words, *["of the end"] * 2000, ""]))
     _write_coco(folder / "coco")
+    (folder / "series.csv").write_text("a,b\n" + "".join(f"{i % 7},{i % 5}\n" for i in range(200)))
     for split, count in (("train", 5), ("test", 1)):
         for kind in range(10):
             (folder / "cifar" / split / f"kind{kind}").mkdir(parents=True)
@@ -120,6 +122,8 @@ def _cut(data: DataConfig, folder: Path) -> DataConfig:
     if isinstance(data, TranslationConfig):
         sides = {"source": "en", "target": "de", "valid": "", "test": "", "held_out": 0}
         return dataclasses.replace(data, path=str(folder / "pairs"), subwords=80, **sides)
+    if isinstance(data, SeriesConfig):
+        return dataclasses.replace(data, path=str(folder / "series.csv"), segment=8)
     if isinstance(data, SpokenConfig):
         return dataclasses.replace(data, path=str(folder / "spoken"), test_takes=1, valid_takes=1, rows=4)
     return data

@@ -102,7 +102,7 @@ def test_a_series_is_learned_and_continued(table, monkeypatch, capsys, tmp_path)
     words = f"--data.path {path} --data.columns a --data.segment 16 --model.dim 16 --model.mlp 32 --train.steps 120"
     assert main(["train", "series", *words.split(), "--data.longest", "64", "--optim.lr", "1e-2", "--out", "run"]) == 0
     result = json.loads((tmp_path / "run/result.json").read_text())
-    assert result["test"]["error"] < 0.5 * result["reference"][REPEAT]
+    assert result["test"]["error"] < 0.8 * result["reference"][REPEAT]
     assert "repeating the last value" in capsys.readouterr().out
     assert main(["eval", "run", "--data.path", path]) == 0
     capsys.readouterr()

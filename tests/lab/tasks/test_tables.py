@@ -46,13 +46,12 @@ def test_a_folder_of_tables_gives_its_splits(tmp_path):
         write(tmp_path / "files", ".jsonl", {"body": ROWS["body"][first : first + 10]}, split)
     one = TextConfig(str(tmp_path / "files"), segment=16).build()
     assert [documents(one, "valid"), documents(one, "test")] == [{*ROWS["body"][20:30]}, {*ROWS["body"][30:]}]
-    parts = {
-        name: datasets.Dataset.from_dict({"body": ROWS["body"][i : i + 10]}) for name, i in (("train", 0), ("test", 9))
-    }
-    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
-    two = TextConfig(str(tmp_path / "saved"), segment=16).build()
-    assert documents(two, "test") == {*ROWS["body"][9:19]}
-    assert documents(two, "train") | documents(two, "valid") == {*ROWS["body"][:10]}
+    parts = {"train": ROWS["body"][:30], "test": ROWS["body"][30:]}
+    tables = {name: datasets.Dataset.from_dict({"body": rows}) for name, rows in parts.items()}
+    datasets.DatasetDict(tables).save_to_disk(tmp_path / "saved")
+    two = TextConfig(str(tmp_path / "saved"), segment=16, held_out=0.3).build()
+    assert documents(two, "test") == {*parts["test"]}
+    assert documents(two, "train") | documents(two, "valid") == {*parts["train"]}
     # A table beside texts is left out, unless its column is named.
     (tmp_path / "files" / "notes.txt").write_text("words " * 9000)
     assert TextConfig(str(tmp_path / "files")).files() == [tmp_path / "files" / "notes.txt"]

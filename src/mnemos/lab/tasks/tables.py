@@ -42,6 +42,8 @@ def read_column(file: Path, column: str | None) -> Iterator[str]:
 
 def read_table(file: Path) -> Any:
     """The file as a `datasets.Dataset`, in memory. Raises InputError without the library, and for a damaged file."""
+    if not file.is_file():
+        raise InputError(f"{file}: expected a table, found no such file; name one with --data.path")
     library = libraries.datasets()
     silent = library.are_progress_bars_disabled()
     ending, options = _ending(file), {"sep": "\t"} if _ending(file) == ".tsv" else {}

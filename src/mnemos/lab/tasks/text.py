@@ -89,22 +89,22 @@ class TextConfig(DataConfig):
     def build(self) -> "TextTask":
         """The task, with T = `segment` and the tokens of the vocabulary: 256 for bytes."""
         self._check_settings()
-        found = self._find()
-        splits = split_documents(found, self.held_out, self.tokens != "bytes", self.articles)
+        corpus = self._find()
+        splits = split_documents(corpus, self.held_out, self.tokens != "bytes", self.articles)
         for split in SPLITS[1:]:
-            fix = "add text to it" if split in found.given else "add text, or raise data.held_out"
-            _check_size(found.folder, f"a {split} split", splits[split], fix)
+            fix = "add text to it" if split in corpus.given else "add text, or raise data.held_out"
+            _check_size(corpus.folder, f"a {split} split", splits[split], fix)
         vocabulary = self._vocabulary(splits["train"])
         encoded = {split: _encode(splits[split], vocabulary) for split in SPLITS}
         default = ["text   Python's standard library, the default: --data.path names a text of your own"]
         about = default if self.path is None else []
         for split in SPLITS:
-            shared = split != "train" and split not in found.given
-            whole = "train" if found.given else "the rows" if found.has_tables else "the files"
+            shared = split != "train" and split not in corpus.given
+            whole = "train" if corpus.given else "the rows" if corpus.has_tables else "the files"
             source = f", a share of {whole}" if shared else ""
-            about.append(f"{split:5}  {self._describe(found, splits[split], source)}")
-        if found.left_out:
-            about.append(f"left out: {first_names([found.name(file) for file in found.left_out])}")
+            about.append(f"{split:5}  {self._describe(corpus, splits[split], source)}")
+        if corpus.left_out:
+            about.append(f"left out: {first_names([corpus.name(file) for file in corpus.left_out])}")
         digests = {s: {name: hashlib.sha256(text).digest() for name, text in splits[s].items()} for s in SPLITS}
         about += [
             *repeated(digests),
@@ -118,25 +118,25 @@ class TextConfig(DataConfig):
         The vocabulary is that of the run, whose preprocessing is `trained`; without it, that of the text.
         """
         self._check_settings()
-        found = self._find(scoring=True)
-        if found.given and split not in found.given:
+        corpus = self._find(scoring=True)
+        if corpus.given and split not in corpus.given:
             raise InputError(
-                f"{found.folder}: expected a {split} split, found the splits {' and '.join(found.given)}; choose one "
+                f"{corpus.folder}: expected a {split} split, found the splits {' and '.join(corpus.given)}; choose one "
                 "with --split, or name a file"
             )
-        scored = replace(found, given={split: found.given[split]} if found.given else {})
+        scored = replace(corpus, given={split: corpus.given[split]} if corpus.given else {})
         documents = read_documents(scored, self.tokens != "bytes", self.articles)
-        _check_size(found.folder, f"a {split} split" if found.given else "text", documents, "add text to it")
+        _check_size(corpus.folder, f"a {split} split" if corpus.given else "text", documents, "add text to it")
         same = isinstance(trained, TextPreprocessing) and self.tokens == trained.tokens
         vocabulary = trained.vocabulary() if same else self._vocabulary(documents)
         encoded = _encode(documents, vocabulary)
-        what = f"the {split} split" if found.given else "the whole text"
-        left = f"; left out: {first_names([found.name(file) for file in found.left_out])}" if found.left_out else ""
+        what = f"the {split} split" if corpus.given else "the whole text"
+        left = f"; left out: {first_names([corpus.name(file) for file in corpus.left_out])}" if corpus.left_out else ""
         source = "the run's vocabulary" if same else "" if self.tokens == "words" else self.tokens
-        about = [f"scored: {what}, {self._describe(found, documents)}{left}"]
+        about = [f"scored: {what}, {self._describe(corpus, documents)}{left}"]
         about += _about_tokens({split: encoded}, vocabulary, source)
         task = self._task(dict.fromkeys(SPLITS, encoded), vocabulary, about)  # a task has no empty split
-        task.whole, task.fitted = not found.given, False
+        task.whole, task.fitted = not corpus.given, False
         return task
 
     def _find(self, scoring: bool = False) -> TextFiles:
@@ -174,9 +174,9 @@ class TextConfig(DataConfig):
         task.about = tuple(about)
         return task
 
-    def _describe(self, found: TextFiles, documents: Mapping[str, Document], source: str = "") -> str:
+    def _describe(self, corpus: TextFiles, documents: Mapping[str, Document], source: str = "") -> str:
         """How many files, articles or rows and bytes, and their names."""
-        unit = "article" if self.articles else "row" if found.has_tables else "file"
+        unit = "article" if self.articles else "row" if corpus.has_tables else "file"
         count = f"{len(documents):,} {unit}{'s' if len(documents) != 1 else ''}"
         return f"{count}, {sum(map(len, documents.values())):,} bytes{source}: {first_names(list(documents))}"
 
@@ -400,7 +400,7 @@ class TextPreprocessing(Preprocessing):
 def _texts(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = find_text(path)
-    if not found.read:
-        raise nothing_found(path, found.left_out)
-    return found.read
+    corpus = find_text(path)
+    if not corpus.read:
+        raise nothing_found(path, corpus.left_out)
+    return corpus.read

@@ -58,8 +58,8 @@ class TextClassesConfig(DataConfig):
         layout = TextClassesPreprocessing.of(self, tuple(classes))
         vocabulary = layout.vocabulary()
         rows: dict[Split, list[Rows]] = {split: [] for split in SPLITS}
-        for label, (name, found) in enumerate(classes.items()):
-            splits = split_documents(found, self.held_out, characters=True)
+        for label, (name, corpus) in enumerate(classes.items()):
+            splits = split_documents(corpus, self.held_out, characters=True)
             for split in SPLITS:
                 texts = ((text.tobytes(), file) for file, text in splits[split].items())
                 made = [row for text, file in texts for row in layout.rows(text, file, vocabulary)]
@@ -78,27 +78,27 @@ class TextClassesConfig(DataConfig):
         return task
 
 
-def _by_class(found: TextFiles) -> dict[str, TextFiles]:
+def _by_class(corpus: TextFiles) -> dict[str, TextFiles]:
     """The files of each class, sorted by the classes' names."""
     classes: dict[str, TextFiles] = {}
-    splits: list[tuple[Split | None, list[Path]]] = [*found.given.items()] or [(None, found.undivided)]
+    splits: list[tuple[Split | None, list[Path]]] = [*corpus.given.items()] or [(None, corpus.undivided)]
     for split, files in splits:
         for file in files:
-            parts = file.relative_to(found.folder).parts if file != found.folder else ()
+            parts = file.relative_to(corpus.folder).parts if file != corpus.folder else ()
             parts = parts[1:] if split is not None and parts[0].lower() in SPLIT_OF else parts
             if len(parts) < 2:
                 raise InputError(f"{file}: expected texts in folders of classes, found one outside; move it")
-            own = classes.setdefault(parts[0], TextFiles(found.folder, {}, [], []))
+            own = classes.setdefault(parts[0], TextFiles(corpus.folder, {}, [], []))
             (own.undivided if split is None else own.given.setdefault(split, [])).append(file)
     if len(classes) < _FEW:
         raise InputError(
-            f"{found.folder}: expected at least two folders of texts, one per class, found {len(classes)}; check "
+            f"{corpus.folder}: expected at least two folders of texts, one per class, found {len(classes)}; check "
             "data.path"
         )
     for name, own in classes.items():
-        if missing := sorted({*found.given} - {*own.given}):
+        if missing := sorted({*corpus.given} - {*own.given}):
             raise InputError(
-                f"{found.folder}: {missing[0]} split: expected text of the class {name}, found none; add some to it"
+                f"{corpus.folder}: {missing[0]} split: expected text of the class {name}, found none; add some to it"
             )
     return dict(sorted(classes.items()))
 

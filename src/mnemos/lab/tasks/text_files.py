@@ -127,43 +127,43 @@ def nothing_found(folder: Path, files: Sequence[Path], what: str = "text") -> In
     return InputError(f"{folder}: expected {what}, found {found}")
 
 
-def read_documents(found: TextFiles, characters: bool = False, articles: bool = False) -> dict[str, Document]:
+def read_documents(corpus: TextFiles, characters: bool = False, articles: bool = False) -> dict[str, Document]:
     """The documents of a corpus as {name: bytes [n]}, sorted by name, whatever their split. Empty files are ignored.
 
     characters: the text must be UTF-8. articles: each article of a file of WikiText is a document.
     """
-    documents, has_tables = {}, found.has_tables
-    for file in found.read:
+    documents, has_tables = {}, corpus.has_tables
+    for file in corpus.read:
         if has_tables and is_table(file):
-            rows = [text.encode() for text in read_column(file, found.column)]
+            rows = [text.encode() for text in read_column(file, corpus.column)]
             width = len(str(len(rows)))
             documents |= {
-                f"{found.name(file)}#{i:0{width}}": np.frombuffer(row, np.uint8) for i, row in enumerate(rows)
+                f"{corpus.name(file)}#{i:0{width}}": np.frombuffer(row, np.uint8) for i, row in enumerate(rows)
             }
             continue
-        data = read_bytes(file) if found.pattern is not None else check_text(read_bytes(file), str(file))
+        data = read_bytes(file) if corpus.pattern is not None else check_text(read_bytes(file), str(file))
         if characters:
             as_characters(data, str(file))
-        documents[found.name(file)] = np.frombuffer(data, np.uint8)
+        documents[corpus.name(file)] = np.frombuffer(data, np.uint8)
     if not documents:
-        raise nothing_found(found.folder, found.left_out)
+        raise nothing_found(corpus.folder, corpus.left_out)
     if not any(map(len, documents.values())):
-        raise InputError(f"{found.folder}: expected text, found {len(documents)} files with 0 bytes; check data.path")
+        raise InputError(f"{corpus.folder}: expected text, found {len(documents)} files with 0 bytes; check data.path")
     documents = {name: text for name, text in sorted(documents.items()) if len(text)}
     return divide_into_articles(documents) if articles else documents
 
 
 def split_documents(
-    found: TextFiles, share: float, characters: bool = False, articles: bool = False
+    corpus: TextFiles, share: float, characters: bool = False, articles: bool = False
 ) -> dict[Split, dict[str, Document]]:
     """The documents of train, valid and test by name: those that the folder gives; held-out shares for the others.
 
     Of several documents, whole ones are held out: the hashes of their names decide. Where there is none to spare, each
     gives shares of its end. characters, articles: see `read_documents`; characters: documents are cut at line ends.
     """
-    documents = read_documents(found, characters, articles)
-    split_of = {found.name(file): split for split, files in found.given.items() for file in files}
-    splits: dict[Split, dict[str, Document]] = {split: {} for split in found.given}
+    documents = read_documents(corpus, characters, articles)
+    split_of = {corpus.name(file): split for split, files in corpus.given.items() for file in files}
+    splits: dict[Split, dict[str, Document]] = {split: {} for split in corpus.given}
     for name, text in documents.items() if splits else ():
         file = name
         while file not in split_of:  # an article or a row of it
