@@ -1,4 +1,4 @@
-"""The memories that are compared: one line each. A new memory is a function in this file and a line of `MEMORIES`."""
+"""The memories that are compared: one line each. A new memory is a line of `MEMORIES`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,14 +26,15 @@ from mnemos.models.memformer import MemformerConfig
 from mnemos.models.segments import ARMTConfig, RMTConfig
 from mnemos.models.transformer import HeadConfig, TransformerConfig
 
+MOST = 16  # slots of a memory
+
 
 @dataclass(frozen=True)
 class Sizes:
     """What a benchmark fixes for every memory.
 
     dim: the width. segment: tokens that a memory reads at a time, and that a window spans. layers, num_heads: of
-    Transformers. mlp: hidden width; 0: no MLPs. tied: the head shares the embedding's weights. The number of slots and
-    of memory tokens is that of a segment's tokens, but at most `MOST`.
+    Transformers. mlp: hidden width; 0: no MLPs. tied: the head shares the embedding's weights.
     """
 
     dim: int = 64
@@ -45,11 +46,8 @@ class Sizes:
 
     @property
     def slots(self) -> int:
-        """The number of slots of a memory."""
+        """The number of slots of a memory, and of memory tokens."""
         return min(MOST, self.segment)
-
-
-MOST = 16
 
 
 class Memory(NamedTuple):
@@ -72,18 +70,6 @@ def _transformer(s: Sizes, **fields: Any) -> TransformerConfig:
     return TransformerConfig.classic(vocab_size=0, max_length=0, head=HeadConfig(tied=s.tied), **{**sizes, **fields})
 
 
-def _softmax(s: Sizes) -> Memory:
-    return Memory(_transformer(s, position="rotary"))
-
-
-def _window(s: Sizes) -> Memory:
-    return Memory(_transformer(s, position="rotary", attention=SoftmaxConfig(window=s.segment)))
-
-
-def _linear(s: Sizes) -> Memory:
-    return Memory(_transformer(s, scale_embedding=True, attention=LinearConfig()))  # it has sinusoids
-
-
 def _recurrent(config: Callable[..., AttentionConfig]) -> Builder:
     """A layer that forgets or corrects, whose sums have the size of linear attention's: [D/H, D/H] a head."""
 
@@ -94,36 +80,28 @@ def _recurrent(config: Callable[..., AttentionConfig]) -> Builder:
     return build
 
 
-def _transformer_xl(s: Sizes) -> Memory:
-    return Memory(_transformer(s, position="none", attention=RelativeConfig(memory=s.segment)), s.segment, 1)
-
-
-def _compressive(s: Sizes) -> Memory:
-    ratio = min(4, s.segment // 2)
-    attention = CompressiveConfig(memory=s.segment, compressed=s.slots, ratio=ratio)
+def _segmented(s: Sizes, attention: AttentionConfig) -> Memory:
+    """An attention to earlier segments, which are detached."""
     return Memory(_transformer(s, position="none", attention=attention), s.segment, 1)
 
 
-def _gated_cache(s: Sizes, write: bool = True) -> Memory:
-    cache = GRC(length=s.slots, block=s.segment, scope="stream")
-    model = _transformer(s, position="rotary", attention=SoftmaxConfig(window=s.segment))
-    return Memory(replace(model, cache=cache if write else cache.unwritten()))
+def _compressive(s: Sizes) -> CompressiveConfig:
+    return CompressiveConfig(memory=s.segment, compressed=s.slots, ratio=min(4, s.segment // 2))
+
+
+def _window(s: Sizes, cache: GRC | None = None) -> Memory:
+    return Memory(_transformer(s, position="rotary", attention=SoftmaxConfig(window=s.segment), cache=cache))
+
+
+def _cache(s: Sizes) -> GRC:
+    return GRC(length=s.slots, block=s.segment, scope="stream")
 
 
 def _memformer(s: Sizes) -> Memory:
-    model = MemformerConfig(
-        vocab_size=0,
-        dim=s.dim,
-        encoder_layers=max(1, s.layers // 2),
-        decoder_layers=max(1, s.layers // 2),
-        num_heads=s.num_heads,
-        mlp=s.mlp or 2 * s.dim,
-        segment=s.segment,
-        memory=SlotsConfig(slots=s.slots),
-        decoder_reads=True,
-        tied=s.tied,
-    )
-    return Memory(model, s.segment)
+    half = max(1, s.layers // 2)
+    sizes = {"dim": s.dim, "num_heads": s.num_heads, "mlp": s.mlp or 2 * s.dim, "segment": s.segment, "tied": s.tied}
+    model = MemformerConfig(vocab_size=0, encoder_layers=half, decoder_layers=half, decoder_reads=True, **sizes)
+    return Memory(replace(model, memory=SlotsConfig(slots=s.slots)), s.segment)
 
 
 def _tokens(s: Sizes) -> dict[str, Any]:
@@ -132,35 +110,23 @@ def _tokens(s: Sizes) -> dict[str, Any]:
     return {"vocab_size": 0, "segment": s.segment, "tied": s.tied, "norm": "pre", "activation": "gelu", **sizes}
 
 
-def _rmt(s: Sizes) -> Memory:
-    return Memory(RMTConfig(memory=TokensConfig(s.slots), **_tokens(s)), s.segment)
-
-
-def _armt(s: Sizes) -> Memory:
-    return Memory(ARMTConfig(memory=AssociationsConfig(s.slots), **_tokens(s)), s.segment)
-
-
-def _lstm(s: Sizes) -> Memory:
-    return Memory(LSTMConfig(vocab_size=0, dim=s.dim, layers=s.layers, tied=s.tied))
-
-
 MEMORIES: dict[str, Builder] = {
-    "softmax": _softmax,
+    "softmax": lambda s: Memory(_transformer(s, position="rotary")),
     "window": _window,
-    "linear": _linear,
+    "linear": lambda s: Memory(_transformer(s, scale_embedding=True, attention=LinearConfig())),  # it has sinusoids
     "retention": _recurrent(RetentionConfig),
     "gla": _recurrent(GLAConfig),
     "mamba2": _recurrent(Mamba2Config),
     "delta": _recurrent(DeltaConfig),
     "gated-delta": _recurrent(GatedDeltaConfig),
     "kimi-delta": _recurrent(KimiDeltaConfig),
-    "transformer-xl": _transformer_xl,
-    "compressive": _compressive,
-    "rmt": _rmt,
-    "armt": _armt,
+    "transformer-xl": lambda s: _segmented(s, RelativeConfig(memory=s.segment)),
+    "compressive": lambda s: _segmented(s, _compressive(s)),
+    "rmt": lambda s: Memory(RMTConfig(memory=TokensConfig(s.slots), **_tokens(s)), s.segment),
+    "armt": lambda s: Memory(ARMTConfig(memory=AssociationsConfig(s.slots), **_tokens(s)), s.segment),
     "memformer": _memformer,
-    "gated-cache": _gated_cache,
-    "gated-cache-unwritten": lambda sizes: _gated_cache(sizes, write=False),
-    "lstm": _lstm,
+    "gated-cache": lambda s: _window(s, _cache(s)),
+    "gated-cache-unwritten": lambda s: _window(s, _cache(s).unwritten()),
+    "lstm": lambda s: Memory(LSTMConfig(vocab_size=0, dim=s.dim, layers=s.layers, tied=s.tied)),
 }
 QUICK = ("softmax", "window", "linear", "gated-cache", "lstm")

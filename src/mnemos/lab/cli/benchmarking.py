@@ -10,7 +10,7 @@ from mnemos.lab.bench.memories import MEMORIES
 from mnemos.lab.bench.run import RATES, SEEDS, Options
 from mnemos.lab.bench.run import bench_memory as train_all
 from mnemos.lab.bench.tasks import BENCHMARKS, DEFAULT
-from mnemos.lab.compare.rates import read_rates
+from mnemos.lab.compare.runs import read_rates
 
 _TASKS = "; ".join(f"{name}: {one.about}" for name, one in BENCHMARKS.items()) + f". Default: {', '.join(DEFAULT)}"
 

@@ -58,7 +58,7 @@ def compare(
     from mnemos.lab.compare.arguments import variants
     from mnemos.lab.compare.compare import compare
     from mnemos.lab.compare.equal import read_equal
-    from mnemos.lab.compare.rates import read_rates
+    from mnemos.lab.compare.runs import read_rates
     from mnemos.lab.run.session import run_name
 
     recipes = variants(names, fields, vary)

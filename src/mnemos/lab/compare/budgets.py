@@ -20,9 +20,9 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,13 +37,12 @@ from mnemos.lab.run.files import Types, read_object
 from mnemos.lab.run.flops import count_update_flops
 from mnemos.lab.run.learner import Learner
 from mnemos.lab.run.provenance import provenance
-from mnemos.lab.run.recipe import OptimConfig, Recipe, as_json, as_written, differing
+from mnemos.lab.run.recipe import Recipe, as_json, as_written, differing
 from mnemos.lab.run.recipe_files import from_json
-from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import InputError, JSONObject
 
 from .equal import FLOPS, KINDS, PARAMETERS, TIME, UPDATES
-from .runs import child_of_comparison, start_shielded, with_threads
+from .processes import begin_child, shielded, with_threads
 
 FILE = "budget.json"
 _TYPES: Types = {"equal": str, "recipes": dict, "budget": (int, float)}
@@ -85,52 +84,48 @@ class Budget:
                 f"{multiple.name}; use --train.devices 1"
             )
         path = folder / FILE
-        found = self._read(path, recipes) if path.exists() else {}
-        known = found.get("recipes", {})
-        if any(one.name not in known for one in recipes):
-            found = self._measure(recipes, found, jobs)
-            write_json(path, found)
-        return [with_steps(one, found["recipes"][one.name]["steps"]) for one in recipes], found
+        spent = self._read(path, recipes) if path.exists() else {}
+        if any(one.name not in spent.get("recipes", {}) for one in recipes):
+            spent = self._measure(recipes, spent, jobs)
+            write_json(path, spent)
+        return [with_steps(one, spent["recipes"][one.name]["steps"]) for one in recipes], spent
 
     def _measure(self, recipes: Sequence[Recipe], before: JSONObject, jobs: int) -> JSONObject:
         """The content of budget.json with the recipes that are not in what it had before ({}: none are).
 
         Recipes that are added later are measured beside the first again, and their costs scaled to what it had cost.
         """
-        first = recipes[0]
-        measured = [first, *(one for one in recipes[1:] if one.name not in before.get("recipes", {}))]
-        unit, costs, extra, about = self._costs(measured, jobs)
-        known = before.get("recipes", {}).get(first.name, {}).get("update", costs[0])
-        costs = [cost * known / costs[0] if costs[0] else cost for cost in costs]
-        budget = before.get("budget", known * first.train.steps if self.minutes is None else 60 * self.minutes)
-        found: JSONObject = {"equal": self.kind, "unit": unit, "budget": budget, "first": first.name, **about}
+        first, known = recipes[0], before.get("recipes", {})
+        measured = [first, *(one for one in recipes[1:] if one.name not in known)]
+
+        # --- the cost of an update ---
+        about: JSONObject = {"equal": self.kind}
+        extra: list[JSONObject] = [{} for _ in measured]
+        if self.kind == TIME:
+            times = update_seconds(measured, jobs)
+            costs, about["unit"], clock = [one.median for one in times], "seconds", {"clock": times[0].clock}
+            extra = [{"rounds": list(one.rounds)} for one in times]
+        elif self.kind == FLOPS:
+            costs, about["unit"], clock = update_flops(measured), "FLOPs", {}
+        else:
+            unit = "tokens" if hasattr(first.data, "segment") else "rows"
+            costs, about["unit"], clock = [samples_per_update(one) for one in measured], unit, {}
+        of_first = known.get(first.name, {}).get("update", costs[0])
+        costs = [cost * of_first / costs[0] if costs[0] else cost for cost in costs]
+
+        # --- the steps that a budget allows ---
+        budget = before.get("budget", of_first * first.train.steps if self.minutes is None else 60 * self.minutes)
+        about |= {"budget": budget, "first": first.name, **clock}
         if self.minutes is not None:
-            found["minutes"] = self.minutes
-        found["recipes"] = {
+            about["minutes"] = self.minutes
+        about["recipes"] = {
             one.name: {"update": cost, **more, "steps": self._steps(one, cost, budget), "given": as_json(one)}
             for one, cost, more in zip(measured, costs, extra, strict=True)
-        } | before.get("recipes", {})
-        return found | {"provenance": provenance(first.train.seed, "")} | before | {"recipes": found["recipes"]}
-
-    def _costs(self, recipes: Sequence[Recipe], jobs: int) -> tuple[str, list[float], list[JSONObject], JSONObject]:
-        """(unit, cost of an update of each recipe, more about each, more about all)."""
-        nothing: list[JSONObject] = [{} for _ in recipes]
-        if self.kind == TIME:
-            times = update_seconds(recipes, jobs)
-            rounds: list[JSONObject] = [{"rounds": list(one.rounds)} for one in times]
-            return "seconds", [one.median for one in times], rounds, {"clock": times[0].clock}
-        if self.kind == FLOPS:
-            return "FLOPs", update_flops(recipes), nothing, {}
-        unit = "tokens" if hasattr(recipes[0].data, "segment") else "rows"
-        return unit, [samples_per_update(one) for one in recipes], nothing, {}
+        } | known
+        return about | {"provenance": provenance(first.train.seed, "")} | before | {"recipes": about["recipes"]}
 
     def _steps(self, recipe: Recipe, cost: float, budget: float) -> int:
-        if cost <= 0:
-            raise InputError(
-                f"--equal {self.kind}: expected recipes whose updates can be measured, found a cost of {cost:g} of "
-                f"{recipe.name}; use another --equal"
-            )
-        if budget < cost:
+        if not 0 < cost <= budget:
             raise InputError(
                 f"--equal {self.kind}: expected a budget of at least one update, found {budget:.3g} and an update of "
                 f"{recipe.name} of {cost:.3g}; raise {'--minutes' if self.minutes else '--train.steps'}"
@@ -139,24 +134,19 @@ class Budget:
 
     def _read(self, path: Path, recipes: Sequence[Recipe]) -> JSONObject:
         """The file of a comparison that is continued, whose recipes and budget must be the same."""
-        found = read_object(path, _TYPES)
+        spent = read_object(path, _TYPES)
         fix = "name another folder with --out"
-        if (found["equal"], found.get("minutes")) != (self.kind, self.minutes):
-            was = f"--equal {found['equal']}" + (f" --minutes {found['minutes']:g}" if "minutes" in found else "")
+        if (spent["equal"], spent.get("minutes")) != (self.kind, self.minutes):
+            was = f"--equal {spent['equal']}" + (f" --minutes {spent['minutes']:g}" if "minutes" in spent else "")
             raise InputError(f"{path}: expected the budget of this comparison, found one of {was}; {fix}")
-        if found.get("first") != recipes[0].name:
+        if spent.get("first") != recipes[0].name:
             raise InputError(
-                f"{path}: expected {found.get('first')} as the first recipe, found {recipes[0].name}; {fix}"
+                f"{path}: expected {spent.get('first')} as the first recipe, found {recipes[0].name}; {fix}"
             )
         for recipe in recipes:
-            known = found["recipes"].get(recipe.name)
-            if known is None:  # a recipe that is added now
+            if recipe.name not in spent["recipes"]:  # it is added now
                 continue
-            if not isinstance(known, dict) or not isinstance(known.get("steps"), int) or "update" not in known:
-                raise InputError(
-                    f"{path}: expected the cost and the steps of {recipe.name}, found {known!r:.40}; {fix}"
-                )
-            given = as_written(known.get("given"))
+            given = as_written(spent["recipes"][recipe.name]["given"])
             alike = recipe if self.kind == TIME else with_threads(recipe, given)  # threads change no other cost
             if difference := differing(given, as_json(alike)):
                 jobs = "use the --jobs of before, or " if difference.startswith("train.threads ") else ""
@@ -164,18 +154,7 @@ class Budget:
                     f"{path}: expected the recipes whose updates were measured, found that {recipe.name} differs in "
                     f"{difference}; {jobs}{fix}"
                 )
-        return found
-
-
-def budget_lines(found: JSONObject) -> list[str]:
-    """Lines that say what is equal and what each recipe gets of it; none for equal updates. found: `Budget.apply`."""
-    if found["equal"] == UPDATES:
-        return []
-    rows = [
-        f"  {name}: {one['update']:.4g} {found['unit']} per update, {one['steps']:,} steps"
-        for name, one in found["recipes"].items()
-    ]
-    return [budget_text(found), *rows]
+        return spent
 
 
 def budget_text(equal: JSONObject) -> str:
@@ -196,9 +175,8 @@ def samples_per_update(recipe: Recipe) -> float:
     with their padding. Where tokens limit a batch as well (`data.batch_tokens`), its rows are the mean over an epoch
     (`Task.mean_rows`). Opens the data.
     """
-    data: DataConfig = recipe.data
-    rows = data.build().mean_rows(recipe.train.batch_size)
-    return rows * recipe.train.rollout.stride * int(getattr(data, "segment", 1))
+    rows: float = recipe.data.build().mean_rows(recipe.train.batch_size)
+    return rows * recipe.train.rollout.stride * int(getattr(recipe.data, "segment", 1))
 
 
 def with_steps(recipe: Recipe, steps: int) -> Recipe:
@@ -208,26 +186,19 @@ def with_steps(recipe: Recipe, steps: int) -> Recipe:
     of the run, except for the schedules inverse_sqrt and lra, whose rate at a step does not depend on the number of
     steps. A warm-up that is a share of the steps stays as it is.
     """
-    before = recipe.train.steps
 
     def share(updates: int) -> int:
-        return -(-updates * steps // before)  # rounded up: not one evaluation more
+        return -(-updates * steps // recipe.train.steps)  # rounded up: not one evaluation more
 
-    train = replace(
-        recipe.train,
-        steps=steps,
-        log_every=share(recipe.train.log_every),
-        eval_every=share(recipe.train.eval_every),
-        checkpoint_every=share(recipe.train.checkpoint_every),
-    )
-    optim: OptimConfig = recipe.optim
-    if optim.schedule.name not in _STEADY:
-        before_drops = optim.schedule.drop_at
-        drops = share(before_drops) if isinstance(before_drops, int) else tuple(map(share, before_drops))
-        warmup = optim.schedule.warmup
-        schedule = replace(optim.schedule, warmup=warmup if warmup < 1 else share(int(warmup)), drop_at=drops)
-        optim = replace(optim, schedule=schedule)
-    return replace(recipe, optim=optim, train=train)
+    every: dict[str, Any] = {
+        name: share(getattr(recipe.train, name)) for name in ("log_every", "eval_every", "checkpoint_every")
+    }
+    optim, schedule = recipe.optim, recipe.optim.schedule
+    if schedule.name not in _STEADY:
+        drops = share(schedule.drop_at) if isinstance(schedule.drop_at, int) else tuple(map(share, schedule.drop_at))
+        warmup = schedule.warmup if schedule.warmup < 1 else share(int(schedule.warmup))
+        optim = replace(optim, schedule=replace(schedule, warmup=warmup, drop_at=drops))
+    return replace(recipe, optim=optim, train=replace(recipe.train, steps=steps, **every))
 
 
 @dataclass(frozen=True)
@@ -243,22 +214,20 @@ def update_seconds(recipes: Sequence[Recipe], jobs: int = 1) -> list[Seconds]:
     """Seconds of an update of each recipe, in their order. Cost: about `ROUNDS` + 1 seconds per recipe, and its start.
 
     jobs: the number of processes that run at a time, as the runs of the comparison do. All models are in memory at
-    once. Raises InputError for a recipe that cannot start, and TrainingFailed for a process that fails.
+    once. Raises InputError for a recipe that cannot start, and TrainingFailed for one that fails.
     """
-    with _measuring(recipes) as meters:
-        for meter in meters:
-            meter.send(("warm", SECONDS, WARM))
-        clocks = {meter.receive() for meter in meters}
+    with contextlib.ExitStack() as stack:
+        calls = [stack.enter_context(_process(one)) for one in recipes]
+        clocks = {call(_warm, SECONDS, WARM).result() for call in calls}
         together: Clock = "CPU time" if clocks == {"CPU time"} else "elapsed time"
         times: list[list[float]] = [[] for _ in recipes]
         for i in range(ROUNDS):
-            order = [(i + k) % len(meters) for k in range(len(meters))]
+            order = [(i + k) % len(calls) for k in range(len(calls))]
             for group in (order[k : k + jobs] for k in range(0, len(order), jobs)):
-                for k in group:
-                    meters[k].send(("seconds", together, SECONDS, LEAST))
-                for k in group:
-                    times[k].append(meters[k].receive())
-    return [Seconds(statistics.median(found), tuple(found), together) for found in times]
+                rounds = [calls[k](_seconds, together, SECONDS, LEAST) for k in group]
+                for k, one in zip(group, rounds, strict=True):
+                    times[k].append(one.result())
+    return [Seconds(statistics.median(each), tuple(each), together) for each in times]
 
 
 def update_flops(recipes: Sequence[Recipe]) -> list[float]:
@@ -267,107 +236,88 @@ def update_flops(recipes: Sequence[Recipe]) -> list[float]:
     The same recipes give the same numbers. Cost: the updates, and the start of a process each. Raises as
     `update_seconds`.
     """
-    found = []
-    for recipe in recipes:
-        with _measuring([recipe]) as (meter,):
-            meter.send(("flops", WARM))
-            found.append(meter.receive())
-    return found
-
-
-class _Meter:
-    """The parent's end of a process that measures one recipe."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self.name = recipe.name
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._child: BaseProcess = context.Process(target=_serve, args=(to_dict(recipe), theirs))
-        start_shielded(self._child)
-        theirs.close()
-
-    def send(self, message: tuple[Any, ...]) -> None:
-        """Send the name of a method of `_Updates` and its arguments."""
-        with contextlib.suppress(BrokenPipeError):  # it has ended, as `receive` will find
-            self._pipe.send(message)
-
-    def receive(self) -> Any:
-        """The result of the method. Raises InputError or TrainingFailed if the process has ended."""
-        try:
-            return self._pipe.recv()
-        except (EOFError, ConnectionResetError):
-            self._child.join()
-            error = InputError if self._child.exitcode == 2 else TrainingFailed
-            raise error(f"{self.name}: its update could not be measured; the line above gives the reason") from None
-
-    def close(self) -> None:
-        """End the process."""
-        self._pipe.close()
-        self._child.terminate()
-        self._child.join()
+    counts = []
+    for one in recipes:
+        with _process(one) as call:
+            counts.append(call(_flops, WARM).result())
+    return counts
 
 
 @contextlib.contextmanager
-def _measuring(recipes: Sequence[Recipe]) -> Iterator[list[_Meter]]:
-    meters: list[_Meter] = []
+def _process(recipe: Recipe) -> Iterator[Callable[..., Future[Any]]]:
+    """A process with a recipe's model in training. Its function call(function, *arguments) gives functions the learner.
+
+    Raises TrainingFailed if the process is killed, for example for its memory.
+    """
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=begin_child)
+    with shielded():  # Ctrl-C ends this process, and this one ends the other
+        opened = pool.submit(_named, recipe.name, _open, to_dict(recipe))
+
+    def call(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        opened.result()
+        return pool.submit(_named, recipe.name, _with_learner, function, *arguments)
+
     try:
-        for recipe in recipes:
-            meters.append(_Meter(recipe))  # noqa: PERF401 - those that were started are closed if another fails
-        yield meters
-    finally:
-        for meter in meters:
-            meter.close()
+        with pool:
+            yield call
+    except BrokenProcessPool as error:
+        raise TrainingFailed(f"--equal: expected updates that can be measured, found that {error}") from None
 
 
-def _serve(recipe: JSONObject, pipe: Connection) -> None:
-    """The process of a meter: call the method that the parent names and send its result, until the parent is done."""
-    with child_of_comparison():
-        made = from_json(recipe)
-        with devices.threads(made.train.threads):
-            measured = _Updates(made)
-            while True:
-                try:
-                    method, *arguments = pipe.recv()
-                except EOFError:
-                    return
-                pipe.send(getattr(measured, method)(*arguments))
+# --- the functions of such a process ---
+_LEARNERS: list[Learner] = []  # one, when it is open
 
 
-class _Updates:
-    """A recipe's model in training."""
+def _named(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except (InputError, TrainingFailed) as error:
+        raise type(error)(f"{name}: its update could not be measured: {error}") from None
 
-    def __init__(self, recipe: Recipe) -> None:
-        fabric = devices.connect(recipe.train)
-        check_settings(recipe, fabric.world_size)
-        task = recipe.data.build()
-        recipe = complete(recipe, task)
-        check_task(recipe, task)
-        self.learner = Learner(fabric, recipe, task)
-        self._on_cpu = fabric.device.type == "cpu"
 
-    def warm(self, seconds: float, updates: int) -> Clock:
-        """Train for at least so many seconds and updates; returns the clock that could measure later ones."""
-        self.seconds("elapsed time", seconds, updates)
-        # What processes that prepare data compute is not this process's time.
-        alone = self._on_cpu and torch.get_num_threads() == 1 and not multiprocessing.active_children()
-        return "CPU time" if alone else "elapsed time"
+def _open(recipe: JSONObject) -> None:
+    made = from_json(recipe)
+    if made.train.threads:
+        torch.set_num_threads(made.train.threads)
+    fabric = devices.connect(made.train)
+    check_settings(made, fabric.world_size)
+    task = made.data.build()
+    made = complete(made, task)
+    check_task(made, task)
+    _LEARNERS.append(Learner(fabric, made, task))
 
-    def seconds(self, clock: Clock, seconds: float, updates: int) -> float:
-        """Seconds per update, over at least so many seconds that pass and so many updates."""
-        now: Callable[[], float] = time.process_time if clock == "CPU time" else self._elapsed
-        began, start, count = time.perf_counter(), now(), 0
-        while count < updates or time.perf_counter() - began < seconds:
-            loop.update(self.learner)
-            count += 1
-        return (now() - start) / count
 
-    def flops(self, updates: int) -> float | None:
-        """FLOPs of an update, after so many updates; None for several processes."""
-        for _ in range(updates):
-            loop.update(self.learner)
-        return count_update_flops(self.learner)
+def _with_learner(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(_LEARNERS[0], *arguments)
 
-    def _elapsed(self) -> float:
-        if not self._on_cpu:
+
+def _warm(learner: Learner, seconds: float, updates: int) -> Clock:
+    """Train for at least so many seconds and updates; returns the clock that could measure later ones."""
+    _seconds(learner, "elapsed time", seconds, updates)
+    # What processes that prepare data compute is not this process's time.
+    alone = learner.fabric.device.type == "cpu" and torch.get_num_threads() == 1
+    return "CPU time" if alone and not multiprocessing.active_children() else "elapsed time"
+
+
+def _seconds(learner: Learner, clock: Clock, seconds: float, updates: int) -> float:
+    """Seconds per update, over at least so many seconds that pass and so many updates."""
+
+    def now() -> float:
+        if clock == "CPU time":
+            return time.process_time()
+        if learner.fabric.device.type != "cpu":
             torch.accelerator.synchronize()
         return time.perf_counter()
+
+    began, start, count = time.perf_counter(), now(), 0
+    while count < updates or time.perf_counter() - began < seconds:
+        loop.update(learner)
+        count += 1
+    return (now() - start) / count
+
+
+def _flops(learner: Learner, updates: int) -> float | None:
+    """FLOPs of an update, after so many updates; None for several processes."""
+    for _ in range(updates):
+        loop.update(learner)
+    return count_update_flops(learner)

@@ -18,6 +18,7 @@ from mnemos.types import InputError, JSONObject
 
 from .baselines import Role
 from .budgets import budget_text
+from .runs import Sweep
 from .significance import (
     LEVEL,
     NO_SPREAD,
@@ -27,7 +28,6 @@ from .significance import (
     Difference,
     Scored,
     differences,
-    ends_at,
     interval,
     spread,
 )
@@ -39,8 +39,8 @@ _WIDTH = 150  # of a printed table in a file, which has no width of its own; eno
 
 
 @dataclass(frozen=True)
-class Place:
-    """The scores at one place of an axis of the task, such as a distance."""
+class ScoreAt:
+    """The scores at one position of an axis of the task, such as a distance."""
 
     x: float
     mean: float
@@ -49,12 +49,12 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Along:
+class MetricByX:
     """A metric along an axis of the task, which is named `x`."""
 
     metric: str | None
     x: str | None
-    values: tuple[Place, ...]
+    values: tuple[ScoreAt, ...]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Row:
     memory: str | None = None
     interval: tuple[float, float] | None = None
     against: Difference | None = None
-    along: Along | None = field(default=None, metadata=OMITTED)
+    along: MetricByX | None = field(default=None, metadata=OMITTED)
     rate: float | None = field(default=None, metadata=OMITTED)
     rates: tuple[tuple[float, float | None], ...] | None = field(default=None, metadata=OMITTED)
     runs: tuple[dict[str, Any], ...] = ()
@@ -106,11 +106,10 @@ class Comparison:
     """The content of comparison.json.
 
     metric: the first of the task, on the test split; about: one sentence on it; bounds: its least and greatest value,
-    with null in the file for an infinite one. majority: the score of the most
-    frequent class; reference: scores without learning (`Task.reference`). against: the row that the others are tested
-    against. unit: what "tokens" of the rows counts. runs: the folders of each row's runs. equal: what was made equal
-    (`Budget.apply`), with "parameters": whether they are; None where files do not say. provenance: see
-    `provenance.shared`.
+    with null in the file for an infinite one. majority: the score of the most frequent class; reference: scores without
+    learning (`Task.reference`). against: the row that the others are tested against. unit: what "tokens" of the rows
+    counts. runs: the folders of each row's runs. equal: what was made equal (`Budget.apply`), with "parameters":
+    whether they are; None where files do not say. provenance: see `provenance.shared`.
     """
 
     metric: str
@@ -130,11 +129,11 @@ class Comparison:
 
     def as_json(self) -> JSONObject:
         """The content of the file. A row's "baseline_of" is a name, a list of names if there are several, or null."""
-        found: JSONObject = to_json(self) | {"bounds": bounds_json(self.bounds)}
-        for row in found["rows"]:
+        content: JSONObject = to_json(self) | {"bounds": bounds_json(self.bounds)}
+        for row in content["rows"]:
             names = row["baseline_of"]
             row["baseline_of"] = names[0] if len(names) == 1 else names or None
-        return found
+        return content
 
     def write(self, folder: Path) -> None:
         """Write folder/comparison.json."""
@@ -144,47 +143,44 @@ class Comparison:
 def read_comparison(folder: Path) -> Comparison:
     """The content of folder/comparison.json. Raises InputError, which names the file and the field."""
     path = folder / FILE
-    found = read_object(path, _REMEDY)
-    for row in rows if isinstance(rows := found.get("rows"), list) else ():
+    content = read_object(path, _REMEDY)
+    for row in rows if isinstance(rows := content.get("rows"), list) else ():
         if isinstance(row, dict) and "baseline_of" in row:
             of = row["baseline_of"]
             row["baseline_of"] = [of] if isinstance(of, str) else [] if of is None else of
-    comparison = from_json(Comparison, found, path, _REMEDY)
-    comparison = replace(comparison, bounds=bounds_of(comparison.bounds))
+    comparison = from_json(Comparison, content, path, _REMEDY)
     if not comparison.rows:
         raise InputError(f'{path}: expected "rows" to be a list of recipes, found none; {_REMEDY}')
-    names = {row.name for row in comparison.rows}
-    if stray := next((one.name for one in comparison.controls if one.name not in names), None):
-        raise InputError(f'{path}: expected "controls" of its rows, found one of {stray!r}; {_REMEDY}')
-    if comparison.against and comparison.against not in names:
-        raise InputError(f'{path}: expected "against" to name a row, found {comparison.against!r}; {_REMEDY}')
-    if comparison.equal is not None:
-        try:
-            budget_text(comparison.equal)
-        except (KeyError, TypeError, ValueError):
-            found_equal = f"{comparison.equal!r:.60}"
-            raise InputError(f'{path}: expected "equal" to say what is, found {found_equal}; {_REMEDY}') from None
-    return comparison
+    return replace(comparison, bounds=bounds_of(comparison.bounds))
 
 
 def summarise(
-    runs: Mapping[str, Sequence[Path]], folder: Path, against: str | None = None, roles: Mapping[str, Role] = {}
+    runs: Mapping[str, Sequence[Path]],
+    folder: Path,
+    against: str | None = None,
+    roles: Mapping[str, Role] = {},
+    sweeps: Mapping[str, Sweep] = {},
 ) -> Comparison:
     """The comparison of finished runs: {name: run folders}. against: the reference row, or the first.
 
-    roles: of the rows (`baselines.roles_of`); a row without one is no baseline and writes no memory.
+    roles: of the rows (`baselines.roles_of`); a row without one is no baseline and writes no memory. sweeps: of
+    learning rates, by the rows' names.
     """
-    results = {name: [Result.read(place) for place in every] for name, every in runs.items()}
-    places = [place for every in runs.values() for place in every]
+    results = {name: [Result.read(path) for path in every] for name, every in runs.items()}
+    paths = [path for every in runs.values() for path in every]
     first, against = next(iter(results.values()))[0], against or next(iter(runs))
-    described = first.description(first.metric, places[0])
-    folders = {name: tuple(str(place.relative_to(folder)) for place in every) for name, every in runs.items()}
+    described = first.description(first.metric, paths[0])
+    folders = {name: tuple(str(path.relative_to(folder)) for path in every) for name, every in runs.items()}
     commits = {name: tuple(map(trained, runs[name], folders[name])) for name in runs}
     bounds = bounds_of(described["bounds"])
+    rows = rows_of(results, first.metric, against, roles, commits, bounds)
     return Comparison(
         metric=first.metric,
         higher_is_better=described["higher_is_better"],
-        rows=rows_of(results, first.metric, against, roles, commits, bounds),
+        rows=tuple(
+            replace(row, rate=swept.best, rates=tuple(swept.scores.items())) if (swept := sweeps.get(row.name)) else row
+            for row in rows
+        ),
         about=described["about"],
         bounds=bounds,
         majority=first.majority,
@@ -194,7 +190,7 @@ def summarise(
         scored_rows=first.scored_rows,
         controls=controls_of(results, first.metric),
         runs=folders,
-        provenance=shared(places),
+        provenance=shared(paths),
     )
 
 
@@ -215,11 +211,12 @@ def rows_of(
     rows = []
     for name, every in results.items():
         role, test, first = roles.get(name, Role()), tests.get(name), every[0] if every else Result()
-        costs: dict[str, Any] = {
-            key: _mean([getattr(one, key) for one in every]) for key in ("seconds", "peak_bytes", "steps", "tokens")
-        }
-        costs |= {key: _number_or_nan(getattr(first, key)) for key in ("parameters", "flops", "state_bytes")}
-        costs["train_flops"] = _mean([one.train_flops for one in every])
+        costs: dict[str, Any] = {}
+        for key in ("seconds", "peak_bytes", "steps", "tokens", "train_flops"):
+            known = [value for one in every if (value := getattr(one, key)) is not None]
+            costs[key] = statistics.fmean(known) if known and len(known) == len(every) else math.nan
+        for key in ("parameters", "flops", "state_bytes"):
+            costs[key] = math.nan if (value := getattr(first, key)) is None else value
         rows.append(
             Row(
                 name,
@@ -245,25 +242,19 @@ def controls_of(results: Results, metric: str) -> tuple[Control, ...]:
     )
 
 
-def _mean(found: Sequence[float | None]) -> float:
-    """The mean over runs; NaN if there is none, or one of them does not have the number."""
-    return math.nan if not found or None in found else statistics.fmean(value for value in found if value is not None)
-
-
-def _number_or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _along(results: Sequence[Result]) -> Along | None:
+def _along(results: Sequence[Result]) -> MetricByX | None:
     """The metric along an axis of the task, with its spread over the seeds; None if no run measured one."""
-    found = [result.artifacts["along"] for result in results if "along" in result.artifacts]
-    if not found:
+    known = [result.artifacts["along"] for result in results if "along" in result.artifacts]
+    if not known:
         return None
-    by_place: dict[float, list[float]] = {}
-    for at, value in (pair for one in found for pair in one["values"]):
-        by_place.setdefault(at, []).append(value)
-    places = tuple(Place(at, *spread(by_place[at])) for at in sorted(by_place))
-    return Along(found[0].get("metric"), found[0].get("x"), places)
+    scores: dict[float, list[float]] = {}
+    for x, value in (pair for one in known for pair in one["values"]):
+        scores.setdefault(x, []).append(value)
+    values = tuple(ScoreAt(x, *spread(scores[x])) for x in sorted(scores))
+    return MetricByX(known[0].get("metric"), known[0].get("x"), values)
+
+
+# --- the tables for a terminal ---
 
 
 def show(comparison: Comparison) -> None:
@@ -277,15 +268,20 @@ def show(comparison: Comparison) -> None:
     console.print(_cost_table(comparison))
     console.print(_STATE, highlight=False, soft_wrap=True)
     if rows := [(row.name, row.along) for row in comparison.rows if row.along is not None]:
-        console.print(_along_table(rows))
+        first = rows[0][1]
+        table = plain_table(["", *(f"{one.x:g}" for one in first.values)], f"{first.metric} by {first.x}")
+        for name, along in rows:
+            table.add_row(name, *map(_text, along.values))
+        console.print(table)
 
 
-def _table(columns: Sequence[str], **more: Any) -> Any:
+def plain_table(columns: Sequence[str], title: str | None = None) -> Any:
+    """An empty table of rich, whose first column has names and whose others have numbers."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", **more)
-    for column in columns:
-        table.add_column(column, justify="left" if not column else "right")
+    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", title=title)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=not i)
     return table
 
 
@@ -296,12 +292,21 @@ def _text(score: Scored) -> str:
 def _score_table(comparison: Comparison) -> Any:
     """The rows with their controls; with several seeds also intervals and the tests against the reference."""
     tested = any(row.interval for row in comparison.rows)
-    swept = any(row.rate is not None for row in comparison.rows)
     columns = ["", comparison.metric, "seeds"]
     columns += ["95 % interval", f"difference to {comparison.against}", "p (Holm)", "shown"] if tested else []
-    table = _table([*columns, *(["learning rate"] if swept else [])])
+    columns += ["learning rate"] if any(row.rate is not None for row in comparison.rows) else []
+    table = plain_table(columns)
     for row in comparison.rows:
-        cells = [row.name, _text(row), str(row.seeds), *(_test_cells(row, comparison) if tested else [])]
+        cells = [row.name, _text(row), str(row.seeds)]
+        if tested:
+            cells.append("–" if row.interval is None else "{:.4f} to {:.4f}".format(*row.interval))
+            test = row.against
+            if test is None or test.interval is None:
+                cells += ["", "", "reference" if row.name == comparison.against else "–"]
+            else:
+                low, high = test.interval
+                cells.append(f"{test.difference:+.4f} ({low:+.4f} to {high:+.4f})")
+                cells += [f"{test.p_holm:.3g}", test.finding(comparison.higher_is_better)]
         table.add_row(*cells, *([] if row.rate is None else [f"{row.rate:.1e}"]))
         for control in comparison.controls:
             if control.name == row.name:
@@ -309,17 +314,6 @@ def _score_table(comparison: Comparison) -> Any:
     for name, value in comparison.reference.items():  # without learning
         table.add_row(name, f"{value:.4f}")
     return table
-
-
-def _test_cells(row: Row, comparison: Comparison) -> list[str]:
-    """The interval of a row's mean, and its difference to the reference with interval, corrected p and meaning."""
-    own = "–" if row.interval is None else "{:.4f} to {:.4f}".format(*row.interval)
-    test = row.against
-    if test is None or test.interval is None:
-        return [own, "", "", "reference" if row.name == comparison.against else "–"]
-    low, high = test.interval
-    difference = f"{test.difference:+.4f} ({low:+.4f} to {high:+.4f})"
-    return [own, difference, f"{test.p_holm:.3g}", test.finding(comparison.higher_is_better)]
 
 
 def _notes(comparison: Comparison) -> list[str]:
@@ -339,13 +333,13 @@ def _notes(comparison: Comparison) -> list[str]:
         lines.append(ONE_SEED)
     if any(row.seeds > 1 and row.std == 0 for row in comparison.rows):
         lines.append(NO_SPREAD)
-    lines += cut_note(comparison, [row.interval for row in comparison.rows])
-    return lines
+    return lines + cut_note(comparison, [row.interval for row in comparison.rows])
 
 
 def cut_note(comparison: Comparison, intervals: Sequence[tuple[float, float] | None]) -> list[str]:
     """A sentence where an interval of a mean was cut at a bound of the comparison's metric."""
-    if not any(ends_at(one, comparison.bounds) for one in intervals):
+    low, high = comparison.bounds
+    if not any(one is not None and (one[0] == low or one[1] == high) for one in intervals):
         return []
     ends = " and ".join(f"{end:g}" for end in comparison.bounds if math.isfinite(end))
     return [f"intervals end at {ends}: {comparison.metric} has no value beyond"]
@@ -353,29 +347,21 @@ def cut_note(comparison: Comparison, intervals: Sequence[tuple[float, float] | N
 
 def _cost_table(comparison: Comparison) -> Any:
     columns = ["parameters", "steps", f"{comparison.unit} read", "training TFLOP", "forward MFLOP/row", "state KiB"]
-    table = _table(["", *columns, "seconds passed", "peak MiB"])
+    table = plain_table(["", *columns, "seconds passed", "peak MiB"])
+
+    def number(value: float, unit: float = 1, digits: int = 0) -> str:
+        return "–" if math.isnan(value) else f"{value / unit:,.{digits}f}"
+
     for row in comparison.rows:
         table.add_row(
             row.name,
-            _number(row.parameters),
-            _number(row.steps),
-            _number(row.tokens),
+            number(row.parameters),
+            number(row.steps),
+            number(row.tokens),
             "–" if math.isnan(row.train_flops) else f"{row.train_flops / 1e12:.3g}",
-            _number(row.flops, 1e6, 2),
-            _number(row.state_bytes, 2**10, 1),
-            _number(row.seconds, 1, 1),
-            _number(row.peak_bytes, 2**20),
+            number(row.flops, 1e6, 2),
+            number(row.state_bytes, 2**10, 1),
+            number(row.seconds, 1, 1),
+            number(row.peak_bytes, 2**20),
         )
-    return table
-
-
-def _number(value: float, unit: float = 1, digits: int = 0) -> str:
-    return "–" if math.isnan(value) else f"{value / unit:,.{digits}f}"
-
-
-def _along_table(rows: Sequence[tuple[str, Along]]) -> Any:
-    first = rows[0][1]
-    table = _table(["", *(f"{one.x:g}" for one in first.values)], title=f"{first.metric} by {first.x}")
-    for name, along in rows:
-        table.add_row(name, *map(_text, along.values))
     return table

@@ -92,13 +92,15 @@ def interval(score: Scored, bounds: Bounds = UNBOUNDED) -> tuple[float, float] |
     """
     if score.seeds < 2 or not (math.isfinite(score.std) and score.std > 0):
         return None
-    reach = _student(score.seeds - 1) * score.std / math.sqrt(score.seeds)
-    return _within(score.mean, reach, bounds)
+    return _interval(score.mean, score.std / math.sqrt(score.seeds), score.seeds - 1, _valid(bounds, score.mean))
 
 
-def _within(middle: float, reach: float, bounds: Bounds) -> tuple[float, float]:
-    low, high = _valid(bounds, middle)
-    return max(low, middle - reach), min(high, middle + reach)
+def _interval(mean: float, error: float, freedom: float, bounds: Bounds, level: float = LEVEL) -> Bounds:
+    """Student's interval around a mean with this standard error, cut at the bounds."""
+    from scipy import stats  # importing it takes longer than a small comparison needs
+
+    low, high = stats.t.interval(1 - level, freedom, mean, error)
+    return max(bounds[0], float(low)), min(bounds[1], float(high))
 
 
 def _valid(bounds: Bounds, *means: float) -> Bounds:
@@ -107,28 +109,18 @@ def _valid(bounds: Bounds, *means: float) -> Bounds:
 
 
 def _of_differences(bounds: Bounds) -> Bounds:
-    """The bounds of a difference of two means of a metric."""
     return bounds[0] - bounds[1], bounds[1] - bounds[0]
-
-
-def ends_at(ends: tuple[float, float] | None, bounds: Bounds) -> bool:
-    """Whether an interval was cut at a bound of its metric."""
-    return ends is not None and (ends[0] == bounds[0] or ends[1] == bounds[1])
 
 
 def wilson(right: int, of: int) -> tuple[float, float]:
     """The 95 % interval (low, high) of a share of independent rows: Wilson (1927), J. Am. Stat. Assoc. 22, 209-212.
 
-    (p + z²/2n ± z·√(p(1 − p)/n + z²/4n²)) / (1 + z²/n) with p = right / of, n = of and z = 1.96. It is that of the rows
-    that were drawn, of one trained model: another seed may differ by more. Raises ValueError unless 0 ≤ right ≤ of > 0.
+    It is that of the rows that were drawn, of one trained model: another seed may differ by more.
     """
-    if not 0 <= right <= of or not of:
-        raise ValueError(f"expected 0 <= right <= of and of > 0, found right {right} and of {of}")
-    z = statistics.NormalDist().inv_cdf(1 - LEVEL / 2)
-    share, size = right / of, z * z / of
-    middle = (share + size / 2) / (1 + size)
-    reach = z * math.sqrt(share * (1 - share) / of + size / (4 * of)) / (1 + size)
-    return max(0.0, middle - reach), min(1.0, middle + reach)
+    from scipy import stats
+
+    low, high = stats.binomtest(right, of).proportion_ci(1 - LEVEL, method="wilson")
+    return float(low), float(high)
 
 
 def welch(score: Scored, reference: Scored, bounds: Bounds = UNBOUNDED, level: float = LEVEL) -> Difference:
@@ -139,18 +131,18 @@ def welch(score: Scored, reference: Scored, bounds: Bounds = UNBOUNDED, level: f
     v = s²/n of each side; freedom (v₁ + v₂)² / (v₁²/(n₁ − 1) + v₂²/(n₂ − 1)), by Welch and Satterthwaite.
     """
     difference = score.mean - reference.mean
-    if min(score.seeds, reference.seeds) < 2 or not (math.isfinite(score.std) and math.isfinite(reference.std)):
+    if min(score.seeds, reference.seeds) < 2:
         return Difference(difference)
     v, w = score.std**2 / score.seeds, reference.std**2 / reference.seeds
-    if v + w == 0:
+    if not (math.isfinite(v + w) and v + w > 0):
         return Difference(difference)
-    from scipy import stats  # importing it takes longer than a small comparison needs
+    from scipy import stats
 
+    sides = (score.mean, score.std, score.seeds, reference.mean, reference.std, reference.seeds)
+    p = float(stats.ttest_ind_from_stats(*sides, equal_var=False).pvalue)
     freedom = (v + w) ** 2 / (v**2 / (score.seeds - 1) + w**2 / (reference.seeds - 1))
-    reach = _student(freedom, level) * math.sqrt(v + w)
-    p = 2 * float(stats.t.sf(abs(difference) / math.sqrt(v + w), freedom))
     bounds = _of_differences(_valid(bounds, score.mean, reference.mean))
-    return Difference(difference, _within(difference, reach, bounds), p)
+    return Difference(difference, _interval(difference, math.sqrt(v + w), freedom, bounds, level), p)
 
 
 def paired(changes: Sequence[float], bounds: Bounds = UNBOUNDED) -> Difference | None:
@@ -161,16 +153,17 @@ def paired(changes: Sequence[float], bounds: Bounds = UNBOUNDED) -> Difference |
     If every difference is exactly 0, the interval is 0 to 0: nothing changed. Equal differences other than 0 come from
     coarse scores by coincidence, so they have no interval. A mean within the rounding errors of its terms is 0.
     """
-    found = [change for change in changes if math.isfinite(change)]
-    if not found:
+    finite = [change for change in changes if math.isfinite(change)]
+    if not finite:
         return None
-    mean, std, n = spread(found)
-    size = max(map(abs, found))
+    mean, std, n = spread(finite)
+    size = max(map(abs, finite))
     mean = 0.0 if abs(mean) < _ROUNDING * size else mean
     if n < 2 or (size and std < _ROUNDING * size):
         return Difference(mean)
-    reach = _student(n - 1) * std / math.sqrt(n)
-    return Difference(mean, _within(mean, reach, _of_differences(bounds)))
+    if not size:
+        return Difference(mean, (0.0, 0.0))
+    return Difference(mean, _interval(mean, std / math.sqrt(n), n - 1, _of_differences(bounds)))
 
 
 def differences(scores: Mapping[str, Scored], against: str, bounds: Bounds = UNBOUNDED) -> dict[str, Difference]:
@@ -181,21 +174,20 @@ def differences(scores: Mapping[str, Scored], against: str, bounds: Bounds = UNB
 
 def compared(pairs: Sequence[tuple[Scored, Scored]], bounds: Bounds = UNBOUNDED) -> list[Difference]:
     """The difference of each pair of rows; interval and p are corrected over all that have a p, by Holm."""
-    found = correct([welch(*pair, bounds) for pair in pairs])
-    tested = sum(math.isfinite(one.p) for one in found)
+    tests = correct([welch(*pair, bounds) for pair in pairs])
+    tested = sum(math.isfinite(one.p) for one in tests)
     # p is 0 where it underflows; the level is then the strictest one.
-    levels = [LEVEL * one.p / one.p_holm if one.p else LEVEL / tested for one in found]
+    levels = [LEVEL * one.p / one.p_holm if one.p else LEVEL / tested for one in tests]
     return [
         replace(one, interval=welch(*pair, bounds, level).interval) if one.interval else one
-        for one, pair, level in zip(found, pairs, levels, strict=True)
+        for one, pair, level in zip(tests, pairs, levels, strict=True)
     ]
 
 
-def correct(found: Sequence[Difference]) -> list[Difference]:
+def correct(tests: Sequence[Difference]) -> list[Difference]:
     """The differences with p corrected over those that have one, by Holm."""
-    tested = [one.p for one in found if math.isfinite(one.p)]
-    corrected = iter(holm(tested))
-    return [replace(one, p_holm=next(corrected)) if math.isfinite(one.p) else one for one in found]
+    corrected = iter(holm([one.p for one in tests if math.isfinite(one.p)]))
+    return [replace(one, p_holm=next(corrected)) if math.isfinite(one.p) else one for one in tests]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -205,10 +197,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
         greatest = max(greatest, min(1.0, (len(p_values) - rank) * p_values[i]))
         corrected[i] = greatest
     return corrected
-
-
-def _student(freedom: float, level: float = LEVEL) -> float:
-    """The point of Student's t beyond which half of the level is: of 5 %, the 97.5 % point."""
-    from scipy import stats
-
-    return float(stats.t.isf(level / 2, freedom))

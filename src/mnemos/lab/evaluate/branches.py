@@ -88,7 +88,7 @@ def first_calls(model: nn.Module, layers: dict[str, GatedBranch], inputs: Tensor
 
 
 @dataclass(frozen=True)
-class Places:
+class TokenPositions:
     """The positions of one picture's tokens in one layer: R rows, each with `prefix` class tokens and T other tokens.
 
     A row is a window; layers without windows have R = 1. grid: (height, width); index [R, T] int64: the position
@@ -102,11 +102,10 @@ class Places:
     def unfolded(self, values: Tensor) -> Tensor:
         """Arrange one value per token [B·R, prefix + T] by position: [B, height, width]."""
         rows, tokens = self.index.shape
-        found = values[:, self.prefix :].reshape(-1, rows * tokens)
-        height, width = self.grid
-        place = self.index.flatten()
-        picture = found.new_zeros(found.shape[0], height * width)
-        picture[:, place[place >= 0]] = found[:, place >= 0]
+        values = values[:, self.prefix :].reshape(-1, rows * tokens)
+        index = self.index.flatten()
+        picture = values.new_zeros(values.shape[0], self.grid[0] * self.grid[1])
+        picture[:, index[index >= 0]] = values[:, index >= 0]
         return picture.unflatten(1, self.grid)
 
     def centres(self, length: int, method: str, pool: int = 1) -> Tensor:
@@ -123,29 +122,68 @@ class Places:
         return resample(both, length, None, method, self.grid)
 
 
-def maps(layer: GatedBranch, place: Places, outputs: BranchOutputs) -> tuple[BranchMaps, Tensor, Tensor]:
+def token_positions(
+    model: nn.Module, name: str, layer: GatedBranch, rows: int, tokens: int, picture: tuple[int, int]
+) -> TokenPositions | str:
+    """The positions of a layer called with `rows` rows of `tokens` tokens per picture; a str says why none are known.
+
+    picture: (height, width) in pixels, which is the grid of a layer whose tokens are pixels.
+    """
+    # --- the windows of a Swin block that contains the layer, as timm and Hugging Face divide the grid ---
+    modules, parts = dict(model.named_modules()), name.split(".")
+    parents = (modules.get(".".join(parts[:end])) for end in range(len(parts) - 1, 0, -1))
+    sizes = ("input_resolution", "window_size", "shift_size")
+    block: Any = next((one for one in parents if all(hasattr(one, size) for size in sizes)), None)
+    if block is not None:
+        values = [getattr(block, size) for size in sizes]
+        grid, window, shift = (
+            (int(one[0]), int(one[1])) if isinstance(one, (tuple, list)) else (int(one), int(one)) for one in values
+        )
+        padded = [-(-n // w) * w for n, w in zip(grid, window, strict=True)]
+        if rows * tokens == padded[0] * padded[1] and tokens == window[0] * window[1]:
+            image = torch.arange(grid[0] * grid[1]).view(grid)
+            back = (-shift[0], -shift[1])
+            fill = (0, padded[1] - grid[1], 0, padded[0] - grid[0])
+            # Hugging Face pads before it shifts; timm shifts before it pads.
+            if hasattr(block, "maybe_pad"):
+                image = F.pad(image, fill, value=-1).roll(back, (0, 1))
+            else:
+                image = F.pad(image.roll(back, (0, 1)), fill, value=-1)
+            cut = image.view(padded[0] // window[0], window[0], padded[1] // window[1], window[1]).transpose(1, 2)
+            return TokenPositions(grid, 0, cut.reshape(rows, tokens))
+
+    # --- one row: a grid that the layer knows, or the picture's own ---
+    if rows != 1:
+        return f"its {rows} rows per picture are windows with unknown positions"
+    tokens -= layer.prefix
+    for known in (layer.grid, picture):
+        if known is not None and known[0] * known[1] == tokens:
+            return TokenPositions(known, layer.prefix, torch.arange(tokens)[None])
+    return f"its {tokens} tokens form no known grid"
+
+
+def maps(layer: GatedBranch, positions: TokenPositions, outputs: BranchOutputs) -> tuple[BranchMaps, Tensor, Tensor]:
     """Numbers, and the maps of o_self and o_mem [N, h, w]: means over heads and channels.
 
     weight: m/(m + s) for the root mean squares m of σ(λ)·o_mem and s of (1 − σ(λ))·o_self. correlation: Pearson's
     correlation of the two maps of each picture. memory_own, self_own: the share of a map's variance that differs
     between pictures at the same position; the remaining variance is an image common to all pictures.
     """
-    both = [place.unfolded(o.float().mean(-1)) for o in (outputs.o_self, outputs.o_mem)]
+    both = [positions.unfolded(o.float().mean(-1)) for o in (outputs.o_self, outputs.o_mem)]
     share = torch.sigmoid(layer.mix.detach().float()).repeat_interleave(outputs.o_mem.shape[-1] // layer.num_heads)
     own = (outputs.o_self * (1 - share)).square().mean().sqrt()
     memory = (outputs.o_mem * share).square().mean().sqrt()
     flat = [m.flatten(1) - m.flatten(1).mean(1, keepdim=True) for m in both]
-    cosine = F.cosine_similarity(flat[0], flat[1], dim=1)
     numbers = BranchMaps(
-        grid=place.grid,
+        grid=positions.grid,
         weight=float(memory / (own + memory).clamp(min=1e-30)),
-        correlation=rounded(cosine),
+        correlation=rounded(F.cosine_similarity(flat[0], flat[1], dim=1)),
         self_own=_share_per_picture(both[0]),
         memory_own=_share_per_picture(both[1]),
     )
-    largest = max(place.grid)
+    largest = max(positions.grid)
     if largest > MAP:
-        height, width = (max(1, round(n * MAP / largest)) for n in place.grid)
+        height, width = (max(1, round(n * MAP / largest)) for n in positions.grid)
         both = [F.adaptive_avg_pool2d(m[:, None], (height, width))[:, 0] for m in both]
     return numbers, both[0], both[1]
 
@@ -163,60 +201,8 @@ def _share_per_picture(maps: Tensor) -> float:
 
 def rounded(values: Tensor) -> Any:
     """The values as nested tuples, rounded to four decimals."""
-    return _tuples(values.double().mul(1e4).round().div(1e4).tolist())
 
+    def tuples(value: Any) -> Any:
+        return tuple(map(tuples, value)) if isinstance(value, list) else value
 
-def _tuples(values: Any) -> Any:
-    return tuple(map(_tuples, values)) if isinstance(values, list) else values
-
-
-def places(model: nn.Module, name: str, layer: GatedBranch, rows: int, tokens: int, picture: tuple[int, int]) -> Any:
-    """The `Places` of a layer called with `rows` rows of `tokens` tokens per picture; a str says why they are unknown.
-
-    picture: (height, width) in pixels, which is the grid of a layer whose tokens are pixels.
-    """
-    found = _windows(model, name, rows, tokens)
-    if found is not None:
-        return found
-    if rows != 1:
-        return f"its {rows} rows per picture are windows with unknown positions"
-    tokens -= layer.prefix
-    for grid in (layer.grid, picture):
-        if grid is not None and grid[0] * grid[1] == tokens:
-            return Places(grid, layer.prefix, torch.arange(tokens)[None])
-    return f"its {tokens} tokens form no known grid"
-
-
-def _windows(model: nn.Module, name: str, rows: int, tokens: int) -> Places | None:
-    """The windows of the Swin block that contains the layer, as timm and Hugging Face divide the grid."""
-    block = _enclosing_swin_block(model, name)
-    if block is None:
-        return None
-    grid, window, shift = (_pair(getattr(block, part)) for part in ("input_resolution", "window_size", "shift_size"))
-    padded = [-(-n // w) * w for n, w in zip(grid, window, strict=True)]
-    if rows * tokens != padded[0] * padded[1] or tokens != window[0] * window[1]:
-        return None
-    image = torch.arange(grid[0] * grid[1]).view(grid)
-    back = (-shift[0], -shift[1])
-    fill = (0, padded[1] - grid[1], 0, padded[0] - grid[0])
-    # Hugging Face pads before it shifts; timm shifts before it pads.
-    if hasattr(block, "maybe_pad"):
-        image = F.pad(image, fill, value=-1).roll(back, (0, 1))
-    else:
-        image = F.pad(image.roll(back, (0, 1)), fill, value=-1)
-    cut = image.view(padded[0] // window[0], window[0], padded[1] // window[1], window[1]).transpose(1, 2)
-    return Places(grid, 0, cut.reshape(rows, tokens))
-
-
-def _enclosing_swin_block(model: nn.Module, name: str) -> Any:
-    modules = dict(model.named_modules())
-    parts = name.split(".")
-    for end in range(len(parts) - 1, 0, -1):
-        block = modules.get(".".join(parts[:end]))
-        if all(hasattr(block, part) for part in ("input_resolution", "window_size", "shift_size")):
-            return block
-    return None
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (int(value[0]), int(value[1])) if isinstance(value, (tuple, list)) else (int(value), int(value))
+    return tuples(values.double().mul(1e4).round().div(1e4).tolist())

@@ -30,14 +30,14 @@ from torch import Tensor, nn
 from mnemos import generators
 from mnemos._compat import pytree
 from mnemos.lab.tasks.batch import each, row_count, to_model
-from mnemos.lab.tasks.metrics import LOSS, Sums, called, sum_functions, values
+from mnemos.lab.tasks.metrics import LOSS
 from mnemos.lab.tasks.task import SUPERVISED, Task
 from mnemos.memory.gated_cache import caches
 from mnemos.modes import evaluating
 from mnemos.types import Advances, State, leaves, reset, select
 
 from .recorded import ControlledMemory, Left, ScoredSegments, StateControls
-from .scores import evaluate
+from .scores import ScoreSums, evaluate
 
 CONTROLS = {
     "emptied": "stored caches set to zero",
@@ -57,8 +57,9 @@ STATE_CONTROLS = {
 
 Key = tuple[str, str]  # (name of the memory, control)
 _CARRIED: Key = ("", "carried")
-_ALONE = "the rows were read one at a time, with no other row beside them"
-_SHORT = "second segments alone were scored, and they read the memory after the first in any case"
+
+
+# --- caches that a model stores ---
 
 
 def controls(
@@ -99,27 +100,26 @@ def legend(names: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def _changing(model: nn.Module, control: str) -> Iterator[None]:
-    kept = [(cache.cache.clone(), cache.mix.detach().clone()) for cache in caches(model)]
+    before = [(cache.cache.clone(), cache.mix.detach().clone()) for cache in caches(model)]
     generator = torch.Generator().manual_seed(0)
     try:
         with torch.no_grad():
-            for cache in caches(model):
+            for one in caches(model):
                 if control == "closed":
-                    cache.mix.fill_(-torch.inf)
-                elif cache.grc.scope == "shared" and cache.grc.write:
-                    empty = control == "emptied"
-                    cache.cache.copy_(torch.zeros_like(cache.cache) if empty else _noise(cache.cache, generator))
+                    one.mix.fill_(-torch.inf)
+                elif one.grc.scope == "shared" and one.grc.write:
+                    noise = torch.randn(one.cache.shape, generator=generator).to(one.cache)
+                    noise = one.cache.mean(0) + noise * one.cache.std(0, correction=0)
+                    one.cache.copy_(torch.zeros_like(noise) if control == "emptied" else noise)
         yield
     finally:
         with torch.no_grad():
-            for cache, (stored, mix) in zip(caches(model), kept, strict=True):
-                cache.cache.copy_(stored)
-                cache.mix.copy_(mix)
+            for one, (stored, mix) in zip(caches(model), before, strict=True):
+                one.cache.copy_(stored)
+                one.mix.copy_(mix)
 
 
-def _noise(cache: Tensor, generator: torch.Generator) -> Tensor:
-    noise = torch.randn(cache.shape, generator=generator).to(cache)
-    return cache.mean(0) + noise * cache.std(0, correction=0)
+# --- the state that passes from segment to segment ---
 
 
 @torch.no_grad()
@@ -152,29 +152,6 @@ def state_controls(
     return reading.result(split, cut)
 
 
-def control_lines(found: StateControls | Left, task: Task) -> list[str]:
-    """What `state_controls` found, as lines for a terminal."""
-    if isinstance(found, Left):
-        return [f"  state: {found.left}"]
-    metric = next((m for m in task.metrics if m.name == found.metric), LOSS)
-    numbers = found.segments
-    where = f"segments {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"segment {numbers[0]}"
-    carried = found.carried.scores[metric.name]
-    rows = [("as carried", metric.text(carried))]
-    for memory in found.memories:
-        scored, unscored = memory.scored(), memory.unscored()
-        for control, about in STATE_CONTROLS.items():
-            text = unscored.get(control, "")
-            if control in scored:
-                value = scored[control].scores[metric.name]
-                text = f"{metric.text(value)} ({value - carried:+.4f})  {about}"
-            rows.append((f"{memory.name} {control}", text))
-    width = max(len(name) for name, _ in rows)
-    rows_read = "1 row" if found.rows == 1 else f"{found.rows} rows at once"
-    head = f"  state, {where} of {rows_read}:"
-    return [head, *(f"    {name:{width}}  {text}" for name, text in rows)]
-
-
 def _groups(task: Task, split: Literal["valid", "test"], length: int) -> Iterator[list[Any]]:
     """Successive segments of the same rows, as lists of batches; about `SEGMENTS` with counted targets in all."""
     group: list[Any] = []
@@ -199,8 +176,7 @@ class _Reading:
     """Reads groups of segments and adds up the sums of the task's scores by memory, control and segment."""
 
     def __init__(self, model: nn.Module, task: Task) -> None:
-        self.model, self.task = model, task
-        self.functions: dict[Sums, int] = sum_functions(task.metrics)
+        self.model, self.task, self.scoring = model, task, ScoreSums(task)
         self.sums: dict[Key, dict[int, Tensor]] = {_CARRIED: {}}
         self.memories: dict[str, str | None] = {}  # label -> name of the part that is changed; None: all of the state
         self.rows = 0
@@ -211,46 +187,42 @@ class _Reading:
         first: State = None
         own: dict[Key, State] = {}  # the state of each reading with a changed part
         rows: Tensor | None = None  # those of the group's rows that have not ended; None: all
-        for i, given in enumerate(group):
-            part = to_model(given, self.model)
-            part = part if rows is None else _rows(part, rows)
+        for i, batch in enumerate(group):
+            part = to_model(batch, self.model)
+            part = part if rows is None else each(part, lambda x, rows=rows: x[rows])
+
+            # --- leave out the rows that have ended ---
             ended = self.task.resets(part)
             if i and ended is not None and bool(ended.any()):
                 going = (~ended).nonzero().flatten()
                 if len(going) < min(2, len(ended)):
                     return  # every control has the same segments, so the reading ends where no two rows are left
                 rows = going if rows is None else rows[going]
-                part, carried, first = _rows(part, going), select(carried, going), select(first, going)
+                part = each(part, lambda x, going=going: x[going])
+                carried, first = select(carried, going), select(first, going)
                 own = {key: select(state, going) for key, state in own.items()}
+
+            # --- read the segment under every control, then as carried ---
             if i:
-                own = self._control(part, carried, first, own, i)
+                device, count = leaves(carried)[0].device, leaves(carried)[0].shape[0]
+                self.rows = max(self.rows, count)
+                sources = {"emptied": reset(carried, torch.ones(count, dtype=torch.bool, device=device))}
+                if count > 1:
+                    sources["exchanged"] = select(carried, torch.arange(count, device=device).roll(1))
+                sources["frozen"] = first
+                for label, name in self.memories.items():
+                    for control, source in sources.items():
+                        key = label, control
+                        if name is not None:
+                            own[key] = self._score(part, graft(own.get(key, carried), source, name), i, key)
+                        elif self.task.count(part):
+                            self._score(part, source, i, key)
             carried = self._score(part, carried, i, _CARRIED)
             if not i:
                 if not leaves(carried):
                     return
                 first = carried
                 self.memories |= list_memories(carried)
-
-    def _control(self, part: Any, carried: State, first: State, own: dict[Key, State], i: int) -> dict[Key, State]:
-        """Read a segment under every control; returns the new states of the readings with a changed part."""
-        device, count = leaves(carried)[0].device, leaves(carried)[0].shape[0]
-        self.rows = max(self.rows, count)
-        sources = {
-            "emptied": reset(carried, torch.ones(count, dtype=torch.bool, device=device)),
-            "exchanged": select(carried, torch.arange(count, device=device).roll(1)),
-            "frozen": first,
-        }
-        if count < 2:
-            del sources["exchanged"]
-        after: dict[Key, State] = {}
-        for label, name in self.memories.items():
-            for control, source in sources.items():
-                key = label, control
-                if name is not None:
-                    after[key] = self._score(part, graft(own.get(key, carried), source, name), i, key)
-                elif self.task.count(part):
-                    self._score(part, source, i, key)
-        return after
 
     def _score(self, part: Any, state: State, i: int, key: Key) -> State:
         """Read a segment, add its scores to the sums of `key`, and return the new state. The first is not scored."""
@@ -259,11 +231,8 @@ class _Reading:
             return self.task.advance(self.model, part, state)
         outputs, after = self.task.forward(self.model, part, state)
         if i and count:
-            loss = self.task.loss(self.model, outputs, part)
-            found = [x for f, width in self.functions.items() for x in called(f, width, self.model, outputs, part)]
-            vector = torch.tensor([loss.item(), count, *(x.item() for x in found)], dtype=torch.float64)
             sums = self.sums.setdefault(key, {})
-            sums[i] = sums[i] + vector if i in sums else vector
+            sums[i] = sums.get(i, 0) + self.scoring.of(self.model, outputs, part, count)
         return after
 
     def result(self, split: str, cut: int | None) -> StateControls | Left:
@@ -273,59 +242,48 @@ class _Reading:
             return Left("the model keeps no state")
         if not carried:
             return Left("no segment that was read after a row's first has a counted target")
-        known = self._averages(next(iter(carried.values())))
+        known = self.scoring.scores(next(iter(carried.values())))
         metric = next((m.name for m in self.task.metrics if m.name in known), "loss")
-        memories = []
-        for label in self.memories:
-            found: dict[str, ScoredSegments | Left] = {}
-            for control in STATE_CONTROLS:
-                left = _SHORT if control == "frozen" and max(carried) < 2 else None
-                left = _ALONE if control == "exchanged" and (label, control) not in self.sums else left
-                found[control] = Left(left) if left else self._scores((label, control), metric)
-            memories.append(ControlledMemory(label, **found))
+
+        def scored(key: Key) -> ScoredSegments | Left:
+            if key[1] == "frozen" and max(carried) < 2:
+                return Left("second segments alone were scored, and they read the memory after the first in any case")
+            if key not in self.sums:  # exchanged
+                return Left("the rows were read one at a time, with no other row beside them")
+            sums = self.sums[key]
+            total = self.scoring.scores(torch.stack(list(sums.values())).sum(0))
+            return ScoredSegments(total, np.array([self.scoring.scores(sums[i])[metric] for i in sorted(sums)]))
+
+        whole = scored(_CARRIED)
+        assert isinstance(whole, ScoredSegments)
         return StateControls(
             rows=self.rows,
             segments=tuple(i + 1 for i in sorted(carried)),
             targets=int(sum(vector[1] for vector in carried.values())),
             metric=metric,
-            carried=self._scores(_CARRIED, metric),
-            memories=tuple(memories),
+            carried=whole,
+            memories=tuple(
+                ControlledMemory(label, *(scored((label, control)) for control in STATE_CONTROLS))
+                for label in self.memories
+            ),
             cut=cut,
             split=split,
         )
 
-    def _scores(self, key: Key, metric: str) -> ScoredSegments:
-        sums = self.sums[key]
-        total = torch.stack(list(sums.values())).sum(0)
-        return ScoredSegments(self._averages(total), np.array([self._averages(sums[i])[metric] for i in sorted(sums)]))
-
-    def _averages(self, vector: Tensor) -> dict[str, float]:
-        """The loss and the metrics that are sums, from the sums of some segments."""
-        loss, count, *rest = vector.tolist()
-        found, sums = iter(rest), {}
-        for function, width in self.functions.items():
-            sums[function] = [next(found) for _ in range(width)]
-        return {"loss": loss / count, **values(self.task.metrics, sums, (loss, count))}
-
-
-def _rows(batch: Any, rows: Tensor) -> Any:
-    return each(batch, lambda x: x[rows])
-
 
 def list_memories(state: State) -> dict[str, str | None]:
     """What a state's controls change: all of it, and each named part that does not hold all of its numbers alone."""
+
+    def size(part: State) -> int:  # floating-point numbers; counters are not counted
+        return sum(leaf.numel() for leaf in leaves(part) if leaf.is_floating_point())
+
     named: dict[str, int] = {}
     for node in pytree.tree_leaves(state, is_leaf=_is_memory):
-        if _is_memory(node) and node.memory_name is not None and (size := _size(node)):
-            named[node.memory_name] = named.get(node.memory_name, 0) + size
-    if len(named) == 1 and _size(state) == sum(named.values()):
+        if _is_memory(node) and node.memory_name is not None and (numbers := size(node)):
+            named[node.memory_name] = named.get(node.memory_name, 0) + numbers
+    if len(named) == 1 and size(state) == sum(named.values()):
         return dict.fromkeys(named)
     return {WHOLE: None, **{name: name for name in named}}
-
-
-def _size(state: State) -> int:
-    """The floating-point numbers of a state; its counters are not counted."""
-    return sum(leaf.numel() for leaf in leaves(state) if leaf.is_floating_point())
 
 
 def _is_memory(node: object) -> bool:
@@ -341,3 +299,25 @@ def graft(state: State, source: State, name: str) -> State:
         return other if getattr(node, "memory_name", None) == name else node
 
     return pytree.tree_map(grafted, state, is_leaf=_is_memory)
+
+
+def control_lines(measured: StateControls | Left, task: Task) -> list[str]:
+    """What `state_controls` measured, as lines for a terminal."""
+    if isinstance(measured, Left):
+        return [f"  state: {measured.left}"]
+    metric = next((m for m in task.metrics if m.name == measured.metric), LOSS)
+    carried = measured.carried.scores[metric.name]
+    rows = [("as carried", metric.text(carried))]
+    for memory in measured.memories:
+        for control, about in STATE_CONTROLS.items():
+            score = getattr(memory, control)
+            text = score.left if isinstance(score, Left) else ""
+            if isinstance(score, ScoredSegments):
+                value = score.scores[metric.name]
+                text = f"{metric.text(value)} ({value - carried:+.4f})  {about}"
+            rows.append((f"{memory.name} {control}", text))
+    width = max(len(name) for name, _ in rows)
+    numbers = measured.segments
+    where = f"segments {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"segment {numbers[0]}"
+    rows_read = "1 row" if measured.rows == 1 else f"{measured.rows} rows at once"
+    return [f"  state, {where} of {rows_read}:", *(f"    {name:{width}}  {text}" for name, text in rows)]

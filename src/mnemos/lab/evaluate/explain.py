@@ -33,7 +33,7 @@ from mnemos.modes import evaluating
 from mnemos.ops.gated_cache import gated_update, resample
 from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
 
-from .branches import Places, first_calls, maps, places, rounded
+from .branches import TokenPositions, first_calls, maps, rounded, token_positions
 from .controls import state_controls
 from .recorded import NO_PICTURES, CachedLayer, Explanation, LayerCost, Left, Pictures, SlotContents
 
@@ -62,14 +62,9 @@ def explain(model: nn.Module, task: Task, folder: Path, segment_length: int = 0)
     caches = {name: module for name, module in model.named_modules() if isinstance(module, GatedBranch)}
     with evaluating(model):
         memory = state_controls(model, task, "test", segment_length)
-        shapes = _shapes(model, caches, task) if caches else {}
+        costs = _costs(model, caches, task) if caches else {}
         layers = {
-            name: CachedLayer(
-                name,
-                tuple(torch.sigmoid(layer.mix.float()).tolist()),
-                layer.grc.inference,
-                cost(layer, *shapes[name]) if name in shapes else None,
-            )
+            name: CachedLayer(name, tuple(torch.sigmoid(layer.mix.float()).tolist()), layer.grc.inference, costs[name])
             for name, layer in caches.items()
         }
         pictures, left, middle = None, "the model has no gated cache", None
@@ -78,61 +73,56 @@ def explain(model: nn.Module, task: Task, folder: Path, segment_length: int = 0)
         elif caches:
             left = NO_PICTURES
     sizes = {split: task.size(split) for split in ("train", "valid", "test")}
-    found = Explanation(tuple(layers.values()), memory, pictures, None if pictures else left, middle, sizes)
-    found.write(folder)
-    return found
+    explanation = Explanation(tuple(layers.values()), memory, pictures, None if pictures else left, middle, sizes)
+    explanation.write(folder)
+    return explanation
 
 
-def cost(layer: GatedBranch, rows: int, tokens: int) -> LayerCost | None:
-    """What a layer adds for one sample with `rows` rows of `tokens` tokens; None for a causal cache.
+def _costs(model: nn.Module, caches: dict[str, GatedBranch], task: Task) -> dict[str, LayerCost | None]:
+    """What each layer adds for one sample: its parameters are counted, its multiply-adds follow from a formula.
 
-    Its parameters are counted; the multiply-adds of one forward pass in training and one in evaluation follow from a
-    formula.
+    None for a causal cache, and for a layer that the sample does not call.
     """
-    if getattr(layer, "causal", False):
-        return None
-    own = sum(p.numel() for name, p in layer.named_parameters() if not name.startswith("inner."))
-    out = getattr(layer, "out_dim", layer.dim)
-    grid = layer.grid[0] * layer.grid[1] if layer.grid is not None else 0
-    if getattr(layer, "windows", None) is not None:  # one cache for all windows of a sample
-        rows, tokens = 1, rows * tokens
-    shape = Shape(
-        tokens,
-        layer.cache.shape[0],
-        layer.dim,
-        layer.cache_dim,
-        layer.num_heads,
-        out,
-        rows,
-        grid,
-        layer.lift is not None,
-    )
-    return LayerCost(
-        rows=rows,
-        tokens=tokens,
-        slots=shape.length,
-        width=shape.width,
-        cache_width=shape.cache_width,
-        heads=shape.heads,
-        parameters=own,
-        training_macs=training_macs(shape, layer.grc),
-        inference_macs=inference_macs(shape, layer.grc),
-    )
-
-
-def _shapes(model: nn.Module, layers: dict[str, GatedBranch], task: Task) -> dict[str, tuple[int, int]]:
-    """The (rows, tokens) of each layer's first call for one sample."""
-    found: dict[str, tuple[int, int]] = {}
+    shapes: dict[str, tuple[int, int]] = {}  # (rows, tokens) of each layer's first call
     handles = [
-        layer.register_forward_pre_hook(lambda _, args, name=name: found.setdefault(name, args[0].shape[:2]) and None)
-        for name, layer in layers.items()
+        layer.register_forward_pre_hook(lambda _, args, name=name: shapes.setdefault(name, args[0].shape[:2]) and None)
+        for name, layer in caches.items()
     ]
     try:
         task.forward(model, task.example(), None)
     finally:
         for handle in handles:
             handle.remove()
-    return {name: (int(rows), int(tokens)) for name, (rows, tokens) in found.items()}
+    costs: dict[str, LayerCost | None] = dict.fromkeys(caches)
+    for name, layer in caches.items():
+        if name not in shapes or getattr(layer, "causal", False):
+            continue
+        rows, tokens = map(int, shapes[name])
+        if getattr(layer, "windows", None) is not None:  # one cache for all windows of a sample
+            rows, tokens = 1, rows * tokens
+        shape = Shape(
+            tokens,
+            layer.cache.shape[0],
+            layer.dim,
+            layer.cache_dim,
+            layer.num_heads,
+            getattr(layer, "out_dim", layer.dim),
+            rows,
+            math.prod(layer.grid or (0,)),
+            layer.lift is not None,
+        )
+        costs[name] = LayerCost(
+            rows=rows,
+            tokens=tokens,
+            slots=shape.length,
+            width=shape.width,
+            cache_width=shape.cache_width,
+            heads=shape.heads,
+            parameters=sum(p.numel() for part, p in layer.named_parameters() if not part.startswith("inner.")),
+            training_macs=training_macs(shape, layer.grc),
+            inference_macs=inference_macs(shape, layer.grc),
+        )
+    return costs
 
 
 def _record_pictures(
@@ -142,6 +132,7 @@ def _record_pictures(
 
     run, task: see `Task.pictured`.
     """
+    # --- both branches of each layer, as images ---
     observed = {}
     for name, layer in caches.items():
         if layer.grc.scope == "stream" or getattr(layer, "causal", False):
@@ -151,89 +142,92 @@ def _record_pictures(
     index, label, inputs = choose_pictures(task)
     shown = read_pictures(task, "test", index)
     calls = first_calls(run, observed, inputs)
-    known: dict[str, Places] = {}
+    known: dict[str, TokenPositions] = {}
     for name, layer in observed.items():
-        place: Places | str | None = "the model did not call it" if name not in calls else None
-        if place is None:
+        positions: TokenPositions | str = "the model did not call it"
+        if name in calls:
             rows, tokens = calls[name].o_self.shape[0] // len(index), calls[name].o_self.shape[1]
-            place = places(model, name, layer, rows, tokens, (shown.shape[1], shown.shape[2]))
-        if isinstance(place, str):
-            layers[name] = replace(layers[name], maps=Left(place))
+            positions = token_positions(model, name, layer, rows, tokens, (shown.shape[1], shown.shape[2]))
+        if isinstance(positions, str):
+            layers[name] = replace(layers[name], maps=Left(positions))
             continue
-        known[name] = place
-        numbers, own, memory = maps(layer, place, calls[name])
+        known[name] = positions
+        numbers, own, memory = maps(layer, positions, calls[name])
         layers[name] = replace(layers[name], maps=numbers, self_map=own.numpy(), memory_map=memory.numpy())
     if not known:
         return None, "no layer's tokens have known positions in the picture", None
+
+    # --- the pictures themselves, and what the slots hold ---
     about = str(task.about) if run is not model else None
     guess = label if about else run(inputs, None)[0].argmax(-1).tolist()
-    pictures = Pictures(
-        tuple(label), tuple(guess), tuple(task.names), tuple(index), about=about, pixels=smaller(shown, SIDE).numpy()
-    )
-    written = {name: place for name, place in known.items() if not caches[name].grc.constant}
+    pixels = smaller(shown, SIDE).numpy()
+    pictures = Pictures(tuple(label), tuple(guess), tuple(task.names), tuple(index), about=about, pixels=pixels)
+    written = {name: positions for name, positions in known.items() if not caches[name].grc.constant}
     for name in known.keys() - written.keys():
         layers[name] = replace(layers[name], slots=Left("its cache is a learned constant, which no token wrote"))
     if written:
-        _compare_slots(run, task, caches, written, layers)
+        _compare_layers(run, task, caches, written, layers)
     return pictures, "", list(caches).index(list(known)[(len(known) - 1) // 2])
 
 
-def _compare_slots(
+def _compare_layers(
     run: nn.Module,
     task: Any,
     caches: dict[str, GatedBranch],
-    known: dict[str, Places],
+    known: dict[str, TokenPositions],
     layers: dict[str, CachedLayer],
 ) -> None:
     """Compare the slots of some layers with tokens of training pictures, and record the nearest patches."""
+    # --- which tokens: of every picture equally many, at its own random positions, without padding ---
     chosen = {list(known)[i]: caches[list(known)[i]] for i in evenly_spaced(len(known), SEARCHED)}
     index = evenly_spaced(task.size("train"), IMAGES).tolist()
     pictures = read_pictures(task, "train", index)
     generator = torch.Generator().manual_seed(0)
     centres, picks = {}, {}
     for name, layer in chosen.items():
-        centres[name] = _centres(layer, known[name]).flatten(0, 1)
-        # Padding is left out. Every picture contributes the same number of tokens, at its own random positions.
+        positions = known[name]
+        if getattr(layer, "windows", None) is not None:  # with length="paper" slots are a grid's squares
+            positions = TokenPositions(positions.grid, 0, torch.arange(math.prod(positions.grid))[None])
+        at = positions.centres(layer.cache.shape[0], layer.grc.resample, getattr(layer, "pool", 1))
+        centres[name] = at.flatten(0, 1)
         real = centres[name].isfinite().all(-1).nonzero().flatten()
         each = min(len(real), max(1, TOKENS // len(index)))
         picks[name] = torch.stack([real[torch.randperm(len(real), generator=generator)[:each]] for _ in index])
+
+    # --- these tokens, as the update reads them ---
     tokens: dict[str, list[Tensor]] = {name: [] for name in chosen}
     for first in range(0, len(index), BATCH):
         part = index[first : first + BATCH]
-        calls = first_calls(run, chosen, _inputs(task, "train", part, pictures[first : first + BATCH]))
+        if task.inputs == "tokens":
+            inputs = task.rows("train", part).inputs
+        else:
+            inputs = normalise(pictures[first : first + BATCH].numpy(), *task.colours)  # without augmentation
+        calls = first_calls(run, chosen, inputs)
         for name, layer in chosen.items():
             grid = known[name].grid if layer.grc.resample == "grid" else None
             slots = resample(calls[name].source.float(), layer.cache.shape[0], None, layer.grc.resample, grid)
             slots = slots.reshape(len(part), -1, slots.shape[-1])
-            tokens[name].append(
-                slots.gather(1, picks[name][first : first + BATCH, :, None].expand(-1, -1, slots.shape[-1]))
-            )
+            pick = picks[name][first : first + BATCH, :, None]
+            tokens[name].append(slots.gather(1, pick.expand(-1, -1, slots.shape[-1])))
+
+    # --- the nearest of them ---
     for name, layer in chosen.items():
-        pick = picks[name]
-        image = torch.arange(len(index)).repeat_interleave(pick.shape[1])
-        place = pick.flatten()
-        length = layer.cache.shape[0]
-        found = compare_slots(layer, torch.cat(tokens[name]).flatten(0, 1), place % length, image)
-        if isinstance(found, str):
-            layers[name] = replace(layers[name], slots=Left(found))
+        pick = picks[name].flatten()
+        image = torch.arange(len(index)).repeat_interleave(picks[name].shape[1])
+        nearest = compare_slots(layer, torch.cat(tokens[name]).flatten(0, 1), pick % layer.cache.shape[0], image)
+        if isinstance(nearest, str):
+            layers[name] = replace(layers[name], slots=Left(nearest))
             continue
-        where = centres[name][place[found.token]]
+        where = centres[name][pick[nearest.token]]
         contents = SlotContents(
-            **found.numbers,
-            shown=tuple(found.slots.tolist()),
-            image=tuple(tuple(index[i] for i in row) for row in image[found.token].tolist()),
+            **nearest.numbers,
+            shown=tuple(nearest.slots.tolist()),
+            image=tuple(tuple(index[i] for i in row) for row in image[nearest.token].tolist()),
             centres=rounded(where),
-            nearest=rounded(found.cosine),
+            nearest=rounded(nearest.cosine),
         )
-        cut = patches(pictures, image[found.token], where, known[name].grid)
+        cut = patches(pictures, image[nearest.token], where, known[name].grid)
         layers[name] = replace(layers[name], slots=contents, patches=cut.numpy())
-
-
-def _centres(layer: GatedBranch, place: Places) -> Tensor:
-    """The centres of the tokens that each slot is written from. With length="paper" these are a grid's squares."""
-    if getattr(layer, "windows", None) is not None:
-        place = Places(place.grid, 0, torch.arange(place.grid[0] * place.grid[1])[None])
-    return place.centres(layer.cache.shape[0], layer.grc.resample, getattr(layer, "pool", 1))
 
 
 def patches(pictures: Tensor, image: Tensor, where: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -284,11 +278,6 @@ def choose_pictures(task: Task) -> tuple[list[int], list[int], Tensor]:
     return [i for _, i, _ in chosen], [label for label, _, _ in chosen], torch.stack([x for _, _, x in chosen])
 
 
-def _inputs(task: Any, split: str, index: list[int], pictures: Tensor) -> Tensor:
-    """The model's inputs for pictures of a split, without augmentation."""
-    return task.rows(split, index).inputs if task.inputs == "tokens" else normalise(pictures.numpy(), *task.colours)
-
-
 def read_pictures(task: Any, split: str, index: list[int]) -> Tensor:
     """Pictures of a split as uint8 [N, H, W, 1 or 3]."""
     return torch.stack([torch.as_tensor(task.picture(split, i)) for i in index])
@@ -317,66 +306,54 @@ def compare_slots(layer: GatedBranch, tokens: Tensor, slot: Tensor, image: Tenso
     if not cache.any():
         return "its stored cache is empty"
     generator = torch.Generator().manual_seed(0)
+
+    def cosines(a: Tensor, b: Tensor) -> Tensor:
+        return F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T
+
+    def chance(points: Tensor) -> Tensor:
+        """The same for a random vector with the covariance of the centred points, up to scale."""
+        return cosines(torch.randn(1, len(points), generator=generator) @ points, points).amax()
+
     chosen = evenly_spaced(len(cache), SLOTS)
-    k = min(NEAREST, int(image.max()) + 1)
-    rows = [_compare_slot(layer, tokens, slot, image, int(i), k, generator) for i in chosen]
-    cosine, token = torch.stack([r.cosine for r in rows]), torch.stack([r.token for r in rows])
-    off_mean, off_place = sum(r.off_mean for r in rows), sum(r.off_place for r in rows)
+    images = int(image.max()) + 1
+    token, cosine, by_chance, distance = [], [], [], []
+    off_mean = off_place = 0.0  # Σ ‖C_i − μ_i‖², and Σ ‖C_i − mean candidate of the tokens at its own position‖²
+    for i in chosen.tolist():
+        candidates = candidates_for(layer, tokens, i)
+        mean = candidates.mean(0)
+        around = candidates - mean
+        similar = cosines((cache[i] - mean)[None], around)[0]
+        # The nearest token of each picture, then the nearest pictures.
+        best = similar.new_full((images,), -torch.inf).scatter_reduce(0, image, similar, "amax")
+        value, picture = best.topk(min(NEAREST, images))
+        cosine.append(value)
+        token.append(((image == picture[:, None]) & (similar == value[:, None])).float().argmax(1))
+        by_chance.append(chance(around))
+        off = float((cache[i] - mean).square().sum())
+        distance.append(math.sqrt(off / float(around.square().sum(1).mean().clamp(min=1e-30))))
+        off_mean += off
+        own = candidates[slot == i]
+        if len(own) > 1:
+            # Subtract the sampling error of the mean of these tokens.
+            noise = own.var(0).sum() / len(own)
+            off = float(((cache[i] - own.mean(0)).square().sum() - noise).clamp(min=0))
+        off_place += off
     # The same comparison with the tokens themselves, to show that slots lie in the space of candidates.
-    centred = tokens - tokens.mean(0)
-    raw = _cosines(cache[chosen] - cache.mean(0), centred).amax(1)
-    raw_chance = _cosines(_mixtures(centred, len(chosen), generator), centred).amax(1)
+    raw = cosines(cache[chosen] - cache.mean(0), tokens - tokens.mean(0)).amax(1)
+    nearest, share = torch.stack(token), torch.stack(token)[:, 0].unique(return_counts=True)[1] / len(token)
     numbers = {
         "compared": len(chosen),
         "tokens": len(tokens),
-        "images": int(image.max()) + 1,
-        "cosine": float(cosine[:, 0].mean()),
-        "chance": float(torch.stack([r.chance for r in rows]).mean()),
+        "images": images,
+        "cosine": float(torch.stack(cosine)[:, 0].mean()),
+        "chance": float(torch.stack(by_chance).mean()),
         "raw_cosine": float(raw.mean()),
-        "raw_chance": float(raw_chance.mean()),
-        "distance": float(torch.stack([r.distance for r in rows]).mean()),
-        "place": float(1 - off_place / off_mean) if off_mean > 0 else math.nan,
-        "distinct": _effective(token[:, 0]),
-        "distinct_images": _effective(image[token[:, 0]]),
+        "distance": sum(distance) / len(distance),
+        "place": 1 - off_place / off_mean if off_mean > 0 else math.nan,
+        "distinct": float(torch.exp(-(share * share.log()).sum())),  # exp of the entropy of their frequencies
     }
     shown = evenly_spaced(len(chosen), SHOWN)
-    return NearestTokens(numbers, chosen[shown], token[shown], cosine[shown])
-
-
-class _Nearest(NamedTuple):
-    token: Tensor  # [K]
-    cosine: Tensor  # [K]
-    chance: Tensor
-    distance: Tensor
-    off_mean: float  # ‖C_i − μ_i‖²
-    off_place: float  # ‖C_i − mean candidate of the tokens at its own position‖²
-
-
-def _compare_slot(
-    layer: GatedBranch, tokens: Tensor, slot: Tensor, image: Tensor, i: int, k: int, generator: torch.Generator
-) -> _Nearest:
-    """Compare slot i with all tokens."""
-    content = layer.cache[i].float()
-    candidates = candidates_for(layer, tokens, i)
-    mean = candidates.mean(0)
-    around = candidates - mean
-    cosines = _cosines((content - mean)[None], around)[0]
-    # The nearest token of each picture, then the nearest pictures.
-    best = cosines.new_full((int(image.max()) + 1,), -torch.inf).scatter_reduce(0, image, cosines, "amax")
-    value, picture = best.topk(k)
-    where = (image == picture[:, None]) & (cosines == value[:, None])
-    variance = around.square().sum(1).mean()
-    off_mean = float((content - mean).square().sum())
-    own = candidates[slot == i]
-    off_place = off_mean
-    if len(own) > 1:
-        # Subtract the sampling error of the mean of these tokens.
-        noise = own.var(0).sum() / len(own)
-        off_place = float(((content - own.mean(0)).square().sum() - noise).clamp(min=0))
-    chance = _cosines(_mixtures(around, 1, generator), around).amax()
-    return _Nearest(
-        where.float().argmax(1), value, chance, (off_mean / variance.clamp(min=1e-30)).sqrt(), off_mean, off_place
-    )
+    return NearestTokens(numbers, chosen[shown], nearest[shown], torch.stack(cosine)[shown])
 
 
 def candidates_for(layer: GatedBranch, tokens: Tensor, i: int) -> Tensor:
@@ -393,21 +370,6 @@ def candidates_for(layer: GatedBranch, tokens: Tensor, i: int) -> Tensor:
         norm=None if norm is None else (norm.weight.float(), norm.bias.float()),
     )
     return new[:, 0]
-
-
-def _cosines(a: Tensor, b: Tensor) -> Tensor:
-    return F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T
-
-
-def _mixtures(points: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Random vectors [count, D] with the covariance of the centred `points` [M, D], up to scale."""
-    return torch.randn(count, len(points), generator=generator) @ points
-
-
-def _effective(values: Tensor) -> float:
-    """The effective number of different values: exp of the entropy of their frequencies."""
-    share = values.unique(return_counts=True)[1] / len(values)
-    return float(torch.exp(-(share * share.log()).sum()))
 
 
 def evenly_spaced(count: int, most: int) -> Tensor:

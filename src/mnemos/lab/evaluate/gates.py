@@ -17,8 +17,6 @@ from mnemos.types import JSONObject
 
 from .records import to_json
 
-_GATES = ("update", "reset")
-
 
 @dataclass(frozen=True)
 class Gate:
@@ -78,25 +76,20 @@ def measure_gates(model: nn.Module, batch: object, task: Task = SUPERVISED) -> J
     ):
         _, state = task.forward(model, batch, None)
     # Caches per stream are in the state, in the order of the layers; the modules' own caches stay empty.
-    walks = [w for w in pytree.tree_leaves(state, is_leaf=_is_walk) if _is_walk(w)]
-    streams = iter(walks if len(walks) == len(layers) else [])
-    found = []
-    for name, layer in layers:
+    leaves = pytree.tree_leaves(state, is_leaf=lambda node: isinstance(node, CacheState))
+    streams = [node for node in leaves if isinstance(node, CacheState)]
+    measured = []
+    for i, (name, layer) in enumerate(layers):
         # A causal cache without a complete block made no update, so there are no gate values.
-        record = {key: float(torch.stack(values).mean()) for key, values in records[name].items()}
+        means = {key: float(torch.stack(values).mean()) for key, values in records[name].items()}
         update, reset = (
-            Gate(*(record.get(f"{gate}_{of}", math.nan) for of in ("mean", "saturated"))) for gate in _GATES
+            Gate(*(means.get(f"{gate}_{of}", math.nan) for of in ("mean", "saturated"))) for gate in ("update", "reset")
         )
-        mix = tuple(torch.sigmoid(layer.mix.detach()).tolist())
-        walk = next(streams, None)
-        contents = layer.cache[None] if layer.grc.scope == "shared" or walk is None else walk.cache
-        found.append(LayerGates(name, mix, update, reset, _describe(contents.detach())))
-    measured: JSONObject = to_json(Gates(tuple(found)))
-    return measured
-
-
-def _is_walk(node: object) -> bool:
-    return isinstance(node, CacheState)
+        per_stream = layer.grc.scope != "shared" and len(streams) == len(layers)
+        contents = _describe((streams[i].cache if per_stream else layer.cache[None]).detach())
+        measured.append(LayerGates(name, tuple(torch.sigmoid(layer.mix.detach()).tolist()), update, reset, contents))
+    content: JSONObject = to_json(Gates(tuple(measured)))
+    return content
 
 
 def _describe(caches: Tensor) -> Contents:

@@ -1,6 +1,6 @@
 """What a run's trained model says about new files: `mnemos predict RUN FILES`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mnemos import registry
@@ -22,12 +22,6 @@ def predict(folder: str | Path, files: Sequence[str | Path], **options: int | No
     InputError for a run whose task reads no files, for options that do not fit, and for a folder without files.
     """
     about = read_preprocessing(Path(folder))
-    chosen = {**about.options, **_given(about, options)}
-    return about.predict(load(folder), [Path(file) for file in files], chosen)
-
-
-def _given(about: Preprocessing, options: Mapping[str, int | None]) -> dict[str, int]:
-    """The options that are not None. Raises InputError for those that do not fit."""
     given = {name: value for name, value in options.items() if value is not None}
     for name, value in given.items():
         if name not in about.options:
@@ -35,16 +29,16 @@ def _given(about: Preprocessing, options: Mapping[str, int | None]) -> dict[str,
             raise InputError(f"--{name}: expected {known} for a model of {about.name}, found --{name}; leave it out")
         if value < 1:
             raise InputError(f"--{name}: expected at least 1, found {value}; raise it")
-    return given
+    return about.predict(load(folder), [Path(file) for file in files], {**about.options, **given})
 
 
-def _places(folder: Path) -> tuple[Path, ...]:
+def _paths(folder: Path) -> tuple[Path, ...]:
     return folder / RUN_MODEL / PREPROCESSING, folder / PREPROCESSING
 
 
 def has_preprocessing(folder: Path) -> bool:
     """Whether a run, or the folder of its model, has a preprocessing."""
-    return any(path.is_file() for path in _places(folder))
+    return any(path.is_file() for path in _paths(folder))
 
 
 def read_preprocessing(folder: Path) -> Preprocessing:
@@ -52,7 +46,7 @@ def read_preprocessing(folder: Path) -> Preprocessing:
 
     Raises InputError if the run is not finished, or if files have no meaning for its task.
     """
-    path = next((path for path in _places(folder) if path.is_file()), None)
+    path = next((path for path in _paths(folder) if path.is_file()), None)
     if path is None:
         load(folder)  # raises for a folder that is no model, and for a run that is not finished
         kinds = ", ".join(sorted(registry.names("preprocessing")))

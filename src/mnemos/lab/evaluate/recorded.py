@@ -48,13 +48,14 @@ class ControlledMemory:
 
     def scored(self) -> dict[str, ScoredSegments]:
         """The controls that were scored."""
-        found = {"emptied": self.emptied, "exchanged": self.exchanged, "frozen": self.frozen}
-        return {name: one for name, one in found.items() if isinstance(one, ScoredSegments)}
+        return {name: one for name, one in self._controls().items() if isinstance(one, ScoredSegments)}
 
     def unscored(self) -> dict[str, str]:
         """The controls that were not scored, with the reason."""
-        found = {"emptied": self.emptied, "exchanged": self.exchanged, "frozen": self.frozen}
-        return {name: one.left for name, one in found.items() if isinstance(one, Left)}
+        return {name: one.left for name, one in self._controls().items() if isinstance(one, Left)}
+
+    def _controls(self) -> dict[str, ScoredSegments | Left]:
+        return {"emptied": self.emptied, "exchanged": self.exchanged, "frozen": self.frozen}
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,9 @@ class SlotContents:
     cosine: float
     chance: float
     raw_cosine: float
-    raw_chance: float
     distance: float
     place: float
     distinct: float
-    distinct_images: float
     shown: tuple[int, ...]
     image: tuple[tuple[int, ...], ...]
     centres: tuple[tuple[tuple[float, float], ...], ...]
@@ -198,52 +197,26 @@ def read_explanation(folder: Path) -> Explanation | None:
     path = folder / "explain.json"
     if not path.is_file():
         return None
-    found = from_json(Explanation, read_object(path, _REMEDY), path, _REMEDY)
-    if isinstance(known := found.memory, StateControls):
-        for one in (known.carried, *(one for memory in known.memories for one in memory.scored().values())):
-            _check(len(one.by_segment) == len(known.segments), path, "a score of each segment")
-    if found.pictures is None:
-        return found
-    arrays, count = _arrays(folder / "explain.safetensors"), len(found.pictures.label)
-    _check(len(found.pictures.guess) == count, path, f'a "guess" of each of {count} pictures')
-    pixels = _array(arrays, "pictures", (count, 0, 0, 0), path)
-    layers = tuple(_with_arrays(layer, i, count, arrays, path) for i, layer in enumerate(found.layers))
-    return replace(found, layers=layers, pictures=replace(found.pictures, pixels=pixels))
-
-
-def _with_arrays(layer: CachedLayer, i: int, count: int, arrays: dict[str, np.ndarray], path: Path) -> CachedLayer:
-    if isinstance(layer.maps, BranchMaps):
-        _check(len(layer.maps.correlation) == count, path, f'a "correlation" of each of {count} pictures')
-        own = _array(arrays, f"self.{i}", (count, 0, 0), path)
-        layer = replace(layer, self_map=own, memory_map=_array(arrays, f"memory.{i}", own.shape, path))
-    if isinstance(layer.slots, SlotContents):
-        nearest = layer.slots.nearest
-        _check(0 < len(nearest) == len(layer.slots.shown), path, '"nearest" of each slot that is "shown"')
-        layer = replace(layer, patches=_array(arrays, f"patches.{i}", (len(nearest), len(nearest[0]), 0, 0, 0), path))
-    return layer
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray]:
+    explanation = from_json(Explanation, read_object(path, _REMEDY), path, _REMEDY)
+    if explanation.pictures is None:
+        return explanation
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
+    path = folder / "explain.safetensors"
     try:
-        return load_file(path) if path.is_file() else {}
+        arrays = load_file(path)
+        layers = []
+        for i, layer in enumerate(explanation.layers):
+            if isinstance(layer.maps, BranchMaps):
+                layer = replace(layer, self_map=arrays[f"self.{i}"], memory_map=arrays[f"memory.{i}"])
+            if isinstance(layer.slots, SlotContents):
+                layer = replace(layer, patches=arrays[f"patches.{i}"])
+            layers.append(layer)
+        pictures = replace(explanation.pictures, pixels=arrays["pictures"])
     except (SafetensorError, OSError, KeyError) as error:
-        raise InputError(f"{path}: expected safetensors, found {error}; {_REMEDY}") from None
-
-
-def _array(arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...], path: Path) -> np.ndarray:
-    """The array `name`, checked against a shape where 0 means any size."""
-    path, found = path.with_suffix(".safetensors"), arrays.get(name)
-    if found is None:
-        raise InputError(f"{path}: expected {name!r} in it, found none; {_REMEDY}")
-    fits = found.ndim == len(shape) and all(n in (0, m) and m for n, m in zip(shape, found.shape, strict=True))
-    if not fits or (found.dtype == np.uint8 and found.shape[-1] not in (1, 3)):
-        raise InputError(
-            f"{path}: expected {name!r} of shape {list(shape)} (0: any), found {list(found.shape)}; {_REMEDY}"
-        )
-    return found
+        raise InputError(f"{path}: expected the arrays of explain.json, found none ({error}); {_REMEDY}") from None
+    return replace(explanation, layers=tuple(layers), pictures=pictures)
 
 
 @dataclass(frozen=True)
@@ -313,22 +286,4 @@ class WriteAttention:
 def read_write_attention(folder: Path) -> WriteAttention | None:
     """The content of the file in a run folder; None if there is none. Raises InputError if it is malformed."""
     path = folder / "write_attention.json"
-    if not path.is_file():
-        return None
-    found = from_json(WriteAttention, read_object(path, _REMEDY), path, _REMEDY)
-    for name, part in (("shares", found.shares), ("middle", found.middle), ("kinds", found.kinds)):
-        _check(set(KINDS) <= part.keys(), path, f'"{name}" of {", ".join(KINDS)}')
-    _check(all(len(share) == len(found.counts) for share in found.shares.values()), path, '"shares" of each segment')
-    shown = found.shown
-    tokens = len(shown.examples[0].weights) if shown.examples else 0
-    alike = all(len(one.weights) == tokens for one in shown.examples)
-    _check(alike and 0 < shown.first <= tokens, path, '"first" of as many "weights" in every example')
-    finite = all(np.isfinite([one.itself, *one.weights]).all() for one in shown.examples)
-    _check(finite, path, "weights that are finite")
-    _check(shown.words is None or sum(n for _, n in shown.words) == tokens, path, f'"words" of {tokens} tokens')
-    return found
-
-
-def _check(fits: bool, path: Path, expected: str) -> None:
-    if not fits:
-        raise InputError(f"{path}: expected {expected}, found others; {_REMEDY}")
+    return from_json(WriteAttention, read_object(path, _REMEDY), path, _REMEDY) if path.is_file() else None

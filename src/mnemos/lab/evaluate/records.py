@@ -19,7 +19,6 @@ from mnemos.types import InputError, JSONObject
 
 Record = TypeVar("Record")
 OMITTED = {"omitted": True}  # metadata of a field that is not written where it is None
-_MOST = 2**63  # of an integer, as charts and arrays have them
 APART = {"apart": True}  # metadata of an array that another file holds
 
 
@@ -44,16 +43,16 @@ def to_json(value: object) -> Any:
 def read_object(path: Path, remedy: str) -> JSONObject:
     """The JSON object in a file. Raises InputError, with file and line, for anything else."""
     try:
-        found = parse(read_text(path))
+        content = parse(read_text(path))
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {error.lineno}: expected JSON, found {error.msg}; {remedy}") from None
     except FileNotFoundError:
         raise InputError(f"{path}: expected a JSON file, found none; name a folder that a run wrote") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: expected a JSON file, found {error}; {remedy}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{path}, line 1: expected a JSON object, found {type(found).__name__}; {remedy}")
-    return found
+    if not isinstance(content, dict):
+        raise InputError(f"{path}, line 1: expected a JSON object, found {type(content).__name__}; {remedy}")
+    return content
 
 
 def from_json(cls: type[Record], value: object, where: object, remedy: str, name: str = "") -> Record:
@@ -76,41 +75,49 @@ class _WrongError(Exception):
     """(field, what was expected there, what was found)."""
 
 
+_WORDS: dict[Any, str] = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
+_WORDS |= {tuple: "a list", dict: "an object", np.ndarray: "a list of numbers"}
+
+
 def _read(cls: Any, value: Any, name: str) -> Any:
     origin, arguments = typing.get_origin(cls), typing.get_args(cls)
-    if cls is Any:
+    if cls is Any or (value is None and type(None) in arguments):
         return value
+    if value is None and cls is float:
+        return math.nan
     if origin in (typing.Union, types.UnionType):
-        return _read_union(arguments, value, name)
+        # Of several dataclasses, the first whose required fields are there.
+        options = [option for option in arguments if option is not type(None)]
+        return _read(next((one for one in options if _has_required(one, value)), options[0]), value, name)
     if origin is typing.Literal:
-        return _checked(value in arguments, value, name, f"one of {', '.join(map(str, arguments))}")
-    if origin is tuple:
-        _checked(isinstance(value, list), value, name, "a list")
-        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
-        _checked(len(kinds) == len(value), value, name, f"a list of {len(kinds)}")
-        return tuple(_read(kind, one, f"{name}[{i}]") for i, (kind, one) in enumerate(zip(kinds, value, strict=True)))
-    if origin is dict:
-        _checked(isinstance(value, dict), value, name, "an object")
+        if value not in arguments:
+            raise _WrongError(name, f"one of {', '.join(map(str, arguments))}", value)
+        return value
+
+    # --- a value of one type: what JSON has for it, and its parts ---
+    kind = origin or cls
+    written = {float: (int, float), tuple: list, np.ndarray: list}.get(kind, dict if kind not in _WORDS else kind)
+    if not isinstance(value, written) or (isinstance(value, bool) and kind is not bool):
+        raise _WrongError(name, _WORDS.get(kind, "an object"), value)
+    if kind is tuple:
+        of = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(of) != len(value):
+            raise _WrongError(name, f"a list of {len(of)}", value)
+        return tuple(_read(one, part, f"{name}[{i}]") for i, (one, part) in enumerate(zip(of, value, strict=True)))
+    if kind is np.ndarray:
+        return np.array([_read(float, one, f"{name}[{i}]") for i, one in enumerate(value)])
+    if kind is dict:
         return {key: _read(arguments[1], one, f"{name}.{key}") for key, one in value.items()}
-    if dataclasses.is_dataclass(cls):
-        return _read_dataclass(cls, value, name)
-    if cls is float:
-        return _read_number(value, name)
-    if cls is np.ndarray:
-        _checked(isinstance(value, list), value, name, "a list of numbers")
-        return np.array([_read_number(one, f"{name}[{i}]") for i, one in enumerate(value)])
-    if cls is int and isinstance(value, int):
-        _checked(abs(value) < _MOST, "one too large", name, "an integer")
-    fits = isinstance(value, cls) and (cls is bool or not isinstance(value, bool))
-    return _checked(fits, value, name, {int: "an integer", str: "a text", bool: "true or false"}.get(cls, "an object"))
-
-
-def _read_union(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
-    """The value as the first of the types; of several dataclasses, as the first whose required fields are there."""
-    if value is None and type(None) in kinds:
-        return None
-    others = [kind for kind in kinds if kind is not type(None)]
-    return _read(next((kind for kind in others if _has_required(kind, value)), others[0]), value, name)
+    if not dataclasses.is_dataclass(kind):
+        return value
+    hints, parts = typing.get_type_hints(kind), {}
+    for field in dataclasses.fields(kind):
+        inside = f"{name}.{field.name}" if name else field.name
+        if field.name in value:
+            parts[field.name] = _read(hints[field.name], value[field.name], inside)
+        elif not _has_default(field):
+            raise _WrongError(inside, "given", "none")
+    return kind(**parts)
 
 
 def _has_required(cls: Any, value: Any) -> bool:
@@ -122,30 +129,3 @@ def _has_required(cls: Any, value: Any) -> bool:
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:
     return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-
-
-def _read_dataclass(cls: Any, value: Any, name: str) -> Any:
-    _checked(isinstance(value, dict), value, name, "an object")
-    hints = typing.get_type_hints(cls)
-    found = {}
-    for field in dataclasses.fields(cls):
-        inside = f"{name}.{field.name}" if name else field.name
-        if field.name in value:
-            found[field.name] = _read(hints[field.name], value[field.name], inside)
-        else:
-            _checked(_has_default(field), "none", inside, "given")
-    return cls(**found)
-
-
-def _read_number(value: Any, name: str) -> float:
-    if value is None:
-        return math.nan
-    _checked(isinstance(value, (int, float)) and not isinstance(value, bool), value, name, "a number")
-    _checked(isinstance(value, float) or abs(value) < _MOST, "one too large", name, "a number")
-    return value
-
-
-def _checked(fits: bool, value: Any, name: str, expected: str) -> Any:
-    if not fits:
-        raise _WrongError(name, expected, value)
-    return value

@@ -1,6 +1,5 @@
 """Loss and metrics of a model on a split. Every counted target has the same weight."""
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.lab.tasks.batch import to_model
-from mnemos.lab.tasks.metrics import Collect, CorpusMetric, called, sum_functions, values
+from mnemos.lab.tasks.metrics import CorpusMetric, called, sum_functions, values
 from mnemos.lab.tasks.task import SUPERVISED, Task
 from mnemos.modes import evaluating
 from mnemos.types import Advances, InputError, State
@@ -20,6 +19,33 @@ class CountedElsewhere:
 
     def __init__(self, batch: object) -> None:
         self.batch = batch
+
+
+class ScoreSums:
+    """The loss and the metrics that are sums, as float64 vectors [2 + …] that can be added: counts are exact to 2^53.
+
+    A vector has the summed loss, the number of counted targets, and the sums of the task's metrics.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.functions = task, sum_functions(task.metrics)
+
+    def zeros(self) -> Tensor:
+        """The vector of no batch."""
+        return torch.zeros(2 + sum(self.functions.values()), dtype=torch.float64)
+
+    def of(self, model: nn.Module, outputs: Any, batch: object, count: int) -> Tensor:
+        """The vector of a batch with `count` counted targets."""
+        sums = [x for f, width in self.functions.items() for x in called(f, width, model, outputs, batch)]
+        loss = self.task.loss(model, outputs, batch)
+        return torch.tensor([loss.item(), count, *(x.item() for x in sums)], dtype=torch.float64)
+
+    def scores(self, vector: Tensor) -> dict[str, float]:
+        """The means: {"loss", each metric that is a sum}."""
+        loss, count, *rest = vector.tolist()
+        numbers = iter(rest)
+        sums = {function: [next(numbers) for _ in range(width)] for function, width in self.functions.items()}
+        return {"loss": loss / count, **values(self.task.metrics, sums, [loss, count])}
 
 
 def evaluate(
@@ -40,14 +66,12 @@ def evaluate(
     run the whole model for every batch, and a batch that another process counts is wrapped in `CountedElsewhere`.
     Raises InputError if no target is counted.
     """
-    state: State = None
-    functions = sum_functions(task.metrics)
-    corpus = {metric.collect: None for metric in task.metrics if isinstance(metric, CorpusMetric)}
-    loss, count = 0.0, 0
-    sums = {function: [0.0] * width for function, width in functions.items()}
-    records: dict[Collect, list[list[Any]]] = {collect: [] for collect in corpus}
+    sums = ScoreSums(task)
+    vector = sums.zeros()
+    records: dict[Any, list[list[Any]]] = {m.collect: [] for m in task.metrics if isinstance(m, CorpusMetric)}
     # A corpus metric collects from every segment, as it does with several processes.
-    advances = total is None and isinstance(model, Advances) and not corpus
+    advances = total is None and isinstance(model, Advances) and not records
+    state: State = None
     with torch.no_grad(), evaluating(model):
         for given in batches:
             counted_here = not isinstance(given, CountedElsewhere)
@@ -57,37 +81,31 @@ def evaluate(
                 state = None
             elif state is not None:
                 state = make_fresh(state, resets)
-            targets = task.count(batch) if counted_here else 0
-            if advances and not targets:
+            count = task.count(batch) if counted_here else 0
+            if advances and not count:
                 state = task.advance(model, batch, state)
                 continue
             outputs, state = task.forward(model, batch, state)
             if counted_here:
-                loss, count = loss + task.loss(model, outputs, batch).item(), count + targets
-                for function, added in sums.items():
-                    for i, value in enumerate(called(function, functions[function], model, outputs, batch)):
-                        added[i] += value.item()
+                vector += sums.of(model, outputs, batch, count)
             for collect, lists in records.items():
                 lists.append(collect(model, outputs, batch) if counted_here else [])
-    # One float64 vector, so one reduction suffices; counts are exact up to 2^53.
-    vector = torch.tensor([loss, count, *itertools.chain(*sums.values())], dtype=torch.float64)
-    found = (vector if total is None else total(vector)).tolist()
-    if not found[1]:
+    if total is not None:
+        vector = total(vector)  # one reduction of all sums
+    targets = int(vector[1])
+    if not targets:
         raise InputError("expected at least one target to evaluate, found none; give the split more data")
-    rest = iter(found[2:])
-    summed = {function: list(itertools.islice(rest, width)) for function, width in functions.items()}
-    whole = {collect: _in_order(gather(lists)) for collect, lists in records.items()}
-    scores = {"loss": found[0] / found[1], **values(task.metrics, summed, found[:2])}
-    scores |= {m.name: float(m.value(whole[m.collect])) for m in task.metrics if isinstance(m, CorpusMetric)}
-    order = ("loss", *(metric.name for metric in task.metrics))
-    return {name: scores[name] for name in dict.fromkeys(order)} | {"count": int(found[1])}
+    scores = sums.scores(vector)
+    for collect, lists in records.items():
+        # In the order of the data: by batch, and within a batch by rank.
+        ranks = zip(*gather(lists), strict=True)
+        rows = [record for batch in ranks for share in batch for record in share]
+        of = [m for m in task.metrics if isinstance(m, CorpusMetric) and m.collect == collect]
+        scores |= {m.name: float(m.value(rows)) for m in of}
+    names = dict.fromkeys(("loss", *(metric.name for metric in task.metrics)))
+    return {name: scores[name] for name in names} | {"count": targets}
 
 
 def metrics_text(task: Task, score: Mapping[str, float]) -> str:
     """The metrics of an evaluation as one line of text, without the loss."""
     return "  ".join(m.text(score[m.name]) for m in task.metrics if m.form and m.name in score and m.name != "loss")
-
-
-def _in_order(everyone: list[list[list[Any]]]) -> list[Any]:
-    """The records of all processes in the order of the data: by batch, and within a batch by rank."""
-    return [record for batch in zip(*everyone, strict=True) for share in batch for record in share]

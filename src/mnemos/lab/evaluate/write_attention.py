@@ -45,24 +45,34 @@ def record_write_attention(model: nn.Module, task: Task, folder: Path, rows: int
     read = valid.unflatten(1, (-1, length)).all(-1)  # [B, S]
     if not read[0].any():
         return None
+
+    # --- each slot's weight on itself [B, S, K], and all weights of row 0 in the segments that are shown ---
     count = int(read[0].sum())
-    place = count // 2
-    end = min(count, place + max(1, SHOWN // length))
+    start = count // 2
+    end = min(count, start + max(1, SHOWN // length))
+    device = next(model.parameters()).device
+    state, on_itself, shown = None, [], []
     with evaluating(model):
-        self_weight, shown = _weights(model, tokens, valid, range(place, end))
-    bias, span = model.memory.bias.float().norm(dim=-1).cpu(), slice(place * length, end * length)
-    found = WriteAttention(
+        for i in range(whole // length):
+            span = slice(i * length, (i + 1) * length)
+            weights, state = writing(model, tokens[:, span].to(device), state, valid[:, span].to(device))
+            weights = weights[:, 0].float().mean(1).cpu()
+            on_itself.append(weights[..., 0])
+            if start <= i < end:
+                shown.append(weights[0])
+    bias, span = model.memory.bias.float().norm(dim=-1).cpu(), slice(start * length, end * length)
+    record = WriteAttention(
         documents=len(tokens),
         segment=length,
         slots=len(bias),
         radius=model.memory.radius,
         thresholds=(OVERWRITES, HOLDS),
-        **summary(self_weight, read, bias),
-        shown=_shown(task, place, count, tokens[0, span], valid[0, span], shown, bias),
+        **summary(torch.stack(on_itself, 1), read, bias),
+        shown=_shown(task, start, count, tokens[0, span], valid[0, span], torch.stack(shown), bias),
         heads=model.memory.num_heads,
     )
-    found.write(folder)
-    return found
+    record.write(folder)
+    return record
 
 
 def documents(task: Task, length: int, rows: int, segments: int) -> tuple[Tensor, Tensor]:
@@ -118,20 +128,6 @@ def rounded(values: Tensor) -> list[float]:
     return [round(value, 6) for value in values.tolist()]
 
 
-def _weights(model: Memformer, tokens: Tensor, valid: Tensor, places: range) -> tuple[Tensor, Tensor]:
-    """Each slot's weight on itself [B, S, K], and all weights of row 0 in segments `places`, [n, K, 1 + L + cls]."""
-    device = next(model.parameters()).device
-    length, state, self_weight, shown = model.config.segment, None, [], []
-    for i in range(tokens.shape[1] // length):
-        span = slice(i * length, (i + 1) * length)
-        weights, state = writing(model, tokens[:, span].to(device), state, valid[:, span].to(device))
-        weights = weights[:, 0].float().mean(1).cpu()
-        self_weight.append(weights[..., 0])
-        if i in places:
-            shown.append(weights[0])
-    return torch.stack(self_weight, 1), torch.stack(shown)
-
-
 def writing(
     model: Memformer, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None
 ) -> tuple[Tensor, MemformerState]:
@@ -163,36 +159,31 @@ def writing(
 
 
 def _shown(
-    task: Task, place: int, of: int, tokens: Tensor, valid: Tensor, weights: Tensor, bias: Tensor
+    task: Task, segment: int, of: int, tokens: Tensor, valid: Tensor, weights: Tensor, bias: Tensor
 ) -> ShownSegment:
     """The median slot of each kind in the first of n segments, with its weights on the valid tokens of all n.
 
-    tokens, valid [n·L], weights [n, K, 1 + L + cls].
+    If all slots hold, also the slot with the lowest weight on itself. tokens, valid [n·L], weights [n, K, 1 + L + cls].
     """
     length = len(tokens) // len(weights)
     on_tokens = weights[..., 1 : 1 + length].transpose(0, 1).flatten(1)[:, valid]
     first, tokens, self_weight = int(valid[:length].sum()), tokens[valid], weights[0, :, 0]
-    words = task.words(tokens.tolist())
+    kind, chosen = kinds(self_weight), list[int]()
+    for i in range(len(KINDS)):
+        slots = (kind == i).nonzero().flatten()
+        if len(slots):
+            chosen.append(int(slots[self_weight[slots].argsort(stable=True)[(len(slots) - 1) // 2]]))
+    if (kind == 0).all() and (least := int(self_weight.argmin())) not in chosen:
+        chosen.append(least)
     examples = tuple(
         SlotExample(
             slot=slot,
-            kind=KINDS[int(kinds(self_weight[slot]))],
+            kind=KINDS[int(kind[slot])],
             itself=round(self_weight[slot].item(), 6),
             bias=round(bias[slot].item(), 6),
             weights=np.array(rounded(on_tokens[slot])),
         )
-        for slot in _median_slots(self_weight)
+        for slot in chosen
     )
-    return ShownSegment(place, of, first, examples, None if words is None else tuple(words))
-
-
-def _median_slots(self_weight: Tensor) -> list[int]:
-    """The slot of median weight of each kind present; if all slots hold, also the slot with the lowest weight."""
-    found, kind = [], kinds(self_weight)
-    for i in range(len(KINDS)):
-        slots = (kind == i).nonzero().flatten()
-        if len(slots):
-            found.append(int(slots[self_weight[slots].argsort(stable=True)[(len(slots) - 1) // 2]]))
-    if (kind == 0).all() and (least := int(self_weight.argmin())) not in found:
-        found.append(least)
-    return found
+    words = task.words(tokens.tolist())
+    return ShownSegment(segment, of, first, examples, None if words is None else tuple(words))

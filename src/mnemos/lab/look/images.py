@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mnemos import generators
 from mnemos.attention.gated import GatedBranch
-from mnemos.lab.evaluate.branches import Places, first_calls, maps, places
+from mnemos.lab.evaluate.branches import TokenPositions, first_calls, maps, token_positions
 from mnemos.lab.evaluate.explain import SIDE, choose_pictures, evenly_spaced, read_pictures, smaller
 from mnemos.lab.report.markup import shortened
 from mnemos.lab.tasks.task import Task
@@ -83,7 +83,7 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
         for layer, module in caches.items():
             if layer in branches:
                 rows, tokens = branches[layer].o_self.shape[0] // len(index), branches[layer].o_self.shape[1]
-                at = places(model, layer, module, rows, tokens, (shown.shape[1], shown.shape[2]))
+                at = token_positions(model, layer, module, rows, tokens, (shown.shape[1], shown.shape[2]))
                 of_tokens |= {} if isinstance(at, str) else {layer: at}
         if not of_tokens:
             raise InputError("look: expected cached layers whose tokens have places in the picture, found none")
@@ -101,7 +101,7 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
     return PictureRecording(name, about, labels, guesses, smaller(shown, SIDE).numpy(), layers)
 
 
-def _answers(call: Attended, at: Places, count: int) -> tuple[tuple[int, ...], Tensor]:
+def _answers(call: Attended, at: TokenPositions, count: int) -> tuple[tuple[int, ...], Tensor]:
     """The slots that were read most, and the weight of each at every token's place: [N, K, h, w]."""
     weights = call.weights().mean(1).cpu()  # [rows, T, K]; one row for all pictures where they share a cache
     weights = weights.reshape(at.index.shape[0] * count, -1, weights.shape[-1])

@@ -1,0 +1,240 @@
+"""The runs of a comparison: each in a process of its own, sharing neither memory nor threads; several at a time.
+
+The main process starts children, waits for any of them to end, and tells about it. A terminal sends Ctrl-C to all of
+them, but only the main process listens: it ends its children by SIGTERM, after which a run saves a checkpoint. A child
+whose main process was killed ends itself in the same way.
+"""
+
+import contextlib
+import math
+import multiprocessing
+import multiprocessing.resource_tracker
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NamedTuple
+
+from mnemos.config import to_dict
+from mnemos.errors import say
+from mnemos.lab.errors import Interrupted, TrainingFailed, one_line
+from mnemos.lab.run.files import Result, read_object
+from mnemos.lab.run.kept_memory import keep_freed_memory
+from mnemos.lab.run.progress import PLACE, Place, clock
+from mnemos.lab.run.recipe import Recipe, as_json, as_written, differing
+from mnemos.lab.run.recipe_files import from_json
+from mnemos.lab.run.stopping import raising
+from mnemos.types import InputError, JSONObject
+
+Planned = tuple[Recipe, Path]  # a recipe and the folder of its run
+
+
+class RunsLeft:
+    """Counts runs by the name of their recipe, because recipes differ in cost.
+
+    The time that is left is estimated as
+
+        Σ_name  runs left(name) · mean seconds of its finished runs  /  jobs
+
+    A recipe without a finished run counts with the mean of all. Runs that were finished before count as done, and not
+    as time. names: of all runs, each as often as it has runs. jobs: runs at a time. now: a clock in seconds.
+    """
+
+    def __init__(self, names: Iterable[str], jobs: int = 1, now: Callable[[], float] = time.monotonic) -> None:
+        self._left, self._jobs, self._now, self._start = Counter(names), jobs, now, now()
+        self._all, self._before = self._left.total(), 0  # runs, and those that were finished before
+        self._begun: list[str] = []
+        self._seconds: dict[str, list[float]] = {}
+
+    def begun(self, name: str) -> Place:
+        """Count a run that begins now; its place among all."""
+        new = name not in self._begun
+        self._begun.append(name)
+        return Place(self._before + len(self._begun), self._all, self._jobs, len(self._begun) == 1, new)
+
+    def done(self, name: str, seconds: float | None) -> str:
+        """Count a run that took so long, or None if it was finished before; what is done and left, in words."""
+        self._left[name] -= 1
+        if seconds is None:
+            self._before += 1
+        else:
+            self._seconds.setdefault(name, []).append(seconds)
+        left = self._left.total()
+        text = f"{self._all - left} of {self._all} run{'s' * (self._all > 1)}, {clock(self._now() - self._start)}"
+        if not left or not self._seconds:
+            return text
+        every = [one for known in self._seconds.values() for one in known]
+        times = ((count, self._seconds.get(name, every)) for name, count in self._left.items())
+        estimate = sum(count * sum(known) / len(known) for count, known in times) / self._jobs
+        return f"{text}, about {clock(estimate)} left"
+
+    def without(self, names: Iterable[str]) -> None:
+        """Count runs of these recipes as not needed, for example because no run of a sweep was finished."""
+        self._all -= sum(self._left.pop(name, 0) for name in names)
+
+
+class _Working(NamedTuple):
+    """A run whose process has been started, at the time `start`."""
+
+    recipe: Recipe
+    folder: Path
+    child: BaseProcess
+    start: float
+
+
+def train_several(
+    runs: Sequence[Planned],
+    jobs: int = 1,
+    *,
+    quiet: bool = True,
+    tell: bool = True,
+    keep_going: bool = False,
+    left: RunsLeft | None = None,
+) -> None:
+    """Train runs in their folders, `jobs` at a time, or continue them there; finished ones are left as they are.
+
+    A run that is continued keeps the threads it was begun with, so that a comparison may continue with other `--jobs`.
+
+    quiet: the runs print nothing. tell: print a line for each run that ends now: its score on the validation split, its
+    seconds, and how many runs and about how much time are left. left: counts these runs together with others; by
+    default alone. keep_going: a run that fails is reported and left out; otherwise the first failure stops all runs,
+    which save a checkpoint, and raises TrainingFailed. Raises InputError if a folder has a run of another recipe or a
+    run cannot start, and `Interrupted` after a signal, when all runs have ended and saved.
+    """
+    if not runs:
+        return
+    runs = [(_as_begun(recipe, path), path) for recipe, path in runs]
+    left = left or RunsLeft([recipe.name for recipe, _ in runs], jobs)
+    waiting, working = deque(runs), dict[int, _Working]()
+    folder = os.path.commonpath([path for _, path in runs])
+    interrupted = Interrupted(f"{folder}: interrupted; the same command continues from the last checkpoints")
+    with raising(interrupted):
+        try:
+            while waiting or working:
+                # --- start runs, up to `jobs` at a time ---
+                while waiting and len(working) < jobs:
+                    recipe, path = waiting.popleft()
+                    if finished(path):
+                        left.done(recipe.name, None)
+                        continue
+                    among = left.begun(recipe.name)
+                    with shielded():  # a signal comes before the child is started, or after it is known
+                        child = _start(recipe, path, quiet, among if tell else None)
+                        working[child.sentinel] = _Working(recipe, path, child, time.monotonic())
+
+                # --- wait for one to end ---
+                for sentinel in connection.wait(list(working)) if working else ():
+                    run = working.pop(sentinel)  # type: ignore[arg-type]
+                    run.child.join()
+                    if run.child.exitcode == 130:  # a signal was sent to this process alone
+                        raise interrupted
+                    if run.child.exitcode == 2:
+                        raise InputError(f"{run.folder}: the run could not start; the line above gives the reason")
+                    problem = None
+                    if run.child.exitcode:
+                        problem = f"{run.folder}: the run failed with exit code {run.child.exitcode}; "
+                        problem += "the lines above give the reason"
+                    if problem and not keep_going:
+                        raise TrainingFailed(problem)
+                    counted = left.done(run.recipe.name, time.monotonic() - run.start)
+                    if problem or tell:
+                        say(f"  {problem or _score(run)} ({counted})", flush=True)
+        finally:
+            for run in working.values():
+                run.child.terminate()
+            for run in working.values():
+                run.child.join()
+
+
+def _score(run: _Working) -> str:
+    """What a finished run scored on the validation split, in words."""
+    result = Result.read(run.folder)
+    value, before = result.valid[result.metric], result.before.get(result.metric, math.nan)
+    score = "none" if math.isnan(value) else format(value, ".4g")
+    score += f" ({before:.4g} before training)" if math.isfinite(before) else ""
+    which = f"{run.recipe.name} at learning rate {run.recipe.optim.lr:.1e}, seed {run.recipe.train.seed}"
+    return f"{which}: validation {result.metric} {score}, {result.seconds or 0:.0f} s"
+
+
+def _as_begun(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe with the threads of the run in the folder. Raises InputError if that is a run of another recipe."""
+    if not (folder / "recipe.json").is_file():
+        return recipe
+    begun = as_written(read_object(folder / "recipe.json"))
+    recipe = with_threads(recipe, begun)
+    if difference := differing(begun, as_json(recipe)):
+        raise InputError(
+            f"{folder}: expected a run of this recipe, found one that differs in {difference}; name another folder "
+            "with --out, or remove this one"
+        )
+    return recipe
+
+
+def with_threads(recipe: Recipe, written: object) -> Recipe:
+    """The recipe with the threads of one that was written as JSON; as it is if that has no number of them."""
+    train = written.get("train") if isinstance(written, dict) else None
+    threads = train.get("threads") if isinstance(train, dict) else None
+    return replace(recipe, train=replace(recipe.train, threads=threads)) if type(threads) is int else recipe
+
+
+def finished(folder: Path) -> bool:
+    """Whether the run in a folder has ended, with its measurements."""
+    return Result.exists(folder) and Result.read(folder).assessed
+
+
+def _start(recipe: Recipe, folder: Path, quiet: bool, among: Place | None) -> BaseProcess:
+    """Start the process that trains a run or continues it. among: its place, for its progress bar."""
+    arguments = (to_dict(recipe), str(folder), (folder / "recipe.json").is_file(), quiet, among)
+    child: BaseProcess = multiprocessing.get_context("spawn").Process(target=_run, args=arguments)
+    child.start()
+    return child
+
+
+def _run(recipe: JSONObject, folder: str, resume: bool, quiet: bool, among: Place | None) -> None:
+    """The work of a child: it ends with an exit code and, after an error, one line."""
+    from mnemos.lab.run.session import run
+
+    begin_child()
+    keep_freed_memory()
+    PLACE.set(among)
+    try:
+        run(from_json(recipe), Path(folder), resume=resume, quiet=quiet)
+    except Interrupted:  # without a line: the main process says how the command continues
+        raise SystemExit(130) from None
+    except Exception as error:
+        line = str(error) if isinstance(error, (InputError, TrainingFailed)) else one_line(error)
+        if line is None:
+            raise
+        say(f"mnemos: {line}", file=sys.stderr)
+        raise SystemExit(2 if isinstance(error, InputError) else 1) from None
+
+
+@contextlib.contextmanager
+def shielded() -> Iterator[None]:
+    """Signals wait inside the `with`; in processes that are started there, until `begin_child`, SIGINT for ever."""
+    multiprocessing.resource_tracker.ensure_running()  # a first start of it inside would unblock them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def begin_child() -> None:
+    """Let SIGTERM end this process, and send it when the process that started this one has ended."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    parent = multiprocessing.parent_process()
+
+    def stop_with_parent() -> None:
+        assert parent is not None
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_with_parent, daemon=True).start()
