@@ -137,7 +137,7 @@ def forked_comparisons(forks):
     import processes
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("mnemos.lab.compare.runs.multiprocessing.get_context", lambda _: processes.CONTEXT)
+        patched.setattr("mnemos.lab.compare.processes.multiprocessing.get_context", lambda _: processes.CONTEXT)
         yield
 
 

@@ -515,7 +515,7 @@ def forked_compare(words: list[str]) -> None:
 
     fork = multiprocessing.get_context("fork")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("mnemos.lab.compare.runs.multiprocessing.get_context", lambda _: fork)
+        patched.setattr("mnemos.lab.compare.processes.multiprocessing.get_context", lambda _: fork)
         raise SystemExit(main(words))
 
 

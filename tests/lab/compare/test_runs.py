@@ -1,75 +1,176 @@
-"""Several runs at a time: a signal ends them all, saved, with one line that says how the command continues."""
+"""The runs of a comparison: their learning rates, their processes, and signals that end them all."""
 
+import math
+import multiprocessing
 import os
 import signal
 import threading
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from mnemos.lab.compare import runs as module
-from mnemos.lab.compare.runs import RunsLeft, child_of_comparison
+from mnemos import registry
+from mnemos.atomic import write_json
+from mnemos.config import to_dict
+from mnemos.lab.compare import processes
+from mnemos.lab.compare.comparison import summarise
+from mnemos.lab.compare.processes import RunsLeft, shielded, train_several
+from mnemos.lab.compare.runs import Sweep, check_rates, train
 from mnemos.lab.errors import Interrupted, TrainingFailed
-from mnemos.lab.run import progress
+from mnemos.lab.run import progress, session
 from mnemos.lab.run.progress import PLACE, FirstRun, LogProgress, Place
-from mnemos.lab.run.recipe import Recipe
+from mnemos.types import InputError
 
 
-def recipe(name: str) -> Recipe:
-    return Recipe(None, None, name=name)  # type: ignore[arg-type]
+@pytest.fixture(scope="module")
+def text():
+    return registry.load("recipe", "text")()
+
+
+@pytest.mark.parametrize(
+    ("scores", "higher", "best", "at_an_end"),
+    [
+        ({1e-3: 2.0, 1e-2: 1.0, 1e-1: 3.0}, False, 1e-2, False),
+        ({1e-3: 2.0, 1e-2: 1.0, 1e-1: 3.0}, True, 1e-1, True),
+        ({1e-3: None, 1e-2: 0.0}, True, 1e-2, True),  # a run that failed is worse than a score of 0
+        ({1e-3: None, 1e-2: 9.0}, False, 1e-2, True),
+        ({1e-3: 1.0, 1e-2: 1.0, 1e-1: 0.5}, True, 1e-3, False),  # as good between the ends
+        ({1e-2: 0.5}, True, 1e-2, False),
+        ({1e-3: None, 1e-2: None}, True, None, False),
+    ],
+)
+def test_the_best_rate(scores, higher, best, at_an_end):
+    swept = Sweep(scores, higher)
+    assert (swept.best, swept.at_an_end) == (best, at_an_end)
+
+
+@pytest.mark.parametrize("rates", [(), (0.0,), (1e-3, 1.01e-3)])
+def test_rates_that_cannot_be_swept(rates):
+    with pytest.raises(InputError, match="--rates: expected"):
+        check_rates(rates)
+
+
+VALID = {("text", 1e-3): 2.0, ("text", 1e-2): 1.5, ("text-xl", 1e-3): 1.0, ("text-xl", 1e-2): 1.2}
+
+
+def write_result(folder, score, **more):
+    folder.mkdir(parents=True)
+    write_json(folder / "run.json", {})
+    scores = {
+        "metric": "bits per byte",
+        "valid": {"bits per byte": score},
+        "test": {"loss": 0.0, "bits per byte": -1.0},
+    }
+    write_json(folder / "result.json", {**scores, "seconds": 1.0, "flops": 1, **more})
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_sweep_in_bits_chooses_the_fewest_on_the_validation_split(text, tmp_path, runs_here, capsys, jobs):
+    planned = []
+
+    def trained(recipe, folder):
+        planned.append((recipe.name, recipe.optim.lr, recipe.train.seed))
+        score = VALID.get(planned[-1][:2])
+        if score is None:
+            raise TrainingFailed("loss is not finite")
+        write_result(folder, score)
+
+    runs_here(trained)
+    recipes = [replace(text, name=name, train=replace(text.train, seed=5)) for name in ("text", "text-xl")]
+    result = train(recipes, tmp_path, 2, (1e-3, 1e-2, 1e-1), jobs)
+    assert {name: one.best for name, one in result.sweeps.items()} == {"text": 1e-2, "text-xl": 1e-3}
+    assert result.sweeps["text-xl"].scores == {1e-3: 1.0, 1e-2: 1.2, 1e-1: None}
+    said = capsys.readouterr()
+    assert said.out.count("loss is not finite") == 2
+    assert "text at learning rate 1.0e-02, seed 5: validation bits per byte 1.5, 1 s" in said.out
+    assert "at an end of the sweep: text-xl (1.0e-03); widen --rates" in said.err
+    assert planned[6:] == [("text", 1e-2, 6), ("text-xl", 1e-3, 6)]
+    assert [str(run.relative_to(tmp_path)) for run in result.runs["text"]] == [f"text/1.0e-02/seed-{n}" for n in (5, 6)]
+    assert train(recipes, tmp_path, 2, (1e-3, 1e-2), jobs).runs == result.runs
+    assert len(planned) == 8, "nothing is trained again"
+    with pytest.raises(TrainingFailed, match="failed with every learning rate"):
+        train(recipes, tmp_path, 2, (1e-1,), jobs)
+
+
+def test_a_run_without_a_score_is_told_and_summarised(text, tmp_path, runs_here, capsys):
+    runs_here(lambda recipe, folder: write_result(folder, None, test={"loss": 0.0, "bits per byte": None}))
+    train_several([(text, tmp_path / "text")])
+    assert "validation bits per byte none, 1 s (1 of 1 run, 0:00:00)" in capsys.readouterr().out
+    assert math.isnan(summarise({"text": [tmp_path / "text"]}, tmp_path).rows[0].mean)
+
+
+def test_a_run_keeps_its_threads_when_it_is_continued(text, tmp_path):
+    """A comparison that goes on with other `--jobs` sets others."""
+    write_result(tmp_path / "text", 1.0)
+    write_json(tmp_path / "text" / "recipe.json", to_dict(text))
+    train_several([(replace(text, train=replace(text.train, threads=text.train.threads + 1)), tmp_path / "text")])
+    with pytest.raises(InputError, match=r"one that differs in train\.batch_size"):
+        train_several([(replace(text, train=replace(text.train, batch_size=3)), tmp_path / "text")])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_all_runs_with_one_line(monkeypatch, tmp_path, number):
-    began, ended = [], threading.Barrier(2)
-
-    def train(given: Recipe, place: Path, quiet: bool) -> None:
-        began.append(given.name)
-        if ended.wait(10) == 0:
-            os.kill(os.getpid(), number)
-        raise Interrupted(f"{place}: interrupted")
+def test_a_signal_ends_all_runs_with_one_line(text, runs_here, tmp_path, number):
+    """It comes while the second run starts, which is not left behind."""
 
     def unhandled(*_: object) -> None:
         raise AssertionError("the signal ended the command")
 
+    def trained(recipe, folder):
+        if recipe.name == "b":
+            os.kill(os.getpid(), number)
+        return "working"
+
     before = {each: signal.signal(each, unhandled) for each in (signal.SIGTERM, signal.SIGINT)}
     try:
-        monkeypatch.setattr(module, "train_apart", train)
-        runs = [(recipe(name), tmp_path / "c" / name / "seed-0") for name in "abcd"]
-        with pytest.raises(Interrupted) as found:
-            module.train_several(runs, jobs=2)
+        children = runs_here(trained)
+        runs = [(replace(text, name=name), tmp_path / "c" / name / "seed-0") for name in "abcd"]
+        with pytest.raises(Interrupted, match="c: interrupted; the same command continues"):
+            train_several(runs, jobs=2)
         assert signal.getsignal(number) is unhandled, "the handlers are those of before"
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-    if "the same command continues" not in str(found.value):  # the thread's own error may come first
-        assert str(found.value).endswith("seed-0: interrupted")
-    assert len(began) == 2, "no other run begins"
+    assert [child.terminated for child in children] == [True, True], "no other run begins"
 
 
-def test_a_run_that_is_stopped_while_it_starts_is_not_told_as_a_failure(capsys, monkeypatch, tmp_path):
-    """A child without its handlers yet is ended by the signal: it has no code of an interruption."""
-    stopped, ended = threading.Event(), threading.Barrier(2)
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(TrainingFailed("no"), TrainingFailed), (InputError("no"), InputError), (Interrupted(), Interrupted)],
+)
+def test_a_run_that_fails_or_was_interrupted_ends_the_others(text, runs_here, tmp_path, error, raised):
+    def trained(recipe, folder):
+        if recipe.name == "a":
+            return "working"
+        raise error
 
-    def train(given: Recipe, place: Path, quiet: bool) -> None:
-        if ended.wait(10) == 0:
-            os.kill(os.getpid(), signal.SIGINT)
-        assert stopped.wait(10)
-        raise TrainingFailed(f"{place}: the run failed with exit code -15")
-
-    monkeypatch.setattr(module, "train_apart", train)
-    monkeypatch.setattr(module.multiprocessing, "active_children", lambda: stopped.set() or [])
-    with pytest.raises(Interrupted, match="the same command continues"):
-        module.train_several([(recipe(name), tmp_path / name) for name in "ab"], jobs=2, keep_going=True)
-    assert capsys.readouterr().out == ""
+    children = runs_here(trained)
+    with pytest.raises(type(error)):
+        train_several([(replace(text, name=name), tmp_path / name) for name in "abc"], jobs=2)
+    assert [child.terminated for child in children] == [True, False]
 
 
-def test_a_child_that_is_interrupted_leaves_the_line_to_its_parent(capsys, monkeypatch):
-    monkeypatch.setattr(module, "_stop_with_parent", lambda: None)  # the tests have no parent of their own
-    with pytest.raises(SystemExit) as end, child_of_comparison():
-        raise Interrupted("runs/c/a/seed-0: interrupted; continue with --resume")
-    assert end.value.code == 130
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize(("error", "code"), [(Interrupted("a"), 130), (InputError("a"), 2), (OSError("a"), 1)])
+def test_a_child_ends_with_a_code_and_one_line(text, capsys, monkeypatch, tmp_path, error, code):
+    def failing(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(processes, "begin_child", lambda: None)  # the tests have no parent of their own
+    monkeypatch.setattr(session, "run", failing)
+    with pytest.raises(SystemExit) as end:
+        processes._run(to_dict(text), str(tmp_path), False, True, None)
+    assert end.value.code == code
+    assert capsys.readouterr().err.count("\n") == (code != 130), "the parent says how an interrupted one continues"
+
+
+def test_ctrl_c_of_a_terminal_does_not_end_a_child():
+    # Not by get_context, which `forked_comparisons` replaces.
+    child = multiprocessing.context.SpawnContext().Process(target=signal.raise_signal, args=(signal.SIGINT,))
+    with shielded():
+        child.start()
+    child.join()
+    assert child.exitcode == 0  # 1: KeyboardInterrupt, with a traceback
+    assert threading.current_thread() is threading.main_thread()
+    assert not {signal.SIGINT, signal.SIGTERM} & signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_the_estimate_counts_each_recipe_with_its_own_cost():
@@ -77,18 +178,18 @@ def test_the_estimate_counts_each_recipe_with_its_own_cost():
     left = RunsLeft(["a", "b", "a", "b", "a"], jobs=2, now=lambda: time)
     assert left.done("a", None) == "1 of 5 runs, 0:00:00", "nothing is known yet"
     time = 10.0
-    assert left.done("a", 0.0) == "2 of 5 runs, 0:00:10, about 0:00:15 left", "three runs of 10 s, two at a time"
+    assert left.done("a", 10.0) == "2 of 5 runs, 0:00:10, about 0:00:15 left", "three runs of 10 s, two at a time"
     time = 100.0
-    assert left.done("b", 10.0) == "3 of 5 runs, 0:01:40, about 0:00:50 left"
+    assert left.done("b", 90.0) == "3 of 5 runs, 0:01:40, about 0:00:50 left"
     left.without(["b"])
-    assert left.done("a", 90.0) == "4 of 4 runs, 0:01:40"
+    assert left.done("a", 10.0) == "4 of 4 runs, 0:01:40"
 
 
 def test_the_first_run_that_begins_is_timed():
     left = RunsLeft(["a", "b", "a", "b"], jobs=2)
     left.done("a", None)
     places = [Place(2, 4, 2, first=True, new=True), Place(3, 4, 2, new=True), Place(4, 4, 2)]
-    assert [left.started(name) for name in "aba"] == places, "the first run of all, and the first of each recipe"
+    assert [left.begun(name) for name in "aba"] == places, "the first run of all, and the first of each recipe"
 
 
 @pytest.mark.parametrize("quiet", [False, True])

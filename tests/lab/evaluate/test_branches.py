@@ -5,7 +5,7 @@ from cached_images import PVT, SWIN, VIT, cached, layers, seen
 
 import mnemos
 from mnemos import GRC
-from mnemos.lab.evaluate.branches import BranchOutputs, Places, maps, observe_branches, places
+from mnemos.lab.evaluate.branches import BranchOutputs, TokenPositions, maps, observe_branches, token_positions
 from mnemos.libraries import timm, transformers
 
 
@@ -60,8 +60,8 @@ def test_windows_are_put_back_where_the_host_cut_them(library, image, window):
     assert len(before) == len(inputs) == 4
     padded = 0
     for (name, x), whole in zip(inputs.items(), before.values(), strict=True):
-        found = places(model, name, layers(model)[name], x.shape[0] // b, x.shape[1], image)
-        assert isinstance(found, Places), found
+        found = token_positions(model, name, layers(model)[name], x.shape[0] // b, x.shape[1], image)
+        assert isinstance(found, TokenPositions), found
         index = found.index
         expected = torch.where((index >= 0)[..., None], whole[:, index.clamp(min=0)], torch.zeros(()))
         torch.testing.assert_close(x.unflatten(0, (b, -1)), expected)
@@ -73,22 +73,22 @@ def test_windows_are_put_back_where_the_host_cut_them(library, image, window):
 def test_class_tokens_are_left_out_and_other_shapes_are_no_grid():
     model = cached(VIT)
     name, layer = next(iter(layers(model).items()))
-    found = places(model, name, layer, 1, 17, (16, 16))
+    found = token_positions(model, name, layer, 1, 17, (16, 16))
     assert (found.grid, found.prefix) == ((4, 4), 1)
     values = torch.arange(2 * 17.0).view(2, 17)
     torch.testing.assert_close(found.unfolded(values), values[:, 1:].view(2, 4, 4))
-    assert places(model, name, layer, 1, 18, (16, 16)).startswith("its 17 tokens")
-    assert "windows" in places(model, name, layer, 4, 5, (16, 16))
+    assert token_positions(model, name, layer, 1, 18, (16, 16)).startswith("its 17 tokens")
+    assert "windows" in token_positions(model, name, layer, 4, 5, (16, 16))
 
 
 def test_a_slot_s_centre_is_that_of_the_tokens_that_it_takes():
-    found = Places((2, 4), 0, torch.arange(8)[None])
+    found = TokenPositions((2, 4), 0, torch.arange(8)[None])
     every = torch.tensor([[y, x] for y in (0.25, 0.75) for x in (0.125, 0.375, 0.625, 0.875)])
     torch.testing.assert_close(found.centres(8, "nearest")[0], every)
     torch.testing.assert_close(found.centres(4, "nearest")[0], every[[0, 2, 4, 6]])
     torch.testing.assert_close(found.centres(2, "grid")[0], torch.tensor([[0.5, 0.25], [0.5, 0.75]]))
     torch.testing.assert_close(found.centres(2, "nearest", 2)[0], torch.tensor([[0.5, 0.25], [0.5, 0.75]]))
-    padded = Places((1, 2), 0, torch.tensor([[0, 1], [-1, 1]]))
+    padded = TokenPositions((1, 2), 0, torch.tensor([[0, 1], [-1, 1]]))
     assert padded.centres(2, "nearest").isnan().any(-1).tolist() == [[False, False], [True, False]]
 
 
@@ -135,7 +135,7 @@ def test_recorded_branches_of_a_layer_of_ours():
 def test_numbers_of_maps():
     model = cached(VIT)
     layer = next(iter(layers(model).values()))
-    place = Places((4, 4), 1, torch.arange(16)[None])
+    place = TokenPositions((4, 4), 1, torch.arange(16)[None])
     torch.manual_seed(1)
     o_self = torch.randn(5, 17, 16)
     # The same image for every picture, and against o_self in each.
@@ -151,7 +151,7 @@ def test_numbers_of_maps():
     sizes = [float((s * o).square().mean().sqrt()) for s, o in ((share, o_mem), (1 - share, o_self))]
     assert numbers.weight == pytest.approx(sizes[0] / sum(sizes))
     # As much of its own as all have in common.
-    wide = Places((40, 40), 0, torch.arange(1600)[None])
+    wide = TokenPositions((40, 40), 0, torch.arange(1600)[None])
     o_mem = (torch.randn(1, 1600, 1) + torch.randn(3, 1600, 1)).expand(-1, -1, 16)
     assert maps(layer, wide, BranchOutputs(o_mem, o_mem, o_mem))[0].memory_own == pytest.approx(0.5, abs=0.04)
     against = maps(layer, place, BranchOutputs(o_self, o_self, -2 * o_self))[0]
@@ -162,7 +162,7 @@ def test_large_maps_are_averaged_down():
     layer = next(iter(layers(cached(VIT)).values()))
     o = torch.arange(112 * 56.0).view(1, 112 * 56, 1).expand(2, -1, 16)
     with torch.no_grad():
-        found = maps(layer, Places((112, 56), 0, torch.arange(112 * 56)[None]), BranchOutputs(o, o, -o))
+        found = maps(layer, TokenPositions((112, 56), 0, torch.arange(112 * 56)[None]), BranchOutputs(o, o, -o))
     squares = o[0, :, 0].view(56, 2, 28, 2).mean((1, 3))
     for one, expected in zip(found[1:], (squares, -squares), strict=True):
         torch.testing.assert_close(one, expected.expand(2, -1, -1))

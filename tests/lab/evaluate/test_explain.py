@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 import mnemos
 from mnemos import GRC
 from mnemos.lab.evaluate import explain as module
-from mnemos.lab.evaluate.branches import places
+from mnemos.lab.evaluate.branches import token_positions
 from mnemos.lab.evaluate.explain import patches
 from mnemos.lab.evaluate.records import to_json
 from mnemos.lab.tasks.augment import normalise
@@ -28,7 +28,7 @@ def explain(*arguments):
 
 @pytest.mark.parametrize("config", [VIT, PVT, SWIN], ids=["vit", "pvt", "swin"])
 def test_a_run_is_explained(config, tmp_path):
-    model, task = cached(config), photos()
+    model, task = cached(config, preset="paper"), photos()
     weights = {k: v.clone() for k, v in model.state_dict().items()}
     model.train()
     generator = torch.get_rng_state()
@@ -57,13 +57,25 @@ def test_a_run_is_explained(config, tmp_path):
     # The maps are those of these pictures.
     chosen = torch.stack([next(task.batches("test", 24)).inputs[i] for i in about["index"]])
     name, one = next(iter(seen(model, chosen).items()))
-    stand = places(model, name, layers(model)[name], one.o_self.shape[0] // 8, one.o_self.shape[1], (16, 16))
+    stand = token_positions(model, name, layers(model)[name], one.o_self.shape[0] // 8, one.o_self.shape[1], (16, 16))
     torch.testing.assert_close(stand.unfolded(one.o_mem.mean(-1)), arrays["memory.0"])
-    again = tmp_path / "again"
-    again.mkdir()
-    explain(model, task, again)
-    for file in ("explain.json", "explain.safetensors"):
-        assert (again / file).read_bytes() == (tmp_path / file).read_bytes()
+    if config is VIT:
+        again = tmp_path / "again"
+        again.mkdir()
+        explain(model, task, again)
+        for file in ("explain.json", "explain.safetensors"):
+            assert (again / file).read_bytes() == (tmp_path / file).read_bytes()
+    # What the layers cost is the formula's at the shape of the call.
+    plain, whole = (sum(p.numel() for p in m.parameters()) for m in (config.build(), model))
+    assert sum(entry["cost"]["parameters"] for entry in found["layers"]) == whole - plain
+    for entry in found["layers"]:
+        layer, costs, grid = layers(model)[entry["name"]], entry["cost"], entry["maps"]["grid"]
+        assert costs["rows"] == ({8: 4, 4: 1}[grid[0]] if config is SWIN else 1)
+        assert costs["rows"] * (costs["tokens"] - layer.prefix) == grid[0] * grid[1]
+        sizes = (layer.cache.shape[0], layer.dim, layer.cache_dim, layer.num_heads)
+        shape = Shape(costs["tokens"], *sizes, rows=costs["rows"])
+        assert costs["training_macs"] == training_macs(shape, layer.grc)
+        assert costs["parameters"] == parameters(shape, layer.grc) == sum(p.numel() for p in layer.parameters())
 
 
 @pytest.mark.parametrize(("config", "grc", "slots"), [(VIT, {}, 16), (SWIN, {"length": "paper"}, 4)])
@@ -87,17 +99,17 @@ def test_tokens_of_training_are_compared_as_the_update_sees_them(config, grc, sl
 
 @pytest.mark.slow
 def test_files_stay_small(tmp_path):
-    config = ViTConfig(image=96, patch=8, dim=8, depth=13, num_heads=2, classes=4)
-    task = photos(96, sizes=(300, 8, 16))
+    config = ViTConfig(image=48, patch=8, dim=8, depth=7, num_heads=2, classes=4)
+    task = photos(48, sizes=(270, 8, 16))
     found = explain(cached(config), task, tmp_path)
-    assert sum(p.stat().st_size for p in tmp_path.iterdir()) < 4e6
+    assert sum(p.stat().st_size for p in tmp_path.iterdir()) < 1e6
     assert sum(entry["slots"] is not None for entry in found["layers"]) == 6
-    # The patches are cut from the pictures that are named, of a choice of 256 among 300.
+    # The patches are cut from the pictures that are named, of a choice of 256 among 270.
     arrays, slots = load_file(tmp_path / "explain.safetensors"), found["layers"][0]["slots"]
     assert max(max(row) for row in slots["image"]) > 256
     for i, (images, centres) in enumerate(zip(slots["image"], slots["centres"], strict=True)):
         pictures = torch.stack([torch.as_tensor(task.picture("train", image)) for image in images])
-        cut = patches(pictures, torch.arange(6), torch.tensor(centres), (12, 12))
+        cut = patches(pictures, torch.arange(6), torch.tensor(centres), (6, 6))
         assert torch.equal(cut, arrays["patches.0"][i])
 
 
@@ -138,24 +150,6 @@ class Stand(TokenTask):
 
     def batches(self, split, batch_size):
         yield Batch(self.example().inputs, torch.zeros(1, dtype=torch.int64))
-
-
-@pytest.mark.parametrize("config", [VIT, PVT, SWIN], ids=["vit", "pvt", "swin"])
-def test_cost_is_the_formula_s_at_the_shape_of_the_call(config, tmp_path):
-    model = cached(config, preset="paper")
-    entries = explain(model, photos(), tmp_path)["layers"]
-    plain, whole = (sum(p.numel() for p in m.parameters()) for m in (config.build(), model))
-    assert sum(e["cost"]["parameters"] for e in entries) == whole - plain
-    for entry in entries:
-        layer, found = layers(model)[entry["name"]], entry["cost"]
-        assert found["parameters"] == sum(p.numel() for p in layer.parameters())
-        rows = {8: 4, 4: 1}[entry["maps"]["grid"][0]] if config is SWIN else 1
-        assert found["rows"] == rows
-        place = entry["maps"]["grid"][0] * entry["maps"]["grid"][1]
-        assert found["rows"] * (found["tokens"] - layer.prefix) == place
-        shape = Shape(found["tokens"], layer.cache.shape[0], layer.dim, layer.cache_dim, layer.num_heads, rows=rows)
-        assert found["training_macs"] == training_macs(shape, layer.grc)
-        assert found["parameters"] == parameters(shape, layer.grc)
 
 
 def test_layers_that_no_figure_can_show_say_why(tmp_path):

@@ -293,14 +293,6 @@ def test_where_a_control_has_no_meaning_the_result_says_why():
     assert "scores" in short["exchanged"]
 
 
-def test_every_registered_memory_has_a_name():
-    """A state of floats that no name covers would appear in reports as the whole state alone."""
-    for kind in MODELS:
-        entries = state_controls(built(kind), task(2 * T, 2 * T))["memories"]
-        assert any(entry["name"] != WHOLE for entry in entries), kind
-    assert built("sums").initial_state(1).layers[0].sums.memory_name
-
-
 def test_what_was_found_is_printed_with_the_reasons():
     given = task(2 * T)
     (line,) = control_lines(Left("the model keeps no state"), given)

@@ -106,7 +106,7 @@ def explained_layer(name, count, grid, shown, nearest):
         },
         "slots": {
             **{"compared": 32, "tokens": 4096, "images": 256, "cosine": 0.8, "chance": 0.85, "raw_cosine": 0.4},
-            **{"raw_chance": 0.9, "distance": 0.2, "place": 0.625, "distinct": 12.5, "distinct_images": 11.0},
+            **{"distance": 0.2, "place": 0.625, "distinct": 12.5},
             "shown": list(range(shown)),
             "image": [[0] * nearest] * shown,
             "centres": [[[0.5, 0.5]] * nearest] * shown,

@@ -38,7 +38,6 @@ def refused(folder, *words):
         ("{oops", "JSON"),
         ('{"kind": "train", "loss": 1.0}', "step"),
         ('{"kind": "train", "step": 60, "loss": "low"}', '"loss"'),
-        (f'{{"kind": "train", "step": 60, "loss": {10**30}}}', '"loss"'),
         ('{"kind": "gates", "step": 60, "layers": [{"name": "a", "update": {"mean": "x"}}]}', "update.mean"),
     ],
 )
@@ -112,8 +111,6 @@ def test_two_comparisons_are_refused(tmp_path):
         ({"rows": [{"name": "a", "mean": "x"}]}, '"rows[0].mean"'),
         ({"controls": [{"name": "demo", "mean": 0.1, "std": 0.1, "seeds": 3}]}, "controls[0].control"),
         ({"runs": {"demo": ["gone"]}}, "'gone'"),
-        ({"against": "nobody"}, '"against" to name a row'),
-        ({"equal": {"equal": "time"}}, '"equal" to say what is'),
     ],
 )
 def test_malformed_comparison_names_file_and_place(tmp_path, fields, word):
@@ -131,8 +128,6 @@ def test_malformed_caches_are_refused(run):
     ("change", "word"),
     [
         (lambda f: [], "JSON object"),
-        (lambda f: f["pictures"].update(guess=[1]) or f, '"guess"'),
-        (lambda f: f["layers"][1]["maps"].update(correlation=[0.5]) or f, '"correlation"'),
         (lambda f: f["layers"][0]["slots"].update(cosine=True) or f, "layers[0].slots.cosine"),
         (lambda f: f["layers"][0]["cost"].pop("heads") and f, "layers[0].cost.heads"),
     ],
@@ -146,9 +141,6 @@ def test_malformed_explanations_name_file_and_place(run, change, word):
 def test_explanations_that_do_not_fit_their_arrays_are_refused(run):
     path = run / "explain.safetensors"
     arrays = load_file(path)
-    for name, shape in (("self.1", (4, 3)), ("memory.0", (4, 3, 4)), ("pictures", (4, 2, 2, 4))):
-        save_file(arrays | {name: np.zeros(shape, arrays[name].dtype)}, path)
-        refused(run, str(path), repr(name))
     save_file({name: array for name, array in arrays.items() if name != "memory.1"}, path)
     refused(run, str(path), "'memory.1'", "none")
 

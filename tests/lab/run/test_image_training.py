@@ -192,9 +192,9 @@ def test_tokens_and_images_are_not_confused(tmp_path):
         complete(replace(recipe({"classes": 0}), data=DigitsConfig()), DigitsConfig().build())
 
 
-def test_a_comparison_fills_in_what_is_left_to_the_data(tmp_path, named, monkeypatch):
+def test_a_comparison_fills_in_what_is_left_to_the_data(tmp_path, named, runs_here):
     runs = []
-    monkeypatch.setattr("mnemos.lab.compare.runs.train_apart", lambda recipe, *_: runs.append(recipe))
+    runs_here(lambda recipe, folder: runs.append(recipe))
     with pytest.raises(InputError, match=r"result\.json: expected this file of a run, found none"):
         compare([recipe({"classes": 0})], tmp_path / "c", of_claim=True)
     assert runs[0].model.classes == CLASSES

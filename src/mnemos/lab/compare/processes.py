@@ -228,7 +228,8 @@ def shielded() -> Iterator[None]:
 
 
 def begin_child() -> None:
-    """Let SIGTERM end this process, and send it when the process that started this one has ended."""
+    """Let SIGTERM alone end this process, and send it when the process that started this one has ended."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     parent = multiprocessing.parent_process()
 
