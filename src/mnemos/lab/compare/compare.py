@@ -103,7 +103,7 @@ def compare(
 
     # --- the runs, and what came out ---
     trained = train(recipes, folder, seeds, rates, jobs, quiet=of_claim or jobs > 1, tell=not of_claim)
-    comparison = summarise(trained, folder, against, roles)
+    comparison = summarise(trained.runs, folder, against, roles, trained.sweeps)
     made_equal = {key: value for key, value in spent.items() if key not in ("recipes", "provenance")}
     comparison = replace(comparison, equal=made_equal | {"parameters": PARAMETERS in equal})
     comparison.write(folder)

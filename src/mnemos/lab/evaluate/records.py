@@ -81,7 +81,7 @@ _WORDS |= {tuple: "a list", dict: "an object", np.ndarray: "a list of numbers"}
 
 def _read(cls: Any, value: Any, name: str) -> Any:
     origin, arguments = typing.get_origin(cls), typing.get_args(cls)
-    if cls is Any or (value is None and type(None) in arguments):
+    if cls is Any or (value is None and type(None) in (cls, *arguments)):
         return value
     if value is None and cls is float:
         return math.nan
