@@ -137,7 +137,6 @@ def bench(monkeypatch, tmp_path):
     return call
 
 
-@pytest.mark.slow
 def test_a_benchmark_from_training_to_page(bench, tmp_path, capsys, trained_here):
     asked = {"memories": ["softmax", "rmt"], "rates": (1e-2,), "seeds": 1}
     result = bench(**asked)

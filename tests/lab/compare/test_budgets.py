@@ -138,7 +138,6 @@ def test_a_recipe_that_is_added_is_measured_beside_the_first(text, tmp_path, mea
     assert json.loads((tmp_path / "budget.json").read_text()) == found
 
 
-@pytest.mark.slow
 def test_the_never_written_baseline_of_other_steps_is_named(text, tmp_path, monkeypatch, trained_here):
     """A report took it for missing, because the recipes differ in their steps."""
     cost = {"rmt": 1.0, "rmt-unwritten": 2.0}
@@ -192,7 +191,6 @@ def test_recipes_are_scored_on_the_same_rows(text):
         check_scored([plain(text, test_rows=2), rmt(text, test_rows=2)])
 
 
-@pytest.mark.slow
 def test_parameters_are_made_equal_by_the_width_of_mlps(text):
     lstm = replace(plain(text), model=LSTMConfig(vocab_size=256, dim=64, layers=1))
     wide = replace(plain(text), model=TransformerConfig(vocab_size=256, dim=32, layers=2, mlp=999), name="wide")
@@ -212,7 +210,6 @@ def test_parameters_are_made_equal_by_the_width_of_mlps(text):
         with_parameters(wide, 13_000, "small")
 
 
-@pytest.mark.slow
 def test_the_flops_of_an_update_are_those_of_its_forwards_and_backwards(text):
     """Memory replay computes three of four segments again; counting changes nothing that is trained."""
     found = {}
@@ -237,7 +234,6 @@ def test_the_flops_of_an_update_are_those_of_its_forwards_and_backwards(text):
     assert found[True] - found[False] == 3 * again
 
 
-@pytest.mark.slow
 def test_counting_leaves_stored_caches_as_they_are():
     recipe = registry.load("recipe", "short-listops-cached")()
     data = replace(recipe.data, train_size=20, valid_size=4, test_size=4)
@@ -253,7 +249,6 @@ def test_counting_leaves_stored_caches_as_they_are():
     assert all(torch.equal(value, once.state_dict()[name]) for name, value in written.items())
 
 
-@pytest.mark.slow
 def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forked_comparisons):
     monkeypatch.setattr(budgets, "SECONDS", 0.0)
     monkeypatch.setattr(budgets, "ROUNDS", 2)
@@ -268,7 +263,6 @@ def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forke
         budgets.update_flops([plain(text, batch_size=0)])
 
 
-@pytest.mark.slow
 def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, measured, capsys, trained_here):
     recipes = [plain(text), rmt(text)]
     found = compare.compare(recipes, tmp_path / "c", equal=("time",), rates=(1e-3, 1e-1))

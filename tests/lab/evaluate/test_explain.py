@@ -97,7 +97,6 @@ def test_tokens_of_training_are_compared_as_the_update_sees_them(config, grc, sl
         torch.testing.assert_close(tokens, one.source[image, slot])
 
 
-@pytest.mark.slow
 def test_files_stay_small(tmp_path):
     config = ViTConfig(image=48, patch=8, dim=8, depth=7, num_heads=2, classes=4)
     task = photos(48, sizes=(270, 8, 16))
@@ -171,7 +170,6 @@ def test_smaller_pictures_keep_their_shape():
     torch.testing.assert_close(small.float().mean((1, 2)), big.float().mean((1, 2)), atol=2, rtol=0)
 
 
-@pytest.mark.slow
 def test_sequences_of_pixels_are_pictures_too(tmp_path):
     task = DigitsConfig(valid_size=20, test_size=40).build()
     pixels = next(task.batches("test", 40)).inputs
