@@ -207,7 +207,9 @@ def test_a_run_is_looked_at_in_the_segments_of_its_training(segment, segments, m
     task.carries_state, task.max_length = segment > 0, segment
     made = mnemos.Transformer(**SIZES, attention=mnemos.SoftmaxConfig(window=99), **model)
     monkeypatch.setattr(viewer, "open_run", lambda folder: (recipe, task, made))
-    assert viewer._open(tmp_path, None).length == length
+    opened = viewer._open(tmp_path, None)
+    assert opened.length == length
+    assert opened.about == f"run {'/'.join(tmp_path.parts[-2:])}"
 
 
 @torch.no_grad()
@@ -436,15 +438,6 @@ def test_a_row_whose_answer_is_a_favourite_word_is_chosen_last():
         found, why = choose_row(Asks(), [(one, 2) for one in models], Batch(rows[:n], torch.ones_like(rows[:n])))
         assert found == row
         assert why.endswith(said)
-
-
-def test_the_page_names_the_run(monkeypatch, tmp_path):
-    run = tmp_path / "demo" / "seed-1"
-    run.mkdir(parents=True)
-    (run / "recipe.json").touch()
-    recipe, task = mnemos.registry.load("recipe", "demo")(), ToldConfig(rows=4).build()
-    monkeypatch.setattr(viewer, "open_run", lambda folder: (recipe, task, build("window")))
-    assert "run demo/seed-1" in viewer._open(run, None).about.split(" · ")
 
 
 def test_runs_with_different_data_are_refused(monkeypatch, tmp_path):

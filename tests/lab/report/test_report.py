@@ -222,12 +222,6 @@ def test_maps_and_slots_that_were_not_recorded_are_missing_with_the_reason(tmp_p
     assert "no run has an explain.json" in map_section(read([run]))
 
 
-def test_plain_run_says_that_it_has_no_gates(tmp_path):
-    text = report([write_run(tmp_path / "run", "demo")]).read_text()
-    for left_out in ("gates", "caches", "maps", "slots", "pictures"):
-        assert f'<section id="{left_out}"' not in text
-
-
 def test_comparison_without_its_runs_still_has_a_table(tmp_path):
     text = report([write_comparison(tmp_path / "cmp", with_runs=False)]).read_text()
     assert "0.559\xa0±\xa00.007" in text

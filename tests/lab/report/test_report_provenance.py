@@ -6,7 +6,8 @@ import re
 import pytest
 from synthetic_runs import COMMIT, write_comparison, write_run
 
-from mnemos.lab.report.provenance import rollout, section
+from mnemos.lab.report.provenance import rollout as rollout_sentence
+from mnemos.lab.report.provenance import section
 from mnemos.lab.report.read import read
 
 OTHER = "0123456789" * 4
@@ -26,11 +27,21 @@ def rows(page, caption):
     ]
 
 
-@pytest.mark.parametrize(("slide", "said"), [(0, None), (8, None), (1, "1 segment later"), (3, "3 segments later")])
-def test_the_report_says_whether_updates_overlap(slide, said):
-    sentence = rollout({"train": {"rollout": {"segments": 8, "slide": slide, "replay": True}}}, None)
-    assert sentence.startswith("an update reads 8 segments, one batch each, with memory replay; ")
-    assert (said in sentence) if said else "next update" not in sentence
+@pytest.mark.parametrize(
+    ("rollout", "said", "unsaid"),
+    [
+        ({"segments": 8, "replay": True}, "an update reads 8 segments, one batch each, with memory replay; ", "later"),
+        ({"segments": 8, "slide": 8}, "the trainer cuts no gradient", "later"),
+        ({"segments": 8, "slide": 3}, "; the next update begins 3 segments later; ", "replay"),
+        ({"segments": 4, "replay": False, "horizon": 2}, "cuts the gradient after every 2 segments", "replay"),
+        ({"segments": 4, "replay": True, "horizon": 1}, "cuts the gradient after every 1 segment", "replay"),
+    ],
+)
+def test_how_an_update_reads_is_said_of_the_trainer_and_not_of_the_model(rollout, said, unsaid):
+    """A model may detach its state, and without replay a horizon bounds what is in memory."""
+    sentence = rollout_sentence({"train": {"rollout": rollout}}, None)
+    assert said in sentence
+    assert unsaid not in sentence
 
 
 def test_each_run_has_the_commit_that_trained_it(tmp_path):
