@@ -1,7 +1,6 @@
 """The task of translation: what is read, cleaned and batched; its loss; its scores."""
 
 import gzip
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,17 +233,6 @@ def test_the_paired_bootstrap_tells_systems_apart():
 def test_settings_that_do_not_fit(config, changed, message):
     with pytest.raises(InputError, match=message):
         replace(config, **changed).build().train_batch(0, 8, 0)
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="Multi30k is not here")
-def test_multi30k_is_read_whole():
-    task = TranslationConfig(path=str(SHARED), valid="val", train="val", subwords=600, lowercase=True).build()
-    assert [len(task.corpora[split]) for split in ("train", "valid", "test")] == [1014, 1014, 1000]
-    assert task.corpora["test"].references[0].startswith("Ein Mann mit einem orangefarbenen Hut")
-    assert "case:lc" in task.scorer.signatures[BLEU]
-    assert np.mean([len(b.targets) for b in task.batches("test", 1024)]) > 100
-    assert isinstance(task.vocabularies.source, SubWordTokens)
-    assert json.loads(task.preprocessing().tokenizer)["model"]["type"] == "BPE"
 
 
 def test_the_attention_to_the_source_is_what_the_layer_mixes():

@@ -16,7 +16,7 @@ import mnemos
 from mnemos import libraries
 from mnemos.lab.vision.attention_cache import AttentionCache, TokenCache, cache_attention
 from mnemos.lab.vision.classifiers import PVTConfig, ViTConfig
-from mnemos.memory.gated_cache import accumulate_caches, clear_caches, hold_caches, stored
+from mnemos.memory.gated_cache import accumulate_caches, hold_caches, stored
 from mnemos.types import InputError
 
 CONFIGS = {
@@ -180,16 +180,6 @@ def test_it_is_committed_once_a_forward_of_the_whole_model(name, tmp_path):
         assert not torch.equal(stored(clone)[0].cache, stored(model)[0].cache)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", CONFIGS)
-def test_compiled_equals_eager(name):
-    model = build(name)
-    torch._dynamo.reset()
-    compiled = torch.compile(copy.deepcopy(model), backend="aot_eager")
-    for seed in (1, 2):
-        torch.testing.assert_close(model(batch(name, seed))[0], compiled(batch(name, seed))[0])
-
-
 @pytest.mark.slow
 def test_hugging_faces_vit():
     libraries.transformers()
@@ -314,28 +304,6 @@ def test_a_forward_that_fails_keeps_nothing():
     with pytest.raises(InputError, match=r"images=2.* found 1"):
         module(tokens(2, rows=1))
     assert torch.equal(module.eval().cache, before)
-
-
-def test_copies_saves_and_emptying():
-    module = cache()
-    module(tokens(1))
-    other = copy.deepcopy(module)
-    other(tokens(2))
-    fresh = cache()
-    fresh.load_state_dict(module.state_dict(), strict=True)
-    assert torch.equal(kept(fresh), kept(module))
-    assert not torch.equal(kept(other.eval()), kept(module))
-    clear_caches(module)
-    assert module.cache.abs().max() == 0
-    assert stored(module) == [module]
-
-
-def test_autocast_keeps_float32():
-    module = TokenCache(1, 5, 3)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert module(tokens().bfloat16()).dtype == torch.bfloat16
-        assert module(tokens().bfloat16()).dtype == torch.bfloat16
-    assert module.eval().cache.dtype == torch.float32
 
 
 def _rank(rank: int, world: int, out: str) -> None:

@@ -206,12 +206,6 @@ def test_another_patch_than_timms_begins_as_timms_does():
     assert not projection.bias.any()
 
 
-def test_a_mean_over_patches_has_no_class_token():
-    for name, prefix in (("mnist", 0), ("digits", 1)):
-        host = build(SMALL[name]).host
-        assert (host.num_prefix_tokens, host.cls_token is not None) == (prefix, bool(prefix))
-
-
 @pytest.mark.slow
 def test_one_seed_gives_one_model_and_a_cache_leaves_the_host_as_it_would_be():
     plain, again = build(SMALL["pvt-patch-2"]), build(SMALL["pvt-patch-2"])
