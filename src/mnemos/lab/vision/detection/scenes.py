@@ -185,8 +185,14 @@ def collate(pictures: Sequence[NDArray[np.uint8]], objects: Sequence[Objects], r
         if masks is not None:
             assert one.masks is not None  # all objects of a split have masks, or none has
             masks[i, : len(one.labels), :h, : -(-w // 8)] = np.packbits(one.masks, axis=-1)
-    whole = [torch.from_numpy(x) for x in (pixels, sizes, boxes, labels)]
-    return DetectionBatch(*whole, None if masks is None else torch.from_numpy(masks), torch.tensor(list(rows)))
+    return DetectionBatch(
+        torch.from_numpy(pixels),
+        torch.from_numpy(sizes),
+        torch.from_numpy(boxes),
+        torch.from_numpy(labels),
+        None if masks is None else torch.from_numpy(masks),
+        torch.tensor(list(rows)),
+    )
 
 
 def mirror(picture: NDArray[np.uint8], objects: Objects) -> tuple[NDArray[np.uint8], Objects]:
