@@ -142,7 +142,8 @@ def test_the_never_written_baseline_of_other_steps_is_named(text, tmp_path, monk
     """A report took it for missing, because the recipes differ in their steps."""
     cost = {"rmt": 1.0, "rmt-unwritten": 2.0}
     monkeypatch.setattr(budgets, "update_flops", lambda recipes: [cost[one.name] for one in recipes])
-    found = compare.compare([rmt(text, steps=2)], tmp_path / "c", unwritten=True, equal=("flops",), of_claim=True)
+    recipe = rmt(text, steps=2, valid_rows=2, test_rows=2)
+    found = compare.compare([recipe], tmp_path / "c", unwritten=True, equal=("flops",), of_claim=True)
     assert [(row["name"], row["baseline_of"], row["steps"]) for row in found["rows"]] == [
         ("rmt", None, 2),
         ("rmt-unwritten", "rmt", 1),
@@ -264,11 +265,11 @@ def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forke
 
 
 def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, measured, capsys, trained_here):
-    recipes = [plain(text), rmt(text)]
+    recipes = [plain(text), replace(rmt(text, rollout=RolloutConfig()), data=TextConfig(text, segment=64))]
     found = compare.compare(recipes, tmp_path / "c", equal=("time",), rates=(1e-3, 1e-1))
     said = capsys.readouterr()
     assert "equal training time: " in said.out
-    assert "rmt: other data settings than lstm: data.segment (8, not 32)\n" in said.out
+    assert "rmt: other data settings than lstm: data.segment (64, not 32)\n" in said.out
     assert "2 recipes × 2 learning rates, then 1 seed of the best: 4 runs" in said.out
     budget = json.loads((tmp_path / "c/budget.json").read_text())
     assert found["equal"] == {key: budget[key] for key in ("equal", "unit", "budget", "first", "clock")} | {
