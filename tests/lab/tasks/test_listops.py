@@ -69,9 +69,8 @@ def test_splits_share_nothing_and_a_larger_training_split_changes_no_other():
     assert texts(larger["train"])[:2000] == texts(splits["train"])
 
 
-def test_seeds_and_workers():
+def test_seeds():
     rows = SHORT.generate()["train"]
-    assert texts(dataclasses.replace(SHORT, workers=2).generate()["train"]) == texts(rows)
     assert texts(dataclasses.replace(SHORT, seed=1).generate()["train"]) != texts(rows)
 
 
@@ -98,7 +97,7 @@ def test_buckets_save_padding():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"train_size": 0}, "data.train_size .*found 0"),
+        ({"train_size": 0}, "train_size 0"),
         ({"max_length": 5}, "max_length=5"),
         ({"seed": -1}, "data.seed.*found -1"),
         ({"path": "no/such/folder"}, "no/such/folder/basic_train.tsv: .*No such file"),
@@ -143,14 +142,11 @@ def test_a_dead_worker_is_an_error_not_a_short_answer(monkeypatch):
 # The stream of distinct samples.
 
 
-@pytest.mark.parametrize("rules", [RULES])
-def test_samples_do_not_depend_on_the_number_of_workers(rules):
-    alone = generate(rules, 7, 3000, workers=1)
-    assert texts(alone)[:500] == texts(generate(rules, 7, 500))
-    for workers in (2, 3):
-        other = generate(rules, 7, 3000, workers=workers)
-        assert texts(alone) == texts(other)
-        assert np.array_equal(alone.labels, other.labels)
+def test_samples_do_not_depend_on_the_number_of_workers():
+    alone, other = (generate(RULES, 7, 3000, workers=workers) for workers in (1, 2))
+    assert texts(alone)[:500] == texts(generate(RULES, 7, 500))
+    assert texts(alone) == texts(other)
+    assert np.array_equal(alone.labels, other.labels)
 
 
 def test_no_sample_comes_twice(monkeypatch):

@@ -53,7 +53,7 @@ LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(LENGTHS, st.integers(1, 9), st.integers(1, 7), st.integers(0, 3))
 def test_training_reads_every_document_once_an_epoch(lengths, segment, batch_size, seed):
     made = task(lengths, segment)
@@ -72,7 +72,7 @@ def test_training_reads_every_document_once_an_epoch(lengths, segment, batch_siz
     assert all(epoch == sorted(whole) for epoch in epochs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(LENGTHS, st.integers(1, 9), st.integers(1, 7))
 def test_evaluation_reads_every_document_once(lengths, segment, batch_size):
     made = task([3], segment, held_out=lengths)
@@ -85,7 +85,7 @@ def test_evaluation_reads_every_document_once(lengths, segment, batch_size):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=10), st.integers(1, 5))
 def test_train_batches_are_pure_functions_of_the_index(indices, batch_size):
     lengths = [7, 1, 30, 12, 5, 5]

@@ -75,11 +75,8 @@ class MNISTConfig(DataConfig):
             )
         if self.size:
             known, test = ((_averaged(pixels, self.size), labels) for pixels, labels in (known, test))
-        valid, train = _split(known, (self.valid_size,), self.name)
-        splits: dict[Split, Labelled] = {"train": train, "valid": valid, "test": test}
-        if self.layout == "pixels":
-            return _sequences(splits, 256, self.augment)
-        return _images(splits, Colours((0.1307,), (0.3081,)), self.augment)
+        valid, train = (_rows(known, rows) for rows in held_out(len(known[1]), (self.valid_size,), self.name))
+        return _task(self, {"train": train, "valid": valid, "test": test}, 256, Colours((0.1307,), (0.3081,)))
 
 
 @register
@@ -113,12 +110,9 @@ class DigitsConfig(DataConfig):
             ) from None
         digits = load_digits()
         known = digits.images.astype(np.uint8), digits.target.astype(np.uint8)
-        test, valid, train = _split(known, (self.test_size, self.valid_size), self.name)
-        splits: dict[Split, Labelled] = {"train": train, "valid": valid, "test": test}
-        if self.layout == "pixels":
-            return _sequences(splits, 17, self.augment)
-        shown = {split: (np.rint(pixels * (255 / 16)).astype(np.uint8), y) for split, (pixels, y) in splits.items()}
-        return _images(shown, Colours((0.3053,), (0.3761,)), self.augment)
+        parts = held_out(len(known[1]), (self.test_size, self.valid_size), self.name)
+        test, valid, train = (_rows(known, rows) for rows in parts)
+        return _task(self, {"train": train, "valid": valid, "test": test}, 17, Colours((0.3053,), (0.3761,)))
 
 
 class PixelClassification(ArrayTask):
@@ -152,31 +146,28 @@ def _averaged(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     return np.rint(squares.mean((2, 4), dtype=np.float32)).astype(np.uint8)
 
 
-def _split(known: Labelled, sizes: tuple[int, ...], name: str) -> list[Labelled]:
-    pixels, labels = known
-    return [(pixels[rows], labels[rows]) for rows in held_out(len(labels), sizes, name)]
+def _rows(images: Labelled, rows: NDArray[np.int64]) -> Labelled:
+    return images[0][rows], images[1][rows]
 
 
-def _sequences(splits: dict[Split, Labelled], vocab_size: int, augment: AugmentConfig) -> ArrayTask:
-    if augment.policy != "none":
+def _task(
+    config: MNISTConfig | DigitsConfig, splits: dict[Split, Labelled], levels: int, colours: Colours
+) -> ArrayTask | ImageTask:
+    """The task of three splits in the layout of the configuration. levels: of a pixel; images scale them to 0 … 255."""
+    shape = splits["train"][0].shape[1:]
+    if config.layout == "image":
+        views: dict[Split, View] = {}
+        for split, (pixels, labels) in splits.items():
+            scaled = pixels if levels == 256 else np.rint(pixels * (255 / (levels - 1))).astype(np.uint8)
+            views[split] = View.whole(ArrayPictures(scaled[..., None], labels, shape[0], config.augment.centre))
+        return ImageTask(views, list(map(str, range(10))), shape[0], colours, config.augment)
+    if config.augment.policy != "none":
         raise InputError(
-            f"data.augment.policy: expected 'none' for data.layout pixels, found {augment.policy!r}; set data.layout "
-            "image"
+            f"data.augment.policy: expected 'none' for data.layout pixels, found {config.augment.policy!r}; set "
+            "data.layout image"
         )
     rows = {split: Rows.fixed(pixels.reshape(len(pixels), -1), labels) for split, (pixels, labels) in splits.items()}
-    length = int(rows["train"].lengths[0])
-    return PixelClassification(
-        splits["train"][0].shape[1:], **rows, vocab_size=vocab_size, classes=10, max_length=length
-    )
-
-
-def _images(splits: dict[Split, Labelled], colours: Colours, augment: AugmentConfig) -> ImageTask:
-    side = splits["train"][0].shape[1]
-    views = {
-        split: View.whole(ArrayPictures(pixels[..., None], labels, side, augment.centre))
-        for split, (pixels, labels) in splits.items()
-    }
-    return ImageTask(views, list(map(str, range(10))), side, colours, augment)
+    return PixelClassification(shape, **rows, vocab_size=levels, classes=10, max_length=math.prod(shape))
 
 
 def read_idx(path: str | Path, axes: int) -> NDArray[np.uint8]:

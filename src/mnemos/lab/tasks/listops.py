@@ -39,7 +39,6 @@ from mnemos.types import InputError
 from .arrays import ArrayTask, Rows
 from .batch import IGNORE, Batch
 from .files import read_bytes
-from .generated import GeneratedConfig
 from .metrics import ANSWER
 from .prefetch import prefetch
 from .task import Split
@@ -59,9 +58,24 @@ _SPACES = bytes.maketrans(b"()", b"  ")
 _DEPTH = np.array([0] * MIN + [1] * (CLOSE - MIN) + [-1], np.int32)  # how a token changes the nesting depth
 
 
+@dataclass(frozen=True)
+class ExpressionConfig(DataConfig):
+    """The settings of generated expressions, with the defaults of Long Range Arena: see `Rules`."""
+
+    min_length: int = 500
+    max_length: int = 2000
+    max_depth: int = 10
+    max_arguments: int = 10
+    digit_probability: float = 0.75
+
+    @property
+    def rules(self) -> "Rules":
+        return Rules(*(getattr(self, name) for name in Rules._fields))
+
+
 @register
 @dataclass(frozen=True)
-class ListOpsConfig(DataConfig):
+class ListOpsConfig(ExpressionConfig):
     """Long ListOps, generated from `seed`, or read from the three files of Long Range Arena in the folder `path`.
 
     A sample is a random tree (see the module) with min_length < length < max_length, counted in digits,
@@ -77,11 +91,6 @@ class ListOpsConfig(DataConfig):
 
     name: ClassVar[str] = "listops"
 
-    min_length: int = 500
-    max_length: int = 2000
-    max_depth: int = 10
-    max_arguments: int = 10
-    digit_probability: float = 0.75
     train_size: int = 96_000
     valid_size: int = 2_000
     test_size: int = 2_000
@@ -106,11 +115,8 @@ class ListOpsConfig(DataConfig):
     def generate(self) -> dict[Split, Rows]:
         """Generate the samples of the three splits."""
         sizes: dict[Split, int] = {"test": self.test_size, "valid": self.valid_size, "train": self.train_size}
-        for split, size in sizes.items():
-            if size < 1:
-                raise InputError(f"data.{split}_size must be at least 1, found {size}")
-        rules = Rules(self.min_length, self.max_length, self.max_depth, self.max_arguments, self.digit_probability)
-        rows = _generate(rules, self.seed, sum(sizes.values()), self.workers)
+        self.require(min(sizes.values()) >= 1, "at least one sample in each split", *(f"{s}_size" for s in sizes))
+        rows = _generate(self.rules, self.seed, sum(sizes.values()), self.workers)
         splits, first = {}, 0
         for split, size in sizes.items():
             splits[split] = rows.part(first, first + size)
@@ -120,13 +126,11 @@ class ListOpsConfig(DataConfig):
 
 @register
 @dataclass(frozen=True)
-class ListOpsAnswersConfig(GeneratedConfig):
+class ListOpsAnswersConfig(ExpressionConfig):
     """Long ListOps with its value as an answer: the tokens of an expression, then "=", where a digit is predicted.
 
-    The expressions are those of `ListOpsConfig` with the same settings: min_length < length < max_length tokens of
-    digits, operators and brackets, at most `max_depth` levels, 2 to `max_arguments` arguments, and digits above the
-    last level with `digit_probability`. The defaults are those of Long Range Arena. `examples`: training expressions.
-    The validation and the test split have `rows` expressions each. All are distinct, and drawn from `seed`.
+    The expressions are those of `ListOpsConfig` with the same settings. `examples`: training expressions. The
+    validation and the test split have `rows` expressions each. All are distinct, and drawn from `seed`.
 
     Shorter rows of a batch are padded behind "=", so the padding changes no prediction of a causal model. Rows of
     similar length share a batch.
@@ -134,20 +138,17 @@ class ListOpsAnswersConfig(GeneratedConfig):
 
     name: ClassVar[str] = "listops-answers"
 
-    min_length: int = 500
-    max_length: int = 2000
-    max_depth: int = 10
-    max_arguments: int = 10
-    digit_probability: float = 0.75
     examples: int = 96_000
     rows: int = 2_000
     seed: int = 0
 
     def build(self) -> "ListOpsAnswers":
         self.require(self.examples >= 1 and self.rows >= 1, "at least one expression", "examples", "rows")
-        rules = (self.min_length, self.max_length, self.max_depth, self.max_arguments, self.digit_probability)
-        expressions = ListOpsConfig(*rules, self.examples, self.rows, self.rows, self.seed)
+        expressions = ListOpsConfig(*self.rules, self.examples, self.rows, self.rows, self.seed)
         return ListOpsAnswers(expressions.generate(), self.max_length)
+
+    def files(self) -> tuple[()]:
+        return ()
 
 
 class ListOpsAnswers(ArrayTask):
