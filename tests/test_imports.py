@@ -7,6 +7,7 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,31 @@ def test_every_listed_name_is_there_and_another_is_refused_with_a_name_that_is_a
     for name, module in read_face("mnemos").items():
         loaded = importlib.import_module(module)
         assert getattr(mnemos, name) is (loaded if module == f"mnemos.{name}" else getattr(loaded, name))
-    with pytest.raises(AttributeError, match="Transfomer") as error:
-        mnemos.Transfomer  # noqa: B018
-    assert error.value.name == "Transfomer"
+    for package, wrong, right in (
+        (mnemos, "Transfomer", "Transformer"),
+        (mnemos.attention, "LinearConfg", "LinearConfig"),
+    ):
+        with pytest.raises(AttributeError, match=f"{wrong}'; did you mean '{right}'"):
+            getattr(package, wrong)
+    assert not hasattr(mnemos, "nothing")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: mnemos.GRC(lenght=8), "GRC: .* found 'lenght'; did you mean 'length'?"),
+        (lambda: replace(mnemos.TrainConfig(), stpes=8), "TrainConfig: .* did you mean 'steps'?"),
+        (lambda: mnemos.Transformer(layrs=8), "Transformer has no field 'layrs'; did you mean 'layers'?"),
+        (lambda: mnemos.attention.GatedCacheAttention(16, 2, casual=True), "did you mean 'causal'?"),
+        (lambda: mnemos.cache(None, lenght=8), r"cache: .* did you mean GRC\(length=...\)"),
+        (lambda: mnemos.cache(None, exmaple=8), "did you mean 'example'?"),
+        (lambda: mnemos.linearise(None, qqq=8), "linearise: .* it has model, "),
+        (lambda: mnemos.fit(None, None, step=8), "fit: .* did you mean 'steps'?"),
+    ],
+)
+def test_a_wrong_argument_is_answered_with_the_one_that_is_alike(call, words):
+    with pytest.raises(mnemos.InputError, match=words):
+        call()
+    with pytest.raises(TypeError, match="missing 1 required"):  # another mistake is Python's to tell
+        mnemos.Stream()
+    assert list(inspect.signature(mnemos.GRC).parameters)[:2] == ["length", "ratio"]

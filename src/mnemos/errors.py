@@ -1,8 +1,15 @@
 """The errors of bad input, and how text is printed. Nothing slow is imported."""
 
+import dataclasses
+import difflib
+import functools
 import importlib.metadata
+import inspect
 import re
-from typing import TextIO
+from collections.abc import Callable
+from typing import ParamSpec, TextIO, TypeVar
+
+_Arguments, _Result = ParamSpec("_Arguments"), TypeVar("_Result")
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends
 
@@ -36,3 +43,31 @@ def printable(text: str) -> str:
 def say(*parts: object, sep: str = " ", end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
     """`print` of `printable` text: names of files, labels and what models write may hold control characters."""
     print(printable(sep.join(map(str, parts))), end=end, file=file, flush=flush)
+
+
+def near_arguments(
+    function: Callable[_Arguments, _Result], name: str = "", settings: type | None = None
+) -> Callable[_Arguments, _Result]:
+    """The function, with an InputError that names the argument that is alike in place of Python's TypeError.
+
+    name: of the function in the error. settings: the dataclass of one of its arguments, whose fields are known too.
+    """
+
+    @functools.wraps(function)
+    def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            parameters = inspect.signature(function).parameters
+            unknown = next((one for one in kwargs if one not in parameters), None)
+            if unknown is None or any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+                raise
+        fields = [field.name for field in dataclasses.fields(settings)] if settings else []  # type: ignore[arg-type]
+        known = [one for one in parameters if one != "self"]
+        near = next(iter(difflib.get_close_matches(unknown, [*known, *fields], 1)), None)
+        hint = f"did you mean {near!r}?" if near else f"it has {', '.join(known)}"
+        if settings and near in fields:
+            hint = f"did you mean {settings.__name__}({near}=...) as an argument?"
+        raise InputError(f"{name or function.__name__}: expected an argument that it has, found {unknown!r}; {hint}")
+
+    return checked

@@ -2,10 +2,12 @@
 
 In all of them the list is written once, as imports under TYPE_CHECKING. Type checkers and editors read them as they
 are; at run time `lazy` reads the same lines from the source, and imports a module when one of its names is first used.
-A name of the package costs the modules that it needs, and no more.
+A name of the package costs the modules that it needs, and no more. A wrong name, or a wrong argument of one of its
+classes, is answered with the one that is alike.
 """
 
 import ast
+import difflib
 import functools
 import importlib
 import importlib.util
@@ -14,6 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from .errors import near_arguments
 
 LABORATORY = ("lightning_fabric", "matplotlib", "rich", "scipy", "tyro")  # what the extra `lab` of pyproject.toml adds
 # What these packages offer is listed only where these libraries are installed.
@@ -59,10 +63,13 @@ def lazy(
     def find(name: str) -> Any:
         module = names.get(name, f"{package}.{name}")
         if name not in names and (name.startswith("_") or importlib.util.find_spec(module) is None):
-            # The traceback ends with a name that is alike.
-            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
+            near = [] if name.startswith("_") else difflib.get_close_matches(name, listed, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
         loaded = load(module)
         value = loaded if module == f"{package}.{name}" else getattr(loaded, name)
+        if isinstance(value, type) and "__init__" in vars(value) and not hasattr(value.__init__, "__wrapped__"):
+            value.__init__ = near_arguments(value.__init__, name)  # type: ignore[misc]
         setattr(sys.modules[package], name, value)  # the next time, Python finds it by itself
         return value
 

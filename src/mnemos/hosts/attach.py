@@ -6,6 +6,7 @@ of their caches; a branch for each (`branch`), which hooks mix into the attentio
 
 import difflib
 import fnmatch
+import functools
 import re
 import warnings
 from collections.abc import Callable, Collection, Sequence
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from mnemos._compat import COMPILED
 from mnemos.config import to_dict
+from mnemos.errors import near_arguments
 from mnemos.memory.gated_cache import GRC, caches
 from mnemos.modes import uncompiled
 from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
@@ -135,6 +137,7 @@ class Report:
     __repr__ = __str__  # what a notebook and the prompt of Python show
 
 
+@functools.partial(near_arguments, settings=GRC)
 def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example: object = None) -> Report:
     """Add a gated recurrent cache to the self-attentions of a torch.nn, timm or Hugging Face model, in place.
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mnemos.errors import near_arguments
 from mnemos.libraries import transformers
 from mnemos.modes import uncompiled
 from mnemos.types import InputError
@@ -84,6 +85,7 @@ class LineariseReport:
     __repr__ = __str__  # what a notebook and the prompt of Python show
 
 
+@near_arguments
 def linearise(
     model: nn.Module,
     window: int = 64,

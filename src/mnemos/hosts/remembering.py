@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos import generators
+from mnemos.errors import near_arguments
 from mnemos.memory.tokens import TokenMemory, TokenState
 from mnemos.modes import evaluating
 from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids, join, select
@@ -23,6 +24,7 @@ _KNOWN |= {f"{name}ForCausalLM": "model" for name in ROTARY.values()}
 _PARTS = "remember(model, embedding=..., decoder=..., head=...)"
 
 
+@near_arguments
 def remember(
     model: nn.Module,
     tokens: int = 16,

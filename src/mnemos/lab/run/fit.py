@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import nn
 
 from mnemos.config import ModelConfig
+from mnemos.errors import near_arguments
 from mnemos.lab.tasks.metrics import Metric, find_metrics
 from mnemos.lab.tasks.task import DataConfig, Task
 from mnemos.lab.tasks.user_data import Loss, OwnTask, described, rows_in_a_batch, source
@@ -42,6 +43,7 @@ class OwnData(DataConfig):
     valid: str = ""
 
 
+@near_arguments
 def fit(
     model: nn.Module,
     train_data: object,
