@@ -472,6 +472,12 @@ def test_a_comparison_is_reported_and_its_runs_are_evaluated_and_loaded(comparis
         assert name in said
     assert load(run / "model")(torch.ones(1, 5, dtype=torch.int64))[0].shape == (1, 10)
     assert "found a comparison" in refused(capsys, "eval", str(comparison))
+    # --- a run where something else is expected, and the reverse ---
+    assert f"; mnemos train --resume {run} continues it" in refused(capsys, "train", str(run))
+    assert f"found its model; name {run}\n" in refused(capsys, "train", "--resume", str(run / "model"))
+    assert f"found a part of a run; name {run}\n" in refused(capsys, "report", str(run / "model"))
+    for folder in (run, run / "model"):
+        assert f"found a run of mnemos; mnemos sample {run} uses" in refused(capsys, "chat", str(folder))
 
 
 @pytest.mark.slow
@@ -487,7 +493,9 @@ def test_an_interrupted_run_exits_130_and_goes_on_exactly(tmp_path):
         assert process.process.is_alive()
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGINT)
-    assert process.wait(60).returncode == 130
+    ended = process.wait(60)
+    assert ended.returncode == 130
+    assert f"; continue with: mnemos train --resume {stopped}\n" in ended.stderr
     assert not (stopped / "result.json").exists()
     assert main(["train", "--resume", str(stopped)]) == 0
 
@@ -545,6 +553,7 @@ def test_an_interrupted_comparison_leaves_nobody_behind_and_goes_on(
     os.killpg(process.pid, number) if to_group else os.kill(process.pid, number)
     done = process.wait(60)
     assert done.returncode == 130, done.stderr
+    assert f": mnemos {' '.join(command)}\n" in done.stderr
     assert "Traceback" not in done.stderr
     assert is_gone(process.pid), "no child trains on unseen"
     assert main(command) == 0

@@ -16,7 +16,10 @@ class TrainingFailed(Exception):  # noqa: N818
 
 
 class Interrupted(Exception):  # noqa: N818
-    """A signal requested an end and the run was saved: one line with where it is and how to resume it."""
+    """A signal requested an end and the run was saved: one line with where it is and how to resume it.
+
+    Further arguments are words that the same command needs to continue.
+    """
 
 
 class SkippedFile(UserWarning):

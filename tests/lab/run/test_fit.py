@@ -369,7 +369,7 @@ def test_models_and_targets_that_do_not_fit_give_one_line(tmp_path):
         with pytest.raises(InputError, match=words) as error:
             mnemos.fit(model, data, rows(), tmp_path / str(i), 2, train=SETTINGS, quiet=True)
         assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match="continue it with resume=True"):
+    with pytest.raises(InputError, match=r"continue it with: mnemos.fit\(.*, resume=True\)"):
         mnemos.fit(classifier(), rows(), rows(), tmp_path / "0", 2, train=SETTINGS)
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 from tyro.conf import UseAppendAction
 
 from mnemos.errors import InputError, say
+from mnemos.lab.errors import Interrupted
 
 from .parsers import Words, names_and_fields
 
@@ -62,18 +63,22 @@ def compare(
     from mnemos.lab.run.session import run_name
 
     recipes = variants(names, fields, vary)
-    compare(
-        recipes,
-        Path(out) if out else Path("runs") / run_name(recipes[0], "compare"),
-        seeds=seeds,
-        unwritten=unwritten,
-        baselines=baselines,
-        equal=read_equal(equal),
-        minutes=minutes,
-        rates=() if rates is None else read_rates(rates),
-        jobs=jobs,
-        against=against,
-    )
+    folder = Path(out) if out else Path("runs") / run_name(recipes[0], "compare")
+    try:
+        compare(
+            recipes,
+            folder,
+            seeds=seeds,
+            unwritten=unwritten,
+            baselines=baselines,
+            equal=read_equal(equal),
+            minutes=minutes,
+            rates=() if rates is None else read_rates(rates),
+            jobs=jobs,
+            against=against,
+        )
+    except Interrupted as stop:  # a new folder of runs has the time in its name
+        raise Interrupted(stop.args[0], *(() if out else ("--out", str(folder)))) from None
     return 0
 
 

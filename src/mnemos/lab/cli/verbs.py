@@ -7,6 +7,7 @@ prints one line and no traceback.
 
 import importlib
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -139,7 +140,9 @@ def _run(arguments: list[str]) -> int:
         _say(str(error))
         return 2 if isinstance(error, InputError) else 1
     except (KeyboardInterrupt, Interrupted) as stop:
-        _say(str(stop) or "interrupted")
+        line, *more = stop.args or ("interrupted",)
+        again = "" if verb == "train" or not stop.args else f": mnemos {shlex.join([*arguments, *more])}"
+        _say(f"{line}{again}")
         return 130
 
 

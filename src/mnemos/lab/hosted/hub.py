@@ -144,9 +144,14 @@ def check_folder(source: str, inside: str = "") -> None:
     inside: the name of a folder in it that is named where it has one.
     """
     if not source.startswith(HF) and "model_type" not in _saved_config(Path(source)):
-        found = "a folder without its config.json" if Path(source).is_dir() else "no such folder"
-        model = Path(source) / inside
-        hint = f"name {model}" if inside and "model_type" in _saved_config(model) else "check the path"
+        folder = Path(source)
+        found = "a folder without its config.json" if folder.is_dir() else "no such folder"
+        hint = "check the path"
+        if inside and "model_type" in _saved_config(folder / inside):
+            hint = f"name {folder / inside}"
+        elif run := next((one for one in (folder, folder.parent) if (one / "recipe.json").is_file()), None):
+            found = "a run of mnemos"
+            hint = f"mnemos sample {run} uses its model, mnemos export {run} makes it one of Transformers"
         raise InputError(
             f"{source}: expected the folder of a saved model of Transformers, or {HF}NAME of the hub, found {found}; "
             f"{hint}"

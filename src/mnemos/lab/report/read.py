@@ -182,6 +182,8 @@ def _instead(folder: Path) -> str:
         return "the results of bench-memory, whose page is benchmarks.html; name the folder of a task in it"
     if (folder / BUDGET).is_file() or any(any(folder.glob(f"{part}seed-*/recipe.json")) for part in ("*/", "*/*/")):
         return "a comparison that is not finished; continue it with the command that began it, or name single runs"
+    if (folder.parent / "recipe.json").is_file():
+        return f"a part of a run; name {folder.parent}"
     return "neither file; name the folder that a run wrote"
 
 

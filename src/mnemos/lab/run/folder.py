@@ -87,8 +87,8 @@ class RunFolder:
             raise InputError(f"{folder}: expected a folder for the run, found a file; name another folder")
         if (folder / "recipe.json").exists():
             raise InputError(
-                f"{folder}: expected a new or empty folder, found a run; continue it with {recipe.resuming}, or name "
-                "another folder"
+                f"{folder}: expected a new or empty folder, found a run; name another folder, or continue it "
+                f"with: {recipe.to_continue(folder)}"
             )
         # These files are left by a start that was killed before it wrote the recipe.
         inside = [p for p in folder.iterdir() if not is_temporary(p)] if folder.is_dir() else []
@@ -117,9 +117,7 @@ class RunFolder:
         """Open an existing run. Raises InputError if there is none, its recipe differs, or it is in use."""
         folder = Path(folder)
         if not (folder / "recipe.json").is_file():
-            raise InputError(
-                f"{folder}: expected a run to resume, found no recipe.json; start it without {recipe.resuming}"
-            )
+            raise InputError(f"{folder}: expected a run to resume, found no recipe.json; start it anew")
         if difference := differing(as_written(read_object(folder / "recipe.json")), as_json(recipe)):
             raise InputError(f"{folder}: the run has another {difference}; resume it with its own recipe")
         run = cls(folder, recipe)

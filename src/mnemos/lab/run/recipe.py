@@ -4,8 +4,10 @@ import contextlib
 import functools
 import inspect
 import json
+import shlex
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Literal, overload
 
 from mnemos import registry
@@ -213,10 +215,11 @@ class Recipe:
         if "\n" in self.name or printable(self.name) != self.name:  # it is printed to terminals
             raise InputError(f"name: expected a name without control characters, found {self.name!r}; change it")
 
-    @property
-    def resuming(self) -> str:
-        """What continues a run of the recipe: an argument of `mnemos.fit`, or an option of `mnemos train`."""
-        return "resume=True" if self.model.name == OWN else "--resume"
+    def to_continue(self, folder: Path) -> str:
+        """What continues a run of the recipe in a folder: a call of `mnemos.fit`, or a command."""
+        if self.model.name == OWN:
+            return f"mnemos.fit(..., out={str(folder)!r}, resume=True)"
+        return f"mnemos train --resume {shlex.quote(str(folder))}"
 
     def from_data(self, names: Collection[str] = SIZES) -> list[str]:
         """Those of the model's fields, among these names, that a run takes from its data (`FROM_DATA`)."""

@@ -51,6 +51,11 @@ def find_recipe(name: str) -> Recipe:
     if file.endswith(".py"):
         return _made(_recipe_of_file(file, chosen if colon else None), file)
     if not name.endswith((".json", *_YAML)):
+        if (Path(name) / "recipe.json").is_file():
+            raise InputError(
+                f"{name}: expected a recipe, found the folder of a run; mnemos train --resume {name} continues it, and "
+                f"{name}/recipe.json is its recipe"
+            )
         return _made(name)
     path = Path(name)
     try:
@@ -124,7 +129,17 @@ def read_recipe(folder: Path) -> Recipe:
         return _read(folder / "recipe.json")
     except FileNotFoundError:
         found = "no recipe.json in it" if folder.exists() else "no such folder"
-        raise InputError(f"{folder}: expected a run, found {found}; name a folder that mnemos train wrote") from None
+        hint = _of_model(folder) if is_model(folder) else f"{found}; name a folder that mnemos train wrote"
+        raise InputError(f"{folder}: expected a run, found {hint}") from None
+
+
+def _of_model(folder: Path) -> str:
+    """What the folder of a model is, and which command takes it, or which folder takes its place."""
+    if (folder.parent / "recipe.json").is_file():
+        return f"its model; name {folder.parent}"
+    if b'"model_type"' in (folder / "config.json").read_bytes():
+        return f"a model of Transformers; mnemos chat {folder} uses it, mnemos train RECIPE --model {folder} trains it"
+    return "a model without its run; mnemos.load reads it in Python"
 
 
 def is_model(folder: Path) -> bool:

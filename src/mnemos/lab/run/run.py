@@ -265,10 +265,11 @@ class Run:
             except _StopRequestedError:
                 if self.saved != self.step or not self.step:
                     self.save()
-                where = "" if self.files is None else f"{self.path}: "
+                if self.files is None:
+                    raise Interrupted(f"interrupted after update {self.step}") from None
                 raise Interrupted(
-                    f"{where}interrupted; a checkpoint is saved after update {self.step}; continue with "
-                    f"{self.recipe.resuming}"
+                    f"{self.path}: interrupted; a checkpoint is saved after update {self.step}; continue with: "
+                    f"{self.recipe.to_continue(self.path)}"
                 ) from None
             except TrainingFailed as error:
                 last = f"the last checkpoint is of update {self.saved}" if self.saved else "there is no checkpoint yet"
