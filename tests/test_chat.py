@@ -67,17 +67,17 @@ def test_a_chat_forks_goes_back_and_is_saved(folder, tmp_path):
 
     first = say("so")
     assert first.written == 5
-    talk.named["a"] = talk.stream
-    talk.save(str(tmp_path / "s"))
+    talk.command("fork", "a")
+    talk.command("save", str(tmp_path / "s"))
     say("be it")
     state, size = talk.stream, talk.state_bytes
-    talk.back()
+    talk.command("back", "")
     assert talk.stream is talk.named["a"]
     assert talk.state_bytes < size
     say("other")
-    talk.back("a")
+    talk.command("back", "a")
     say("be it")
-    talk.load(str(tmp_path / "s"))
+    talk.command("load", str(tmp_path / "s"))
     found = say("be it")
     assert answers[1] == answers[3] == answers[4] != answers[2]
     assert found.read < first.read  # the new tokens alone

@@ -68,8 +68,9 @@ def lazy(
             raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
         loaded = load(module)
         value = loaded if module == f"{package}.{name}" else getattr(loaded, name)
-        if isinstance(value, type) and "__init__" in vars(value) and not hasattr(value.__init__, "__wrapped__"):
-            value.__init__ = near_arguments(value.__init__, name)  # type: ignore[misc]
+        init = vars(value).get("__init__") if isinstance(value, type) else None
+        if init is not None and not hasattr(init, "__wrapped__"):
+            value.__init__ = near_arguments(init, name)
         setattr(sys.modules[package], name, value)  # the next time, Python finds it by itself
         return value
 

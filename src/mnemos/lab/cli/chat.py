@@ -176,11 +176,6 @@ class Chat:
 
         return sum(x.numel() * x.element_size() for x in leaves(self.stream.state))
 
-    @property
-    def grows(self) -> bool:
-        """Whether the state grows with the chat."""
-        return getattr(self.new.model, "state_kind", "growing") == "growing"
-
     def answer(self, text: str, put: Callable[["torch.Tensor"], None], stopped: Callable[[], bool]) -> Answer | None:
         """Read a turn and answer it; None if `stopped` while it was read, which leaves the chat as it was.
 
@@ -211,27 +206,32 @@ class Chat:
         self.before.append(self.stream)
         self.stream = stream
 
-    def back(self, name: str = "") -> None:
-        """Go back to before the last turn, or to the stream of a name."""
-        if name:
-            if name not in self.named:
+    def command(self, name: str, value: str) -> None:
+        """What a line /NAME VALUE does to the stream. Raises InputError for one that is unknown or comes too early."""
+        match name, value:
+            case "fork" | "save" | "load", "":
+                raise InputError(f"/{name}: expected {'a name' if name == 'fork' else 'a file'}, found none; add it")
+            case "fork", _:
+                self.named[value] = self.stream
+            case "new", _:
+                self.go(self.new)
+            case "back", "" if self.before:
+                self.stream = self.before.pop()
+            case "back", "":
+                raise InputError("/back: expected a turn to take back, found none; /fork NAME keeps a chat for longer")
+            case "back", _ if value in self.named:
+                self.go(self.named[value])
+            case "back", _:
                 known = ", ".join(sorted(self.named)) or "none; /fork NAME makes one"
-                raise InputError(f"/back: expected the name of a fork, found {name!r}; known: {known}")
-            self.go(self.named[name])
-        elif not self.before:
-            raise InputError("/back: expected a turn to take back, found none; /fork NAME keeps a chat for longer")
-        else:
-            self.stream = self.before.pop()
-
-    def save(self, file: str) -> None:
-        """Write the stream to a file."""
-        if self.stream.last is None:
-            raise InputError("/save: expected a chat that has begun, found a new one; write something first")
-        self.stream.save(file)
-
-    def load(self, file: str) -> None:
-        """Go on from a file that `save` wrote."""
-        self.go(type(self.new).restore(self.new.model, file, self.new.step))
+                raise InputError(f"/back: expected the name of a fork, found {value!r}; known: {known}")
+            case "save", _ if self.stream.last is None:
+                raise InputError("/save: expected a chat that has begun, found a new one; write something first")
+            case "save", _:
+                self.stream.save(value)
+            case "load", _:
+                self.go(type(self.new).restore(self.new.model, value, self.new.step))
+            case _:
+                raise InputError(f"expected a command of the chat, found {f'/{name}'!r:.40}; /help lists them")
 
 
 class Terminal:
@@ -254,8 +254,12 @@ class Terminal:
             self.note("the tokenizer has no chat template: the model continues the text")
         while (line := self.read()) is not None and line.split()[:1] != ["/quit"]:
             try:
-                if line.startswith("/"):
-                    self.command(*line[1:].split(maxsplit=1))
+                if line == "/help":
+                    self.note(HELP)
+                elif line.startswith("/"):
+                    name, _, value = line[1:].partition(" ")
+                    self.talk.command(name, value.strip())
+                    self.note(f"{line}: state {_size(self.talk.state_bytes)}")
                 elif line:
                     self.answer(line)
             except InputError as error:
@@ -273,29 +277,6 @@ class Terminal:
                     raise
                 self.note("\n/quit or Ctrl-D ends the chat")
 
-    def command(self, name: str = "", given: str = "") -> None:
-        """A line that begins with /."""
-        needs = {"fork": "a name", "save": "a file", "load": "a file"}
-        if name in needs and not given:
-            raise InputError(f"/{name}: expected {needs[name]}, found none; add it")
-        talk, given = self.talk, given.strip()
-        if name == "fork":
-            talk.named[given] = talk.stream
-        elif name == "back":
-            talk.back(given)
-        elif name == "save":
-            talk.save(given)
-        elif name == "load":
-            talk.load(given)
-        elif name == "new":
-            talk.go(talk.new)
-        elif name == "help":
-            self.note(HELP)
-            return
-        else:
-            raise InputError(f"expected a command of the chat, found {f'/{name}'!r:.40}; /help lists them")
-        self.note(f"{f'/{name} {given}'.strip()}: state {_size(talk.state_bytes)}")
-
     def answer(self, text: str) -> None:
         """Answer a turn, and show what it has cost."""
         from mnemos.libraries import transformers
@@ -304,15 +285,17 @@ class Terminal:
         shown.on_finalized_text = lambda text, stream_end=False: say(text, end="\n" * stream_end, flush=True)
         asked: list[int] = []
         with on_ctrl_c(lambda number, frame: asked.append(number)):
-            found = self.talk.answer(text, shown.put, lambda: bool(asked))
-        if found is None:
+            cost = self.talk.answer(text, shown.put, lambda: bool(asked))
+        if cost is None:
             self.note("interrupted: the turn was not read")
             return
         shown.end()
-        speed = f"{found.written / found.writing:,.1f} tokens/s" if found.writing else ""
-        said = f"read {found.read:,} tokens in {found.reading:.1f} s, wrote {found.written:,} at {speed}"
-        kind = "grows" if self.talk.grows else "constant"
-        self.note(f"[{said}; state {_size(self.talk.state_bytes)}, {kind}]")
+        speed = f"{cost.written / cost.writing:,.1f} tokens/s" if cost.writing else ""
+        size = "grows" if getattr(self.talk.new.model, "state_kind", "growing") == "growing" else "constant"
+        self.note(
+            f"[read {cost.read:,} tokens in {cost.reading:.1f} s, wrote {cost.written:,} at {speed}; "
+            f"state {_size(self.talk.state_bytes)}, {size}]"
+        )
 
     def note(self, text: str, style: str = "dim") -> None:
         """A line that is no part of an answer."""

@@ -34,20 +34,17 @@ def compare(
         seeds: runs per recipe
         jobs: runs at a time; several have one thread each
         out: the comparison's folder; by default a new one in runs
-        unwritten: add, for each recipe with a memory, the same one with a memory that stores nothing (never written):
-            what a memory is worth is the difference. Where a cache is frozen at inference, a learned constant
+        unwritten: add each recipe with a memory again with one that stores nothing (never written): the difference is
+            what the memory is worth. Where a cache is frozen at inference, a learned constant
         baselines: add this one, and one with as many parameters and no memory
-        vary: FIELD V1,V2: train each recipe once with each of these values of a field, such as model.cache.length 8,32;
-            given for several fields, with each combination of their values
-        equal: updates: equal updates of equal batches; samples, flops, time: the steps of each recipe are set so that
-            it reads as many new rows (of text in segments: tokens), computes as many training FLOPs (forward, backward
-            and what memory replay computes again), or trains as long as the first recipe with its steps, and batch,
-            rollout and data.segment may differ; parameters: the widths of MLPs are set so that all have as many as the
-            first, within 5 %; also parameters,time and so on
-        minutes: with --equal time: minutes of updates per run, for which the updates of each recipe are measured before
-            the first run; by default those of the first recipe with its steps
-        rates: learning rates, such as 3e-4,1e-3,3e-3: each recipe is trained with each and its first seed, and the one
-            with the best score on the validation split gets the other seeds and is reported
+        vary: FIELD V1,V2: train each recipe with each value of a field, such as model.cache.length 8,32; of several
+            fields with each combination
+        equal: updates (of equal batches), samples (rows, or tokens of text in segments), flops, time: the steps of each
+            recipe follow from what the first one spends; parameters: MLPs get the widths that make them equal within
+            5 %; also parameters,time and so on
+        minutes: with --equal time: minutes of updates per run, by default those of the first recipe with its steps
+        rates: learning rates, such as 3e-4,1e-3,3e-3: each recipe is trained with each and its first seed; the best on
+            the validation split gets the other seeds and is reported
         against: the recipe that the others are tested against, with several seeds (the first)
     """
     names, fields = names_and_fields(words)

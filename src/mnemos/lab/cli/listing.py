@@ -219,7 +219,7 @@ def verify(operation: tuple[str, ...] = ()) -> int:
     say(f"versions     {installed}\n")
     say(HEAD)
     results = []
-    for result in compare(operation or None):
+    for result in compare(list(operation) or None):
         say(result, flush=True)
         results.append(result)
     failed = sum(not result.passed for result in results)

@@ -50,32 +50,33 @@ def run_command(function: Callable[..., int], verb: str, takes: str, arguments: 
         of_recipe = [word for word in arguments if word in _HELP]
         arguments = [word for word in arguments if word not in _HELP]
 
-    def bind(**values: Any) -> Callable[..., int]:
-        return functools.partial(function, **values)
-
-    bind.__annotations__ = typing.get_type_hints(function, include_extras=True) | {"return": Any}
+    # --- the function as tyro is to see it: it returns what is then called ---
+    hints: dict[str, Any] = typing.get_type_hints(function, include_extras=True)
     for name, parameter in parameters.items():
         if name != rest and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             shown = name.upper() if parameter.default is parameter.empty else f"[{name.upper()}]"
-            named = Annotated[bind.__annotations__[name], tyro.conf.arg(metavar=shown)]
-            bind.__annotations__[name] = tyro.conf.Positional[named]
-    bind.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [one.replace(annotation=bind.__annotations__[name]) for name, one in parameters.items()]
-    )
-    bind.__doc__ = re.sub(r"\n {12}", " ", function.__doc__ or "")  # or tyro breaks the lines of "Args:" where we do
+            hints[name] = tyro.conf.Positional[Annotated[hints[name], tyro.conf.arg(metavar=shown)]]  # type: ignore[misc]
+
+    def bind(**values: Any) -> Any:
+        return functools.partial(function, **values)
+
+    seen: Any = bind
+    seen.__annotations__ = hints
+    seen.__signature__ = inspect.Signature([one.replace(annotation=hints[name]) for name, one in parameters.items()])
+    seen.__doc__ = re.sub(r"\n {12}", " ", function.__doc__ or "")  # or tyro breaks the lines of "Args:" where we do
 
     # --- tyro prints help and errors in boxes, and exits ---
     output = io.StringIO()
     try:
         with redirect_stdout(output), redirect_stderr(output):
             parsed: Any = tyro.cli(
-                bind, prog=program, args=arguments, config=_STYLE, return_unknown_args=rest is not None
+                seen, prog=program, args=arguments, config=_STYLE, return_unknown_args=rest is not None
             )
     except SystemExit as stop:
         if not stop.code:
-            shown = re.sub(r"\s+\(default: (None)?\)", "", output.getvalue())
-            shown = shown.replace("[-h]", takes if rest == "words" else "", 1).replace("  ", " ", 1)
-            say("\n".join(line.rstrip() for line in shown.splitlines()))
+            text = re.sub(r"\s+\(default: (None)?\)", "", output.getvalue())
+            text = text.replace("[-h]", takes if rest == "words" else "", 1).replace("  ", " ", 1)
+            say("\n".join(line.rstrip() for line in text.splitlines()))
             raise
         problem, meant = problem_of_tyro(output.getvalue())
         for pattern, ours in _OURS.items():

@@ -108,13 +108,13 @@ def sample(
 
     Args:
         run: the run's folder
-        count: number of images (24), texts (1) or rows (4)
+        count: images (24), texts (1) or rows (4)
         length: tokens of a text
         prompt: text that the model continues
         temperature: 0: the most probable token
-        top_k: sample from the k most probable (0: all)
-        top_p: sample from the most probable tokens of this total probability
-        min_p: least share of the greatest probability
+        top_k: of the k most probable tokens (0: all)
+        top_p: of the most probable tokens with this total probability
+        min_p: of tokens with at least this share of the greatest probability
         stop: end a text where this text is written
         seed: random seed
     """
@@ -215,9 +215,9 @@ def export(
     """
     from mnemos.lab.run import export as exports
 
-    if to != exports.HF:
+    if to != "hf":
         if push:
-            raise InputError(f"--push: expected --to {exports.HF} beside it, found --to {to}; leave one out")
+            raise InputError(f"--push: expected --to hf beside it, found --to {to}; leave one out")
         say(exports.export_run_programs(run, to, out))
         return 0
     folder = exports.export_run(run, out)
