@@ -17,12 +17,12 @@ import torch
 import mnemos
 
 SOURCE = str(Path(mnemos.__file__).parent)
-LOADED = {
-    "mnemos.Transformer": "mnemos.Transformer(vocab_size=8, dim=8, layers=1, num_heads=2)",
-    "mnemos.cache": "mnemos.cache",
-    "mnemos.ops.delta_rule": "mnemos.ops.delta_rule",
-    "mnemos.fast": "mnemos.fast",
-}
+LOADED = (
+    "mnemos.Transformer(vocab_size=8, dim=8, layers=1, num_heads=2)",
+    "mnemos.cache",
+    "mnemos.ops.delta_rule",
+    "mnemos.fast",
+)
 
 
 def count(walk: Callable[[], object]) -> tuple[int, int, int]:
@@ -51,50 +51,36 @@ def count(walk: Callable[[], object]) -> tuple[int, int, int]:
     return hops, len(functions), calls
 
 
-def walk_transformer() -> Callable[[], object]:
-    """Of a linear transformer, without gradients."""
+def main() -> None:
+    """Print both tables."""
     model = mnemos.Transformer(vocab_size=64, dim=32, layers=2, num_heads=2, attention="linear").eval()
     ids = torch.randint(64, (2, 16))
-    return torch.no_grad()(lambda: model(ids))
-
-
-def walk_replay() -> Callable[[], object]:
-    """Of a step that visits none of this package's functions itself."""
-    layer = torch.nn.Linear(8, 8)
+    layer, segments = torch.nn.Linear(8, 8), torch.randn(4, 2, 8)
 
     def step(segment: torch.Tensor, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """One that visits none of this package's functions itself."""
         state = layer(segment if state is None else segment + state).tanh()
         return state.square().mean(), state
 
-    segments = torch.randn(4, 2, 8)
-    return lambda: mnemos.replay(step, segments, module=layer)
-
-
-def walk_cache() -> Callable[[], object]:
-    """Of a decoder with a sliding window; a model takes one cache, so there is one for each run."""
     transformers = mnemos.libraries.transformers()
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8}
-    models = [transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, **heads)) for _ in range(2)]
-    return lambda: mnemos.cache(models.pop(), mnemos.GRC(scope="stream"))
-
-
-def main() -> None:
-    """Print both tables."""
+    # A model takes one cache, so there is one for each run.
+    hosts = [transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, **heads)) for _ in range(2)]
     walks = {
-        "forward of a Transformer, two layers": walk_transformer(),
-        "replay of four segments": walk_replay(),
-        "cache of a Mistral, two layers": walk_cache(),
+        "forward of a linear Transformer, two layers": torch.no_grad()(lambda: model(ids)),
+        "replay of four segments": lambda: mnemos.replay(step, segments, module=layer),
+        "cache of a Mistral, two layers": lambda: mnemos.cache(hosts.pop(), mnemos.GRC(scope="stream")),
     }
-    print(f"{'walk':<40}{'hops':>8}{'functions':>12}{'calls':>8}")
+    print(f"{'walk':<45}{'hops':>8}{'functions':>12}{'calls':>8}")
     for name, walk in walks.items():
         walk()
-        print(f"{name:<40}" + "{:>8,}{:>12,}{:>8,}".format(*count(walk)))
-    print(f"\n{'name':<40}{'files':>8}")
-    for name, line in LOADED.items():
+        print(f"{name:<45}" + "{:>8,}{:>12,}{:>8,}".format(*count(walk)))
+    print(f"\n{'name':<45}{'files':>8}")
+    for line in LOADED:
         code = f"import sys, mnemos; {line}; print(sum(name.split('.')[0] == 'mnemos' for name in sys.modules))"
         loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-        print(f"{name:<40}{int(loaded):>8}")
+        print(f"{line.partition('(')[0]:<45}{int(loaded):>8}")
 
 
 if __name__ == "__main__":
