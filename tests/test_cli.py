@@ -273,7 +273,7 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
             "found short-listops, short-listops-wider",
         ),
         (["report", "nowhere"], "nowhere"),
-        (["reproduce", "cached_transformers/tabel1"], "did you mean cached_transformers/table1"),
+        (["reproduce", "cached_transformers/tabel1"], "did you mean 'table1'"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, words, capsys, tmp_path, monkeypatch):
