@@ -12,18 +12,11 @@ import statistics
 import time
 
 import torch
-from torch import nn
 
 from mnemos import BlockSparseConfig, SoftmaxConfig
+from mnemos.lab.measure.timing import race
 
 DIM, HEADS = 512, 8
-
-
-def seconds(layer: nn.Module, x: torch.Tensor) -> float:
-    """CPU seconds of one forward and backward."""
-    start = time.process_time()
-    layer(x)[0].sum().backward()
-    return time.process_time() - start
 
 
 def main() -> None:
@@ -38,11 +31,12 @@ def main() -> None:
     layers = {"block-sparse": BlockSparseConfig().build(DIM, HEADS), "dense": SoftmaxConfig().build(DIM, HEADS)}
     for length in options.lengths:
         x = torch.randn(1, length, DIM, requires_grad=True)
-        measured = {name: layer for name, layer in layers.items() if name != "dense" or length <= options.dense}
-        found: dict[str, list[float]] = {name: [] for name in measured}
-        for _ in range(options.rounds):
-            for name, layer in measured.items():
-                found[name].append(seconds(layer, x))
+        measured = {
+            name: lambda layer=layer, x=x: layer(x)[0].sum().backward()
+            for name, layer in layers.items()
+            if name != "dense" or length <= options.dense
+        }
+        found = race(measured, options.rounds, time.process_time, 0.0)
         cells = (f"{n} {statistics.median(s):.3f} s ({min(s):.3f} to {max(s):.3f})" for n, s in found.items())
         print(f"{length:6d}: {', '.join(cells)}", flush=True)
 

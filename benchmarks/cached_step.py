@@ -12,7 +12,6 @@ disturb less and which is meaningful with one thread. Events: what torch.profile
 
 import argparse
 import copy
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,11 +19,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from command import command, write
+from command import beside, command, write
 from torch import nn
 
 import mnemos
 from mnemos import GRC, libraries, registry
+from mnemos.lab.measure.timing import race
 from mnemos.lab.run import devices
 from mnemos.lab.run.checks import complete
 from mnemos.lab.run.learner import Learner
@@ -105,15 +105,6 @@ def events(step: Step) -> int:
     return len(profile.events())
 
 
-def seconds(step: Step, clock: Callable[[], float]) -> float:
-    """Per step, over at least LEAST seconds."""
-    start, calls = clock(), 0
-    while calls == 0 or clock() - start < LEAST:
-        step()
-        calls += 1
-    return (clock() - start) / calls
-
-
 def assess(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """The steps of a model's variants in rotation."""
     torch.manual_seed(0)
@@ -122,22 +113,13 @@ def assess(name: str, options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     for step in steps.values():
         step(), step()
-    names, times = list(steps), {name: [] for name in steps}
-    for i in range(options.pairs):
-        for variant in names[i % len(names) :] + names[: i % len(names)]:
-            times[variant].append(seconds(steps[variant], CLOCKS[options.clock]))
-    row: dict[str, Any] = {}
-    for variant, found in times.items():
-        ratios = [a / b for a, b in zip(found, times["plain"], strict=True)]
-        row[variant] = {
-            "seconds": statistics.median(found),
-            "ratio": statistics.median(ratios),
-            "range": [min(ratios), max(ratios)],
-            "events": events(steps[variant]),
-        }
-        line = f"{name:10} {variant:10} {1e3 * row[variant]['seconds']:9.2f} ms  x{row[variant]['ratio']:.3f}"
-        print(f"{line} ({min(ratios):.3f} to {max(ratios):.3f})  {row[variant]['events']} events", flush=True)
-    return row
+    rows = beside(race(steps, options.pairs, CLOCKS[options.clock], LEAST), "plain")
+    for variant, row in rows.items():
+        row["events"] = events(steps[variant])
+        low, high = row["range"]
+        line = f"{name:10} {variant:10} {1e3 * row['seconds']:9.2f} ms  x{row['ratio']:.3f}"
+        print(f"{line} ({low:.3f} to {high:.3f})  {row['events']} events", flush=True)
+    return rows
 
 
 def main() -> None:

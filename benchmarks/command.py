@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,19 @@ def command(doc: str | None, choices: Choices | None = None, **defaults: Any) ->
             parser.add_argument(f"--{name}", type=type(default), **settings)
     parser.add_argument("--out", type=Path, help="the JSON file of the results")
     return parser
+
+
+def beside(times: Mapping[str, list[float]], base: str) -> dict[str, dict[str, Any]]:
+    """Of each name in `times` (see `race`): the median, and that of the ratios to `base` of the same round."""
+    rows = {}
+    for name, each in times.items():
+        ratios = [a / b for a, b in zip(each, times[base], strict=True)]
+        rows[name] = {
+            "seconds": statistics.median(each),
+            "ratio": statistics.median(ratios),
+            "range": [min(ratios), max(ratios)],
+        }
+    return rows
 
 
 def write(path: Path | None, result: dict[str, Any], seed: int = 0) -> None:

@@ -13,7 +13,6 @@ The gradients of all ways are compared first. Then CPU seconds of an update's gr
 rounds that take turns; and the peak of the process's memory beyond what it used before.
 """
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from command import command
+from command import command, write
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -29,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 import mnemos
 from mnemos._compat import pytree
 from mnemos.lab.measure.peak import peak_of
-from mnemos.lab.run.provenance import provenance
+from mnemos.lab.measure.timing import race
 from mnemos.libraries import transformers
 from mnemos.memory_replay.engine import RolloutEngine
 from mnemos.trainers import RolloutBatches
@@ -129,21 +128,15 @@ def gradients(model: nn.Module, way: Callable[[], Tensor]) -> Tensor:
 def measured(count: int, rounds: int) -> dict[str, Any]:
     """Seconds, bytes and difference of gradients per way."""
     model = made()
-    found, times = ways(model, count), {}
+    found = ways(model, count)
     expected = gradients(model, found["back-propagation"])
     result: dict[str, Any] = {}
     for name, way in found.items():
         difference = float((gradients(model, way) - expected).norm() / expected.norm())
         assert difference < 1e-5, f"{name}: gradients differ by {difference}"
         model.zero_grad()
-        result[name], times[name] = {"difference": difference, "peak_bytes": peak_of(way)}, []
-    names = list(found)
-    for i in range(rounds):
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            model.zero_grad()
-            start = time.process_time()
-            found[name]()
-            times[name].append(time.process_time() - start)
+        result[name] = {"difference": difference, "peak_bytes": peak_of(way)}
+    times = race({name: partial(gradients, model, way) for name, way in found.items()}, rounds, time.process_time, 0.0)
     for name, row in result.items():
         row["seconds"] = statistics.median(times[name])
         row["range"] = [min(times[name]), max(times[name])]
@@ -160,10 +153,8 @@ def main() -> None:
     parser = command(__doc__, segments=[8, 32, 128], rounds=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    result: dict[str, Any] = {"provenance": provenance(0, "cpu"), "rows": ROWS, "segment": SEGMENT, "model": SIZES}
-    result["segments"] = {str(count): measured(count, options.rounds) for count in options.segments}
-    if options.out is not None:
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+    segments = {str(count): measured(count, options.rounds) for count in options.segments}
+    write(options.out, {"rows": ROWS, "segment": SEGMENT, "model": SIZES, "segments": segments})
 
 
 if __name__ == "__main__":

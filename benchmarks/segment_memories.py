@@ -33,6 +33,7 @@ from torch.nn import functional as F
 import mnemos
 from mnemos.attention import CompressiveConfig, RelativeConfig
 from mnemos.lab.measure.flops import count_flops
+from mnemos.lab.measure.timing import race
 
 VOCABULARY, RATIO = 256, 4
 LEAST = 0.2  # seconds per measurement
@@ -182,15 +183,6 @@ MODELS = {
 }
 
 
-def seconds(step: Step) -> float:
-    """CPU time per step, over at least LEAST seconds."""
-    start, calls = time.thread_time(), 0
-    while calls == 0 or time.thread_time() - start < LEAST:
-        step()
-        calls += 1
-    return (time.thread_time() - start) / calls
-
-
 def in_rotation(made: Mapping[str, tuple[Callable[[], torch.Tensor], nn.Module]], rounds: int) -> dict[str, Any]:
     """Size, FLOPs and CPU time of training steps by implementation, measured in rotation; prints a line for each."""
     steps, row = {}, {}
@@ -200,12 +192,8 @@ def in_rotation(made: Mapping[str, tuple[Callable[[], torch.Tensor], nn.Module]]
             gflop = count_flops(partial(loss)) / 1e9
         row[name] = {"parameters": sum(p.numel() for p in model.parameters()), "GFLOP": gflop}
         steps[name] = trained(model, loss)
-        steps[name]()
-    names, times = list(steps), {name: [] for name in steps}
-    for i in range(rounds):
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            times[name].append(seconds(steps[name]))
-    for name in names:
+    times = race(steps, rounds, time.thread_time, LEAST)
+    for name in steps:
         ratios = [a / b for a, b in zip(times["mnemos"], times[name], strict=True)]
         row[name] |= {
             "seconds": statistics.median(times[name]),

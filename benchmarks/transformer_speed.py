@@ -6,18 +6,16 @@ All three use the same embedding, head and weights. First, their outputs must ag
 an order that rotates, so that changes of the machine's speed affect all of them equally.
 """
 
-import json
 import os
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
-from command import command
+from command import command, write
 from torch import Tensor, nn
 
 from mnemos import Transformer, TransformerConfig, libraries
-from mnemos.lab.run.provenance import provenance
+from mnemos.lab.measure.timing import race
 from mnemos.models.transformer import HeadConfig
 from mnemos.ops.positions import sinusoids
 
@@ -163,23 +161,6 @@ def work(model: nn.Module, x: Tensor, y: Tensor, mode: str) -> Callable[[], None
     return run
 
 
-def race(runs: dict[str, Callable[[], None]], pairs: int) -> dict[str, list[float]]:
-    for run in runs.values():
-        run(), run()
-    names, times = list(runs), {name: [] for name in runs}
-    for i in range(pairs):
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            repeats = 0
-            start = time.perf_counter()
-            while (
-                time.perf_counter() - start < 0.15 or repeats == 0
-            ):  # long enough for the clock's resolution and the scheduler
-                runs[name]()
-                repeats += 1
-            times[name].append((time.perf_counter() - start) / repeats)
-    return times
-
-
 def main() -> None:
     parser = command(__doc__, choices={"shapes": SHAPES}, pairs=21, shapes=list(SHAPES))
     options = parser.parse_args()
@@ -202,13 +183,7 @@ def main() -> None:
                 f"{name:6} {mode:8} {cells}  ratio {quarters[1]:.3f} ({quarters[0]:.3f} to {quarters[2]:.3f})",
                 flush=True,
             )
-    if options.out:
-        options.out.write_text(
-            json.dumps(
-                {"pairs": options.pairs, "shapes": SHAPES, "rows": rows, "provenance": provenance(0, "cpu")}, indent=2
-            )
-            + "\n"
-        )
+    write(options.out, {"pairs": options.pairs, "shapes": SHAPES, "rows": rows})
 
 
 if __name__ == "__main__":

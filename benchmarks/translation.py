@@ -18,18 +18,18 @@ import argparse
 import copy
 import functools
 import importlib.util
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from command import command, write
+from command import beside, command, write
 from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos import BeamConfig, EncoderDecoder, Pair, beam_search, fused_step, libraries
+from mnemos.lab.measure.timing import race
 from mnemos.lab.translation.marian import from_marian
 
 SHAPES = {"small": (128, 4, 256), "iwslt": (512, 6, 1024)}  # width, layers on each side, MLP
@@ -164,25 +164,6 @@ def trainers(theirs: Any, ours: EncoderDecoder, dropout: bool) -> dict[str, Run]
     return {"mnemos": step_of(ours, our_loss), "transformers": step_of(theirs, their_loss)}
 
 
-def compared(runs: dict[str, Run], rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
-    """Times and ratios of runs in rotation."""
-    names, times = list(runs), {name: [] for name in runs}
-    for i in range(rounds):
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            start = clock()
-            runs[name]()
-            times[name].append(clock() - start)
-    row: dict[str, Any] = {}
-    for name, found in times.items():
-        ratios = [a / b for a, b in zip(found, times["mnemos"], strict=True)]
-        row[name] = {
-            "seconds": statistics.median(found),
-            "ratio": statistics.median(ratios),
-            "range": [min(ratios), max(ratios)],
-        }
-    return row
-
-
 def main() -> None:
     parser = command(
         __doc__, choices={"shapes": SHAPES, "clock": CLOCKS}, shapes=list(SHAPES), rounds=5, threads=1, clock="cpu"
@@ -203,7 +184,9 @@ def main() -> None:
         for batch in options.batches:
             runs[f"decode, batch {batch}"] = lambda a=theirs, b=ours, n=batch: decoders(a.eval(), b.eval(), n)
         for name, make in runs.items():
-            row = rows[f"{shape}, {name}"] = compared(make(), options.rounds, CLOCKS[options.clock])
+            row = rows[f"{shape}, {name}"] = beside(
+                race(make(), options.rounds, CLOCKS[options.clock], least=0.0), "mnemos"
+            )
             cells = "  ".join(
                 f"{one} {1e3 * found['seconds']:.0f} ms ({found['ratio']:.2f}x, {found['range'][0]:.2f} to "
                 f"{found['range'][1]:.2f})"

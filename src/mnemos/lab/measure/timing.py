@@ -16,12 +16,18 @@ class Ratio(NamedTuple):
     high: float
 
 
-def race(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def race(
+    runs: Mapping[str, Callable[[], object]],
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+    least: float | None = None,
+) -> dict[str, list[float]]:
     """Seconds per call of each function, one measurement per round, after one call of each that is not timed.
 
     A round measures each function once, in an order that rotates: when the machine slows down, it affects all of them.
-    A measurement repeats the call for at least `LEAST` seconds.
+    A measurement repeats the call for at least `least` seconds, by default `LEAST`.
     """
+    least = LEAST if least is None else least
     for run in runs.values():
         run()
     names: list[str] = list(runs)
@@ -29,11 +35,11 @@ def race(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, lis
     for i in range(rounds):
         first = i % len(names)
         for name in names[first:] + names[:first]:
-            calls, start = 0, time.perf_counter()
-            while calls == 0 or time.perf_counter() - start < LEAST:
+            calls, start = 0, clock()
+            while calls == 0 or clock() - start < least:
                 runs[name]()
                 calls += 1
-            times[name].append((time.perf_counter() - start) / calls)
+            times[name].append((clock() - start) / calls)
     return times
 
 
