@@ -10,8 +10,6 @@ default: LayerNorm, GELU and sinusoids. Mistral, whose window is longer than the
 numbers.
 """
 
-import argparse
-import json
 import math
 import statistics
 import time
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from command import command, write
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,7 +25,6 @@ import mnemos
 from mnemos import libraries
 from mnemos.lab.compare.significance import differences, interval, spread
 from mnemos.lab.evaluate.records import to_json
-from mnemos.lab.run.provenance import provenance
 from mnemos.lab.tasks.files import read_bytes
 from mnemos.lab.tasks.text_files import find_text
 
@@ -112,12 +110,8 @@ def bits(model: nn.Module, text: Tensor) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, steps=500, seeds=3, rates=[1e-3, 3e-3, 1e-2])
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2])
     args = parser.parse_args()
     torch.set_num_threads(1)
     text, rows, scores = read(args.data), [], {}
@@ -145,9 +139,9 @@ def main() -> None:
         print(f"{name}: {row['mean']:.3f} ± {row['std']:.3f} bits per byte of the test split", flush=True)
     settings = {"steps": args.steps, "rows": ROWS, "tokens": TOKENS, "dim": DIM, "layers": LAYERS, "heads": HEADS}
     settings |= {"mlp": MLP, "scored rows": SCORED}
-    found = {"provenance": provenance(0, "cpu"), "metric": "bits per byte", "settings": settings, "rows": rows}
+    found = {"metric": "bits per byte", "settings": settings, "rows": rows}
     found["against"] = to_json(differences({name: spread(values) for name, values in scores.items()}, "mnemos"))
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    write(args.out, found)
 
 
 if __name__ == "__main__":

@@ -36,13 +36,12 @@ from typing import Any
 from unittest import mock
 
 import torch
-from command import command
+from command import command, write
 from torch import Tensor
 
 import mnemos
 from mnemos.hugging_face import fast_functions
 from mnemos.lab.measure.timing import ratio
-from mnemos.lab.run.provenance import provenance
 from mnemos.libraries import transformers
 
 VOCABULARY, DIM, LAYERS = 4096, 512, 4
@@ -279,9 +278,7 @@ def main() -> None:
         merged = {}
         for row in [*(json.loads(options.out.read_text())["rows"] if options.out.exists() else []), *rows]:
             merged.setdefault(tuple(row[key] for key in ("model", "width", "tokens", "batch")), {}).update(row)
-        found = {"rows": list(merged.values()), "threads": options.threads}
-        found |= {"provenance": provenance(0, "cpu")}
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
+        write(options.out, {"rows": list(merged.values()), "threads": options.threads})
 
 
 if __name__ == "__main__":

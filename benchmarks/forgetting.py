@@ -23,11 +23,9 @@ from typing import Any
 
 import stability
 import torch
-from command import command
+from command import command, write
 from stability import PRESETS, SEEDS, SIZE, layer, sources, stacked, step, tokens, update
 from torch import Tensor
-
-from mnemos.lab.run.provenance import provenance
 
 BIASES = (2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0)
 LAGS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
@@ -154,7 +152,6 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     begun = time.process_time()
-    about = provenance(options.seed, "cpu")
     rows, wanted, diluted = [], [], []
     with torch.no_grad():
         stability.check(options.seed)
@@ -172,11 +169,9 @@ def main() -> None:
             diluted += dilution(preset, options.seed, 500)
             print({row["batch"]: row["constant_share"] for row in diluted[-len(BATCHES) :]})
             print(biases["bias_for_half_life"], f"{time.process_time() - begun:.0f} s of CPU", flush=True)
-    if options.out:
-        result = {"benchmark": "forgetting", "size": SIZE._asdict(), "updates": options.updates, "seeds": SEEDS}
-        result |= {"rows": rows, "biases": wanted, "dilution": diluted}
-        result |= {"cpu_seconds": round(time.process_time() - begun), "provenance": about}
-        stability.write(options.out, result)
+    result = {"benchmark": "forgetting", "size": SIZE._asdict(), "updates": options.updates, "seeds": SEEDS}
+    result |= {"rows": rows, "biases": wanted, "dilution": diluted}
+    write(options.out, result | {"cpu_seconds": round(time.process_time() - begun)}, options.seed)
 
 
 if __name__ == "__main__":

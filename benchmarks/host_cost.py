@@ -20,7 +20,6 @@ cache's parameters cost the same at every batch size, while the tensors kept for
 import contextlib
 import copy
 import ctypes
-import json
 import multiprocessing
 import os
 import resource
@@ -31,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from command import command
+from command import command, write
 from torch import Tensor, nn
 
 import mnemos
@@ -39,7 +38,6 @@ from mnemos import GRC, libraries
 from mnemos.lab.measure.flops import count_flops
 from mnemos.lab.measure.roofline import Machine, measure, operations
 from mnemos.lab.measure.timing import race, ratio
-from mnemos.lab.run.provenance import provenance
 from mnemos.memory.gated_cache import caches
 from mnemos.ops.gated_cache import cost
 
@@ -349,16 +347,8 @@ def main() -> None:
     bars = judge(rows, made)
     for bar in bars:
         print(f"{'met    ' if bar['met'] else 'NOT MET'} {bar['bar']}: {bar['found']:.3f} (limit {bar['at most']})")
-    if options.out:
-        result = {
-            "rounds": rounds,
-            "machine": {"flops a second": machine.flops, "bytes a second": machine.bytes},
-            "rows": rows,
-            "cache() seconds": made,
-            "bars": bars,
-            "provenance": provenance(0, "cpu"),
-        }
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+    rates = {"flops a second": machine.flops, "bytes a second": machine.bytes}
+    write(options.out, {"rounds": rounds, "machine": rates, "rows": rows, "cache() seconds": made, "bars": bars})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ its own, whose peak of resident memory counts Python and PyTorch too. "core_hour
 memories: each is trained at four rates, and with two further seeds. Start, evaluations and controls are not in it.
 """
 
-import argparse
 import json
 import multiprocessing
 import resource
@@ -15,10 +14,10 @@ import statistics
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
+from command import command, write
 
 from mnemos.lab.bench.memories import MEMORIES
 from mnemos.lab.bench.run import RATES, SEEDS, recipe
@@ -27,7 +26,6 @@ from mnemos.lab.run import devices
 from mnemos.lab.run.checks import complete
 from mnemos.lab.run.learner import Learner
 from mnemos.lab.run.loop import update
-from mnemos.lab.run.provenance import provenance
 
 TASKS = (*DEFAULT, "mqar-64x4", "mqar-128x8", "mqar-256x16", "mqar-512x64", "listops")
 RUNS = len(RATES) + SEEDS - 1  # per memory
@@ -62,11 +60,7 @@ def measure(name: str, updates: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure the tasks and print or write the result."""
-    parser = argparse.ArgumentParser(description="The CPU time of updates in the benchmarks of memory")
-    parser.add_argument("--tasks", nargs="+", default=TASKS, choices=sorted(BENCHMARKS))
-    parser.add_argument("--updates", type=int, default=5)
-    parser.add_argument("--out", type=Path)
+    parser = command(__doc__, choices={"tasks": sorted(BENCHMARKS)}, tasks=list(TASKS), updates=5)
     options = parser.parse_args()
     found = {}
     for name in options.tasks:
@@ -80,10 +74,9 @@ def main() -> None:
         "runs": RUNS,
         "tasks": found,
         "default_core_hours": sum(default) if len(default) == len(DEFAULT) else None,
-        "provenance": provenance(0, "cpu"),
     }
-    text = json.dumps(result, indent=1)
-    print(text) if options.out is None else options.out.write_text(text + "\n")
+    print(json.dumps(result, indent=1))
+    write(options.out, result)
 
 
 if __name__ == "__main__":

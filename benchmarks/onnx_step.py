@@ -28,14 +28,13 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
-from command import command
+from command import command, write
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mnemos
 from mnemos import GRC, CompressiveConfig, LinearConfig, RelativeConfig, SoftmaxConfig, registry
 from mnemos.lab.measure.timing import Ratio
-from mnemos.lab.run.provenance import provenance
 from mnemos.programs.export import after, export_programs, onnx_graph
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
@@ -230,8 +229,7 @@ def main() -> None:
     if options.runs and options.table == "speed":
         parser.error("--runs: expected parity, found speed; leave it out")
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"provenance": provenance(0, "cpu"), "onnxruntime": onnxruntime.__version__}
-    found |= {"threads": 1, "rows": []}
+    found: dict[str, Any] = {"onnxruntime": onnxruntime.__version__, "threads": 1, "rows": []}
     if options.table == "speed":
         found["clock"] = options.clock
         shapes = [(*shape, one) for shape in SHAPES for one in (LinearConfig(), SoftmaxConfig(window=64))]
@@ -243,8 +241,7 @@ def main() -> None:
     for row in rows:
         print(json.dumps(row), flush=True)
         found["rows"].append(row)
-        if options.out:
-            options.out.write_text(json.dumps(found, indent=1) + "\n")
+        write(options.out, found)
 
 
 if __name__ == "__main__":

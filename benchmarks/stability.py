@@ -25,19 +25,16 @@ Theory, per slot, with b_t = W_cS·S̄ + b_c and R = diag(g_r):
 """
 
 import functools
-import json
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from command import command
+from command import command, write
 from torch import Tensor
 
 from mnemos import GRC
 from mnemos.attention import GatedCacheAttention
-from mnemos.lab.run.provenance import provenance
 from mnemos.memory.gated_cache import promote
 from mnemos.ops.gated_cache import GateValues, gated_update, resample
 
@@ -340,25 +337,12 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         print(f"; not: {', '.join(bad)}" if bad else "", flush=True)
 
 
-def write(path: Path, result: dict[str, Any]) -> None:
-    """Write JSON with one line per row of a table."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    parts = []
-    for key, value in result.items():
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in value)
-            text = "[\n    " + ",\n    ".join(lines) + "\n  ]"
-        parts.append(f"  {json.dumps(key)}: {text}")
-    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
-
-
 def main() -> None:
     parser = command(__doc__, updates=100_000, seed=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     begun = time.process_time()
-    about, seed = provenance(options.seed, "cpu"), options.seed
+    seed = options.seed
     with torch.no_grad():
         check(seed)
         how = {"advance": torch.compile(step, dynamic=False)}
@@ -375,11 +359,9 @@ def main() -> None:
         critical, ends = thresholds(min(5000, options.updates), seed, **how), limits(seed)
     for row in (*critical, *ends):
         print(row)
-    if options.out:
-        result = {"benchmark": "stability", "size": SIZE._asdict(), "larger_size": LARGER._asdict()}
-        result |= {"inputs": INPUTS, "weights": WEIGHTS, "rows": rows, "larger": larger, "thresholds": critical}
-        result |= {"limits": ends, "cpu_seconds": round(time.process_time() - begun), "provenance": about}
-        write(options.out, result)
+    result = {"benchmark": "stability", "size": SIZE._asdict(), "larger_size": LARGER._asdict()}
+    result |= {"inputs": INPUTS, "weights": WEIGHTS, "rows": rows, "larger": larger, "thresholds": critical}
+    write(options.out, result | {"limits": ends, "cpu_seconds": round(time.process_time() - begun)}, seed)
 
 
 if __name__ == "__main__":

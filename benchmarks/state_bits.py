@@ -16,12 +16,10 @@ in parts of 32 and of 4.
 from pathlib import Path
 
 import torch
-from command import command
+from command import command, write
 from torch import Tensor, nn
 
-from mnemos.atomic import write_json
 from mnemos.config import to_dict
-from mnemos.lab.run.provenance import provenance
 from mnemos.lab.run.recipe_files import recipe_of_model
 from mnemos.lab.run.trained import open_run
 from mnemos.lab.tasks.batch import IGNORE, Batch
@@ -95,8 +93,7 @@ def main() -> None:
     for run in options.runs:
         parts = PARTS if "length" in to_dict(recipe_of_model(run).data) else OWN
         rows += [row for length, every in parts for row in measure(run, length, every)]
-    if options.out:
-        write_json(options.out, {"rows": rows, "provenance": provenance(0, "cpu")})
+    write(options.out, {"rows": rows})
 
 
 if __name__ == "__main__":
