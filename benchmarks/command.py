@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mnemos.lab.run.provenance import provenance
+from mnemos.lab.run.provenance import now, provenance
 
 Choices = Mapping[str, Iterable[str]]
+_STARTED = now()
 
 
 def command(doc: str | None, choices: Choices | None = None, **defaults: Any) -> argparse.ArgumentParser:
@@ -47,4 +48,5 @@ def beside(times: Mapping[str, list[float]], base: str) -> dict[str, dict[str, A
 def write(path: Path | None, result: dict[str, Any], seed: int = 0) -> None:
     """Write the results of this process to a file, if there is one."""
     if path is not None:
-        path.write_text(json.dumps({**result, "provenance": provenance(seed, "cpu")}, indent=2) + "\n")
+        origin = {**provenance(seed, "cpu"), "started": _STARTED}
+        path.write_text(json.dumps({**result, "provenance": origin}, indent=2, ensure_ascii=False) + "\n")
