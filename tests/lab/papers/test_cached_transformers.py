@@ -205,7 +205,7 @@ def test_figure1_draws_the_papers_models_and_ours(tmp_path, monkeypatch, compare
     theirs, ours = found["tables"]
     assert {row["G cached"] for row in theirs["rows"]} == {1.2}
     assert [row["M multiply-adds"] for row in ours["rows"]] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-    assert len((tmp_path / "figure1.png").read_bytes()) > 10_000
+    assert len((tmp_path / "figure1.png").read_bytes()) > 3000
 
 
 @pytest.fixture(scope="module")

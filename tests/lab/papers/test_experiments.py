@@ -173,7 +173,7 @@ def test_linear_transformers_experiment(tmp_path, monkeypatch):
     valid = {name: mean_score(folder, split="valid") / np.log(2) for name, folder in folders.items()}
     assert {name: last[name] for name in folders} == pytest.approx(valid)
     assert last["updates"] == 2
-    assert (tmp_path / "experiment.png").stat().st_size > 10_000
+    assert (tmp_path / "experiment.png").stat().st_size > 3000
     assert [one["folder"] for one in found["trained"]] == found["runs"]
     assert len(found["runs"]) == 2
     assert '<section id="pictures"' in (folders["linear"].parent / "report.html").read_text()
