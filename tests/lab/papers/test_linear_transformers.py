@@ -100,6 +100,8 @@ def test_a_variant_that_would_take_too_long_ends():
     assert not figures.affordable("softmax", {512: (1.0, None)}, 1024)  # 16 rows of a second, four times as long
     measured = {2**14: (figures.LIMIT / 4, None)}
     assert figures.affordable("softmax", measured, 2**15)
+    longer = {2**14: (figures.LIMIT / 3, None)}  # twice the length is four times as long for softmax, else twice
+    assert (figures.affordable("softmax", longer, 2**15), figures.affordable("linear", longer, 2**15)) == (False, True)
     assert not figures.affordable("softmax, written out", measured, 2**15), "its weights would not fit"
     assert not figures.affordable("softmax", measured, 2**16), "a gap: the length before was left out"
 

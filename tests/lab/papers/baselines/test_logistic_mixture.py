@@ -99,6 +99,12 @@ def test_draws_follow_the_distribution():
     assert operator.draw(p, levels, temperature=0) == ((best + 1) * 4).round().clamp(0, 8), "the likeliest mean"
 
 
+def test_temperature_divides_the_logits():
+    sharp = torch.tensor([0.0, 4.0, -1.0, 1.0, -9.0, -9.0])
+    drawn = operator.draw(sharp.expand(20_000, -1), 2, 4.0, torch.Generator().manual_seed(0))
+    assert drawn.float().mean() == pytest.approx(torch.tensor(1.0).sigmoid().item(), abs=0.02)
+
+
 def test_bad_input():
     p = parameters(4, 2)
     with pytest.raises(InputError, match="3K"):
