@@ -36,6 +36,18 @@ def table(tmp_path):
     return write(tmp_path / "s.csv", **columns), columns
 
 
+def test_a_column_that_only_grows_is_read_where_it_is_named(tmp_path):
+    t = np.arange(STEPS)
+    path = write(tmp_path / "s.csv", seconds=1e9 + 60.5 * t, level=np.sin(t / 3), counts=np.maximum(t - 1, 0))
+    about = SeriesConfig(path).build().about
+    assert SeriesConfig(path).build().sizes["features"] == 2, "counts does not grow at its first step"
+    assert any("left out: seconds, which only grows" in line for line in about)
+    assert SeriesConfig(path, columns=("seconds", "level")).build().sizes["features"] == 2
+    assert SeriesConfig(path, target="seconds").build().sizes["features"] == 3
+    alone = write(tmp_path / "alone.csv", meter=t)
+    assert SeriesConfig(alone).build().sizes["features"] == 1
+
+
 def test_a_step_is_predicted_from_the_steps_before(table):
     path, columns = table
     task = SeriesConfig(path, segment=16, longest=50).build()

@@ -51,9 +51,10 @@ class SeriesConfig(DataConfig):
     """A table of numbers over time, a row for each step: from the steps so far the next one is predicted.
 
     `path`: a file .csv, .tsv, .jsonl or .parquet, whose rows are in the order of time. The features are its columns of
-    numbers, or `columns`; a missing value is that of the step before. Without `target` the next values of all features
-    are predicted, with it those of this column. If it holds words, or at most 100 different whole numbers and is none
-    of `columns`, the class of each step is predicted, from the steps up to it.
+    numbers but those that only grow, as the time does, or `columns`; a missing value is that of the step before.
+    Without `target` the next values of all features are predicted, with it those of this column. If it holds words, or
+    at most 100 different whole numbers and is none of `columns`, the class of each step is predicted, from the steps
+    up to it.
     The last share `held_out` of the steps is the test split, and the share before it the validation split. Values are
     normalised by mean and standard deviation of the training split. Training reads pieces of `longest` steps, each
     with a new state, in segments of `segment` steps; a held-out split is read as one.
@@ -132,6 +133,9 @@ def read_series(path: Path, columns: Sequence[str], target: str | None, classes:
             number = {name: i for i, name in enumerate(names)}
             labels = np.array([number[word] for word in words], np.int64)
     features = tuple(columns) or tuple(name for name in numbers if not (len(labels) and name == target))
+    clocks = [name for name in features if name not in (*columns, target) and _only_grows(table[name])]
+    if len(clocks) < len(features):  # beyond the training split its values were never seen
+        features = tuple(name for name in features if name not in clocks)
     targets = () if len(labels) else features if target is None else (target,)
     if not features or not len(table):
         raise InputError(f"{path}: expected rows with columns of numbers, found none; name another file")
@@ -144,13 +148,20 @@ def read_series(path: Path, columns: Sequence[str], target: str | None, classes:
         arrays[name] = np.where(last >= 0, one[last], first if len(first) else 0.0)
     about = [f"{len(features)} columns: {', '.join(features)}; predicted: {target or 'all'}"]
     if left_out := [name for name in kinds if name not in (*features, target)]:
-        about.append(f"left out: {', '.join(left_out)}")
+        grows = [f"{name}, which only grows (--data.columns reads it)" if name in clocks else name for name in left_out]
+        about.append(f"left out: {', '.join(grows)}")
     if gaps:
         about.append(f"{gaps:,} values are missing: each is that of the step before")
     values, own = (
         np.stack([arrays[n] for n in some], 1) if some else np.zeros((len(table), 0)) for some in (features, targets)
     )
     return Series(features, values, targets, own, names if len(labels) else (), labels, tuple(about))
+
+
+def _only_grows(values: Sequence[float | None]) -> bool:
+    """Whether it is the time or a number of the row: larger at every step."""
+    numbers = np.array(values, np.float64)
+    return len(numbers) > 2 and bool((np.diff(numbers) > 0).all())
 
 
 class SeriesTask(SegmentedTask):
