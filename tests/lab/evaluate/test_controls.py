@@ -94,13 +94,3 @@ def test_the_effective_rank():
     assert layers[0]["cache"]["rank"] == pytest.approx(1, abs=1e-3)
     assert layers[1]["cache"]["rank"] == pytest.approx(4, rel=1e-5)
     assert layers[0]["cache"]["rms"] == pytest.approx(2)
-
-
-def test_modes_are_left_as_they_were():
-    network = model(GRC()).train()
-    network.blocks[0].eval()
-    controls(network, batches)
-    measure_gates(network, batches()[0])
-    assert network.training
-    assert not network.blocks[0].training
-    assert network.blocks[1].training

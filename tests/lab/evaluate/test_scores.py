@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,9 +9,7 @@ from mnemos.lab.tasks.metrics import (
     ACCURACY,
     TOP5,
     CorpusMetric,
-    bits,
     negative_log_likelihood,
-    perplexity,
     right_predictions,
 )
 from mnemos.lab.tasks.task import Task
@@ -116,12 +112,6 @@ def test_nothing_to_score():
         evaluate(Summing(), [])
     with pytest.raises(InputError, match="at least one target"):
         evaluate(Summing(), [Batch(torch.zeros(1, 2, dtype=torch.int64), torch.full((1, 2), IGNORE))])
-
-
-def test_units():
-    assert perplexity(math.log(50)) == pytest.approx(50)
-    assert perplexity(1e4) == math.inf
-    assert bits(math.log(8)) == pytest.approx(3)
 
 
 class Fixed(nn.Module):

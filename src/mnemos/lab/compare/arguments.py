@@ -27,8 +27,8 @@ def variants(names: Sequence[str], words: Sequence[str], vary: Sequence[tuple[st
     axes = [[(field, value) for value in values.split(",")] for field, values in vary]
     count = len(names) * math.prod(map(len, axes))
     if count > MOST:
-        found = " × ".join(str(n) for n in (len(names), *map(len, axes)))
-        raise InputError(f"--vary: expected at most {MOST} recipes, found {found} = {count}; give fewer values")
+        product = " × ".join(str(n) for n in (len(names), *map(len, axes)))
+        raise InputError(f"--vary: expected at most {MOST} recipes, found {product} = {count}; give fewer values")
     recipes = []
     for name in names:
         for chosen in itertools.product(*axes):

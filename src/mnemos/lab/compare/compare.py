@@ -57,7 +57,7 @@ def compare(
             raise InputError(f"--{name}: expected at least 1, found {count}; raise it")
     if rates:
         check_rates(rates)
-    folder, given, equal = Path(folder), recipes, read_equal(",".join(equal))
+    folder, asked, equal = Path(folder), recipes, read_equal(",".join(equal))
     budget = Budget(equal[0], minutes)
     _check_names(recipes)
     check_equal(recipes, budget.kind)  # before the sizes of models are taken from the data
@@ -87,7 +87,7 @@ def compare(
         of_seeds = f"{len(rates)} learning rate{'s' * (len(rates) > 1)}, then {of_seeds} of the best"
     lines = [f"{len(recipes)} recipes × {of_seeds}: {len(recipes) * (max(1, len(rates)) + seeds - 1)} runs"]
     for one in recipes:
-        before = next((each for each in given if each.name == one.name), None)
+        before = next((each for each in asked if each.name == one.name), None)
         if (line := one.about if before is None else widths_text(before.model, one.model)) is not None:
             lines.append(f"{one.name}: {line}")
         if (line := differing(as_json(one.data), as_json(recipes[0].data), "data")) is not None:

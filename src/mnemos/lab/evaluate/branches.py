@@ -81,10 +81,10 @@ def _compute(layer: GatedCacheAttention, x: Tensor) -> BranchOutputs:
 
 def first_calls(model: nn.Module, layers: dict[str, GatedBranch], inputs: Tensor) -> dict[str, BranchOutputs]:
     """The first call of each cached layer in one forward pass. Layers that were not called are missing."""
-    found: dict[str, BranchOutputs] = {}
-    with observe_branches(layers, lambda name, outputs: found.setdefault(name, outputs) and None):
+    calls: dict[str, BranchOutputs] = {}
+    with observe_branches(layers, lambda name, outputs: calls.setdefault(name, outputs) and None):
         model(inputs, None)
-    return found
+    return calls
 
 
 @dataclass(frozen=True)

@@ -240,13 +240,13 @@ def patches(pictures: Tensor, image: Tensor, where: Tensor, grid: tuple[int, int
     patch = [max(1, round(n / g)) for n, g in zip((height, width), grid, strict=True)]
     margin = [-(-n // 2) for n in patch]
     padded = F.pad(pictures.permute(0, 3, 1, 2), (margin[1], margin[1], margin[0], margin[0]), value=128)
-    found = []
+    crops = []
     for i, (y, x) in zip(image.flatten().tolist(), where.flatten(0, -2).tolist(), strict=True):
         # The padded picture is offset by the margin, so the crop with its margin starts at the patch's own coordinates.
         top = min(max(round(y * height - patch[0] / 2), 0), height - patch[0])
         left = min(max(round(x * width - patch[1] / 2), 0), width - patch[1])
-        found.append(padded[i, :, top : top + patch[0] + 2 * margin[0], left : left + patch[1] + 2 * margin[1]])
-    cut = smaller(torch.stack(found).permute(0, 2, 3, 1), PATCH)
+        crops.append(padded[i, :, top : top + patch[0] + 2 * margin[0], left : left + patch[1] + 2 * margin[1]])
+    cut = smaller(torch.stack(crops).permute(0, 2, 3, 1), PATCH)
     return cut.unflatten(0, tuple(image.shape))
 
 
@@ -262,18 +262,18 @@ def smaller(pictures: Tensor, most: int) -> Tensor:
 
 def choose_pictures(task: Task) -> tuple[list[int], list[int], Tensor]:
     """Choose pictures of the test split from as many classes as possible: returns indices, labels and inputs."""
-    found: dict[int, list[tuple[int, Tensor]]] = {}
+    by_class: dict[int, list[tuple[int, Tensor]]] = {}
     start = 0
     for batch in task.batches("test", BATCH):
         for i, label in enumerate(batch.targets.tolist()):
-            rows = found.setdefault(label, [])
+            rows = by_class.setdefault(label, [])
             if len(rows) < PICTURES:
                 rows.append((start + i, batch.inputs[i].clone()))
         start += len(batch.inputs)
-        if len(found) >= PICTURES or start >= 2000:
+        if len(by_class) >= PICTURES or start >= 2000:
             break
     # The first picture of each class, then the second of each, and so on.
-    order = sorted((place, label, i, x) for label, rows in found.items() for place, (i, x) in enumerate(rows))
+    order = sorted((place, label, i, x) for label, rows in by_class.items() for place, (i, x) in enumerate(rows))
     chosen = sorted((label, i, x) for _, label, i, x in order[:PICTURES])
     return [i for _, i, _ in chosen], [label for label, _, _ in chosen], torch.stack([x for _, _, x in chosen])
 
