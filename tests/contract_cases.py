@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pairwise import pairwise
+from pairwise import cover, pairwise
 
 from mnemos import GRC, BlockSparseConfig, registry
 from mnemos.attention import CompressiveConfig, GatedCacheAttention, RelativeConfig, SoftmaxConfig
@@ -105,10 +105,16 @@ def _name(attention: str, cache: str, causal: bool, training: bool) -> str:
 
 
 def over_models(where: Callable[["ModelCase"], bool] = lambda case: True):
-    """A test of `model` over all models `where` this holds of the case."""
-    return lambda test: _with_cases(
-        test, "model", lambda exhaustive: [pytest.param(case, id=str(case)) for case in MODELS if where(case)]
-    )
+    """A test of `model` over all models `where` this holds of the case; by default each with every cache and mode."""
+
+    def cases(exhaustive: bool) -> list:
+        found = [case for case in MODELS if where(case)]
+        if not exhaustive:
+            values = [[(case.name, case.cache), (case.name, "causal" if case.causal else "whole")] for case in found]
+            found = [found[number] for number in cover(values, pairs=False)]
+        return [pytest.param(case, id=str(case)) for case in found]
+
+    return lambda test: _with_cases(test, "model", cases)
 
 
 def _with_cases(test: Callable, name: str, cases: Callable[[bool], list]) -> Callable:

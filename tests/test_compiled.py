@@ -50,7 +50,7 @@ def encoder() -> nn.Module:
 IDS = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=["whole", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("parts", "in place"))])
 def way(request):
     return WAYS[request.param]
 
