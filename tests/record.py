@@ -1,19 +1,19 @@
 """Files that a run of the suite leaves.
 
 `--record FILE`: what it found, as JSON, for a claim that rests on the whole of it. `--write-slow FILE`: the tests of
-which even the quickest case took more than a tenth of a second.
+which even the quickest case took more than a tenth of a second of the processor.
 """
 
 import json
 import subprocess
 import time
-from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-SLOW = 0.1  # seconds
+SLOW = 0.1  # seconds of the processor, which a busy machine changes the least
+BEGAN = pytest.StashKey[float]()
 OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 
 
@@ -53,14 +53,26 @@ class Recorder:
         terminalreporter.write_line(f"wrote {self.path}")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    item.stash[BEGAN] = time.process_time()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    yield
+    item.user_properties.append(("processor", time.process_time() - item.stash[BEGAN]))
+
+
 class Slow:
     """Writes the names when the run has ended; of tests that did not run it keeps what the file says."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.seconds = path, Counter()
+        self.path, self.seconds = path, {}
 
     def pytest_runtest_logreport(self, report):
-        self.seconds[report.nodeid] += report.duration
+        if report.when == "teardown":
+            self.seconds[report.nodeid] = dict(report.user_properties)["processor"]
 
     def pytest_terminal_summary(self, terminalreporter):
         quickest = {}
