@@ -1,5 +1,6 @@
 """Exported programs answer as the model does: any number of rows and tokens, cut anywhere, from state to state."""
 
+import copy
 import dataclasses
 import json
 import re
@@ -83,30 +84,39 @@ def in_onnxruntime(programs, name):
 
 
 def compare(model, programs, runner, cuts=CUTS):
-    """The program's outputs for two new rows, call by call, with the model's."""
-    likelihood = likelihood_of(model)
+    """The program's outputs for two new rows, call by call, with those of the model in float64.
+
+    A program may be as far from them as the model itself is: over segments the random weights of RMT carry a rounding
+    error on, so that model and program are both up to 4e-5 from what is exact, and further from each other.
+    """
+    likelihood, exact = likelihood_of(model), copy.deepcopy(model).double()
     runs = {name: runner(programs, name) for name in ("step", "prefill")}
-    generator = torch.Generator().manual_seed(5)
+    generator, said = torch.Generator().manual_seed(5), []
     for rows in (1, 2):
         found = {name: x.expand(rows, *x.shape[1:]).contiguous() for name, x in programs.state.items()}
-        expected = model.initial_state(rows)
+        states = [one.initial_state(rows) for one in (model, exact)]
         if programs.encode is not None:
             source = torch.randint(model.config.vocab_size, (rows, 7), generator=generator)
-            expected = model.encode(source)
+            states = [one.encode(source) for one in (model, exact)]
             with torch.no_grad():
                 found = programs.encode.module()(source, torch.ones(rows, 7, dtype=torch.bool))
         for t in cuts:
             tokens = torch.randint(model.config.vocab_size, (rows, t), generator=generator)
             outputs, found = runs["step" if t == 1 else "prefill"](tokens, found)
             with torch.no_grad():
-                wanted, expected = model(tokens, expected)
+                both, states = zip(
+                    *(one(tokens, state) for one, state in zip((model, exact), states, strict=True)), strict=True
+                )
                 if hasattr(likelihood, "log_prob"):
-                    wanted = likelihood.log_prob(wanted)
-            torch.testing.assert_close(outputs, wanted, rtol=1e-4, atol=2e-5)
+                    both = [likelihood.log_prob(y) for y in both]
+            said.append((outputs, *both))
         for (name, x), shape in zip(found.items(), programs.shapes.values(), strict=True):
             assert [n for n in shape if isinstance(n, int)] == [
                 n for n, of in zip(x.shape, shape, strict=True) if isinstance(of, int)
             ], name
+    error = max(float((own - right).abs().max()) for _, own, right in said)
+    for outputs, _, right in said:
+        torch.testing.assert_close(outputs.double(), right, rtol=1e-4, atol=max(2e-5, error))
 
 
 @pytest.mark.exhaustive
