@@ -60,8 +60,8 @@ def declared(attention: str, cache: str, causal: bool) -> torch.nn.Module:
 
 
 def _buildable(attention: str, cache: str, causal: bool, exhaustive: bool) -> bool:
-    # By default every cache beside softmax attention, and beside every other a cache of each row.
-    usual = exhaustive or attention == "softmax" or cache in ("", "stream")
+    # By default every cache beside softmax attention, and a stream's beside linear attention.
+    usual = exhaustive or attention == "softmax" or not cache or (attention, cache) == ("linear", "stream")
     if not usual or causal not in ATTENTIONS[attention].causal_modes:
         return False
     return not cache or isinstance(declared(attention, "", causal), HeadAttention)  # what a cache goes around
