@@ -141,25 +141,3 @@ def test_the_house_writes_through_this_module_alone():
         "lab/tasks/files.py",  # inside `replacing`
         "lab/translation/parallel_corpus.py",  # a temporary file without a name
     }
-
-
-def test_the_house_reads_by_name_through_this_module():
-    """`Path.read_text` and `read_bytes` would wait for a named pipe."""
-    allowed = {
-        "atomic.py",
-        "registry.py",  # its own files
-        "face.py",
-        "native/build.py",
-        "lab/report/shell.py",
-        "lab/report/style.py",
-        "lab/run/checks.py",  # /proc
-        "lab/measure/peak.py",
-        "lab/run/provenance.py",
-    }
-    found = {
-        path.relative_to(SOURCE).as_posix()
-        for path in SOURCE.rglob("*.py")
-        for _, text in calls(path, "read_text", "read_bytes")
-        if not text.startswith(("read_text(", "read_bytes(", "atomic."))
-    }
-    assert found <= allowed, found - allowed

@@ -43,12 +43,6 @@ def test_the_command_of_an_extra_names_its_libraries(monkeypatch):
     assert install_command("data") == "pip install '.[data]' in a clone of mnemos"
 
 
-def test_extras_refer_to_the_distribution_itself():
-    for name, needed in PROJECT["optional-dependencies"].items():
-        for own in re.findall(r"^mnemos[\w-]*(?=\[)", "\n".join(needed), re.MULTILINE):
-            assert own == PROJECT["name"], name
-
-
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -91,7 +85,3 @@ def test_lower_bounds_are_the_versions_of_the_oldest_environment():
     for one in bounded:
         (bound,) = (part.version for part in one.specifier if part.operator == ">=")
         assert f"{oldest[one.name]}.".startswith(f"{bound}."), one
-
-
-def test_the_install_page_says_the_name():
-    assert f"`{PROJECT['name']}`" in (ROOT / "docs/install.md").read_text()

@@ -209,18 +209,6 @@ def test_equals_the_equations_with_other_sizes(settings):
     same(layer(**settings), x, torch.ones(2, sum(SIZES), dtype=torch.bool), resets=(2,))
 
 
-def test_a_device_that_is_not_waited_for_finds_the_same(monkeypatch):
-    """Where code may not depend on values, sizes are those of the longest row, and unused keys are hidden."""
-    module, x, mask = layer(), tokens(), padding()
-    wanted = called(module, x, mask, resets=(3,))
-    monkeypatch.setattr("mnemos.attention.compressive.reads_without_waiting", lambda _: False)
-    found = called(module, x, mask, resets=(3,))
-    torch.testing.assert_close(found[0][mask], wanted[0][mask])
-    torch.testing.assert_close([loss for loss in found[1] if loss], wanted[1])
-    for a, b in zip(leaves(found[2]), leaves(wanted[2]), strict=True):
-        torch.testing.assert_close(a, b)
-
-
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_slots_are_the_same_wherever_the_inputs_are_cut(compression):
     """The memory is on an absolute grid: calls of one token lose none."""
@@ -258,19 +246,6 @@ def test_the_loss_reaches_the_compression_alone_and_the_output_all_but_it():
         reached = {p for p, g in zip(module.parameters(), found[1:], strict=True) if g is not None and g.any()}
         assert reached == wanted
         assert (found[0] is None) == (wanted is own)
-
-
-def test_projections_train_after_a_compression_and_read_the_slots():
-    """A public implementation cuts the gradient of keys and values for good when it compresses first."""
-    module = layer()
-    _, _, state = called(module, tokens())
-    y, _ = module(tokens(4, 5), state)
-    before = torch.autograd.grad(y.square().sum(), module.key_value.weight)[0]
-    emptied = state._replace(filled=torch.zeros_like(state.filled))
-    y, _ = module(tokens(4, 5), emptied)
-    after = torch.autograd.grad(y.square().sum(), module.key_value.weight)[0]
-    assert before.abs().min() > 0
-    assert not torch.allclose(before, after)
 
 
 def test_through_time_the_gradient_reaches_the_compression():
@@ -316,17 +291,6 @@ def test_a_model_with_slots_is_joined_saved_and_restored_as_a_stream(tmp_path):
     both.save(tmp_path / "stream.safetensors")
     again = Stream.restore(model, tmp_path / "stream.safetensors")
     assert torch.equal(again.generate(6, temperature=0)[0], alone)
-
-
-def test_only_training_calls_that_compress_add_a_loss():
-    module = layer()
-    for size, wanted in ((7, 0), (8, 1)):
-        for training in (True, False):
-            assert len(called(module.train(training), tokens(size), sizes=[size])[1]) == wanted * training
-    with torch.no_grad():  # the first pass of replay
-        assert len(called(module.train(), tokens(8), sizes=[8])[1]) == 1
-    assert not called(layer(compression="mean"), tokens(8), sizes=[8])[1]
-    assert not called(layer(detached=False, reconstruction=0.0), tokens(8), sizes=[8])[1]
 
 
 @pytest.mark.parametrize("t", [1, 3])

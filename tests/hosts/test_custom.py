@@ -92,22 +92,6 @@ def test_a_named_module_gets_a_cache(choice, exampled):
     close(cached(X), host(X))
 
 
-def test_what_else_a_module_returns_is_passed_on():
-    cached = model()
-    mnemos.cache(cached, GRC(length=4), where="pair", example=X)
-    y, scale = cached.pair(tokens=X, scale=0.25)
-    assert y.shape == X.shape
-    assert scale == 0.25
-
-
-def test_modules_of_known_and_other_kinds_by_several_patterns():
-    cached = model()
-    report = mnemos.cache(cached, GRC(length=4), where=["mixers.1", "attention"], example=X)
-    assert [one.name for one in report.swapped] == ["mixers.1", "attention"]
-    assert not report.left
-    cached(X).sum().backward()
-
-
 def test_a_pattern_that_meets_an_attention_means_it_alone():
     vit = build("timm_vit")
     report = mnemos.cache(vit, GRC(length=3), where="blocks.*.*")  # norms, drop paths and MLPs, too
@@ -253,20 +237,6 @@ def test_an_example_shows_which_attentions_cannot_have_a_cache():
     assert [one.name for one in report.left] == ["other"]
     assert "its call in the example" in report.left[0].why
     host(X)
-
-
-@pytest.mark.parametrize("rows", [1, 3, 8])
-def test_several_masks_are_judged_alike_for_any_number_of_rows(rows):
-    host = Around("mean").double()
-    mnemos.cache(host, GRC(length=3), where="inside", example=X)
-    masks = torch.ones(4, 7, 7, dtype=torch.bool)
-    host(torch.randn(rows, 7, 12).double(), mask=masks)
-    masks[1] = masks[1].tril()
-    with pytest.raises(InputError, match="causally"):
-        host(torch.randn(rows, 7, 12).double(), mask=masks)
-    host(torch.randn(rows, 7, 12).double(), mask=masks[None])  # of heads: the others see what comes later
-    with pytest.raises(InputError, match="causally"):
-        host(torch.randn(rows, 7, 12).double(), mask=masks[None].tril())
 
 
 def test_parts_of_pyramids_are_cached_with_a_warning(tmp_path):

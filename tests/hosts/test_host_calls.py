@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hosts import ZOO, build, cached, close, example, open_caches, run, tensor
+from hosts import ZOO, cached, close, example, open_caches, run
 from torch import nn
 
 import mnemos
@@ -84,32 +84,6 @@ def test_time_first_is_batch_first_turned(preset):
         close(b.transpose(0, 1), a)
     for a, b in zip(caches(first.eval()), caches(second.eval()), strict=True):
         close(a.cache, b.cache)
-
-
-def test_a_sequence_without_a_batch():
-    attention = nn.MultiheadAttention(12, 2).double()
-    mnemos.cache(attention, GRC(length=4))
-    open_caches(attention)
-    attention.eval()
-    x = torch.randn(7, 12, dtype=torch.float64)
-    padding = torch.arange(7) >= 5
-    batch = x[:, None]
-    expected, weights = attention(batch, batch, batch, key_padding_mask=padding[None])
-    found, same = attention(x, x, x, key_padding_mask=padding)
-    close(found, expected[:, 0])
-    close(same, weights[0])
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", ["torch_encoder", "timm_vit", "torch_mha"])
-def test_an_empty_batch_gives_what_the_host_gives(name, training):
-    model, inputs = build(name, torch.float32), example(name, dtype=torch.float32).rows(0, 0)
-    mnemos.cache(model, GRC(length=4))
-    with torch.set_grad_enabled(training):
-        found = tensor(model.train(training)(*inputs.args, **inputs.kwargs))
-    assert len(found) == 0
-    model.eval()
-    assert all(not branch.cache.any() for branch in caches(model))
 
 
 def test_masks_of_every_kind_are_read():

@@ -67,18 +67,6 @@ def test_pyramids_pass_their_grids(name, options):
     assert all(branch.pending.isfinite().all() for branch in caches(model))
 
 
-def test_the_same_slots_at_another_size():
-    """A picture and its enlargement write the same: each slot takes the tokens of its place."""
-    model = dynamic_vit()
-    mnemos.cache(model, GRC(length=16, resample="grid"))
-    branch = caches(model)[0]
-    small = torch.randn(1, 16, 12, dtype=torch.float64)
-    large = small.unflatten(1, (4, 4)).repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1, 2)
-    first, _ = branch.summarised(torch.cat([small[:, :1], small], 1), None, (4, 4))
-    second, _ = branch.summarised(torch.cat([small[:, :1], large], 1), None, (8, 8))
-    close(second, first)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_two_grids_of_one_number_of_tokens_and_checkpointing(reentrant):
     model = dynamic_vit()

@@ -10,7 +10,7 @@ from test_lengths import encoder, hf_pvt_v2, hf_swin_tiny, hf_vit, pvt_tiny, pvt
 from torch import Tensor, nn
 
 import mnemos
-from mnemos import GRC, InputError
+from mnemos import GRC
 from mnemos.hosts import HostBranch
 from mnemos.lab.measure.flops import count_flops
 from mnemos.memory.gated_cache import caches
@@ -120,24 +120,3 @@ def test_a_saved_model_of_hugging_face_keeps_the_papers_length(tmp_path):
     again = mnemos.hosts.from_pretrained(type(model), tmp_path).eval()
     assert [branch.windows for branch in caches(again)] == [branch.windows for branch in caches(model)]
     assert torch.equal(run(again, inputs), run(model, inputs))
-
-
-def test_images_of_another_size_are_averaged_to_the_slots():
-    for model, images, options in (
-        (pvt_v2(), torch.randn(1, 3, 64, 64), {}),
-        (small_hf_swin(24), torch.randn(1, 3, 36, 36), {"interpolate_pos_encoding": True}),
-    ):
-        mnemos.cache(model, PAPER)
-        model.train()(images, **options)
-        for branch in caches(model):
-            assert branch.pending.isfinite().all()
-            assert branch.pending.abs().max() > 0
-
-
-def test_sizes_that_do_not_fit_are_refused():
-    with pytest.raises(InputError, match=r"stages.0.blocks.0.attn.*known grid.*4 x 4.*384 tokens"):
-        mnemos.cache(pvt_v2(), PAPER, example=torch.randn(1, 3, 96, 64))
-    with pytest.raises(InputError, match="known grid"):
-        mnemos.cache(small_swin(24).layers[0], PAPER)
-    with pytest.raises(InputError, match="single layer, found 'paper'"):
-        mnemos.attention.GatedCacheAttention(8, 2, grc=PAPER)

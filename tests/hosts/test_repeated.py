@@ -9,7 +9,7 @@ import pytest
 import torch
 from hosts import cached, close, example, open_caches, tensor
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 import mnemos
 from mnemos import GRC
@@ -85,15 +85,6 @@ def test_several_forwards_before_one_backward(preset, how, reentrant, forward, d
     compare(model, other, forward, number=3)
 
 
-def test_checkpointing_that_keeps_the_results_of_products():
-    keep = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default]
-    context = functools.partial(create_selective_checkpoint_contexts, keep)
-    model, other = (trained("timm_vit", dtype=torch.float32) for _ in range(2))
-    for block in other.blocks:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, context_fn=context)
-    compare(model, other, images)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_layer_that_is_shared(reentrant):
     """Its cache is read several times by a forward."""
@@ -162,19 +153,6 @@ def test_stored_tokens(reentrant):
         sum(one.square().sum() for one in found).backward()
         grads.append(linear.weight.grad)
     close(grads[1], grads[0])
-
-
-def test_what_was_evaluated_or_saved_in_between():
-    model, other = trained("timm_vit"), trained("timm_vit")
-    each_block(other, False)
-    for each in (model, other):
-        loss = images(each, 1).square().sum()
-        each.state_dict()  # promotes what this forward left
-        loss.backward()
-    for a, b in zip(model.parameters(), other.parameters(), strict=True):
-        assert (a.grad is None) == (b.grad is None)
-        if a.grad is not None:
-            close(b.grad, a.grad)
 
 
 def test_nothing_is_kept_without_checkpointing():

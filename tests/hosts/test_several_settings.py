@@ -3,7 +3,6 @@
 import copy
 import json
 
-import decoder_models
 import pytest
 import torch
 from hosts import build, close, example, given, loss, open_caches, run
@@ -87,15 +86,6 @@ def test_any_model_is_saved_with_all_settings(name, tmp_path):
         load(build(name), tmp_path)
 
 
-def test_weights_of_another_model(tmp_path):
-    model = build("torch_padded")
-    mnemos.cache(model, GRC(length=3))
-    save(model, tmp_path)
-    wide = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 2, 18, batch_first=True), 2)
-    with pytest.raises(InputError, match=r"expected this model's weights, found others .*as it was saved"):
-        load(wide, tmp_path)
-
-
 def test_hugging_face_saves_all_settings(tmp_path):
     model = twice("hf_bert").float()
     model.save_pretrained(tmp_path)
@@ -124,9 +114,3 @@ def test_groups_of_parameters():
     assert "blocks.0.attn.grc.to_query.bias" in found[3]
     torch.optim.AdamW(groups)
     assert {group["lr"] for group in mnemos.hosts.parameter_groups(model, lr=0.5)} == {0.5}
-
-
-def test_memory_tokens_have_the_learning_rate_of_branches():
-    model = mnemos.remember(decoder_models.plain("gpt2"), tokens=2)
-    (tokens,) = [g["params"] for g in mnemos.hosts.parameter_groups(model, lr=1e-5, branch_lr=1e-3) if g["lr"] == 1e-3]
-    assert [id(one) for one in tokens] == [id(model.memory.start)]

@@ -102,23 +102,6 @@ def test_a_cache_goes_on_from_call_to_call_and_takes_drafts_back(pair):
     assert torch.equal(model.generate(ids, max_new_tokens=9, do_sample=False, assistant_model=draft), expected)
 
 
-@pytest.mark.parametrize("padding", [0, 3])
-def test_it_drafts_for_models_of_theirs_that_take_positions(padding):
-    library = transformers()
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    theirs = library.LlamaForCausalLM(library.LlamaConfig(vocab_size=VOCABULARY, **sizes)).eval()
-    draft = built("lstm-plain-causal")[1]
-    draft.generation_config.assistant_confidence_threshold = 0.0
-    mask = torch.ones_like(IDS[:1])
-    mask[0, :padding] = 0
-    options = {"attention_mask": mask, "max_new_tokens": 9, "do_sample": False, "pad_token_id": 0}
-    expected = theirs.generate(IDS[:1], **options)
-    assert torch.equal(theirs.generate(IDS[:1], assistant_model=draft, **options), expected)
-    with pytest.raises(InputError, match="position_ids"):
-        draft.generate(IDS[:1], position_ids=torch.arange(PROMPT)[None], **options)  # given by the user
-
-
 def test_what_is_saved_is_loaded(pair, tmp_path):
     _, model = pair
     model.save_pretrained(tmp_path)

@@ -202,22 +202,6 @@ def test_with_functional_caches_and_linearised_attentions(calls):
         mnemos.linearise(model, window=3, sinks=1)
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 1, LENGTH), (1, 1, 1, LENGTH), (1, 1, LENGTH, LENGTH)])
-@pytest.mark.parametrize("name", ["BERT", "Llama"])
-@torch.no_grad()
-def test_masks_that_are_repeated_over_rows_or_queries(name, shape, calls):
-    """As SDPA repeats them: a mask of one query says nothing of an order."""
-    model, x = MODELS[name](), tokens(2, LENGTH)
-    mask = torch.ones(shape, dtype=torch.bool)
-    mask[..., :5] = False
-    if shape[2] > 1:
-        mask.tril_()[..., 0] = True
-    wanted = model(x, attention_mask=mask).logits
-    mnemos.fast(model)
-    torch.testing.assert_close(model(x, attention_mask=mask).logits, wanted, **CLOSE)
-    assert len(calls) == (2 if shape[2] > 1 else 0)
-
-
 def test_another_kernel_that_is_asked_for_computes(calls, monkeypatch):
     model, x = MODELS["Llama"](), tokens(2, LENGTH)
     mnemos.fast(model)
