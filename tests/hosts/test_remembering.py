@@ -267,21 +267,13 @@ def test_bad_input():
     _, state = network(x)
     for wrong, message in (
         (lambda: mnemos.remember(network.model, 0), "whole number of at least 1, found 0"),
-        (lambda: mnemos.remember(network.model, 2.5), "whole number of at least 1, found 2.5"),
         (lambda: mnemos.remember(network.model.transformer), "with its head.*found GPT2Model"),
-        (lambda: mnemos.remember(network), "found Remembering of mnemos"),
         (lambda: mnemos.remember(mnemos.cache(host())), "found Report; give the model itself"),
-        (lambda: mnemos.remember(RMT()), "found RMT of mnemos"),
         (lambda: mnemos.remember(nn.Linear(2, 2)), "layout is known"),
-        (lambda: network(ids(3, 15)), "at most the 20 positions .* found 21: 15 tokens and 6 of memory"),
         (lambda: remembering("mistral", sliding_window=12)(x), "at most the 12 tokens of its window"),
-        (lambda: network(x.float()), "token ids"),
         (lambda: network(x.tolist()), "a tensor of token ids .* found list; use torch.as_tensor"),
-        (lambda: network(x[:, :0]), "at least 1"),
         (lambda: network(x - 1000), "token ids: expected 0 to"),
-        (lambda: network(x + 1000), "token ids: expected 0 to"),
         (lambda: network(x, None, x), "mask of booleans"),
-        (lambda: network(x[:2], state), r"\(2, 3, 24\), found \(3, 3, 24\)"),
         (lambda: network(x, (1, 2)), "found tuple"),
     ):
         with pytest.raises(InputError, match=message):

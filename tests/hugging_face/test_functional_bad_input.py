@@ -26,21 +26,13 @@ def refused(make, *words):
     ("kind", "sizes", "words"),
     [
         ("BertLMHeadModel", SMALL, "change with later tokens"),
-        ("ViTModel", {"image_size": 8, "patch_size": 4}, "cache"),
         ("T5ForConditionalGeneration", {"d_model": 8, "num_layers": 1, "num_heads": 2, "d_ff": 8}, "encoder"),
-        (
-            "Llama4ForCausalLM",
-            {"num_local_experts": 1, "attention_chunk_size": 4},
-            "'chunked_attention' in layer 0 of Llama4ForCausalLM",
-        ),
         (
             "Lfm2ForCausalLM",
             {"layer_types": ["full_attention", "conv"], "num_hidden_layers": 2, "num_key_value_heads": 2},
             "found 'conv' in layer 1 of Lfm2ForCausalLM",
         ),
-        ("LlamaForSequenceClassification", {"pad_token_id": 0}, "returned (2, 2)"),
         ("CpmAntForCausalLM", {"dim_head": 4, "dim_ff": 8}, "the ids of all earlier tokens"),
-        ("ProphetNetForCausalLM", {"num_decoder_attention_heads": 2, "num_hidden_layers": None}, "one token in a call"),
     ],
 )
 def test_models_without_a_causal_state_that_is_known(kind, sizes, words):

@@ -249,15 +249,10 @@ def test_segments_are_anything_and_read_one_at_a_time():
     ("options", "said"),
     [
         ({"checkpoints": 1}, "checkpoints"),
-        ({"checkpoints": "some"}, "checkpoints"),
         ({"truncate_every": 0}, "truncate_every"),
-        ({"slide": 0}, "slide from 1 to 7.*found 0"),
         ({"slide": 8}, "slide from 1 to 7.*found 8"),
-        ({"weights": [1.0]}, "weights for 7 segments, found 1"),
         ({"truncate_every": True}, "truncate_every of at least 1, found True"),
-        ({"resets": [None]}, "resets for 7 segments, found 1"),
         ({"weights": torch.ones(7, requires_grad=True)}, "weights without gradient; multiply the loss"),
-        ({"scaler": 1, "backward": print}, "scaler or a backward"),
     ],
 )
 def test_impossible_arguments(options, said):

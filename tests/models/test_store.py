@@ -160,11 +160,8 @@ def test_each_kind_of_excess_is_refused(words):
     ("text", "words"),
     [
         ("[" * 100_000, "nested too deeply"),
-        ('{"model": ' * 900 + "{}" + "}" * 900, "expected a model and its sha256"),
         ('{"model": {"is": "transformer", "layers": ' + "9" * 5_000 + '}, "sha256": ""}', "digits"),
-        ('{"model": {"is": "transformer", "dropout": NaN}, "sha256": ""}', "dropout"),
         ('{"model": {"is": "transformer", "cache": ' * 200 + "{}" + '}, "sha256": ""}' * 200, "sha256|cache"),
-        ("{", "line 1: not JSON"),
     ],
 )
 def test_hostile_json(tmp_path, text, words):

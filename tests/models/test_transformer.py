@@ -267,31 +267,18 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
     ("use", "words"),
     [
         (lambda: model(num_heads=3), "num_heads may be 1, 2, 4"),
-        (lambda: model(layers=0), "layers: .* found 0"),
         (lambda: model(norm="sandwich"), "'pre' or 'post'"),
-        (lambda: model(head=HeadConfig(pool="avg")), "'cls', 'mean' or 'last'"),
         (lambda: Transformer(dmi=16), "did you mean 'dim'"),
-        (lambda: Transformer(attention=LinearConfig), r"the class LinearConfig; write LinearConfig\(\)"),
         (lambda: Transformer(cache=LinearConfig()), r"model.cache: expected a GRC or None, found LinearConfig\("),
-        (lambda: Transformer(attention="linaer"), "did you mean 'linear'"),
         (lambda: model()(ids()[:, :0]), "at least 1"),
-        (lambda: model()(ids(), model().initial_state(3)), "a state of 2 rows"),
         (lambda: model(dropout=1.0), "dropout"),
-        (lambda: model(head=HeadConfig(classes=3)), 'head.pool: .* "cls"'),
         (lambda: model(causal=False), "set head.classes"),
-        (
-            lambda: model(head={"classes": 3}),
-            r"model.head: expected a HeadConfig, found {'classes': 3}; write HeadConfig",
-        ),
         (
             lambda: model(causal=False, attention=SoftmaxConfig(window=4), head=HeadConfig(classes=3, pool="mean")),
             "attention 'softmax': expected causal=True, its only mode",
         ),
-        (lambda: model()(torch.tensor([[3, 11]])), "0 to 10, found 3 to 11"),
         (lambda: model()(torch.zeros(2, 3)), "integers"),
-        (lambda: model()([[3, 4]]), "a tensor of token ids .* found list; use torch.as_tensor"),
         (lambda: model()(ids(), None, torch.ones(2, 3).bool()), "mask of booleans"),
-        (lambda: model(position="learned")(ids(13)), "12 tokens, found 13"),
     ],
 )
 def test_wrong_input_is_refused_in_one_line(use, words):

@@ -108,11 +108,8 @@ def test_goes_back_to_the_state_after_any_token():
     ("changed", "words"),
     [
         ({"x": torch.zeros(2, 3)}, "x [B, T, C]"),
-        ({"x": torch.zeros(B, 5, 7)}, "use transpose(1, 2)"),
         ({"dt": -torch.ones(B, 7, 5)}, "use softplus(dt)"),
-        ({"dt": torch.full((B, 7, 5), torch.nan)}, "found nan; see what"),
         ({"A": torch.ones(5, 4)}, "use -A_log.exp()"),
-        ({"A": torch.full((5, 4), -torch.inf)}, "found -inf"),
         ({"backend": "chunk"}, "did you mean 'chunked'?"),
     ],
 )

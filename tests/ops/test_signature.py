@@ -26,18 +26,13 @@ def test_sizes_are_returned_by_letter_and_looked_up():
     ("changed", "words"),
     [
         ({"q": Q[0]}, r"floating q \[B, T, K, D\], found torch.float32 \[3, 1, 4\]; use g"),
-        ({"q": Q.long()}, "floating q .* found torch.int64"),
         ({"q": None}, "floating q .*, found None"),
-        ({"q": [1, 2]}, r"found \[1, 2\]"),
         ({"decay": Q[..., 0, :2, None]}, r"floating decay \[B=2, T=3, H\] or \[B=2, T=3, H, D=4\] or None, found"),
-        ({"mask": torch.ones(2, 3)}, r"bool mask \[B=2, T=3\] or None, found torch.float32"),
         ({"mask": torch.ones(2, 2, dtype=torch.bool)}, r"found torch.bool \[2, 2\]"),
-        ({"index": torch.ones(2, 3, dtype=torch.bool)}, "int index"),
         (
             {"decay": torch.zeros(2, 3, H), "s": torch.zeros(2, 4)},
             r"s \[B=2, H=5\] or None, found torch.float32 \[2, 4\]",
         ),
-        ({"s": torch.zeros(2, 4, device="meta")}, "on one device, found cpu and for s meta"),
     ],
 )
 def test_what_does_not_fit_is_named(changed, words):
