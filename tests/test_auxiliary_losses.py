@@ -70,7 +70,6 @@ def test_activation_checkpointing_counts_a_loss_once():
     compared(model, lambda x: checkpoint(model, x, use_reentrant=False))
 
 
-@pytest.mark.slow
 def test_compiled_layers_add_their_losses_without_a_graph_break():
     model = nn.Sequential(*[Layer() for _ in range(4)])
     graphs = []

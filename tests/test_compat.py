@@ -238,7 +238,6 @@ def test_every_models_state_has_a_name_in_files():
         assert again == structure
 
 
-@pytest.mark.slow
 def test_an_exported_step_is_saved(tmp_path):
     model = mnemos.Transformer(vocab_size=11, dim=16, layers=2, num_heads=2, mlp=24, attention=LinearConfig()).eval()
     x = torch.arange(2)[:, None]

@@ -173,7 +173,6 @@ def test_bf16_autocast_stays_close(layer):
         assert state is None or state.updates is None or state.updates.cache.dtype == torch.float32
 
 
-@pytest.mark.slow
 @over_layers(
     lambda layer: not isinstance(layer, GatedCacheAttention) or layer.grc.preset == "paper" or moves(layer),
     apart=True,

@@ -72,7 +72,6 @@ for name in ('fit', 'Recipe', 'detect'):
 """
 
 
-@pytest.mark.slow
 def test_the_library_needs_three_distributions(tmp_path_factory, tmp_path):
     """The pages' examples run; the laboratory names the extra that it needs, and its names are not listed.
 

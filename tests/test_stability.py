@@ -49,7 +49,6 @@ def bound(layer: Any) -> torch.Tensor:
     return math.sqrt(layer.cache_dim - 1) * norm.weight.abs() + norm.bias.abs()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("preset", BOUNDED)
 def test_bounded_presets_stay_under_the_proven_bound(stability, preset, exhaustive):
     layers, p, feed = lanes(stability, preset)

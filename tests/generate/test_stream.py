@@ -87,7 +87,6 @@ def test_forked_batched_saved_and_gone_on_with(kind, tmp_path):
     assert torch.equal(back.generate(5, generator=seeded())[0], both_after.generate(5, generator=seeded())[0])
 
 
-@pytest.mark.slow
 def test_thousands_of_steps_equal_the_parallel_pass_to_rounding(exhaustive):
     torch.manual_seed(0)
     network = Transformer(

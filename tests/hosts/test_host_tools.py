@@ -27,7 +27,6 @@ def cached(name: str, preset: str = "mnemos", dtype: torch.dtype = torch.float64
     return model.train()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
 @pytest.mark.parametrize("name", [*FEW[:4], "hf_bigbird_short", "hf_reformer"])  # sparse BigBird takes no autocast
 @pytest.mark.each_value
@@ -93,7 +92,6 @@ def compare(model: nn.Module, compiled: nn.Module, own: nn.Module, name: str, to
             torch.testing.assert_close(found, run(model, inputs), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     ["function", *(pytest.param(way, marks=pytest.mark.exhaustive) for way in ("wrapper", "compile", "graph break"))],

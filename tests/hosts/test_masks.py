@@ -229,7 +229,6 @@ def traced(model: nn.Module, *args: Tensor) -> Any:
         return torch.jit.trace(model, args, check_trace=False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", [exported, compiled])
 @pytest.mark.parametrize("name", ["torch", pytest.param("timm", marks=pytest.mark.exhaustive)])
 def test_a_graph_refuses_causal_masks_when_it_runs(name, how):

@@ -162,7 +162,6 @@ def cached_of_each_row():
     return scatter(dataclasses.replace(plain, cache=mnemos.GRC(length=3, scope="stream")).build()).float().eval()
 
 
-@pytest.mark.slow
 def test_the_loop_and_the_branch_of_a_program():
     """Its form before the export, which takes seconds: tests/lab/run/test_export.py has a program without a loop."""
     model = cached_of_each_row()

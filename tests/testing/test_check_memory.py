@@ -739,7 +739,6 @@ def test_every_law_has_a_fault():
     assert {law for law, _ in FAULTS.values()} == {*LAWS}
 
 
-@pytest.mark.slow
 def test_a_compiled_layer_is_compared():
     assert check_memory(Average(), laws="compiles").passed
     assert failed(check_memory(FAULTS["CompiledDiffers"][1](), laws=["float64", "compiles"])) == ["compiles"]

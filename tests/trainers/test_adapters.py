@@ -27,7 +27,6 @@ def logits(model):
         return model.eval()(IDS).logits
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["cached", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("remembering", "linear"))]
 )

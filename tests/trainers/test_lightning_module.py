@@ -14,7 +14,6 @@ from lightning_standins import Language, batches, distributed, lightning, traine
 from trainer_standins import SEGMENT, documents, made, own_step, through_time  # noqa: E402
 
 
-@pytest.mark.slow
 def test_gradients_are_those_of_back_propagation_through_time(tmp_path):
     module, other = Language("cached").double(), made("cached").double()
     trainer(tmp_path, max_steps=3).fit(module, batches())
@@ -33,7 +32,6 @@ def test_gradients_are_those_of_back_propagation_through_time(tmp_path):
         torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.slow
 def test_resumed_it_is_bit_identical(tmp_path):
     """With dropout; in the middle of an epoch of five updates, and in the second one."""
     whole = Language()
@@ -61,7 +59,6 @@ def test_batches_without_a_seed_go_on_once_from_a_saved_place():
     assert next(iter(other))["index"] == 0
 
 
-@pytest.mark.slow
 def test_a_validation_reads_each_document_alone(tmp_path):
     module = Language("memformer")
     fitted = trainer(tmp_path, max_steps=2, limit_train_batches=2)

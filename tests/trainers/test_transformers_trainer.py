@@ -60,7 +60,6 @@ class Recorded(transformers().TrainerCallback):
         self.updates.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n if n in ("cached", "memformer") else pytest.param(n, marks=pytest.mark.exhaustive) for n in MODELS]
 )
@@ -91,7 +90,6 @@ def weights(trainer):
     return [p.detach().clone() for p in trainer.model.parameters()]
 
 
-@pytest.mark.slow
 def test_killed_and_resumed_is_bit_identical(tmp_path):
     """After a kill in the middle of an epoch, and at the end of one; a checkpoint that is not whole is passed over."""
     whole = accumulated(tmp_path / "whole")
@@ -109,7 +107,6 @@ def test_killed_and_resumed_is_bit_identical(tmp_path):
         assert all(map(torch.equal, weights(resumed), weights(whole)))
 
 
-@pytest.mark.slow
 def test_sets_of_rows_and_processes_are_rows_of_one_batch(tmp_path):
     one, two = of_two_rows(tmp_path / "one", 2, 1), of_two_rows(tmp_path / "two", 1, 2)
     one.train()
@@ -123,7 +120,6 @@ def test_sets_of_rows_and_processes_are_rows_of_one_batch(tmp_path):
         torch.testing.assert_close(c, a, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n if n == "memformer" else pytest.param(n, marks=pytest.mark.exhaustive) for n in MODELS]
 )
@@ -147,7 +143,6 @@ def test_an_evaluation_reads_each_document_alone(name, tmp_path):
     assert trainer.state.log_history[0]["eval_loss"] == pytest.approx(total / count, rel=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cached", pytest.param("remembering", marks=pytest.mark.exhaustive)])
 def test_a_memory_is_saved_with_its_settings_and_read(name, tmp_path):
     trainer = trainer_of(made(name), tmp_path, max_steps=2)
@@ -172,7 +167,6 @@ def test_a_memory_is_saved_with_its_settings_and_read(name, tmp_path):
         torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=0)
 
 
-@pytest.mark.slow
 def test_labels_that_do_not_count(tmp_path):
     """As documents whose prompt is read and not predicted."""
     data = documents()[:2]
@@ -255,7 +249,6 @@ def test_what_does_not_apply_is_refused(tmp_path):
             trainer.train()
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_other_data_is_refused(tmp_path):
     options = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
     trainer_of(made("linear"), tmp_path, **options).train()
