@@ -27,7 +27,7 @@ def layer(request):
     return make(*case).train(training)
 
 
-@over_layers(modes=(False,))
+@over_layers(modes=(False,), apart=True)
 def test_declarations_are_complete_and_true(layer):
     assert isinstance(layer, Attention)
     assert layer.splits in typing.get_args(Splits)
@@ -57,14 +57,14 @@ def test_a_layer_without_a_state_returns_none_and_refuses_one(layer):
         layer(tokens(), torch.zeros(ROWS, 1))
 
 
-@over_layers(stateful, modes=(False,))
+@over_layers(stateful, modes=(False,), apart=True)
 def test_a_state_of_other_rows_or_of_another_layer_is_refused(layer):
     for state in (layer.initial_state(ROWS + 1, dtype=torch.float64), torch.zeros(ROWS, 1)):
         with pytest.raises(InputError, match=r"expected (a|floating) state"):
             layer(tokens(), state)
 
 
-@over_layers(lambda layer: layer.causal)
+@over_layers(lambda layer: layer.causal, apart=True)
 def test_the_future_cannot_change_the_past_or_is_declared_to(layer):
     holds("causal", layer)
 
@@ -100,12 +100,12 @@ def test_weights_that_have_changed_are_read(layer):
     holds("weights", layer)
 
 
-@over_layers(modes=(False,))
+@over_layers(modes=(False,), apart=True)
 def test_every_token_is_read(layer):
     holds("reads", layer)
 
 
-@over_layers()
+@over_layers(apart=True)
 def test_rows_are_independent_or_declared_not_to_be(layer):
     holds("rows", layer)
 
@@ -115,13 +115,13 @@ def test_what_is_passed_in_is_never_changed_and_can_be_forked(layer):
     holds("untouched", layer)
 
 
-@over_layers(stateful, modes=(False,))
+@over_layers(stateful, modes=(False,), apart=True)
 def test_selected_and_reset_rows(layer):
     holds("select", layer)
     holds("reset", layer)
 
 
-@over_layers()
+@over_layers(apart=True)
 def test_every_parameter_gets_a_gradient(layer):
     """Of the outputs or of the layer's auxiliary losses, in a sequence longer than a default memory of tokens."""
     holds("parameters", layer)
@@ -157,12 +157,12 @@ def test_what_padding_holds_changes_nothing(layer):
     holds("hidden", layer)
 
 
-@over_layers()
+@over_layers(apart=True)
 def test_saved_and_loaded_before_the_first_forward(layer):
     holds("saving", layer)
 
 
-@over_layers()
+@over_layers(apart=True)
 def test_bf16_autocast_stays_close(layer):
     holds("autocast", layer)
     if isinstance(layer, GatedCacheAttention):
