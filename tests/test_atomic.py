@@ -134,9 +134,8 @@ def test_the_house_writes_through_this_module_alone():
             library = name in libraries and "temporary" not in text
             if opens or written or library:
                 found.add(path.relative_to(SOURCE).as_posix())
-    assert found == {
+    assert found <= {
         "atomic.py",
         "lab/cli/verbs.py",  # the null device
         "lab/measure/peak.py",  # /proc/self
-        "lab/translation/parallel_corpus.py",  # a temporary file without a name
     }
