@@ -130,7 +130,8 @@ def stages(fault: Fault, tree: Path, near: bool) -> list[list[str]]:
     own += [name for name in files if imports.search((tree / name).read_text())]
     done: set[str] = set()
     found = []
-    for names in (own, in_room, CONTRACTS, [] if near else files):
+    contracts = [name for name in files if name in CONTRACTS]
+    for names in (own, in_room, contracts, [] if near else files):
         found.append([name for name in dict.fromkeys(names) if name not in done])
         done.update(names)
     return [stage for stage in found if stage]
