@@ -129,12 +129,12 @@ def stages(fault: Fault, tree: Path, near: bool) -> list[list[str]]:
     own = [name for name in in_room if any(word in Path(name).stem for word in words)]
     own += [name for name in files if imports.search((tree / name).read_text())]
     done: set[str] = set()
-    found = []
+    lists = []
     contracts = [name for name in files if name in CONTRACTS]
     for names in (own, in_room, contracts, [] if near else files):
-        found.append([name for name in dict.fromkeys(names) if name not in done])
+        lists.append([name for name in dict.fromkeys(names) if name not in done])
         done.update(names)
-    return [stage for stage in found if stage]
+    return [stage for stage in lists if stage]
 
 
 def examine(fault: Fault, tree: Path, near: bool) -> tuple[str | None, float]:
@@ -167,10 +167,10 @@ def first_failure(tree: Path, tests: list[str], without: list[str], *more: str) 
 
     Raises TimeoutError for a stage that has not ended after LIMIT: such a fault is neither found nor a survivor.
     """
-    with tempfile.NamedTemporaryFile() as told:
+    with tempfile.NamedTemporaryFile() as note:
         child = os.fork()
         if child == 0:
-            _run(tree, tests, without, told.name, more)
+            _run(tree, tests, without, note.name, more)
         deadline = time.monotonic() + LIMIT
         while True:
             ended, status = os.waitpid(child, os.WNOHANG)
@@ -186,18 +186,18 @@ def first_failure(tree: Path, tests: list[str], without: list[str], *more: str) 
         code = os.waitstatus_to_exitcode(status)
         if code in (0, 5):  # 5: nothing to run
             return None
-        return Path(told.name).read_text().strip() or ("collection" if code > 0 else "crash")
+        return Path(note.name).read_text().strip() or ("collection" if code > 0 else "crash")
 
 
-def _run(tree: Path, tests: list[str], without: list[str], told: str, more: tuple[str, ...]) -> None:
-    """In a process of its own: the tests, until one fails, whose id is written to `told`."""
+def _run(tree: Path, tests: list[str], without: list[str], note: str, more: tuple[str, ...]) -> None:
+    """In a process of its own: the tests, until one fails, whose id is written to `note`."""
     import pytest
 
     class First:
         @staticmethod
         def pytest_runtest_logreport(report: Any) -> None:
             if report.failed:
-                Path(told).write_text(report.nodeid)
+                Path(note).write_text(report.nodeid)
 
     os.setpgid(0, 0)
     os.chdir(tree)
@@ -208,13 +208,13 @@ def _run(tree: Path, tests: list[str], without: list[str], told: str, more: tupl
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     options = [*more, "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "300"]
-    options += ["--basetemp", f"{told}.tests"]
+    options += ["--basetemp", f"{note}.tests"]
     options += [word for name in without for word in ("--deselect", name)]
     code = 1
     try:
         code = int(pytest.main([*tests, *options], plugins=[First()]))
     finally:
-        shutil.rmtree(f"{told}.tests", ignore_errors=True)
+        shutil.rmtree(f"{note}.tests", ignore_errors=True)
         os._exit(code)
 
 

@@ -55,15 +55,15 @@ def faults(source: str, file: str) -> list[Fault]:
         """Of a character; the tree counts lines from 1, and bytes."""
         return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
 
-    made = []
+    every = []
     for node in _living(ast.parse(source)):
         for kind, new in _changed(node):
             start, stop = offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
             text = ast.unparse(new)
             text = f"({text})" if isinstance(new, ast.expr) and not isinstance(new, ast.Constant) else text
             after = (source[:start] + text + source[stop:]).splitlines()[node.lineno - 1].strip()
-            made.append(Fault(start, stop, text, file, node.lineno, kind, lines[node.lineno - 1].strip(), after))
-    return sorted(made)
+            every.append(Fault(start, stop, text, file, node.lineno, kind, lines[node.lineno - 1].strip(), after))
+    return sorted(every)
 
 
 def _living(node: ast.AST) -> Iterator[Any]:

@@ -191,14 +191,14 @@ class Chat:
             if stopped():
                 return None
         reading, count = time.perf_counter() - start, 0
-        made = stream.tokens(self.length, **self.drawn, eos=self.ends or None)
-        for token in made:
+        drawn = stream.tokens(self.length, **self.drawn, eos=self.ends or None)
+        for token in drawn:
             count += 1
             if token.item() not in self.ends:
                 put(token)
             if stopped():
                 break
-        self.go(made.stream)
+        self.go(drawn.stream)
         return Answer(len(tokens), count, reading, time.perf_counter() - start - reading)
 
     def go(self, stream: "Stream") -> None:

@@ -24,6 +24,7 @@ def compare(
     minutes: float | None = None,
     rates: str | None = None,
     against: str | None = None,
+    log: Literal["tensorboard", "wandb", "mlflow"] | None = None,
 ) -> int:
     """Train recipes on the same data, seeds and data order, and compare their scores and costs.
 
@@ -46,6 +47,7 @@ def compare(
         rates: learning rates, such as 3e-4,1e-3,3e-3: each recipe is trained with each and its first seed; the best on
             the validation split gets the other seeds and is reported
         against: the recipe that the others are tested against, with several seeds (the first)
+        log: send the measurements to this library as well, which must be installed
     """
     names, fields = names_and_fields(words)
     count = len(names) + any("," in values for _, values in vary) + (unwritten or baselines)
@@ -59,7 +61,7 @@ def compare(
     from mnemos.lab.compare.runs import read_rates
     from mnemos.lab.run.session import run_name
 
-    recipes = variants(names, fields, vary)
+    recipes = variants(names, [*fields, *(["--train.log", log] if log else [])], vary)
     folder = Path(out) if out else Path("runs") / run_name(recipes[0], "compare")
     try:
         compare(

@@ -32,11 +32,11 @@ def linearise(
     """
     from mnemos.lab.linearised.train import train_folder
 
-    found = train_folder(model, text, settings, out, teacher=teacher, test=test, trust_remote_code=trust_remote_code)
-    for name, stage in found["stages"].items():
+    result = train_folder(model, text, settings, out, teacher=teacher, test=test, trust_remote_code=trust_remote_code)
+    for name, stage in result["stages"].items():
         said = f"{stage['updates']} updates, {stage['tokens']:,} tokens, {stage['seconds']:.0f} s"
         say(f"{name.replace('_', ' ')}: {said}")
-    for name, measured in found.get("test", {}).items():
+    for name, measured in result.get("test", {}).items():
         ranges = (f"{at} {one['perplexity']:.2f}" for at, one in measured["positions"].items())
         say(f"{name}: perplexity at positions {', '.join(ranges)}; {measured['bits_per_byte']:.3f} bits per byte")
         if "recall" not in measured:  # see `plan_assessment`
