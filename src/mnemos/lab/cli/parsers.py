@@ -51,11 +51,13 @@ def run_command(function: Callable[..., int], verb: str, takes: str, arguments: 
         arguments = [word for word in arguments if word not in _HELP]
 
     # --- the function as tyro is to see it: it returns what is then called ---
+    conf: Any = tyro.conf  # whose types are made here, while the program runs
+    annotated: Any = Annotated
     hints: dict[str, Any] = typing.get_type_hints(function, include_extras=True)
     for name, parameter in parameters.items():
         if name != rest and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             shown = name.upper() if parameter.default is parameter.empty else f"[{name.upper()}]"
-            hints[name] = tyro.conf.Positional[Annotated[hints[name], tyro.conf.arg(metavar=shown)]]  # type: ignore[misc]
+            hints[name] = conf.Positional[annotated[hints[name], conf.arg(metavar=shown)]]
 
     def bind(**values: Any) -> Any:
         return functools.partial(function, **values)
@@ -69,9 +71,8 @@ def run_command(function: Callable[..., int], verb: str, takes: str, arguments: 
     output = io.StringIO()
     try:
         with redirect_stdout(output), redirect_stderr(output):
-            parsed: Any = tyro.cli(
-                seen, prog=program, args=arguments, config=_STYLE, return_unknown_args=rest is not None
-            )
+            more: Any = {"return_unknown_args": rest is not None}
+            parsed: Any = tyro.cli(seen, prog=program, args=arguments, config=_STYLE, **more)
     except SystemExit as stop:
         if not stop.code:
             text = re.sub(r"\s+\(default: (None)?\)", "", output.getvalue())
