@@ -103,9 +103,14 @@ def roles_of(recipes: Sequence[Recipe]) -> dict[str, Role]:
 def _written_memory(model: ModelConfig) -> str:
     """What a model writes: the plural of its memory of segments, or "cache", a gated one."""
     for cls, kind in SEGMENT_MEMORIES.items():
-        memories: list[Any] = []
-        mapped(model, cls, lambda memory, memories=memories: memories.append(memory) or memory)
-        if any(getattr(memory, kind.size) for memory in memories):
+        sizes: list[int] = []
+
+        def keep(memory: Any, sizes: list[int] = sizes, field: str = kind.size) -> Any:
+            sizes.append(getattr(memory, field))
+            return memory
+
+        mapped(model, cls, keep)
+        if any(sizes):
             return kind.noun
     return CACHE
 

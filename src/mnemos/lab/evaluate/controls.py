@@ -189,7 +189,7 @@ class _Reading:
         rows: Tensor | None = None  # those of the group's rows that have not ended; None: all
         for i, batch in enumerate(group):
             part = to_model(batch, self.model)
-            part = part if rows is None else each(part, lambda x, rows=rows: x[rows])
+            part = part if rows is None else _rows(part, rows)
 
             # --- leave out the rows that have ended ---
             ended = self.task.resets(part)
@@ -198,8 +198,7 @@ class _Reading:
                 if len(going) < min(2, len(ended)):
                     return  # every control has the same segments, so the reading ends where no two rows are left
                 rows = going if rows is None else rows[going]
-                part = each(part, lambda x, going=going: x[going])
-                carried, first = select(carried, going), select(first, going)
+                part, carried, first = _rows(part, going), select(carried, going), select(first, going)
                 own = {key: select(state, going) for key, state in own.items()}
 
             # --- read the segment under every control, then as carried ---
@@ -269,6 +268,10 @@ class _Reading:
             cut=cut,
             split=split,
         )
+
+
+def _rows(batch: Any, rows: Tensor) -> Any:
+    return each(batch, lambda x: x[rows])
 
 
 def list_memories(state: State) -> dict[str, str | None]:

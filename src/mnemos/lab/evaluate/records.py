@@ -96,7 +96,7 @@ def _read(cls: Any, value: Any, name: str) -> Any:
 
     # --- a value of one type: what JSON has for it, and its parts ---
     kind = origin or cls
-    written = {float: (int, float), tuple: list, np.ndarray: list}.get(kind, dict if kind not in _WORDS else kind)
+    written: Any = {float: (int, float), tuple: list, np.ndarray: list}.get(kind, dict if kind not in _WORDS else kind)
     if not isinstance(value, written) or (isinstance(value, bool) and kind is not bool):
         raise _WrongError(name, _WORDS.get(kind, "an object"), value)
     if kind is tuple:
@@ -117,7 +117,7 @@ def _read(cls: Any, value: Any, name: str) -> Any:
             parts[field.name] = _read(hints[field.name], value[field.name], inside)
         elif not _has_default(field):
             raise _WrongError(inside, "given", "none")
-    return kind(**parts)
+    return cls(**parts)
 
 
 def _has_required(cls: Any, value: Any) -> bool:
