@@ -1,7 +1,7 @@
 """The memories that are compared: one line each. A new memory is a line of `MEMORIES`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mnemos.attention.compressive import CompressiveConfig
@@ -98,10 +98,19 @@ def _cache(s: Sizes) -> GRC:
 
 
 def _memformer(s: Sizes) -> Memory:
-    half = max(1, s.layers // 2)
-    sizes = {"dim": s.dim, "num_heads": s.num_heads, "mlp": s.mlp or 2 * s.dim, "segment": s.segment, "tied": s.tied}
-    model = MemformerConfig(vocab_size=0, encoder_layers=half, decoder_layers=half, decoder_reads=True, **sizes)
-    return Memory(replace(model, memory=SlotsConfig(slots=s.slots)), s.segment)
+    model = MemformerConfig(
+        vocab_size=0,
+        dim=s.dim,
+        encoder_layers=max(1, s.layers // 2),
+        decoder_layers=max(1, s.layers // 2),
+        num_heads=s.num_heads,
+        mlp=s.mlp or 2 * s.dim,
+        segment=s.segment,
+        memory=SlotsConfig(slots=s.slots),
+        decoder_reads=True,
+        tied=s.tied,
+    )
+    return Memory(model, s.segment)
 
 
 def _tokens(s: Sizes) -> dict[str, Any]:
