@@ -63,7 +63,7 @@ def near_arguments(
             unknown = next((one for one in kwargs if one not in parameters), None)
             if unknown is None or any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
                 raise
-        fields = [field.name for field in dataclasses.fields(settings)] if settings else []  # type: ignore[arg-type]
+        fields = [field.name for field in dataclasses.fields(settings)] if settings else []
         known = [one for one in parameters if one != "self"]
         near = next(iter(difflib.get_close_matches(unknown, [*known, *fields], 1)), None)
         hint = f"did you mean {near!r}?" if near else f"it has {', '.join(known)}"

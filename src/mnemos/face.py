@@ -69,8 +69,9 @@ def lazy(
         loaded = load(module)
         value = loaded if module == f"{package}.{name}" else getattr(loaded, name)
         init = vars(value).get("__init__") if isinstance(value, type) else None
-        if init is not None and not hasattr(init, "__wrapped__"):
-            value.__init__ = near_arguments(init, name)
+        # Classes with slots are states, which are made for each token.
+        if init is not None and not hasattr(init, "__wrapped__") and "__slots__" not in vars(value):
+            type.__setattr__(value, "__init__", near_arguments(init, name))
         setattr(sys.modules[package], name, value)  # the next time, Python finds it by itself
         return value
 
