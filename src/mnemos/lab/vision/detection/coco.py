@@ -86,20 +86,13 @@ class COCOConfig(DataConfig):
             chosen, rest = held_out(len(train), (self.valid_size,), "data.valid_size")
             valid, train = whole.only(chosen), whole.only(rest)
         for split, scenes in (("valid", valid), ("test", test)):
-            if scenes.areas():
-                continue
-            groups = any(scenes.annotations(row) for row in range(len(scenes)))
-            fix = "raise data.valid_size" if valid is not test and split == "valid" else "name an annotated split"
-            raise InputError(
-                f"{split} split: expected an annotated object, to score detections, found "
-                + (
-                    "groups (iscrowd 1) alone; set iscrowd to 0 where one is a plain object"
-                    if groups
-                    else f"none; {fix}"
-                )
-            )
+            if not scenes.areas():
+                found = "none; raise data.valid_size, or name an annotated split as data.test"
+                if any(scenes.annotations(row) for row in range(len(scenes))):
+                    found = "groups (iscrowd 1) alone; set iscrowd to 0 where one is a plain object"
+                raise InputError(f"{split} split: expected an annotated object, to score detections, found {found}")
         with_objects = [r for r in range(len(train)) if any(not one["iscrowd"] for one in train.annotations(r))]
-        empty = len(train) - len(with_objects)
+        left_out = len(train) - len(with_objects)
 
         # --- the figures of sizes of which every held-out split has an object ---
         absent = set()
@@ -114,13 +107,11 @@ class COCOConfig(DataConfig):
             "test": test,
         }
         task = DetectionTask(splits, self.masks, self.flip, figures, self.workers)
-        task.about = (
-            f"train  {whole.describe()}" + (f"; {empty:,} without an object are not trained on" if empty else ""),
-            f"valid  {self.valid_size:,} of the training photos, chosen at random"
-            if self.valid_size
-            else "valid  the test split, so nothing may be chosen by it",
-            f"test   {test.describe()}",
-        )
+        more = f"; {left_out:,} without an object are not trained on" if left_out else ""
+        held = "the test split, so nothing may be chosen by it"
+        if self.valid_size:
+            held = f"{self.valid_size:,} of the training photos, chosen at random"
+        task.about = f"train  {whole.describe()}{more}", f"valid  {held}", f"test   {test.describe()}"
         return task
 
 
