@@ -49,7 +49,8 @@ def test_figures_of_masks_by_hand():
     corner = mask((0, 100, 0, 2), (0, 2, 2, 102))
     crowd = BOX | {"id": 2, "image_id": 1, "iscrowd": 1, "segmentation": mask((150, 190, 150, 190)), "bbox": [150] * 4}
     one = BOX | {"id": 1, "image_id": 1, "bbox": [0, 0, 102, 100], "area": 400, "segmentation": corner}
-    truth = TRUTH | {"annotations": [one, crowd]}
+    bare = BOX | {"id": 3, "image_id": 1, "iscrowd": 1}
+    truth = TRUTH | {"annotations": [one, crowd, bare]}
     found = [
         {"image_id": 1, "category_id": 1, "bbox": [0, 0, 102, 100], "score": 0.5, "segmentation": corner},
         {

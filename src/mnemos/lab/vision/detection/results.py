@@ -82,6 +82,8 @@ class AveragePrecision:
         entries = [
             {**one, "id": number, "iscrowd": 0, "area": _area(one, mode)} for number, one in enumerate(detections, 1)
         ]
+        if mode == "mask":  # a group may have none
+            truth = {**truth, "annotations": [one for one in truth["annotations"] if one.get("segmentation")]}
         with contextlib.redirect_stdout(io.StringIO()):  # the library prints
             sides = []
             for content in (truth, {**truth, "annotations": entries}):
