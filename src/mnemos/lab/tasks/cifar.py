@@ -102,7 +102,7 @@ def read_cifar(folder: str | Path, variant: Variant, download: bool = False) -> 
                 f"not read them ({problem:.160}); fetch them again, or set data.download True"
             ) from None
         labelled = [(one.data, np.array(one.targets, np.uint8)) for one in (known, test)]
-        return Images(*labelled, tuple(known.classes))
+        return Images(labelled[0], labelled[1], tuple(known.classes))
     folders = _picture_folders(folder)
     (train, names), (rest, test_names) = (_labelled_pictures(path, variant) for path in folders)
     if names != test_names:

@@ -80,7 +80,7 @@ def check_text(data: bytes, name: str) -> bytes:
     return data
 
 
-def repeated(splits: Mapping[str, Mapping[str, Hashable]]) -> Iterator[str]:
+def repeated(splits: Mapping[Any, Mapping[str, Hashable]]) -> Iterator[str]:
     """A line that says which files are in two splits, if any are. splits: {split: {name: what is equal for equals}}."""
     first: dict[Hashable, tuple[str, str]] = {}
     pairs = []

@@ -97,11 +97,11 @@ def books(path: str | None) -> dict[Split, Haystack]:
     return haystacks
 
 
-def _task(config: Any, path: str | None, *sizes: int) -> GeneratedTask:
+def _task(config: Any, path: str | None, vocab_size: int, length: int) -> GeneratedTask:
     """The task whose rows are drawn by config.draw(haystack, random, rows), from other books in each split."""
     draws = {split: partial(config.draw, haystack) for split, haystack in books(path).items()}
     held_out = {split: draws[split] for split in ("valid", "test")}
-    return GeneratedTask(draws["train"], *sizes, config.rows, config.seed, held_out=held_out)
+    return GeneratedTask(draws["train"], vocab_size, length, config.rows, config.seed, held_out=held_out)
 
 
 @register

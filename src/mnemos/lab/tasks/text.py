@@ -105,7 +105,9 @@ class TextConfig(DataConfig):
             about.append(f"{split:5}  {self._describe(corpus, splits[split], source)}")
         if corpus.left_out:
             about.append(f"left out: {first_names([corpus.name(file) for file in corpus.left_out])}")
-        digests = {s: {name: hashlib.sha256(text).digest() for name, text in splits[s].items()} for s in SPLITS}
+        digests = {
+            s: {name: hashlib.sha256(text.tobytes()).digest() for name, text in splits[s].items()} for s in SPLITS
+        }
         about += [
             *repeated(digests),
             *_about_tokens(encoded, vocabulary, "" if self.tokens == "words" else self.tokens),

@@ -132,7 +132,8 @@ def read_documents(corpus: TextFiles, characters: bool = False, articles: bool =
 
     characters: the text must be UTF-8. articles: each article of a file of WikiText is a document.
     """
-    documents, has_tables = {}, corpus.has_tables
+    documents: dict[str, Document] = {}
+    has_tables = corpus.has_tables
     for file in corpus.read:
         if has_tables and is_table(file):
             rows = [text.encode() for text in read_column(file, corpus.column)]
