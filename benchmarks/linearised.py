@@ -28,12 +28,30 @@ from command import command
 from torch import Tensor
 
 import mnemos
-from mnemos.lab.linearised.assess import state_bytes
 from mnemos.lab.measure.timing import ratio
 from mnemos.lab.run.provenance import provenance
 from mnemos.libraries import cache_name, transformers
 
 PIECE, BEFORE = 2048, 1024  # tokens of a call of the linearised model; tokens that it has read before it generates
+
+
+def state_bytes(cache: Any) -> int:
+    """Bytes of the tensors that a cache of Transformers holds, each storage once."""
+    seen: dict[int, int] = {}
+
+    def walk(value: Any) -> None:
+        if isinstance(value, Tensor):
+            seen[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        elif isinstance(value, list | tuple):
+            for one in value:
+                walk(one)
+        elif isinstance(value, dict):
+            walk(list(value.values()))
+        elif hasattr(value, "__dict__"):
+            walk(list(vars(value).values()))
+
+    walk(cache.layers)
+    return sum(seen.values())
 
 
 def load(options: argparse.Namespace, small: bool = False) -> Any:

@@ -11,7 +11,7 @@ first of the texts, recall of told facts. It can be killed at any moment; the sa
 --tokens it trains on from where the learning rate was constant. "original" and "window" are not trained. All runs share
 the teacher's predictions in OUT/teacher.
 
-`told` trains a memory on told facts (`mnemos.lab.linearised.told`): a state of constant size, a gated cache per stream
+`told` trains a memory on told facts (`fact_recall.py`): a state of constant size, a gated cache per stream
 and the same never written, memory tokens, and the window alone; all with a window of 64 tokens in the decoder, frozen
 weights, and low-rank updates of the attentions from the seventh layer on, where the memories are. The loss is that of
 the answers and that of the text; with `--answers` that of the answers alone, in OUT/ARM-answers. It measures the
@@ -32,23 +32,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fact_recall import FactRecall, SegmentReading, fit_weights
+from linearised import state_bytes
 
 import mnemos
 from mnemos.atomic import write_json
 from mnemos.hosts.remembering import Segmented
 from mnemos.lab.compare.significance import interval, paired, spread, welch
-from mnemos.lab.linearised.assess import DISTANCES, Reading, SegmentReading, assess, recall, state_bytes
-from mnemos.lab.linearised.pieces import groups, read_texts
+from mnemos.lab.linearised.assess import DISTANCES, Reading, assess, recall
 from mnemos.lab.linearised.settings import LinearisedConfig
-from mnemos.lab.linearised.told import TellingConfig, ToldRow, ToldRows, train_told
-from mnemos.lab.linearised.train import Training, transfer_gradients
-from mnemos.lab.linearised.weights import fit_weights
+from mnemos.lab.linearised.stages import Parameters
+from mnemos.lab.linearised.text_batches import read_texts
+from mnemos.lab.linearised.train import Training
 from mnemos.lab.measure.flops import count_flops
 from mnemos.lab.measure.gradients import state_bytes as bytes_of
-from mnemos.lab.run import checkpoint
 from mnemos.lab.run.files import Measurement, read_object
+from mnemos.lab.run.fit import OwnData, OwnModel
 from mnemos.lab.run.kept_memory import keep_freed_memory
 from mnemos.lab.run.provenance import command_line, now, provenance, source
+from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemos.lab.run.run import Run
 from mnemos.types import InputError
 
 BASE = LinearisedConfig(state="hedgehog", rotary=True, half_life=0, transfer_rate=1e-2, transfer_tokens=49_152)
@@ -84,8 +87,6 @@ ALONE = "-answers"  # of arms that learn the answers alone
 LOWER, SCALE = 6, 1.5  # layers that have the window alone and no updates; the factor of feature maps at the start
 SLOTS, BLOCK, TOKENS = 16, 32, 16  # of the gated cache, and memory tokens; a segment has window − 2·TOKENS tokens
 RATES = {"updates": 2e-3, "maps": 1e-2, "weights": 5e-2, "memory": 3e-3}
-TRANSFER = 0.4  # share of the updates of a state that are attention transfer
-ASKED = 14  # tokens up to the answer, which weigh most in attention transfer
 FLOOR, CEILING, AGAINST = "window", "original", "window-trained"
 FAR = "512-4096"
 
@@ -137,15 +138,13 @@ class MemoryTraining(Training):
         super().__init__(*given, **named)
         self.reader = self.model
         if kind in MEMORIES:
-            if self.teacher is not None:
-                rows = self.settings.rows
-                for numbers, ids in groups(
-                    self.pieces, rows, 0, -(-self.settings.tokens // (rows * self.settings.context))
-                ):
-                    self.teacher.of(numbers, ids)  # while the decoder has no memory
+            if self.teacher is not None:  # while the decoder has no memory
+                groups = -(-self.settings.tokens // (self.settings.rows * self.settings.context))
+                for group in range(groups):
+                    numbers = self.pieces.group(group, self.settings.rows)
+                    self.teacher.predictions(numbers, self.pieces.ids[numbers])
             names = [one.name for one in self.report.changed]
             self.reader, self.maps = add_memory(self.model, kind, names, self.settings.window)
-            self.trained = self.maps | self.updates
             self.step = mnemos.functional(self.model) if self.reader is self.model else self.reader
 
 
@@ -176,8 +175,6 @@ def told(options: argparse.Namespace) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
     novels = [next(iter(read_texts(paths[:1]).values())) for paths in (options.train, options.test)]
     text, test = (torch.tensor(tokenizer(novel, add_special_tokens=False)["input_ids"]) for novel in novels)
-    rows = ToldRows(tokenizer, text)
-    settings = TellingConfig(updates=options.updates, seed=options.seed, language=float(not options.answers))
     torch.manual_seed(options.seed)
     kind = options.arm.removeprefix("told-")
     state: Any = kind if kind in ("hedgehog", "delta") else "none"
@@ -190,26 +187,46 @@ def told(options: argparse.Namespace) -> None:
         parts["weights" if name.endswith(("log_gamma", "rate")) else "maps"][name] = value
     reader, parts["memory"] = add_memory(model, kind, names[LOWER:], report.settings.window)
 
-    def predict(row: ToldRow) -> Any:
-        if reader is model:
-            return model(input_ids=row.ids[None], use_cache=False).logits[0]
-        return reader(row.ids[None])[0][0]
+    def predict(ids: torch.Tensor) -> Any:
+        return model(input_ids=ids, use_cache=False).logits[0] if reader is model else reader(ids)[0][0]
 
-    def transfer(row: ToldRow, share: float) -> bool:
-        if share >= TRANSFER or state == "none":
-            return False
-        ends = torch.nn.functional.pad(row.answers.float(), (0, ASKED - 1)).unfold(0, ASKED, 1)
-        weights = ends.amax(1)[None] + 0.05
-        transfer_gradients(model, changed, row.ids[None], weights)
-        return True
-
-    if state != "none" and checkpoint.newest(place / "checkpoints") is None:
+    folder = place / "training"
+    resume = (folder / "recipe.json").is_file()
+    if state != "none" and not resume:
         with torch.no_grad():
             for value in parts["maps"].values():
                 value.mul_(SCALE)
         fit_weights(model, changed, text[None, :768])
-    rates = [(RATES[name], found) for name, found in parts.items()]
-    trained = train_told(predict, rates, rows, settings, place / "checkpoints", transfer)
+    rates = {name: RATES[part] for part, values in parts.items() for name in values}
+    named = {name: value.requires_grad_(True) for values in parts.values() for name, value in values.items()}
+    parameters = Parameters(named, rates, rate := max(rates.values()))
+    language = float(not options.answers)
+    transferred = changed if state != "none" else None
+    task = FactRecall(tokenizer, text, options.updates, predict, language, model, transferred)
+    recipe = Recipe(
+        name=options.arm,
+        model=OwnModel("told facts", sum(value.numel() for value in named.values())),
+        data=OwnData(train=f"{len(text)} tokens, language {language}"),
+        optim=OptimConfig(
+            lr=rate,
+            betas=(0.9, 0.98),
+            weight_decay=0.0,
+            schedule=ScheduleConfig("trapezoid", warmup=10, fall=0.2),
+        ),
+        train=TrainConfig(
+            steps=options.updates,
+            batch_size=1,
+            seed=options.seed,
+            log_every=20,
+            checkpoint_every=20,
+            eval_every=2**62,
+            keep=1,
+            accelerator="cpu",
+        ),
+    )
+    result = Run.open(recipe, folder, resume, task=task, model=parameters).train(count_flops=False)
+    names_of = {"loss": "answers", "right": "right", "text": "text"}
+    trained = {"updates": options.updates, **{name: result.valid[metric] for name, metric in names_of.items()}}
     begin = Reading if reader is model else SegmentReading
     about = provenance(options.seed, "cpu") | {"command": command_line()}
     if not (place / "told.json").is_file():
@@ -356,8 +373,9 @@ def _read(place: Path, folder: Path) -> dict[str, Any]:
     }
     result = read_object(place / "result.json") if (place / "result.json").is_file() else {}
     tokens = int(folder.name.rpartition("-")[2])
-    lines = [*Measurement.read_all(place)] if (place / Measurement.FILE).is_file() else []
-    steps = {one.step: one.values["loss"] for one in lines if one.kind == "next_token"}
+    stage = place / "next_token"
+    lines = [*Measurement.read_all(stage)] if (stage / Measurement.FILE).is_file() else []
+    steps = {one.step: one.values["loss"] for one in lines if one.kind == "train"}
     found |= {"tokens": tokens, "stages": result.get("stages", {}), "losses": [steps[step] for step in sorted(steps)]}
     return found | {"texts": texts, "parameters": result.get("parameters", {})}
 

@@ -18,7 +18,7 @@ from mnemos.lab.compare.processes import RunsLeft, shielded, train_several
 from mnemos.lab.compare.runs import Sweep, check_rates, train
 from mnemos.lab.errors import Interrupted, TrainingFailed
 from mnemos.lab.run import progress, session
-from mnemos.lab.run.progress import PLACE, FirstRun, LogProgress, Place
+from mnemos.lab.run.progress import RUN_NUMBER, LogProgress, RunNumber
 from mnemos.types import InputError
 
 
@@ -188,8 +188,8 @@ def test_the_estimate_counts_each_recipe_with_its_own_cost():
 def test_the_first_run_that_begins_is_timed():
     left = RunsLeft(["a", "b", "a", "b"], jobs=2)
     left.done("a", None)
-    places = [Place(2, 4, 2, first=True, new=True), Place(3, 4, 2, new=True), Place(4, 4, 2)]
-    assert [left.begun(name) for name in "aba"] == places, "the first run of all, and the first of each recipe"
+    numbers = [RunNumber(2, 4, 2, first=True, new=True), RunNumber(3, 4, 2, new=True), RunNumber(4, 4, 2)]
+    assert [left.begun(name) for name in "aba"] == numbers, "the first run of all, and the first of each recipe"
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -197,20 +197,19 @@ def test_the_first_run_says_how_long_all_will_take(monkeypatch, capsys, quiet):
     seconds = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: seconds[0])
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False)
-    token = PLACE.set(Place(2, 8, 2, first=True))
+    token = RUN_NUMBER.set(RunNumber(2, 8, 2, first=True))
     try:
         display = progress.progress(quiet, "text", 100, 0)
         with display:
             for step in range(1, 11):  # half a second each
                 display.updated(step, {"loss": 1.0, "lr": 1.0}, lambda: 0)
                 seconds[0] += 0.5
-        PLACE.set(Place(3, 8, 2))
+        RUN_NUMBER.set(RunNumber(3, 8, 2))
         other = progress.progress(quiet, "text", 100, 0)
     finally:
-        PLACE.reset(token)
+        RUN_NUMBER.reset(token)
     said = capsys.readouterr()
     assert said.out == "the updates of this run will take about 0:00:50, those of 7 runs like it 0:03:20\n"
-    assert isinstance(display, FirstRun)
-    assert not isinstance(other, FirstRun)
+    assert other.of is None
     assert quiet or " of training left " in said.err
     assert quiet or (said.err.startswith("[2/8] text 1/100") and isinstance(other, LogProgress))

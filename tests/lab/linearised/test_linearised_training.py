@@ -14,11 +14,10 @@ from mnemos.errors import InputError
 from mnemos.lab.cli import main
 from mnemos.lab.errors import Interrupted
 from mnemos.lab.linearised import train
-from mnemos.lab.linearised.original import original
-from mnemos.lab.linearised.pieces import Teacher, divergence
 from mnemos.lab.linearised.settings import LinearisedConfig
-from mnemos.lab.linearised.train import Training, transfer_gradients
-from mnemos.lab.linearised.weights import GRID, fit_weights
+from mnemos.lab.linearised.stages import Teacher, divergence, original, transfer_loss
+from mnemos.lab.linearised.train import Training
+from mnemos.lab.run import checkpoint, loop
 
 TEXT = {"a": "".join(chr(97 + i * i % 23) for i in range(3000))}
 SETTINGS = LinearisedConfig(
@@ -64,74 +63,115 @@ def weights(training):
 
 def errors(training):
     """The mean relative error of the attentions' outputs, and KL, on a row of the text."""
-    ids = training.pieces[0][1][None]
-    changed = {one.name: training.model.get_submodule(one.name) for one in training.report.changed}
-    error = transfer_gradients(training.model, changed, ids)
-    training.model.zero_grad()
+    ids = training.pieces.ids[training.pieces.group(0, 1)]
+    changed = {one.name: training.decoder.get_submodule(one.name) for one in training.report.changed}
     with torch.no_grad():
-        found = training.model(ids).logits.log_softmax(-1)
-        with original(training.model):
-            wanted = training.model(ids).logits.log_softmax(-1)
-    return error, float(F.kl_div(found, wanted, log_target=True, reduction="batchmean")) / ids.shape[1]
+        error = transfer_loss(training.decoder, changed, ids)
+        found = training.decoder(ids).logits.log_softmax(-1)
+        with original(training.decoder):
+            wanted = training.decoder(ids).logits.log_softmax(-1)
+    return float(error), float(F.kl_div(found, wanted, log_target=True, reduction="batchmean")) / ids.shape[1]
 
 
-def test_it_learns_and_continues_bit_for_bit_after_a_kill_and_with_more_tokens(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "_SAVED", 0.0)
-    first = begin(tmp_path / "whole", tokens=0)
-    before = errors(first)
-    first.run()
-    between = errors(first)
-    whole = begin(tmp_path / "whole")
-    whole.run()
-    after = errors(whole)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A training of both stages, the errors before it and between them, and its result."""
+    training = begin(tmp_path_factory.mktemp("whole"))
+    found = [errors(training)]
+    train_stage = training._train
+    training._train = lambda stage: found.append(errors(training)) or train_stage(stage)
+    result = training.run()
+    return training, found[0], found[2], result
+
+
+def test_it_learns(whole):
+    training, before, between, result = whole
     assert between[0] < 0.9 * before[0]
-    assert after[1] < 0.9 * between[1]
+    assert errors(training)[1] < 0.9 * between[1]
+    assert {name: stage["tokens"] for name, stage in result["stages"].items()} == {"transfer": 512, "next_token": 320}
+    assert (training.folder / train.TRAINED).is_file()
 
-    every = train.groups
-    for dies in (2, 3):  # in stage 1, then in stage 2
 
-        def dying(*given, dies=dies):
-            for i, group in enumerate(every(*given)):
-                if i == dies:
-                    raise KeyboardInterrupt
-                yield group
+def test_a_killed_training_continues_bit_for_bit(whole, tmp_path, monkeypatch):
+    update, done = loop.update, []
 
-        monkeypatch.setattr(train, "groups", dying)
-        try:
-            begin(tmp_path / "killed").run()
-        except KeyboardInterrupt:
-            monkeypatch.setattr(train, "groups", every)
+    def dying(learner):
+        if len(done) == 16 + 5:  # in stage 2, in the middle of a group
+            raise KeyboardInterrupt
+        done.append(learner.count.step)
+        return update(learner)
+
+    killed = begin(tmp_path / "killed")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "update", dying)
+        with pytest.raises(KeyboardInterrupt):
+            killed.run()
     killed = begin(tmp_path / "killed")
     killed.run()
-    assert all(map(torch.equal, weights(whole), weights(killed)))
+    assert all(map(torch.equal, weights(whole[0]), weights(killed)))
 
-    begin(tmp_path / "longer", tokens=64 * 3).run()
-    longer = begin(tmp_path / "longer")
+
+def test_more_tokens_go_on_from_before_the_rate_fell(whole, tmp_path, monkeypatch):
+    begin(tmp_path, tokens=64 * 3).run()
+    assert checkpoint.steps(tmp_path / "next_token/checkpoints") == [6, 4], "the rate falls after update 5"
+    longer, update, done = begin(tmp_path), loop.update, []
+    monkeypatch.setattr(loop, "update", lambda learner: done.append(learner.count.step) or update(learner))
     longer.run()
-    assert all(map(torch.equal, weights(whole), weights(longer)))
+    assert done == [*range(4, 10)]
+    assert all(map(torch.equal, weights(whole[0]), weights(longer)))
 
 
-@pytest.mark.parametrize(("at", "kept"), [(7, 6), (10, 10)])  # the first of two updates of a group; the last of all
-def test_a_signal_ends_it_after_the_update_and_it_continues(at, kept, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "_SAVED", 0.0)
-    update, done = train._Stage._update, []
+def test_a_signal_ends_it_after_the_update_and_it_continues(whole, tmp_path, monkeypatch):
+    update, done = loop.update, []
 
-    def signalled(self, number):
-        done.append(number)
-        if len(done) == at:
+    def signalled(learner):
+        done.append(learner.count.step)
+        if len(done) == 16 + 3:  # the first of two updates of a group, whose state is kept
             signal.raise_signal(signal.SIGTERM)
-        return update(self, number)
+        return update(learner)
 
-    monkeypatch.setattr(train._Stage, "_update", signalled)
-    few = {"tokens": 0, "transfer_tokens": 64 * 5}
-    with pytest.raises(Interrupted, match=f"continues from update {kept} of 10"):
-        begin(tmp_path / "ended", **few).run()
-    assert done == [*range(1, at + 1)]
-    ended, whole = begin(tmp_path / "ended", **few), begin(tmp_path / "whole", **few)
+    monkeypatch.setattr(loop, "update", signalled)
+    with pytest.raises(Interrupted, match="the same command continues from update 3 of 10"):
+        begin(tmp_path).run()
+    ended = begin(tmp_path)
     ended.run()
-    assert done[at:] == [*range(kept + 1, 11)]
-    whole.run()
-    assert all(map(torch.equal, weights(whole), weights(ended)))
+    assert done[16:] == [*range(10)]
+    assert all(map(torch.equal, weights(whole[0]), weights(ended)))
+
+
+def test_it_says_how_long_it_will_take_and_changes_nothing_by_that(tmp_path, capsys):
+    few = replace(SETTINGS, tokens=64, transfer_tokens=64)
+    quiet, training = (Training(decoder(), tokenizer, TEXT, few, tmp_path / str(q), quiet=q) for q in (True, False))
+    quiet.run()
+    assert capsys.readouterr().err == ""
+    training.run()
+    said = capsys.readouterr().err
+    first = re.search(r"^transfer: 2 updates of 32 tokens, about \d+:\d\d:\d\d$", said, re.M)
+    second = re.search(
+        r"^next token: 2 updates of 32 tokens, about [\d:]+, [\d:]+ of it for what the decoder", said, re.M
+    )
+    assert first.start() < second.start() < said.index("about 0:00:0", second.end()) < said.index("2/2")
+    assert all(map(torch.equal, weights(quiet), weights(training)))
+
+
+def test_rows_are_read_together_and_a_group_begins_with_no_state(tmp_path):
+    training = begin(tmp_path, rows=2, loss="labels")
+    recipe, task, parameters = training.stage("next_token")
+    assert recipe.train.steps == 3 * 2
+    batches = [task.train_batch(i, 2, 0) for i in range(4)]
+    assert [batch.reset.tolist() for batch in batches] == [[True] * 2, [False] * 2] * 2
+    ids = training.pieces.ids[training.pieces.group(1, 2)]
+    assert torch.equal(torch.cat([batch.inputs for batch in batches[2:]], 1), ids)
+    assert torch.equal(torch.cat([batch.labels for batch in batches[2:]], 1)[:, :-1], ids[:, 1:])
+    with torch.no_grad():
+        logits, state = task.forward(parameters, batches[0], None)
+        more, _ = task.forward(parameters, batches[1], state)
+        whole = training.decoder(training.pieces.ids[training.pieces.group(0, 2)]).logits
+        fresh = mnemos.types.reset(state, batches[2].reset)
+        again, anew = (task.forward(parameters, batches[2], one)[0] for one in (fresh, None))
+    torch.testing.assert_close(torch.cat([logits, more], 1), whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(again, anew, rtol=1e-5, atol=1e-5)
+    assert task.count(batches[0]) + task.count(batches[1]) == 2 * 63
 
 
 def test_the_command_refuses_in_one_line_before_it_loads(tmp_path, capsys):
@@ -140,7 +180,7 @@ def test_the_command_refuses_in_one_line_before_it_loads(tmp_path, capsys):
     for words, said in (
         ("nowhere --text x", "nowhere: expected the folder of a saved model of Transformers, or hf:NAME of the hub"),
         ("nowhere --text x --window 0", "window: expected at least 1, found 0"),
-        ("nowhere --text x --half-life 1048577", "half_life: expected at most 1,048,576 tokens, found 1,048,577"),
+        ("nowhere --text x --half-life 1048577", "half_life: expected at most 1,048,576 tokens"),
         ("nowhere --text x --length 100", "length: expected a divisor of the context of 4096 tokens, found 100"),
         (f"{tmp_path} --text {tmp_path}/no", "found no such file or folder; check --text"),
         (f"{tmp_path} --text {tmp_path}/empty.txt", "found none in it; check --text"),
@@ -152,37 +192,26 @@ def test_the_command_refuses_in_one_line_before_it_loads(tmp_path, capsys):
     with pytest.raises(InputError, match=r"4,096 tokens \(--context\) or more, found 3,000 in the longest"):
         begin(tmp_path / "run", context=4096)
     assert main(["linearise", "--help"]) == 0
-    options = re.findall(r"^ +--([\w-]+)", told := capsys.readouterr().out, re.M)
-    assert {one.name.replace("_", "-") for one in fields(LinearisedConfig)} <= {*options}
-    assert not re.search(r"--\S+ \S+\s+\(", told)  # every option has a meaning before its default
+    told = capsys.readouterr().out
+    assert all(f"--{one.name.replace('_', '-')}" in told for one in fields(LinearisedConfig))
 
 
-def test_a_run_of_another_model_or_of_more_tokens_is_kept_as_it_is(tmp_path):
-    begin(tmp_path, transfer_tokens=0, tokens=64 * 2).run()
-    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.json")}
-    with pytest.raises(InputError, match="expected at least the 128 tokens of the run so far, found 64"):
-        begin(tmp_path, transfer_tokens=0, tokens=64)
-    begin(tmp_path / "mistyped", transfer_tokens=0, tokens=64 * 50)
-    begin(tmp_path / "mistyped", transfer_tokens=0, tokens=64)
+def test_a_run_of_another_model_or_of_more_tokens_is_left_as_it_is(whole, tmp_path):
+    folder = whole[0].folder
+    before = {path.name: path.read_bytes() for path in folder.glob("*.json")}
+    with pytest.raises(InputError, match="expected at least the 320 tokens of the run so far, found 64"):
+        begin(folder, tokens=64)
     other = decoder()
     with torch.no_grad():
         other.lm_head.weight[0, 0] += 1
-    few = replace(SETTINGS, transfer_tokens=0, tokens=64 * 2)
     with pytest.raises(InputError, match="of this model and text, found one of others"):
-        Training(other, tokenizer, TEXT, few, tmp_path, quiet=True)
+        Training(other, tokenizer, TEXT, SETTINGS, folder, quiet=True)
     with pytest.raises(InputError, match="expected the teacher of this model and text"):
-        Training(other, tokenizer, TEXT, few, tmp_path / "other", teacher=tmp_path / "teacher", quiet=True)
+        Training(other, tokenizer, TEXT, SETTINGS, tmp_path / "other", teacher=folder / "teacher", quiet=True)
     assert not (tmp_path / "other").exists()
     with pytest.raises(InputError, match="expected a training with window 9, found one with 8"):
-        train.train_folder("hf:not-loaded", [], replace(few, window=9), tmp_path)
-    assert before == {path.name: path.read_bytes() for path in tmp_path.glob("*.json")}
-
-    old = json.loads((path := tmp_path / train.SETTINGS).read_text())
-    del old["version"]
-    path.write_text(json.dumps(old | {"settings": old["settings"] | {"fit_tokens": 0}}))
-    for read in (lambda: begin(tmp_path, transfer_tokens=0, tokens=64 * 3), lambda: train.load(decoder(), tmp_path)):
-        with pytest.raises(InputError, match="expected a training of version 2, found one of version 1"):
-            read()
+        train.train_folder("hf:not-loaded", [], replace(SETTINGS, window=9), folder)
+    assert before == {path.name: path.read_bytes() for path in folder.glob("*.json")}
 
 
 def test_settings_that_the_decoder_does_not_allow_are_refused_first(tmp_path):
@@ -266,9 +295,8 @@ def test_original_is_the_model_before(tmp_path):
             assert torch.equal(model(ids).logits, before)
         assert torch.equal(model(ids).logits, student)
     assert not torch.equal(student, before)
-    teacher = Teacher(model, tmp_path, 5, {})
     for _ in range(2):  # computed, then read
-        tokens, probabilities, rest = teacher.of([4, 7], ids)
+        tokens, probabilities, rest = Teacher(model, tmp_path, 5, {}).predictions([4, 7], ids)
         expected = before.softmax(-1).topk(5)
         assert torch.equal(tokens, expected.indices)
         assert torch.allclose(probabilities, expected.values, rtol=2e-3)
@@ -293,37 +321,13 @@ def test_divergence_is_that_of_the_kept_tokens_and_of_the_rest():
     assert bool((found <= F.kl_div(q.log(), p, reduction="none").sum(-1) + 1e-6).all())
 
 
-def test_gamma_is_fitted_to_the_outputs_of_each_head(tmp_path):
-    training = begin(tmp_path)
-    ids = training.pieces[0][1][None]
-    changed = {one.name: training.model.get_submodule(one.name) for one in training.report.changed}
-    fit_weights(training.model, changed, ids)
-    for layer in training.model.model.layers:
-        seen = []
-        hook = layer.self_attn.o_proj.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0]))
-        own = layer.self_attn.linearised
-        fitted = own.log_gamma.detach().clone()
-        with torch.no_grad():
-            inputs = []
-            keep = layer.self_attn.register_forward_pre_hook(
-                lambda _, given, named, inputs=inputs: inputs.append((given, named)), with_kwargs=True
-            )
-            with original(training.model):
-                training.model(ids, use_cache=False)
-            keep.remove()
-            errors = []
-            for value in GRID:
-                own.log_gamma.fill_(value)
-                layer.self_attn(*inputs[0][0], **inputs[0][1])
-                errors.append((seen[-1] - seen[0])[0, 8:].unflatten(-1, (4, 6)).square().sum((0, 2)))
-        hook.remove()
-        assert torch.equal(fitted, torch.tensor(GRID)[torch.stack(errors).argmin(0)])
-
-
-def test_weights_of_one_number_a_head_learn_ten_times_as_fast_as_maps(tmp_path):
-    training = begin(tmp_path)
+def test_weights_of_one_number_a_head_learn_ten_times_as_fast_as_maps(whole):
+    training = whole[0]
     for part, rate in (("transfer", SETTINGS.transfer_rate), ("next_token", SETTINGS.map_rate)):
-        stage = train._Stage(training, part, None)
-        rates = {value: one["rate"] for one in stage.optimizer.param_groups for value in one["params"]}
-        found = {name.rpartition(".")[2]: rates[value] / rate for name, value in training.maps.items()}
+        recipe, _, parameters = training.stage(part)
+        found = {
+            name.rpartition("/")[2]: recipe.optim.lr * scale / rate
+            for name, scale in parameters.lr_scales.items()
+            if "updates" not in name
+        }
         assert found == pytest.approx({"log_gamma": 10, "rate": 10, "query_map": 1, "key_map": 1})

@@ -3,7 +3,11 @@ from pathlib import Path
 
 import processes
 import pytest
+import torch
 from train_standins import Toys, work
+from trained_runs import text_recipe, texts
+
+from mnemos.lab.run.session import run
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +18,19 @@ def run_apart(forks) -> Callable[..., int]:
         return processes.run(work, str(folder), toys, *arguments, timeout=120).returncode
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def text_run(tmp_path_factory) -> Path:
+    """A finished run of `text_recipe`, whose texts are beside it; no test changes it."""
+    folder = tmp_path_factory.mktemp("use")
+    run(text_recipe(texts(folder / "texts", "abcd")), folder / "run", quiet=True)
+    return folder / "run"

@@ -90,7 +90,7 @@ def test_a_resumed_run_has_the_same_average(averaged, tmp_path):
     recipe = replace(recipe, train=replace(recipe.train, steps=8))
     longer = train(recipe, tmp_path / "run", resume=True, quiet=True, longer=True)
     assert longer["averaged_steps"] == [8, 6, 4]  # as a run of 8 updates has
-    assert checkpoint.averaged_steps(tmp_path / "run" / "checkpoints") == [8]
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints", "averaged") == [8]
 
 
 def test_a_checkpoint_that_an_interruption_saves_is_not_averaged(averaged, tmp_path):

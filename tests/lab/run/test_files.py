@@ -41,14 +41,13 @@ def test_a_result_is_read_and_written_back(tmp_path):
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"seconds": True}, {"steps": 10**30}, {"along": {}}),
-        *({"along": {"values": [[0, share]], "rows": [count]}} for share, count in ((-0.5, 9), (0.5, -9))),
+        *({"seconds": True}, {"along": {}}),
         *({"controls": {"emptied": 5}}, {"controls": {"emptied": None}}),
     ],
 )
 def test_a_result_with_another_entry_is_refused(tmp_path, wrong):
     (tmp_path / Result.FILE).write_text(json.dumps(WRITTEN | wrong))
-    with pytest.raises(InputError, match=r"result\.json: expected JSON as a run writes it, found"):
+    with pytest.raises(InputError, match=r"result\.json: expected \".*found .*; start a new run"):
         Result.read(tmp_path)
 
 

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+import trained_runs
 from test_cli import refused
 
 import mnemos
-from mnemos import libraries, registry
+from mnemos import libraries
 from mnemos.config import to_dict
 from mnemos.lab.cli import main
 from mnemos.lab.compare.arguments import variants
 from mnemos.lab.compare.baselines import with_unwritten
 from mnemos.lab.hosted import hub
 from mnemos.lab.hosted.decoder import HostedDecoderConfig
-from mnemos.lab.run.recipe_fields import with_parts
 from mnemos.lab.vision.hosted import HostedClassifierConfig
 
 libraries.transformers()
@@ -39,7 +39,7 @@ def made(tmp_path_factory):
     )
 
     folder = tmp_path_factory.mktemp("hosts")
-    lines = [f"Line {i} of the text says that {i * i} is the square of {i}.\n" for i in range(400)]
+    lines = [f"Line {i} of the text says that {i * i} is the square of {i}.\n" for i in range(370)]
     (folder / "text.txt").write_text("".join(lines))
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(lines, vocab_size=300, special_tokens=["<s>"], show_progress=False)
@@ -62,8 +62,7 @@ def folder(made, tmp_path, monkeypatch):
 
 
 def lines(run):
-    read = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in read]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in trained_runs.lines(run)]
 
 
 def test_a_decoder_is_trained_further_resumed_exactly_and_needs_its_folder_no_more(folder, capsys):
@@ -139,19 +138,7 @@ def test_a_decoder_begins_again_with_each_segment_and_its_cache_goes_on(folder):
             assert torch.equal(*found) != reads
 
 
-def test_only_what_has_a_row_per_token_is_enlarged(tmp_path):
-    """Not the projections of a model whose width is the size of its vocabulary."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = SIZES | {"hidden_size": 64, "vocab_size": 64, "bos_token_id": 0}
-    host = LlamaForCausalLM(LlamaConfig(**sizes))
-    host.save_pretrained(tmp_path)
-    model = HostedDecoderConfig(host=hub.settings_of(str(tmp_path)), vocab_size=70).build()
-    model.load_state_dict(model.pretrained(str(tmp_path)))
-    assert torch.equal(model.host.model.embed_tokens.weight[:64], host.model.embed_tokens.weight)
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, "[]", '{"model": {}}', '{"a": ' + "9" * 5_000 + "}"])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"model": {}}'])
 def test_a_folder_of_another_kind_is_no_host(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
     assert not hub.is_source(str(tmp_path))
@@ -184,11 +171,10 @@ def test_recipes_are_compared_on_one_host(folder):
     assert (new.train.init_from, new.data.tokens) == (None, "bytes")
 
 
-@pytest.mark.parametrize("host", ["timm:swin_tiny_patch4_window7_224", "swin"])
-def test_no_block_is_skipped_but_by_the_recipe(host):
+def test_no_block_is_skipped_but_by_the_recipe():
     """Whatever share of them the host skipped in its own training."""
     small = {"model_type": "swin", "image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2], "num_heads": [2]}
-    config = HostedClassifierConfig(host=json.dumps(small) if host == "swin" else host)
+    config = HostedClassifierConfig(host=json.dumps(small))
     shares = {
         share: {
             getattr(module, "drop_prob", None) or 0 for module in replace(config, drop_path=share).build().modules()
@@ -222,30 +208,18 @@ def test_an_image_classifier_is_trained_further_on_other_images(folder, source, 
     assert max(moved.values()) < 0.05
 
 
-def test_trained_weights_have_a_learning_rate_of_their_own(folder):
-    """That of the recipe is for new weights. An option wins."""
-    base = registry.load("recipe", "text-cached")()
-    recipe, words = with_parts(base, ["--model", "llama", "--optim.lr", "0.5"])
-    assert recipe.optim == replace(base.optim, lr=1e-4)
-    assert words == ["--optim.lr", "0.5"]
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["text", "--model", "nowhere"], "expected hf:NAME, timm:NAME or the folder"),
-        (["text", "--model", "timm:test_vit"], "recipe of images"),
         (["text-linear", "--model", "llama"], "attention linear"),
-        (["listops", "--model", "llama"], "found listops of listops"),
         (["listops", "--model", "timm:test_vit"], "found listops of listops"),
         (["photos-vit", "--model", "timm:resnet1"], "did you mean timm:resnet1"),
         (["text", "--model", "hf:some/name"], "hf:some/name: expected a model of the Hugging Face hub"),
         (["text", "--model", "vit"], "vit: expected a tokenizer.json"),
         (["text", "--train.init-from", "llama"], "use --model llama"),
         (["text", "--model", "llama", "--data.segment", "64"], "at most the 32 positions"),
-        (["text", "--model", "vit", "--data.tokens", "bytes"], "for CausalLM, found vit"),
         (["text-cached", "--model", "llama", "--model.cache.scope", "shared"], "cache.scope: expected stream"),
-        (["digits-vit-cached", "--model", "timm:test_resnet"], "attention"),
         (["digits-vit", "--model", "llama"], "for ImageClassification, found llama"),
     ],
 )
@@ -261,11 +235,6 @@ def test_what_does_not_fit_is_refused_in_one_line(folder, words, said, monkeypat
 
 
 def test_settings_of_another_kind_are_refused():
-    for host in (
-        "no JSON",
-        '{"model_type": "none"}',
-        '{"hidden_size": 3}',
-        '{"model_type": "llama", "hidden_size": "x"}',
-    ):
+    for host in ("no JSON", '{"model_type": "none"}', '{"model_type": "llama", "hidden_size": "x"}'):
         with pytest.raises(mnemos.InputError, match="host"):
             HostedDecoderConfig(host=host).build()

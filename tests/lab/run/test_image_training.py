@@ -23,18 +23,10 @@ from mnemos.lab.run.trained import evaluate_run
 from mnemos.lab.tasks.augment import AugmentConfig
 from mnemos.lab.tasks.images import DigitsConfig
 from mnemos.libraries import timm
-from mnemos.models.transformer import HeadConfig, TransformerConfig
+from mnemos.models.transformer import TransformerConfig
 from mnemos.types import InputError
 
 STILL = {"dropout": 0.0}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -55,13 +47,12 @@ def final(folder, step: int = 12) -> dict[str, torch.Tensor]:
     return checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))["model"]
 
 
-@pytest.mark.slow
 def test_a_run_on_images(tmp_path, named, capsys, monkeypatch):
-    asked = recipe({"classes": 0, "image": 0, "channels": 0}, steps=60, eval_every=30)
+    asked = recipe({"classes": 0, "image": 0, "channels": 0}, {"soft": True}, steps=40, eval_every=30)
     result = run(asked, tmp_path / "run")
     assert set(result["test"]) == set(result["valid"]) == {"loss", "accuracy", "top5"}
     assert result["test"]["accuracy"] <= result["test"]["top5"] <= 1
-    assert result["tokens"] == 60 * 4, "images"
+    assert result["tokens"] == 40 * 4, "images"
     # 2·outputs·(inputs a kernel) a convolution: 36 places of 6 channels, 9 of 8; then the classifier.
     assert result["flops"] == 2 * (36 * 6 * 27 + 9 * 8 * 54 + 8 * CLASSES)
     losses = [line["loss"] for line in lines(tmp_path / "run", "train")]
@@ -84,50 +75,14 @@ def test_a_run_on_images(tmp_path, named, capsys, monkeypatch):
     assert complete(asked, BlobsConfig().build()).model == ConvConfig()
 
 
-def test_the_first_line_is_the_loss_of_the_first_batch(tmp_path):
-    """Against the definition: −Σ p·log q over classes, the mean over rows."""
-    asked = recipe(STILL, {"soft": True}, steps=1, log_every=1, seed=5)
-    train(asked, tmp_path / "run", quiet=True)
-    torch.manual_seed(5)
-    model, batch = asked.model.build(), asked.data.build().train_batch(0, 4, 5)
-    assert batch.targets.is_floating_point()
-    logs = model(batch.inputs)[0].log_softmax(-1)
-    loss = -(batch.targets * logs).sum() / 4
-    loss.backward()
-    norm = torch.sqrt(sum((p.grad**2).sum() for p in model.parameters()))
-    (line,) = lines(tmp_path / "run", "train")
-    assert line["loss"] == pytest.approx(loss.item(), rel=1e-6)
-    assert line["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
-    assert line["accuracy"] == pytest.approx((logs.argmax(-1) == batch.targets.argmax(-1)).float().mean().item())
-    assert line["tokens"] == 4
-
-
-def test_micro_batches_train_as_the_whole_batch(tmp_path):
-    for name, pieces in {"whole": 1, "split": 2}.items():
-        asked = recipe(STILL, {"soft": True}, precision="64-true", accumulate=pieces)
-        train(asked, tmp_path / name, quiet=True)
-    whole, split = final(tmp_path / "whole"), final(tmp_path / "split")
-    for name in whole:
-        torch.testing.assert_close(split[name], whole[name], rtol=0, atol=1e-12)
-    for ours, theirs in zip(lines(tmp_path / "split", "train"), lines(tmp_path / "whole", "train"), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-6)
-
-
 class StopError(Exception):
     pass
 
 
-@pytest.mark.slow
-@pytest.mark.each_value
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("policy", ["light", "timm"])
+@pytest.mark.parametrize(("policy", "workers"), [("timm", 1), pytest.param("light", 0, marks=pytest.mark.exhaustive)])
 def test_resume_is_exact(tmp_path, monkeypatch, workers, policy):
     """Dropout, augmentation and gates with a rate of their own; broken off in update 8, saved after 6."""
-    if policy == "timm":
-        try:
-            timm()
-        except InputError as error:
-            pytest.skip(str(error))
+    timm()
     data = {"augment": AugmentConfig(policy)}
     train(recipe(data=data, optim={"gate_lr_scale": 5.0}), tmp_path / "whole", quiet=True)
     original = loop.set_lr
@@ -153,20 +108,10 @@ def test_resume_is_exact(tmp_path, monkeypatch, workers, policy):
         assert lines(tmp_path / "run", kind) == lines(tmp_path / "whole", kind)
 
 
-@pytest.mark.slow
-def test_bf16_keeps_soft_targets(tmp_path):
-    for name, precision in {"full": "32-true", "half": "bf16-mixed"}.items():
-        train(recipe(STILL, {"soft": True}, precision=precision), tmp_path / name, quiet=True)
-    for ours, theirs in zip(lines(tmp_path / "half", "train"), lines(tmp_path / "full", "train"), strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.02)
-
-
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
         (recipe({"classes": 5}), "model.classes is 5, but the data needs 7; use model.classes 7"),
-        (recipe({"image": 32}), "model.image is 32, but the data needs 12; use model.image 12"),
-        (recipe({"channels": 1}), "model.channels is 1, but the data needs 3; use model.channels 3"),
         (recipe(data={"workers": -1}), "data.workers: expected at least 0, found -1; raise it"),
         (recipe(data={"augment": AugmentConfig("timm", mixup=-1.0)}), "data.augment.mixup must be at least 0"),
     ],
@@ -180,16 +125,12 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path, asked, words):
 
 def test_tokens_and_images_are_not_confused(tmp_path):
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
-    reader = TransformerConfig(vocab_size=17, max_length=64, causal=False, head=HeadConfig(classes=10))
     for model, data, words in (
         (ConvConfig(), DigitsConfig(), "conv takes images, but the data digits gives tokens; .* data.layout image"),
-        (reader, BlobsConfig(), r"transformer takes tokens, but the data blobs gives images; \w+ another recipe$"),
-        (reader, DigitsConfig(layout="image"), "takes tokens, but the data digits gives images; .* data.layout pixels"),
+        (TransformerConfig(vocab_size=17), BlobsConfig(), r"takes tokens, .* gives images; use another recipe$"),
     ):
         with pytest.raises(InputError, match=words):
             train(replace(recipe(), model=model, data=data), tmp_path / "run", quiet=True)
-    with pytest.raises(InputError, match="takes images, but the data digits gives tokens"):
-        complete(replace(recipe({"classes": 0}), data=DigitsConfig()), DigitsConfig().build())
 
 
 def test_a_comparison_fills_in_what_is_left_to_the_data(tmp_path, named, runs_here):
@@ -208,23 +149,23 @@ def work(folder: str, recipe: Recipe, resume: bool = False) -> None:
         raise SystemExit(130) from None
 
 
-@pytest.mark.slow
-def test_a_terminals_interrupt_reaches_the_workers_and_saves(tmp_path):
+def test_a_terminals_interrupt_reaches_the_workers_and_saves(tmp_path, forks):
     """Ctrl-C goes to every process of the terminal; the run saves, ends, and goes on as if it had not been."""
-    asked = recipe(data={"workers": 2}, steps=40, log_every=2, eval_every=40, checkpoint_every=40)
+    settings = {"steps": 30, "log_every": 1, "eval_every": 30, "checkpoint_every": 30}
+    asked = recipe(data={"workers": 1}, **settings)
     process = processes.Process(work, str(tmp_path / "run"), asked)
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (metrics.exists() and metrics.read_text().count("\n") > 3):
-        time.sleep(0.01)
+    while time.monotonic() < deadline and not (metrics.exists() and metrics.read_text().count("\n") > 1):
+        time.sleep(0.005)
     os.killpg(process.pid, signal.SIGINT)
     done = process.wait(60)
     assert done.returncode == 130, done.stderr
     assert done.stderr == ""
     stopped = checkpoint.steps(tmp_path / "run" / "checkpoints")
     assert len(stopped) == 1
-    assert 0 < stopped[0] < 40
+    assert 0 < stopped[0] < 30
+    alone = recipe(**settings)
+    train(replace(asked, data=alone.data), tmp_path / "alone", quiet=True)
     train(asked, tmp_path / "run", resume=True, quiet=True)
-    alone = recipe(steps=40, log_every=2, eval_every=40, checkpoint_every=40)
-    train(alone, tmp_path / "alone", quiet=True)
     assert lines(tmp_path / "run", "train") == lines(tmp_path / "alone", "train")

@@ -37,7 +37,6 @@ def on_two(folder: Path, *arguments: object) -> list[processes.Ended]:
     return [process.wait(120) for process in started]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
 def test_two_machines_train_as_one(run_apart, forks, tmp_path):
     one = Toys(False, STILL, train={"precision": "64-true", "keep_best": True})
@@ -49,7 +48,6 @@ def test_two_machines_train_as_one(run_apart, forks, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]  # one folder for both machines
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
 def test_a_folder_that_one_machine_does_not_see(forks, tmp_path):
     for end in on_two(tmp_path / "run", NODES, False):

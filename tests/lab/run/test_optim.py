@@ -37,6 +37,9 @@ from mnemos.types import InputError
         (ScheduleConfig("inverse_sqrt", 4000), 10**5, {1000: 0.25, 4000: 1.0, 16000: 0.5, 64000: 0.25}),
         (ScheduleConfig("step", 0, 0.1, 3000), 4000, {1: 1.0, 3000: 1.0, 3001: 0.1, 4000: 0.1}),
         (ScheduleConfig("step", 2, 0.1, 3), 4, {1: 0.5, 2: 1.0, 3: 1.0, 4: 0.1}),
+        # The last 2 of 10 steps: two thirds and a third of the way down would be the line to 0 after the last.
+        (ScheduleConfig("trapezoid", 2), 10, {1: 0.5, 2: 1.0, 8: 1.0, 9: 1.0, 10: 0.5}),
+        (ScheduleConfig("trapezoid", floor=0.2, fall=0.5), 8, {4: 1.0, 5: 1.0, 7: 0.6, 8: 0.4}),
     ],
 )
 def test_schedules(config, steps, expected):
@@ -51,14 +54,6 @@ def test_long_range_arenas_rate():
         assert rate == pytest.approx(0.05 * min(1, update / 1000) / math.sqrt(max(update, 1000)), rel=1e-12)
     assert 0.05 * factor(config, 1000, 5000) == pytest.approx(1.5811388e-3, rel=1e-7)
     assert 0.05 * factor(config, 5000, 5000) == pytest.approx(7.0710678e-4, rel=1e-7)
-
-
-def test_the_copy_tasks_rate_is_given_to_the_optimiser():
-    config = OptimConfig("radam", lr=1e-3, schedule=ScheduleConfig("step", floor=0.1, drop_at=3000))
-    optimiser = make_optimiser(nn.Linear(2, 2), config)
-    assert set_lr(optimiser, config, 3000, 5000) == 1e-3
-    assert set_lr(optimiser, config, 3001, 5000) == pytest.approx(1e-4)
-    assert [group["lr"] for group in optimiser.param_groups] == [pytest.approx(1e-4)] * 2
 
 
 @pytest.mark.parametrize(("patience", "floor"), [(1, 0.0), (2, 0.0), (3, 0.2)])
@@ -84,11 +79,10 @@ def test_plateau_is_torchs_own(patience, floor):
 
 
 def test_only_a_plateau_listens_to_losses():
-    for name in ("constant", "cosine", "step"):
-        plateau = Plateau()
-        for loss in (1.0, 2.0, 3.0, 4.0):
-            plateau = plateau.after(loss, ScheduleConfig(name, patience=1))
-        assert plateau == Plateau()
+    plateau = Plateau()
+    for loss in (1.0, 2.0, 3.0, 4.0):
+        plateau = plateau.after(loss, ScheduleConfig("cosine", patience=1))
+    assert plateau == Plateau()
 
 
 def test_plateau_warms_up():
@@ -116,8 +110,7 @@ def test_what_decays():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["adamw", "radam", "adam"])
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("name", "fused"), [("adamw", True), ("radam", False), ("adam", True)])
 def test_decay_is_decoupled(name, fused):
     """With a gradient of zero a weight shrinks by rate·decay (adam: by nothing), and its moments stay zero."""
     layer = nn.Linear(3, 3)
@@ -129,15 +122,7 @@ def test_decay_is_decoupled(name, fused):
     torch.testing.assert_close(layer.weight.detach(), before * (1 if name == "adam" else 0.95), rtol=1e-6, atol=0)
 
 
-def test_settings_reach_the_optimiser():
-    optimiser = make_optimiser(nn.Linear(2, 2), OptimConfig("adamw", 0.05, (0.9, 0.98), 1e-9, 0.1))
-    group = optimiser.param_groups[0]
-    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.05, (0.9, 0.98), 1e-9, 0.1)
-    assert group["fused"]
-
-
-@pytest.mark.parametrize("name", ["adamw", "radam", "adam"])
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("name", "fused"), [("adamw", True), ("radam", False), ("adam", True)])
 def test_state_comes_back_bit_by_bit(name, fused):
     def updates(model, optimiser, first, last):
         for i in range(first, last):
@@ -166,6 +151,15 @@ def test_state_comes_back_bit_by_bit(name, fused):
             assert torch.equal(value, optimiser_state(other, again)[name][key])
 
 
+def test_a_model_says_rates_of_its_own():
+    layer = nn.Linear(2, 2)
+    layer.lr_scales = {"bias": 3.0}
+    optimiser = make_optimiser(layer, OptimConfig(lr=0.1, weight_decay=0.0))
+    assert set_lr(optimiser, OptimConfig(lr=0.1), 1, 9) == 0.1
+    rates = {id(p): group["lr"] for group in optimiser.param_groups for p in group["params"]}
+    assert (rates[id(layer.weight)], rates[id(layer.bias)]) == (0.1, pytest.approx(0.3))
+
+
 class Gated(nn.Linear):
     """A layer and its gate."""
 
@@ -174,8 +168,7 @@ class Gated(nn.Linear):
         self.mix = nn.Parameter(torch.zeros(2))
 
 
-@pytest.mark.parametrize("name", ["adamw", "radam", "adam"])
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("name", "fused"), [("adamw", True), ("radam", False), ("adam", True)])
 def test_gates_have_a_rate_of_their_own(name, fused):
     """λ moves `gate_lr_scale` times as far as under the others' rate, and nothing else moves differently."""
     moved = {}
@@ -198,20 +191,6 @@ def test_gates_have_a_rate_of_their_own(name, fused):
         assert torch.equal(moved[1.0][n], moved[0.0][n])
 
 
-def test_imagenets_schedule():
-    """300 epochs of 1,251 updates of 1,024: five of warm-up from 1e-6 to 1e-3, then half a cosine to 1e-5."""
-    epoch = 1251
-    config = OptimConfig(lr=1e-3, schedule=ScheduleConfig("cosine", 5 * epoch, floor=0.01, start=0.001))
-    optimiser = make_optimiser(nn.Linear(2, 2), config)
-    rates = {u: set_lr(optimiser, config, u, 300 * epoch) for u in (1, epoch, 5 * epoch, 300 * epoch)}
-    assert rates[1] == pytest.approx(1e-6 + (1e-3 - 1e-6) / (5 * epoch))
-    assert rates[epoch] == pytest.approx(1e-6 + (1e-3 - 1e-6) / 5)
-    assert rates[5 * epoch] == pytest.approx(1e-3)
-    assert rates[300 * epoch] == pytest.approx(1e-5)
-    middle = 5 * epoch + 295 * epoch // 2
-    assert set_lr(optimiser, config, middle, 300 * epoch) == pytest.approx((1e-3 + 1e-5) / 2, rel=1e-4)
-
-
 def test_state_of_another_model_is_refused():
     layer = nn.Linear(2, 2)
     with pytest.raises(InputError, match="found a state of 'other'"):
@@ -222,16 +201,10 @@ def test_state_of_another_model_is_refused():
     ("config", "message"),
     [
         (OptimConfig(lr=0), "optim.lr must be above 0, found 0"),
-        (OptimConfig(lr=float("nan")), "optim.lr"),
         (OptimConfig(betas=(0.9, 1.0)), "optim.betas"),
-        (OptimConfig(weight_decay=-1), "optim.weight_decay"),
-        (OptimConfig(grad_clip=-1), "optim.grad_clip"),
         (OptimConfig(gate_lr_scale=-1), "optim.gate_lr_scale must be at least 0, found -1"),
-        (OptimConfig(gate_lr_scale=float("inf")), "optim.gate_lr_scale"),
         (OptimConfig(schedule=ScheduleConfig(start=1.5)), "optim.schedule.start must be between 0 and 1"),
-        (OptimConfig(schedule=ScheduleConfig(warmup=-1)), "optim.schedule.warmup"),
         (OptimConfig(schedule=ScheduleConfig(warmup=2.5)), "a number of steps, or a share"),
-        (OptimConfig(schedule=ScheduleConfig(floor=2)), "optim.schedule.floor"),
     ],
 )
 def test_wrong_settings(config, message):

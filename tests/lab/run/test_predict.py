@@ -137,7 +137,6 @@ def test_other_photos_must_have_the_classes_of_the_run(finished, tmp_path, capsy
     )
 
 
-@pytest.mark.slow
 def test_photos_say_what_their_splits_hold_and_others_are_scored_whole(finished, tmp_path, capsys):
     def said(folder: Path, *words: str) -> str:
         assert main(["eval", str(finished), "--data.folder", str(folder), *words]) == 0

@@ -4,44 +4,20 @@ import io
 import json
 import re
 import sys
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from spoken_standins import tone, wav, write_recordings
+from trained_runs import trained
 
 import mnemos
-from mnemos import InputError, registry
+from mnemos import InputError
 from mnemos.errors import printable
 from mnemos.lab.cli import main
 from mnemos.lab.evaluate.predict import predict, read_preprocessing
-from mnemos.lab.run.session import run
 from mnemos.lab.speech.audio import filterbanks, normalise
 from mnemos.lab.speech.ctc import Transcriber
-
-
-def trained(name: str, folder: Path, model: dict, data: dict, batch_size: int = 2) -> Path:
-    recipe = registry.load("recipe", name)()
-    recipe = replace(
-        recipe,
-        model=replace(recipe.model, **model),
-        data=replace(recipe.data, **data),
-        train=replace(recipe.train, steps=2, batch_size=batch_size, eval_every=2, accelerator="cpu"),
-    )
-    run(recipe, folder, quiet=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("text")
-    (folder / "texts").mkdir()
-    for i in range(30):
-        (folder / "texts" / f"{i:02}.txt").write_text("the cat sat on the mat. " * 50)
-    data = {"path": str(folder / "texts"), "segment": 32, "held_out": 0.1}
-    return trained("text-linear", folder / "run", {"dim": 16, "layers": 1, "num_heads": 2}, data)
 
 
 def continuation(model: torch.nn.Module, prompt: bytes, length: int) -> str:
@@ -53,27 +29,26 @@ def continuation(model: torch.nn.Module, prompt: bytes, length: int) -> str:
     return bytes(tokens[1 + len(prompt) :]).decode(errors="replace")
 
 
-@pytest.mark.slow
-def test_a_language_model_continues_files_and_the_standard_input(text, tmp_path, monkeypatch, capsys):
-    model = mnemos.load(text)
+def test_a_language_model_continues_files_and_the_standard_input(text_run, tmp_path, monkeypatch, capsys):
+    model = mnemos.load(text_run)
     prompts = {"a.txt": b"the cat sat on the mat, and then " * 3, "b.txt": b"dog"}
     for name, prompt in prompts.items():
         (tmp_path / name).write_bytes(prompt)
     wanted = [continuation(model, prompt, 7) for prompt in prompts.values()]
-    assert [one.text for one in predict(text, [tmp_path], length=7)] == wanted
+    assert [one.text for one in predict(text_run, [tmp_path], length=7)] == wanted
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompts["b.txt"])))
-    assert main(["predict", str(text), str(tmp_path / "a.txt"), "-", "--length", "7"]) == 0
+    assert main(["predict", str(text_run), str(tmp_path / "a.txt"), "-", "--length", "7"]) == 0
     assert capsys.readouterr().out == printable(f"{tmp_path / 'a.txt'}: {wanted[0]}\n-: {wanted[1]}\n")
     (tmp_path / "b.txt").write_bytes(b"")
-    assert main(["predict", str(text), str(tmp_path / "b.txt"), "--top", "2"]) == 2
+    assert main(["predict", str(text_run), str(tmp_path / "b.txt"), "--top", "2"]) == 2
     assert "--top: expected --length for a model of text" in capsys.readouterr().err
     files = [str(tmp_path / name) for name in ("b.txt", "a.txt")]
-    assert main(["predict", str(text), *files, "--length", "7"]) == 1
+    assert main(["predict", str(text_run), *files, "--length", "7"]) == 1
     said = capsys.readouterr()
     assert said.out == printable(f"{files[1]}: {wanted[0]}\n"), "the text after the empty one"
     problem = f"{files[0]}: expected text that the model continues, found 0 bytes; add text to it"
     assert said.err == f"mnemos: {problem}\n"
-    assert [one.problem for one in predict(text, files, length=7)] == [problem, ""]
+    assert [one.problem for one in predict(text_run, files, length=7)] == [problem, ""]
 
 
 class Spy(Transcriber):
@@ -116,6 +91,5 @@ def test_a_task_that_reads_no_files_says_so(tmp_path, capsys):
     folder = trained("short-listops", tmp_path / "run", small, {"train_size": 100, "valid_size": 20, "test_size": 20})
     assert main(["predict", str(folder), "prompt.txt"]) == 2
     said = capsys.readouterr().err
-    kinds = "detection, images, recordings, text, text-classes, translation"
-    assert f"expected a model that reads files ({kinds}), found one whose task does not" in said
+    assert re.search(r"expected a model that reads files \(.*, text, .*\), found one whose task does not", said)
     assert said.count("\n") == 1

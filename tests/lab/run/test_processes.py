@@ -15,7 +15,6 @@ from train_standins import Toys, work
 from mnemos.lab.run import checkpoint
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes"),
 ]
 
@@ -130,26 +129,43 @@ def test_ddp_does_not_warn_of_a_model_whose_parameters_are_all_used(tmp_path):
     assert "unused" not in said
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.exhaustive), "fsdp"])
-def test_two_processes_resume_exactly(tmp_path, strategy):
-    toys = Toys(True, {"late": strategy == "ddp"}, train={"devices": 2, "strategy": strategy})
-    code, said = launch(tmp_path / "whole", toys)
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory) -> tuple[Path, Toys]:
+    toys = Toys(True, {**STILL, "late": False}, train={"devices": 2, "strategy": "fsdp"})
+    folder = tmp_path_factory.mktemp("sharded") / "run"
+    code, said = launch(folder, toys)
     assert code == 0, said
+    assert "Warning" not in said
+    return folder, toys
+
+
+def test_fsdp_trains_as_one(run_apart, sharded, tmp_path):
+    folder, toys = sharded
+    assert run_apart(tmp_path / "one", Toys(True, toys.model)) == 0
+    agree(folder, tmp_path / "one", 2e-6, 1e-5)
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.exhaustive), "fsdp"])
+def test_two_processes_resume_exactly(sharded, tmp_path, strategy):
+    whole, toys = sharded
+    if strategy == "ddp":  # with dropout
+        toys, whole = Toys(True, {"late": True}, train={"devices": 2, "strategy": strategy}), tmp_path / "whole"
+        code, said = launch(whole, toys)
+        assert code == 0, said
     code, said = launch(tmp_path / "run", toys, moment="SIGTERM", number=10)
     assert code == 130, said
-    assert checkpoint.steps(tmp_path / "run" / "checkpoints")[0] == 10
+    saved = checkpoint.read(checkpoint.path_of(tmp_path / "run" / "checkpoints", 10))
+    assert len(saved["generators"]) == 2
     code, said = launch(tmp_path / "run", toys, resume=True)
     assert code == 0, said
-    assert measured(tmp_path / "run") == measured(tmp_path / "whole")
-    assert ended(tmp_path / "run") == ended(tmp_path / "whole")
+    assert measured(tmp_path / "run") == measured(whole)
+    assert ended(tmp_path / "run") == ended(whole)
 
 
 @pytest.mark.exhaustive  # nine processes
-def test_a_sharded_checkpoint_loads_at_another_number_of_processes(tmp_path):
-    train, model = {"devices": 2, "strategy": "fsdp"}, {**STILL, "late": False}
-    toys, two = Toys(True, model, train=train), tmp_path / "two"
-    code, said = launch(two, toys)
-    assert code == 0, said
+def test_a_sharded_checkpoint_loads_at_another_number_of_processes(sharded, tmp_path):
+    two, toys = sharded
+    train, model = dict(toys.train), toys.model
     for world in (1, 3):  # rows of 8 and 11 in 3 shards are uneven
         processes.together(_loads, checkpoint.path_of(two / "checkpoints", 12), toys, world=world)
     train |= {"devices": 3, "batch_size": 6, "steps": 12, "checkpoint_every": 12, "init_from": str(two)}
@@ -164,8 +180,8 @@ def _loads(rank: int, world: int, saved: Path, toys: Toys) -> None:
     """Weights and the optimiser's state of a checkpoint are the same after they were loaded into shards."""
     from torch.distributed.fsdp import fully_shard
 
+    from mnemos.lab.run.checkpoint import load_model_state, model_state
     from mnemos.lab.run.optim import load_optimiser_state, make_optimiser, optimiser_state
-    from mnemos.lab.run.sharding import load_model_state, model_state
 
     whole, model = checkpoint.read(saved), toys.recipe().model.build()
     if world > 1:
@@ -177,15 +193,6 @@ def _loads(rank: int, world: int, saved: Path, toys: Toys) -> None:
     load_optimiser_state(model, optimiser, whole["optimiser"])
     for found, name in ((model_state(model), "model"), (optimiser_state(model, optimiser), "optimiser")):
         assert checkpoint.digest(*checkpoint.encode(found)) == checkpoint.digest(*checkpoint.encode(whole[name]))
-
-
-def test_fsdp_trains_as_one(run_apart, tmp_path):
-    model = {**STILL, "late": False}
-    assert run_apart(tmp_path / "one", Toys(True, model)) == 0
-    code, said = launch(tmp_path / "two", Toys(True, model, train={"devices": 2, "strategy": "fsdp"}))
-    assert code == 0, said
-    assert "Warning" not in said
-    agree(tmp_path / "two", tmp_path / "one", 2e-6, 1e-5)
 
 
 def test_what_the_first_process_refuses_all_do(tmp_path):

@@ -9,17 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from spoken_standins import write_recordings
 
 from mnemos.config import to_dict
 from mnemos.lab.run import provenance as module
 from mnemos.lab.run.provenance import data_read, shared, source, trained
-from mnemos.lab.speech.spoken import SpokenConfig
-from mnemos.lab.tasks.cifar import CIFARConfig
-from mnemos.lab.tasks.images import DigitsConfig
-from mnemos.lab.tasks.listops import FILES, ListOpsConfig
 from mnemos.lab.tasks.photos import PhotosConfig
-from mnemos.lab.tasks.pixels import PixelsConfig
 from mnemos.lab.tasks.recall import RecallConfig
 from mnemos.lab.tasks.task import DataConfig
 from mnemos.lab.tasks.text import TextConfig
@@ -78,28 +72,9 @@ def test_files_are_named_sized_and_hashed(tmp_path):
     assert data_read(TextConfig(path=str(tmp_path)))["sha256"] != total
 
 
-def test_of_very_many_files_some_are_hashed_and_all_are_named_and_sized(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "LISTED", 3)
-    for i in range(9):
-        (tmp_path / f"{i}.txt").write_text(f"text {i}")
-    found = data_read(TextConfig(path=str(tmp_path)))
-    assert (found["count"], found["hashed"], found["bytes"]) == (9, 3, 54)
-    assert "files" not in found
-    monkeypatch.setattr(module, "LISTED", 9)
-    assert len(data_read(TextConfig(path=str(tmp_path)))["files"]) == 9
-    monkeypatch.setattr(module, "LISTED", 3)
-    for name, text in (("1.txt", "text 11"), ("4.txt", "text 5"), ("8.txt", "text 0")):  # a size; hashed contents
-        before = (tmp_path / name).read_text()
-        (tmp_path / name).write_text(text)
-        assert data_read(TextConfig(path=str(tmp_path)))["sha256"] != found["sha256"], name
-        (tmp_path / name).write_text(before)
-    assert data_read(TextConfig(path=str(tmp_path)))["sha256"] == found["sha256"]
-
-
 def test_generated_data_are_their_settings_and_what_says_nothing_is_not_taken_for_generated():
     config = RecallConfig(seed=3) if "seed" in {f.name for f in dataclasses.fields(RecallConfig)} else RecallConfig()
     assert data_read(config) == {"generated": {"settings": to_dict(config), "version": 1}}
-    assert data_read(ListOpsConfig())["generated"]["settings"]["train_size"] == 96_000
     assert data_read(DataConfig()) == {"files": None}
 
 
@@ -118,25 +93,6 @@ def _write_pictures(folder: Path, kinds: int, count: int, side: int) -> None:
         image.fromarray(random.integers(0, 256, (side, side, 3)).astype(np.uint8)).save(place / f"{i}.png")
 
 
-def _cifar(folder: Path) -> DataConfig:
-    _write_pictures(folder, kinds=10, count=1, side=32)
-    (folder / "readme.html").write_text("not read")
-    return CIFARConfig(folder=str(folder), valid_size=5)
-
-
-def _spoken(folder: Path) -> DataConfig:
-    write_recordings(folder)
-    (folder / "notes.txt").write_text("not read")
-    return SpokenConfig(path=str(folder), rows=4, test_takes=1, valid_takes=1)
-
-
-def _listops(folder: Path) -> DataConfig:
-    folder.mkdir()
-    for file in FILES.values():
-        (folder / file).write_text("Source\tTarget\n[MAX 1 2 ]\t2\n[MIN 4 7 ]\t4\n")
-    return ListOpsConfig(path=str(folder))
-
-
 def _text(folder: Path) -> DataConfig:
     folder.mkdir()
     for i in range(4):
@@ -145,7 +101,7 @@ def _text(folder: Path) -> DataConfig:
     return TextConfig(path=str(folder), segment=16)
 
 
-@pytest.mark.parametrize("make", [_photos, _cifar, _spoken, _listops, _text])
+@pytest.mark.parametrize("make", [_photos, _text])
 def test_the_listed_files_are_all_that_a_task_reads(make, tmp_path):
     config = make(tmp_path / "whole")
     field = "folder" if hasattr(config, "folder") else "path"
@@ -163,13 +119,6 @@ def test_the_listed_files_are_all_that_a_task_reads(make, tmp_path):
     a, b = (each.build().train_batch(0, 2, 0) for each in (config, other))
     assert a.inputs.equal(b.inputs)
     assert a.targets.equal(b.targets)
-
-
-def test_digits_come_with_a_library_and_pixels_from_images():
-    pytest.importorskip("sklearn")
-    digits = DigitsConfig(layout="image")
-    assert [Path(path).name for path in digits.files()] == ["digits.csv.gz"]
-    assert data_read(PixelsConfig(images=digits)) == data_read(digits)
 
 
 def test_a_comparison_says_which_commit_trained_each_run_and_what_all_share(tmp_path):

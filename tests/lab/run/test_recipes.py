@@ -220,15 +220,14 @@ def test_memories_of_equal_state_have_equal_bytes_and_data():
         assert size == pytest.approx(2**15, rel=0.1), name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
-        *("text-rmt", "recall", "digits", "copy"),
+        *("text-rmt", "copy"),
         *(
             pytest.param(name, marks=pytest.mark.exhaustive)
             for name in (
-                *("text", "text-cached", "text-linear", "text-xl", "text-compressive", "text-lstm"),
+                *("recall", "digits", "text", "text-cached", "text-linear", "text-xl", "text-compressive", "text-lstm"),
                 *("text-memformer", "text-armt", "text-memory-transformer"),
             )
         ),

@@ -1,7 +1,6 @@
 """Updates that read in steps: the gradients of one whole sequence, however they are come by and wherever it is cut."""
 
 import contextlib
-import copy
 import dataclasses
 import gc
 import itertools
@@ -10,8 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning_fabric.plugins.precision.amp import MixedPrecision
-from test_run import STILL, final, lines, one_thread  # noqa: F401
-from train_standins import LENGTH, Swift, Toy, Toys, train
+from test_run import STILL, final
+from train_standins import Swift, Toy, Toys, train
+from trained_runs import lines
 
 from mnemos.attention.linear import LinearConfig
 from mnemos.lab.evaluate.scores import evaluate
@@ -24,7 +24,7 @@ from mnemos.lab.tasks.recall import RecallConfig
 from mnemos.lab.tasks.task import SUPERVISED
 from mnemos.memory_replay import rollout as replaying
 from mnemos.models.transformer import TransformerConfig
-from mnemos.types import InputError, detach, map_state, reset
+from mnemos.types import InputError, detach, reset
 
 WIDE = {"precision": "64-true"}
 
@@ -35,8 +35,9 @@ def toys(rows: bool, model: dict | None = None, precision: str = "64-true", accu
 
 
 def run(folder, *arguments, **rollout):
-    train(toys(*arguments, **rollout).recipe(), folder, quiet=True)
-    return final(folder)
+    recipe = toys(*arguments, **rollout).recipe()
+    train(dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=6)), folder, quiet=True)
+    return final(folder, 6)
 
 
 def close(ours, theirs, tolerance):
@@ -47,27 +48,28 @@ def close(ours, theirs, tolerance):
 KINDS = [(True, {"segment_length": 5}), (False, {"segments": 4})]
 
 
-@pytest.mark.slow
-@pytest.mark.each_value
-@pytest.mark.parametrize(("rows", "reading"), KINDS)
-@pytest.mark.parametrize("horizon", [0, 2])
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize(("precision", "tolerance"), [("64-true", 1e-12), ("32-true", 1e-6)])
+@pytest.mark.parametrize(
+    ("rows", "reading", "horizon", "accumulate", "precision", "tolerance"),
+    [
+        (*KINDS[0], 0, 1, "64-true", 1e-12),
+        (*KINDS[1], 2, 2, "64-true", 1e-12),
+        (*KINDS[0], 2, 2, "bf16-mixed", 2e-3),  # where sums are rounded in their order
+    ],
+)
 def test_replay_trains_as_back_propagation_through_time(
     tmp_path, rows, reading, horizon, accumulate, precision, tolerance
 ):
     """Dropout, noise of Python's and NumPy's and a stored cache: all drawn and written as without replay."""
     found = {}
     for replay in (True, False):
-        folder = tmp_path / str(replay)
         settings = (rows, {"cached": True}, precision, accumulate)
-        found[replay] = run(folder, *settings, replay=replay, horizon=horizon, **reading)
-    assert found[True]["store.cache"].abs().max() > 0.01
+        found[replay] = run(tmp_path / str(replay), *settings, replay=replay, horizon=horizon, **reading)
+    assert found[True]["store.cache"].abs().max() > 0.005
     close(found[True], found[False], tolerance)
     for ours, theirs in zip(lines(tmp_path / "True", "train"), lines(tmp_path / "False", "train"), strict=True):
         assert ours["tokens"] == theirs["tokens"]
         for key in ("loss", "grad_norm", "accuracy"):
-            assert ours[key] == pytest.approx(theirs[key], rel=1e-5)
+            assert ours[key] == pytest.approx(theirs[key], rel=max(1e-5, 10 * tolerance))
 
 
 @pytest.mark.parametrize("replay", [True, False])
@@ -96,9 +98,7 @@ def fresh(batch: Batch, first: bool) -> dict:
     return {} if batch.reset is None else {"reset": torch.full_like(batch.reset, first)}
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize(("replay", "horizon"), [(True, 0), (False, 0), (True, 2), (False, 2), (True, 1)])
-@pytest.mark.parametrize("slide", [1, 2, 3])
+@pytest.mark.parametrize(("replay", "horizon", "slide"), [(True, 0, 1), (False, 2, 2), (True, 2, 3), (False, 0, 1)])
 def test_sliding_updates_are_plain_back_propagation_over_their_windows(replay, horizon, slide):
     """Update u reads batches u·slide … u·slide + 2, from the state after `slide` batches of the update before it."""
     rollout = {"segments": 3, "slide": slide, "replay": replay, "horizon": horizon}
@@ -125,36 +125,6 @@ def test_sliding_updates_are_plain_back_propagation_over_their_windows(replay, h
         assert found["loss"] == pytest.approx(sum(losses).item() / count.item(), rel=1e-6)
         assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-10)
         torch.testing.assert_close(learner.carried.states[0].hidden, start.hidden, rtol=1e-12, atol=0)
-
-
-@pytest.mark.slow
-def test_a_sliding_run_goes_on_from_its_snapshot_bit_for_bit():
-    recipe = toys(False, {"cached": True}, "32-true", 2, segments=3, slide=1, horizon=2).recipe()
-
-    def learner():
-        return Learner(devices.connect(recipe.train), recipe, recipe.data.build())
-
-    whole = learner()
-    for _ in range(3):
-        update(whole)
-    saved = copy.deepcopy(whole.snapshot())
-    wanted = [update(whole) for _ in range(3)]
-    resumed = learner()
-    resumed.restore(saved)
-    assert [update(resumed) for _ in range(3)] == wanted
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[name], value), name
-
-
-def test_a_batch_that_two_updates_read_is_made_once(monkeypatch):
-    recipe = toys(False, segments=4, slide=1).recipe()
-    task = recipe.data.build()
-    original, made = task.train_batch, []
-    learner = Learner(devices.connect(recipe.train), recipe, task)
-    monkeypatch.setattr(task, "train_batch", lambda i, *rest: made.append(i) or original(i, *rest))
-    for _ in range(3):
-        update(learner)
-    assert made == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("replay", [True, False])
@@ -184,49 +154,19 @@ def test_a_row_that_starts_in_mid_rollout_has_no_past(monkeypatch, replay):
     assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-12)
 
 
-@pytest.mark.slow
-def test_a_horizon_cuts_the_gradient_and_nothing_else(tmp_path, exhaustive):
-    whole = run(tmp_path / "whole", True, STILL, segment_length=4)
-    for horizon in (1, 2) if exhaustive else (1,):
-        cut = run(tmp_path / f"cut{horizon}", True, STILL, segment_length=4, horizon=horizon)
-        first, same = (lines(tmp_path / name, "train")[0] for name in (f"cut{horizon}", "whole"))
-        assert first["grad_norm"] != pytest.approx(same["grad_norm"], rel=1e-4)
-        assert max((cut[name] - whole[name]).abs().max() for name in whole) > 1e-4
-    close(run(tmp_path / "all", True, STILL, segment_length=4, horizon=3), whole, 1e-12)
-    # One update: the same forward, so the same loss.
-    for horizon in (0, 1):
+def test_a_horizon_cuts_the_gradient_and_nothing_else():
+    found = {}
+    for horizon in (0, 1, 3):
         recipe = toys(True, STILL, segment_length=4, horizon=horizon).recipe()
-        recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=1, log_every=1))
-        train(recipe, tmp_path / f"one{horizon}", quiet=True)
-    losses = [lines(tmp_path / f"one{horizon}", "train")[0]["loss"] for horizon in (0, 1)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-14)
+        found[horizon] = update(Learner(devices.connect(recipe.train), recipe, recipe.data.build()))
+    assert found[1]["loss"] == pytest.approx(found[0]["loss"], rel=1e-12)
+    assert found[1]["grad_norm"] != pytest.approx(found[0]["grad_norm"], rel=1e-4)
+    assert found[3] == pytest.approx(found[0], rel=1e-12)
 
 
-@pytest.mark.slow
-def test_a_rollout_of_one_step_is_a_plain_update(tmp_path):
-    plain = run(tmp_path / "plain", True, {"cached": True}, "32-true")
-    one = run(tmp_path / "one", True, {"cached": True}, "32-true", segment_length=LENGTH + 5)
-    assert all(torch.equal(one[name], plain[name]) for name in plain)
-
-
-@pytest.mark.slow
 def test_fewer_stored_states_change_nothing(tmp_path):
-    all_of_them = run(tmp_path / "all", True, segment_length=2)
-    for few in (2, "sqrt"):
-        close(run(tmp_path / str(few), True, segment_length=2, checkpoints=few, offload=True), all_of_them, 1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("precision", "tolerance"), [("bf16-mixed", 2e-3)])
-def test_mixed_precision(tmp_path, precision, tolerance):
-    """In half precision sums are rounded in their order."""
-    found = {
-        replay: run(tmp_path / str(replay), True, {"dim": 16}, precision, segment_length=4, replay=replay)
-        for replay in (True, False)
-    }
-    close(found[True], found[False], tolerance)
-    for ours, theirs in zip(lines(tmp_path / "True", "train"), lines(tmp_path / "False", "train"), strict=True):
-        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=2e-2)
+    whole = run(tmp_path / "all", True, segment_length=2)
+    close(run(tmp_path / "few", True, segment_length=2, checkpoints=2, offload=True), whole, 1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:.*fp16 is not supported on CPU")
@@ -254,20 +194,20 @@ def gradients(model) -> list[torch.Tensor]:
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cached", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-def test_compiled_trains_as_eager(tmp_path, monkeypatch, cached):
+def test_compiled_trains_as_eager(monkeypatch, cached):
     original = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model: original(model, backend="aot_eager"))
-    model = {**STILL, "late": False, "cached": cached}
-    eager = run(tmp_path / "eager", True, model, "32-true", segment_length=2)
-    recipe = toys(True, model, "32-true", segment_length=2).recipe()
-    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, compile=True))
-    train(recipe, tmp_path / "compiled", quiet=True)
-    close(final(tmp_path / "compiled"), eager, 1e-5)
+    model, found = {**STILL, "late": False, "cached": cached}, []
+    for compiled in (False, True):
+        recipe = toys(True, model, "32-true", segment_length=6).recipe()
+        recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, compile=compiled))
+        learner = Learner(devices.connect(recipe.train), recipe, recipe.data.build())
+        update(learner), update(learner)
+        found.append(learner.model.state_dict())
+    close(found[1], found[0], 1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_the_models_own_advance_is_used(tmp_path, monkeypatch, dropout):
     """With dropout it draws a prefix of what the whole step draws, or replay would say that it does not."""
@@ -281,12 +221,12 @@ def test_the_models_own_advance_is_used(tmp_path, monkeypatch, dropout):
 
     monkeypatch.setattr(Swift, "advance", advance)
     advanced = run(tmp_path / "advanced", True, {**model, "advances": True}, segment_length=3)
-    assert calls == [False] * 12 * 3  # updates, steps but the last
+    assert calls == [False] * 6 * 3  # updates, steps but the last
     if not dropout:
         close(advanced, bptt, 1e-12)
 
 
-@pytest.mark.parametrize(("replay", "horizon"), [(True, 0), (True, 2), (True, 1), (False, 0), (False, 1)])
+@pytest.mark.parametrize(("replay", "horizon"), [(True, 0), (True, 2), (False, 1)])
 def test_a_step_without_a_target_needs_its_state_alone(monkeypatch, replay, horizon):
     """It is read by the model's `advance`, with the same loss and gradients; and so it is where a split is scored."""
     found, evaluated, reads = {}, {}, []
@@ -330,21 +270,6 @@ def test_processes_run_the_same_parts_of_a_model(monkeypatch, alone, forwards):
     with contextlib.suppress(InputError):  # nothing is counted
         evaluate(model, [batch], total=None if alone else lambda x: x)
     assert len(reads) == 2 * forwards
-
-
-@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
-def test_a_replay_may_round_as_its_precision_does(tmp_path, monkeypatch, precision):
-    """Whose autocast is inside the step: advance may take other kernels there, in float32 none that differ so."""
-    original = Swift.advance
-
-    def advance(self, x, state=None, mask=None):
-        return map_state(lambda x: x * (1 + 2e-3) if x.is_floating_point() else x, original(self, x, state, mask))
-
-    monkeypatch.setattr(Swift, "advance", advance)
-    model = {**STILL, "cached": False, "advances": True}
-    refused = pytest.raises(InputError, match=r"step \d: .* the state of the first pass")
-    with contextlib.nullcontext() if precision == "bf16-mixed" else refused:
-        run(tmp_path / "run", True, model, precision, segment_length=3)
 
 
 @pytest.mark.parametrize("cached", [True, False])  # whose buffers name the module, or do not
@@ -399,14 +324,12 @@ def norms(recipe, updates: int, hook=None) -> list[float]:
             torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
 @pytest.mark.parametrize(
     "rollout",
     [
         {"horizon": 2},
-        {"replay": False, "horizon": 2},
-        *(pytest.param(way, marks=pytest.mark.exhaustive) for way in ({}, {"horizon": 1}, {"replay": False})),
+        pytest.param({"replay": False, "horizon": 2}, marks=pytest.mark.exhaustive),
     ],
 )
 def test_gradients_are_reduced_once_an_update(rollout):
@@ -424,7 +347,6 @@ def test_gradients_are_reduced_once_an_update(rollout):
     assert reduced == [0, 0]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
 @pytest.mark.parametrize(
     "horizon", [pytest.param(0, marks=pytest.mark.exhaustive), 1, pytest.param(2, marks=pytest.mark.exhaustive)]
@@ -448,7 +370,6 @@ def test_what_reaches_the_loss_by_the_state_alone_is_found(monkeypatch, horizon)
     assert found[2] == pytest.approx(found[0], rel=1e-9)
 
 
-@pytest.mark.slow
 def test_activations_do_not_grow_with_the_rollout():
     def kept(distance: int, replay: bool) -> int:
         recipe = transformer(distance, rollout={"segment_length": 16, "replay": replay})
@@ -457,9 +378,9 @@ def test_activations_do_not_grow_with_the_rollout():
             update(learner)
         return most[0]
 
-    short, long = (kept(16 * steps - 7, True) for steps in (4, 32))
+    short, long = (kept(16 * steps - 7, True) for steps in (4, 16))
     assert long <= 1.01 * short
-    assert kept(16 * 32 - 7, False) > 7 * kept(16 * 4 - 7, False) > 20 * short / 1.5
+    assert kept(16 * 16 - 7, False) > 3.5 * kept(16 * 4 - 7, False) > 10 * short / 1.5
 
 
 def transformer(distance: int, attention=None, precision="32-true", **settings):

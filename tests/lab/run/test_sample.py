@@ -1,41 +1,27 @@
 """`mnemos sample`: pictures, text and tokens of runs, small ones."""
 
-import dataclasses
 import re
 
 import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import load_file
+from trained_runs import trained
 
-from mnemos import InputError, registry
+from mnemos import InputError
 from mnemos.lab.cli import main
 from mnemos.lab.report import report
-from mnemos.lab.run.session import run
 from mnemos.lab.run.trained import sample_run
 from mnemos.lab.tasks.task import Sampling
 
-
-def trained(name: str, folder, **data):
-    recipe = registry.load("recipe", name)()
-    longest = {"max_length": 64} if "start" in data else {}
-    attention = {} if not hasattr(recipe.model, "attention") else {"layers": 1, "dim": 16, "num_heads": 2, "mlp": 16}
-    recipe = dataclasses.replace(
-        recipe,
-        model=dataclasses.replace(recipe.model, **attention, **longest),
-        data=dataclasses.replace(recipe.data, **data),
-        train=dataclasses.replace(recipe.train, steps=3, batch_size=4, eval_every=3, log_every=3, accelerator="cpu"),
-    )
-    run(recipe, folder, quiet=True)
-    return folder
+SMALL = {"layers": 1, "dim": 16, "num_heads": 2, "mlp": 16}
 
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    return trained("digits-pixels", tmp_path_factory.mktemp("pixels") / "run")
+    return trained("digits-pixels", tmp_path_factory.mktemp("pixels") / "run", SMALL)
 
 
-@pytest.mark.slow
 def test_a_run_of_pictures_shows_some_in_its_report(pictures):
     found = load_file(pictures / "samples.safetensors")
     assert found["samples"].shape == (24, 8, 8, 1)
@@ -47,7 +33,6 @@ def test_a_run_of_pictures_shows_some_in_its_report(pictures):
     assert text.count('<img class="pixels"') == 2
 
 
-@pytest.mark.slow
 def test_pictures_are_drawn_again_with_another_seed(pictures, capsys):
     before = load_file(pictures / "samples.safetensors")["samples"]
     written = pictures / "sampled"
@@ -66,16 +51,15 @@ def test_pictures_are_drawn_again_with_another_seed(pictures, capsys):
 
 
 def test_pictures_whose_first_byte_is_drawn_too(tmp_path):
-    folder = trained("digits-pixels", tmp_path / "run", start=True)
+    folder = trained("digits-pixels", tmp_path / "run", SMALL | {"max_length": 64}, {"start": True})
     found = load_file(folder / "samples.safetensors")
     assert found["samples"].shape == (24, 8, 8, 1)
     assert len({int(picture[0, 0, 0]) for picture in found["samples"]}) > 4, "a fresh model draws it from all bytes"
     assert (found["completions"][:, :, :4] == found["originals"][:, None, :4]).all()
 
 
-def test_text_goes_on_from_a_prompt(tmp_path, capsys):
-    (tmp_path / "text.txt").write_text("never was a story of more woe " * 800)
-    folder = trained("text-linear", tmp_path / "run", path=str(tmp_path / "text.txt"), segment=32)
+def test_text_goes_on_from_a_prompt(text_run, capsys):
+    folder = text_run
     assert main(["sample", str(folder), "--prompt", "never was", "--length", "40", "--top-k", "5"]) == 0
     first = capsys.readouterr().out
     assert first.startswith("never was")
@@ -99,7 +83,7 @@ def test_text_goes_on_from_a_prompt(tmp_path, capsys):
 
 
 def test_other_languages_go_on_from_rows_of_the_test_split(tmp_path, capsys):
-    folder = trained("copy", tmp_path / "run", length=16, rows=8)
+    folder = trained("copy", tmp_path / "run", SMALL, {"length": 16, "rows": 8})
     assert main(["sample", str(folder), "--count", "3", "--temperature", "0"]) == 0
     said = capsys.readouterr().out
     assert said.count("read ") == said.count("wrote") == 3
@@ -109,7 +93,6 @@ def test_other_languages_go_on_from_rows_of_the_test_split(tmp_path, capsys):
         sample_run(folder, Sampling(stop="x"))
 
 
-@pytest.mark.slow
 def test_what_cannot_be_sampled_is_refused(pictures, tmp_path):
     with pytest.raises(InputError, match=r"no recipe\.json"):
         sample_run(tmp_path, Sampling())
@@ -119,7 +102,7 @@ def test_what_cannot_be_sampled_is_refused(pictures, tmp_path):
         sample_run(pictures, Sampling(prompt="7"))
     with pytest.raises(InputError, match=r"temperature.* found nan"):
         sample_run(pictures, Sampling(temperature=float("nan")))
-    classifier = trained("digits", tmp_path / "run")
+    classifier = trained("digits", tmp_path / "run", SMALL)
     with pytest.raises(InputError, match="mnemos eval"):
         sample_run(classifier, Sampling())
 

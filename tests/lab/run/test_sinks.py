@@ -30,7 +30,6 @@ def killed_and_finished(
     return found
 
 
-@pytest.mark.slow
 def test_tensorboard_has_the_metrics_of_a_resumed_run(run_apart, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

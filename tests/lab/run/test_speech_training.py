@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from spoken_standins import write_recordings
+from trained_runs import lines
 
 from mnemos import load, registry
 from mnemos.lab.compare.compare import compare
@@ -36,11 +37,6 @@ def spoken(tmp_path_factory) -> Path:
     return write_recordings(tmp_path_factory.mktemp("spoken"), takes=4)
 
 
-def lines(folder: Path, kind: str) -> list[dict]:
-    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line for line in found if line["kind"] == kind]
-
-
 def test_a_run_tells_its_token_error_rate(spoken, tmp_path, capsys):
     recipe = small("linear", spoken)
     result = run(recipe, tmp_path / "run")
@@ -48,8 +44,7 @@ def test_a_run_tells_its_token_error_rate(spoken, tmp_path, capsys):
     for score in (
         result["test"],
         result["valid"],
-        *lines(tmp_path / "run", "train"),
-        *lines(tmp_path / "run", "valid"),
+        *lines(tmp_path / "run"),
     ):
         assert score[RATE] == pytest.approx(1 - score["accuracy"])
     # Four updates of four strings of one or two words; eight recordings are trained on.
@@ -73,19 +68,6 @@ def _frames(batch) -> int:
     return batch.inputs.shape[:2].numel() if batch.mask is None else int(batch.mask.sum())
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive  # tests/lab/speech/test_models.py tests the loss
-def test_tones_are_learnt(spoken, tmp_path):
-    # Not a transformer: one layer of 16 channels learns them in so few updates with every second seed only.
-    recipe = small("bilstm", spoken, 150)
-    optim = replace(recipe.optim, name="adamw", lr=1e-2)
-    train = replace(recipe.train, batch_size=8, eval_every=150)
-    result = run(replace(recipe, optim=optim, train=train), tmp_path / "run", quiet=True)
-    assert result["test"][RATE] < 0.2
-    assert any(one["said"] == one["heard"] for one in result["transcriptions"])
-
-
-@pytest.mark.slow
 def test_arms_are_compared_and_reported_by_it(spoken, tmp_path):
     variants = [small("softmax", spoken, 2), small("bilstm", spoken, 2)]
     found = compare(variants, tmp_path / "all", seeds=1, of_claim=True)
@@ -100,37 +82,13 @@ def test_arms_are_compared_and_reported_by_it(spoken, tmp_path):
     assert "What was heard" in page
     assert "1 − accuracy" in page
     assert page.count(f">{result['transcriptions'][0]['said']}<") >= 1
-    alone = report([tmp_path / "all" / "spoken-digits-bilstm" / "seed-0"], tmp_path / "alone.html").read_text()
-    assert f"Test {RATE} (lower is better)" in alone
 
 
 def test_what_does_not_fit_is_refused(spoken):
     recipe = small("linear", spoken)
     task = recipe.data.build()
-    for change, problem in (
-        ({"vocab_size": 1}, "model.vocab_size is 1, but the data needs at least 2"),
-        ({"bands": 39}, "model.bands is 39, but the data needs 40"),
-    ):
-        with pytest.raises(InputError, match=problem):
-            check_task(replace(recipe, model=replace(recipe.model, **change)), task)
+    with pytest.raises(InputError, match=r"model\.bands is 39, but the data needs 40"):
+        check_task(replace(recipe, model=replace(recipe.model, bands=39)), task)
     other = registry.load("recipe", "copy")()
     with pytest.raises(InputError, match="takes tokens, but the data spoken gives frames"):
         check_task(replace(recipe, model=other.model), task)
-
-
-def test_the_papers_sizes():
-    """9 layers, 6 heads of 32, RAdam at 1e-4, halved on a plateau; the LSTM has three layers of 320 a direction."""
-    for variant in ("softmax", "linear"):
-        recipe = registry.load("recipe", f"speech-{variant}")()
-        model = recipe.model
-        assert (model.layers, model.num_heads, model.dim, model.mlp, recipe.data.bands, model.stack) == (
-            9,
-            6,
-            192,
-            768,
-            40,
-            1,
-        )
-        assert (recipe.optim.name, recipe.optim.lr, recipe.optim.schedule.name) == ("radam", 1e-4, "plateau")
-    model = registry.load("recipe", "speech-bilstm")().model
-    assert (model.layers, model.dim) == (3, 320)

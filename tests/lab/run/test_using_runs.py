@@ -7,78 +7,46 @@ from pathlib import Path
 
 import pytest
 import torch
+from trained_runs import lines, texts
+from trained_runs import text_recipe as recipe
 
 import mnemos
-from mnemos import GRC, InputError, Transformer, registry
+from mnemos import GRC, InputError, Transformer
 from mnemos.lab.cli import main
 from mnemos.lab.run import checkpoint
-from mnemos.lab.run.recipe import OptimConfig, Recipe
+from mnemos.lab.run.recipe import OptimConfig
 from mnemos.lab.run.recipe_files import read_recipe
 from mnemos.lab.run.session import run
 from mnemos.lab.run.trained import evaluate_run
 from mnemos.lab.run.weights import Start
-from mnemos.lab.tasks.text import TextConfig
-
-
-def texts(folder: Path, letters: str) -> str:
-    for i, letter in enumerate(letters):
-        folder.mkdir(exist_ok=True)
-        (folder / f"{i}.txt").write_text(f"{letter} and {i} " * 150)
-    return str(folder)
 
 
 def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
     return checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))["model"]
 
 
-def lines(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def recipe(folder: str, **train: object) -> Recipe:
-    base = registry.load("recipe", "text-linear")()
-    settings = {"steps": 4, "eval_every": 2, "batch_size": 2, "log_every": 1, "checkpoint_every": 2}
-    settings |= {"valid_rows": 0, "test_rows": 0}  # a longer run scores the rows that a shorter one does
-    return replace(
-        base,
-        model=replace(base.model, dim=16, layers=1, num_heads=2, mlp=16),
-        data=TextConfig(folder, segment=32),
-        optim=OptimConfig(lr=0.01),
-        train=replace(base.train, **settings | {"accelerator": "cpu"} | train),
-    )
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("use")
-    run(recipe(texts(folder / "texts", "abcd")), folder / "run", quiet=True)
-    return folder / "run"
-
-
-@pytest.mark.slow
-def test_a_model_is_loaded_from_its_run(finished, tmp_path):
-    of_run, of_model = mnemos.load(finished), mnemos.load(finished / "model")
+def test_a_model_is_loaded_from_its_run(text_run, tmp_path):
+    of_run, of_model = mnemos.load(text_run), mnemos.load(text_run / "model")
     assert all(torch.equal(a, b) for a, b in zip(of_run.parameters(), of_model.parameters(), strict=True))
     (tmp_path / "recipe.json").write_text("{}")
     with pytest.raises(InputError, match=r"expected a finished run, .* --resume"):
         mnemos.load(tmp_path)
 
 
-@pytest.mark.slow
-def test_a_run_is_scored_on_other_data(finished, tmp_path, capsys):
-    own = evaluate_run(finished)["as trained"]
+def test_a_run_is_scored_on_other_data(text_run, tmp_path, capsys):
+    own = evaluate_run(text_run)["as trained"]
     other = texts(tmp_path / "other", "xyzuvw")
     capsys.readouterr()
-    assert main(["eval", str(finished), "--data.path", other, "--data.held_out=0.3"]) == 0
+    assert main(["eval", str(text_run), "--data.path", other, "--data.held_out=0.3"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("scored: the whole text, 6 files, 7,200 bytes: 0.txt, 1.txt, 2.txt, 3.txt and 2 more\n")
     assert "text-linear, all 7,200 targets" in said
     assert f"loss {own['loss']:.4f}" not in said
-    assert json.loads((finished / "recipe.json").read_text())["data"]["path"] != other
+    assert json.loads((text_run / "recipe.json").read_text())["data"]["path"] != other
     for words, expected in (
         (["--model.dim", "8"], "that an evaluation may change (--model.max_length), found --model.dim; "),
         (["--data.pth", other], "did you mean --data.path"),
@@ -87,14 +55,13 @@ def test_a_run_is_scored_on_other_data(finished, tmp_path, capsys):
             "fit the run's model: model.max_length is 32, but the data needs at least 64; c",
         ),
     ):
-        assert main(["eval", str(finished), *words]) == 2
+        assert main(["eval", str(text_run), *words]) == 2
         assert expected in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_other_data_are_scored_whole_unless_they_have_splits(finished, tmp_path, capsys):
+def test_other_data_are_scored_whole_unless_they_have_splits(text_run, tmp_path, capsys):
     def said(*words: str) -> str:
-        assert main(["eval", str(finished), *words]) == 0
+        assert main(["eval", str(text_run), *words]) == 0
         found = capsys.readouterr()
         return found.out + found.err
 
@@ -119,57 +86,55 @@ def test_other_data_are_scored_whole_unless_they_have_splits(finished, tmp_path,
     (folder / "2.txt").rename(folder / "train/text.txt")
     (folder / "test/text.txt").unlink()
     (folder / "test").rmdir()
-    assert main(["eval", str(finished), "--data.path", str(folder)]) == 2
+    assert main(["eval", str(text_run), "--data.path", str(folder)]) == 2
     assert "expected a test split, found the splits train and valid; choose" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_the_own_data_of_a_run_keep_its_splits_and_those_that_it_has_read_are_named(finished, tmp_path, capsys):
-    own = finished.parent / "texts"
+def test_the_own_data_of_a_run_keep_its_splits_and_those_that_it_has_read_are_named(text_run, tmp_path, capsys):
+    own = text_run.parent / "texts"
     moved = shutil.copytree(own, tmp_path / "moved")
     scores = []
     for path in (own, moved):
-        assert main(["eval", str(finished), "--data.path", str(path)]) == 0
+        assert main(["eval", str(text_run), "--data.path", str(path)]) == 0
         said = capsys.readouterr().out
         assert "test split of 1,200 targets" in said, "three quarters of the text were trained on"
         scores.append(said.split("loss ")[1][:6])
     assert scores[0] == scores[1]
     (moved / "0.txt").unlink()
     (moved / "new.txt").write_text("new " * 150)
-    assert main(["eval", str(finished), "--data.path", str(moved)]) == 0
+    assert main(["eval", str(text_run), "--data.path", str(moved)]) == 0
     said = capsys.readouterr().out
     assert "all 4,200 targets" in said
     assert "warning: 1.txt and 2 more are among the files that the run has read" in said
 
 
-@pytest.mark.slow
-def test_a_run_starts_from_the_weights_of_another(finished, tmp_path, capsys):
-    asked = recipe(str(finished.parent / "texts"), init_from=str(finished), steps=2)
+def test_a_run_starts_from_the_weights_of_another(text_run, tmp_path, capsys):
+    asked = recipe(str(text_run.parent / "texts"), init_from=str(text_run), steps=2)
     run(asked, tmp_path / "next")
     said = capsys.readouterr()
-    assert f"starts with the weights of {finished}\n" in said.out
+    assert f"starts with the weights of {text_run}\n" in said.out
     about = json.loads((tmp_path / "next/run.json").read_text())["weights"]
-    wanted = checkpoint.digest(weights(finished, 4), "")
-    assert about == {"run": str(finished), "sha256": wanted, "tensors": 13}
-    assert "weights" not in json.loads((finished / "run.json").read_text())
-    complete = read_recipe(finished).model
+    wanted = checkpoint.digest(weights(text_run, 4), "")
+    assert about == {"run": str(text_run), "sha256": wanted, "tensors": 13}
+    assert "weights" not in json.loads((text_run / "run.json").read_text())
+    complete = read_recipe(text_run).model
     model = complete.build()
-    Start.read(finished, model).load(model)
-    assert same(dict(model.state_dict()), weights(finished, 4))
+    Start.read(text_run, model).load(model)
+    assert same(dict(model.state_dict()), weights(text_run, 4))
     (before, *first), untrained = (
         list(map(json.loads, (place / "metrics.jsonl").read_text().splitlines()))
-        for place in (tmp_path / "next", finished)
+        for place in (tmp_path / "next", text_run)
     )
     assert first[0]["loss"] < untrained[0]["loss"] - 0.1
     assert (before["kind"], before["step"], before["loss"]) == ("valid", 0, untrained[-1]["loss"])
     assert "before training: valid loss" in said.err
     deeper = replace(complete, layers=2)
     assert (
-        "; 9 of the 22 tensors, which it does not have, are new: blocks.1" in Start.read(finished, deeper.build()).about
+        "; 9 of the 22 tensors, which it does not have, are new: blocks.1" in Start.read(text_run, deeper.build()).about
     )
     assert main(["train", "text", "--from", "", "--out", str(tmp_path / "other")]) == 2
     assert "expected a folder after --out and --from" in capsys.readouterr().err
-    words = ["train", "text", "--from", str(finished), "--data.path", asked.data.path, "--out", str(tmp_path / "other")]
+    words = ["train", "text", "--from", str(text_run), "--data.path", asked.data.path, "--out", str(tmp_path / "other")]
     assert main(words) == 2
     assert "expected a run of a similar model" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
@@ -195,12 +160,11 @@ def test_a_cache_is_added_to_a_trained_model_or_removed(tmp_path, cached):
     assert same(dict(plain), inside)
 
 
-@pytest.mark.slow
-def test_a_finished_run_is_trained_for_longer(finished, tmp_path, capsys):
+def test_a_finished_run_is_trained_for_longer(text_run, tmp_path, capsys):
     folder = tmp_path / "longer"
-    shutil.copytree(finished, folder)
+    shutil.copytree(text_run, folder)
     assert main(["train", "--resume", str(folder), "--train.steps", "8"]) == 0
-    run(recipe(str(finished.parent / "texts"), steps=8), tmp_path / "whole", quiet=True)
+    run(recipe(str(text_run.parent / "texts"), steps=8), tmp_path / "whole", quiet=True)
     assert same(weights(folder, 8), weights(tmp_path / "whole", 8))
     found, wanted = (json.loads((place / "result.json").read_text()) for place in (folder, tmp_path / "whole"))
     assert (found["steps"], found["test"], found["flops"]) == (8, wanted["test"], wanted["flops"])
@@ -215,17 +179,15 @@ def test_a_finished_run_is_trained_for_longer(finished, tmp_path, capsys):
         assert expected in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_longer_run_keeps_what_the_shorter_one_evaluated(finished, tmp_path):
+def test_a_longer_run_keeps_what_the_shorter_one_evaluated(text_run, tmp_path):
     """Its old end is no multiple of eval_every, so that the evaluation there is not one of the longer run's own."""
-    asked = recipe(str(finished.parent / "texts"), steps=5, eval_every=3, checkpoint_every=2, keep_best=True, keep=9)
+    asked = recipe(str(text_run.parent / "texts"), steps=5, eval_every=3, checkpoint_every=2, keep_best=True, keep=9)
     asked = replace(asked, optim=OptimConfig(lr=1.0))  # so high that step 5 is the best
     folder = tmp_path / "run"
     assert run(asked, folder, quiet=True)["best_step"] == 5
-    valid = lambda: [line for line in lines(folder) if line["kind"] == "valid"]  # noqa: E731
-    before = valid()
+    before = lines(folder, "valid")
     # A run that cannot go on, as its data are gone, keeps its recipe and result.
-    there, away = finished.parent / "texts", finished.parent / "away"
+    there, away = text_run.parent / "texts", text_run.parent / "away"
     there.rename(away)
     kept = [(folder / name).read_text() for name in ("recipe.json", "result.json")]
     assert main(["train", "--resume", str(folder), "--train.steps", "7"]) == 2
@@ -233,18 +195,17 @@ def test_a_longer_run_keeps_what_the_shorter_one_evaluated(finished, tmp_path):
     assert main(["train", "--resume", str(folder), "--train.steps", "0"]) == 2
     assert [(folder / name).read_text() for name in ("recipe.json", "result.json")] == kept
     result = run(None, folder, resume=True, quiet=True, steps=7)
-    after = valid()
+    after = lines(folder, "valid")
     assert [line["step"] for line in after] == [3, 5, 6, 7]
     assert [line["loss"] for line in after[:2]] == [line["loss"] for line in before]
     assert (result["best_step"], result["valid"]["loss"]) == (5, before[-1]["loss"])
     assert same(dict(mnemos.load(folder).state_dict()), weights(folder, 5))
-    # Until the longer run has finished, there is no model of it.
+    # Until the longer run has text_run, there is no model of it.
     (folder / "result.json").unlink()
     with pytest.raises(InputError, match=r"found no result.json"):
         mnemos.load(folder)
 
 
-@pytest.mark.slow
 def test_a_run_that_goes_on_with_other_data_says_so(tmp_path, capsys):
     folder = tmp_path / "run"
     run(recipe(texts(tmp_path / "texts", "abcd"), steps=2), folder, quiet=True)
@@ -262,21 +223,20 @@ def test_a_run_that_goes_on_with_other_data_says_so(tmp_path, capsys):
     assert [one.get("data", {}).get("count") for one in (about, *about["resumed"])] == [4, 5, None]
 
 
-@pytest.mark.slow
-def test_the_best_weights_are_kept_and_a_run_stops_early(finished, tmp_path):
-    asked = recipe(str(finished.parent / "texts"), steps=60, keep_best=True, patience=3, keep=99)
+def test_the_best_weights_are_kept_and_a_run_stops_early(text_run, tmp_path):
+    asked = recipe(str(text_run.parent / "texts"), steps=40, keep_best=True, patience=2, keep=99)
     asked = replace(asked, optim=OptimConfig(lr=0.3))  # far too high: the loss goes up and down
     result = run(asked, tmp_path / "run", quiet=True)
-    valid = {line["step"]: line["loss"] for line in lines(tmp_path / "run") if line["kind"] == "valid"}
+    valid = {line["step"]: line["loss"] for line in lines(tmp_path / "run", "valid")}
     best = min(valid, key=valid.__getitem__)
-    assert (result["best_step"], result["steps"], result["stopped_early"]) == (best, best + 6, True)
+    assert (result["best_step"], result["steps"], result["stopped_early"]) == (best, best + 4, True)
     assert result["valid"]["loss"] == valid[best]
     model = mnemos.load(tmp_path / "run")
     assert same(dict(model.state_dict()), weights(tmp_path / "run", best))
     assert evaluate_run(tmp_path / "run")["as trained"] == pytest.approx(result["test"])
     # A killed run goes on with what it knew of the best evaluation.
     shutil.copytree(tmp_path / "run", tmp_path / "killed")
-    for step in range(best + 3, best + 7):
+    for step in range(best + 3, best + 5):
         checkpoint.path_of(tmp_path / "killed/checkpoints", step).unlink(missing_ok=True)
     (tmp_path / "killed/result.json").unlink()
     again = run(None, tmp_path / "killed", resume=True, quiet=True)

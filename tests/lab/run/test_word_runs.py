@@ -1,16 +1,14 @@
 """A run in words from end to end: trained, evaluated with resets and carried, at other lengths, on other text."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from trained_runs import trained
 
-from mnemos import registry
 from mnemos.lab.cli import main
-from mnemos.lab.run.session import run
 from mnemos.lab.run.trained import evaluate_run
+from mnemos.models.transformer import HeadConfig
 
-pytestmark = pytest.mark.slow
 ARTICLE = " \n = {0} = \n \n The {0} is a {0} of two words , one of which is {0} . \n"
 
 
@@ -24,16 +22,9 @@ def texts(folder: Path, names: str) -> Path:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("words")
-    recipe = registry.load("recipe", "text-words")()
-    head = replace(recipe.model.head, cutoffs=(4, 8))
-    recipe = replace(
-        recipe,
-        model=replace(recipe.model, dim=16, layers=1, num_heads=2, mlp=16, head=head),
-        data=replace(recipe.data, path=str(texts(folder / "texts", "owl elk fox cat")), segment=8, articles=True),
-        train=replace(recipe.train, steps=3, batch_size=2, eval_every=3, log_every=1, accelerator="cpu"),
-    )
-    run(recipe, folder / "run", quiet=True)
-    return folder / "run"
+    model = {"dim": 16, "layers": 1, "num_heads": 2, "mlp": 16, "head": HeadConfig(tied=True, cutoffs=(4, 8))}
+    data = {"path": str(texts(folder / "texts", "owl elk fox cat")), "segment": 8, "articles": True}
+    return trained("text-words", folder / "run", model, data, steps=3, eval_every=3, log_every=1)
 
 
 def test_a_run_is_scored_with_resets_and_carried(finished, capsys):
@@ -50,8 +41,8 @@ def test_a_run_is_scored_with_resets_and_carried(finished, capsys):
 
 
 def test_some_rows_are_scored(finished, capsys):
-    whole = evaluate_run(finished)
-    capsys.readouterr()
+    whole = evaluate_run(finished, rows=0)
+    assert "--rows 0 scores all" not in capsys.readouterr().out
     assert main(["eval", str(finished), "--rows", "2"]) == 0
     said = capsys.readouterr().out
     counted = int(said.split("text-words, ")[1].split(" targets of test split of")[0])

@@ -81,7 +81,9 @@ def compare(
     return 0
 
 
-def evaluate(run: Path, *, split: Literal["valid", "test"] = "test", rows: int = 0, fields: Words = ()) -> int:
+def evaluate(
+    run: Path, *, split: Literal["valid", "test"] = "test", rows: int | None = None, fields: Words = ()
+) -> int:
     """Evaluate a run's model, as trained and with its memory emptied, exchanged, frozen and closed.
 
     --data.FIELD value changes a setting of the data. --data.path OTHER (photos: --data.folder) scores a file or folder:
@@ -91,7 +93,7 @@ def evaluate(run: Path, *, split: Literal["valid", "test"] = "test", rows: int =
     Args:
         run: the run's folder
         split: the split
-        rows: score so many rows, in whole batches; 0: all
+        rows: score so many rows, in whole batches; 0: all; None: as many as the run scored, and all of other data
     """
     from mnemos.lab.run.trained import evaluate_run
 

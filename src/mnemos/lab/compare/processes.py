@@ -27,7 +27,7 @@ from mnemos.errors import say
 from mnemos.lab.errors import Interrupted, TrainingFailed, one_line
 from mnemos.lab.run.files import Result, read_object
 from mnemos.lab.run.kept_memory import keep_freed_memory
-from mnemos.lab.run.progress import PLACE, Place, clock
+from mnemos.lab.run.progress import RUN_NUMBER, RunNumber, clock
 from mnemos.lab.run.recipe import Recipe, as_json, as_written, differing
 from mnemos.lab.run.recipe_files import from_json
 from mnemos.lab.run.stopping import raising
@@ -53,11 +53,11 @@ class RunsLeft:
         self._begun: list[str] = []
         self._seconds: dict[str, list[float]] = {}
 
-    def begun(self, name: str) -> Place:
+    def begun(self, name: str) -> RunNumber:
         """Count a run that begins now; its place among all."""
         new = name not in self._begun
         self._begun.append(name)
-        return Place(self._before + len(self._begun), self._all, self._jobs, len(self._begun) == 1, new)
+        return RunNumber(self._before + len(self._begun), self._all, self._jobs, len(self._begun) == 1, new)
 
     def done(self, name: str, seconds: float | None) -> str:
         """Count a run that took so long, or None if it was finished before; what is done and left, in words."""
@@ -189,7 +189,7 @@ def finished(folder: Path) -> bool:
     return Result.exists(folder) and Result.read(folder).assessed
 
 
-def _start(recipe: Recipe, folder: Path, quiet: bool, among: Place | None) -> BaseProcess:
+def _start(recipe: Recipe, folder: Path, quiet: bool, among: RunNumber | None) -> BaseProcess:
     """Start the process that trains a run or continues it. among: its place, for its progress bar."""
     arguments = (to_dict(recipe), str(folder), (folder / "recipe.json").is_file(), quiet, among)
     child: BaseProcess = multiprocessing.get_context("spawn").Process(target=_run, args=arguments)
@@ -197,13 +197,13 @@ def _start(recipe: Recipe, folder: Path, quiet: bool, among: Place | None) -> Ba
     return child
 
 
-def _run(recipe: JSONObject, folder: str, resume: bool, quiet: bool, among: Place | None) -> None:
+def _run(recipe: JSONObject, folder: str, resume: bool, quiet: bool, among: RunNumber | None) -> None:
     """The work of a child: it ends with an exit code and, after an error, one line."""
     from mnemos.lab.run.session import run
 
     begin_child()
     keep_freed_memory()
-    PLACE.set(among)
+    RUN_NUMBER.set(among)
     try:
         run(from_json(recipe), Path(folder), resume=resume, quiet=quiet)
     except Interrupted:  # without a line: the main process says how the command continues

@@ -124,7 +124,11 @@ def _changing(model: nn.Module, control: str) -> Iterator[None]:
 
 @torch.no_grad()
 def state_controls(
-    model: nn.Module, task: Task, split: Literal["valid", "test"] = "test", segment_length: int = 0
+    model: nn.Module,
+    task: Task,
+    split: Literal["valid", "test"] = "test",
+    segment_length: int = 0,
+    segments: int = SEGMENTS,
 ) -> StateControls | Left:
     """Score the later segments of some rows with the state as carried and under each control.
 
@@ -132,17 +136,17 @@ def state_controls(
 
     The first memory is the whole state. If the state also has parts that have a name (`memory_name`) and hold less than
     all of it, each of these is changed alone too. segment_length: that of the run's rollout.
-    Cost: 1 + 3·memories forwards of `ROWS` rows for about `SEGMENTS` segments. The model's mode and weights and all
+    Cost: 1 + 3·memories forwards of `ROWS` rows for about `segments` segments. The model's mode and weights and all
     random generators are unchanged.
     """
     if getattr(model, "state_kind", None) == "none":
         return Left("the model keeps no state")
     with generators.preserve(), evaluating(model):
         cut = None
-        groups = [group for group in _groups(task, split, segment_length) if len(group) > 1]
+        groups = [group for group in _groups(task, split, segment_length, segments) if len(group) > 1]
         if not groups and task.splits_rows and task.max_length > 1 and getattr(model, "splits", "") == "anywhere":
             cut = -(-task.max_length // PIECES)
-            groups = [group for group in _groups(task, split, cut) if len(group) > 1]
+            groups = [group for group in _groups(task, split, cut, segments) if len(group) > 1]
         if not groups:
             return Left("the task reads each row in one call, and the model is not cut within it")
         reading = _Reading(model, task)
@@ -152,8 +156,8 @@ def state_controls(
     return reading.result(split, cut)
 
 
-def _groups(task: Task, split: Literal["valid", "test"], length: int) -> Iterator[list[Any]]:
-    """Successive segments of the same rows, as lists of batches; about `SEGMENTS` with counted targets in all."""
+def _groups(task: Task, split: Literal["valid", "test"], length: int, segments: int) -> Iterator[list[Any]]:
+    """Successive segments of the same rows, as lists of batches; about `segments` with counted targets in all."""
     group: list[Any] = []
     read = scored = 0
     for batch in task.batches(split, ROWS):
@@ -166,7 +170,7 @@ def _groups(task: Task, split: Literal["valid", "test"], length: int) -> Iterato
             read, scored = read + 1, scored + (task.count(part) > 0)
             if scored and read >= READ:  # a rollout may have thousands
                 break
-        if scored >= SEGMENTS or read >= READ:
+        if scored >= segments or read >= READ:
             break
     if group:
         yield group

@@ -34,7 +34,7 @@ from mnemos.ops.gated_cache import gated_update, resample
 from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
 
 from .branches import TokenPositions, first_calls, maps, rounded, token_positions
-from .controls import state_controls
+from .controls import SEGMENTS, state_controls
 from .recorded import NO_PICTURES, CachedLayer, Explanation, LayerCost, Left, Pictures, SlotContents
 
 PICTURES = 8  # of the test split, recorded
@@ -50,18 +50,20 @@ NEAREST = 6
 
 
 @torch.no_grad()
-def explain(model: nn.Module, task: Task, folder: Path, segment_length: int = 0) -> Explanation:
+def explain(
+    model: nn.Module, task: Task, folder: Path, segment_length: int = 0, segments: int = SEGMENTS
+) -> Explanation:
     """Record a trained model's memory in explain.json and explain.safetensors of a run folder; what was recorded.
 
     `layers` has the layers with a gated cache; for a task without pictures only their costs are recorded.
-    segment_length: that of the run's rollout. The result is deterministic and smaller than 4 MB; the model and the
-    random generators are unchanged.
+    segment_length: that of the run's rollout. segments: see `state_controls`. The result is deterministic and
+    smaller than 4 MB; the model and the random generators are unchanged.
     Cost: that of `state_controls`; with gated caches also forward passes for about 260 pictures, and about 10⁶·Dm²
     multiply-adds for the slots in each of at most six layers.
     """
     caches = {name: module for name, module in model.named_modules() if isinstance(module, GatedBranch)}
     with evaluating(model):
-        memory = state_controls(model, task, "test", segment_length)
+        memory = state_controls(model, task, "test", segment_length, segments)
         costs = _costs(model, caches, task) if caches else {}
         layers = {
             name: CachedLayer(name, tuple(torch.sigmoid(layer.mix.float()).tolist()), layer.grc.inference, costs[name])

@@ -76,7 +76,7 @@ class _WrongError(Exception):
 
 
 _WORDS: dict[Any, str] = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
-_WORDS |= {tuple: "a list", dict: "an object", np.ndarray: "a list of numbers"}
+_WORDS |= {tuple: "a list", list: "a list", dict: "an object", np.ndarray: "a list of numbers"}
 
 
 def _read(cls: Any, value: Any, name: str) -> Any:
@@ -99,11 +99,15 @@ def _read(cls: Any, value: Any, name: str) -> Any:
     written: Any = {float: (int, float), tuple: list, np.ndarray: list}.get(kind, dict if kind not in _WORDS else kind)
     if not isinstance(value, written) or (isinstance(value, bool) and kind is not bool):
         raise _WrongError(name, _WORDS.get(kind, "an object"), value)
+    if isinstance(value, int) and abs(value) >= 2**63:  # charts and arrays have 64 bits
+        raise _WrongError(name, _WORDS.get(kind, "an object"), "one too large")
     if kind is tuple:
         of = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(of) != len(value):
             raise _WrongError(name, f"a list of {len(of)}", value)
         return tuple(_read(one, part, f"{name}[{i}]") for i, (one, part) in enumerate(zip(of, value, strict=True)))
+    if kind is list:
+        return [_read(arguments[0], one, f"{name}[{i}]") for i, one in enumerate(value)]
     if kind is np.ndarray:
         return np.array([_read(float, one, f"{name}[{i}]") for i, one in enumerate(value)])
     if kind is dict:

@@ -24,7 +24,7 @@ RANGES = ((0, 64), (64, 512), (512, 4096))
 DISTANCES = (128, 256, 512, 1024, 2048, 4096)
 _READ = 1024  # tokens that are read at once
 _BEFORE = 64  # tokens before a fact
-_TOLD = 64  # more than the tokens of a fact and its question
+_FACT = 64  # more than the tokens of a fact and its question
 _SILENT = NoProgress()
 
 
@@ -46,33 +46,19 @@ class Reading:
         return Reading(self.model, copy.deepcopy(self.cache))
 
 
-class SegmentReading(Reading):
-    """The same of a decoder with memory tokens in segments, `mnemos.hosts.remembering.Segmented`."""
-
-    def read(self, ids: Tensor) -> Tensor:
-        """As `Reading` has it."""
-        logits: Tensor
-        logits, self.cache = self.model(ids[None], self.cache)
-        return logits[0]
-
-    def copy(self) -> "SegmentReading":
-        """As `Reading` has it. States are never changed, so both have one."""
-        return SegmentReading(self.model, self.cache)
-
-
 def nats_by_position(
     model: Any, pieces: Iterable[Tensor], read: int = _READ, begin_reading: Callable[[Any], Reading] = Reading
 ) -> Tensor:
     """−log p of each token of pieces [T] but the first, given all before it in the piece: [pieces, T − 1], float64."""
-    found = []
+    every = []
     with torch.no_grad(), evaluating(model):
         for ids in pieces:
             reading, nats = begin_reading(model), []
             targets = F.pad(ids[1:], (0, 1), value=-100)
             for part, wanted in zip(ids.split(read), targets.split(read), strict=True):
                 nats.append(F.cross_entropy(reading.read(part).float(), wanted, reduction="none"))
-            found.append(torch.cat(nats)[:-1].double())
-    return torch.stack(found)
+            every.append(torch.cat(nats)[:-1].double())
+    return torch.stack(every)
 
 
 def by_position(nats: Tensor, ranges: Sequence[tuple[int, int]] = RANGES) -> JSONObject:
@@ -80,13 +66,13 @@ def by_position(nats: Tensor, ranges: Sequence[tuple[int, int]] = RANGES) -> JSO
 
     nats [pieces, T − 1]: of `nats_by_position`; token n has n before it. The first token is not predicted.
     """
-    found: JSONObject = {}
+    positions: JSONObject = {}
     for first, last in ranges:
         part = nats[:, max(first, 1) - 1 : last - 1]
         if part.shape[1]:
             means = part.mean(1)
-            found[f"{first}-{last}"] = {"perplexity": float(means.mean().exp()), "nats": means.tolist()}
-    return found
+            positions[f"{first}-{last}"] = {"perplexity": float(means.mean().exp()), "nats": means.tolist()}
+    return positions
 
 
 def bits_per_byte(nats: Tensor, pieces: Sequence[Tensor], tokenizer: Any) -> float:
@@ -121,31 +107,26 @@ def recall(
     length = _BEFORE + max(distances)
     if len(text) < length:
         raise InputError(f"recall: expected at least {length:,} tokens of text, found {len(text):,}; add text")
-    found: list[JSONObject] = [{"distance": d, "choice": [], "own_words": [], "nats": []} for d in sorted(distances)]
+    scores: list[JSONObject] = [{"distance": d, "choice": [], "own_words": [], "nats": []} for d in sorted(distances)]
     with torch.no_grad(), evaluating(model):
-        for row in display.evaluation(name, rows, range(rows), _one, "told facts"):
+        for row in display.evaluation(name, rows, range(rows), lambda _: 1, "told facts"):
             random = generator(seed, row)
             begin = int(random.integers(len(text) - length + 1))
             person, place = str(random.choice(PEOPLE)), int(random.integers(len(PLACES)))
-            ids = text[begin : begin + length]
-            reading = begin_reading(model)
-            told = _tokens(tokenizer, f"\n{person} is in the {PLACES[place]}.\n")
-            asked = _tokens(tokenizer, f"\nWhere is {person}? {person} is in the")
-            reading.read(torch.cat([ids[:_BEFORE], told]))
-            read = 0
-            for entry in found:
-                for part in ids[_BEFORE + read : _BEFORE + entry["distance"]].split(_READ):
+            ids, reading = text[begin : begin + length], begin_reading(model)
+            fact = _tokens(tokenizer, f"\n{person} is in the {PLACES[place]}.\n")
+            question = _tokens(tokenizer, f"\nWhere is {person}? {person} is in the")
+            reading.read(torch.cat([ids[:_BEFORE], fact]))
+            done = 0
+            for entry in scores:
+                for part in ids[_BEFORE + done : _BEFORE + entry["distance"]].split(_READ):
                     reading.read(part)
-                read = entry["distance"]
-                scores = reading.copy().read(asked)[-1].float().log_softmax(-1)
-                entry["choice"].append(bool(scores[first_of].argmax() == place))
-                entry["own_words"].append(bool(scores.argmax() == first_of[place]))
-                entry["nats"].append(-float(scores[first_of[place]]))
-    return {"rows": rows, "seed": seed, "distances": found}
-
-
-def _one(_: object) -> int:
-    return 1
+                done = entry["distance"]
+                logs = reading.copy().read(question)[-1].float().log_softmax(-1)
+                entry["choice"].append(bool(logs[first_of].argmax() == place))
+                entry["own_words"].append(bool(logs.argmax() == first_of[place]))
+                entry["nats"].append(-float(logs[first_of[place]]))
+    return {"rows": rows, "seed": seed, "distances": scores}
 
 
 def _first_tokens(tokenizer: Any) -> list[int]:
@@ -154,25 +135,6 @@ def _first_tokens(tokenizer: Any) -> list[int]:
 
 def _tokens(tokenizer: Any, text: str) -> Tensor:
     return torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
-
-
-def state_bytes(cache: Any) -> int:
-    """Bytes of the tensors that a cache of Transformers holds, each storage once."""
-    seen: dict[int, int] = {}
-
-    def walk(value: Any) -> None:
-        if isinstance(value, Tensor):
-            seen[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-        elif isinstance(value, list | tuple):
-            for one in value:
-                walk(one)
-        elif isinstance(value, dict):
-            walk(list(value.values()))
-        elif hasattr(value, "__dict__"):
-            walk(list(vars(value).values()))
-
-    walk(cache.layers)
-    return sum(seen.values())
 
 
 def assess(
@@ -196,9 +158,9 @@ def assess(
     ids = _whole_pieces(tokenizer, text, pieces, context)
     whole = len(ids) // context
     chosen = [ids[context * (i * whole // pieces) :][:context] for i in range(pieces)]
-    shown = display.evaluation(name, pieces, chosen, _one, "pieces")
+    shown = display.evaluation(name, pieces, chosen, lambda _: 1, "pieces")
     nats = nats_by_position(model, shown, begin_reading=begin_reading)
-    found: JSONObject = {
+    measured: JSONObject = {
         "tokens": pieces * context,
         "positions": by_position(nats),
         "bits_per_byte": bits_per_byte(nats, chosen, tokenizer),
@@ -206,8 +168,8 @@ def assess(
     }
     if rows:
         options: JSONObject = {"begin_reading": begin_reading, "display": display, "name": name}
-        found["recall"] = recall(model, tokenizer, ids, rows, distances, **options)
-    return found
+        measured["recall"] = recall(model, tokenizer, ids, rows, distances, **options)
+    return measured
 
 
 def plan_assessment(tokenizer: Any, text: str, positions: int, name: str = "text") -> JSONObject:
@@ -218,10 +180,10 @@ def plan_assessment(tokenizer: Any, text: str, positions: int, name: str = "text
     """
     context = min(RANGES[-1][1], positions)
     ids = _whole_pieces(tokenizer, text, 4, context, name)
-    fits = min(positions - _BEFORE - _TOLD, len(ids) - _BEFORE)
+    fits = min(positions - _BEFORE - _FACT, len(ids) - _BEFORE)
     distances = [distance for distance in DISTANCES if distance <= fits]
-    told = distances and len(set(_first_tokens(tokenizer))) == len(PLACES)
-    return {"pieces": 4, "context": context, "rows": 8 if told else 0, "distances": distances}
+    asked = distances and len(set(_first_tokens(tokenizer))) == len(PLACES)
+    return {"pieces": 4, "context": context, "rows": 8 if asked else 0, "distances": distances}
 
 
 def _whole_pieces(tokenizer: Any, text: str, pieces: int, context: int, name: str = "text") -> Tensor:

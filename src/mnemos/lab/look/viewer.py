@@ -15,7 +15,7 @@ from mnemos.errors import say
 from mnemos.generate.stream import Stream
 from mnemos.lab.evaluate.write_attention import documents
 from mnemos.lab.hosted.hub import is_source
-from mnemos.lab.run.checkpoint import best_steps, steps
+from mnemos.lab.run.checkpoint import steps
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.recipe_files import is_model
@@ -175,7 +175,7 @@ def trained(run: Path, recipe: Recipe, task: Task) -> str:
         without = result.controls.get("emptied", {})
         parts += [f"{metric.text(without[metric.name])} with the caches emptied"] if metric.name in without else []
         return ", ".join(parts)
-    if not steps(run / "checkpoints") and not best_steps(run / "checkpoints"):
+    if not steps(run / "checkpoints") and not steps(run / "checkpoints", "best"):
         return ""
     unfinished = f"not finished: {final_checkpoint(run)[0]} of {recipe.train.steps:,}"
     say(f"mnemos: warning: {run}: {unfinished}", file=sys.stderr)

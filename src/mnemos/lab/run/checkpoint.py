@@ -1,15 +1,18 @@
-"""The checkpoints of a run: their names in its folder, which is the newest, and which are kept.
+"""The checkpoints of a run: files by name, which are kept, and the tensors of a model that may be sharded.
 
 Each is one file of `mnemos.tree_file`, whose functions this module has too; `write` fails as a run does.
+
+    step-00000100.safetensors       all that the next update depends on (`Learner.snapshot`)
+    best-00000080.safetensors       the weights of the best evaluation, with `TrainConfig.keep_best`
+    averaged-00000100.safetensors   the averaged weights of a run that ended there
 """
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mnemos import tree_file
 from mnemos.lab.errors import TrainingFailed
@@ -19,9 +22,7 @@ from mnemos.tree_file import encode as encode
 from mnemos.tree_file import read as read
 from mnemos.types import InputError
 
-_NAME = re.compile(r"step-(\d{8,})\.safetensors")
-_BEST = re.compile(r"best-(\d{8,})\.safetensors")  # beside them: the weights of the best evaluations
-_AVERAGED = re.compile(r"averaged-(\d{8,})\.safetensors")  # and those averaged at the end of the run
+Kind = Literal["step", "best", "averaged"]
 
 
 def write(path: Path, value: object) -> None:
@@ -32,51 +33,24 @@ def write(path: Path, value: object) -> None:
         raise TrainingFailed(f"{error}, then resume the run") from error
 
 
-def path_of(folder: Path, step: int) -> Path:
+def path_of(folder: Path, step: int, kind: Kind = "step") -> Path:
     """The path of the checkpoint after `step` updates."""
-    return folder / f"step-{step:08d}.safetensors"
+    return folder / f"{kind}-{step:08d}.safetensors"
 
 
-def best_path(folder: Path, step: int) -> Path:
-    """The path of the weights whose evaluation after `step` updates was the best so far."""
-    return folder / f"best-{step:08d}.safetensors"
+def steps(folder: Path, kind: Kind = "step") -> list[int]:
+    """The steps of the checkpoints of a kind in a folder, newest first."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    matches = (re.fullmatch(rf"{kind}-(\d{{8,}})\.safetensors", name) for name in names)
+    return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 
-def averaged_path(folder: Path, step: int) -> Path:
-    """The path of the averaged weights of a run that ended after `step` updates."""
-    return folder / f"averaged-{step:08d}.safetensors"
-
-
-def averaged_steps(folder: Path) -> list[int]:
-    """The ends of the run whose averaged weights are in a folder, newest first."""
-    return _numbers(folder, _AVERAGED)
-
-
-def steps(folder: Path) -> list[int]:
-    """The steps of the checkpoints in a folder, newest first."""
-    return _numbers(folder, _NAME)
-
-
-def scheduled(folder: Path, every: int) -> list[int]:
-    """The steps of the checkpoints of the schedule, newest first: every `every` steps, and the newest of the folder.
+def scheduled(steps: list[int], every: int) -> list[int]:
+    """Those of some steps, newest first, that are of the schedule: every `every` steps, and the newest of all.
 
     A checkpoint that an interruption saved between them is left out, unless it is the newest.
     """
-    return _scheduled(steps(folder), every)
-
-
-def _scheduled(found: list[int], every: int) -> list[int]:
-    return [step for step in found if step == found[0] or step % every == 0]
-
-
-def best_steps(folder: Path) -> list[int]:
-    """The steps of the best evaluations whose weights are in a folder, newest first: each was better than the last."""
-    return _numbers(folder, _BEST)
-
-
-def _numbers(folder: Path, name: re.Pattern[str]) -> list[int]:
-    found = (name.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
-    return sorted((int(match[1]) for match in found if match), reverse=True)
+    return [step for step in steps if step == steps[0] or step % every == 0]
 
 
 def newest(folder: Path) -> tuple[int, Any, list[str]] | None:
@@ -84,32 +58,34 @@ def newest(folder: Path) -> tuple[int, Any, list[str]] | None:
 
     Returns None if the folder has no checkpoints. Raises InputError if it has some and all are damaged.
     """
-    skipped: list[str] = []
-    found = steps(folder)
-    for step in found:
+    problems: list[str] = []
+    known = steps(folder)
+    for step in known:
         try:
             value = read(path_of(folder, step))
         except InputError as error:
-            skipped.append(str(error).rpartition("; ")[0])
+            problems.append(str(error).rpartition("; ")[0])
             continue
-        return step, value, [f"{line}; continuing from {path_of(folder, step).name}" for line in skipped]
-    if found:
+        return step, value, [f"{line}; continuing from {path_of(folder, step).name}" for line in problems]
+    if known:
         raise InputError(
-            f"{skipped[0]}; all {len(found)} checkpoints of the folder are damaged: start a new run in another folder"
+            f"{problems[0]}; all {len(known)} checkpoints of the folder are damaged: start a new run in another folder"
         )
     return None
 
 
-def prune(folder: Path, step: int, keep: int, every: int = 1) -> None:
+def prune(folder: Path, step: int, keep: int, every: int = 1, constant: int | None = None) -> None:
     """Delete all checkpoints except the `keep` newest up to `step`. The checkpoint of `step` must be on disk already.
 
     every: steps between two checkpoints of the schedule. The `keep` newest `scheduled` ones are kept too, so that an
-    interruption takes none from an average. Checkpoints of later steps are deleted too: they were damaged, and the run
-    was resumed from an earlier one.
+    interruption takes none from an average. constant: the newest up to this step is kept too
+    (`ScheduleConfig.last_constant`). Checkpoints of later steps are deleted: they were damaged, and the run was resumed
+    from an earlier one.
     """
-    found = steps(folder)
-    known = [s for s in found if s <= step]
-    for old in set(found) - set(known[:keep]) - set(_scheduled(known, every)[:keep]):
+    every_step = steps(folder)
+    known = [s for s in every_step if s <= step]
+    before_fall = [s for s in known if constant is not None and s <= constant]
+    for old in {*every_step} - {*known[:keep], *scheduled(known, every)[:keep], *before_fall[:1]}:
         path_of(folder, old).unlink(missing_ok=True)
 
 
@@ -119,38 +95,58 @@ def prune_best(folder: Path) -> None:
     The run refers to the newest. A checkpoint refers to the newest of an earlier step, as an evaluation follows the
     checkpoint of its step, so that a run that is resumed there finds the best weights of that time.
     """
-    found = best_steps(folder)
-    kept = {found[0], *(next((best for best in found if best < step), 0) for step in steps(folder))} if found else set()
-    for old in set(found) - kept:
-        best_path(folder, old).unlink(missing_ok=True)
+    bests = steps(folder, "best")
+    referred = {*bests[:1], *(next((best for best in bests if best < step), 0) for step in steps(folder))}
+    for old in {*bests} - referred:
+        path_of(folder, old, "best").unlink(missing_ok=True)
 
 
 def weights(path: Path, saved: Any) -> dict[str, Tensor]:
     """The weights in a checkpoint, or in a file of best weights. Raises InputError if there are none."""
-    found = saved.get("model") if isinstance(saved, dict) else None
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+    model = saved.get("model") if isinstance(saved, dict) else None
+    if not isinstance(model, dict) or not all(isinstance(value, Tensor) for value in model.values()):
         raise InputError(
             f"{path}: expected a checkpoint that mnemos train wrote, found none with the weights of a model; use an "
             "earlier checkpoint"
         )
-    return found
+    return model
 
 
-def of_parameters(parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What a training of some parameters by one optimiser writes of both."""
-    return {
-        "parameters": {name: value.detach() for name, value in parameters.items()},
-        "optimizer": {str(i): dict(one) for i, one in optimizer.state_dict()["state"].items()},
-    }
+def full(tensor: Tensor) -> Tensor:
+    """The unsharded tensor, detached, on the CPU. Collective if it is sharded: every process must call."""
+    whole = getattr(tensor, "full_tensor", None)  # a DTensor; builds of torch without distributed have none
+    return (tensor if whole is None else whole()).detach().cpu()
 
 
-@torch.no_grad()
-def into_parameters(
-    saved: Mapping[str, Any], parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
-) -> None:
-    """Give parameters and optimiser what `of_parameters` has of them."""
-    for name, value in parameters.items():
-        value.copy_(saved["parameters"][name])
-    own = optimizer.state_dict()
-    own["state"] = {int(i): one for i, one in saved["optimizer"].items()}
-    optimizer.load_state_dict(own)
+def place(value: Tensor, like: Tensor) -> Tensor:
+    """`value` sharded like `like`; a value of another shape, such as a step count, is returned unchanged."""
+    if hasattr(like, "full_tensor") and value.shape == like.shape:
+        from torch.distributed.tensor import distribute_tensor
+
+        mesh: Any = like.device_mesh  # type: ignore[attr-defined]
+        return distribute_tensor(value.to(like.device), mesh, like.placements)  # type: ignore[attr-defined]
+    return value
+
+
+def model_state(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer by name, unsharded and on the CPU. Collective if parameters are sharded."""
+    return {name: full(tensor) for name, tensor in model.state_dict().items()}
+
+
+def load_model_state(model: nn.Module, saved: dict[str, Tensor]) -> None:
+    """Load what `model_state` returned. Raises InputError with the first name that does not fit the model."""
+    own = model.state_dict()
+    check_model_state(own, saved)
+    with torch.no_grad():
+        model.load_state_dict({name: place(value, own[name]) for name, value in saved.items()})
+
+
+def check_model_state(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+    """Raise InputError with the first tensor that not both have in one shape. `own` may be on the meta device."""
+    for name in [*own, *saved]:
+        if name not in saved or name not in own:
+            where = "have no" if name not in saved else "have a"
+            raise InputError(f"expected this model's weights, found some that {where} {name!r}; use the run's recipe")
+        if own[name].shape != saved[name].shape:
+            shapes = f"{name!r} of shape {tuple(own[name].shape)}, found {tuple(saved[name].shape)}"
+            raise InputError(f"expected this model's weights, {shapes}; use the run's recipe")

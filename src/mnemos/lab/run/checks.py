@@ -3,21 +3,18 @@
 import contextlib
 import dataclasses
 import operator
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
 
 from mnemos import libraries
 from mnemos.config import ModelConfig
 from mnemos.lab.tasks.metrics import LOSS, SumMetric
 from mnemos.lab.tasks.task import Task
-from mnemos.types import InputError, leaves
+from mnemos.types import InputError
 
 from . import optim
 from .recipe import Recipe, TrainConfig
@@ -36,7 +33,6 @@ _LEAST = {  # of the settings of training: the least value, and what to do below
     "patience": (0, "use 0 to train all steps"),
     "average": (0, "use 0 for no average"),
 }
-MOST_MODULES = 30_000  # the deepest published models have some thousand; building more takes minutes
 _BYTES = {"bf16-true": 2, "64-true": 8}  # of a weight, by precision; 4 for the others
 _TRAINED = 3  # tensors beside each trained weight: its gradient and two moments of the optimiser
 _GIB = 2**30
@@ -61,37 +57,31 @@ def complete(recipe: Recipe, task: Task) -> Recipe:
 def check_settings(recipe: Recipe, processes: int) -> None:
     """Raise InputError for training, rollout or optimiser settings out of range, or a log whose library is missing."""
     train, rollout = recipe.train, recipe.train.rollout
+
+    def check(name: str, right: bool, expected: str, fix: str) -> None:
+        if not right:
+            value = operator.attrgetter(name)(train)
+            raise InputError(f"train.{name}: expected {expected}, found {value!r}; {fix}")
+
     for name, (least, fix) in _LEAST.items():
-        if (found := operator.attrgetter(name)(train)) < least:
-            raise InputError(f"train.{name}: expected at least {least}, found {found}; {fix}")
-    if train.average and train.keep_best:
-        raise InputError(
-            f"train.average: expected 0 beside train.keep_best, found {train.average}; use 0, or leave "
-            "train.keep_best out"
-        )
-    if not 0 <= train.ema < 1:
-        raise InputError(f"train.ema: expected a decay from 0 to below 1, found {train.ema}; use 0 for no average")
-    if train.ema and (train.average or train.strategy == "fsdp"):
-        beside = "train.average" if train.average else "train.strategy fsdp"
-        raise InputError(f"train.ema: expected 0 beside {beside}, found {train.ema}; use one of the two")
-    if rollout.slide > rollout.segments:
-        raise InputError(
-            f"train.rollout.slide: expected at most train.rollout.segments, {rollout.segments}, found {rollout.slide}; "
-            "use 0 for updates that share no batch"
-        )
-    if rollout.checkpoints not in ("all", "sqrt") and (isinstance(rollout.checkpoints, str) or rollout.checkpoints < 2):
-        raise InputError(
-            f"train.rollout.checkpoints: expected all, sqrt or an integer ≥ 2, found {rollout.checkpoints!r}; use all"
-        )
+        check(name, operator.attrgetter(name)(train) >= least, f"at least {least}", fix)
+    both = bool(train.average and train.keep_best)
+    check("average", not both, "0 beside train.keep_best", "use 0, or leave train.keep_best out")
+    check("ema", 0 <= train.ema < 1, "a decay from 0 to below 1", "use 0 for no average")
+    for other, used in (("train.average", train.average > 0), ("train.strategy fsdp", train.strategy == "fsdp")):
+        check("ema", not (train.ema and used), f"0 beside {other}", "use one of the two")
+    fewer = rollout.slide <= rollout.segments
+    expected = f"at most train.rollout.segments, {rollout.segments}"
+    check("rollout.slide", fewer, expected, "use 0 for updates that share no batch")
+    states = rollout.checkpoints
+    known = states in ("all", "sqrt") if isinstance(states, str) else states >= 2
+    check("rollout.checkpoints", known, "all, sqrt or an integer ≥ 2", "use all")
+    pieces = processes * train.accumulate
+    expected = f"a multiple of {pieces} ({processes} process(es) × {train.accumulate} micro-batch(es))"
+    near = max(1, round(train.batch_size / pieces)) * pieces
+    check("batch_size", not train.batch_size % pieces, expected, f"use {near}")
     if train.log != "none":
         getattr(libraries, train.log)()  # or how to install it
-    pieces = processes * train.accumulate
-    if train.batch_size % pieces:
-        near = max(1, round(train.batch_size / pieces)) * pieces
-        raise InputError(
-            f"train.batch_size: expected a multiple of {pieces} ({processes} process(es) × {train.accumulate} "
-            f"micro-batch(es)), found {train.batch_size}; use {near}"
-        )
     optim.check(recipe.optim)
 
 
@@ -101,11 +91,15 @@ def check_run(recipe: Recipe, task: Task, model: nn.Module | None, processes: in
     model: one that is given; its data loader has made batches already. Returns it, or the recipe's on the meta device.
     """
     check_task(recipe, task)
-    check_rows(recipe.train, task, processes)
+    pieces, fewest = processes * recipe.train.accumulate, task.fewest_rows(recipe.train.batch_size)
+    if fewest < pieces:
+        raise InputError(
+            f"data.batch_tokens: expected training batches of at least {pieces} rows ({processes} process(es) × "
+            f"{recipe.train.accumulate} micro-batch(es)), found one of {fewest}; raise it, or lower data.longest or "
+            "train.accumulate"
+        )
     checked = on_meta(recipe.model) if model is None else model
     check_memory(checked, recipe.train, device)
-    if model is None:
-        check_batch(task, recipe.train)
     check_state(checked, task)
     task.check_model(checked)
     return checked
@@ -159,36 +153,30 @@ def check_task(recipe: Recipe, task: Task) -> None:
             )
 
     # --- the rollout: segments of rows, or successive batches ---
-    length, segments = rollout.segment_length, f"train.rollout.segment_length is {rollout.segment_length}, but "
-    apart = "the data's batches do not continue one another; "
-    count = rollout.count(task.max_length)
+    length, count, apart = (
+        rollout.segment_length,
+        rollout.count(task.max_length),
+        "the data's batches do not continue one",
+    )
+    segments = f"train.rollout.segment_length is {length}, but "
     split = "use train.rollout.segment_length to split rows into segments" if task.splits_rows else "use 1"
-    for wrong, problem in (
-        (
-            length and not task.splits_rows,
-            f"{segments}this task's rows cannot be split into segments; use train.rollout.segment_length 0",
-        ),
-        (
-            length and task.carries_state,
-            f"{segments}the data are already in segments (data.segment); use train.rollout.segment_length 0, and "
-            "train.rollout.segments for several per update",
-        ),
-        (
-            rollout.segments > 1 and not task.carries_state,
-            f"train.rollout.segments is {rollout.segments}, but {apart}{split}",
-        ),
-        (
-            rollout.slide and not task.carries_state,
-            f"train.rollout.slide is {rollout.slide}, but {apart}use 0",
-        ),
-        (
-            rollout.horizon > count,
+    problem = ""
+    if length and not task.splits_rows:
+        problem = f"{segments}this task's rows cannot be split into segments; use train.rollout.segment_length 0"
+    elif length and task.carries_state:
+        problem = f"{segments}the data are already in segments (data.segment); use train.rollout.segment_length 0, and "
+        problem += "train.rollout.segments for several per update"
+    elif rollout.segments > 1 and not task.carries_state:
+        problem = f"train.rollout.segments is {rollout.segments}, but {apart} another; {split}"
+    elif rollout.slide and not task.carries_state:
+        problem = f"train.rollout.slide is {rollout.slide}, but {apart} another; use 0"
+    elif rollout.horizon > count:
+        problem = (
             f"train.rollout.horizon: expected at most {count}, the segments of an update, found {rollout.horizon}; "
-            f"use {count}, or 0 for all",
-        ),
-    ):
-        if wrong:
-            raise InputError(problem)
+        )
+        problem += f"use {count}, or 0 for all"
+    if problem:
+        raise InputError(problem)
 
     # --- sizes: the fields of those names of the model, or of the model's head ---
     for name, size in task.sizes.items():
@@ -209,17 +197,6 @@ def check_task(recipe: Recipe, task: Task) -> None:
         raise InputError(
             "model.position: expected rotary, because the data's streams have no end, found a table of learned "
             "positions; use rotary"
-        )
-
-
-def check_rows(train: TrainConfig, task: Task, processes: int) -> None:
-    """Raise InputError if a training batch has too few rows for a row in every process and micro-batch."""
-    pieces, fewest = processes * train.accumulate, task.fewest_rows(train.batch_size)
-    if fewest < pieces:
-        raise InputError(
-            f"data.batch_tokens: expected training batches of at least {pieces} rows ({processes} process(es) × "
-            f"{train.accumulate} micro-batch(es)), found one of {fewest}; raise it, lower data.longest, or lower "
-            "train.accumulate"
         )
 
 
@@ -248,12 +225,9 @@ def _check_inputs(recipe: Recipe, task: Task) -> None:
 
 
 def on_meta(config: ModelConfig) -> nn.Module:
-    """The model on the meta device, where it takes no memory for its weights.
-
-    Raises InputError for sizes that PyTorch cannot represent, and as soon as there are more than `MOST_MODULES`.
-    """
+    """The model on the meta device, where it takes no memory. Raises InputError for sizes that no tensor can have."""
     try:
-        with torch.device("meta"), _counted():
+        with torch.device("meta"):
             model: nn.Module = config.build()
     except (RuntimeError, OverflowError, MemoryError, TypeError) as error:
         if isinstance(error, TypeError) and "Overflow" not in str(error):
@@ -261,26 +235,6 @@ def on_meta(config: ModelConfig) -> nn.Module:
         problem = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"model: expected sizes of which tensors can be made, found {problem}; lower them") from None
     return model
-
-
-@contextlib.contextmanager
-def _counted() -> Iterator[None]:
-    """Inside, building a model of too many modules in this thread raises InputError."""
-    count, here = 0, threading.get_ident()
-
-    def register(*_: object) -> None:
-        nonlocal count
-        count += threading.get_ident() == here
-        if count > MOST_MODULES:
-            raise InputError(
-                f"model: expected at most {MOST_MODULES:,} modules, found more; lower its number of layers"
-            )
-
-    handle = register_module_module_registration_hook(register)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def check_memory(model: nn.Module, config: TrainConfig, device: torch.device) -> None:
@@ -305,21 +259,6 @@ def check_memory(model: nn.Module, config: TrainConfig, device: torch.device) ->
         raise InputError(
             f"model: expected one that fits into the free memory, {free / _GIB:,.1f} GiB, found {count:,} parameters, "
             f"whose training needs at least {needed / _GIB:,.1f} GiB; lower its sizes"
-        )
-
-
-def check_batch(task: Task, config: TrainConfig) -> None:
-    """Raise InputError if a training batch of the longest rows does not fit into the machine's free memory.
-
-    Only the data are counted: `Task.example` times the rows. Each process builds the whole batch on the CPU. Without
-    this check, building such a batch takes hours before memory ends.
-    """
-    row = sum(leaf.nbytes for leaf in leaves(task.example()))
-    needed, free = row * config.batch_size * config.devices, free_bytes(torch.device("cpu"))
-    if free is not None and needed > free:
-        raise InputError(
-            f"train.batch_size: expected rows that fit into the free memory, {free / _GIB:,.1f} GiB, found "
-            f"{config.batch_size:,}, whose data alone need {needed / _GIB:,.1f} GiB; lower it"
         )
 
 

@@ -40,7 +40,9 @@ def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
     from lightning_fabric import Fabric
     from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-    _hush()
+    # Messages of Fabric and FSDP that a user cannot act on; our models do not write into what a block returns.
+    logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", ".*FSDP2-wrapped module .* returned a view tensor.*")
     kept = again = None
     if resumed is not None:
         again = f"mnemos train {Path(resumed) / 'recipe.json'} --from {resumed}"
@@ -76,13 +78,16 @@ def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
             "change train.accelerator or train.devices" + (f" in a new run: {again}" if again else "")
         ) from None
     if fabric.world_size > 1:
-        # At exit rather than after training: another training in this program uses the same processes.
-        atexit.register(_leave)
+        # The group is left at exit rather than after training: another training in this program uses the processes.
+        # Otherwise gloo's threads abort the program.
+        atexit.register(lambda: torch.distributed.is_initialized() and torch.distributed.destroy_process_group())
     return fabric
 
 
 def _check_processes(config: TrainConfig, kept: str | None) -> None:
-    """Raise InputError if torchrun or srun started other processes, or if the machines have no address to meet at."""
+    """Raise InputError if torchrun or srun started other processes, for many more than there are cores, all of which
+    would be started, and if the machines have no address to meet at.
+    """
     from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
     if TorchElasticEnvironment.detect():
@@ -91,7 +96,13 @@ def _check_processes(config: TrainConfig, kept: str | None) -> None:
         launcher, started = "srun", int(os.environ["SLURM_NTASKS"])
         here = started // int(os.environ.get("SLURM_NNODES", "1"))
     else:
-        _check_count(config, kept)
+        most = _PER_CORE * (os.cpu_count() or 1)
+        gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
+        if config.devices > most and (config.accelerator == "cpu" or (config.accelerator == "auto" and not gpu)):
+            raise InputError(
+                f"train.devices: expected at most {most} processes on the {os.cpu_count()} cores of this machine, "
+                f"found {config.devices}; {kept or 'lower it'}"
+            )
         missing = [name for name in _MEETING if name not in os.environ]
         if config.num_nodes > 1 and missing:
             raise InputError(
@@ -107,26 +118,9 @@ def _check_processes(config: TrainConfig, kept: str | None) -> None:
         )
 
 
-def _check_count(config: TrainConfig, kept: str | None) -> None:
-    """Raise InputError for many more processes on the CPU than it has cores: they would all be started."""
-    most = _PER_CORE * (os.cpu_count() or 1)
-    gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
-    if config.devices > most and (config.accelerator == "cpu" or (config.accelerator == "auto" and not gpu)):
-        raise InputError(
-            f"train.devices: expected at most {most} processes on the {os.cpu_count()} cores of this machine, found "
-            f"{config.devices}; {kept or 'lower it'}"
-        )
-
-
 def uses_ddp(config: TrainConfig) -> bool:
     """Whether the recipe's model is wrapped in DistributedDataParallel."""
     return config.strategy == "ddp" or (config.strategy == "auto" and config.processes > 1)
-
-
-def _leave() -> None:
-    """Leave the process group; otherwise gloo's threads abort the program at its end."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def _shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -145,13 +139,6 @@ def _shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     if isinstance(model, Advances):
         register_fsdp_forward_method(model, "advance")
     return module
-
-
-def _hush() -> None:
-    """Hide messages of Fabric and FSDP that a user cannot act on."""
-    logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
-    # Our models do not write into what a block returns.
-    warnings.filterwarnings("ignore", ".*FSDP2-wrapped module .* returned a view tensor.*")
 
 
 def gather(fabric: Fabric, value: T) -> list[T]:

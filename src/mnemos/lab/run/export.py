@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from mnemos import libraries
 from mnemos.atomic import whole_or_none, write_text
@@ -18,10 +18,9 @@ from mnemos.models.store import load
 from mnemos.programs.export import Target, check_new, export
 from mnemos.types import InputError, JSONObject
 
-from .files import Provenance, Result, Scores
+from .files import Provenance, Result
 from .recipe_files import UnreadableRecipeError, recipe_of_model
 
-T = TypeVar("T", Result, Provenance)
 HF = "hf"  # of a run, where its checkpoint is by default
 BEGIN = "<|start|>"  # the token before a document, where the vocabulary has one of its own
 
@@ -60,8 +59,24 @@ def export_run(run: str | Path, out: str | Path | None = None) -> Path:
         named["bos_token_id"] = tokenizers[""].bos_token_id
     exported = cls.of(model, **named)
     if isinstance(about, TranslationPreprocessing):
-        _search(exported.generation_config, about)
-    recipe, result, made = _recipe(run), _of_run(run, Result), _of_run(run, Provenance)
+        generation = exported.generation_config  # the beam search of the run: `lab.translation.translate.Decoding`
+        generation.num_beams, generation.length_penalty = about.beams, about.length_penalty
+        generation.early_stopping = True
+        generation.suppress_tokens = [PAD, START, UNKNOWN]
+        generation.max_new_tokens = about.longest + 1
+    # The folder of a model alone has no files of a run; a model or data of another package have no recipe here.
+    try:
+        result = Result.read(run) if Result.exists(run) else None
+        made = Provenance.read(run) if Provenance.exists(run) else None
+        try:
+            recipe = to_dict(recipe_of_model(run))
+        except UnreadableRecipeError:
+            raise
+        except InputError:
+            recipe = {}
+    except InputError as error:
+        problem = str(error).rpartition(";")[0]
+        raise InputError(f"{problem}; remove it to export the model without what it says of the run") from None
     name = run.resolve().name
     with whole_or_none(out):
         exported.save_pretrained(out)
@@ -123,41 +138,6 @@ def _architecture(model: Any) -> Any:
     )
 
 
-def _search(generation: Any, about: TranslationPreprocessing) -> None:
-    """The beam search of the run: see `mnemos.lab.translation.translate.Decoding`."""
-    generation.num_beams, generation.length_penalty = about.beams, about.length_penalty
-    generation.early_stopping = True
-    generation.suppress_tokens = [PAD, START, UNKNOWN]
-    generation.max_new_tokens = about.longest + 1
-
-
-def _of_run(run: Path, file: type[T]) -> T | None:
-    """A file of a run; None for the folder of a model alone, which has none. Raises InputError for a damaged one."""
-    try:
-        return file.read(run) if file.exists(run) else None
-    except InputError as error:
-        raise _damaged(error) from None
-
-
-def _recipe(run: Path) -> JSONObject:
-    """The recipe of a run; {} for the folder of a model alone, and where model or data are not of this library.
-
-    Raises InputError for a damaged one.
-    """
-    try:
-        return to_dict(recipe_of_model(run))
-    except UnreadableRecipeError as error:
-        raise _damaged(error) from None
-    except InputError:
-        return {}
-
-
-def _damaged(error: InputError) -> InputError:
-    """The error of a damaged file, with what to do for an export."""
-    found = str(error).rpartition(";")[0]
-    return InputError(f"{found}; remove it to export the model without what it says of the run")
-
-
 def exported_tokenizers(about: Preprocessing) -> dict[str, Any]:
     """Tokenizers of Transformers by the folder in a checkpoint that they belong to; "" is the checkpoint's own.
 
@@ -177,33 +157,35 @@ def exported_tokenizers(about: Preprocessing) -> dict[str, Any]:
 
 def _of_text(vocabulary: Vocabulary) -> Any:
     library: Any = libraries.tokenizers()
-    named: dict[str, Any]
+    named: dict[str, Any] = {"bos_token": BEGIN, "pad_token": BEGIN}
+    start = BEGIN
     if isinstance(vocabulary, Words):
-        made, start, named = _words(library, vocabulary), LINE_END, {}
-        if vocabulary.unknown is not None:  # else no word is special: decoding leaves such words out
-            # Padding is not <eos>, which is a line feed in the text.
-            named = dict.fromkeys(("unk_token", "pad_token"), vocabulary.list[vocabulary.unknown])
+        unknown = None if vocabulary.unknown is None else vocabulary.list[vocabulary.unknown]
+        words = {word: i for i, word in enumerate(vocabulary.list)}
+        made = library.Tokenizer(library.models.WordLevel(words, **({"unk_token": unknown} if unknown else {})))
+        made.normalizer = library.normalizers.Replace("\n", f" {LINE_END} ")
+        made.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+        # The WordPiece decoder puts a space before each word but the first, and none before words with the prefix. No
+        # word begins with this one.
+        spaced = library.decoders.WordPiece(prefix="\0", cleanup=False)
+        ends = [library.decoders.Replace(end, "\n") for end in (f" {LINE_END}", LINE_END)]
+        made.decoder = library.decoders.Sequence([spaced, *ends])
+        # Padding is not <eos>, which is a line feed in the text. Without an unknown word no word is special: decoding
+        # leaves such words out.
+        start, named = LINE_END, {} if unknown is None else dict.fromkeys(("unk_token", "pad_token"), unknown)
     elif isinstance(vocabulary, SubWords):
-        made, start = library.Tokenizer.from_str(vocabulary.content), BEGIN
+        made = library.Tokenizer.from_str(vocabulary.content)
         made.no_truncation()
         made.no_padding()
+        named["split_special_tokens"] = False  # as the run read the file
+    else:  # byte b is token b; byte 0, which text does not hold, is the start token
+        letters = {letter: b for b, letter in enumerate(_printable_bytes()) if b} | {BEGIN: 0}
+        made = library.Tokenizer(library.models.BPE(letters, []))
+        made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.decoder = library.decoders.ByteLevel()
+    if not isinstance(vocabulary, Words):
         made.add_special_tokens([library.AddedToken(BEGIN, special=True, normalized=False)])
-        named = {"bos_token": BEGIN, "pad_token": BEGIN, "split_special_tokens": False}  # as the run read the file
-    else:
-        made, start, named = _bytes(library), BEGIN, {"bos_token": BEGIN, "pad_token": BEGIN}
-    made.post_processor = _template(library, f"{start} $A", {start: vocabulary.start})
-    return _wrapped(made, padding_side="left", **named)
-
-
-def _bytes(library: Any) -> Any:
-    """Byte b is token b. Byte 0, which text does not hold, is the start token."""
-    letters = dict(zip(_printable_bytes(), range(256), strict=True))
-    vocabulary = {letter: b for letter, b in letters.items() if b} | {BEGIN: 0}
-    made = library.Tokenizer(library.models.BPE(vocabulary, []))
-    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = library.decoders.ByteLevel()
-    made.add_special_tokens([library.AddedToken(BEGIN, special=True, normalized=False)])
-    return made
+    return _wrapped(made, f"{start} $A", {start: vocabulary.start}, padding_side="left", **named)
 
 
 def _printable_bytes() -> list[str]:
@@ -213,38 +195,22 @@ def _printable_bytes() -> list[str]:
     return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
 
 
-def _words(library: Any, vocabulary: Words) -> Any:
-    unknown = None if vocabulary.unknown is None else vocabulary.list[vocabulary.unknown]
-    words = {word: i for i, word in enumerate(vocabulary.list)}
-    made = library.Tokenizer(library.models.WordLevel(words, **({"unk_token": unknown} if unknown else {})))
-    made.normalizer = library.normalizers.Replace("\n", f" {LINE_END} ")
-    made.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
-    # The WordPiece decoder puts a space before each word but the first, and none before words with the prefix. No word
-    # begins with this one.
-    spaced = library.decoders.WordPiece(prefix="\0", cleanup=False)
-    ends = [library.decoders.Replace(end, "\n") for end in (f" {LINE_END}", LINE_END)]
-    made.decoder = library.decoders.Sequence([spaced, *ends])
-    return made
-
-
 def _of_translation(content: str) -> Any:
     library: Any = libraries.tokenizers()
     made = library.Tokenizer.from_str(content)
     made.no_truncation()
     made.no_padding()
     made.encode_special_tokens = True
-    names = [library.AddedToken(name, special=True, normalized=False) for name in SPECIAL]
-    made.add_special_tokens(names)
-    made.post_processor = _template(library, f"$A {SPECIAL[END]}", {SPECIAL[END]: END})
-    special = {"pad_token": PAD, "bos_token": START, "eos_token": END, "unk_token": UNKNOWN}
-    return _wrapped(made, padding_side="right", **{name: SPECIAL[i] for name, i in special.items()})
+    made.add_special_tokens([library.AddedToken(name, special=True, normalized=False) for name in SPECIAL])
+    names = {"pad_token": PAD, "bos_token": START, "eos_token": END, "unk_token": UNKNOWN}
+    special = {name: SPECIAL[i] for name, i in names.items()}
+    return _wrapped(made, f"$A {SPECIAL[END]}", {SPECIAL[END]: END}, padding_side="right", **special)
 
 
-def _template(library: Any, single: str, tokens: dict[str, int]) -> Any:
-    return library.processors.TemplateProcessing(single=single, special_tokens=list(tokens.items()))
-
-
-def _wrapped(made: Any, **named: Any) -> Any:
+def _wrapped(made: Any, template: str, tokens: dict[str, int], **named: Any) -> Any:
+    """A tokenizer of Transformers. template: what it puts around a text, with the numbers of those tokens."""
+    processors: Any = libraries.tokenizers().processors
+    made.post_processor = processors.TemplateProcessing(single=template, special_tokens=list(tokens.items()))
     fast: Any = libraries.transformers().PreTrainedTokenizerFast
     return fast(
         tokenizer_object=made,
@@ -268,112 +234,88 @@ def model_card(
     recipe: as JSON; {} where it is missing. reads: whether the folder has a tokenizer. Numbers are those of the result,
     with the rows that were scored; the names of the data's files are given, their folders are not.
     """
-    attention = getattr(config, "attention", None)
-    kind = f"`{config.name}`" + (f" with the attention `{attention.name}`" if attention is not None else "")
-    parts = [
-        _front(name, architecture, recipe, result, run, reads),
-        f"# {name}",
-        f"A model of the library mnemos: {kind}.",
-        _use(architecture, reads),
-        _numbers(result),
-        _origin(recipe, result, run),
-    ]
-    return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _front(
-    name: str, architecture: str, recipe: JSONObject, result: Result | None, run: Provenance | None, reads: bool
-) -> str:
     libraries.transformers()
     from huggingface_hub import EvalResult, ModelCardData
 
-    task = str(recipe.get("data", {}).get("is", "data"))
-    pipeline = PIPELINES[architecture] if reads else None
-    scores = [
+    scores = {"valid": result.valid, "test": result.test or {}} if result is not None else {}
+    metrics = list(dict.fromkeys(metric for of_split in scores.values() for metric in of_split))
+    data: JSONObject = run.data if run is not None else {}
+    files = ", ".join(str(one.get("name")) for one in (data.get("files") or [])[:5])
+    files += f" and {data['count'] - 5} more" if (data.get("count") or 0) > 5 and files else ""
+
+    # --- what the Hub reads ---
+    task, pipeline = str(recipe.get("data", {}).get("is", "data")), PIPELINES[architecture] if reads else None
+    evaluated = [
         EvalResult(
             task_type=pipeline or "other",
             dataset_type=task,
-            dataset_name=_files(run) or task,
+            dataset_name=files or task,
             dataset_split=split,
             metric_type=metric,
             metric_value=value,
         )
-        for split, of_split in _scores(result).items()
+        for split, of_split in scores.items()
         for metric, value in of_split.items()
         if not math.isnan(value)
     ]
-    named: dict[str, Any] = {"model_name": name, "eval_results": scores} if scores else {}
-    data = ModelCardData(library_name="transformers", tags=["mnemos"], pipeline_tag=pipeline, **named)
-    return f"---\n{data.to_yaml()}\n---"
+    named: dict[str, Any] = {"model_name": name, "eval_results": evaluated} if evaluated else {}
+    head = ModelCardData(library_name="transformers", tags=["mnemos"], pipeline_tag=pipeline, **named).to_yaml()
 
-
-def _use(architecture: str, reads: bool) -> str:
-    lines = [
+    # --- how it is used ---
+    attention = getattr(config, "attention", None)
+    kind = f"`{config.name}`" + (f" with the attention `{attention.name}`" if attention is not None else "")
+    code = [
         f"from transformers import {_AUTO[architecture]}{', AutoTokenizer' if reads else ''}",
         "",
         'folder = "."  # that of this file',
         f"model = {_AUTO[architecture]}.from_pretrained(folder, trust_remote_code=True)",
     ]
     if reads:
-        lines.append("tokenizer = AutoTokenizer.from_pretrained(folder)")
-        lines.append('inputs = tokenizer("...", return_tensors="pt")')
+        code += ["tokenizer = AutoTokenizer.from_pretrained(folder)", 'inputs = tokenizer("...", return_tensors="pt")']
         if architecture != "MnemosForSequenceClassification":
-            lines.append("tokens = model.generate(**inputs, max_new_tokens=100)")
-    code = "\n".join(lines)
-    return (
-        "It needs the library mnemos; in a clone of it:\n\n```console\npip install '.[hf]'\n```\n\n"
-        f"```python\n{code}\n```\n\n"
+            code.append("tokens = model.generate(**inputs, max_new_tokens=100)")
+    parts = [
+        f"---\n{head}\n---",
+        f"# {name}",
+        f"A model of the library mnemos: {kind}.",
+        "It needs the library mnemos; in a clone of it:\n\n```console\npip install '.[hf]'\n```",
+        "\n".join(["```python", *code, "```"]),
         "The file modeling_mnemos.py of this checkpoint only imports that library. After `import mnemos.hugging_face` "
-        "and `mnemos.hugging_face.register()` it is loaded without `trust_remote_code`."
-    )
+        "and `mnemos.hugging_face.register()` it is loaded without `trust_remote_code`.",
+        "## Numbers",
+    ]
 
+    # --- its numbers ---
+    def text(value: float) -> str:
+        return "" if math.isnan(value) else f"{value:.6g}"
 
-def _scores(result: Result | None) -> dict[str, Scores]:
-    return {} if result is None else {"valid": result.valid, "test": result.test or {}}
+    if result is not None and metrics:
+        rows = result.scored_rows
+        splits = (f"{split} ({rows[split]} rows)" if split in rows else split for split in scores)
+        table = ["| | " + " | ".join(splits) + " |", "|---|---|---|"]
+        for metric in metrics:
+            values = " | ".join(text(of_split.get(metric, math.nan)) for of_split in scores.values())
+            table.append(f"| {metric} | {values} |")
+        table += [f"| {guess} | | {text(value)} |" for guess, value in result.reference.items()]
+        sizes = {
+            "parameters": "parameters",
+            "state_bytes": "bytes of state per row",
+            "tokens": "tokens read in training",
+        }
+        counts = [f"{value:,} {what}" for key, what in sizes.items() if (value := getattr(result, key)) is not None]
+        parts += ["\n".join(table), *(["; ".join(counts) + "."] if counts else [])]
+    else:
+        parts.append("The exported folder has no numbers of a run.")
 
-
-def _numbers(result: Result | None) -> str:
-    metrics = list(dict.fromkeys(metric for scores in _scores(result).values() for metric in scores))
-    if not metrics or result is None:
-        return "## Numbers\n\nThe exported folder has no numbers of a run."
-    rows = result.scored_rows
-    head = "| | " + " | ".join(
-        f"{split} ({rows[split]} rows)" if split in rows else split for split in ("valid", "test")
-    )
-    lines = [f"{head} |", "|---|---|---|"]
-    for metric in metrics:
-        values = (scores.get(metric, math.nan) for scores in _scores(result).values())
-        lines.append(f"| {metric} | " + " | ".join(map(_text, values)) + " |")
-    for guess, value in result.reference.items():
-        lines.append(f"| {guess} | | {_text(value)} |")
-    sizes = {"parameters": "parameters", "state_bytes": "bytes of state per row", "tokens": "tokens read in training"}
-    found = {text: getattr(result, key) for key, text in sizes.items()}
-    said = [f"{value:,} {text}" for text, value in found.items() if value is not None]
-    return "## Numbers\n\n" + "\n".join(lines) + ("\n\n" + "; ".join(said) + "." if said else "")
-
-
-def _text(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.6g}"
-
-
-def _files(run: Provenance | None) -> str:
-    """The names of the files that a run read, the first five; "" for generated data and where they are not known."""
-    data = {} if run is None else run.data
-    names = [str(one.get("name")) for one in data.get("files") or []]
-    more = f" and {data['count'] - 5} more" if (data.get("count") or 0) > 5 and names else ""
-    return ", ".join(names[:5]) + more
-
-
-def _origin(recipe: JSONObject, result: Result | None, run: Provenance | None) -> str:
-    if run is None:
-        return ""
-    steps = f", {result.steps:,} updates" if result is not None and result.steps else ""
-    lines = [f"Recipe `{recipe.get('name')}`, seed {run.seed}{steps}."]
-    if files := _files(run):
-        lines.append(f"Data: {files}; SHA-256 {run.data.get('sha256')}.")
-    commit = f" at commit {run.commit[:12]}{' with changes' if run.dirty else ''}" if run.commit else ""
-    lines.append(
-        f"Code: mnemos {run.versions.get('mnemos')}{commit}, PyTorch {run.versions.get('torch')}, "
-        f"{run.threads} threads of {run.cpu}, device {run.device}."
-    )
-    return "## Origin\n\n" + "\n".join(lines)
+    # --- where it comes from ---
+    if run is not None:
+        steps = f", {result.steps:,} updates" if result is not None and result.steps else ""
+        commit = f" at commit {run.commit[:12]}{' with changes' if run.dirty else ''}" if run.commit else ""
+        origin = [f"Recipe `{recipe.get('name')}`, seed {run.seed}{steps}."]
+        origin += [f"Data: {files}; SHA-256 {data.get('sha256')}."] if files else []
+        origin.append(
+            f"Code: mnemos {run.versions.get('mnemos')}{commit}, PyTorch {run.versions.get('torch')}, "
+            f"{run.threads} threads of {run.cpu}, device {run.device}."
+        )
+        parts += ["## Origin", "\n".join(origin)]
+    return "\n\n".join(parts) + "\n"

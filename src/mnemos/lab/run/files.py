@@ -9,67 +9,78 @@ recipe.json holds a `Recipe`, which `recipe_files` reads. A damaged or hand-made
 
 import json
 import math
+import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from mnemos.atomic import parse, read_text, write_json
+from mnemos.lab.evaluate.records import from_json
 from mnemos.lab.tasks.metrics import description
-from mnemos.types import JSON, InputError, JSONObject
+from mnemos.types import InputError, JSONObject
 
 Scores = dict[str, float]  # the loss and each of the task's metrics
 PLACES = ("path", "folder")  # fields of data that say where they are
 Types = Mapping[str, type | tuple[type, ...]]
+_REMEDY = "start a new run in another folder"
 
 
 class _File:
-    """A JSON object in a run's folder, as a dataclass with a field for each entry.
+    """A JSON object in a run's folder, as a dataclass with a field for each entry; null is the field's default.
 
     FILE: its name. _OTHERS: the field with the entries that have no field of their own. _ALWAYS: entries that are
-    written also where they have the default. _TYPES: of entries, beside those that a class checks itself.
+    written also where they have the default.
     """
 
     FILE: ClassVar[str]
     _OTHERS: ClassVar[str]
     _ALWAYS: ClassVar[set[str]]
-    _TYPES: ClassVar[Types]
 
     @classmethod
     def exists(cls, folder: Path) -> bool:
-        """Whether a folder has the file."""
         return (folder / cls.FILE).is_file()
 
     @classmethod
-    def _of(cls, found: JSONObject, path: Path) -> Self:
-        """The dataclass with the entries in the content of the file; null is the default."""
+    def read(cls, folder: Path) -> Self:
+        """The file of a run. Raises InputError if it is missing or damaged."""
+        path = folder / cls.FILE
+        return cls.from_json(read_object(path), path)
+
+    @classmethod
+    def from_json(cls, content: JSONObject, path: Path) -> Self:
+        """The content of the file at `path`. Raises InputError for entries of other types."""
+        hints = typing.get_type_hints(cls)
         names = {one.name for one in fields(cls)} - {cls._OTHERS}  # type: ignore[arg-type]
-        known = {name: value for name, value in found.items() if name in names and value is not None}
-        for name, kind in cls._TYPES.items():
-            if name in known and not isinstance(known[name], kind):
-                raise damaged(path, f"{known[name]!r:.40} as its {name!r}")
-        return cls(**known, **{cls._OTHERS: {name: value for name, value in found.items() if name not in names}})
+        own = {
+            name: from_json(hints[name], value, path, _REMEDY, name)
+            for name, value in content.items()
+            if name in names and value is not None
+        }
+        made = cls(**own, **{cls._OTHERS: {name: value for name, value in content.items() if name not in names}})
+        made.check(path)
+        return made
+
+    def check(self, path: Path) -> None:
+        """Raise InputError for entries that do not fit together."""
 
     def to_json(self) -> JSONObject:
         """The content of the file."""
-        found: JSONObject = {}
+        content: JSONObject = {}
         for one in fields(self):  # type: ignore[arg-type]
             value = getattr(self, one.name)
             default = one.default if one.default_factory is MISSING else one.default_factory()
             if one.name != self._OTHERS and (one.name in self._ALWAYS or value != default):
-                found[one.name] = value
-        return found | getattr(self, self._OTHERS)
+                content[one.name] = value
+        return content | getattr(self, self._OTHERS)
 
     def write(self, folder: Path) -> None:
-        """Write the file."""
         write_json(folder / self.FILE, self.to_json())
 
 
 @dataclass(frozen=True)
 class Result(_File):
-    """result.json, which is written last: a run that has it is finished.
-
-    An entry that is missing or null has the default; a score that is null is NaN.
+    """result.json, which is written last: a run that has it is finished. A score that is null is NaN.
 
     Attributes:
         recipe: the recipe's name.
@@ -107,7 +118,7 @@ class Result(_File):
     test: Scores | None = None
     scored_rows: dict[str, int] = field(default_factory=dict)
     metric: str = ""
-    metrics: dict[str, JSONObject] = field(default_factory=dict)
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     reference: Scores = field(default_factory=dict)
     majority: float | None = None
     parameters: int | None = None
@@ -130,51 +141,12 @@ class Result(_File):
     FILE = "result.json"
     _OTHERS = "artifacts"
     _ALWAYS = {"valid", "scored_rows", "metrics", "reference", "majority", "epoch_seconds"}
-    _TYPES = {
-        **dict.fromkeys(("recipe", "metric", "unit"), str),
-        **dict.fromkeys(("metrics", "controls"), dict),
-        "averaged_steps": list,
-        "stopped_early": bool,
-    }
-    _NUMBERS: ClassVar[tuple[str, ...]] = (
-        *("seed", "steps", "majority", "parameters", "seconds", "peak_bytes", "tokens", "update_flops"),
-        *("epoch_seconds", "rollout_segments", "best_step", "flops", "state_bytes"),
-    )
 
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """The result of a run. Raises InputError if it is missing or damaged."""
-        path = folder / cls.FILE
-        return cls.from_json(read_object(path), path)
-
-    @classmethod
-    def from_json(cls, found: JSONObject, path: Path) -> Self:
-        """The result in the content of the file at `path`. Raises InputError for entries of other types."""
-        result = cls._of(found, path)
-        costs = {name: getattr(result, name) for name in cls._NUMBERS}
-        parts = {"costs": costs, **result.controls}
-        parts |= {name: getattr(result, name) for name in ("valid", "test", "scored_rows", "reference", "before")}
-        for name, numbers in parts.items():
-            missing = numbers is None and name == "test"
-            if not missing and not (isinstance(numbers, dict) and all(map(_is_number, numbers.values()))):
-                raise damaged(path, f"{numbers!r:.60} as its {name!r}")
-        for scores in (result.valid, result.test or {}, result.reference, result.before, *result.controls.values()):
-            scores |= {name: math.nan for name, value in scores.items() if value is None}
-        if "loss" not in result.scores:
-            raise damaged(path, f"no 'loss' in its {result.split!r}")
-        along: Any = result.artifacts.get("along", {"values": []})
-        points: Any = along.get("values") if isinstance(along, dict) else None
-        rows: Any = (along.get("rows") or []) if isinstance(along, dict) else []
-        pairs = isinstance(points, list) and all(
-            isinstance(pair, list) and len(pair) == 2 and None not in pair and all(map(_is_number, pair))
-            for pair in points
-        )
-        counts = isinstance(rows, list) and all(type(count) is int and count >= 0 for count in rows)
-        if not pairs or not counts or (any(rows) and not all(0 <= share <= 1 for _, share in points)):
-            raise damaged(path, f"{along!r:.60} as its 'along'")
-        if not all(isinstance(one, dict) for one in result.metrics.values()):
-            raise damaged(path, f"{result.metrics!r:.60} as its 'metrics'")
-        return result
+    def check(self, path: Path) -> None:
+        if "loss" not in self.scores:
+            raise damaged(path, f"no 'loss' in its {self.split!r}")
+        along = from_json(dict[str, Any], self.artifacts.get("along", {"values": []}), path, _REMEDY, "along")
+        from_json(list[tuple[float, float]], along.get("values"), path, _REMEDY, "along.values")
 
     @property
     def split(self) -> Literal["valid", "test"]:
@@ -217,7 +189,7 @@ class Provenance(_File):
         device: that trained.
         cpu: the processor's name.
         threads: within operations on the CPU.
-        dense: which library computes dense layers (`Choice.to_json` of mnemos.ops.dense_layer); {} in old files.
+        dense: which library computes dense layers (`Choice.to_json` of mnemos.ops.dense_layer).
         seed: the run's.
         data: the exact source of the data (`provenance.data_read`).
         command: the words of the command that started the run.
@@ -236,49 +208,27 @@ class Provenance(_File):
     device: str | None = None
     cpu: str | None = None
     threads: int | None = None
-    dense: JSONObject = field(default_factory=dict)
+    dense: dict[str, Any] = field(default_factory=dict)
     seed: int | None = None
-    data: JSONObject = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
     command: list[str] = field(default_factory=list)
     started: str | None = None
-    weights: JSONObject = field(default_factory=dict)
+    weights: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     finished: str | None = None
-    resumed: list[JSONObject] = field(default_factory=list)
+    resumed: list[dict[str, Any]] = field(default_factory=list)
     others: JSONObject = field(default_factory=dict)
 
     FILE = "run.json"
     _OTHERS = "others"
     _ALWAYS = {"commit", "dirty", "finished", "resumed"}
-    _TYPES = {
-        "resumed": list,
-        "command": list,
-        "warnings": list,
-        "threads": int,
-        **dict.fromkeys(("started", "finished"), str),
-    }
 
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """The provenance of a run. Raises InputError if the file is missing or damaged."""
-        path = folder / cls.FILE
-        return cls.from_json(read_object(path), path)
-
-    @classmethod
-    def from_json(cls, found: JSONObject, path: Path) -> Self:
-        """The provenance in the content of the file at `path`. Raises InputError for entries of other types."""
-        about = cls._of(found, path)
-        if not all(isinstance(entry, dict) for entry in about.resumed):
-            raise damaged(path, f"{about.resumed!r:.40} as its 'resumed'")
-        for part in (found, *about.resumed):
-            for name in ("data", "weights", "versions", "dense"):
-                if not isinstance(part.get(name) or {}, dict):
-                    raise damaged(path, f"{part[name]!r:.40} as its {name!r}")
-            data: JSONObject = part.get("data") or {}
-            files, count = data.get("files") or [], data.get("count") or 0
-            if not (isinstance(files, list) and all(isinstance(one, dict) for one in files) and isinstance(count, int)):
-                raise damaged(path, f"{data!r:.60} as its 'data'")
-        return about
+    def check(self, path: Path) -> None:
+        for entry in ({"data": self.data}, *self.resumed):
+            for name in ("data", "weights", "versions"):
+                part = from_json(dict[str, Any], entry.get(name) or {}, path, _REMEDY, name)
+                from_json(list[dict[str, Any]], part.get("files") or [], path, _REMEDY, f"{name}.files")
+                from_json(int, part.get("count") or 0, path, _REMEDY, f"{name}.count")
 
     def latest(self, name: str) -> Any:
         """An entry, such as "data", as the last process that continued the run with another one wrote it; or None."""
@@ -319,59 +269,50 @@ class Measurement:
                 continue
             where = f"{path}, line {number}"
             try:
-                found = parse(line)
+                content = parse(line)
             except ValueError as error:
                 if 1 < number == len(lines):
                     continue
-                raise InputError(
-                    f"{where}: expected one JSON object, found {error}; repair or delete the line"
-                ) from None
-            if not isinstance(found, dict):
-                raise InputError(f"{where}: expected one JSON object, found {line[:40]!r}; repair or delete the line")
-            yield cls.from_json(found, where)
+                raise _no_line(where, "one JSON object", error) from None
+            if not isinstance(content, dict):
+                raise _no_line(where, "one JSON object", repr(line[:40]))
+            yield cls.from_json(content, where)
 
     @classmethod
-    def from_json(cls, found: JSONObject, where: str = "") -> Self:
+    def from_json(cls, content: JSONObject, where: str = "") -> Self:
         """The measurement in a line. Raises InputError if it has no kind or no step."""
-        kind, step = found.get("kind"), found.get("step")
+        kind, step = content.get("kind"), content.get("step")
         if not isinstance(kind, str):
-            raise InputError(f'{where}: expected "kind" to be a name, found {kind!r}; repair or delete the line')
+            raise _no_line(where, '"kind" to be a name', repr(kind))
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**63:
-            raise InputError(
-                f'{where}: expected "step" to be a count of updates, found {step!r}; repair or delete the line'
-            )
-        return cls(kind, step, {k: v for k, v in found.items() if k not in ("kind", "step")}, where)
+            raise _no_line(where, '"step" to be a count of updates', repr(step))
+        return cls(kind, step, {k: v for k, v in content.items() if k not in ("kind", "step")}, where)
 
     def to_line(self) -> str:
         """The line, with its end."""
         return json.dumps({"kind": self.kind, "step": self.step, **self.values}) + "\n"
 
 
+def _no_line(where: str, expected: str, problem: object) -> InputError:
+    return InputError(f"{where}: expected {expected}, found {problem}; repair or delete the line")
+
+
 def read_object(path: Path, types: Types | None = None) -> JSONObject:
     """A JSON object with entries of these types. Raises InputError if the file is missing or holds something else."""
     try:
-        found = parse(read_text(path))
+        content = parse(read_text(path))
     except FileNotFoundError:
-        raise InputError(
-            f"{path}: expected this file of a run, found none; start a new run in another folder"
-        ) from None
+        raise InputError(f"{path}: expected this file of a run, found none; {_REMEDY}") from None
     except ValueError as error:
         raise damaged(path, f"a damaged file ({error})") from None
-    if not isinstance(found, dict):
-        raise damaged(path, f"{found!r:.40}")
-    for name, kind in (types or {}).items():
-        if not isinstance(found.get(name), kind):
-            raise damaged(path, f"{found[name]!r:.40} as its {name!r}" if name in found else f"no {name!r} in it")
-    return found
+    if not isinstance(content, dict):
+        raise damaged(path, f"{content!r:.40}")
+    for name, cls in (types or {}).items():
+        if not isinstance(content.get(name), cls):
+            raise damaged(path, f"{content[name]!r:.40} as its {name!r}" if name in content else f"no {name!r} in it")
+    return content
 
 
-def damaged(path: Path, found: str) -> InputError:
+def damaged(path: Path, problem: str) -> InputError:
     """The error of a file that a run did not write as it is."""
-    return InputError(f"{path}: expected JSON as a run writes it, found {found}; start a new run in another folder")
-
-
-def _is_number(value: JSON) -> bool:
-    """Whether a value of JSON is null or a number; an integer of 64 bits, as charts and arrays have them."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return abs(value) < 2**63
-    return value is None or isinstance(value, float)
+    return InputError(f"{path}: expected JSON as a run writes it, found {problem}; {_REMEDY}")

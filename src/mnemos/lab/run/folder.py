@@ -11,7 +11,7 @@ runs/NAME/recipe.json      the resolved recipe
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
@@ -28,28 +28,26 @@ from mnemos.atomic import (
     write_bytes,
     write_json,
 )
-from mnemos.config import to_dict
+from mnemos.config import from_dict, to_dict
 from mnemos.errors import say
 from mnemos.lab.errors import TrainingFailed
 from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import JSON, InputError, JSONObject
 
 from . import checkpoint
-from .files import Measurement, Provenance, Result, Scores, read_object
+from .files import Measurement, Provenance, Result, read_object
 from .provenance import (
-    FIELD,
     changes,
     check_data,
     command_line,
     data_read,
-    fingerprint,
     now,
     provenance,
     source,
     source_hash,
     versions,
 )
-from .recipe import Recipe, as_json, as_written, differing
+from .recipe import OptimConfig, Recipe, as_json, as_written, differing
 from .sinks import Sink, open_sink
 
 _OURS = {"run.json", "metrics.jsonl", "checkpoints"}
@@ -65,7 +63,6 @@ class RunFolder:
         self._metrics: FileIO | None = None
         self._trimmed = 0  # the step after which the run continues
         self._sink: Sink | None = None
-        self._made_with: JSONObject = {}
         self._new = False
 
     @classmethod
@@ -90,10 +87,9 @@ class RunFolder:
                 f"{folder}: expected a new or empty folder, found a run; name another folder, or continue it "
                 f"with: {recipe.to_continue(folder)}"
             )
-        # These files are left by a start that was killed before it wrote the recipe.
+        # A start that was killed before it wrote the recipe leaves files of ours.
         inside = [p for p in folder.iterdir() if not is_temporary(p)] if folder.is_dir() else []
-        foreign = sorted(p.name for p in inside if p.name not in _OURS)
-        if foreign:
+        if foreign := sorted(p.name for p in inside if p.name not in _OURS):
             raise InputError(
                 f"{folder}: expected a new or empty folder, found {foreign[0]!r} in it; name another folder"
             )
@@ -104,10 +100,10 @@ class RunFolder:
         run = cls(folder, recipe)
         with run._unlocked_on_error():
             remove_temporary(folder)
-            made = provenance(recipe.train.seed, device, recipe.data)
-            run._made_with, run._new = fingerprint(made), True
+            run._new = True
             warnings = [line.removeprefix("warning: ") for line in about if line.startswith("warning: ")]
-            Provenance(**made, weights=weights or {}, warnings=warnings).write(folder)
+            made_with = provenance(recipe.train.seed, device, recipe.data)
+            Provenance(**made_with, weights=weights or {}, warnings=warnings).write(folder)
             write_json(folder / "recipe.json", to_dict(recipe))
             run.trim(0)
         return run
@@ -141,71 +137,7 @@ class RunFolder:
         """The result; None while the run is not finished."""
         return Result.read(self.folder) if Result.exists(self.folder) else None
 
-    def resumed(
-        self,
-        step: int,
-        data: DataConfig,
-        weights: JSONObject | None = None,
-        made_with: Mapping[str, JSON] | None = None,
-        accept_changed_data: bool = False,
-    ) -> list[str]:
-        """Record in run.json that the run continues after `step`, with the data if these are others than before.
-
-        weights: `Start.source` of a run that had no checkpoint and starts again from another run's weights; they are
-        recorded if they are others than before. made_with: the `fingerprint` in the checkpoint; by default that of
-        run.json, also for checkpoints of versions without one. Returns a warning for each of data, code, libraries,
-        weights and number of threads that changed. Raises InputError for changed data, unless these are accepted.
-        """
-        about, notes = Provenance.read(self.folder), []
-        found = {**source(), "source_sha256": source_hash(), "versions": versions(), "data": data_read(data)}
-        before = made_with or {name: about.latest(name) for name in found}
-        entry = {"step": step, "at": now(), **source(), "command": command_line()}
-        try:
-            check_data(str(self.folder), before.get("data"), found["data"])
-        except InputError as error:
-            if not accept_changed_data:
-                raise
-            entry["data"] = found["data"]
-            notes.append(f"{str(error).rpartition('; ')[0]}; the results are not those of a run on either")
-        notes += changes(before, found)
-        if weights is not None and weights["sha256"] != (about.latest("weights") or {}).get("sha256"):
-            entry["weights"] = weights
-            notes.append(f"the weights of {weights['run']} have changed since the start; the run has the new ones")
-        entry |= {name: found[name] for name in ("source_sha256", "versions") if found[name] != about.latest(name)}
-        replace(about, resumed=[*about.resumed, entry]).write(self.folder)
-        self._made_with = fingerprint(found)
-        threads = torch.get_num_threads()
-        if about.threads not in (None, threads):
-            notes.append(
-                f"the run was started with {about.threads} threads and continues with {threads}, which may give other "
-                f"numbers; set OMP_NUM_THREADS={about.threads} to continue exactly"
-            )
-        return notes
-
-    def record(self, lines: Sequence[Measurement]) -> None:
-        """Append lines to metrics.jsonl, whole or not at all, then send them where `TrainConfig.log` says.
-
-        Raises TrainingFailed if the disk is full or refuses; the file then ends with the lines before.
-        """
-        if self._metrics is None:
-            if self._recipe is not None and self._recipe.train.log != "none":
-                self._sink = open_sink(self._recipe.train.log, self.folder, self._trimmed)
-            self._metrics = open_to_append(self.folder / "metrics.jsonl")
-        with self._writing_metrics():
-            append(self._metrics.fileno(), "".join(line.to_line() for line in lines).encode())
-        if self._sink is not None:
-            self._sink.write(lines)
-
-    @contextlib.contextmanager
-    def _writing_metrics(self) -> Iterator[None]:
-        path = self.folder / "metrics.jsonl"
-        try:
-            yield
-        except OSError as error:
-            raise TrainingFailed(
-                f"{path}: the measurements could not be written ({error.strerror or error}); free disk space, then "
-                "resume the run"
-            ) from error
+    # --- going on from a checkpoint ---
 
     def newest(
         self, weights: JSONObject | None = None, accept_changed_data: bool = False
@@ -216,8 +148,8 @@ class RunFolder:
         and as `resumed`.
         """
         assert self._recipe is not None
-        found = checkpoint.newest(self.checkpoints)
-        step, saved, notes = found or (0, None, ["no checkpoint yet: the run starts again from its first update"])
+        newest = checkpoint.newest(self.checkpoints)
+        step, saved, notes = newest or (0, None, ["no checkpoint yet: the run starts again from its first update"])
         if saved is not None:
             path = checkpoint.path_of(self.checkpoints, step)
             checkpoint.weights(path, saved)  # there are any
@@ -232,13 +164,47 @@ class RunFolder:
                     f"{path}: expected a checkpoint of this run's recipe, found one of another recipe; remove it"
                 )
         if self._recipe.train.keep_best:
-            self.return_to_best(saved.get("best", {}).get("step", 0) if saved else 0)
-        made_with = saved.get(FIELD) if saved else None
-        notes += self.resumed(step, self._recipe.data, weights, made_with, accept_changed_data)
+            self._return_to_best(saved.get("best", {}).get("step", 0) if saved else 0)
+        notes += self.resumed(step, self._recipe.data, weights, accept_changed_data)
         notes += self.trim(step, (saved or {}).get("evaluation", {}).get("step", 0))
         for note in notes:
             say(note, file=sys.stderr)
         return step, saved
+
+    def resumed(
+        self, step: int, data: DataConfig, weights: JSONObject | None = None, accept_changed_data: bool = False
+    ) -> list[str]:
+        """Record in run.json that the run continues after `step`, and what has changed since it was last continued.
+
+        weights: `Start.source` of a run that had no checkpoint and starts again from another run's weights. Returns a
+        warning for each of data, code, libraries, weights and number of threads that changed. Raises InputError for
+        changed data, unless these are accepted.
+        """
+        about, notes = Provenance.read(self.folder), []
+        made_with = {**source(), "source_sha256": source_hash(), "versions": versions()}
+        before = {name: about.latest(name) for name in made_with}
+        entry = {"step": step, "at": now(), **source(), "command": command_line()}
+        files = data_read(data)
+        try:
+            check_data(str(self.folder), about.latest("data"), files)
+        except InputError as error:
+            if not accept_changed_data:
+                raise
+            entry["data"] = files
+            notes.append(f"{str(error).rpartition('; ')[0]}; the results are not those of a run on either")
+        notes += changes(before, made_with)
+        if weights is not None and weights["sha256"] != (about.latest("weights") or {}).get("sha256"):
+            entry["weights"] = weights
+            notes.append(f"the weights of {weights['run']} have changed since the start; the run has the new ones")
+        entry |= {name: made_with[name] for name in ("source_sha256", "versions") if made_with[name] != before[name]}
+        replace(about, resumed=[*about.resumed, entry]).write(self.folder)
+        threads = torch.get_num_threads()
+        if about.threads not in (None, threads):
+            notes.append(
+                f"the run was started with {about.threads} threads and continues with {threads}, which may give other "
+                f"numbers; set OMP_NUM_THREADS={about.threads} to continue exactly"
+            )
+        return notes
 
     def trim(self, step: int, evaluated: int = 0) -> list[str]:
         """Remove the lines of metrics.jsonl that were written after the checkpoint of `step`; the run repeats them.
@@ -248,87 +214,111 @@ class RunFolder:
         a measurement, except for an incomplete last line. Returns a warning if lines of training up to `step` are
         missing.
         """
-        path = self.folder / "metrics.jsonl"
-        trained = 0  # the last update with a line
+        path = self.folder / Measurement.FILE
         existed = path.exists()
         lines = read_bytes(path).splitlines(keepends=True) if existed else []
-        kept = []
+        left, trained = [], 0  # trained: the last update with a line
         for i, line in enumerate(lines, 1):
             try:
                 entry = Measurement.from_json(parse(line.decode()))
-                known = entry.step < step or entry.kind == "train" or step == evaluated
-                keep = entry.step <= step and known and line.endswith(b"\n")
             except (ValueError, AttributeError):  # InputError is a ValueError
                 if i < len(lines):
                     problem = f"line {i}: expected a measurement, found {line[:40]!r}"
                     raise InputError(f"{path}: {problem}; remove this line") from None
-                keep = False
-            if keep:
-                kept.append(line)
+                continue
+            known = entry.step < step or entry.kind == "train" or step == evaluated
+            if entry.step <= step and known and line.endswith(b"\n"):
+                left.append(line)
                 trained = entry.step if entry.kind == "train" else trained
-        write_bytes(path, b"".join(kept))
+        write_bytes(path, b"".join(left))
         self._trimmed = step
         every = self._recipe.train.log_every if self._recipe is not None else 1
         if trained >= step - step % every:
             return []
-        found = f"the last of update {trained}" if lines else "an empty file" if existed else "no such file"
-        return [f"{path}: expected the measurements up to update {step}, found {found}: those in between are lost"]
+        state = f"the last of update {trained}" if lines else "an empty file" if existed else "no such file"
+        return [f"{path}: expected the measurements up to update {step}, found {state}: those in between are lost"]
 
-    def scores_before(self) -> Scores:
-        """The scores of the weights that the run started with; {} if they were not evaluated."""
-        if not (self.folder / Measurement.FILE).is_file():  # removed meanwhile; `trim` says what is lost
-            return {}
-        first = next(Measurement.read_all(self.folder), None)
-        if first is None or first.kind != "valid" or first.step:
-            return {}
-        return {name: value for name, value in first.values.items() if name != "seconds"}
-
-    def save(self, step: int, value: JSONObject, keep: int, every: int) -> None:
-        """Flush metrics.jsonl, write a checkpoint, and then delete others as `checkpoint.prune` does.
-
-        The checkpoint also holds the `fingerprint` of what the run is made with. Raises TrainingFailed as `record`.
-        """
-        if self._metrics is not None:
-            with self._writing_metrics():
-                os.fsync(self._metrics.fileno())
-        checkpoint.write(checkpoint.path_of(self.checkpoints, step), {**value, FIELD: self._made_with})
-        checkpoint.prune(self.checkpoints, step, keep, every)
-        checkpoint.prune_best(self.checkpoints)
-
-    def save_best(self, step: int, value: object) -> None:
-        """Write the weights of the best evaluation, and then delete earlier ones that no checkpoint refers to."""
-        checkpoint.write(checkpoint.best_path(self.checkpoints, step), value)
-        checkpoint.prune_best(self.checkpoints)
-
-    def save_average(self, step: int, value: object) -> None:
-        """Write the averaged weights of a run that ends after `step` updates, and then delete those of earlier ends."""
-        checkpoint.write(checkpoint.averaged_path(self.checkpoints, step), value)
-        for other in checkpoint.averaged_steps(self.checkpoints):
-            if other != step:
-                checkpoint.averaged_path(self.checkpoints, other).unlink(missing_ok=True)
-
-    def return_to_best(self, step: int) -> None:
+    def _return_to_best(self, step: int) -> None:
         """Make `step` the best evaluation again, as the checkpoint that the run is resumed from has it; 0: none.
 
         Later ones are deleted: the run evaluates again, and the scores may differ, for example with other threads.
-        Raises InputError if the weights of that evaluation are missing or damaged.
         """
-        for later in checkpoint.best_steps(self.checkpoints):
+        for later in checkpoint.steps(self.checkpoints, "best"):
             if later > step:
-                checkpoint.best_path(self.checkpoints, later).unlink(missing_ok=True)
+                checkpoint.path_of(self.checkpoints, later, "best").unlink(missing_ok=True)
         if step:
             try:
-                checkpoint.read(checkpoint.best_path(self.checkpoints, step))
+                checkpoint.read(checkpoint.path_of(self.checkpoints, step, "best"))
             except InputError as error:
                 problem = str(error).rpartition("; ")[0]
                 raise InputError(
                     f"{problem}; put the file back, or start another run from this one with --from"
                 ) from None
 
-    def finish(self, result: Result) -> None:
-        """Write the time of the end to run.json, and then result.json."""
+    # --- writing ---
+
+    def record(self, lines: Sequence[Measurement]) -> None:
+        """Append lines to metrics.jsonl, whole or not at all, then send them where `TrainConfig.log` says.
+
+        Raises TrainingFailed if the disk is full or refuses; the file then ends with the lines before.
+        """
+        if self._metrics is None:
+            if self._recipe is not None and self._recipe.train.log != "none":
+                self._sink = open_sink(self._recipe.train.log, self.folder, self._trimmed)
+            self._metrics = open_to_append(self.folder / Measurement.FILE)
+        with self._writing_metrics():
+            append(self._metrics.fileno(), "".join(line.to_line() for line in lines).encode())
+        if self._sink is not None:
+            self._sink.write(lines)
+
+    @contextlib.contextmanager
+    def _writing_metrics(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise TrainingFailed(
+                f"{self.folder / Measurement.FILE}: the measurements could not be written ({error.strerror or error}); "
+                "free disk space, then resume the run"
+            ) from error
+
+    def save(self, step: int, value: JSONObject) -> None:
+        """Flush metrics.jsonl, write a checkpoint, and then delete others as `checkpoint.prune` does.
+
+        Raises TrainingFailed as `record`.
+        """
+        assert self._recipe is not None
+        train, schedule = self._recipe.train, self._recipe.optim.schedule
+        if self._metrics is not None:
+            with self._writing_metrics():
+                os.fsync(self._metrics.fileno())
+        checkpoint.write(checkpoint.path_of(self.checkpoints, step), value)
+        constant = schedule.last_constant(train.steps) if schedule.name == "trapezoid" else None
+        checkpoint.prune(self.checkpoints, step, max(train.keep, train.average), train.checkpoint_every, constant)
+        checkpoint.prune_best(self.checkpoints)
+
+    def save_best(self, step: int, value: object) -> None:
+        """Write the weights of the best evaluation, and then delete earlier ones that no checkpoint refers to."""
+        checkpoint.write(checkpoint.path_of(self.checkpoints, step, "best"), value)
+        checkpoint.prune_best(self.checkpoints)
+
+    def save_average(self, step: int, value: object) -> None:
+        """Write the averaged weights of a run that ends after `step` updates, and then delete those of earlier ends."""
+        checkpoint.write(checkpoint.path_of(self.checkpoints, step, "averaged"), value)
+        for other in checkpoint.steps(self.checkpoints, "averaged"):
+            if other != step:
+                checkpoint.path_of(self.checkpoints, other, "averaged").unlink(missing_ok=True)
+
+    def finish(self, result: Result) -> Result:
+        """Write the time of the end to run.json, and then result.json, with the scores before the first update."""
         replace(Provenance.read(self.folder), finished=now()).write(self.folder)
+        # The file may have been removed meanwhile; `trim` says what is lost.
+        lines = Measurement.read_all(self.folder) if (self.folder / Measurement.FILE).is_file() else iter(())
+        first = next(lines, None)
+        if first is not None and first.kind == "valid" and not first.step:
+            before = {name: value for name, value in first.values.items() if name != "seconds"}
+            result = replace(result, before=before)
         result.write(self.folder)
+        return result
 
     def discard(self) -> None:
         """Close a run that was started here and has no checkpoint, and remove its files and its folder."""
@@ -355,11 +345,12 @@ class RunFolder:
 def extend(folder: Path, steps: int) -> None:
     """Change the number of steps of a run, finished or not, so that resuming it trains up to `steps`.
 
-    The learning rate of the further updates is that of the schedule over `steps` updates. The result of a finished run
-    is removed, and written again at the new end. Raises InputError for a number that the run has reached already, and
-    for a run that stopped early (`TrainConfig.patience`).
+    The learning rate of the further updates is that of the schedule over `steps` updates. Checkpoints of updates whose
+    rate would have been another (`ScheduleConfig.last_constant`) are removed. The result of a finished run is removed,
+    and written again at the new end. Raises InputError for a number that the run has reached already, and for a run
+    that stopped early (`TrainConfig.patience`).
     """
-    recipe = read_object(folder / "recipe.json", {"train": dict})
+    recipe = read_object(folder / "recipe.json", {"train": dict, "optim": dict})
     done = next(iter(checkpoint.steps(folder / "checkpoints")), 0)
     run = RunFolder(folder)
     try:
@@ -371,6 +362,11 @@ def extend(folder: Path, steps: int) -> None:
             )
         if steps < done or (result is not None and steps == done):
             raise InputError(f"train.steps: expected more than {done:,}, which {folder} has trained, found {steps:,}")
+        schedule = from_dict(OptimConfig, recipe["optim"]).schedule
+        constant = min(schedule.last_constant(n) for n in (steps, recipe["train"].get("steps") or steps))
+        for step in checkpoint.steps(folder / "checkpoints") if schedule.name == "trapezoid" else ():
+            if step > constant:
+                checkpoint.path_of(folder / "checkpoints", step).unlink(missing_ok=True)
         (folder / Result.FILE).unlink(missing_ok=True)
         write_json(folder / "recipe.json", recipe | {"train": recipe["train"] | {"steps": steps}})
     finally:

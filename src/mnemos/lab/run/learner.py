@@ -23,10 +23,10 @@ from mnemos.modes import evaluating
 from mnemos.types import InputError, JSONObject, State
 
 from . import devices
+from .checkpoint import load_model_state, model_state
 from .model_with_loss import ModelWithLoss
 from .optim import Plateau, load_optimiser_state, make_optimiser, optimiser_state
 from .recipe import Recipe
-from .sharding import load_model_state, model_state
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -44,14 +44,9 @@ class RunningSums:
 
     def plus(self, loss: float, auxiliary: float, auxiliaries: float, metrics: list[float]) -> RunningSums:
         """The sums with those of one more update added."""
-        before = self.metrics or [0.0] * len(metrics)
-        return RunningSums(
-            self.updates + 1,
-            self.loss + loss,
-            self.auxiliary + auxiliary,
-            self.auxiliaries + auxiliaries,
-            [a + b for a, b in zip(before, metrics, strict=True)],
-        )
+        summed = [a + b for a, b in zip(self.metrics or [0.0] * len(metrics), metrics, strict=True)]
+        more = self.loss + loss, self.auxiliary + auxiliary, self.auxiliaries + auxiliaries
+        return RunningSums(self.updates + 1, *more, summed)
 
 
 @dataclass
@@ -75,8 +70,8 @@ class Best:
 
     def after(self, step: int, valid: dict[str, float], metric: Metric) -> Best:
         """The state after one more evaluation; a score that is NaN or infinite, or equal, is not better."""
-        score = valid[metric.name]
-        if math.isfinite(score) and (self.score is None or _better(score, self.score, metric.higher_is_better)):
+        score, sign = valid[metric.name], 1 if metric.higher_is_better else -1
+        if math.isfinite(score) and (self.score is None or sign * score > sign * self.score):
             return Best(step, score, dict(valid))
         return replace(self, since=self.since + 1)
 
@@ -90,10 +85,6 @@ class Evaluation:
     rows: int = 0
 
 
-def _better(score: float, other: float, higher_is_better: bool) -> bool:
-    return score > other if higher_is_better else score < other
-
-
 class MovingAverage:
     """The average a of the weights w of a model in training.
 
@@ -105,47 +96,34 @@ class MovingAverage:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self.model, self.decay = model, decay
+        self.parameters, self.decay = dict(model.named_parameters()), decay
         self.weights = {
             name: weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True)
-            for name, weight in model.named_parameters()
+            for name, weight in self.parameters.items()
         }
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Take in the weights after update `step`."""
         share = 1 - min(self.decay, (step - 1) / (step + 8))
-        for name, weight in self.model.named_parameters():
-            average = self.weights[name]
-            average.lerp_(weight.to(average.dtype), share)
+        for name, average in self.weights.items():
+            average.lerp_(self.parameters[name].to(average.dtype), share)
 
     @contextmanager
     def used(self) -> Iterator[None]:
         """Inside, the model has the averaged weights; after it, its own again, bit for bit."""
-        own = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
+        own = {name: weight.detach().clone() for name, weight in self.parameters.items()}
         self.use()
         try:
             yield
         finally:
-            self._load(own)
-
-    def use(self) -> None:
-        """Give the model the averaged weights for good."""
-        self._load(self.weights)
-
-    def saved(self) -> dict[str, Tensor]:
-        """The average by name, on the CPU."""
-        return {name: weight.to("cpu", copy=True) for name, weight in self.weights.items()}
-
-    def restore(self, saved: dict[str, Tensor]) -> None:
-        """Go on from what `saved` gave."""
-        for name, average in self.weights.items():
-            average.copy_(saved[name])
+            self.use(own)
 
     @torch.no_grad()
-    def _load(self, weights: dict[str, Tensor]) -> None:
-        for name, weight in self.model.named_parameters():
-            weight.copy_(weights[name])
+    def use(self, weights: dict[str, Tensor] | None = None) -> None:
+        """Give the model the averaged weights, or others, for good."""
+        for name, weight in self.parameters.items():
+            weight.copy_((weights or self.weights)[name])
 
 
 class Learner:
@@ -234,7 +212,7 @@ class Learner:
             "evaluation": asdict(self.evaluation),
             "model": model_state(self.model),
             "optimiser": optimiser_state(self.model, self.optimiser),
-            "ema": {} if self.ema is None else self.ema.saved(),
+            "ema": {} if self.ema is None else {name: x.to("cpu", copy=True) for name, x in self.ema.weights.items()},
             "scaler": dict(self.fabric.strategy.precision.state_dict()),
             # One entry per micro-batch: their tensors may differ in length, and padding would round differently.
             "states": [state for one in everyone for state in one["states"]],
@@ -254,7 +232,7 @@ class Learner:
             ) from error
 
     def _restore(self, saved: JSONObject) -> None:
-        taken = saved["generators"]
+        states, taken, config = saved["states"], saved["generators"], self.recipe.train
         if len(taken) != self.fabric.world_size:
             raise InputError(
                 f"train.devices × train.num_nodes: expected {len(taken)} process(es), as the run was started with, "
@@ -266,24 +244,19 @@ class Learner:
         load_model_state(self.model, saved["model"])
         load_optimiser_state(self.model, self.optimiser, saved["optimiser"])
         if self.ema is not None:
-            self.ema.restore(saved["ema"])
+            for name, average in self.ema.weights.items():
+                average.copy_(saved["ema"][name])
         self.fabric.strategy.precision.load_state_dict(saved["scaler"])
-        if saved["states"] or (self.task.carries_state and self.count.step):
-            self._restore_states(saved["states"])
-        generators.put(taken[self.fabric.global_rank])  # last: no code after it may draw random numbers
 
-    def _restore_states(self, everyone: list[list[Tensor | None]]) -> None:
-        """The states of this process's micro-batches, from the leaves of all micro-batches."""
-        config, world = self.recipe.train, self.fabric.world_size
-
-        def fresh() -> State:  # its structure is that of every state: a checkpoint stores the leaves alone
+        # --- the states of this process's micro-batches: a checkpoint stores the leaves alone, of all of them ---
+        def fresh() -> State:  # its structure is that of every state
             row = to_device(each(self.batches(self.count.step)[0], lambda x: x[:1]), self.fabric.device)
             with torch.no_grad(), evaluating(self.model), self.fabric.autocast():
                 return self.task.forward(self.model, row, None)[1]
 
-        if len(everyone) != world * config.accumulate:
-            raise InputError(
-                f"expected {world * config.accumulate} carried states, found {len(everyone)}; use an earlier checkpoint"
-            )
-        first = self.fabric.global_rank * config.accumulate
-        self.carried.load_state_dict(everyone[first : first + config.accumulate], fresh, self.fabric.device)
+        if states or (self.task.carries_state and self.count.step):
+            wanted, first = self.fabric.world_size * config.accumulate, self.fabric.global_rank * config.accumulate
+            if len(states) != wanted:
+                raise InputError(f"expected {wanted} carried states, found {len(states)}; use an earlier checkpoint")
+            self.carried.load_state_dict(states[first : first + config.accumulate], fresh, self.fabric.device)
+        generators.put(taken[self.fabric.global_rank])  # last: no code after it may draw random numbers

@@ -1,6 +1,7 @@
 """Optimisers and learning-rate schedules from their configuration; the optimiser's state by parameter name."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -9,8 +10,8 @@ from torch.optim import Adam, AdamW, Optimizer, RAdam
 from mnemos.hosts.branch import decays, is_gate
 from mnemos.types import InputError, JSONObject
 
+from .checkpoint import full, place
 from .recipe import OptimConfig, ScheduleConfig
-from .sharding import full, place
 
 
 def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) -> Optimizer:
@@ -30,25 +31,26 @@ def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) ->
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, gate_lr_scale: float = 1.0) -> list[JSONObject]:
-    """Groups with weight decay, without it and, if there are any, of the λ of gated caches.
+    """The parameters that are trained, in groups of one weight decay and one factor of the learning rate, `lr_scale`.
 
     Parameters with two or more dimensions (linear and convolution weights, embeddings) have weight decay, as in the
     training code of GPT-2, Llama and nanoGPT. Vectors and scalars (biases, norms), parameters whose name ends in
     `bias`, and `mix`, the λ of a gated cache, have none: λ = 0 is a half-open gate, so weight decay would hold it
-    half open. The learning rate of λ is `gate_lr_scale` times that of the others.
+    half open. The learning rate of λ is `gate_lr_scale` times that of the others; a model with `lr_scales`, {name:
+    factor}, says that of some others.
     """
-    decayed: list[Tensor] = []
-    undecayed: list[Tensor] = []
-    gates: list[Tensor] = []
+    scales: Mapping[str, float] = getattr(model, "lr_scales", {})
+    groups: dict[tuple[float, float], list[Tensor]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            (gates if is_gate(name) else decayed if decays(name, parameter) else undecayed).append(parameter)
-    groups: list[JSONObject] = [
-        {"params": decayed, "weight_decay": weight_decay, "lr_scale": 1.0},
-        {"params": undecayed, "weight_decay": 0.0, "lr_scale": 1.0},
-        {"params": gates, "weight_decay": 0.0, "lr_scale": gate_lr_scale},
+            gate = is_gate(name)
+            decay = weight_decay if decays(name, parameter) and not gate else 0.0
+            scale = gate_lr_scale if gate else scales.get(name, 1.0)
+            groups.setdefault((decay, scale), []).append(parameter)
+    return [
+        {"params": parameters, "weight_decay": decay, "lr_scale": scale}
+        for (decay, scale), parameters in sorted(groups.items(), key=lambda item: (-item[0][0], item[0][1]))
     ]
-    return groups if gates else groups[:2]
 
 
 def factor(config: ScheduleConfig, update: int, steps: int) -> float:
@@ -56,7 +58,8 @@ def factor(config: ScheduleConfig, update: int, steps: int) -> float:
 
     Up to w: start + (1 − start)·update/w, except for lra. After w: constant 1; cosine floor + (1 − floor)·½(1 +
     cos(π·p)) with p from 0 at w to 1 at `steps`; inverse_sqrt √(max(w, 1)/update); step floorⁿ, where n of
-    the `drop_at` are below `update`. lra: min(1, update/w)/√max(update, w).
+    the `drop_at` are below `update`; trapezoid 1, then a straight line from 1 to `floor`, which it would reach at
+    `steps` + 1. lra: min(1, update/w)/√max(update, w).
     """
     length = config.warmup_steps(steps)
     warmup = max(length, 1)
@@ -72,6 +75,8 @@ def factor(config: ScheduleConfig, update: int, steps: int) -> float:
         return math.sqrt(warmup / update)
     if config.name == "step":
         return float(config.floor ** sum(update > at for at in config.drops))
+    if config.name == "trapezoid" and update > (last := config.last_constant(steps)):
+        return config.floor + (1 - config.floor) * (steps - update + 1) / (steps - last)
     return 1.0
 
 
@@ -166,6 +171,7 @@ def check(config: OptimConfig) -> None:
         ),
         ("schedule.start", 0 <= schedule.start <= 1, "between 0 and 1", schedule.start),
         ("schedule.floor", 0 <= schedule.floor <= 1, "between 0 and 1", schedule.floor),
+        ("schedule.fall", 0 <= schedule.fall <= 1, "between 0 and 1", schedule.fall),
         ("schedule.drop_at", min(schedule.drops, default=0) >= 0, "at least 0", schedule.drop_at),
         ("schedule.patience", schedule.patience >= 1, "at least 1", schedule.patience),
     ):

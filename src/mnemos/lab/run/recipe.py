@@ -31,26 +31,33 @@ class ScheduleConfig:
     Attributes:
         name: constant: 1. cosine: half a cosine from 1 to `floor`. inverse_sqrt: √(warmup/s), as fairseq. lra:
             min(1, s/warmup)/√max(s, warmup), as Long Range Arena. step: 1, times `floor` after each of the `drop_at`
-            steps. plateau: 1, halved after `patience` evaluations without a lower validation loss, but not below
-            `floor`.
+            steps. trapezoid: 1, then in a straight line to `floor` over the last `fall` of the steps; the checkpoint
+            before is kept, and a run that is trained for longer goes on from it. plateau: 1, halved after `patience`
+            evaluations without a lower validation loss, but not below `floor`.
         warmup: the length of the warm-up in steps or, below 1, as a share of the run's steps (`warmup_steps`).
-        floor: the least factor of cosine and plateau, and the factor of each drop of step.
+        floor: the least factor of cosine, trapezoid and plateau, and the factor of each drop of step.
         drop_at: the step, or steps, after which the schedule "step" drops by the factor `floor`.
         start: the factor at which the warm-up starts.
         patience: plateau: successive evaluations (`TrainConfig.eval_every`) without a lower validation loss.
+        fall: trapezoid: the share of the steps at the end in which the factor falls.
     """
 
-    name: Literal["constant", "cosine", "inverse_sqrt", "lra", "step", "plateau"] = "constant"
+    name: Literal["constant", "cosine", "inverse_sqrt", "lra", "step", "trapezoid", "plateau"] = "constant"
     warmup: int | float = 0
     floor: float = 0.0
     drop_at: int | tuple[int, ...] = 0
     start: float = 0.0
     patience: int = 2
+    fall: float = 0.2
 
     @property
     def drops(self) -> tuple[int, ...]:
         """`drop_at` as a tuple."""
         return (self.drop_at,) if isinstance(self.drop_at, int) else self.drop_at
+
+    def last_constant(self, steps: int) -> int:
+        """The last of so many steps whose checkpoint is one of a longer run too: before a trapezoid falls."""
+        return steps - int(self.fall * steps) if self.name == "trapezoid" else steps
 
     def warmup_steps(self, steps: int) -> int:
         """The length of the warm-up of a run of so many steps, in steps: a share is at least one of them."""

@@ -8,7 +8,7 @@ import dataclasses
 import io
 import re
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from mnemos import registry
@@ -129,38 +129,45 @@ def with_parts(recipe: Recipe, words: Sequence[str]) -> tuple[Recipe, list[str]]
     removes the cache. `--model NAME` comes first: another model as the host (`hosted.with_host`). Raises InputError for
     unknown names.
     """
-    recipe, words = _hosted(recipe, words)
-    attentions, caches = set(_attentions(recipe)), set(_caches(recipe))
-    rest = []
-    remaining = iter(words)
-    for word in remaining:
-        option, equals, name = word.partition("=")
-        path = path_of(option)
-        if not option.startswith("--") or path not in attentions | caches:
-            rest.append(word)
-            continue
-        name = name if equals else next(remaining, "")
-        found = "" if name.startswith("--") else name
-        part = _attention(found, f"--{path}") if path in attentions else _cache(recipe, path, found)
+
+    def taken(words: Sequence[str], paths: Collection[str]) -> tuple[list[tuple[str, str]], list[str]]:
+        """([(path, name)] of the options with these paths, other words)."""
+        pairs, rest, remaining = [], [], iter(words)
+        for word in remaining:
+            option, equals, name = word.partition("=")
+            if not option.startswith("--") or path_of(option) not in paths:
+                rest.append(word)
+                continue
+            name = name if equals else next(remaining, "")
+            pairs.append((path_of(option), "" if name.startswith("--") else name))
+        return pairs, rest
+
+    sources, words = taken(words, ["model"])
+    if sources:
+        from .hosted import with_host
+
+        own_tokens = any(path_of(word.partition("=")[0]) == "data.tokens" for word in words)
+        recipe = with_host(recipe, sources[-1][1], own_tokens)
+    attentions = set(_attentions(recipe))
+    pairs, rest = taken(words, attentions | set(_caches(recipe)))
+    for path, name in pairs:
+        part: object = None
+        if path in attentions:
+            if not name:
+                known = ", ".join(registry.names("attention"))
+                raise InputError(f"--{path}: expected the name of an attention, found none; known: {known}")
+            part = default_config("attention", name, f"--{path}")
+        elif name.lower() != _NO_CACHE:
+            if name not in PRESETS:
+                known = ", ".join([*PRESETS, _NO_CACHE])
+                raise InputError(
+                    f"--{path}: expected a preset of a gated cache or none, found {name!r}; known: {known}"
+                )
+            now, preset = _value(recipe, path), typing.cast(typing.Any, name)
+            switches: dict[str, typing.Any] = dict.fromkeys(PRESETS[name])
+            part = replace(now, **switches, preset=preset) if isinstance(now, GRC) else GRC(preset=preset)
         recipe = _replaced(recipe, path.split("."), part)
     return recipe, rest
-
-
-def _hosted(recipe: Recipe, words: Sequence[str]) -> tuple[Recipe, list[str]]:
-    """Apply `--model NAME`."""
-    rest, remaining, source = [], iter(words), None
-    for word in remaining:
-        option, equals, name = word.partition("=")
-        if option == "--model":
-            source = name if equals else next(remaining, "")
-        else:
-            rest.append(word)
-    if source is None:
-        return recipe, rest
-    from .hosted import with_host
-
-    own_tokens = any(path_of(word.partition("=")[0]) == "data.tokens" for word in rest)
-    return with_host(recipe, source, own_tokens), rest
 
 
 def parts_help(recipe: Recipe) -> str:
@@ -212,28 +219,6 @@ def _caches(value: object, path: str = "") -> Iterator[str]:
             yield here
         else:
             yield from _caches(getattr(value, field.name), here)
-
-
-def _attention(name: str, option: str) -> AttentionConfig:
-    """The attention's configuration with default settings."""
-    if not name:
-        known = ", ".join(registry.names("attention"))
-        raise InputError(f"{option}: expected the name of an attention, found none; known: {known}")
-    made: AttentionConfig = default_config("attention", name, option)
-    return made
-
-
-def _cache(recipe: Recipe, path: str, name: str) -> GRC | None:
-    """The recipe's cache at a path with another preset, a new one, or None."""
-    if name.lower() == _NO_CACHE:
-        return None
-    if name not in PRESETS:
-        known = ", ".join([*PRESETS, _NO_CACHE])
-        raise InputError(f"--{path}: expected a preset of a gated cache or none, found {name!r}; known: {known}")
-    now = _value(recipe, path)
-    switches: dict[str, typing.Any] = dict.fromkeys(PRESETS[name])
-    preset: typing.Any = name
-    return replace(now, **switches, preset=preset) if isinstance(now, GRC) else GRC(preset=preset)
 
 
 def _value(value: object, path: str) -> object:

@@ -16,7 +16,6 @@ and, on a GPU, deterministic operations (`torch.use_deterministic_algorithms`). 
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -48,16 +47,16 @@ from mnemos.ops import dense_layer
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint, devices, loop
+from .checkpoint import load_model_state, model_state
 from .checks import check_run, check_settings, complete, precision_warning, schedule_warning
 from .files import Measurement, Provenance, Result, Scores
 from .flops import count_update_flops
 from .folder import RunFolder, check_unchanged, extend
 from .learner import Learner
-from .progress import PLACE, NoProgress, progress
+from .progress import RUN_NUMBER, NoProgress, progress
 from .recipe import Recipe
 from .recipe_files import read_recipe
-from .scored_batches import scored_batches, scored_segments
-from .sharding import load_model_state, model_state
+from .scored_batches import control_segments, scored_batches, scored_segments
 from .stopping import StopSignals
 from .weights import Start, average, final_weights, parameter_names, trained_model
 
@@ -103,6 +102,7 @@ class Run:
         self.ended = False  # the checkpoint is the last one of a run that is now trained for longer
         self.display = NoProgress()
         self._signals = StopSignals()
+        self._first: object = None
 
     @classmethod
     def open(
@@ -155,11 +155,11 @@ class Run:
                 load_model_state(self.model, final_weights(self.path))
             self.close()
             return
-        place = PLACE.get()
-        if self.files is not None and (not self.quiet if place is None else place.first):  # once for a comparison
+        number = RUN_NUMBER.get()
+        if self.files is not None and (not self.quiet if number is None else number.first):  # once for a comparison
             for line in self.task.about:
-                say(f"{recipe.name if place is None else 'data'}: {line}", flush=True)
-        if self.files is not None and start is not None and (not self.quiet if place is None else place.new):
+                say(f"{recipe.name if number is None else 'data'}: {line}", flush=True)
+        if self.files is not None and start is not None and (not self.quiet if number is None else number.new):
             say(f"{recipe.name}: {start.about}", flush=True)
         self.learner = Learner(self.fabric, recipe, self.task, self.model)
         self.model = self.learner.model
@@ -290,83 +290,71 @@ class Run:
             torch.distributed.barrier()
             torch.distributed.destroy_process_group()
         assert self.result is not None, "train() comes first"
-        if self.result.assessed or not self.first:
-            return self.result
-        with dense_layer.using(self.dense):
-            return self._assess()
+        if not self.result.assessed and self.first:
+            with dense_layer.using(self.dense):
+                self.result = self._assess(self.result)
+        return self.result
 
-    def _assess(self) -> Result:
-        assert self.result is not None
+    def _assess(self, result: Result) -> Result:
         recipe, task, folder, length = self.recipe, self.task, self.path, self.recipe.train.rollout.segment_length
-        model, split = self._trained_model(), self.result.split
+        split = result.split
+
+        # --- the model as training left it; from its checkpoint where it is not here, or in shards or other types ---
+        elsewhere = recipe.train.strategy == "fsdp" or recipe.train.precision in ("bf16-true", "64-true")
+        if self.model is None or (elsewhere and not self.given):
+            self.model = trained_model(folder, recipe)
+        model = self.model if self.given else self.model.cpu().eval()
+
+        # --- its costs, and what its caches are worth ---
         model.train()
         with hold_caches(model):
             flops = task_flops(model, task, task.example(), length)
         model.eval()
         state = task_state_bytes(model, task, task.example(), length)
-        found = self._controls(model, split)
+        names = control_names(model)
+        with progress(self.quiet, recipe.name, 0, 0) as display:
+            left = iter(enumerate(names, 1))
+
+            def batches() -> Iterator[object]:
+                i, name = next(left)
+                number = f"control {i} of {len(names)}"
+                display.message(f"{recipe.name}: {number}: scoring the {split} split with the caches {name}")
+                return scored_segments(task, split, recipe.train, display)
+
+            scores = controls(model, batches, task)
+        # A cache per stream is part of the state, and one that stays at zeros holds nothing: neither is stored.
+        own = [(name, m) for name, m in model.named_modules() if isinstance(m, GatedCache) and m.grc.scope == "shared"]
+        if scores and (filled := {n: m.cache.detach().contiguous() for n, m in own if m.grc.write or m.grc.constant}):
+            from safetensors.torch import save_file
+
+            with replacing(folder / "caches.safetensors") as temporary:
+                save_file(filled, str(temporary))
+
+        # --- files: the model, what the task shows, what the report explains ---
         if isinstance(getattr(model, "config", None), ModelConfig):
             save(model, folder / RUN_MODEL)
             if (about := task.preprocessing()) is not None:
                 write_json(folder / RUN_MODEL / PREPROCESSING, to_dict(about))
         with progress(self.quiet, recipe.name, 0, 0) as display:
             artifacts = task.scored_artifacts(model, folder, split, scored_batches(task, split, recipe.train, display))
-            if control_names(model) or getattr(model, "state_kind", None):
+            if names or getattr(model, "state_kind", None):
                 display.message(f"{recipe.name}: measuring what the memory holds, for the report")
-        self.result = replace(self.result, flops=flops, state_bytes=state, controls=found, artifacts=artifacts)
-        self.result.write(folder)
-        explain(model, task, folder, length)
+        result = replace(result, flops=flops, state_bytes=state, controls=scores, artifacts=artifacts)
+        result.write(folder)
+        explain(model, task, folder, length, control_segments(recipe.train))
         record_write_attention(model, task, folder)
-        return self.result
-
-    def _trained_model(self) -> nn.Module:
-        """The model as training left it; from its checkpoint if it is not here, in shards or in another precision."""
-        if self.given and self.model is not None:
-            return self.model
-        train = self.recipe.train
-        if self.model is None or train.strategy == "fsdp" or train.precision in ("bf16-true", "64-true"):
-            self.model = trained_model(self.path, self.recipe)
-        return self.model.cpu().eval()
-
-    def _controls(self, model: nn.Module, split: HeldOut) -> dict[str, Scores]:
-        """The scores under each control of the model's caches, whose contents are written to caches.safetensors."""
-        names = control_names(model)
-        left = iter(names)
-        with progress(self.quiet, self.recipe.name, 0, 0) as display:
-
-            def batches() -> Iterator[object]:
-                name = next(left)
-                number = f"control {names.index(name) + 1} of {len(names)}"
-                display.message(f"{self.recipe.name}: {number}: scoring the {split} split with the caches {name}")
-                return scored_segments(self.task, split, self.recipe.train, display)
-
-            found = controls(model, batches, self.task)
-        if not found:
-            return {}
-        modules = [(name, m) for name, m in model.named_modules() if isinstance(m, GatedCache)]
-        # A cache per stream is part of the state, and one that stays at zeros holds nothing: neither is stored.
-        holds = ((name, m) for name, m in modules if m.grc.scope == "shared" and (m.grc.write or m.grc.constant))
-        stored = {name: m.cache.detach().contiguous() for name, m in holds}
-        if stored:
-            from safetensors.torch import save_file
-
-            with replacing(self.path / "caches.safetensors") as temporary:
-                save_file(stored, str(temporary))
-        return found
+        return result
 
     def gates(self, model: nn.Module, step: int) -> JSONObject | None:
         """What the gates and caches of a model do (`measure_gates`); None without a cache.
 
         The model runs on one process; with several processes all would have to run it together: None too.
         """
-        return (
-            measure_gates(model, self._first, self.task) if self.recipe.train.processes == 1 and caches(model) else None
-        )
-
-    @functools.cached_property
-    def _first(self) -> object:
-        """The first batch of the validation split."""
-        return next(scored_segments(self.task, "valid", self.recipe.train, NoProgress()))
+        if self.recipe.train.processes > 1 or not caches(model):
+            return None
+        if self._first is None:  # batch of the validation split
+            self._first = next(scored_segments(self.task, "valid", self.recipe.train, NoProgress()))
+        return measure_gates(model, self._first, self.task)
 
     def record(self, lines: list[Measurement]) -> None:
         if self.files is not None:
@@ -375,42 +363,13 @@ class Run:
     def save(self) -> None:
         snapshot = self.learner.snapshot()  # collective: every process calls it
         if self.files is not None:
-            config = self.recipe.train
-            self.files.save(self.step, snapshot, max(config.keep, config.average), config.checkpoint_every)
+            self.files.save(self.step, snapshot)
         self.saved = self.step
 
     def save_best(self) -> None:
         weights = model_state(self.learner.model)  # collective
         if self.files is not None:
             self.files.save_best(self.step, {"step": self.step, "model": weights})
-
-    def _restore_best(self) -> None:
-        """Load the weights of the best evaluation, if the run keeps them and has evaluated."""
-        if self.recipe.train.keep_best and self.learner.best.step:
-            self.fabric.barrier()  # the first process may still be writing the file
-            best = checkpoint.best_path(self.path / "checkpoints", self.learner.best.step)
-            load_model_state(self.learner.model, checkpoint.read(best)["model"])
-            self.valid = self.learner.best.valid
-
-    def _use_average(self) -> list[int]:
-        """Load and store the averaged weights that the recipe asks for; the steps of checkpoints that were averaged."""
-        if self.learner.ema is not None and not self.recipe.train.keep_best:  # the best weights are averages already
-            self.learner.ema.use()
-            self._save_averaged(model_state(self.learner.model), [])
-        count, every = self.recipe.train.average, self.recipe.train.checkpoint_every
-        if not count:
-            return []
-        self.fabric.barrier()  # the first process may still be writing the last checkpoint
-        found = average(self.path / "checkpoints", count, parameter_names(self.learner.model), every)
-        load_model_state(self.learner.model, found.weights)
-        self._save_averaged(found.weights, found.steps)
-        self.valid = self.scores("valid")
-        return found.steps
-
-    def _save_averaged(self, weights: dict[str, torch.Tensor], steps: list[int]) -> None:
-        """Store the weights of the run's model where they are not those of its last checkpoint."""
-        if self.files is not None:
-            self.files.save_average(self.step, {"step": self.step, "steps": steps, "model": weights})
 
     def scores(self, split: HeldOut) -> dict[str, float]:
         """Evaluate a split; each process evaluates its share of every batch's rows."""
@@ -452,12 +411,39 @@ class Run:
         learner, count = self.learner, self.learner.count
         epoch = self.task.epoch(self.recipe.train.batch_size)
         flops = count_update_flops(learner) if count_flops else None
-        self._restore_best()
-        averaged = self._use_average()
-        reference = _reference(self.task)
+        config, folder = self.recipe.train, self.path / "checkpoints"
+        averaged: list[int] = []
+
+        # --- the run's model: the weights of the best evaluation, a moving average, a mean of checkpoints, the last ---
+        if config.keep_best or config.average:
+            self.fabric.barrier()  # the first process may still be writing the files
+        if config.keep_best and learner.best.step:
+            best = checkpoint.path_of(folder, learner.best.step, "best")
+            load_model_state(learner.model, checkpoint.read(best)["model"])
+            self.valid = learner.best.valid  # with a moving average they are averages already
+        elif learner.ema is not None and not config.keep_best:
+            learner.ema.use()
+        if config.average:
+            mean = average(folder, config.average, parameter_names(learner.model), config.checkpoint_every)
+            load_model_state(learner.model, mean.weights)
+            averaged = mean.steps
+        if config.average or (learner.ema is not None and not config.keep_best):
+            weights = model_state(learner.model)  # collective; they are not those of the last checkpoint
+            if self.files is not None:
+                self.files.save_average(self.step, {"step": self.step, "steps": averaged, "model": weights})
+        if config.average:
+            self.valid = self.scores("valid")
+
+        reference: dict[str, float] = {}
+        try:
+            reference = dict(self.task.reference)
+        except Exception as error:  # of a plug-in's task it may be any; a run that is trained must get its result
+            problem = " ".join(f"{type(error).__name__}: {error}".split())
+            line = f"mnemos: warning: the result lacks the scores without learning, which failed: {problem}"
+            say(line, file=sys.stderr)
         result = Result(
             recipe=self.recipe.name,
-            seed=self.recipe.train.seed,
+            seed=config.seed,
             steps=count.step,
             test=self.scores("test") if self.task.has_test else None,
             valid=self.valid,
@@ -474,24 +460,11 @@ class Run:
             update_flops=flops,
             epoch_seconds=round(count.seconds / count.step * epoch, 3) if epoch else None,
             rollout_segments=max(1, self.recipe.train.rollout.count(self.task.max_length)),
-            best_step=learner.best.step if self.recipe.train.keep_best else 0,
+            best_step=learner.best.step if config.keep_best else 0,
             averaged_steps=averaged,
-            stopped_early=count.step < self.recipe.train.steps,
-            before={} if self.files is None else self.files.scores_before(),
+            stopped_early=count.step < config.steps,
         )
-        if self.files is not None:
-            self.files.finish(result)
-        return result
-
-
-def _reference(task: Task) -> dict[str, float]:
-    """`Task.reference`; {} and a warning if it fails, because a run that is trained must get its result."""
-    try:
-        return dict(task.reference)
-    except Exception as error:  # of a plug-in's task it may be any; MemoryError of long text
-        found = " ".join(f"{type(error).__name__}: {error}".split())
-        say(f"mnemos: warning: the result lacks the scores without learning, which failed: {found}", file=sys.stderr)
-        return {}
+        return result if self.files is None else self.files.finish(result)
 
 
 def _visible(path: Path) -> bool:

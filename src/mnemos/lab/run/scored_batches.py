@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mnemos.lab.evaluate.controls import ROWS, SEGMENTS
 from mnemos.lab.tasks.batch import row_count
 from mnemos.lab.tasks.task import HeldOut, Task
 from mnemos.types import JSONObject
@@ -49,6 +50,16 @@ def limited(recipe: Recipe, task: Task) -> Recipe:
     return replace(recipe, train=replace(train, **rows)) if rows else recipe
 
 
+def control_segments(config: TrainConfig) -> int:
+    """How many segments the controls of the state read (`state_controls`), so that they take no longer than training.
+
+    They read each about ten times with `ROWS` rows; an update of a row costs about three times its forward. A run that
+    scores all rows reads `SEGMENTS`.
+    """
+    read = config.steps * config.batch_size * config.rollout.stride
+    return SEGMENTS if not config.test_rows else max(2, min(SEGMENTS, read // (10 * ROWS)))
+
+
 def part(task: Task, split: HeldOut, batch_size: int, rows: int) -> Iterator[Any]:
     """Batches of a split that together have at least `rows` rows, in the order of the task; all, if it has fewer.
 
@@ -57,8 +68,9 @@ def part(task: Task, split: HeldOut, batch_size: int, rows: int) -> Iterator[Any
     to batch. Of other tasks, whole batches are chosen at random. This costs one more pass over the split's batches,
     unless the task knows their sizes (`Task.rows_of_batches`).
     """
-    if task.shuffled or _continues(task, split, batch_size):
-        yield from _first(task.batches(split, batch_size), rows)
+    # A batch that may continue the rows of the one before says which rows it resets.
+    if task.shuffled or task.resets(next(iter(task.batches(split, batch_size)))) is not None:
+        yield from first_rows(task.batches(split, batch_size), rows)
         return
     sizes = task.rows_of_batches(split, batch_size)
     if sizes is None:
@@ -73,15 +85,11 @@ def part(task: Task, split: HeldOut, batch_size: int, rows: int) -> Iterator[Any
             return
 
 
-def _first(batches: Iterator[Any], rows: int) -> Iterator[Any]:
+def first_rows(batches: Iterator[Any], rows: int) -> Iterator[Any]:
+    """The first batches that together have at least `rows` rows; 0: all."""
     done = 0
     for batch in batches:
         yield batch
         done += row_count(batch)
-        if done >= rows:
+        if rows and done >= rows:
             return
-
-
-def _continues(task: Task, split: HeldOut, batch_size: int) -> bool:
-    """Whether a batch of the split may continue the rows of the batch before."""
-    return task.resets(next(iter(task.batches(split, batch_size)))) is not None

@@ -47,7 +47,7 @@ def carry_out(run: Run, count_flops: bool = True) -> Result:
         name = run.recipe.name
         if run.recipe.train.test_rows and run.task.has_test:
             rows = f"{result.scored_rows['test']:,} rows"
-            say(f"{name}: {rows} of the test split were scored; mnemos eval scores all")
+            say(f"{name}: {rows} of the test split were scored; mnemos eval --rows 0 scores all")
         if finished:
             steps = run.recipe.train.steps
             say(f"{name}: this run had finished its {steps:,} steps; --train.steps N trains it for longer")

@@ -1,11 +1,12 @@
 """What one does with a trained model: open it, score it on its data or on others, and let it write."""
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -14,12 +15,12 @@ from mnemos.errors import say
 from mnemos.lab.evaluate.controls import CONTROLS, control_lines, controls, state_controls
 from mnemos.lab.evaluate.predict import has_preprocessing, read_preprocessing
 from mnemos.lab.evaluate.scores import evaluate, metrics_text
-from mnemos.lab.tasks.batch import row_count
 from mnemos.lab.tasks.preprocessing import Preprocessing
-from mnemos.lab.tasks.task import DataConfig, HeldOut, Sampling, Task
+from mnemos.lab.tasks.task import HeldOut, Sampling, Task
 from mnemos.ops import dense_layer
 from mnemos.types import JSON, InputError, JSONObject
 
+from .checkpoint import check_model_state
 from .checks import check_task, on_meta
 from .files import PLACES, Provenance, Result
 from .progress import progress
@@ -27,8 +28,7 @@ from .provenance import data_read
 from .recipe import Recipe
 from .recipe_fields import with_fields
 from .recipe_files import is_model, recipe_of_model
-from .scored_batches import scored_segments
-from .sharding import check_model_state
+from .scored_batches import control_segments, first_rows, scored_segments
 from .weights import trained_model
 
 _CARRIED = {
@@ -45,19 +45,19 @@ def open_run(folder: Path, fields: Sequence[str] = (), split: HeldOut = "test") 
     fields: settings that replace the run's, as on the command line, to score `split` (`open_data`).
     """
     recipe = recipe_of_model(folder)
-    if fields:
-        recipe, task = open_data(folder, recipe, fields, split)
-    else:
-        task = recipe.data.build()
+    recipe, task = open_data(folder, recipe, fields, split) if fields else (recipe, recipe.data.build())
     return recipe, task, trained_model(folder, recipe)
 
 
-def evaluate_run(folder: str | Path, split: HeldOut = "test", fields: Sequence[str] = (), rows: int = 0) -> JSONObject:
+def evaluate_run(
+    folder: str | Path, split: HeldOut = "test", fields: Sequence[str] = (), rows: int | None = None
+) -> JSONObject:
     """Evaluate a run's model on a split, as trained and with each control of its caches; print and return the scores.
 
     The controls of its state (`state_controls`) are printed below them.
-    rows: the least number of rows that are scored, in whole batches, as `TrainConfig.test_rows` chooses them; 0: all,
-    also those that the run left out.
+    rows: the least number of rows that are scored, in whole batches, as `TrainConfig.test_rows` chooses them; 0: all.
+    By default as many as the run scored, so that scoring a short run does not take longer than its training; other data
+    are scored whole.
 
     fields: settings of the data that replace the run's, to score other data: ["--data.path", FOLDER], and settings of
     the model that say how far it reads (`Config.at_evaluation`), such as ["--model.attention.memory", "640"]. Data
@@ -68,9 +68,14 @@ def evaluate_run(folder: str | Path, split: HeldOut = "test", fields: Sequence[s
     of several documents and a model with a state, which is then not reset between documents (`Task.carried`). The
     task's own lines (`Task.show`, for example transcriptions) are printed below the scores.
     """
-    if rows < 0:
+    if rows is not None and rows < 0:
         raise InputError(f"--rows: expected at least 1, or 0 for all, found {rows}; change it")
     recipe, task, model = open_run(Path(folder), fields, split)
+    hint = ""
+    if rows is None:
+        other = any(word.startswith("--data.") for word in fields)
+        rows = 0 if other else max(0, recipe.train.valid_rows if split == "valid" else recipe.train.test_rows)
+        hint = "; --rows 0 scores all" if rows else ""
     recipe = replace(recipe, train=replace(recipe.train, valid_rows=rows, test_rows=rows))
     metric = task.metrics[0]
     for line in task.about if fields else ():
@@ -86,16 +91,17 @@ def evaluate_run(folder: str | Path, split: HeldOut = "test", fields: Sequence[s
         if getattr(model, "state_kind", "none") != "none":
             whole = task.carried(split, recipe.train.batch_size)
         if whole is not None:
-            shown = display.evaluation(split, task.size(split), _first(whole, rows), task.count)
+            shown = display.evaluation(split, task.size(split), first_rows(whole, rows), task.count)
             scores["carried"] = {k: v for k, v in evaluate(model, shown, task).items() if k != "count"}
         scores |= controls(model, batches, task)
     what = "all" if task.whole else f"{split} split of"
     part = f"{score['count']:,.0f} targets of " if rows else ""
-    say(f"{folder}: {recipe.name}, {part}{what} {task.size(split):,} targets")
+    say(f"{folder}: {recipe.name}, {part}{what} {task.size(split):,} targets{hint}")
     for name, found in scores.items():
         note = CONTROLS.get(name, _CARRIED.get(name, "") if whole is not None else "")
         say(f"  {name:11} loss {found['loss']:.4f}  {metrics_text(task, found)}  {note}".rstrip())
-    for line in control_lines(state_controls(model, task, split, recipe.train.rollout.segment_length), task):
+    length, segments = recipe.train.rollout.segment_length, control_segments(recipe.train)
+    for line in control_lines(state_controls(model, task, split, length, segments), task):
         say(line)
     for name, value in task.reference.items() if split == "test" else ():  # it is that of the test split
         say(f"  {name:11} {'':3}{metric.text(value)}")
@@ -104,16 +110,6 @@ def evaluate_run(folder: str | Path, split: HeldOut = "test", fields: Sequence[s
     for line in task.show(model, split):
         say(line)
     return scores
-
-
-def _first(batches: Iterable[Any], rows: int) -> Iterator[Any]:
-    """The first batches that together have at least `rows` rows; 0: all."""
-    done = 0
-    for batch in batches:
-        yield batch
-        done += row_count(batch)
-        if rows and done >= rows:
-            return
 
 
 def open_data(folder: Path, recipe: Recipe, fields: Sequence[str], split: HeldOut) -> tuple[Recipe, Task]:
@@ -125,92 +121,74 @@ def open_data(folder: Path, recipe: Recipe, fields: Sequence[str], split: HeldOu
     it reads (`Config.at_evaluation`); `Task.about` names them. Raises InputError for other settings, and for data that
     do not fit the model.
     """
-    wrong = next(
-        (word for word in fields if word.startswith("--") and not word.startswith(("--data.", "--model."))), None
-    )
-    if wrong is not None:
+    # --- settings: of the data, and those of the model that change no weight ---
+    allowed = ("--data.", "--model.")
+    if wrong := next((word for word in fields if word.startswith("--") and not word.startswith(allowed)), None):
         raise InputError(
             f"{folder}: expected settings of the data or the model, --data.FIELD value or --model.FIELD value, found "
             f"{wrong}; leave it out"
         )
     other = with_fields(recipe, fields, f"mnemos eval {folder}")
-    changed = list(_changed("model", recipe.model, other.model))
-    _check_changed(folder, recipe, other, changed)
-    if _places(to_dict(other.data)) == _places(to_dict(recipe.data)):
+    before, after = dict(_settings("model", recipe.model)), dict(_settings("model", other.model))
+    changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    may = [name for name, (_, at_evaluation) in before.items() if at_evaluation]
+    wrong, problem = next((name for name in changed if name not in may), None), ""
+    if changed and wrong is None:
+        weights = on_meta(other.model).state_dict()  # raises InputError for an impossible setting
+        try:
+            check_model_state(weights, on_meta(recipe.model).state_dict())
+        except InputError as error:
+            wrong, problem = changed[0], f", which changes weights ({str(error).rpartition('; ')[0]})"
+    if wrong is not None:
+        raise InputError(
+            f"{folder}: expected settings of the model that an evaluation may change "
+            f"({', '.join(f'--{name}' for name in may) or 'none'}), found "
+            f"--{wrong.removesuffix('.is')}{problem}; train a run with it"
+        )
+
+    # --- the data: the run's own, or others ---
+    known = Provenance.read(folder).latest("data") or {} if Provenance.exists(folder) else {}
+    own_places = _places(to_dict(other.data)) == _places(to_dict(recipe.data))
+    files: JSONObject = {}
+    with contextlib.suppress(InputError):  # without a training split, which only `build_to_score` does not need
+        files = {} if own_places else data_read(other.data)
+    if own_places or (known.get("sha256") and known["sha256"] == files.get("sha256")):
         task = other.data.build()
     else:
-        known, found = _known(folder), _found(other.data)
-        if known.get("sha256") and known["sha256"] == found.get("sha256"):
-            task = other.data.build()
-        else:
-            task = other.data.build_to_score(split, _trained(folder, recipe))
-            task.about = (*task.about, *_overlap(known, found))
-    _check_names(folder, task)
+        trained_with: Preprocessing | None = None
+        if has_preprocessing(folder):
+            trained_with = read_preprocessing(folder)
+        elif not Result.exists(folder):  # a run that is not finished
+            trained_with = recipe.data.build().preprocessing()
+        task = other.data.build_to_score(split, trained_with)
+        read = {one["sha256"] for one in known.get("files") or ()}
+        if shared := [one["name"] for one in files.get("files") or () if one["sha256"] in read]:
+            more = f" and {len(shared) - 1} more are" if shared[1:] else " is"
+            line = f"warning: {shared[0]}{more} among the files that the run has read, so its model may have been "
+            task.about = (*task.about, f"{line}trained on them")
+    about = task.preprocessing()
+    difference = read_preprocessing(folder).difference(about) if about is not None and has_preprocessing(folder) else ""
+    if difference:  # such as classes of other names
+        raise InputError(f"{folder}: {difference}")
     try:
         check_task(other, task)
     except InputError as error:
         problem = str(error).rpartition("; ")[0]
         raise InputError(f"{folder}: expected data that fit the run's model: {problem}; choose other data") from None
-    task.about = (*task.about, *(f"changed: {one.name} {one.new} instead of {one.old}" for one in changed))
+    lines = (f"changed: {name} {after[name][0]} instead of {before[name][0]}" for name in changed)
+    task.about = (*task.about, *lines)
     return other, task
 
 
-class Changed(NamedTuple):
-    """A setting that differs between two configurations; allowed: an evaluation may change it."""
-
-    name: str
-    old: object
-    new: object
-    allowed: bool
-
-
-def _changed(name: str, old: Any, new: Any, allowed: bool = False) -> Iterator[Changed]:
-    """The settings that differ between two configurations."""
-    if dataclasses.is_dataclass(old) and type(old) is type(new):
-        for field in dataclasses.fields(old):
-            known = field.name in getattr(old, "at_evaluation", ())
-            yield from _changed(f"{name}.{field.name}", getattr(old, field.name), getattr(new, field.name), known)
-    elif old != new:
-        yield Changed(name, old, new, allowed)
-
-
-def _check_changed(folder: Path, recipe: Recipe, other: Recipe, changed: Sequence[Changed]) -> None:
-    """Raise InputError unless an evaluation may change these settings of the model, and no weight changes with them."""
-    if not changed:
+def _settings(name: str, config: Any, may_change: bool = False) -> Iterator[tuple[str, tuple[object, bool]]]:
+    """(path, (value, whether an evaluation may change it)) of every setting of a configuration."""
+    if not dataclasses.is_dataclass(config):
+        yield name, (config, may_change)
         return
-    wrong = next((one.name for one in changed if not one.allowed), None)
-    problem = ""
-    if wrong is None:
-        weights = on_meta(other.model).state_dict()  # raises InputError for an impossible setting
-        try:
-            check_model_state(weights, on_meta(recipe.model).state_dict())
-            return
-        except InputError as error:
-            wrong, problem = changed[0].name, f", which changes weights ({str(error).rpartition('; ')[0]})"
-    may = ", ".join(f"--{name}" for name in _at_evaluation("model", recipe.model)) or "none"
-    raise InputError(
-        f"{folder}: expected settings of the model that an evaluation may change ({may}), found --{wrong}{problem}; "
-        "train a run with it"
-    )
-
-
-def _at_evaluation(name: str, config: Any) -> Iterator[str]:
-    """The settings of a configuration that an evaluation may change."""
-    if dataclasses.is_dataclass(config):
-        for field in dataclasses.fields(config):
-            if field.name in getattr(config, "at_evaluation", ()):
-                yield f"{name}.{field.name}"
-            yield from _at_evaluation(f"{name}.{field.name}", getattr(config, field.name))
-
-
-def _trained(folder: Path, recipe: Recipe) -> Preprocessing | None:
-    """The preprocessing that a run's model was trained with; of a run that is not finished, that of its data."""
-    if has_preprocessing(folder):
-        return read_preprocessing(folder)
-    if Result.exists(folder):
-        return None
-    found: Preprocessing | None = recipe.data.build().preprocessing()
-    return found
+    yield f"{name}.is", (type(config).__name__, False)
+    for field in dataclasses.fields(config):
+        known = field.name in getattr(config, "at_evaluation", ())
+        yield from _settings(f"{name}.{field.name}", getattr(config, field.name), known)
 
 
 def _places(data: JSON) -> list[Path | None]:
@@ -219,40 +197,6 @@ def _places(data: JSON) -> list[Path | None]:
         return []
     own = [Path(str(data[name])).resolve() if data[name] else None for name in PLACES if name in data]
     return [*own, *(place for part in data.values() for place in _places(part))]
-
-
-def _known(folder: Path) -> JSONObject:
-    """The data files that a run has read, from its run.json; {} if they are unknown."""
-    return Provenance.read(folder).latest("data") or {} if Provenance.exists(folder) else {}
-
-
-def _found(data: DataConfig) -> JSONObject:
-    """The files of other data; {} if they have no training split, as only `build_to_score` reads them."""
-    try:
-        return data_read(data)
-    except InputError:
-        return {}
-
-
-def _overlap(known: JSONObject, found: JSONObject) -> list[str]:
-    """A warning if files of other data, by their hashes, are among those that the run has read."""
-    read = {one["sha256"] for one in known.get("files") or ()}
-    shared = [one["name"] for one in found.get("files") or () if one["sha256"] in read]
-    if not shared:
-        return []
-    more = f" and {len(shared) - 1} more are" if shared[1:] else " is"
-    return [
-        f"warning: {shared[0]}{more} among the files that the run has read, so its model may have been trained on them"
-    ]
-
-
-def _check_names(folder: Path, task: Task) -> None:
-    """Raise InputError if the classes of other data have other names than those that the run's model was trained on."""
-    about = task.preprocessing()
-    if about is None or not has_preprocessing(folder):
-        return
-    if problem := read_preprocessing(folder).difference(about):
-        raise InputError(f"{folder}: {problem}")
 
 
 def sample_run(folder: Path, sampling: Sampling) -> Path | None:

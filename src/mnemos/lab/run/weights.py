@@ -17,10 +17,10 @@ from mnemos.models.store import RUN_MODEL, load, save
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
+from .checkpoint import check_model_state, load_model_state, place
 from .checks import on_meta
 from .recipe import Recipe
 from .recipe_files import MODEL_RECIPE, is_model, read_recipe
-from .sharding import check_model_state, load_model_state, place
 
 _INNER = "inner"
 _LEAST = 0.5  # share of the parameters that a run must give to another model
@@ -37,19 +37,18 @@ def final_weights(folder: Path) -> dict[str, Tensor]:
 
 def final_checkpoint(folder: Path) -> tuple[str, dict[str, Tensor]]:
     """Which checkpoint of a run has its `final_weights`, such as "the checkpoint of update 40", and these weights."""
-    last = next(iter(checkpoint.steps(folder / "checkpoints")), 0)
-    if last in checkpoint.averaged_steps(folder / "checkpoints"):
-        averaged = checkpoint.averaged_path(folder / "checkpoints", last)
-        return f"the averaged weights of update {last:,}", checkpoint.weights(averaged, checkpoint.read(averaged))
-    for step in checkpoint.best_steps(folder / "checkpoints")[:1]:
-        best = checkpoint.best_path(folder / "checkpoints", step)
-        return f"the best checkpoint, of update {step:,}", checkpoint.weights(best, checkpoint.read(best))
-    found = checkpoint.newest(folder / "checkpoints")
-    if found is None:
-        raise InputError(f"{folder}: expected a checkpoint, found none; train the run first")
-    step, value, _ = found
-    weights = checkpoint.weights(checkpoint.path_of(folder / "checkpoints", step), value)
-    return f"the checkpoint of update {step:,}", weights
+    folder = folder / "checkpoints"
+    last = next(iter(checkpoint.steps(folder)), 0)
+    if last in checkpoint.steps(folder, "averaged"):
+        path, about = checkpoint.path_of(folder, last, "averaged"), f"the averaged weights of update {last:,}"
+    elif best := next(iter(checkpoint.steps(folder, "best")), 0):
+        path, about = checkpoint.path_of(folder, best, "best"), f"the best checkpoint, of update {best:,}"
+    elif (newest := checkpoint.newest(folder)) is not None:
+        step, value, _ = newest
+        return f"the checkpoint of update {step:,}", checkpoint.weights(checkpoint.path_of(folder, step), value)
+    else:
+        raise InputError(f"{folder.parent}: expected a checkpoint, found none; train the run first")
+    return about, checkpoint.weights(path, checkpoint.read(path))
 
 
 def trained_model(folder: Path, recipe: Recipe) -> nn.Module:
@@ -83,11 +82,16 @@ class Start:
     def of(cls, source: str, model: nn.Module, about: Preprocessing | None) -> "Start":
         """The weights of the run or of the host model (`hub.is_source`) that `train.init_from` names.
 
-        about: the preprocessing of the data of the model that starts, for `check_start`.
+        about: the preprocessing of the data of the model that starts; None where it has none. Raises InputError if a
+        finished run read its data as other tokens.
         """
         if not is_source(source):
             start = cls.read(Path(source), model)
-            check_start(Path(source), about)
+            problem = None
+            if about is not None and has_preprocessing(Path(source)):
+                problem = read_preprocessing(Path(source)).start_problem(about)
+            if problem is not None:
+                raise InputError(f"train.init_from: {problem}")
             return start
         if (pretrained := getattr(model, "pretrained", None)) is None:
             raise InputError(
@@ -112,30 +116,28 @@ class Start:
 
     @classmethod
     def _fitting(cls, source: str, saved: dict[str, Tensor], model: nn.Module) -> "Start":
-        """The tensors that fit."""
-        given, part, own = saved, "", model.state_dict()
+        sha256, part, own = checkpoint.digest(saved, ""), "", model.state_dict()
         if (renames := getattr(model, "weights_from", None)) is not None:  # a model around another kind of model
             saved, part = renames(saved)
-        fitting = {}
-        for name, other in _sources(list(own), list(saved)).items():
-            if other in saved and saved[other].shape == own[name].shape:
-                fitting[name] = saved[other]
+        fitting = {
+            name: saved[other]
+            for name, other in _sources(list(own), list(saved)).items()
+            if other in saved and saved[other].shape == own[name].shape
+        }
         below = f"{part}." if part else ""
         wanted = [name for name, _ in model.named_parameters(remove_duplicate=False) if name.startswith(below)]
-        found = [name for name in wanted if name in fitting]
-        total, loaded = (sum(own[name].numel() for name in names) for names in (wanted, found))
-        if not fitting or loaded < _LEAST * total:
+        loaded = [name for name in wanted if name in fitting]
+        if not fitting or sum(own[n].numel() for n in loaded) < _LEAST * sum(own[n].numel() for n in wanted):
             raise InputError(
-                f"train.init_from: expected a run of a similar model, found that {source} has {len(found)} of the "
+                f"train.init_from: expected a run of a similar model, found that {source} has {len(loaded)} of the "
                 f"{len(wanted)} parameters{f' of {part}' if part else ''} with their names and shapes; use the run's "
                 "recipe, with other data or training"
             )
         new = [name for name in own if name not in fitting]
-        said = ", ".join(new[:2]) + (f" and {len(new) - 2} more" if len(new) > 2 else "")
-        lacks = f"; {len(new)} of the {len(own)} tensors, which it does not have, are new: {said}" if new else ""
+        names = ", ".join(new[:2]) + (f" and {len(new) - 2} more" if len(new) > 2 else "")
+        lacks = f"; {len(new)} of the {len(own)} tensors, which it does not have, are new: {names}" if new else ""
         about = f"starts with the weights of {source}{lacks}"
-        origin = {"run": source, "sha256": checkpoint.digest(given, ""), "tensors": len(fitting)}
-        return cls(fitting, about, origin)
+        return cls(fitting, about, {"run": source, "sha256": sha256, "tensors": len(fitting)})
 
     def load(self, model: nn.Module) -> None:
         """Load the weights into the model; sharded parameters are loaded as shards."""
@@ -144,41 +146,26 @@ class Start:
             model.load_state_dict({name: place(value, own[name]) for name, value in self.weights.items()}, strict=False)
 
 
-def check_start(folder: Path, about: Preprocessing | None) -> None:
-    """Raise InputError if a finished run read its data as other tokens than a model that starts from it will read.
-
-    about: the preprocessing of the data of the model that starts.
-    """
-    if about is None or not has_preprocessing(folder):
-        return
-    if (problem := read_preprocessing(folder).start_problem(about)) is not None:
-        raise InputError(f"train.init_from: {problem}")
-
-
 def _sources(own: Sequence[str], saved: Sequence[str]) -> dict[str, str]:
     """For each name of a model, the name of a saved tensor with the same role; "" if there is none.
 
     An attention with a gated cache holds the attention itself as `inner`, so its tensors have another name without one.
     """
-    inside, outside = _cached(own) - _cached(saved), _cached(saved) - _cached(own)
-    found = {}
+    cached, was_cached = (
+        {name.split(f".{_INNER}.")[0] for name in names if f".{_INNER}." in name} for names in (own, saved)
+    )
+    sources = {}
     for name in own:
-        layer = next((layer for layer in inside | outside if name.startswith(f"{layer}.")), None)
-        if layer is None:
-            found[name] = name
-            continue
+        layer = next((layer for layer in cached ^ was_cached if name.startswith(f"{layer}.")), None)
         part = name.removeprefix(f"{layer}.")
-        if layer in outside:
-            found[name] = f"{layer}.{_INNER}.{part}"
+        if layer is None:
+            sources[name] = name
+        elif layer in was_cached:
+            sources[name] = f"{layer}.{_INNER}.{part}"
         else:
             attention, _, rest = part.partition(".")
-            found[name] = f"{layer}.{rest}" if attention == _INNER else ""
-    return found
-
-
-def _cached(names: Sequence[str]) -> set[str]:
-    """The modules that hold an attention inside."""
-    return {name.split(f".{_INNER}.")[0] for name in names if f".{_INNER}." in name}
+            sources[name] = f"{layer}.{rest}" if attention == _INNER else ""
+    return sources
 
 
 class Average(NamedTuple):
@@ -197,7 +184,7 @@ def average(folder: Path, count: int, parameters: Collection[str], every: int = 
     that are not among `parameters` (running statistics, caches) are those of the newest checkpoint. Memory: the weights
     in float64, and one checkpoint. Raises InputError if there is none, if one is damaged, or if their weights differ.
     """
-    steps = checkpoint.scheduled(folder, every)[:count]
+    steps = checkpoint.scheduled(checkpoint.steps(folder), every)[:count]
     if not steps:
         raise InputError(f"{folder}: expected checkpoints to average, found none; train the run first")
     sums: dict[str, Tensor] = {}
@@ -239,22 +226,20 @@ def average_run(folder: str | Path, last: int, out: str | Path | None = None) ->
     if target.exists():
         raise InputError(f"{target}: expected a new folder for the averaged model, found one; name another with --out")
     every = recipe.train.checkpoint_every
-    kept = len(checkpoint.scheduled(folder / "checkpoints", every))
-    if kept < last:
+    count = len(checkpoint.scheduled(checkpoint.steps(folder / "checkpoints"), every))
+    if count < last:
         raise InputError(
-            f"{folder}: expected {last} checkpoints, found {kept}; train with --train.keep {last}, or lower --last"
+            f"{folder}: expected {last} checkpoints, found {count}; train with --train.keep {last}, or lower --last"
         )
-    found = average(folder / "checkpoints", last, parameter_names(on_meta(recipe.model)), every)
-    check_model_state(on_meta(recipe.model).state_dict(), found.weights)
+    mean = average(folder / "checkpoints", last, parameter_names(on_meta(recipe.model)), every)
+    check_model_state(on_meta(recipe.model).state_dict(), mean.weights)
     model = recipe.model.build()
-    load_model_state(model, found.weights)
-    known = folder / RUN_MODEL / PREPROCESSING
-    about = read_bytes(known) if known.is_file() else None
-    made = None if about is not None else recipe.data.build().preprocessing()
+    load_model_state(model, mean.weights)
     save(model.eval(), target)
     write_json(target / MODEL_RECIPE, to_dict(recipe))
-    if about is not None:
-        write_bytes(target / PREPROCESSING, about)
-    elif made is not None:
-        write_json(target / PREPROCESSING, to_dict(made))
+    known = folder / RUN_MODEL / PREPROCESSING
+    if known.is_file():
+        write_bytes(target / PREPROCESSING, read_bytes(known))
+    elif (about := recipe.data.build().preprocessing()) is not None:
+        write_json(target / PREPROCESSING, to_dict(about))
     return target
