@@ -126,7 +126,9 @@ def differences_table(values: Values, unit: str, higher_is_better: bool, control
     )
     for name, tested in differences(scores, first, controls).items():
         low, high = tested.interval or (None, None)
-        effect, had, needed = controls[name], None, None
+        effect = controls[name]
+        had: Cell = None
+        needed: Cell = None
         if effect is not None:
             had = _finite(power(effect, scores[first], scores[name], min(scores[first].seeds, scores[name].seeds)))
             needed = seeds_needed(effect, scores[first], scores[name])

@@ -83,7 +83,9 @@ def altered(config: _Config, **fields: Any) -> _Config:
         name: altered(getattr(config, name), **value) if isinstance(value, dict) else value
         for name, value in fields.items()
     }
-    return replace(config, **parts)  # type: ignore[type-var]
+    old: Any = config
+    new: _Config = replace(old, **parts)
+    return new
 
 
 def variant(recipe: Recipe, about: str, **fields: Any) -> Recipe:

@@ -260,11 +260,12 @@ def _attend_in_chunks(
     """
     rows, t, _ = q.shape
     device = q.device
+    window: tuple[int, ...] = (0,) if bucket is None else WINDOW
     # --- the tokens of each round sorted by (bucket, position) [N, R, L]; a slot of no token is T or more ---
     if bucket is None:
-        order, window = torch.arange(t, device=device).expand(rows, 1, t), (0,)
+        order = torch.arange(t, device=device).expand(rows, 1, t)
     else:
-        end, window = 2**31, WINDOW  # beyond every bucket, and exact as the float that `pad` takes
+        end = 2**31  # beyond every bucket, and exact as the float that `pad` takes
         if valid is not None:
             bucket = bucket.masked_fill(~valid[:, None], end)
         order = F.pad(bucket, (0, -t % chunk), value=end).argsort(dim=-1, stable=True)

@@ -12,6 +12,7 @@ from mnemos.lab.report import gated_caches, report
 from mnemos.lab.report.markup import shortened
 from mnemos.lab.report.read import read_run
 from mnemos.lab.report.style import HEADS, RULE
+from mnemos.lab.run.recipe import Recipe
 from mnemos.types import InputError
 
 from ..claim import Claim
@@ -50,7 +51,8 @@ def figure1(claim: Claim, options: Options) -> Finding:
             theirs[family][0].append((plain.training, values[name][0]))
             theirs[family][1].append((cached.training, values[name][1]))
     # --- small ones: each depth without a cache, then with one ---
-    finding, recipes = Finding([table], [training]), {}
+    finding = Finding([table], [training])
+    recipes: dict[str, Recipe] = {}
     for depth in DEPTHS:
         for ending in (PLAIN, PAPER):
             small = recipe(options, "pvt", ending)
@@ -114,7 +116,7 @@ def figure4(claim: Claim, options: Options) -> Finding:
     # --- the picture: a row of test pictures, and the maps of the two branches below ---
     assert middle.self_map is not None
     assert middle.memory_map is not None
-    rows = {
+    rows: dict[str, Any] = {
         "": pictures.pixels,
         f"{names[middle.name]}\no_self": [gated_caches.grey(one) for one in middle.self_map],
         f"{names[middle.name]}\no_mem": [gated_caches.grey(one) for one in middle.memory_map],

@@ -63,7 +63,7 @@ def _translated(finding: Finding, options: Options, name: str, baselines: bool =
     data = next((one for one in (options.data / name, options.data) if one.name == name and one.is_dir()), None)
     if data is None:
         return None
-    changes = {} if options.steps is None else {"steps": options.steps}
+    changes: dict[str, Any] = {} if options.steps is None else {"steps": options.steps}
     recipes = [registry.load("recipe", name + ending)() for ending in ("", "-cached")]
     recipes = [altered(one, data={"path": str(data)}, train=changes) for one in recipes]
     return train(finding, options, name, {one.name: one for one in recipes}, baselines, report=False)
@@ -111,13 +111,13 @@ def word_recipes(options: Options) -> dict[str, Recipe]:
     """The small recipes of Table 5 by the names of its rows, and their never-written baselines."""
     steps = options.steps or STEPS
     blocks: dict[str, Any] = {"norm": "pre", "activation": "gelu", "mlp": 512}  # those of the recorded runs
-    words = text("words")
+    words, path = text("words"), None if options.data is None else str(options.data)
     base = altered(
         words,
         about="",
         model=blocks,
         # Documents long enough for rows to read.
-        data=TextConfig(options.data and str(options.data), segment=WORDS, tokens="words", longest=128 * WORDS),
+        data=TextConfig(path, segment=WORDS, tokens="words", longest=128 * WORDS),
         optim={"lr": 1e-3, "schedule": {"warmup": min(100, steps // 10)}},
         train=TrainConfig(
             steps=steps,

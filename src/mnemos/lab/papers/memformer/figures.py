@@ -406,7 +406,8 @@ def figure7(claim: Claim, options: Options) -> Finding:
 
 def _wrap(words: tuple[tuple[str, int], ...]) -> list[tuple[int, int, int, str]]:
     """The words in lines of at most `COLUMNS` characters: (index of the word, line, column, text)."""
-    pieces, row, column, between = [], 0, 0, slot_attention.gap(words)
+    pieces: list[tuple[int, int, int, str]] = []
+    row, column, between = 0, 0, slot_attention.gap(words)
     for i, (word, _) in enumerate(words):
         for line, text in enumerate((word.expandtabs(4) + between).split("\n")):
             if line or column + len(text) > COLUMNS:
@@ -496,7 +497,8 @@ def figure8(claim: Claim, options: Options) -> Finding:
         ):
             columns = [name, "perplexity", "minimum", "maximum", "bits per byte"]
             table = Table(f"Perplexity per byte by {title}: {about}", columns)
-            style, means = variant(1 if axes is left else 2), []
+            style = variant(1 if axes is left else 2)
+            means: list[float] = []
             for value in values:
                 both = (value, max(SLOTS)) if name == "horizon" else (CONSTANT_HORIZON, value)
                 scores = _train_variant(finding, options, *both)

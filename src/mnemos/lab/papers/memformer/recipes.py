@@ -108,7 +108,8 @@ def picture_variant(row: str, size: ImageSizes) -> Variant:
         model = replace(plain, position="none", attention=RelativeConfig(memory=reach))
         return model, RolloutConfig(segment_length=size.side, horizon=1)
     _, (encoder, decoder), changes = _PICTURE_MEMFORMERS[row]
-    memory = SlotsConfig(**{"slots": 64, "temperature": 0.25} | changes)
+    settings: dict[str, Any] = {"slots": 64, "temperature": 0.25}
+    memory = SlotsConfig(**settings | changes)
     memformer = MemformerConfig(
         preset="paper",
         dim=size.dim,
