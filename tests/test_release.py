@@ -111,6 +111,12 @@ def test_workflows_parse_run_targets_that_exist_and_pin_what_they_use():
     assert publish["steps"][-1]["with"] == {"attestations": True}
 
 
+@pytest.mark.parametrize("name", ["environments", "mutate", "sanitize"])
+def test_the_tests_that_a_tool_runs_exist(name):
+    named = re.findall(r'"(tests/[\w/]+(?:\.py)?)"', (ROOT / "tools" / f"{name}.py").read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
 def test_wheels_are_built_for_the_platforms_that_the_list_wants(release):
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
     assert {name.partition("-")[2] for name in built["build"]} == {

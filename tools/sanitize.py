@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 from mnemos.native import build as building  # noqa: E402
+from mnemos.native import instruction_sets  # noqa: E402
 
 KINDS = {
     "address": (["-fsanitize=address,undefined", "-fno-sanitize-recover=all"], ["libasan.so", "libubsan.so"]),
@@ -67,12 +68,10 @@ def build(kind: str, variant: tuple[str, int, list[str]], folder: Path) -> Path:
     jobs += [(name, [f'-DSOURCES="{building.fingerprint()}"']) for name in building.ONCE]
 
     def compiled(job: tuple[str, list[str]]) -> str:
-        name, given = job
+        name, more = job
         out = str(folder / f"{kind}_{name.replace('/', '_')}.o")
         source = str(building.HERE / f"{name}.cpp")
-        subprocess.run(
-            [*building.compiler(), *flags, *given, f"-I{building.HERE}", "-c", source, "-o", out], check=True
-        )
+        subprocess.run([*building.compiler(), *flags, *more, f"-I{building.HERE}", "-c", source, "-o", out], check=True)
         return out
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -83,15 +82,7 @@ def build(kind: str, variant: tuple[str, int, list[str]], folder: Path) -> Path:
     return library
 
 
-def best() -> str:
-    """The name of the best instruction set of this processor that the kernels have, as mnemos_best in library.cpp."""
-    known = Path("/proc/cpuinfo").read_text().split("flags", 1)[-1].split("\n", 1)[0].split()
-    wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
-    needed = {"avx512bf16": {*wide, "avx512_bf16"}, "avx512": wide, "avx2": {"avx2", "fma"}}
-    return next((name for name, flags in needed.items() if flags <= set(known)), "baseline")
-
-
-def located(name: str) -> str:
+def library_path(name: str) -> str:
     """The path of one of the compiler's libraries."""
     found = subprocess.run([*building.compiler(), f"-print-file-name={name}"], capture_output=True, text=True)
     path = os.path.realpath(found.stdout.strip())
@@ -103,7 +94,7 @@ def located(name: str) -> str:
 def run(kind: str, library: Path) -> int:
     """Run the kernels' tests with a sanitizer's library preloaded; returns pytest's status."""
     environment = dict(os.environ, **OPTIONS, PYTHONPATH=str(ROOT / "src"), OMP_NUM_THREADS="1")
-    environment["LD_PRELOAD"] = " ".join(located(name) for name in KINDS[kind][1])
+    environment["LD_PRELOAD"] = " ".join(library_path(name) for name in KINDS[kind][1])
     quiet = ["-q", "-x", "-s", "-p", "no:cacheprovider", "-m", "not slow", "--cases", "2", "-k", PART]
     # -s: pytest would keep the reports, and a report ends the process.
     fixed = [shutil.which("setarch") or "", "-R"] if shutil.which("setarch") else []  # addresses that the shadow covers
@@ -117,14 +108,14 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; all by default")
     variants = (building.BASELINE, *building.X86)
     parser.add_argument("--set", choices=[v[0] for v in variants], help="an instruction set")
-    given = parser.parse_args()
-    if unknown := set(given.kinds) - set(KINDS):
+    options = parser.parse_args()
+    if unknown := set(options.kinds) - set(KINDS):
         parser.error(f"expected sanitizers of {', '.join(KINDS)}, found {', '.join(sorted(unknown))}")
-    variant = next(v for v in variants if v[0] == (given.set or best()))
+    variant = next(v for v in variants if v[0] == (options.set or instruction_sets()[-1]))
     name = variant[0]
     failed = []
     with tempfile.TemporaryDirectory() as folder:
-        for kind in given.kinds or KINDS:
+        for kind in options.kinds or KINDS:
             start = time.monotonic()
             status = run(kind, build(kind, variant, Path(folder)))
             result = "nothing found" if status == 0 else f"failed with status {status}"
