@@ -55,18 +55,18 @@ class Family(NamedTuple):
 
 def families() -> list[Family]:
     """The recipes by the function that makes them: this package's, those of papers last, then other packages'."""
-    if registry.is_empty("recipe"):  # no plug-in has added any, and none is imported
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            file = _cache_file()
-            if file.exists():
-                return [Family(*one) for one in json.loads(read_text(file))]
-            every = _made_families()
-            file.parent.mkdir(parents=True, exist_ok=True)
-            for old in file.parent.glob("recipes-*.json"):
-                old.unlink()
-            write_json(file, every)
-            return every
-    return _made_families()
+    if not registry.is_empty("recipe"):  # they are imported, or a plug-in has added some
+        return _made_families()
+    with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):  # no home, or a damaged file
+        return [Family(*one) for one in json.loads(read_text(_cache_file()))]
+    every = _made_families()
+    with contextlib.suppress(OSError, RuntimeError):
+        file = _cache_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for old in file.parent.glob("recipes-*.json"):
+            old.unlink()
+        write_json(file, every)
+    return every
 
 
 def _cache_file() -> Path:
