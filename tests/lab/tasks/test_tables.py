@@ -41,6 +41,11 @@ def test_each_row_is_a_document(tmp_path, ending):
     assert all(file.is_file() for file in TextConfig(str(path)).files())
 
 
+def test_rows_without_text_are_left_out(tmp_path):
+    path = write(tmp_path, ".parquet", {"body": [None, "", "words " * 200] * 9})
+    assert sum(len(documents) for documents in TextConfig(str(path)).build()._splits.values()) == 9
+
+
 def test_a_folder_of_tables_gives_its_splits(tmp_path):
     for split, first in (("train", 0), ("validation", 20), ("test", 30)):
         write(tmp_path / "files", ".jsonl", {"body": ROWS["body"][first : first + 10]}, split)

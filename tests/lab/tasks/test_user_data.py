@@ -1,0 +1,18 @@
+import torch
+from torch.utils.data import Dataset
+
+from mnemos.lab.tasks.user_data import source
+
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.rand(2), index
+
+
+def test_what_a_data_set_draws_is_a_function_of_seed_and_batch():
+    draws = {key: source(Noisy()).batch(key[0], 8, key[1]).inputs for key in ((0, 0), (1, 0), (0, 1))}
+    assert torch.equal(draws[0, 0], source(Noisy()).batch(0, 8, 0).inputs)
+    assert len(torch.stack([*draws.values()]).flatten(1).unique(dim=0)) == 3
