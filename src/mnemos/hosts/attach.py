@@ -260,7 +260,7 @@ def add_caches(
     # --- the report, and the record from which `load` and `from_pretrained` make the same caches ---
     if saved_sizes is None:  # else they were given before the model was saved
         for warning in dict.fromkeys(plan.input.warning for plan in plans if plan.input.warning):
-            warnings.warn(f"mnemos.cache: {warning}", UserWarning, stacklevel=3)  # names the line that calls `cache`
+            warnings.warn(f"mnemos.cache: {warning}", UserWarning, stacklevel=4)  # names the line that calls `cache`
     entries = [
         Cached(
             name=site.name,
