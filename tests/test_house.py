@@ -12,6 +12,12 @@ def test_no_file_is_longer_than_700_lines():
     assert not {path.name: length for path, length in lengths.items() if length > 700}
 
 
+def test_no_two_test_files_have_one_name():
+    """pytest imports them as modules of one level: together they could not be collected."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_the_benchmarks_import_names_that_exist():
     taken = [
         (path.name, node.lineno, node.module, alias.name)
