@@ -141,7 +141,7 @@ def _run(arguments: list[str]) -> int:
         return 2 if isinstance(error, InputError) else 1
     except (KeyboardInterrupt, Interrupted) as stop:
         line, *more = stop.args or ("interrupted",)
-        again = "" if verb == "train" or not stop.args else f": mnemos {shlex.join([*arguments, *more])}"
+        again = f": mnemos {shlex.join([*arguments, *more])}" if "the same command" in line else ""
         _say(f"{line}{again}")
         return 130
 
