@@ -61,12 +61,12 @@ def test_polygons_and_both_forms_of_run_lengths_are_the_same_mask(tmp_path):
 
 
 def test_boxes_outside_are_cut_or_left_out_and_counted(tmp_path):
-    boxes = [(-5, 2, 10, 4), (40, 2, 10, 4), (3, 3, 0, 4), (3, 3, 4, 4)]
+    boxes = [(-5, 2, 10, 4), (40, 2, 10, 4), (3, 3, 0, 4), (3, 3, 4, 4), (25, 18, 10, 4)]
     scenes = read_coco(*write(tmp_path, [annotation(i, None, box) for i, box in enumerate(boxes)]))
-    assert objects(scenes, 0).boxes.tolist() == [[0, 2, 5, 6], [3, 3, 7, 7]]
+    assert objects(scenes, 0).boxes.tolist() == [[0, 2, 5, 6], [3, 3, 7, 7], [25, 18, 30, 20]]
     assert objects(scenes, 0).masks is None
     assert scenes.describe() == (
-        "1 picture with 2 objects of 1 class, boxes cut at the edge: 1, boxes without an area in the picture: 2"
+        "1 picture with 3 objects of 1 class, boxes cut at the edge: 2, boxes without an area in the picture: 2"
     )
     assert "1 picture without an object" in read_coco(*write(tmp_path, [])).describe()
 

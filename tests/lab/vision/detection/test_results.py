@@ -58,7 +58,7 @@ def test_figures_of_masks_by_hand():
             "category_id": 1,
             "bbox": [9, 9, 9, 9],
             "score": 0.9,
-            "segmentation": mask((150, 170, 150, 170)),
+            "segmentation": mask((150, 190, 150, 190)),
         },
     ]
     figures = AveragePrecision(truth, found, "mask").figures
@@ -66,6 +66,7 @@ def test_figures_of_masks_by_hand():
     assert math.isnan(figures["AP medium"])
     wrong = AveragePrecision(TRUTH | {"annotations": [one]}, found, "mask").figures
     assert wrong["AP"] == pytest.approx(50), "without the crowd the better score is a wrong detection"
+    assert wrong["AP small"] == pytest.approx(100), "of 1,600 pixels, whatever its box"
 
 
 def test_no_box_crosses_a_name():
