@@ -3,11 +3,14 @@
 import copy
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from mnemos import registry
+from mnemos.atomic import write_json
+from mnemos.config import to_dict
 from mnemos.lab.compare import budgets, compare
 from mnemos.lab.compare.baselines import parameters, with_parameters
 from mnemos.lab.compare.budgets import Budget, Seconds, budget_text, with_steps
@@ -55,6 +58,18 @@ def rmt(text: str, **train) -> Recipe:
         data=TextConfig(text, segment=8),
         name="rmt",
     )
+
+
+def finished(recipe: Recipe, folder: Path) -> None:
+    """A run in place of its training: the lower the rate the better it scores."""
+    folder.mkdir(parents=True)
+    write_json(folder / "recipe.json", to_dict(recipe))
+    write_json(folder / "run.json", {})
+    (folder / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "loss": 1.0}\n')
+    scores = {"loss": 1.0, "bits per byte": 1 + recipe.optim.lr}
+    costs = {"steps": recipe.train.steps, "update_flops": 2.0, "flops": 1, "parameters": 1, "seconds": 1.0}
+    result = {"recipe": recipe.name, "seed": recipe.train.seed, "metric": "bits per byte", **costs}
+    write_json(folder / "result.json", {**result, "valid": scores, "test": scores})
 
 
 def test_kinds_are_read():
@@ -138,12 +153,12 @@ def test_a_recipe_that_is_added_is_measured_beside_the_first(text, tmp_path, mea
     assert json.loads((tmp_path / "budget.json").read_text()) == found
 
 
-def test_the_never_written_baseline_of_other_steps_is_named(text, tmp_path, monkeypatch, trained_here):
+def test_the_never_written_baseline_of_other_steps_is_named(text, tmp_path, monkeypatch, runs_here):
     """A report took it for missing, because the recipes differ in their steps."""
     cost = {"rmt": 1.0, "rmt-unwritten": 2.0}
     monkeypatch.setattr(budgets, "update_flops", lambda recipes: [cost[one.name] for one in recipes])
-    recipe = rmt(text, steps=2, valid_rows=2, test_rows=2)
-    found = compare.compare([recipe], tmp_path / "c", unwritten=True, equal=("flops",), of_claim=True)
+    runs_here(finished)
+    found = compare.compare([rmt(text, steps=2)], tmp_path / "c", unwritten=True, equal=("flops",), of_claim=True)
     assert [(row["name"], row["baseline_of"], row["steps"]) for row in found["rows"]] == [
         ("rmt", None, 2),
         ("rmt-unwritten", "rmt", 1),
@@ -264,12 +279,12 @@ def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forke
         budgets.update_flops([plain(text, batch_size=0)])
 
 
-def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, measured, capsys, trained_here):
-    recipes = [plain(text), replace(rmt(text, rollout=RolloutConfig()), data=TextConfig(text, segment=64))]
+def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, measured, capsys, runs_here):
+    recipes, children = [plain(text), rmt(text)], runs_here(finished)
     found = compare.compare(recipes, tmp_path / "c", equal=("time",), rates=(1e-3, 1e-1))
     said = capsys.readouterr()
     assert "equal training time: " in said.out
-    assert "rmt: other data settings than lstm: data.segment (64, not 32)\n" in said.out
+    assert "rmt: other data settings than lstm: data.segment (8, not 32)\n" in said.out
     assert "2 recipes × 2 learning rates, then 1 seed of the best: 4 runs" in said.out
     budget = json.loads((tmp_path / "c/budget.json").read_text())
     assert found["equal"] == {key: budget[key] for key in ("equal", "unit", "budget", "first", "clock")} | {
@@ -280,7 +295,7 @@ def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, measured, ca
         assert row["steps"] == steps
         update = budget["recipes"][row["name"]]["update"]
         assert abs(steps * update - budget["budget"]) <= update / 2 * (1 + 1e-9)  # the nearest number of steps
-        assert row["train_flops"] > 0
+        assert row["train_flops"] == 2 * steps
         scores = dict(row["rates"])
         assert row["rate"] == min(scores, key=scores.get)
         assert all(f"{row['rate']:.1e}" in place for place in found["runs"][row["name"]])
@@ -288,7 +303,7 @@ def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, measured, ca
     # `measured` has no cost any more: nothing is measured again
     again = compare.compare(recipes, tmp_path / "c", equal=("time",), rates=(1e-3, 1e-1), of_claim=True)
     assert again["rows"] == found["rows"]
-    assert len(trained_here) == 4
+    assert len(children) == 4
 
 
 def test_flops_are_a_mean_over_all_shapes_of_many_updates(text, monkeypatch):
