@@ -168,6 +168,19 @@ def _score(row: Value, best: bool) -> str:
     return (f"**{mean}**" if best else mean) + ("" if row["std"] is None else f" ± {row['std']:.2f}")
 
 
+def constant_start() -> str:
+    """A cache read per row beside constants from which its updates start."""
+    titles = {"written": "the written cache", "never written": "zeros", "learned": "a learned array"}
+    titles |= {"random": "random numbers of ± .02", "large": "random numbers of ± .5"}
+    file = _load("constant_start")
+    columns = [(data, preset) for data in file for preset in ("paper, per row", "mnemos")]
+    rows = []
+    for name, title in titles.items():
+        scores = (file[data]["scores"][f"{preset}: {name}"] for data, preset in columns)
+        rows.append([title, *(f"{score['mean']:.1f} ± {score['std']:.1f}" for score in scores)])
+    return _table(["an update starts from", *map(", ".join, columns)], rows)
+
+
 def stream_caches() -> str:
     """What a written cache per stream adds, in every default benchmark."""
     rows = [_cache_per_stream(f"`{name}`", rows) for name, rows in _benchmarks("bench_memory").items()]
@@ -634,7 +647,7 @@ _OF_PAPERS = {f"claims-{page.split('-')[0]}": name for name, page, _ in _PAPERS}
 _ALL = (which, which_memory, stream_caches, which_forgets, text_state, text_forgets, state_bits, what_helped)
 _ALL += (other_tasks, encoder_classes, small_images, claims, linearised_arms, linearised_told, fast_models)
 _ALL += (linear_speed, delta_gradients, delta_forward, convolutions, decoding_speed, translation_speed)
-_ALL += (transformer_speed, linearised_speed, rollout_cost)
+_ALL += (transformer_speed, linearised_speed, rollout_cost, constant_start)
 TABLES = {function.__name__.replace("_", "-"): function for function in _ALL}
 TABLES |= {name: functools.partial(_claims_of, paper) for name, paper in _OF_PAPERS.items()}
 
