@@ -146,6 +146,13 @@ def test_other_text_is_scored_with_the_sub_words_of_the_run(task, tmp_path):
     assert sorted(pair for b in other.batches("test", 4) for pair in texts(other, b)) == sorted(sentences(9, 7))
 
 
+def test_some_pairs_are_translated_greedily_in_training_and_all_by_the_beam_in_the_end(config):
+    task = replace(config, valid_translated=6).build()
+    beams = {split: torch.cat([b.beams for b in task.batches(split, 8)]).tolist() for split in ("valid", "test")}
+    assert sorted(beams["valid"]) == [0] * 18 + [1] * 6
+    assert set(beams["test"]) == {5}
+
+
 def test_bpe_dropout_divides_the_training_pairs_alone_and_the_same_again(config, task):
     dropped = replace(config, bpe_dropout=0.3).build()
     one, plain = dropped.train_batch(3, 64, 1), task.train_batch(3, 64, 1)
