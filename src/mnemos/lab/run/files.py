@@ -53,7 +53,8 @@ class _File:
         hints = typing.get_type_hints(cls)
         names = {one.name for one in fields(cls)} - {cls._OTHERS}  # type: ignore[arg-type]
         own = {
-            name: from_json(hints[name], value, path, _REMEDY, name)
+            # A count that is written as 3.1e6 is one too.
+            name: from_json(float if hints[name] in (int, int | None) else hints[name], value, path, _REMEDY, name)
             for name, value in content.items()
             if name in names and value is not None
         }
