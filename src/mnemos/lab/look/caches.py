@@ -40,7 +40,7 @@ class WindowReader(Reader):
         seen = min(n, self.reach)
         received[self.reach - seen :] = weights.mean(0)[n - seen :]
         self.add(received=received)
-        parts = ("this segment", "earlier words of the window")
+        parts: tuple[str, ...] = ("this segment", "earlier words of the window")
         lengths = [weights[:, n:].sum(1), weights[:, :n].sum(1)]
         if self.cached is not None:
             own, memory = branches(calls, self.cached)

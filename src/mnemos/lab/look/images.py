@@ -79,12 +79,13 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
             outputs, _ = run(inputs, None)
         check_finite(outputs)
         guess = outputs.argmax(-1).tolist() if run is model else []
-        of_tokens = {}  # by layer, where its tokens are in the picture
+        of_tokens: dict[str, TokenPositions] = {}  # by layer, where its tokens are in the picture
         for layer, module in caches.items():
             if layer in branches:
                 rows, tokens = branches[layer].o_self.shape[0] // len(index), branches[layer].o_self.shape[1]
                 at = token_positions(model, layer, module, rows, tokens, (shown.shape[1], shown.shape[2]))
-                of_tokens |= {} if isinstance(at, str) else {layer: at}
+                if not isinstance(at, str):
+                    of_tokens[layer] = at
         if not of_tokens:
             raise InputError("look: expected cached layers whose tokens have places in the picture, found none")
         chosen = [list(of_tokens)[int(i)] for i in evenly_spaced(len(of_tokens), LAYERS)]

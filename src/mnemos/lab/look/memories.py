@@ -5,7 +5,7 @@ model and is given one segment after the other: what its modules were called wit
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -129,9 +129,10 @@ class Reader:
     def memory(self) -> Memory:
         """What was recorded."""
         rows = {name: _stacked(values) for name, values in self.rows.items()}
-        arrays = {name: rows.pop(name) for name in ("moved", "written", "readers", "received") if name in rows}
-        arrays |= {"values": rows}  # the others
-        return Memory(self.name, self.kind, self.units, self.about, offset=self.offset, own=self.own, **arrays)
+        names = {"moved", "written", "readers", "received"}
+        memory = Memory(self.name, self.kind, self.units, self.about, offset=self.offset, own=self.own)
+        memory.values = {name: array for name, array in rows.items() if name not in names}
+        return replace(memory, **{name: array for name, array in rows.items() if name in names})
 
     def sources(self) -> list[Sources]:
         """What the tokens took from where, by layer."""

@@ -47,15 +47,15 @@ class Axis:
 
 
 class Series(NamedTuple):
-    """What has a line and a switch: a variant, a layer. colour: a variable of the style sheet. index: of its marks."""
+    """What has a line and a switch: a variant, a layer. colour: a variable of the style sheet. order: of its marks."""
 
     name: str
     colour: str
-    index: int = 0
+    order: int = 0
 
     @property
     def dash(self) -> list[int]:
-        return _DASHES[self.index // len(VARIANTS) % len(_DASHES)]
+        return _DASHES[self.order // len(VARIANTS) % len(_DASHES)]
 
 
 def variant(name: str, index: int) -> Series:
@@ -199,7 +199,7 @@ def specification(chart: Chart) -> JSONObject:
         return {"field": "s", "type": "nominal", "legend": None, "scale": scale}
 
     colours, dashes = [f"var(--{one.colour})" for one in chart.series], [one.dash for one in chart.series]
-    colour, shape = by_series(colours), by_series([_SHAPES[one.index % len(_SHAPES)] for one in chart.series])
+    colour, shape = by_series(colours), by_series([_SHAPES[one.order % len(_SHAPES)] for one in chart.series])
     scale = {"type": "log"} if chart.logarithmic else {"type": "linear", "zero": False}
     ticks = {"values": list(chart.ticks)} if chart.ticks else {"tickCount": 6}
     x: JSONObject = {
@@ -245,7 +245,7 @@ def specification(chart: Chart) -> JSONObject:
             ends = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
             layer({"type": "rule", "strokeWidth": 1.2}, {"x": x, "color": colour, **ends})
         if chart.mode != "marks":
-            line = {"x": x, "y": y, "color": colour}
+            line: JSONObject = {"x": x, "y": y, "color": colour}
             if len(set(chart.columns["r"])) > 1:
                 thin = {"type": "line", "strokeWidth": 1, "opacity": 0.6}
                 layer(thin, {**line, "detail": [{"field": "r"}, {"field": "s"}]})

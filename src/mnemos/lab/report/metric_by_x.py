@@ -61,7 +61,7 @@ def read_by_x(results: Results) -> MetricByX | None:
     by_x: MetricByX | None = None
     for name in results.names:
         for run in results.runs_of(name):
-            along, points = run.artifacts.get("along"), _points(run)
+            along, points = run.artifacts.get("along") or {}, _points(run)
             if not points:
                 continue
             if by_x is None:

@@ -40,8 +40,9 @@ def example_section(results: Results) -> str:
                 lines = run.artifacts.get(entry)
                 if not isinstance(fields, dict) or not isinstance(lines, list):
                     continue
-                texts = (str(fields.get(key, "")) for key in ("title", "given", "found", "about", "beside"))
-                about = _About(*texts, fields.get("exact") is not False, fields.get("compared") is True)
+                texts = {key: str(fields.get(key, "")) for key in ("title", "given", "found", "about", "beside")}
+                exact, compared = fields.get("exact") is not False, fields.get("compared") is True
+                about = _About(exact=exact, compared=compared, **texts)
                 lines = [line for line in lines if isinstance(line, dict)]
                 references = tuple((str(line.get(about.beside, "")), str(line.get(about.given, ""))) for line in lines)
                 if lines:
