@@ -1,5 +1,3 @@
-import time
-
 import pytest
 
 from mnemos.lab.measure import timing
@@ -15,9 +13,10 @@ def test_rounds_take_turns_and_the_order_rotates(monkeypatch):
 
 
 def test_a_short_call_is_repeated_and_its_time_is_that_of_one(monkeypatch):
-    monkeypatch.setattr(timing, "LEAST", 0.05)
-    (seconds,) = timing.race({"sleep": lambda: time.sleep(0.005)}, 1)["sleep"]
-    assert 0.005 <= seconds < 0.04
+    times = []  # of the calls, a sixteenth of a second each
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: len(times) / 16)
+    assert timing.race({"run": lambda: times.append(1)}, 1) == {"run": [1 / 16]}
+    assert len(times) == 1 + 3, "one that is not timed, and those of 0.15 seconds"
 
 
 def test_a_ratio_is_taken_round_by_round():

@@ -58,9 +58,9 @@ def without_state(model: nn.Module, batch: int, place: int, vocab_size: int) -> 
 def whole(seconds: Callable[[int], float], length: int, places: int = 5) -> float:
     """Seconds to decode `length` tokens, by linear interpolation between the steps at a few positions."""
     at = sorted({round(i * (length - 1) / (places - 1)) for i in range(places)})
-    found = [seconds(place) for place in at]
-    spans = zip(at, at[1:], found, found[1:], strict=False)
-    return (found[0] + found[-1]) / 2 + sum((right - left) * (a + b) / 2 for left, right, a, b in spans)
+    times = [seconds(position) for position in at]
+    spans = zip(at, at[1:], times, times[1:], strict=False)
+    return (times[0] + times[-1]) / 2 + sum((right - left) * (a + b) / 2 for left, right, a, b in spans)
 
 
 def _tokens(batch: int, length: int, vocab_size: int) -> Tensor:

@@ -49,10 +49,10 @@ def check_ways(model: nn.Module, segments: Sequence[Tensor]) -> None:
     wanted: list[Tensor] = []
     for name, way in WAYS.items():
         way(model, segments)
-        found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         model.zero_grad()
-        wanted = wanted or found
-        for a, b in zip(found, wanted, strict=True):
+        wanted = wanted or gradients
+        for a, b in zip(gradients, wanted, strict=True):
             assert (a - b).norm() <= 1e-5 * b.norm() + 1e-7, f"{name}: other gradients"
 
 
@@ -61,7 +61,7 @@ def most_saved(run: Callable[[], object]) -> int:
 
     Tensors that torch.utils.checkpoint recomputes are not seen here; the peak of the process includes them.
     """
-    held: dict[int, int] = {}
+    uses: dict[int, int] = {}  # by storage
     sizes: dict[int, int] = {}
     most = total = 0
 
@@ -69,16 +69,16 @@ def most_saved(run: Callable[[], object]) -> int:
         def __init__(self, x: Tensor) -> None:
             nonlocal most, total
             self.x, self.key = x, x.untyped_storage().data_ptr()
-            held[self.key] = held.get(self.key, 0) + 1
-            if held[self.key] == 1 and not isinstance(x, nn.Parameter) and not x.is_leaf:
+            uses[self.key] = uses.get(self.key, 0) + 1
+            if uses[self.key] == 1 and not isinstance(x, nn.Parameter) and not x.is_leaf:
                 sizes[self.key] = x.untyped_storage().nbytes()
                 total += sizes[self.key]
                 most = max(most, total)
 
         def __del__(self) -> None:
             nonlocal total
-            held[self.key] -= 1
-            if not held[self.key]:
+            uses[self.key] -= 1
+            if not uses[self.key]:
                 total -= sizes.pop(self.key, 0)
 
     with saved_tensors_hooks(Saved, lambda h: h.x):

@@ -65,10 +65,10 @@ class _Live(DispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {_storage(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        inputs = {_storage(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
         result = func(*args, **(kwargs or {}))
         for tensor in pytree.tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and _storage(tensor) not in self._known | given:
+            if isinstance(tensor, torch.Tensor) and _storage(tensor) not in self._known | inputs:
                 self._add(tensor.untyped_storage())
         return result
 

@@ -33,9 +33,9 @@ class Machine(NamedTuple):
     flops: float
     bytes: float
 
-    def seconds(self, found: Iterable[Work]) -> float:
+    def seconds(self, work: Iterable[Work]) -> float:
         """The predicted seconds of operations that run one after another."""
-        return sum(max(work.flops / self.flops, work.bytes / self.bytes) for work in found)
+        return sum(max(one.flops / self.flops, one.bytes / self.bytes) for one in work)
 
 
 def operations(function: Callable[[], object]) -> list[Work]:
@@ -45,17 +45,15 @@ def operations(function: Callable[[], object]) -> list[Work]:
     """
     with no_fast_path(), _Recorder() as recorder:
         function()
-    return recorder.found
+    return recorder.work
 
 
 class _Recorder(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Work] = []
-        self.formulas: dict[object, Callable[..., int]] = {
-            **flop_registry,
-            **{k: shape_wrapper(f) for k, f in COUNTED.items()},
-        }
+        self.work: list[Work] = []
+        self.formulas: dict[object, Callable[..., int]] = {**flop_registry}
+        self.formulas |= {operator: shape_wrapper(formula) for operator, formula in COUNTED.items()}
 
     def __torch_dispatch__(self, func: Any, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
         kwargs = kwargs or {}
@@ -69,7 +67,7 @@ class _Recorder(DispatchMode):
         moved = _moved(func, args, kwargs, out)
         flops = self.formulas[packet](*args, **kwargs, out_val=out) if packet in self.formulas else 0
         if flops or moved:
-            self.found.append(Work(packet.__name__, int(flops), moved))
+            self.work.append(Work(packet.__name__, int(flops), moved))
         return out
 
 
@@ -80,12 +78,12 @@ def _moved(func: Any, args: tuple, kwargs: dict, out: object) -> int:
         return 0
     schema = schema_of(func)
     names = schema.arguments
-    given = [*zip(names, args, strict=False), *((a, kwargs[a.name]) for a in names if a.name in kwargs)]
-    written = sum(_size(value) for a, value in given if a.alias_info is not None and a.alias_info.is_write)
+    values = [*zip(names, args, strict=False), *((a, kwargs[a.name]) for a in names if a.name in kwargs)]
+    written = sum(_size(value) for a, value in values if a.alias_info is not None and a.alias_info.is_write)
     aliases = any(r.alias_info is not None for r in schema.returns)
     if aliases and not written:
         return 0  # a view
-    read = sum(_size(value) for _, value in given)
+    read = sum(_size(value) for _, value in values)
     if packet in _OVERWRITES:
         read -= written
     return read + written + (0 if aliases else _size(out))

@@ -45,8 +45,8 @@ def race(
 
 def ratio(times: Mapping[str, list[float]], name: str, base: str) -> Ratio:
     """The time of `name` divided by that of `base` in the same round, over all rounds."""
-    found = [a / b for a, b in zip(times[name], times[base], strict=True)]
-    if len(found) == 1:
-        return Ratio(found[0], found[0], found[0])
-    low, _, high = statistics.quantiles(found, n=4)
-    return Ratio(statistics.median(found), low, high)
+    ratios = [a / b for a, b in zip(times[name], times[base], strict=True)]
+    if len(ratios) == 1:
+        return Ratio(ratios[0], ratios[0], ratios[0])
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return Ratio(statistics.median(ratios), low, high)
