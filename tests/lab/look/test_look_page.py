@@ -40,6 +40,7 @@ def made(segments=3, length=32, units=8, layers=1):
         for i in range(layers)
     ]
     memories.append(Memory("window", "window", (), "", received=some((segments, 2 * length))))
+    memories.append(Memory("layer 1, window", "sums", (), ""))  # nothing but shares
     words = tuple((HOSTILE if i == 3 else f"word{i % 99}", 1) for i in range(n))
     effects = [Effect(Change(HOSTILE, 0, 1, alone), np.array([0.1])) for alone in (False, True)]
     last = Prediction(n, 1, 0.9, 1, 0.9, HOSTILE, HOSTILE, [segments - 1], effects)

@@ -14,7 +14,7 @@ from mnemos.lab.evaluate.write_attention import writing
 from mnemos.lab.look import effects, viewer
 from mnemos.lab.look import record as look_record
 from mnemos.lab.look.memories import nodes
-from mnemos.lab.look.observe import Added, Attended, CacheWritten, SlotsWritten, Summed, Windowed, observing
+from mnemos.lab.look.observe import Added, Attended, CacheWritten, Mixed, SlotsWritten, Summed, Windowed, observing
 from mnemos.lab.look.readers import readers_of
 from mnemos.lab.look.record import Document, record
 from mnemos.lab.look.viewer import choose_row
@@ -125,6 +125,9 @@ def test_gates_are_those_of_the_equations():
     wanted = torch.zeros(3, 5)
     wanted[torch.arange(3), place] = gate
     torch.testing.assert_close(torch.tensor(cache.written[0]), wanted)
+    (lengths,) = [call for call in calls["blocks.0.attention"] if isinstance(call, Mixed)]
+    share = lengths.memory[0] / (lengths.own[0] + lengths.memory[0])
+    torch.testing.assert_close(torch.tensor(found.sources[0].share[:5, 2]), share)
 
 
 def scored(outputs, first, length):
@@ -154,6 +157,7 @@ def test_a_cache_is_credited_with_what_it_alone_changes(share, credited):
         state = wanted[1]
     changed = np.abs(found.emptied["caches"] - found.surprise)[1:]
     assert (changed.max() > 1e-3) == credited
+    assert found.sources[0].share[:, 2].any() == credited, "the part of the cache in what a token took"
     assert np.abs(found.emptied["keys and values"] - found.surprise)[1:].max() > 1e-3
     (place, *_) = found.predictions or [None]
     assert (place is not None) == bool((found.emptied["caches"] - found.surprise)[1:].max() > 0)
@@ -368,6 +372,23 @@ def test_a_linearised_decoder_says_what_window_and_sums_gave(rotary):
     torch.testing.assert_close(torch.tensor(found.sources[0].share[:, 0]), own, rtol=1e-3, atol=1e-5)
     assert found.memories[0].kind == "sums"
     assert found.predictions
+
+
+@torch.no_grad()
+def test_states_without_feature_maps_of_their_own_are_read_too():
+    library = mnemos.libraries.transformers()
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = library.LlamaForCausalLM(library.LlamaConfig(vocab_size=30, **sizes)).eval()
+    mnemos.linearise(model, window=5, sinks=2, state="none")
+    found = record(mnemos.functional(model), Document.of_text(TOKENS[0].tolist()))
+    assert [(one.name, one.units) for one in found.memories] == [("layer 1, window", ())]
+    assert "last words alone" in found.memories[0].about
+    assert not found.sources[0].share[:, 3].any()
+    assert found.sources[0].share[7:, 2].all(), "the first two words stay"
+    mnemos.unlinearise(model)
+    mnemos.linearise(model, window=5, state="linear")
+    found = record(mnemos.functional(model), Document.of_text(TOKENS[0].tolist()))
+    assert found.memories[0].units[::3] == ("head 1, direction 1", "head 2, direction 1")
 
 
 @torch.no_grad()

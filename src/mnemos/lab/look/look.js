@@ -355,8 +355,15 @@
   const axis = (...parts) => make("div", { class: "look-axis" }, ...parts.map((part) => make("span", {}, part)));
 
   function build_panels(one) {
-    ui.memories = one.memories.map((memory, m) => (memory.units.length ? unit_panel(one, memory, m) : window_panel(one, memory, m)));
+    const panel = (memory) => (memory.units.length ? unit_panel : memory.received ? window_panel : plain_panel);
+    ui.memories = one.memories.map((memory, m) => panel(memory)(one, memory, m));
     ui.panels.replaceChildren(...ui.memories.map((panel) => panel.element));
+  }
+
+  // Of a memory whose part in the shares of sources is all that was recorded.
+  function plain_panel(one, memory) {
+    const element = make("section", { class: "look-memory", "aria-label": memory.name }, make("h3", {}, memory.name), make("p", { class: "note" }, memory.about));
+    return { element, paint() {}, select() {}, update() {} };
   }
 
   function unit_panel(one, memory, m) {

@@ -69,7 +69,7 @@ class Reader:
 
     kind: ClassVar[Kind]
     plural: ClassVar[str]
-    own: ClassVar[tuple[str, ...]]
+    own: tuple[str, ...]
     about: str
     offset = 0
 

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mnemos.attention.linear import LinearAttention
-from mnemos.attention.recurrent import RecurrentAttention, RecurrentSums
+from mnemos.attention.recurrent import RecurrentSums
 from mnemos.hosts.linearised import Linearised, LinearisedState
 from mnemos.ops.linear import LinearState
 from mnemos.types import State
@@ -37,11 +36,9 @@ class SumsReader(Reader):
     own = ("sums of earlier segments",)
     about = "Each head keeps one matrix, of which the strongest directions are shown."
 
-    def __init__(self, name: str, title: str, layer: LinearAttention, index: int, heads: int = 0) -> None:
-        self.module, self.title, self.index, self.heads = name, title, index, heads or layer.num_heads
-        self.count = DIRECTIONS if self.heads <= 8 else 1
-        names = [f"head {h + 1}, direction {i + 1}" for h in range(self.heads) for i in range(self.count)]
-        super().__init__(f"{title}, sums", names)
+    def __init__(self, name: str, title: str, layer: Any, index: int) -> None:
+        super().__init__(f"{title}, sums")  # the first read names the units: layers do not say how many heads they have
+        self.module, self.title, self.index = name, title, index
 
     def sums(self, state: State) -> Any:
         """The layer's sums in a state."""
@@ -76,10 +73,12 @@ class SumsReader(Reader):
         if not s.shape[-2]:  # a linearised layer of a window alone
             self.add(moved=torch.zeros(0))
             return
-        u, sigma, w = self.directions(s)
+        u, sigma, w = directions(s)
+        heads, r = sigma.shape
+        self.units = tuple(f"head {h + 1}, direction {i + 1}" for h in range(heads) for i in range(r))
         moved, readers = torch.full_like(sigma, torch.nan), torch.zeros(count, len(self.units))
         if old is not None:
-            u0, sigma0, w0 = self.directions(self.matrix(old))
+            u0, sigma0, w0 = directions(self.matrix(old))
             moved = 1 - (u0 * u).sum(-1).abs() * (w0 * w).sum(-1).abs()
         self.add(moved=moved.flatten(), strength=sigma.flatten())
         if terms is None:
@@ -94,56 +93,59 @@ class SumsReader(Reader):
             answer = terms.q @ self.matrix(old).float()  # [H, T, M]
             parts = (terms.q @ u0.mT).abs() * sigma0[:, None]  # [H, T, r]
             share = (parts / answer.norm(dim=-1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
-            readers = (share / self.heads).permute(1, 0, 2).flatten(1)  # heads have equal weight
+            readers = (share / heads).permute(1, 0, 2).flatten(1)  # heads have equal weight
         self.add(written=written, readers=readers)
-
-    def directions(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """u [H, r, D], σ [H, r], w [H, r, M]."""
-        u, sigma, w = torch.linalg.svd(s.double(), full_matrices=False)
-        r = self.count
-        return u[..., :r].mT.float(), sigma[:, :r].float(), w[:, :r].float()
 
     def _s(self, state: State) -> Tensor | None:
         sums = self.sums(state)
         return None if sums is None or not self.matrix(sums).shape[-2] else self.matrix(sums).clone()
-
-    def _direction(self, s: Tensor, unit: int) -> Tensor:
-        u, sigma, w = self.directions(s)
-        h, i = divmod(unit, self.count)
-        return (sigma[h, i] * torch.outer(u[h, i], w[h, i])).to(s.dtype)
 
     def emptied(self, state: State, unit: int | None) -> State | None:
         """S without one of its directions, or S = 0 and z = 0."""
         if (s := self._s(state)) is None:
             return None
         if unit is None:
-            return self.with_matrix(state, torch.zeros_like(s), range(self.heads))
-        s[unit // self.count] -= self._direction(s, unit)
+            return self.with_matrix(state, torch.zeros_like(s), range(len(s)))
+        head, direction = _direction(s, unit)
+        s[head] -= direction
         return self.with_matrix(state, s)
 
     def alone(self, state: State, unit: int) -> State | None:
         """S of one direction alone, and the other heads' S and z as 0."""
         if (s := self._s(state)) is None:
             return None
-        head, alone = unit // self.count, torch.zeros_like(s)
-        alone[head] = self._direction(s, unit)
-        return self.with_matrix(state, alone, [h for h in range(self.heads) if h != head])
+        head, direction = _direction(s, unit)
+        alone = torch.zeros_like(s)
+        alone[head] = direction
+        return self.with_matrix(state, alone, [h for h in range(len(s)) if h != head])
 
     def groups(self, state: State) -> dict[str, State]:
         """One head's S and z as 0."""
-        states = {}
-        for h in range(self.heads):
-            if (s := self._s(state)) is not None:
+        states: dict[str, State] = {}
+        if (whole := self._s(state)) is not None:
+            for h in range(len(whole)):
+                s = whole.clone()
                 s[h] = 0
                 states[f"{self.name}: head {h + 1}"] = self.with_matrix(state, s, [h])
         return states
 
 
+def directions(s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The strongest of each head: u [H, r, D], σ [H, r], w [H, r, M]."""
+    u, sigma, w = torch.linalg.svd(s.double(), full_matrices=False)
+    r = DIRECTIONS if len(s) <= 8 else 1
+    return u[..., :r].mT.float(), sigma[:, :r].float(), w[:, :r].float()
+
+
+def _direction(s: Tensor, unit: int) -> tuple[int, Tensor]:
+    """The head of a unit, and its part [D, M] of that head's S."""
+    u, sigma, w = directions(s)
+    h, i = divmod(unit, sigma.shape[1])
+    return h, (sigma[h, i] * torch.outer(u[h, i], w[h, i])).to(s.dtype)
+
+
 class RecurrentReader(SumsReader):
     """The sums of a layer that decays or corrects them: their directions alone, without the words' shares."""
-
-    def __init__(self, name: str, title: str, layer: RecurrentAttention, index: int) -> None:
-        super().__init__(name, title, layer, index, layer.widths.value_heads)  # type: ignore[arg-type]
 
     def sums(self, state: State) -> Any:
         every = nodes(state, RecurrentSums)
@@ -167,8 +169,11 @@ class LinearisedReader(SumsReader):
     own = ("sums of the words between",)
 
     def __init__(self, name: str, title: str, layer: Linearised, index: int) -> None:
-        super().__init__(name, title, layer, index, len(layer.key_map))  # type: ignore[arg-type]
+        super().__init__(name, title, layer, index)
         self.layer, self.offset = layer, layer.settings.window
+        if layer.settings.state == "none":
+            self.name, self.own = f"{title}, window", ("earlier words of the window",)
+            self.about = "The layer keeps the keys and values of its last words alone, and of its first ones."
 
     def sums(self, state: State) -> Any:
         """The window's state of the layer."""
@@ -182,8 +187,8 @@ class LinearisedReader(SumsReader):
         if (far := self.layer.far()) is None:
             return None
         unrotated, sizes = call.tokens.unrotated if self.layer.raw else None, call.tokens.sizes
-        q = call.tokens.q if unrotated is None else unrotated[0]
-        features = far.query(q.float())[0].unflatten(0, (self.heads, q.shape[1] // self.heads)).mean(1)
+        q, heads = call.tokens.q if unrotated is None else unrotated[0], call.tokens.k.shape[1]
+        features = far.query(q.float())[0].unflatten(0, (heads, q.shape[1] // heads)).mean(1)
         full = old is not None and int(old.seen) >= sizes.window + sizes.sinks and count <= sizes.window
         if not full or far.beta is not None:
             return Terms(features, None, None)
