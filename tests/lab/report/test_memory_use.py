@@ -107,13 +107,9 @@ def test_runs_without_controls_have_no_section(tmp_path):
     assert part([write_run(tmp_path / "demo"), write_run(tmp_path / "demo-cached", "demo-cached")]) == ""
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [({"segments": [2]}, "expected a score of each segment"), ({"memories": 3}, '"memory.memories" to be a list')],
-)
-def test_what_is_malformed_is_refused(tmp_path, changes, words):
-    with pytest.raises(InputError, match=re.escape(words)):
-        read_run(run_with(tmp_path / "a", measured(**changes)), "a")
+def test_what_is_malformed_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r'"memory.memories" to be a list'):
+        read_run(run_with(tmp_path / "a", measured(memories=3)), "a")
 
 
 def test_a_cache_of_each_stream_is_not_drawn_as_an_empty_one(tmp_path):
