@@ -19,6 +19,10 @@ class InputError(ValueError):
     """The user's input was wrong: one line of what was expected, what was found and what to do."""
 
 
+class UnknownArgumentError(InputError, TypeError):
+    """An argument that a function or class does not have: Python's TypeError, with the name that is alike."""
+
+
 class UntestedVersion(UserWarning):
     """A library has a version with which this one was not tested (`mnemos.libraries.TESTED`)."""
 
@@ -49,7 +53,7 @@ def say(*parts: object, sep: str = " ", end: str = "\n", file: TextIO | None = N
 def near_arguments(
     function: Callable[_Arguments, _Result], name: str = "", settings: type | None = None
 ) -> Callable[_Arguments, _Result]:
-    """The function, with an InputError that names the argument that is alike in place of Python's TypeError.
+    """The function, with an `UnknownArgumentError` that names the argument that is alike.
 
     name: of the function in the error. settings: the dataclass of one of its arguments, whose fields are known too.
     """
@@ -69,6 +73,8 @@ def near_arguments(
         hint = f"did you mean {near!r}?" if near else f"it has {', '.join(known)}"
         if settings and near in fields:
             hint = f"did you mean {settings.__name__}({near}=...) as an argument?"
-        raise InputError(f"{name or function.__name__}: expected an argument that it has, found {unknown!r}; {hint}")
+        raise UnknownArgumentError(
+            f"{name or function.__name__}: expected an argument that it has, found {unknown!r}; {hint}"
+        )
 
     return checked
