@@ -6,7 +6,7 @@ model and is given one segment after the other: what its modules were called wit
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -132,7 +132,8 @@ class Reader:
         names = {"moved", "written", "readers", "received"}
         memory = Memory(self.name, self.kind, self.units, self.about, offset=self.offset, own=self.own)
         memory.values = {name: array for name, array in rows.items() if name not in names}
-        return replace(memory, **{name: array for name, array in rows.items() if name in names})
+        parts: dict[str, Any] = {name: array for name, array in rows.items() if name in names}
+        return replace(memory, **parts)
 
     def sources(self) -> list[Sources]:
         """What the tokens took from where, by layer."""

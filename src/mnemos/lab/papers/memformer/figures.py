@@ -394,8 +394,8 @@ def figure7(claim: Claim, options: Options) -> Finding:
             axes.set(xlim=(0, COLUMNS), ylim=(lines[-1][1] + 1.4, -1.9))
             axes.text(0, -0.9, f"Slot {one.slot}, which {slot_attention.NAMES[one.kind]}", fontsize=13)
             weights = slot_attention.word_weights(one, words)
-            for word, row, column, text in lines:
-                shade = 0.0 if text.isspace() else 0.85 * weights[word] / (max(weights) or 1.0)
+            for index, row, column, text in lines:
+                shade = 0.0 if text.isspace() else 0.85 * weights[index] / (max(weights) or 1.0)
                 box = {"facecolor": _color(one.kind), "alpha": shade, "linewidth": 0, "pad": 0}
                 # A letter is .602 of the font's size wide: at 11.4 points a hundredth of the width of the axes.
                 axes.text(column, row + 0.5, text, va="center", family="DejaVu Sans Mono", fontsize=11.4, bbox=box)
