@@ -22,9 +22,11 @@ SMALL = {"dim": 16, "num_heads": 2, "mlp": 16}
 
 def test_memformer_is_trained_resumed_and_writes(tmp_path, capsys):
     """Segments of 24 tokens are no divisor of the data's 64: states are carried from inside a segment."""
-    (tmp_path / "text").mkdir()
-    for i in range(10):
-        (tmp_path / "text" / f"{i}.txt").write_text(f"{i} is what this document says again and again. " * 26)
+    for split, repeats in (("train", 3), ("valid", 26), ("test", 26)):
+        (tmp_path / "text" / split).mkdir(parents=True)
+        for i in range(8 if split == "train" else 1):
+            sentence = f"{split} {i} is what this document says again and again. "
+            (tmp_path / "text" / split / f"{i}.txt").write_text(sentence * repeats)
     model = SMALL | {"encoder_layers": 1, "decoder_layers": 1, "segment": 24, "memory": SlotsConfig(slots=4)}
     data = {"path": str(tmp_path / "text"), "segment": 64}
     train = {"steps": 4, "batch_size": 4, "accumulate": 2, "log_every": 2, "checkpoint_every": 2}
