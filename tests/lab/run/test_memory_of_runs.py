@@ -11,6 +11,7 @@ from trained_runs import lines, trained
 from mnemos.lab.cli import main
 from mnemos.lab.report import report
 from mnemos.lab.run import checkpoint
+from mnemos.lab.run.recipe import RolloutConfig
 from mnemos.lab.run.session import run
 from mnemos.lab.run.trained import evaluate_run
 from mnemos.memory.gated_cache import GRC
@@ -30,6 +31,7 @@ def test_memformer_is_trained_resumed_and_writes(tmp_path, capsys):
     model = SMALL | {"encoder_layers": 1, "decoder_layers": 1, "segment": 24, "memory": SlotsConfig(slots=4)}
     data = {"path": str(tmp_path / "text"), "segment": 64}
     train = {"steps": 4, "batch_size": 4, "accumulate": 2, "log_every": 2, "checkpoint_every": 2}
+    train["rollout"] = RolloutConfig(segments=2)
     whole = trained("text-memformer", tmp_path / "whole", model, data, **train)
     shutil.copytree(whole, tmp_path / "resumed")  # as if it had been stopped after its second update
     (tmp_path / "resumed" / "result.json").unlink()
