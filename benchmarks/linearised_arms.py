@@ -136,7 +136,7 @@ class MemoryTraining(Training):
 
     def __init__(self, kind: str, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.reader = self.model
+        self.reader = self.decoder
         if kind in MEMORIES:
             if self.teacher is not None:  # while the decoder has no memory
                 groups = -(-self.settings.tokens // (self.settings.rows * self.settings.context))
@@ -144,8 +144,8 @@ class MemoryTraining(Training):
                     numbers = self.pieces.group(group, self.settings.rows)
                     self.teacher.predictions(numbers, self.pieces.ids[numbers])
             names = [one.name for one in self.report.changed]
-            self.reader, self.maps = add_memory(self.model, kind, names, self.settings.window)
-            self.step = mnemos.functional(self.model) if self.reader is self.model else self.reader
+            self.reader, self.maps = add_memory(self.decoder, kind, names, self.settings.window)
+            self.step = mnemos.functional(self.decoder) if self.reader is self.decoder else self.reader
 
 
 def add_memory(model: Any, kind: str, where: list[str], window: int) -> tuple[Any, dict[str, Any]]:

@@ -13,6 +13,7 @@ from mnemos import registry
 from mnemos.atomic import write_json
 from mnemos.config import to_dict
 from mnemos.lab.compare import processes
+from mnemos.lab.compare.compare import _check_folder
 from mnemos.lab.compare.comparison import summarise
 from mnemos.lab.compare.processes import RunsLeft, shielded, train_several
 from mnemos.lab.compare.runs import Sweep, check_rates, train
@@ -108,16 +109,27 @@ def test_a_run_keeps_its_threads_when_it_is_continued(text, tmp_path):
         train_several([(replace(text, train=replace(text.train, batch_size=3)), tmp_path / "text")])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_all_runs_with_one_line(text, runs_here, tmp_path, number):
-    """It comes while the second run starts, which is not left behind."""
+@pytest.mark.parametrize(
+    ("number", "other_thread"), [(signal.SIGTERM, False), (signal.SIGINT, False), (signal.SIGTERM, True)]
+)
+def test_a_signal_ends_all_runs_with_one_line(text, runs_here, tmp_path, number, other_thread):
+    """It comes while the second run starts, which is not left behind. A thread of a library's may take it."""
+
+    def taken() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+        signal.raise_signal(number)
 
     def unhandled(*_: object) -> None:
         raise AssertionError("the signal ended the command")
 
     def trained(recipe, folder):
         if recipe.name == "b":
-            os.kill(os.getpid(), number)
+            if other_thread:
+                thread = threading.Thread(target=taken)
+                thread.start()
+                thread.join()
+            else:
+                os.kill(os.getpid(), number)
         return "working"
 
     before = {each: signal.signal(each, unhandled) for each in (signal.SIGTERM, signal.SIGINT)}
@@ -213,3 +225,12 @@ def test_the_first_run_says_how_long_all_will_take(monkeypatch, capsys, quiet):
     assert other.of is None
     assert quiet or " of training left " in said.err
     assert quiet or (said.err.startswith("[2/8] text 1/100") and isinstance(other, LogProgress))
+
+
+def test_a_comparison_goes_on_beside_its_pages(tmp_path):
+    for name in ("text", "report.html", "look.html", "comparison.json", "budget.json"):
+        (tmp_path / name).touch()
+    _check_folder(tmp_path, ["text"], shared=False)
+    (tmp_path / "notes").touch()
+    with pytest.raises(InputError, match="a new folder or this comparison, found 'notes' in it"):
+        _check_folder(tmp_path, ["text"], shared=False)

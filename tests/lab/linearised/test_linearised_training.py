@@ -1,9 +1,11 @@
 """The training of a linearised decoder: it learns, it resumes exactly, and its teacher is the model itself."""
 
+import importlib
 import json
 import re
 import signal
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,11 +115,11 @@ def test_a_killed_training_continues_bit_for_bit(whole, tmp_path, monkeypatch):
 
 def test_more_tokens_go_on_from_before_the_rate_fell(whole, tmp_path, monkeypatch):
     begin(tmp_path, tokens=64 * 3).run()
-    assert checkpoint.steps(tmp_path / "next_token/checkpoints") == [6, 4], "the rate falls after update 5"
+    assert checkpoint.steps(tmp_path / "next_token/checkpoints") == [6, 5], "the rate falls after update 5"
     longer, update, done = begin(tmp_path), loop.update, []
     monkeypatch.setattr(loop, "update", lambda learner: done.append(learner.count.step) or update(learner))
     longer.run()
-    assert done == [*range(4, 10)]
+    assert done == [*range(5, 10)]
     assert all(map(torch.equal, weights(whole[0]), weights(longer)))
 
 
@@ -331,3 +333,16 @@ def test_weights_of_one_number_a_head_learn_ten_times_as_fast_as_maps(whole):
             if "updates" not in name
         }
         assert found == pytest.approx({"log_gamma": 10, "rate": 10, "query_map": 1, "key_map": 1})
+
+
+@pytest.mark.parametrize("kind", ["none", "cache", "remember"])
+def test_the_benchmark_of_arms_trains_memories_beside_the_window(kind, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    arms = importlib.import_module("linearised_arms")
+    monkeypatch.setattr(arms, "TOKENS", 2)
+    settings = replace(SETTINGS, state="none", transfer_tokens=0, tokens=64)
+    training = arms.MemoryTraining(kind, decoder(), tokenizer, TEXT, settings, tmp_path, quiet=True)
+    before = weights(training)
+    assert training.run()["stages"]["next_token"]["updates"] == 2
+    assert not all(map(torch.equal, before, weights(training)))
+    assert (training.reader is training.decoder) == (kind != "remember")

@@ -72,6 +72,15 @@ def test_files_are_named_sized_and_hashed(tmp_path):
     assert data_read(TextConfig(path=str(tmp_path)))["sha256"] != total
 
 
+def test_files_may_be_named_by_relative_and_by_absolute_paths(tmp_path, monkeypatch):
+    """A vocabulary beside the user, for texts elsewhere."""
+    (tmp_path / "words.txt").write_text("text\n")
+    monkeypatch.chdir(tmp_path)
+    config = dataclasses.replace(_text(tmp_path / "texts"), tokens="words.txt")
+    names = [*(f"texts/{i}.txt" for i in range(4)), "words.txt"]
+    assert [one["name"] for one in data_read(config)["files"]] == names
+
+
 def test_generated_data_are_their_settings_and_what_says_nothing_is_not_taken_for_generated():
     config = RecallConfig(seed=3) if "seed" in {f.name for f in dataclasses.fields(RecallConfig)} else RecallConfig()
     assert data_read(config) == {"generated": {"settings": to_dict(config), "version": 1}}

@@ -282,3 +282,16 @@ def test_an_older_checkpoint_finds_its_best_weights(run_apart, references, tmp_p
 def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_a_run_goes_on_from_before_the_rate_fell(tmp_path):
+    """Also where no checkpoint of the schedule is that old."""
+    settings = {"steps": 8, "checkpoint_every": 100, "eval_every": 100}
+    toys = Toys(language=True, optim={"schedule": ScheduleConfig("trapezoid", fall=0.25)}, train=settings)
+    train(toys.recipe(), tmp_path / "run")
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [8, 6]
+    longer = Toys(language=True, optim=toys.optim, train={**settings, "steps": 12}).recipe()
+    train(longer, tmp_path / "run", resume=True, longer=True)
+    train(longer, tmp_path / "whole")
+    weights, whole = (final_weights(tmp_path / name) for name in ("run", "whole"))
+    assert all(torch.equal(weights[name], whole[name]) for name in whole)

@@ -93,7 +93,7 @@ def evaluate(
     Args:
         run: the run's folder
         split: the split
-        rows: score so many rows, in whole batches; 0: all; None: as many as the run scored, and all of other data
+        rows: score so many rows, in whole batches; 0: all; by default as many as the run scored, and all of other data
     """
     from mnemos.lab.run.trained import evaluate_run
 

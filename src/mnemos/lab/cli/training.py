@@ -30,7 +30,7 @@ def train(
         log: send the measurements to this library as well, which must be installed
         resume: continue this run where it stopped; takes no other arguments, except --train.steps N to train it for
             longer
-        accept_changed_data: with --resume: continue although the data have changed since the run's last checkpoint
+        accept_changed_data: with --resume: continue although the data have changed since the run read them
     """
     from mnemos.lab.run.session import run, run_name
 

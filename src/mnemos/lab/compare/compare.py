@@ -49,7 +49,7 @@ def compare(
 
     Each run has its own process, so runs do not share memory or threads. An interrupted comparison continues where it
     stopped; the results of a finished one are read again. Raises InputError if the recipes differ in data or training
-    settings (`check_equal`), or are scored on different targets (`check_scored`).
+    settings (`check_equal`), or are scored on different rows (`check_scored`).
     """
     # --- the recipes, and that they can be compared ---
     for name, count in (("seeds", seeds), ("jobs", jobs)):
@@ -144,7 +144,7 @@ def _check_folder(folder: Path, names: Sequence[str], shared: bool) -> None:
     """Raise InputError for a folder of something else. shared: rows of other comparisons may be in it."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: expected a folder for the comparison, found a file; name a folder with --out")
-    own = {*names, "report.html", "comparison.json", FILE}
+    own = {*names, "report.html", "look.html", "comparison.json", FILE}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.name not in own and not is_temporary(path) and not (shared and (path / "seed-0").is_dir()):
             raise InputError(

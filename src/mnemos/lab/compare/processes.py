@@ -20,7 +20,7 @@ from dataclasses import replace
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mnemos.config import to_dict
 from mnemos.errors import say
@@ -218,13 +218,25 @@ def _run(recipe: JSONObject, folder: str, resume: bool, quiet: bool, among: RunN
 
 @contextlib.contextmanager
 def shielded() -> Iterator[None]:
-    """Signals wait inside the `with`; in processes that are started there, until `begin_child`, SIGINT for ever."""
+    """Signals wait inside the `with`; in processes that are started there, until `begin_child`, SIGINT for ever.
+
+    A mask is of one thread: another, such as a library's, may take a signal of the whole program, and Python then calls
+    its handler in the main thread all the same. So handlers wait too, where this is the main thread.
+    """
     multiprocessing.resource_tracker.ensure_running()  # a first start of it inside would unblock them
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+    numbers, waiting, handlers = (signal.SIGINT, signal.SIGTERM), list[int](), dict[int, Any]()
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            handlers[number] = signal.signal(number, lambda number, _: waiting.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in waiting:
+            signal.raise_signal(number)
 
 
 def begin_child() -> None:

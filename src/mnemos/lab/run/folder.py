@@ -376,8 +376,7 @@ def extend(folder: Path, steps: int) -> None:
 def check_unchanged(folder: Path, data: DataConfig, longer: bool = False) -> None:
     """Raise InputError if a run would go on with other data than it has read so far.
 
-    Nothing is compared where nothing is left to do that reads data (longer: a finished run goes on). The record in the
-    checkpoint is compared later.
+    Nothing is compared where nothing is left to do that reads data (longer: a finished run goes on).
     """
     if Provenance.exists(folder) and (longer or not Result.exists(folder) or not Result.read(folder).assessed):
         check_data(str(folder), Provenance.read(folder).latest("data"), data_read(data))

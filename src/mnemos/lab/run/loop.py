@@ -45,6 +45,7 @@ def train(run: Run, on_evaluation: Callable[[nn.Module, int], JSONObject | None]
     """
     config, task, learner = run.recipe.train, run.task, run.learner
     functions = sum_functions(task.metrics, training=True)
+    constant = run.recipe.optim.schedule.last_constant(config.steps)  # a run that is trained for longer goes on from it
 
     def due(every: int) -> bool:
         return learner.count.step % every == 0 or learner.count.step == config.steps
@@ -101,7 +102,7 @@ def train(run: Run, on_evaluation: Callable[[nn.Module, int], JSONObject | None]
             line |= {"seconds": round(learner.count.seconds, 3), "tokens": learner.count.tokens}
             run.record([Measurement("train", learner.count.step, line)])
         run.check_signals()
-        if due(config.checkpoint_every):
+        if due(config.checkpoint_every) or learner.count.step == constant:
             run.save()
         if due(config.eval_every):
             evaluate()

@@ -105,7 +105,8 @@ def data_read(data: DataConfig) -> JSONObject:
         return {"files": None}
     if not len(paths):
         return {"generated": {"settings": to_dict(data), "version": data.version}}
-    folder = os.path.commonpath([os.path.dirname(path) for path in paths])
+    folders = {os.path.dirname(path) for path in paths}
+    folder = os.path.commonpath([*map(os.path.abspath, folders)])  # a tokenizer's path may be relative, a text's not
     listed = len(paths) <= LISTED
     order: Sequence[int] = range(len(paths))
     if listed:

@@ -124,7 +124,7 @@ class Run:
         recipe: None to resume with the run's own. resume: continue from the newest intact checkpoint; a finished run
         has its `result`, and its weights are loaded into a given `model`. steps: train up to this number of steps
         instead of the recipe's, also if the run is finished (`folder.extend`). accept_changed_data: resume although the
-        data are others than those of the checkpoint; a line says so. task: the recipe's data if they are open already.
+        data are others than those that it has read; a line says so. task: the recipe's data if they are open already.
         model: a model to train in place instead of building the recipe's.
 
         With several devices and without torchrun, the other processes run this program from its start.
