@@ -274,12 +274,13 @@ def fast() -> None:
 def rooms() -> None:
     """The rooms of the package, and the direction of their imports (tests/test_imports.py has the whole order)."""
     d = Drawing(
-        720, 408, "The rooms of the package in rows: the laboratory, what users call, layers, operators, the base"
+        720, 443, "The rooms of the package in rows: the laboratory, what users call, layers, operators, the base"
     )
     d.text(20, 30, "The rooms: imports go down, and to the right", size=15, bold=True)
     rows = (
         ("orange", ("cli · bench · papers · recipes · look · report · compare · linearised",)),
-        ("orange", ("run: the training loop", "speech · translation · vision", "evaluate · measure · tasks")),
+        ("orange", ("run: the training loop", "speech · translation · vision")),
+        ("orange", ("evaluate · measure · tasks · hosted",)),
         ("blue", ("trainers", "programs: export", "hugging__face: fast", "hosts: cache")),
         ("blue", ("generate: Stream, beam search",)),
         ("blue", ("models: Transformer, Memformer, …",)),
@@ -293,7 +294,7 @@ def rooms() -> None:
         width = (580 - 8 * (len(names) - 1)) / len(names)
         for j, name in enumerate(names):
             d.box(120 + j * (width + 8), 46 + 35 * i, width, 28, name, fill, 12)
-    for first, last, label in ((0, 1, "mnemos.lab"), (2, 4, "you call"), (5, 7, "layers"), (8, 9, "the base")):
+    for first, last, label in ((0, 2, "mnemos.lab"), (3, 5, "you call"), (6, 8, "layers"), (9, 10, "the base")):
         d.text(20, 46 + 35 * (first + last) / 2 + 18, label, size=13, bold=True)
     d.write("rooms")
 
