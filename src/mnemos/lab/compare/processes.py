@@ -224,10 +224,10 @@ def shielded() -> Iterator[None]:
     its handler in the main thread all the same. So handlers wait too, where this is the main thread.
     """
     multiprocessing.resource_tracker.ensure_running()  # a first start of it inside would unblock them
-    numbers, waiting, handlers = (signal.SIGINT, signal.SIGTERM), list[int](), dict[int, Any]()
+    numbers, waiting, handlers = (signal.SIGINT, signal.SIGTERM), list[int](), dict[signal.Signals, Any]()
     if threading.current_thread() is threading.main_thread():
         for number in numbers:
-            handlers[number] = signal.signal(number, lambda number, _: waiting.append(number))
+            handlers[number] = signal.signal(number, lambda taken, _: waiting.append(taken))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -235,8 +235,8 @@ def shielded() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for number in waiting:
-            signal.raise_signal(number)
+        for taken in waiting:
+            signal.raise_signal(taken)
 
 
 def begin_child() -> None:
