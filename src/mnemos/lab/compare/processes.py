@@ -199,9 +199,9 @@ def _start(recipe: Recipe, folder: Path, quiet: bool, among: RunNumber | None) -
 
 def _run(recipe: JSONObject, folder: str, resume: bool, quiet: bool, among: RunNumber | None) -> None:
     """The work of a child: it ends with an exit code and, after an error, one line."""
+    begin_child()  # before the import, which takes seconds: a child that is told to end then ends
     from mnemos.lab.run.session import run
 
-    begin_child()
     keep_freed_memory()
     RUN_NUMBER.set(among)
     try:

@@ -54,10 +54,10 @@ def control_segments(config: TrainConfig) -> int:
     """How many segments the controls of the state read (`state_controls`), so that they take no longer than training.
 
     They read each about ten times with `ROWS` rows; an update of a row costs about three times its forward. A run that
-    scores all rows reads `SEGMENTS`.
+    scores all rows reads `SEGMENTS`. Three are the least: a frozen state is scored from the third on.
     """
     read = config.steps * config.batch_size * config.rollout.stride
-    return SEGMENTS if not config.test_rows else max(2, min(SEGMENTS, read // (10 * ROWS)))
+    return SEGMENTS if not config.test_rows else max(3, min(SEGMENTS, read // (10 * ROWS)))
 
 
 def part(task: Task, split: HeldOut, batch_size: int, rows: int) -> Iterator[Any]:
