@@ -181,3 +181,13 @@ def test_real_images():
     assert batch.inputs.mean((0, 2, 3)).abs().max() < 0.15
     assert (batch.inputs.std((0, 2, 3)) - 1).abs().max() < 0.1
     assert batch.targets.bincount().min() > 150
+
+
+def test_a_damaged_archive_is_not_fetched_unasked(tmp_path, monkeypatch):
+    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"half of it")
+    fetched = []
+    monkeypatch.setattr(CLASSES["cifar10"], "download", lambda self: fetched.append(self))
+    with pytest.raises(InputError, match=r"cifar-10-python.tar.gz.*another.*data.download"):
+        read_cifar(tmp_path, "cifar10")
+    assert not fetched
+    assert (tmp_path / "cifar-10-python.tar.gz").read_bytes() == b"half of it"

@@ -140,3 +140,16 @@ def test_real_photos():
     assert [len(parts[split].rows) for split in ("train", "valid", "test")] == [540, 60, 186]
     assert parts["train"].files.classes[:2] == ("dress", "hat")
     assert len(parts["train"].files.classes) == 10
+
+
+def test_a_validation_folder_is_not_left_out_in_silence(tmp_path):
+    write_photos(tmp_path / "train", {"a": 4, "b": 4})
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "1.jpg").touch()
+    with pytest.raises(InputError, match=r"val: expected class folders as in train, found none"):
+        read_layout(tmp_path, 0.1)
+    (tmp_path / "val" / "1.jpg").unlink()
+    for name in ("val", "valid"):
+        write_photos(tmp_path / name, {"a": 2})
+    with pytest.raises(InputError, match=r"expected one valid split, found .*val and .*valid"):
+        read_layout(tmp_path, 0.1)

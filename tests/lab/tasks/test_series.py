@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from mnemos.config import from_dict, to_dict
 from mnemos.lab.cli import main
+from mnemos.lab.tasks.preprocessing import Preprocessing
 from mnemos.lab.tasks.series import ERROR, MEAN, REPEAT, SeriesConfig
 from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import InputError
@@ -123,3 +125,69 @@ def test_a_series_is_learned_and_continued(table, monkeypatch, capsys, tmp_path)
     wanted = 5 + 3 * np.sin(np.array([400, 401]) / 3)
     found = [float(word) for word in written if word.replace(".", "").replace("-", "").isdigit()]
     np.testing.assert_allclose(found[-2:], wanted, atol=1.5)
+
+
+def test_a_run_predicts_the_same_of_other_data(tmp_path):
+    """Its classes, or its numbers, however many different ones the other table has."""
+    many, few = list(range(STEPS)), [i % 3 for i in range(STEPS)]
+    noise = np.random.default_rng(0).permutation(STEPS)
+    one = write(tmp_path / "many.csv", a=noise, b=noise[many])
+    two = write(tmp_path / "few.csv", a=noise, b=few)
+    words = write(tmp_path / "words.csv", a=noise, b=["x", "y"] * 200)
+    settings = {"columns": ("a",), "target": "b"}
+    numbers = SeriesConfig(one, **settings).build()
+    scored = SeriesConfig(two, **settings).build_to_score("test", numbers.preprocessing())
+    assert (scored.metrics[0].name, scored.sizes["vocab_size"]) == ("error", 1)
+    with pytest.raises(InputError, match=r"words.csv: expected numbers as b"):
+        SeriesConfig(words, **settings).build_to_score("test", numbers.preprocessing())
+    classes = SeriesConfig(two, **settings).build()
+    with pytest.raises(InputError, match=r"many.csv: expected the classes of the run"):
+        SeriesConfig(one, **settings).build_to_score("test", classes.preprocessing())
+
+
+def test_equal_values_are_not_magnified(tmp_path):
+    path = write(tmp_path / "c.csv", a=[0.1] * 280 + [0.2] * 120, b=np.random.default_rng(0).normal(size=STEPS))
+    assert SeriesConfig(path).build().values.abs().max() < 10
+
+
+def test_a_forecast_reads_segments_as_the_training_did(table, monkeypatch):
+    path, _ = table
+    calls = []
+
+    def model(x, state):
+        calls.append(x.shape[1])
+        return torch.zeros(1, x.shape[1], 2), state
+
+    options = {"length": 3, "top": 3}
+    about = SeriesConfig(path, columns=("a", "b"), segment=150).build().preprocessing()
+    assert from_dict(Preprocessing, to_dict(about)) == about
+    assert len(next(about.predict(model, [Path(path)], options)).details["next"]) == 3
+    assert calls == [150, 150, 100, 1, 1]
+    for target in ("b", "on"):
+        about = SeriesConfig(path, target=target).build().preprocessing()
+        with pytest.raises(InputError, match=r"--length: expected 1 for a model"):
+            next(about.predict(model, [Path(path)], options))
+
+
+def test_steps_without_a_class_are_named(tmp_path):
+    path = write(tmp_path / "n.csv", a=np.random.default_rng(0).normal(size=STEPS), b=["x", ""] * 200)
+    about = SeriesConfig(path, target="b").build().about
+    assert "200 steps have no b: they are the class None" in about
+
+
+def test_a_gap_is_not_scored(tmp_path):
+    """Otherwise repeating the last value would be right where the value was made by repeating it."""
+    a = np.random.default_rng(0).normal(size=STEPS)
+    path = write(tmp_path / "g.csv", a=[x if i % 4 == 0 else "" for i, x in enumerate(a)], b=a[::-1])
+    task = SeriesConfig(path, target="a").build()
+    scored = np.arange(340, STEPS, 4)
+    mean, std = task.prepared.target_mean[0], task.prepared.target_std[0]
+    assert sum(map(task.count, task.batches("test", 1))) == len(scored)
+    repeated = math.sqrt(np.mean(((a[scored] - a[scored - 4]) / std) ** 2))
+    assert task.reference[REPEAT] == pytest.approx(repeated, rel=1e-5)
+    assert task.reference[MEAN] == pytest.approx(math.sqrt(np.mean(((a[scored] - mean) / std) ** 2)), rel=1e-5)
+    both = SeriesConfig(path).build()
+    assert sum(map(both.count, both.batches("test", 1))) == 60
+    batch = next(both.batches("test", 1))
+    outputs = batch.targets.nan_to_num(7.0)  # anything where nothing is known
+    assert ERROR.sums(None, outputs, batch)[0] == 0

@@ -81,3 +81,14 @@ def test_damaged_tables_and_a_missing_library_are_one_line(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"library datasets, .*not installed; run: pip install"):
         read_table(tmp_path / "b.jsonl")
+
+
+def test_what_datasets_keeps_beside_a_saved_data_set_is_no_text(tmp_path):
+    path = write(tmp_path, ".saved")
+    saved = datasets.load_from_disk(path)
+    saved.map(lambda row: {"body": row["body"].upper()})
+    saved.shuffle(seed=0)
+    assert len(list(path.glob("cache-*.arrow"))) == 2
+    assert len(TextConfig(str(path)).files()) == 1
+    task = TextConfig(str(path), segment=16, held_out=0.2).build()
+    assert sum(map(len, task._splits.values())) == 40

@@ -91,9 +91,13 @@ class Images(NamedTuple):
 def read_cifar(folder: str | Path, variant: Variant, download: bool = False) -> Images:
     """Read the images in a folder (`CIFARConfig`)."""
     folder, release = Path(folder), _release(variant)
+    from torchvision.datasets.utils import check_integrity
+
     packed = (folder / release.filename).is_file() and not (folder / release.base_folder).is_dir()
     if download or packed or (folder / release.base_folder).is_dir():
         try:
+            if packed and not download and not check_integrity(folder / release.filename, release.tgz_md5):
+                raise ValueError("its sum is another")  # torchvision would fetch it, unasked
             known, test = (release(folder, train=train, download=download or packed) for train in (True, False))
         except Exception as error:  # of the network, the archive and the checks
             problem = " ".join(str(error).split())

@@ -176,8 +176,17 @@ def scan(folder: str, classes: Sequence[str] | None = None) -> Files:
 def _split_folders(folder: str) -> dict[Split, str]:
     """The folders of splits that hold class folders and no images of their own: train may be a class, the vehicle."""
     below = _subfolders(folder)
-    places = {split: os.path.join(folder, name) for split, names in _FOLDERS.items() for name in names if name in below}
-    return {s: path for s, path in places.items() if _subfolders(path) and not any(map(is_image, os.listdir(path)))}
+    places: dict[Split, str] = {}
+    for split, names in _FOLDERS.items():
+        named = [os.path.join(folder, name) for name in names if name in below]
+        given = [path for path in named if _subfolders(path) and not any(map(is_image, os.listdir(path)))]
+        if len(given) > 1:
+            raise InputError(f"{folder}: expected one {split} split, found {' and '.join(given)}; keep one of them")
+        if given:
+            places[split] = given[0]
+        elif named and split == "valid" and "train" in places:
+            raise InputError(f"{named[0]}: expected class folders as in train, found none; add them")
+    return places
 
 
 def _subfolders(folder: str) -> list[str]:

@@ -27,11 +27,11 @@ REPEAT, MEAN = "repeating the last value", "the training mean"  # reference scor
 MOST_CLASSES = 100  # a column of whole numbers with more different ones holds no classes
 
 
-def squared_errors(model: nn.Module, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """(the sum over steps of the mean squared error over columns, steps). Steps of NaN do not count."""
-    valid = ~batch.targets.isnan()
-    errors = (outputs - batch.targets.nan_to_num()) * valid
-    return errors.square().mean(-1).sum(), valid[..., 0].sum()
+def squared_errors(model: object, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """(the sum over steps of the mean squared error over columns, steps). Values of NaN do not count."""
+    known = ~batch.targets.isnan()
+    errors = (outputs - batch.targets.nan_to_num()) * known
+    return (errors.square().sum(-1) / known.sum(-1).clamp(min=1)).sum(), known.any(-1).sum()
 
 
 ERROR = SumMetric(
@@ -51,7 +51,8 @@ class SeriesConfig(DataConfig):
     """A table of numbers over time, a row for each step: from the steps so far the next one is predicted.
 
     `path`: a file .csv, .tsv, .jsonl or .parquet, whose rows are in the order of time. The features are its columns of
-    numbers but those that only grow, as the time does, or `columns`; a missing value is that of the step before.
+    numbers but those that only grow, as the time does, or `columns`; a missing value is read as that of the step
+    before, and not scored.
     Without `target` the next values of all features are predicted, with it those of this column. If it holds words, or
     at most 100 different whole numbers and is none of `columns`, the class of each step is predicted, from the steps
     up to it.
@@ -83,7 +84,8 @@ class SeriesConfig(DataConfig):
             raise InputError(f"{self.path}: expected at least two steps in each split, found {steps} in all; add some")
         bounds = 0, steps - 2 * count, steps - count, steps
         ranges = {split: range(*bounds[i : i + 2]) for i, split in enumerate(SPLITS)}
-        task = SeriesTask(series, ranges, self.segment, self.longest, SeriesPreprocessing.of(series, ranges["train"]))
+        prepared = SeriesPreprocessing.of(series, ranges["train"], self.segment)
+        task = SeriesTask(series, ranges, self.segment, self.longest, prepared)
         task.about = (*(f"{split:5}  {len(steps):,} steps" for split, steps in ranges.items()), *series.about)
         return task
 
@@ -91,7 +93,7 @@ class SeriesConfig(DataConfig):
         """The task that scores another series whole, normalised as that of the run."""
         if not isinstance(trained, SeriesPreprocessing):
             return self.build()
-        series = read_series(Path(self.path), trained.columns, self.target, trained.names)
+        series = read_series(Path(self.path), trained.columns, self.target, trained.names, bool(trained.names))
         whole = dict.fromkeys(SPLITS, range(len(series.values)))
         task = SeriesTask(series, whole, self.segment, len(series.values), trained)
         task.about, task.whole = (f"scored: the whole series, {len(series.values):,} steps", *series.about), True
@@ -99,19 +101,29 @@ class SeriesConfig(DataConfig):
 
 
 class Series(NamedTuple):
-    """What is read and what is predicted at each step: columns of numbers without gaps, or a class."""
+    """What is read and what is predicted at each step: columns of numbers, their gaps filled, or a class."""
 
     columns: tuple[str, ...]
     values: NDArray[np.float64]  # [steps, columns]
     targets: tuple[str, ...]  # the columns that are predicted; () for classes
     numbers: NDArray[np.float64]  # of these, [steps, targets]
+    known: NDArray[np.bool_]  # which of these are not a gap that was filled
     classes: tuple[str, ...]
     labels: NDArray[np.int64]  # [steps]; [0] without classes
     about: tuple[str, ...]
 
 
-def read_series(path: Path, columns: Sequence[str], target: str | None, classes: Sequence[str] = ()) -> Series:
-    """The columns of a table, in the order of its rows. classes: those of the run, for other data."""
+def read_series(
+    path: Path,
+    columns: Sequence[str],
+    target: str | None,
+    classes: Sequence[str] = (),
+    classified: bool | None = None,
+) -> Series:
+    """The columns of a table, in the order of its rows.
+
+    classes: those of the run, for other data; classified: whether the run predicts them, None: as the column is.
+    """
     table = read_table(path)
     kinds = {name: str(getattr(feature, "dtype", "")) for name, feature in table.features.items()}
     numbers = [name for name, kind in kinds.items() if kind.startswith(("int", "uint", "float", "double", "bool"))]
@@ -126,7 +138,13 @@ def read_series(path: Path, columns: Sequence[str], target: str | None, classes:
     if target is not None and target not in columns:
         is_text, whole = target not in numbers, kinds[target].startswith(("int", "uint", "bool"))
         words = [str(one) for one in table[target]]
-        if is_text or (whole and len({*words}) <= MOST_CLASSES):
+        if classified is None:
+            classified = is_text or (whole and len({*words}) <= MOST_CLASSES)
+        elif is_text and not classified:
+            raise InputError(
+                f"{path}: expected numbers as {target}, which the run predicts, found words; name another file"
+            )
+        if classified:
             names = names or tuple(sorted({*words}))
             if unknown := sorted({*words} - {*names}):
                 raise InputError(f"{path}: expected the classes of the run, found {unknown[0]!r}; remove these rows")
@@ -142,6 +160,7 @@ def read_series(path: Path, columns: Sequence[str], target: str | None, classes:
     # --- numbers, and for a gap the value before ---
     arrays = {name: np.array(table[name], np.float64) for name in {*features, *targets}}
     gaps = sum(int((~np.isfinite(one)).sum()) for one in arrays.values())
+    known = np.array([np.isfinite(arrays[name]) for name in targets], bool).reshape(len(targets), len(table)).T
     for name, one in arrays.items():
         last = np.maximum.accumulate(np.where(np.isfinite(one), np.arange(len(one)), -1))
         first = one[np.isfinite(one)][:1]
@@ -150,12 +169,14 @@ def read_series(path: Path, columns: Sequence[str], target: str | None, classes:
     if left_out := [name for name in kinds if name not in (*features, target)]:
         grows = [f"{name}, which only grows (--data.columns reads it)" if name in clocks else name for name in left_out]
         about.append(f"left out: {', '.join(grows)}")
+    if len(labels) and (without := sum(one is None for one in table[target])):
+        about.append(f"{without:,} steps have no {target}: they are the class None")
     if gaps:
-        about.append(f"{gaps:,} values are missing: each is that of the step before")
+        about.append(f"{gaps:,} values are missing: each is that of the step before, and is not scored")
     values, own = (
         np.stack([arrays[n] for n in some], 1) if some else np.zeros((len(table), 0)) for some in (features, targets)
     )
-    return Series(features, values, targets, own, names if len(labels) else (), labels, tuple(about))
+    return Series(features, values, targets, own, known, names if len(labels) else (), labels, tuple(about))
 
 
 def _only_grows(values: Sequence[float | None]) -> bool:
@@ -188,7 +209,8 @@ class SeriesTask(SegmentedTask):
         self.values = torch.from_numpy(about.normalised(series.values))
         self.labels = torch.from_numpy(series.labels)
         shift, scale = (np.array(one) for one in (about.target_mean, about.target_std))
-        self.numbers = torch.from_numpy(((series.numbers - shift) / scale).astype(np.float32))
+        filled = torch.from_numpy(((series.numbers - shift) / scale).astype(np.float32))
+        self.numbers = filled.masked_fill(~torch.from_numpy(series.known), torch.nan)
         self.vocab_size = len(about.names) or len(series.targets)  # the number of outputs of the model
         test = steps["test"]
         if len(self.labels):
@@ -196,12 +218,10 @@ class SeriesTask(SegmentedTask):
             self.reference = {MAJORITY: float(share)}
         else:
             self.metrics = (ERROR,)
-            scored = self.numbers[test]
-            before = self.numbers[np.maximum(test - 1, 0)]
-            self.reference = {
-                REPEAT: float((scored - before).square().mean().sqrt()),
-                MEAN: float(scored.square().mean().sqrt()),
-            }
+            scored, before = Batch(None, self.numbers[test]), filled[np.maximum(test - 1, 0)]
+            naive = {REPEAT: before, MEAN: torch.zeros_like(before)}
+            sums = {name: squared_errors(self, outputs, scored) for name, outputs in naive.items()}
+            self.reference = {name: ERROR.value([*map(float, both)]) for name, both in sums.items()}
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -239,7 +259,7 @@ class SeriesTask(SegmentedTask):
         return super().loss(model, outputs, batch) if len(self.labels) else squared_errors(model, outputs, batch)[0]
 
     def count(self, batch: Batch) -> int:
-        return super().count(batch) if len(self.labels) else int((~batch.targets[..., 0].isnan()).sum())
+        return super().count(batch) if len(self.labels) else int((~batch.targets.isnan()).any(-1).sum())
 
     def preprocessing(self) -> "SeriesPreprocessing":
         return self.prepared
@@ -268,12 +288,14 @@ class SeriesPreprocessing(Preprocessing):
     segment: int = 64
 
     @classmethod
-    def of(cls, series: Series, train: range) -> "SeriesPreprocessing":
+    def of(cls, series: Series, train: range, segment: int) -> "SeriesPreprocessing":
         moments = []
         for values in (series.values[train.start : train.stop], series.numbers[train.start : train.stop]):
-            std = values.std(0)
-            moments += [tuple(values.mean(0).tolist()), tuple(np.where(std > 0, std, 1.0).tolist())]
-        return cls(series.columns, moments[0], moments[1], series.targets, moments[2], moments[3], names=series.classes)
+            mean, std = values.mean(0), values.std(0)
+            varies = std > 1e-12 * np.abs(mean)  # of equal values rounding leaves more than 0
+            moments += [tuple(mean.tolist()), tuple(np.where(varies, std, 1.0).tolist())]
+        (mean, std), own = moments[:2], moments[2:]
+        return cls(series.columns, mean, std, series.targets, *own, segment=segment, names=series.classes)
 
     def normalised(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
         return ((values - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
@@ -288,6 +310,11 @@ class SeriesPreprocessing(Preprocessing):
         )
 
     def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
+        if options["length"] > 1 and (self.names or self.targets != self.columns):
+            raise InputError(
+                "--length: expected 1 for a model that does not predict all that it reads, found "
+                f"{options['length']}; leave it out"
+            )
         for path in files_below(files, tuple(READERS), "tables"):
             try:
                 series = read_series(path, self.columns, None)
@@ -302,7 +329,7 @@ class SeriesPreprocessing(Preprocessing):
                     yield likely_classes(path, outputs[0, -1], self.names, options["top"])
                     continue
                 steps = [outputs[:, -1:]]
-                while len(steps) < options["length"] and self.targets == self.columns:
+                while len(steps) < options["length"]:
                     outputs, state = model(steps[-1], state)
                     steps.append(outputs)
             values = torch.cat(steps, 1)[0].double().numpy() * np.array(self.target_std) + np.array(self.target_mean)

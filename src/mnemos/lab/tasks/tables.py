@@ -20,8 +20,9 @@ DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")  # files
 
 
 def is_table(file: Path) -> bool:
-    """Whether a file is a table, by its name; .gz does not count."""
-    return _ending(file) in (*READERS, ARROW)
+    """Whether a file is a table, by its name; .gz does not count, nor what `datasets` keeps beside a saved data set."""
+    ending = _ending(file)
+    return ending in READERS or (ending == ARROW and not file.name.startswith("cache-"))
 
 
 def read_column(file: Path, column: str | None) -> Iterator[str]:
