@@ -191,3 +191,13 @@ def test_a_gap_is_not_scored(tmp_path):
     batch = next(both.batches("test", 1))
     outputs = batch.targets.nan_to_num(7.0)  # anything where nothing is known
     assert ERROR.sums(None, outputs, batch)[0] == 0
+
+
+def test_decimal_commas_and_targets_without_values_are_refused(tmp_path):
+    path = tmp_path / "comma.csv"
+    path.write_text("a;b\n" + "1,5;2\n" * STEPS)
+    with pytest.raises(InputError, match=r"comma.csv: .*more columns than its first line has names"):
+        SeriesConfig(str(path)).build()
+    gaps = write(tmp_path / "gaps.csv", a=[i % 7 for i in range(STEPS)], b=[*range(300), *[""] * 100])
+    with pytest.raises(InputError, match="expected a value in the test split, found none of b"):
+        SeriesConfig(gaps, target="b").build()

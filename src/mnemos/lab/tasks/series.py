@@ -218,6 +218,11 @@ class SeriesTask(SegmentedTask):
             self.reference = {MAJORITY: float(share)}
         else:
             self.metrics = (ERROR,)
+            if not series.known[test].any():
+                raise InputError(
+                    f"data.target: expected a value in the test split, found none of {', '.join(series.targets)}; "
+                    "add some"
+                )
             scored, before = Batch(None, self.numbers[test]), filled[np.maximum(test - 1, 0)]
             naive = {REPEAT: before, MEAN: torch.zeros_like(before)}
             sums = {name: squared_errors(self, outputs, scored) for name, outputs in naive.items()}

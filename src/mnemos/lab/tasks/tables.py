@@ -54,7 +54,10 @@ def read_table(file: Path) -> Any:
             return library.Dataset.from_file(str(file))
         with tempfile.TemporaryDirectory() as cache:  # the library converts a file into Arrow once, there
             read = getattr(library.Dataset, READERS[ending])
-            return read(str(file), cache_dir=cache, keep_in_memory=True, **options)
+            table = read(str(file), cache_dir=cache, keep_in_memory=True, **options)
+        if READERS[ending] == "from_csv" and "__index_level_0__" in table.column_names:  # of pandas, for a first value
+            raise ValueError("its rows have more columns than its first line has names, as with decimal commas")
+        return table
     except Exception as error:  # of the library's readers
         cause = error.__cause__ or error
         raise InputError(
