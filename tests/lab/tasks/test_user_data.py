@@ -1,7 +1,9 @@
+import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from mnemos.lab.tasks.user_data import source
+from mnemos.types import InputError
 
 
 class Noisy(Dataset):
@@ -16,3 +18,17 @@ def test_what_a_data_set_draws_is_a_function_of_seed_and_batch():
     draws = {key: source(Noisy()).batch(key[0], 8, key[1]).inputs for key in ((0, 0), (1, 0), (0, 1))}
     assert torch.equal(draws[0, 0], source(Noisy()).batch(0, 8, 0).inputs)
     assert len(torch.stack([*draws.values()]).flatten(1).unique(dim=0)) == 3
+
+
+class _Damaged(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, row):
+        raise RuntimeError("row 0 cannot be read")
+
+
+def test_an_error_of_the_data_in_a_worker_is_their_own():
+    with pytest.raises(RuntimeError, match="row 0 cannot be read") as error:
+        list(source(DataLoader(_Damaged(), num_workers=1)).once(1))
+    assert not isinstance(error.value, InputError)

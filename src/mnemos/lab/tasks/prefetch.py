@@ -61,6 +61,8 @@ def prefetch(
                 raise result
             yield result
     except RuntimeError as error:
+        if str(error).startswith("Caught "):  # of what reads the data, as without workers
+            raise
         problem = " ".join(str(error).split())
         raise InputError(f"data.workers: a process that reads data died ({problem}); set fewer workers") from None
     finally:
