@@ -153,3 +153,11 @@ def test_a_validation_folder_is_not_left_out_in_silence(tmp_path):
         write_photos(tmp_path / name, {"a": 2})
     with pytest.raises(InputError, match=r"expected one valid split, found .*val and .*valid"):
         read_layout(tmp_path, 0.1)
+
+
+def test_a_folder_that_a_link_leads_to_again_is_refused(tmp_path):
+    """Otherwise the photos of a class would be those of another one too."""
+    write_photos(tmp_path, {"a": 4, "b": 4})
+    (tmp_path / "b" / "again").symlink_to(tmp_path / "a")
+    with pytest.raises(InputError, match=r"b/again: expected each folder once"):
+        scan(str(tmp_path))

@@ -158,9 +158,20 @@ def scan(folder: str, classes: Sequence[str] | None = None) -> Files:
             "remove this folder, or add the class to train"
         )
 
+    own_of: dict[tuple[int, int], str] = {}  # the folders so far: links may lead to one again, in another class
+    checked = ""
+
     def wanted(path: str) -> bool:
-        hidden = f"{os.sep}." in path[len(folder) :]
-        return is_image(path) and not hidden and not skipped(path)
+        nonlocal checked
+        if not is_image(path) or f"{os.sep}." in path[len(folder) :] or skipped(path):
+            return False
+        if (inside := os.path.dirname(path)) != checked:  # files of a folder follow each other
+            checked, about = inside, os.stat(inside)
+            if own_of.setdefault((about.st_dev, about.st_ino), inside) != inside:
+                raise InputError(
+                    f"{inside}: expected each folder once, found it again through a symbolic link; remove the link"
+                )
+        return True
 
     pairs = make_dataset(folder, {name: index[name] for name in own}, is_valid_file=wanted, allow_empty=True)
     labels = np.array([label for _, label in pairs], np.int32)
