@@ -296,9 +296,9 @@ class SeriesPreprocessing(Preprocessing):
     def of(cls, series: Series, train: range, segment: int) -> "SeriesPreprocessing":
         moments = []
         for values in (series.values[train.start : train.stop], series.numbers[train.start : train.stop]):
-            mean, std = values.mean(0), values.std(0)
-            varies = std > 1e-12 * np.abs(mean)  # of equal values rounding leaves more than 0
-            moments += [tuple(mean.tolist()), tuple(np.where(varies, std, 1.0).tolist())]
+            middle, spread = values.mean(0), values.std(0)
+            varies = spread > 1e-12 * np.abs(middle)  # of equal values rounding leaves more than 0
+            moments += [tuple(middle.tolist()), tuple(np.where(varies, spread, 1.0).tolist())]
         (mean, std), own = moments[:2], moments[2:]
         return cls(series.columns, mean, std, series.targets, *own, segment=segment, names=series.classes)
 
