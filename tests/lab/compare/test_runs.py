@@ -221,7 +221,8 @@ def test_the_first_run_says_how_long_all_will_take(monkeypatch, capsys, quiet):
     finally:
         RUN_NUMBER.reset(token)
     said = capsys.readouterr()
-    assert said.out == "the updates of this run will take about 0:00:50, those of 7 runs like it 0:03:20\n"
+    times = "the updates of this run will take about 0:00:50, those of 7 runs like it 0:03:20"
+    assert said.out == f"{times}; scores and the memory's controls come to them\n"
     assert other.of is None
     assert quiet or " of training left " in said.err
     assert quiet or (said.err.startswith("[2/8] text 1/100") and isinstance(other, LogProgress))

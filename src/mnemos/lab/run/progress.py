@@ -61,7 +61,7 @@ class NoProgress:
             runs = self.of.of - self.of.number + 1
             say(
                 f"the updates of this run will take about {clock(one)}, those of {runs} runs like it "
-                f"{clock(one * -(-runs // self.of.jobs))}",
+                f"{clock(one * -(-runs // self.of.jobs))}; scores and the memory's controls come to them",
                 flush=True,
             )
             self.of = None
