@@ -182,7 +182,7 @@ _VERDICTS = {
   Less than half of the factor; untrained, a CPU.
 ✓ Table 3: replay [table3]
   paper: memory 1 : .61 : .45, speed 1 : .48 : .90
-  here: memory 1 : <memformer_table3|tables/0/rows/=GC/of BPTT's|.2f> : <memformer_table3|tables/0/rows/=MRBP/of BPTT's|.2f>, speed 1 : <memformer_table3|tables/0/rows/=GC/relative speed|.2f> : <memformer_table3|tables/0/rows/=MRBP/relative speed|.2f>
+  here: memory 1 : <memformer_table3|tables/0/rows/=GC/relative to BPTT|.2f> : <memformer_table3|tables/0/rows/=MRBP/relative to BPTT|.2f>, speed 1 : <memformer_table3|tables/0/rows/=GC/relative speed|.2f> : <memformer_table3|tables/0/rows/=MRBP/relative speed|.2f>
   Faster and smaller than checkpointing.
 ≈ Figure 4: drift to the end [figure4]
   paper: slots drift to one terminal state
