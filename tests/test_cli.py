@@ -231,6 +231,8 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
         ("train short-listops --resume nowhere", "--resume RUN alone"),
         (["train", "--resume", __file__], "expected the folder of a run, found a file"),
         ("eval nowhere", "no such folder"),
+        ("eval text", "found the name of a recipe; mnemos train text trains it"),
+        ("train --resume text-linear", "mnemos train text-linear trains it"),
         (["eval", "no\n\x1b[31mwhere"], "mnemos: no\\n\\x1b[31mwhere: expected a run"),
         ("eval", "required: RUN; see mnemos eval --help"),
         ("report", "required: RUNS; see mnemos report --help"),
@@ -422,6 +424,25 @@ def test_a_finished_comparison_is_read_again_and_another_is_refused(comparison, 
     capsys.readouterr()
     words = [*COMPARISON, str(comparison), "--train.steps", "30"]
     assert "differs in train.steps (10, not 30)" in refused(capsys, *words)
+
+
+def test_a_run_of_a_comparison_is_named_wherever_it_is(capsys, tmp_path):
+    for number, part in enumerate(("text/seed-0", "text/1e-3/seed-0")):
+        folder = tmp_path / str(number)
+        run = folder / part
+        run.mkdir(parents=True)
+        (run / "recipe.json").write_text("{}")
+        for kind in ("folder of runs", "comparison"):  # before its end and after
+            said = refused(capsys, "sample", str(folder))
+            assert f"found a {kind}; name one of its runs, for example {run}\n" in said
+            (folder / "comparison.json").write_text("{}")
+
+
+def test_predict_names_series_in_its_help(capsys):
+    assert main(["predict", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for words in ("or a series (.csv", "a series' last step (3)", "steps that continue a series (1)"):
+        assert words in said
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import functools
 import importlib.metadata
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ParamSpec, TextIO, TypeVar
 
 _Arguments = ParamSpec("_Arguments")
@@ -48,6 +48,13 @@ def printable(text: str) -> str:
 def say(*parts: object, sep: str = " ", end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
     """`print` of `printable` text: names of files, labels and what models write may hold control characters."""
     print(printable(sep.join(map(str, parts))), end=end, file=file, flush=flush)
+
+
+def near_name(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The hint for an unknown name: the most similar one, or `otherwise`, by default all."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else otherwise or f"known: {', '.join(known)}"
 
 
 def near_arguments(

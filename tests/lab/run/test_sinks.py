@@ -47,3 +47,10 @@ def test_a_missing_library_is_one_line_before_the_run(monkeypatch):
     with pytest.raises(InputError, match=rf"library {log}, .*; run: pip install .*'{log}>="):
         check_settings(Toys(train={"log": log}).recipe(), 1)
     check_settings(Toys().recipe(), 1)
+
+
+def test_an_unknown_log_is_refused_with_the_name_that_is_alike():
+    with pytest.raises(
+        InputError, match=r"train.log: expected one of .*found 'tensorbord'; did you mean 'tensorboard'"
+    ):
+        check_settings(Toys(train={"log": "tensorbord"}).recipe(), 1)

@@ -121,10 +121,10 @@ def test_a_series_is_learned_and_continued(table, monkeypatch, capsys, tmp_path)
     assert main(["eval", "run", "--data.path", path]) == 0
     capsys.readouterr()
     assert main(["predict", "run", path, "--length", "2"]) == 0
-    written = capsys.readouterr().out.split()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{path}: the next 2 steps"
     wanted = 5 + 3 * np.sin(np.array([400, 401]) / 3)
-    found = [float(word) for word in written if word.replace(".", "").replace("-", "").isdigit()]
-    np.testing.assert_allclose(found[-2:], wanted, atol=1.5)
+    np.testing.assert_allclose([float(line.split()[1]) for line in lines[2:]], wanted, atol=1.5)
 
 
 def test_a_run_predicts_the_same_of_other_data(tmp_path):
@@ -201,3 +201,45 @@ def test_decimal_commas_and_targets_without_values_are_refused(tmp_path):
     gaps = write(tmp_path / "gaps.csv", a=[i % 7 for i in range(STEPS)], b=[*range(300), *[""] * 100])
     with pytest.raises(InputError, match="expected a value in the test split, found none of b"):
         SeriesConfig(gaps, target="b").build()
+
+
+def test_a_wrong_column_is_named_with_the_setting_and_the_name_that_is_alike(table, tmp_path):
+    path, columns = table
+    for change, words in (
+        ({"target": "onn"}, r"a column in data.target, found 'onn'; did you mean 'on'\?$"),
+        ({"columns": ("b", "aa")}, r"of numbers in data.columns, found 'aa'; did you mean 'a'\?$"),
+        ({"columns": ("on",)}, "in data.columns, found 'on', which holds others; it has the columns time, a, b, on"),
+    ):
+        with pytest.raises(InputError, match=words) as error:
+            SeriesConfig(path, **change).build()
+        assert ("data.columns" in str(error.value)) == ("columns" in change)
+    about = SeriesConfig(path).build().preprocessing()
+    other = write(tmp_path / "one.csv", a=columns["a"])
+    (one,) = about.predict(None, [Path(other)], {"length": 1, "top": 3})
+    assert "one.csv: expected numbers in the column 'b', which the run reads, found no such column" in one.problem
+    assert "data." not in one.problem
+
+
+def test_a_forecast_has_a_row_for_each_step(table):
+    path, _ = table
+    about = SeriesConfig(path, columns=("a", "b")).build().preprocessing()
+    (one,) = about.predict(lambda x, state: (x * 0 - 1e-3, state), [Path(path)], {"length": 10, "top": 3})
+    title, names, *rows = one.text.split("\n")
+    assert (title, names.split(), len(rows)) == ("the next 10 steps", ["step", "a", "b"], 10)
+    assert [row.split()[0] for row in rows] == [str(i) for i in range(1, 11)]
+    assert float(rows[9].split()[2]) == pytest.approx(one.details["next"][9]["b"], rel=1e-5)
+    assert {len(line) for line in (names, *rows)} == {len(names)}, "aligned"
+
+
+def test_a_hole_in_the_dates_is_a_warning(tmp_path):
+    t = np.delete(np.arange(STEPS + 40), range(100, 140))
+    wave = np.sin(t / 3)
+    days = [str(np.datetime64("2024-01-30") + i) for i in t]
+    for name, column in (("day", days), ("minute", t * 60), ("hour", [f"{day} 01:00:00+01:00" for day in days])):
+        about = SeriesConfig(write(tmp_path / f"{name}.csv", **{name: column}, a=wave)).build().about
+        (warning,) = (line for line in about if line.startswith("warning: "))
+        assert f"{name} jumps after 1 of the rows, first after row 100, by 41 usual steps" in warning
+    months = [f"{2000 + i // 12}-{1 + i % 12:02}-01" for i in range(STEPS)]
+    for column in (months, ["x", *months[1:]], ["", *months[1:]], np.cumsum(1 + np.arange(STEPS) % 7), days[::-1]):
+        about = SeriesConfig(write(tmp_path / "even.csv", when=column, a=wave)).build().about
+        assert not any("warning" in line for line in about)

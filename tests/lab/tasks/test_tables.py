@@ -92,3 +92,9 @@ def test_what_datasets_keeps_beside_a_saved_data_set_is_no_text(tmp_path):
     assert len(TextConfig(str(path)).files()) == 1
     task = TextConfig(str(path), segment=16, held_out=0.2).build()
     assert sum(map(len, task._splits.values())) == 40
+
+
+def test_a_column_whose_name_is_nearly_right_is_suggested(tmp_path):
+    path = write(tmp_path, ".csv", {"title": ["a"] * 40, "review": ["words"] * 40})
+    with pytest.raises(InputError, match=r"data.column, found 'reviw'; did you mean 'review'\?"):
+        TextConfig(str(path), column="reviw").build()

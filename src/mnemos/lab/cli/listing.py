@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from mnemos import registry
 from mnemos.atomic import read_text, write_json
-from mnemos.errors import InputError, say
+from mnemos.errors import InputError, near_name, say
 
-from .parsers import Words, chosen_recipe, names_and_fields, near_name, only
+from .parsers import Words, chosen_recipe, names_and_fields, only
 
 _TITLES = {"data": "tasks (data)", "recipe": "recipes, by task", "preprocessing": "what predict reads (preprocessing)"}
 _SECTIONS = {"attentions": "attention", "models": "model", "tasks": "data", "data": "data", "recipes": "recipe"}

@@ -5,7 +5,6 @@ given without their name. What no option is goes to `words`, which are names of 
 `--model.dim 8`, or to `fields`, which are fields alone.
 """
 
-import difflib
 import functools
 import inspect
 import io
@@ -90,13 +89,6 @@ def run_command(function: Callable[..., int], verb: str, takes: str, arguments: 
         if not value and isinstance(value, list | tuple) and parameters[name].default is inspect.Parameter.empty:
             raise InputError(f"the following arguments are required: {name.upper()}; see {program} --help")
     return bound(**{rest: (*unknown, *of_recipe)}) if rest else bound()
-
-
-def near_name(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """The hint for an unknown name: the most similar one, or `otherwise`, by default all."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else otherwise or f"known: {', '.join(known)}"
 
 
 def with_plugins(arguments: list[str]) -> list[str]:

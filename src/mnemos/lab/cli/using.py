@@ -14,13 +14,15 @@ from mnemos.errors import InputError, say
 def predict(run: Path, files: list[str], *, top: int | None = None, length: int | None = None) -> int:
     """Print what a run's model says about files.
 
-    These are the most probable classes of images, the words of recordings, or the most probable continuation of texts.
+    These are the most probable classes of images, the words of recordings, the most probable continuation of texts, and
+    the next steps of series or the most probable classes of their last one.
 
     Args:
         run: the run's folder
-        files: an image, a wav file or a text, as the model reads them, or a folder of them; - is a text from stdin
-        top: classes per image (3)
-        length: tokens that continue a text (200)
+        files: an image, a wav file, a text or a series (.csv, .tsv, .jsonl or .parquet), as the model reads them, or a
+            folder of them; - is a text from stdin
+        top: classes per image, or of a series' last step (3)
+        length: tokens that continue a text (200), or steps that continue a series (1)
     """
     from mnemos.lab.evaluate.predict import predict
 

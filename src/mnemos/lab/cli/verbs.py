@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from mnemos.errors import InputError, UntestedVersion, printable, say
+from mnemos.errors import InputError, UntestedVersion, near_name, printable, say
 from mnemos.lab.errors import Interrupted, SkippedFile, TrainingFailed, one_line
 from mnemos.lab.run.kept_memory import keep_freed_memory
 
@@ -124,7 +124,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     _limit_spinning()
     keep_freed_memory()
-    from .parsers import near_name, run_command, with_plugins  # which the help does not need
+    from .parsers import run_command, with_plugins  # which the help does not need
 
     try:
         if verb not in VERBS:

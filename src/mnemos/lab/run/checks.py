@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import operator
+import typing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 
 from mnemos import libraries
 from mnemos.config import ModelConfig
+from mnemos.errors import near_name
 from mnemos.lab.tasks.metrics import LOSS, SumMetric
 from mnemos.lab.tasks.task import Task
 from mnemos.types import InputError
@@ -80,6 +82,8 @@ def check_settings(recipe: Recipe, processes: int) -> None:
     expected = f"a multiple of {pieces} ({processes} process(es) × {train.accumulate} micro-batch(es))"
     near = max(1, round(train.batch_size / pieces)) * pieces
     check("batch_size", not train.batch_size % pieces, expected, f"use {near}")
+    logs = typing.get_args(typing.get_type_hints(TrainConfig)["log"])
+    check("log", train.log in logs, f"one of {', '.join(logs)}", near_name(str(train.log), logs, "use one of them"))
     if train.log != "none":
         getattr(libraries, train.log)()  # or how to install it
     optim.check(recipe.optim)

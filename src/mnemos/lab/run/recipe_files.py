@@ -120,16 +120,19 @@ def read_recipe(folder: Path) -> Recipe:
     """The recipe of a run folder. Raises InputError if it is missing, unreadable or of an incompatible version."""
     if folder.is_file():
         raise InputError(f"{folder}: expected the folder of a run, found a file; name a folder that mnemos train wrote")
-    if (folder / "comparison.json").is_file():
-        runs = sorted(str(p.parent) for p in folder.glob("*/*/recipe.json"))
-        raise InputError(
-            f"{folder}: expected a run, found a comparison; name one of its runs, for example {''.join(runs[:1])}"
-        )
+    finished, runs = (folder / "comparison.json").is_file(), list[str]()
+    if not (folder / "recipe.json").is_file():
+        runs = sorted(str(p.parent) for part in ("*", "*/*") for p in folder.glob(f"{part}/seed-*/recipe.json"))
+    if finished or runs:
+        found, example = "comparison" if finished else "folder of runs", f", for example {runs[0]}" if runs else ""
+        raise InputError(f"{folder}: expected a run, found a {found}; name one of its runs{example}")
     try:
         return _read(folder / "recipe.json")
     except FileNotFoundError:
         found = "no recipe.json in it" if folder.exists() else "no such folder"
         hint = _of_model(folder) if is_model(folder) else f"{found}; name a folder that mnemos train wrote"
+        if not folder.exists() and str(folder) in registry.names("recipe"):
+            hint = f"the name of a recipe; mnemos train {folder} trains it: name the folder that it writes"
         raise InputError(f"{folder}: expected a run, found {hint}") from None
 
 

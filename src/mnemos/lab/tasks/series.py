@@ -1,6 +1,7 @@
 """A series: a table of numbers over time, whose next step or class of each step is predicted from the steps so far."""
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mnemos.errors import near_name
 from mnemos.lab.tasks.task import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
@@ -93,7 +95,7 @@ class SeriesConfig(DataConfig):
         """The task that scores another series whole, normalised as that of the run."""
         if not isinstance(trained, SeriesPreprocessing):
             return self.build()
-        series = read_series(Path(self.path), trained.columns, self.target, trained.names, bool(trained.names))
+        series = read_series(Path(self.path), trained.columns, self.target, trained.names, bool(trained.names), True)
         whole = dict.fromkeys(SPLITS, range(len(series.values)))
         task = SeriesTask(series, whole, self.segment, len(series.values), trained)
         task.about, task.whole = (f"scored: the whole series, {len(series.values):,} steps", *series.about), True
@@ -119,19 +121,33 @@ def read_series(
     target: str | None,
     classes: Sequence[str] = (),
     classified: bool | None = None,
+    of_run: bool = False,
 ) -> Series:
     """The columns of a table, in the order of its rows.
 
     classes: those of the run, for other data; classified: whether the run predicts them, None: as the column is.
+    of_run: whether a run, and not a setting, names the columns.
     """
     table = read_table(path)
     kinds = {name: str(getattr(feature, "dtype", "")) for name, feature in table.features.items()}
     numbers = [name for name, kind in kinds.items() if kind.startswith(("int", "uint", "float", "double", "bool"))]
-    wanted = [*columns, *([] if target is None else [target])]
-    if missing := [name for name in wanted if name not in (kinds if name == target else numbers)]:
+    has = f"it has the columns {', '.join(kinds)}, of which {', '.join(numbers) or 'none'} are numbers"
+    for name in columns:
+        if name in numbers:
+            continue
+        if of_run:
+            found = "other values in it" if name in kinds else "no such column"
+            raise InputError(
+                f"{path}: expected numbers in the column {name!r}, which the run reads, found {found}; {has}; name "
+                "another file, or correct its columns"
+            )
+        found = (
+            f"{name!r}, which holds others; {has}" if name in kinds else f"{name!r}; {near_name(name, numbers, has)}"
+        )
+        raise InputError(f"{path}: expected columns of numbers in data.columns, found {found}")
+    if target is not None and target not in kinds:
         raise InputError(
-            f"{path}: expected a column of numbers in data.columns, or a column in data.target, found {missing[0]!r}; "
-            f"it has the columns {', '.join(kinds)}, of which {', '.join(numbers) or 'none'} are numbers"
+            f"{path}: expected the name of a column in data.target, found {target!r}; {near_name(target, kinds, has)}"
         )
     # --- what is predicted ---
     labels, names = np.zeros(0, np.int64), tuple(classes)
@@ -173,6 +189,8 @@ def read_series(
         about.append(f"{without:,} steps have no {target}: they are the class None")
     if gaps:
         about.append(f"{gaps:,} values are missing: each is that of the step before, and is not scored")
+    jumps = (_jump(name, table[name]) for name in kinds if name in clocks or name not in (*numbers, target))
+    about += [line for line in jumps if line]
     values, own = (
         np.stack([arrays[n] for n in some], 1) if some else np.zeros((len(table), 0)) for some in (features, targets)
     )
@@ -183,6 +201,26 @@ def _only_grows(values: Sequence[float | None]) -> bool:
     """Whether it is the time or a number of the row: larger at every step."""
     numbers = np.array(values, np.float64)
     return len(numbers) > 2 and bool((np.diff(numbers) > 0).all())
+
+
+def _jump(name: str, values: Sequence[Any]) -> str | None:
+    """A warning where a column of times, most of whose steps are alike, leaves some out."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of times with a zone
+            times = np.array(values[:], None if isinstance(values[0], int | float) else "datetime64[us]")
+        steps = np.diff(times.astype(np.float64))
+    except (ValueError, TypeError, OverflowError):  # words
+        return None
+    usual = np.median(steps) if len(steps) else 0.0
+    if usual <= 0 or np.isnan(times).any() or np.isclose(steps, usual, rtol=0.15).mean() <= 0.5:  # months are alike
+        return None
+    holes = np.flatnonzero(steps > 1.5 * usual)
+    if not len(holes):
+        return None
+    return (
+        f"warning: {name} jumps after {len(holes):,} of the rows, first after row {holes[0] + 1:,}, by "
+        f"{steps[holes[0]] / usual:.3g} usual steps; the model takes rows for equally spaced: add the missing ones"
+    )
 
 
 class SeriesTask(SegmentedTask):
@@ -299,8 +337,8 @@ class SeriesPreprocessing(Preprocessing):
             middle, spread = values.mean(0), values.std(0)
             varies = spread > 1e-12 * np.abs(middle)  # of equal values rounding leaves more than 0
             moments += [tuple(middle.tolist()), tuple(np.where(varies, spread, 1.0).tolist())]
-        (mean, std), own = moments[:2], moments[2:]
-        return cls(series.columns, mean, std, series.targets, *own, segment=segment, names=series.classes)
+        mean, std, *own = moments
+        return cls(series.columns, mean, std, series.targets, own[0], own[1], segment, names=series.classes)
 
     def normalised(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
         return ((values - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
@@ -322,7 +360,7 @@ class SeriesPreprocessing(Preprocessing):
             )
         for path in files_below(files, tuple(READERS), "tables"):
             try:
-                series = read_series(path, self.columns, None)
+                series = read_series(path, self.columns, None, of_run=True)
             except InputError as error:
                 yield Predicted(str(path), "", problem=str(error))
                 continue
@@ -339,5 +377,12 @@ class SeriesPreprocessing(Preprocessing):
                     steps.append(outputs)
             values = torch.cat(steps, 1)[0].double().numpy() * np.array(self.target_std) + np.array(self.target_mean)
             rows = [dict(zip(self.targets, row, strict=True)) for row in values.tolist()]
-            lines = ["  ".join(f"{name} {value:.6g}" for name, value in row.items()) for row in rows]
-            yield Predicted(str(path), "\n".join(lines), {"next": rows})
+            count = "step" if len(rows) == 1 else f"{len(rows):,} steps"
+            yield Predicted(str(path), f"the next {count}\n{_in_columns(rows)}", {"next": rows})
+
+
+def _in_columns(rows: Sequence[Mapping[str, float]]) -> str:
+    """A line of names and one for each step, with its number."""
+    cells = [["step", *rows[0]], *([str(i), *(f"{x:.6g}" for x in row.values())] for i, row in enumerate(rows, 1))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.rjust, line, widths)) for line in cells)

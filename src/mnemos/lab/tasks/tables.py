@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mnemos import libraries
+from mnemos.errors import near_name
 from mnemos.types import InputError
 
 READERS = {
@@ -33,11 +34,10 @@ def read_column(file: Path, column: str | None) -> Iterator[str]:
     ]
     name = texts[0] if column is None and len(texts) == 1 else column
     if name not in texts:
-        found = f"{column!r}" if column is not None else "none"
-        raise InputError(
-            f"{file}: expected the name of a column of text in data.column, found {found}; it has "
-            f"{', '.join(texts) or 'no column of text'}"
-        )
+        found, hint = "none", f"it has {', '.join(texts) or 'no column of text'}"
+        if column is not None:
+            found, hint = repr(column), near_name(column, texts, hint)
+        raise InputError(f"{file}: expected the name of a column of text in data.column, found {found}; {hint}")
     return (text for text in table[name] if text)
 
 
