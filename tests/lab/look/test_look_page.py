@@ -20,6 +20,7 @@ from mnemos.lab.look.pack import LEVELS, dense, pack, strongest
 from mnemos.lab.look.page import page
 from mnemos.lab.look.record import Asked, Document, Recording
 from mnemos.lab.look.viewer import TOKENS, Look
+from mnemos.lab.report.markup import decimal
 from mnemos.lab.tasks.task import Question
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&'\"\u2028"
@@ -231,6 +232,22 @@ def test_the_viewer_opens_at_what_is_asked_of_the_first_model_that_knows_it(tmp_
     scale = "document.querySelector('#asked svg').getScreenCTM().a"
     assert view.run(f"Math.min(...{text} * {scale}))") >= 10  # pixels
     assert view.errors == []
+
+
+@pytest.mark.slow
+def test_numbers_have_four_digits_at_most_and_one_rounding(tmp_path, view):
+    view.open(Look([made()]).write(tmp_path / "look.html").as_uri())
+    for number, text in ((3236.29, "3236"), (98765.4, "98770"), (12.3456, "12.35"), (9.99996, "10.00"), (0, "0.000")):
+        assert view.run(f"mnemosLook.number({number}, 3)") == text
+    for number in (1 / 16, 3 / 16, -1 / 16, 0.0624999, 0.0625001, 2.5, 0.9999):
+        assert view.run(f"mnemosLook.number({number}, 3)") == decimal(number)
+
+
+def test_what_is_shown_is_rounded_once():
+    one = asked(0.06252, 0.06252, 0.5)
+    one.predictions[0].probability = 0.06252
+    packed = pack(one)
+    assert [decimal(p) for p in (packed["asked"]["p"][1], packed["predictions"][0]["p"])] == ["0.063"] * 2
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What the viewer records is what the model computed: observed weights, hand-made sums, gates, and emptied parts."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from mnemos.lab.run import checkpoint
 from mnemos.lab.run.files import Result
 from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.fact_recall import ToldConfig
+from mnemos.lab.tasks.series import SeriesConfig
 from mnemos.lab.tasks.task import Question, Task
 from mnemos.memory.gated_cache import GRC
 from mnemos.ops.linear import LinearState
@@ -504,6 +506,42 @@ def test_the_page_says_how_far_a_run_was_trained(tmp_path, capsys):
     said = "trained with 250 updates, accuracy 0.5000 on the test split, accuracy 0.2500 with the caches emptied"
     assert viewer.trained(tmp_path, recipe, task) == said
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("target", [None, "state"])
+def test_a_series_has_no_words_to_look_at(target, monkeypatch, tmp_path):
+    pytest.importorskip("datasets")
+    path = tmp_path / "sensor.csv"
+    rows = [f"{i % 7 / 2},{i % 5 / 3},{'on' if i % 3 else 'off'}" for i in range(40)]
+    path.write_text("\n".join(["heat,force,state", *rows]))
+    data = SeriesConfig(path=str(path), target=target, segment=4)
+    opened = viewer.Opened("series", "", build("window"), data.build(), data, 4)
+    monkeypatch.setattr(viewer, "_open", lambda folder, text: opened)
+    for text in (None, path):
+        with pytest.raises(
+            mnemos.InputError, match=r"^RUN: expected .* tokens, found .* 2 numbers .*mnemos report RUN"
+        ):
+            viewer.look_at_runs(["RUN"], text, tmp_path / "look.html")
+
+
+@pytest.mark.parametrize("of", ["recipe.json", "linearised.json"])
+def test_the_folder_of_a_runs_model_is_refused(of, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    for path in (tmp_path / of, model / "config.json"):
+        path.write_text("{}")
+    with pytest.raises(
+        mnemos.InputError, match=re.escape(f"{model}: expected the folder of a run, found its model; n")
+    ):
+        viewer.look_at_runs([model])
+    assert not (model / viewer.PAGE).exists()
+
+
+def test_control_characters_are_shown_as_escapes():
+    text = "\0a\x1b[1m\u2400\x85 é\n\t"
+    found = Document.of_text([1], lambda tokens: [(text, 1)])
+    assert found.words == (("\\0a\\x1b[1m\\0\\x85 é\n\t", 1),)
+    assert found.name(1) == found.words[0][0]
 
 
 def test_a_text_without_a_word_is_refused(tmp_path):

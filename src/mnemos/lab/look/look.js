@@ -16,7 +16,14 @@
     found.append(...children);
     return found;
   }
-  const number = (x, digits = 2) => (x == null || Number.isNaN(x) ? "–" : x.toFixed(digits).replace("-", "−"));
+  /** At most so many decimals and four significant digits; halves go to the even digit, as in the page's tables. */
+  function number(x, digits = 2) {
+    if (x == null || Number.isNaN(x)) return "–";
+    const four = Number(x.toPrecision(4)), whole = Math.trunc(Math.abs(four)).toString().length;
+    const places = Math.min(digits, Math.max(0, 4 - whole)), exact = whole > 4 ? four : x;
+    const half = (Math.abs(exact) * 10 ** places) % 2 === 0.5; // below it is an even digit
+    return (half ? exact * (1 - Number.EPSILON) : exact).toFixed(places).replace("-", "−");
+  }
 
   // Arrays: {shape, most, bytes}, decoded when they are first used; with `top`, the largest of the last axis.
   function bytes(text) {
@@ -613,5 +620,5 @@
   build();
   open_run(state.run);
   if (run().asked) { state.word = run().words.length - 1; draw(); }
-  window.mnemosLook = { go, choose, state, open_run, count: () => segments(run()) };
+  window.mnemosLook = { go, choose, state, open_run, number, count: () => segments(run()) };
 })();

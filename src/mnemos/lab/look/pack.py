@@ -106,14 +106,15 @@ def _pack_memory(one: Memory, recording: Recording, part: float) -> JSONObject:
 
 def _pack_prediction(one: Prediction) -> JSONObject:
     return {
-        **{"token": one.token, "answer": one.answer_text, "p": round(one.probability, 4)},
-        **{"guess": one.guess_text, "certainty": round(one.certainty, 4), "boundaries": one.boundaries},
+        **{"token": one.token, "answer": one.answer_text, "p": round(one.probability, 6)},
+        **{"guess": one.guess_text, "certainty": round(one.certainty, 6), "boundaries": one.boundaries},
         "effects": [change._asdict() | {"p": _short(p)} for change, p in one.effects],
     }
 
 
 def _short(values: Any) -> list[float | None]:
-    return [None if np.isnan(value) else round(float(value), 4) for value in values]
+    """Of more digits than are shown, so that what is shown is rounded once."""
+    return [None if np.isnan(value) else round(float(value), 6) for value in values]
 
 
 def dense(array: Array, most: float | None = None) -> JSONObject | None:

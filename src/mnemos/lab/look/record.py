@@ -1,5 +1,6 @@
 """Record what a model's memories do while it reads a document, segment by segment."""
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -75,9 +76,18 @@ class Document:
 def shown_words(
     tokens: Sequence[int], words: Callable[[Sequence[int]], Sequence[tuple[str, int]] | None]
 ) -> tuple[tuple[str, int], ...]:
-    """The words of tokens; where they are no text, their numbers."""
+    """The words of tokens, control characters as escapes; where they are no text, their numbers."""
     text = words(tokens)
-    return tuple((str(token), 1) for token in tokens) if text is None else tuple(text)
+    if text is None:
+        return tuple((str(token), 1) for token in tokens)
+    return tuple((_CONTROL.sub(_escape, word), count) for word, count in text)
+
+
+_CONTROL = re.compile("[\0-\x08\x0e-\x1f\x7f-\x9f\u2400]")  # and ␀, a start token's, which many fonts lack
+
+
+def _escape(found: re.Match[str]) -> str:
+    return "\\0" if found.group() in "\0\u2400" else f"\\x{ord(found.group()):02x}"
 
 
 class Asked(NamedTuple):

@@ -18,7 +18,7 @@ from mnemos.lab.hosted.hub import is_source
 from mnemos.lab.run.checkpoint import steps
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe
-from mnemos.lab.run.recipe_files import is_model
+from mnemos.lab.run.recipe_files import MODEL_RECIPE, is_model
 from mnemos.lab.run.trained import open_run
 from mnemos.lab.run.weights import final_checkpoint
 from mnemos.lab.tasks.files import check_text, read_bytes
@@ -117,7 +117,7 @@ def look_at_runs(
     A folder of a decoder of Transformers reads `text`. text: a file that the models read; None: a document of the test
     split. number: which, from 0; None: the first, or of rows that ask a question the one that `choose_row` chooses.
     segments: at most, and at most `TOKENS` tokens of all models together. Raises InputError for runs of different
-    data, and for numbers out of range.
+    data or of data that are no tokens, for the folder of a run's model, and for numbers out of range.
     """
     if segments < 1 or (number or 0) < 0:
         raise InputError(
@@ -135,12 +135,32 @@ def look_at_runs(
             f"look: expected runs with the same data, found others for {opened[0].name} and {other.name}; look at one "
             "at a time"
         )
+    _check_tokens(opened[0].task, folders[0])
     document = document_of(opened, max(one.length for one in opened), text, number, segments)
     return Look([record(one.model, document, one.name, one.about, one.length) for one in opened]).write(target)
 
 
+def _check_tokens(task: Task, folder: str | Path) -> None:
+    """Raise InputError for a task whose models read no tokens, such as the numbers of a series."""
+    if isinstance(task, DecoderText):
+        return
+    inputs = getattr(task.example(), "inputs", None)
+    if isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point():
+        return
+    numbers = isinstance(inputs, Tensor) and inputs.dim() == 3
+    found = f"one that reads {inputs.shape[-1]} numbers at each step" if numbers else "one that reads other inputs"
+    raise InputError(
+        f"{folder}: expected a run whose model reads tokens, found {found}, which look does not show; mnemos report "
+        f"{folder} shows what its memory is worth"
+    )
+
+
 def _open(folder: Path, text: str | Path | None) -> Opened:
     """A run, or a decoder of Transformers. Of a run that is not finished, `final_checkpoint` is opened."""
+    if is_model(folder) and not (folder / MODEL_RECIPE).is_file():  # what `mnemos average` wrote is looked at
+        run = folder.parent
+        if any((run / name).is_file() for name in ("recipe.json", "linearised.json")):
+            raise InputError(f"{folder}: expected the folder of a run, found its model; name {run}")
     linearised = (folder / "linearised.json").is_file()
     source = folder / "model" if linearised else folder
     if linearised and not is_source(str(source)):
