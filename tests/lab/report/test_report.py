@@ -8,6 +8,7 @@ from synthetic_runs import LAYERS, write_comparison, write_run
 
 from mnemos.lab.report import outputs, report
 from mnemos.lab.report.gated_caches import map_section, slot_section
+from mnemos.lab.report.page import write_report
 from mnemos.lab.report.read import read
 from mnemos.types import InputError
 
@@ -133,6 +134,14 @@ def test_runs_of_different_tasks_are_side_by_side_and_not_ranked(tmp_path):
     assert "pixels" not in page[first:second]
     assert "demo" not in re.sub("<pre>.*?</pre>", "", page[second:], flags=re.S).replace("demo-cached", "")
     assert page.count("Validation accuracy") >= 2
+
+
+@pytest.mark.parametrize("measured", [1, 2])
+def test_the_line_about_a_report_names_a_picture_that_the_page_has(tmp_path, measured):
+    records = [{"kind": "valid", "step": i + 1, "loss": 2.0 - i} for i in range(measured)]
+    path, line = write_report([write_run(tmp_path / "run", metrics=records, caches=False, explained=False)])
+    assert line.startswith("Look first at the learning curves. " if measured > 1 else "Test accuracy")
+    assert ("by update." in path.read_text()) == (measured > 1)
 
 
 def test_unfinished_run_says_what_is_missing(tmp_path):

@@ -34,10 +34,15 @@ def with_result(result, provenance=None):
     return RunRecord(Path("x"), "x", {}, provenance, {}, {}, None, result, None)
 
 
-def of_rows(rows, counts):
-    """The runs of rows, which scored so many rows of the test split each."""
+def of_rows(rows, counts, targets=0):
+    """The runs of rows, which scored so many rows of the test split each; `targets` in a row, if that is known."""
     results = (
-        Result(test={"accuracy": row.mean}, scored_rows={"test": n}) for row, n in zip(rows, counts, strict=True)
+        Result(
+            test={"accuracy": row.mean},
+            scored_rows={"test": n},
+            scored_targets={"test": targets * n} if targets else {},
+        )
+        for row, n in zip(rows, counts, strict=True)
     )
     return {row.name: (with_result(result),) for row, result in zip(rows, results, strict=True)}
 
@@ -61,8 +66,38 @@ SAID = {  # where, what is said of some rows, and other rows of which it would b
     "rows": (
         headline,
         "over 40 rows",
+        made(*WHOLE, records=of_rows(WHOLE, (40, 40), 1)),
+        made(*WHOLE, records=of_rows(WHOLE, (40, 50), 1)),
+    ),
+    "rows that hold what is averaged": (
+        headline,
+        "accuracy of 40 rows",
         made(*WHOLE, records=of_rows(WHOLE, (40, 40))),
-        made(*WHOLE, records=of_rows(WHOLE, (40, 50))),
+        made(*WHOLE, records=of_rows(WHOLE, (40, 40), 3)),
+    ),
+    "targets": (
+        headline,
+        "over 120 targets",
+        made(*WHOLE, records=of_rows(WHOLE, (40, 40), 3)),
+        made(*WHOLE, records=of_rows(WHOLE, (40, 40))),
+    ),
+    "without learning": (
+        headline,
+        "Without learning: byte bigrams 0.300, byte unigrams 0.500.",
+        made(PLAIN, higher=False, reference={"byte unigrams": 0.5, "byte bigrams": 0.3}),
+        made(PLAIN, higher=False),
+    ),
+    "without learning, of memories": (
+        headline,
+        "Without learning: most frequent class 0.100.",
+        made(*WHOLE, majority=0.1),
+        made(*WHOLE),
+    ),
+    "without learning, in the table": (
+        summary_table,
+        "the training mean",
+        made(*WHOLE, reference={"the training mean": 0.2}),
+        made(*WHOLE),
     ),
     "shown": (
         headline,

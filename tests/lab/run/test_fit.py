@@ -331,6 +331,7 @@ def test_a_model_of_transformers_is_trained_by_its_own_loss(tmp_path, kind):
     assert lines(tmp_path / "run")[0]["loss"] == pytest.approx(before, rel=1e-5 + dropout)
     assert lines(tmp_path / "run")[-1]["loss"] < 0.9 * before
     assert result["metric"] == ("loss" if kind == "Llama" else "accuracy")
+    assert (result["tokens"], result["unit"]) == (10 * int(mask.sum()), "tokens")  # ten passes over the data
     if kind == "Bert":
         with torch.no_grad():
             logits = model.eval()(input_ids=ids, attention_mask=mask.long()).logits

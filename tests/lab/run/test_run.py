@@ -38,7 +38,7 @@ def test_a_run_leaves_what_it_promises(tmp_path, language):
     assert result == json.loads((tmp_path / "run" / "result.json").read_text())
     assert set(result) == {
         "recipe", "seed", "steps", "test", "valid", "majority", "parameters", "seconds", "peak_bytes", "tokens",
-        "metric", "metrics", "reference", "epoch_seconds", "scored_rows", "unit",
+        "metric", "metrics", "reference", "epoch_seconds", "scored_rows", "scored_targets", "unit",
     }  # fmt: skip
     assert set(result["test"]) == set(result["valid"]) == {"loss", "accuracy"}
     assert result["majority"] == (None if language else 0.4)

@@ -118,6 +118,12 @@ def test_a_series_is_learned_and_continued(table, monkeypatch, capsys, tmp_path)
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result["test"]["error"] < 0.8 * result["reference"][REPEAT]
     assert "repeating the last value" in capsys.readouterr().out
+    assert main(["report", "run"]) == 0
+    said = f"Test error over {result['scored_targets']['test']} steps"
+    assert "Without learning: repeating the last value" in (line := capsys.readouterr().out.splitlines()[-1])
+    assert said in line
+    assert said in (tmp_path / "run/report.html").read_text()
+    assert result["scored_targets"]["test"] > result["scored_rows"]["test"]
     assert main(["eval", "run", "--data.path", path]) == 0
     capsys.readouterr()
     assert main(["predict", "run", path, "--length", "2"]) == 0

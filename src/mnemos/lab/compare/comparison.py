@@ -122,6 +122,7 @@ class Comparison:
     against: str = ""
     unit: str = Result.unit
     scored_rows: dict[str, Any] = field(default_factory=dict)
+    scored_targets: dict[str, int] = field(default_factory=dict, metadata=OMITTED)
     controls: tuple[Control, ...] = ()
     runs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -188,6 +189,7 @@ def summarise(
         against=against,
         unit=first.unit,
         scored_rows=first.scored_rows,
+        scored_targets=first.scored_targets,
         controls=controls_of(results, first.metric),
         runs=folders,
         provenance=shared(paths),

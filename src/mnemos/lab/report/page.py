@@ -22,7 +22,7 @@ from .markup import contents, escape, folded, listed, own_ids, paragraph, plural
 from .read import Results, read_tasks, task_differences
 from .run_records import flat
 from .shell import chart_library, html_page, script
-from .verdict import caveats, headline, summary_table
+from .verdict import caveats, headline, scored_of, summary_table
 
 Section = Callable[[Results], str]
 # The first of these that a report has stands on its first screen.
@@ -71,10 +71,17 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> tuple[Path
     write_text(out, assemble(tasks))
     if len(tasks) > 1:
         return out, "Look first at the table of all runs; each task has a part of its own below."
-    by_x = metric_by_x.read_by_x(tasks[0])
-    several = "the score of every seed" if len(tasks[0].all_runs()) > 1 else ""
-    picture = f"the picture of {by_x.metric} by {by_x.x}" if by_x else f"the picture of {several}" if several else ""
-    return out, f"Look first at {picture or 'the learning curves'}. {headline(tasks[0])}"
+    picture = _picture(tasks[0])
+    return out, (f"Look first at {picture}. " if picture else "") + headline(tasks[0])
+
+
+def _picture(results: Results) -> str:
+    """What the picture of the first screen shows; "" for a page without one, as of runs with one measurement."""
+    if (by_x := metric_by_x.read_by_x(results)) is not None:
+        return f"the picture of {by_x.metric} by {by_x.x}"
+    if scores.seeds(results):
+        return "the picture of the score of every seed"
+    return "the learning curves" if "<figure" in curves.section(results) else ""
 
 
 def assemble(tasks: Sequence[Results], watched: str = "") -> str:
@@ -154,8 +161,8 @@ def _byline(tasks: Sequence[Results]) -> str:
     parts += [f"{max(seeds)} seeds of each variant"] if len(seeds) == 1 and max(seeds) > 1 and len(rows) > 1 else []
     steps = {run.result.steps if run.result else None for run in runs}
     parts += [f"{steps.pop():,.0f} updates each"] if len(steps) == 1 and all(steps) else []
-    tested = {run.result.scored_rows.get("test", 0) for run in runs if run.result}
-    parts += [plural(tested.pop(), "test row")] if len(tested) == 1 and max(tested) else []
+    tested = {scored_of(one, "test") for one in tasks if any(run.result for run in one.all_runs())}
+    parts += [plural(one.number, f"test {one.noun}")] if len(tested) == 1 and (one := tested.pop()) else []
     about = [run.provenance.to_json() for run in runs if run.provenance] or [one.provenance for one in tasks]
     ends = sorted(str(a["finished"])[:10] for a in about if a.get("finished"))
     parts += [f"finished {ends[-1]}"] if ends else []

@@ -12,7 +12,7 @@ from .markup import OPERATIONS, capital, count, decimal, escape, memory, missing
 from .read import Results, finite_spread
 from .run_records import flat
 from .style import variant_name
-from .verdict import mean_and_spread
+from .verdict import mean_and_spread, without_learning
 
 _ACROSS = 8  # metrics in columns; more are rows
 CONTROLS = {"emptied": "cache emptied", "exchanged": "cache exchanged for noise", "closed": "gate closed"}
@@ -39,8 +39,7 @@ def _variants(results: Results) -> str:
     for i, row in enumerate(results.rows):
         costs = [count(row.parameters), operations(row.flops), memory(row.state_bytes or math.nan)]
         rows.append([variant_name(i, row.name), mean_and_spread(row), str(row.seeds), *costs])
-    majority = {} if results.majority is None else {"most frequent class": results.majority}
-    rows += [[escape(name), decimal(one), *[""] * 4] for name, one in (majority | results.reference).items()]
+    rows += [[escape(name), decimal(one), *[""] * 4] for name, one in without_learning(results).items()]
     caption = (
         f"{capital(score)} ({better} is better), mean ± sample standard deviation over seeds, and the size of the "
         f"models. {OPERATIONS} State: bytes per stream after a row of the greatest length that the settings of the "

@@ -7,6 +7,7 @@ memory may be that of the branch which reads it, and emptying a memory shows onl
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from mnemos.lab.compare.comparison import Row, cut_note
 from mnemos.lab.compare.significance import (
@@ -19,7 +20,7 @@ from mnemos.lab.compare.significance import (
     interval,
     wilson,
 )
-from mnemos.lab.tasks.metrics import ACCURACY, TOP5
+from mnemos.lab.tasks.metrics import ACCURACY, GUESS, TOP5
 from mnemos.lab.tasks.no_learning import no_better
 
 from .markup import capital, decimal, duration, escape, listed, memory, plural, table
@@ -43,7 +44,8 @@ def headline(results: Results) -> str:
         overall = _of_memories(results, memories, tests)
     elif by_x is None or any(one.interval for _, one in tests.values()):
         overall = _of_scores(results, rows, tests)
-    return " ".join(filter(None, [overall, _at_the_end(results, by_x, memories, tests, overall)]))
+    without = _without_learning(results, by_x) if overall else ""
+    return " ".join(filter(None, [overall, without, _at_the_end(results, by_x, memories, tests, overall)]))
 
 
 def differences_of(results: Results) -> Tests:
@@ -61,13 +63,47 @@ def _finite(results: Results) -> list[Row]:
     return [row for row in results.rows if math.isfinite(row.mean)]
 
 
+class Over(NamedTuple):
+    """What was scored of a split. averaged: the scores are means over these; else the rows hold what is averaged."""
+
+    number: int
+    noun: str
+    averaged: bool
+
+
+def scored_of(results: Results, split: str) -> Over | None:
+    """What the scores of a split ("valid" or "test") are averaged over, where the runs say so and agree."""
+
+    def agreed(counts: Sequence[int | None], otherwise: int | None) -> int | None:
+        found = set(counts or [otherwise])
+        return found.pop() if len(found) == 1 else None
+
+    finished = [run.result for run in results.all_runs() if run.result]
+    rows = agreed([one.scored_rows.get(split) for one in finished], results.scored_rows.get(split))
+    targets = agreed([one.scored_targets.get(split) for one in finished], results.scored_targets.get(split))
+    if targets and targets != rows:
+        return Over(targets, "step" if results.unit == "steps" else "target", True)  # a step may have several numbers
+    return Over(rows, "row", bool(targets)) if rows else None
+
+
 def _score(results: Results) -> str:
-    """What the scores are, and of how many rows, where the runs say so and agree."""
-    split = "valid" if results.split == "validation" else "test"
-    counts = {run.result.scored_rows.get(split) for run in results.all_runs() if run.result}
-    counts = counts or {results.scored_rows.get(split)}
-    rows = counts.pop() if len(counts) == 1 else None
-    return f"{results.split} {results.metric}" + (f" over {plural(rows, 'row')}" if rows else "")
+    """What the scores are, and what they are averaged over, where that is known."""
+    over = scored_of(results, "valid" if results.split == "validation" else "test")
+    of = f" {'over' if over.averaged else 'of'} {plural(over.number, over.noun)}" if over else ""
+    return f"{results.split} {results.metric}{of}"
+
+
+def without_learning(results: Results) -> dict[str, float]:
+    """The scores without learning, by name: the most frequent class, and the task's others (`Task.reference`)."""
+    majority = {} if results.majority is None else {"most frequent class": results.majority}
+    return majority | results.reference
+
+
+def _without_learning(results: Results, by_x: MetricByX | None) -> str:
+    """The scores without learning, in one sentence; a guess is not in it where that along the axis is said."""
+    said = by_x is not None and math.isfinite(by_x.chance)
+    known = {name: one for name, one in without_learning(results).items() if not (said and name == GUESS)}
+    return f"Without learning: {_ranked(known, results.higher_is_better)}." if known else ""
 
 
 def _of_memories(results: Results, memories: Sequence[Row], tests: Tests) -> str:
@@ -168,6 +204,7 @@ def summary_table(results: Results) -> str:
             line[2] = f"{_with_range(one.difference, one.interval, True)}<span>to {escape(other.name)}</span>"
             line[3] = "" if math.isnan(one.p_holm) else "&lt; 0.001" if one.p_holm < 0.001 else f"{one.p_holm:.3f}"
         cells.append([name, *line, memory(row.state_bytes or math.nan), duration(row.seconds)])
+    cells += [[escape(name), decimal(one), *[""] * 5] for name, one in without_learning(results).items()]
 
     # --- the caption says what is in the table and no more ---
     end = f"at {by_x.xs[-1]:,g}" if by_x and last else ""
@@ -203,7 +240,7 @@ def _interval_of_rows(results: Results, row: Row) -> tuple[float, float] | None:
 
 def _with_range(value: float, ends: tuple[float, float] | None, signed: bool = False) -> str:
     """A value, and its interval in small letters: HTML."""
-    small = "" if ends is None else f"<small>{' to '.join(decimal(end, signed=signed) for end in ends)}</small>"
+    small = "" if ends is None else f" <small>{' to '.join(decimal(end, signed=signed) for end in ends)}</small>"
     return f"{decimal(value, signed=signed)}{small}"
 
 

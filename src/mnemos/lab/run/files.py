@@ -90,6 +90,8 @@ class Result(_File):
         valid: the scores of the validation split.
         test: those of the test split; None for a task without one.
         scored_rows: how many rows of each split were scored.
+        scored_targets: the counted targets in them, over which the scores are averaged; {} where the first metric is
+            computed from whole rows.
         metric: the name of the task's first metric, by which runs are compared.
         metrics: {name: {"higher_is_better", "about", "bounds"}}.
         reference: {name: score in the metric without learning}.
@@ -118,6 +120,7 @@ class Result(_File):
     valid: Scores = field(default_factory=dict)
     test: Scores | None = None
     scored_rows: dict[str, int] = field(default_factory=dict)
+    scored_targets: dict[str, int] = field(default_factory=dict)
     metric: str = ""
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     reference: Scores = field(default_factory=dict)

@@ -78,11 +78,12 @@ class Best:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The last evaluation of the validation split: its scores, and how many rows were scored."""
+    """The last evaluation of the validation split: its scores, and how many rows and targets were scored."""
 
     step: int = 0  # 0: none yet
     scores: dict[str, float] = field(default_factory=dict)
     rows: int = 0
+    targets: int = 0
 
 
 class MovingAverage:
@@ -188,9 +189,9 @@ class Learner:
             self._read_again = batches
         return list(batches.values())
 
-    def evaluated(self, valid: dict[str, float], rows: int) -> None:
+    def evaluated(self, valid: dict[str, float], rows: int, targets: int) -> None:
         """Pass the scores of an evaluation to the plateau schedule, and remember them and the best ones."""
-        self.evaluation = Evaluation(self.count.step, dict(valid), rows)
+        self.evaluation = Evaluation(self.count.step, dict(valid), rows, targets)
         self.plateau = self.plateau.after(valid["loss"], self.recipe.optim.schedule)
         self.best = self.best.after(self.count.step, valid, self.task.metrics[0])
 

@@ -60,7 +60,7 @@ def train(run: Run, on_evaluation: Callable[[nn.Module, int], JSONObject | None]
         with contextlib.nullcontext() if learner.ema is None else learner.ema.used():
             run.valid = run.scores("valid")
             # After the scores and not before: an evaluation that is interrupted is repeated from its start.
-            learner.evaluated(run.valid, run.scored["valid"])
+            learner.evaluated(run.valid, run.scored["valid"], run.scored_targets["valid"])
             if config.keep_best and learner.best.step == step:
                 run.save_best()
             seconds = round(time.perf_counter() - began, 3)
@@ -81,6 +81,7 @@ def train(run: Run, on_evaluation: Callable[[nn.Module, int], JSONObject | None]
         say(scores, "before training: ")
     elif learner.count.step == learner.evaluation.step:  # stopped after this step's validation scores
         run.valid, run.scored["valid"] = learner.evaluation.scores, learner.evaluation.rows
+        run.scored_targets["valid"] = learner.evaluation.targets
     elif run.ended or due(config.eval_every):
         evaluate()  # the checkpoint was saved before the evaluation at this step, which may not have ended
 

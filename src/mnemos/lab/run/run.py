@@ -39,7 +39,7 @@ from mnemos.lab.evaluate.scores import CountedElsewhere, evaluate
 from mnemos.lab.evaluate.write_attention import record_write_attention
 from mnemos.lab.measure.flops import task_flops, task_state_bytes
 from mnemos.lab.tasks.batch import each, row_count
-from mnemos.lab.tasks.metrics import MAJORITY
+from mnemos.lab.tasks.metrics import MAJORITY, CorpusMetric
 from mnemos.lab.tasks.task import HeldOut, Task
 from mnemos.memory.gated_cache import GatedCache, caches, hold_caches
 from mnemos.models.store import RUN_MODEL, save
@@ -85,7 +85,7 @@ class Run:
         quiet: whether neither progress nor what the splits hold is printed.
         saved: the step of the last checkpoint.
         valid: the scores of the last evaluation.
-        scored: rows of each split in its last evaluation.
+        scored: rows of each split in its last evaluation; scored_targets: the counted targets in them.
     """
 
     learner: Learner
@@ -99,6 +99,7 @@ class Run:
         self.saved = 0
         self.valid: Scores = {}
         self.scored: dict[str, int] = {}
+        self.scored_targets: dict[str, int] = {}
         self.ended = False  # the checkpoint is the last one of a run that is now trained for longer
         self.display = NoProgress()
         self._signals = StopSignals()
@@ -384,7 +385,8 @@ class Run:
         with generators.preserve(), self.fabric.autocast():
             several = total if self.fabric.world_size > 1 else None
             found = evaluate(self.learner.model, self._shares(split), self.task, several, gather)
-        return {key: value for key, value in found.items() if key != "count"}
+        self.scored_targets[split] = int(found.pop("count"))
+        return found
 
     def _shares(self, split: HeldOut) -> Iterator[object]:
         """This process's rows of every batch, in the segments of the rollout."""
@@ -448,6 +450,7 @@ class Run:
             test=self.scores("test") if self.task.has_test else None,
             valid=self.valid,
             scored_rows=self.scored,
+            scored_targets={} if isinstance(self.task.metrics[0], CorpusMetric) else self.scored_targets,
             metric=self.task.metrics[0].name,
             metrics={metric.name: metric.described() for metric in self.task.metrics},
             reference=reference,

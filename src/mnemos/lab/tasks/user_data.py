@@ -113,6 +113,8 @@ class OwnTask(Task):
         rows_of_tokens = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
         self.splits_rows = rows_of_tokens and isinstance(targets, Tensor) and targets.shape == inputs.shape
         self.max_length = inputs.shape[1] if rows_of_tokens else 0
+        ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+        self._reads_ids = isinstance(ids, Tensor) and ids.dim() == 2
 
     # --- batches ---
 
@@ -215,6 +217,18 @@ class OwnTask(Task):
                 f"{where}: expected targets 0 to {self._classes - 1}, as the model has {self._classes} classes, found "
                 f"{int(wrong[0])}; correct the data, or give the model more classes"
             )
+
+    @property
+    def unit(self) -> str:
+        return "tokens" if self._reads_ids else super().unit
+
+    def tokens(self, batch: Batch) -> int:
+        """Tokens without padding, also of "input_ids" [B, T] in a mapping; the rows of other batches."""
+        if not self._reads_ids:
+            return super().tokens(batch)
+        ids, mask = batch.inputs["input_ids"], batch.inputs.get("attention_mask")
+        known = isinstance(mask, Tensor) and mask.shape == ids.shape
+        return int((mask != 0).sum()) if known else ids.numel()
 
     def count(self, batch: Batch) -> int:
         """Rows, with the caller's or the model's loss; otherwise targets that are not IGNORE."""
