@@ -218,7 +218,7 @@ def _run(recipe: JSONObject, folder: str, resume: bool, quiet: bool, among: RunN
 
 @contextlib.contextmanager
 def shielded() -> Iterator[None]:
-    """Signals wait inside the `with`; in processes that are started there, until `begin_child`, SIGINT for ever.
+    """Inside the `with` signals wait. A process that is started there gets SIGTERM from `begin_child` on, SIGINT never.
 
     A mask is of one thread: another, such as a library's, may take a signal of the whole program, and Python then calls
     its handler in the main thread all the same. So handlers wait too, where this is the main thread.

@@ -76,8 +76,8 @@ class RunFolder:
     ) -> "RunFolder":
         """Start a run in a new or empty folder. Raises InputError for any other folder, and deletes nothing in it.
 
-        weights: `Start.source` of the run that the weights are taken from, for run.json. about: what the task says of
-        its data, of which the warnings are recorded there.
+        weights: `Start.source` of the run that the weights are taken from, for run.json. about: the task's lines about
+        its data; run.json records the warnings among them.
         """
         folder = Path(folder)
         if folder.exists() and not folder.is_dir():

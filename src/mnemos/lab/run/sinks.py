@@ -30,7 +30,7 @@ def open_sink(log: str, folder: Path, step: int) -> Sink:
     """The sink of a run that continues after the checkpoint of `step` (0: that starts).
 
     metrics.jsonl must have been trimmed to that step already. Raises InputError with the install command if the library
-    is missing, and if it refuses, as where nobody is logged in.
+    is missing, and with its own reason if it refuses, for example because nobody is logged in.
     """
     try:
         return _SINKS[log](folder, step)
