@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .hosts.attach import uncache as uncache
     from .hosts.linearise import linearise as linearise
     from .hosts.linearise import unlinearise as unlinearise
+    from .hosts.ranking import rank_attentions as rank_attentions
     from .hosts.remembering import remember as remember
     from .hugging_face import fast as fast
     from .hugging_face import functional as functional

@@ -349,8 +349,12 @@ def _choose(sites: list[NamedModule], where: Where) -> tuple[dict[NamedModule, H
     return targets, skips
 
 
-def select_sites(sites: list[NamedModule], known: set[str], where: Where) -> tuple[set[str] | None, set[str]]:
+def select_sites(
+    sites: list[NamedModule], known: set[str], where: Where, option: str = "where"
+) -> tuple[set[str] | None, set[str]]:
     """The names that `where` selects (None: no selection), and those among them that no adapter knows.
+
+    option: what the user calls it.
 
     If a function or a pattern selects at least one known attention, the other modules it selects are ignored:
     "blocks.*.attn*" does not mean the dropout next to the attention.
@@ -370,7 +374,7 @@ def select_sites(sites: list[NamedModule], known: set[str], where: Where) -> tup
         if not hits:
             near = difflib.get_close_matches(pattern, [site.name for site in sites], 1, 0.0)
             raise InputError(
-                f"where={pattern!r} names no module; the nearest is {''.join(near)!r} (`*` matches within one part)"
+                f"{option}={pattern!r} names no module; the nearest is {''.join(near)!r} (`*` matches within one part)"
             )
         selected |= hits
         without_adapter |= set() if known & hits else hits

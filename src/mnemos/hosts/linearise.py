@@ -35,6 +35,7 @@ from .linearised import (
 )
 from .row_caches import make_empty
 
+FULL = "full= leaves it whole"  # of a report
 RECORD = "mnemos_linearised"  # attribute of the model's configuration: what `from_pretrained` makes again
 
 
@@ -95,6 +96,7 @@ def linearise(
     rank: int = 0,
     rotary: bool = False,
     half_life: int = 1024,
+    full: Where = None,
 ) -> LineariseReport:
     """Give the attentions of a trained decoder of Transformers a state of constant size, in place: an RNN.
 
@@ -120,7 +122,9 @@ def linearise(
     that of low-rank updates of all projections of these attentions, 0 at the start. rotary: features of queries and
     keys after rotary positions; False: before, where a key is the same at all distances. half_life: tokens after which
     S and z hold half of a token, at most 2²⁰; 0: they never forget; their gain was lost after 60,000 tokens.
-    where: as in `mnemos.cache`: a pattern of names, several, or a function (name, module) -> bool.
+    where: as in `mnemos.cache`: a pattern of names, several, or a function (name, module) -> bool. full: chosen as by
+    `where`, attentions that stay as they are and keep all keys and values: a hybrid. `mnemos.rank_attentions` says
+    which ones need them.
 
     Every changed attention gets a child `linearised` with the new parameters (`report.maps`, `report.updates`); all
     weights keep their names. Updates stay where a projection is wrapped, replaced or quantised. `generate`, beams, left
@@ -142,10 +146,15 @@ def linearise(
         raise InputError(
             f"linearise: expected a decoder of Transformers, found a {type(model).__name__}; pass the model"
         )
+    if isinstance(full, int):
+        raise InputError(
+            f"linearise: expected names of attentions, a pattern or a function, found full={full} and no text to rank "
+            f"them by; give full=mnemos.rank_attentions(model, pieces).full({full})"
+        )
 
     # --- the new children; until here nothing was changed ---
     sites = list_sites(model)
-    chosen, left = _choose(sites, settings, where)
+    chosen, left = _choose(sites, settings, where, full)
     children = []
     for site, host in chosen:
         module = site.module
@@ -257,12 +266,13 @@ def is_linearised(module: Any) -> bool:
 
 
 def _choose(
-    sites: list[NamedModule], settings: Settings, where: Where
+    sites: list[NamedModule], settings: Settings, where: Where, full: Where
 ) -> tuple[list[tuple[NamedModule, DecoderHost]], list[Skipped]]:
     """The attentions that are linearised, each with its adapter, and the others."""
     adapter_of = adapters_by_class()
     known = {site.name: adapter for site in sites if (adapter := adapter_of(site.module)) is not None}
     selected, _ = select_sites(sites, set(known), where)
+    whole, _ = select_sites(sites, set(known), full, "full") if full else (set(), None)
     chosen, left = [], []
     for site in sites:
         if (adapter := known.get(site.name)) is None:
@@ -270,6 +280,8 @@ def _choose(
         reason = _find_reason(site, adapter, settings)
         if reason is None and selected is not None and site.name not in selected:
             reason = NOT_NAMED
+        if reason is None and site.name in whole:
+            reason = FULL
         if reason is not None:
             left.append(Skipped(site.name, reason))
         elif isinstance(adapter, DecoderHost):

@@ -2,7 +2,7 @@
 
 `linearise` puts the child `Linearised` into an attention, which then runs a copy of its class's forward, in which the
 functions of Transformers for attention and rotary positions are those of this file: `run` makes a call, `_rotate` notes
-queries and keys before rotary positions, and `_attend` computes attention, from the model's own cache and to it.
+queries and keys before rotary positions, and `attend` computes attention, from the model's own cache and to it.
 """
 
 import functools
@@ -315,22 +315,25 @@ class _PassingCache:
 class _AttentionFunctions:
     """In place of Transformers' table of attention functions: the linearised attention around the chosen one."""
 
-    def __init__(self, table: Any) -> None:
-        self._table = table
+    def __init__(self, table: Any, attend: Callable[..., Any]) -> None:
+        self._table, self._attend = table, attend
 
     def get_interface(self, name: str, default: Any) -> Any:
         """What the forward calls with (module, query, key, value, mask, …)."""
-        return functools.partial(_attend, self._table.get_interface(name, default))
+        return functools.partial(self._attend, self._table.get_interface(name, default))
 
 
 @functools.cache
-def copy_forward(cls: Any) -> Any:
-    """The forward of a class of attentions in which attention is linearised; None: it calls no attention function."""
+def copy_forward(cls: Any, attending: Callable[..., Any] | None = None) -> Any:
+    """The forward of a class of attentions in which attention is linearised; None: it calls no attention function.
+
+    attending: what computes attention in place of `attend`.
+    """
     function = inspect.unwrap(cls.forward)
     names = function.__globals__
     if ATTENTIONS not in function.__code__.co_names or ATTENTIONS not in names:
         return None
-    others: dict[str, Any] = {ATTENTIONS: _AttentionFunctions(names[ATTENTIONS])}
+    others: dict[str, Any] = {ATTENTIONS: _AttentionFunctions(names[ATTENTIONS], attending or attend)}
     if has_rotary(cls):
         others[ROTARY] = functools.partial(_rotate, names[ROTARY])
     return with_globals(cls.forward, others)
@@ -382,7 +385,7 @@ def _rotate(function: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args
     return call.rotated
 
 
-def _attend(
+def attend(
     function: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """What the forward gets: attention [B, T, H, M], from q [B, H, T, D] and the keys and values of T tokens."""

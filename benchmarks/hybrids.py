@@ -1,0 +1,214 @@
+"""Which attentions of a trained decoder need the past beyond a window, and what hybrids of them predict untrained.
+
+    python benchmarks/hybrids.py rank --model FOLDER --text TEXT ... --out FILE [--pieces 1] [--length 2048]
+    python benchmarks/hybrids.py sets --model FOLDER --text TEXT ... --ranking FILE --out FILE [--pieces 3]
+
+`rank`: what the decoder loses for each attention, and each key head, that alone has a window of 64 tokens and 4 sinks;
+the order in which `mnemos.rank_attentions` puts all of them into the window; the nats of facts told 1,024 tokens ago,
+with each attention alone in the window; and the mass of attention beyond window and sinks, a measure of others. `sets`,
+on other texts: the loss with the first 2, 4, 8, 12 and 15 of that order whole and all others in the window, beside
+those that lose most alone, those with most mass, some at equal distances, the last ones, and ten random draws.
+
+Every loss is kept in OUT beside its set, so the same command goes on after a kill. Pieces are spaced evenly in a text.
+"""
+
+import argparse
+import math
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import mnemos
+from mnemos.atomic import write_json
+from mnemos.generators import generator
+from mnemos.hosts.ranking import WindowLoss, rank
+from mnemos.lab.linearised.assess import recall
+from mnemos.lab.linearised.text_batches import read_texts
+from mnemos.lab.run.files import read_object
+from mnemos.lab.run.provenance import command_line, now, provenance
+
+WINDOW, SINKS, FIRST = 64, 4, 512
+COUNTS, DRAWS = (2, 4, 8, 12, 15), 10
+_SAME = ("texts", "pieces", "length", "bfloat16")
+_BLOCK = 512  # queries whose weights are held at a time
+
+
+class KeptLoss(WindowLoss):
+    """A `WindowLoss` that reads what it measured before from a file, and writes what it measures."""
+
+    def __init__(self, path: Path, about: dict[str, Any], *given: Any) -> None:
+        super().__init__(*given)
+        self.path = path
+        self.kept: dict[str, Any] = read_object(path) if path.is_file() else {"about": about, "losses": {}}
+        if {name: self.kept["about"].get(name) for name in _SAME} != {name: about[name] for name in _SAME}:
+            raise SystemExit(f"{path}: expected losses of these texts, found {self.kept['about']}; name another --out")
+        self._wanted: Collection[str] | None = None
+
+    def __call__(self, full: Collection[str], keep: bool = False) -> Tensor:
+        if keep:
+            self._wanted = [*full]  # measured when a new loss needs it
+        key = "".join("x" if name in full else "-" for name in self.names)
+        if key not in self.kept["losses"]:
+            if self._wanted is not None:
+                super().__call__(self._wanted, keep=True)
+                self._wanted = None
+            self._write(key, super().__call__(full))
+        return torch.tensor(self.kept["losses"][key], dtype=torch.float64)
+
+    def with_head(self, name: str, head: int) -> Tensor:
+        if (key := f"{name}, key head {head}") not in self.kept["losses"]:
+            self._write(key, super().with_head(name, head))
+        return torch.tensor(self.kept["losses"][key], dtype=torch.float64)
+
+    def _write(self, key: str, nats: Tensor) -> None:
+        self.kept["losses"][key] = nats.tolist()
+        write_json(self.path, self.kept)
+
+
+def far_mass(model: Any, pieces: list[Tensor]) -> dict[str, float]:
+    """Of each attention the mean weight, over heads and queries from FIRST on, of keys beyond window and sinks."""
+    library = mnemos.libraries.transformers()
+    sums: dict[str, list[float]] = {name: [] for name, module in model.named_modules() if name.endswith("self_attn")}
+    name_of = {module: name for name, module in model.named_modules() if name in sums}
+
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: float, **_: Any) -> Any:
+        t, groups = q.shape[2], q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+        outputs, key = [], torch.arange(t)
+        for begin in range(0, t, _BLOCK):
+            query = torch.arange(begin, min(begin + _BLOCK, t))[:, None]
+            scores = (q[:, :, begin : begin + _BLOCK] @ k.mT * scaling).masked_fill(key > query, -math.inf)
+            weights = scores.softmax(-1)
+            far = (key <= query - WINDOW) & (key >= SINKS)
+            if begin >= FIRST:
+                sums[name_of[module]].append(float((weights * far).sum(-1).mean()))
+            outputs.append(weights @ v)
+        return torch.cat(outputs, 2).transpose(1, 2), None
+
+    library.AttentionInterface.register("far_mass", attend)
+    before = model.config._attn_implementation
+    model.set_attn_implementation("far_mass")
+    with torch.no_grad():
+        for ids in pieces:
+            model(input_ids=ids[None], use_cache=False, logits_to_keep=1)
+    model.set_attn_implementation(before)
+    return {name: sum(some) / len(some) for name, some in sums.items()}
+
+
+def told_without(model: Any, tokenizer: Any, text: Tensor, names: tuple[str, ...], rows: int, path: Path) -> Any:
+    """Nats of answers about facts of 1,024 tokens ago, of the model and with each attention alone in the window."""
+    kept: Any = read_object(path) if path.is_file() else {}
+    for name in ("whole", *names):
+        if name not in kept:
+            if name != "whole":
+                mnemos.linearise(model, WINDOW, SINKS, "none", where=name)
+            one = recall(model, tokenizer, text, rows, (1024,))["distances"][0]
+            kept[name] = {key: one[key] for key in ("nats", "choice", "own_words")}
+            if name != "whole":
+                mnemos.unlinearise(model)
+            write_json(path, kept)
+            print(f"told facts, {name} in the window: {sum(kept[name]['nats']) / rows:.3f} nats", flush=True)
+    return kept
+
+
+def draws(names: tuple[str, ...], count: int, ranking: dict[str, Any]) -> dict[str, list[str]]:
+    """The sets of `count` whole attentions that are compared."""
+    by = lambda scores: sorted(names, key=lambda name: -scores[name])[:count]  # noqa: E731
+    sets = {
+        "jointly": ranking["order"][:count],
+        "alone": by(ranking["alone"]),
+        "mass": by(ranking["far_mass"]),
+        "equal distances": [names[round((i + 0.5) * len(names) / count - 0.5)] for i in range(count)],
+        "last": [*names[-count:]],
+    }
+    for draw in range(DRAWS):
+        chosen = generator(draw, count).permutation(len(names))[:count]
+        sets[f"random {draw}"] = [names[i] for i in chosen]
+    return sets
+
+
+def main() -> None:
+    """Parse the arguments and do what they say."""
+    parser = argparse.ArgumentParser(description="Which attentions of a decoder need the far past, and hybrids of them")
+    parser.add_argument("do", choices=("rank", "sets"))
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--text", type=Path, nargs="+", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--ranking", type=Path, help="what `rank` wrote")
+    parser.add_argument("--pieces", type=int, default=1, help="of each text")
+    parser.add_argument("--length", type=int, default=2048, help="tokens of a piece")
+    parser.add_argument("--rows", type=int, default=20, help="told facts")
+    parser.add_argument("--bfloat16", action="store_true", help="products in bfloat16, by autocast")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    library = mnemos.libraries.transformers()
+    model = library.AutoModelForCausalLM.from_pretrained(options.model, dtype="float32", trust_remote_code=False).eval()
+    tokenizer = library.AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
+    pieces, every = [], []
+    for text in read_texts(options.text).values():
+        ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
+        whole = len(ids) // options.length
+        pieces += [
+            ids[options.length * (i * whole // options.pieces) :][: options.length] for i in range(options.pieces)
+        ]
+        every.append(ids)
+    about = provenance(0, "cpu") | {"command": command_line(), "started": now()}
+    about |= {"texts": [path.name for path in options.text], "pieces": options.pieces, "length": options.length}
+    given = model, pieces, WINDOW, SINKS, FIRST
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    losses = options.out.with_suffix(".losses.json")
+    about["bfloat16"] = options.bfloat16
+    torch.set_autocast_enabled("cpu", options.bfloat16)
+
+    if options.do == "rank":
+        with KeptLoss(losses, about, *given) as loss:
+            done = rank(loss, True, True, lambda n, of: print(f"{n} of {of}", flush=True) if n % 10 == 0 else None)
+        print(done, flush=True)
+        mass = far_mass(model, pieces)
+        told = told_without(model, tokenizer, every[0], done.names, options.rows, options.out.with_suffix(".told.json"))
+        kept = {name: getattr(done, name) for name in ("names", "alone", "order", "nats", "heads", "tokens")}
+        write_json(options.out, kept | {"far_mass": mass, "told": told, "about": about | {"finished": now()}})
+        return
+
+    ranking = read_object(options.ranking)
+    names = tuple(ranking["names"])
+    rows = []
+    with KeptLoss(losses, about, *given) as loss:
+        floor, ceiling = loss(()), loss(names)
+        loss((), keep=True)
+        for count in COUNTS:
+            for name, chosen in draws(names, count, ranking).items():
+                nats = loss(chosen)
+                closed = float((floor - nats).mean() / (floor - ceiling).mean())
+                size = options.pieces
+                texts = [
+                    ((floor - nats)[i : i + size].sum() / (floor - ceiling)[i : i + size].sum()).item()
+                    for i in range(0, len(nats), size)
+                ]
+                rows.append(
+                    {
+                        "whole": count,
+                        "chosen": name,
+                        "names": sorted(chosen, key=names.index),
+                        "nats": nats.tolist(),
+                        "gap_closed": closed,
+                        "by_text": texts,
+                    }
+                )
+                print(
+                    f"{count:3} whole, {name:16} {float(nats.mean()):.4f} nats, {closed:5.0%} of the gap; "
+                    + ", ".join(f"{x:.0%}" for x in texts),
+                    flush=True,
+                )
+    write_json(
+        options.out,
+        {"window": floor.tolist(), "whole": ceiling.tolist(), "rows": rows, "about": about | {"finished": now()}},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""Which attentions of a trained decoder need what is beyond a window: `rank_attentions`, by the loss itself.
+
+`WindowLoss` measures the loss with any of the attentions in the window; `linearise` leaves those whole that `full=`
+names.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mnemos.errors import near_arguments
+from mnemos.modes import evaluating, uncompiled
+from mnemos.types import InputError
+
+from .attach import Where
+from .linearise import is_linearised, linearise, unlinearise
+from .linearised import attend, copy_forward, run
+
+_POSITIONS = 256  # whose logarithms of probabilities are held at a time
+
+
+@dataclass(frozen=True, repr=False)
+class AttentionRanking:
+    """What `rank_attentions` measured, in nats a token.
+
+    names: the attentions in the order of the model. alone: what the decoder loses when this attention alone has the
+    window. order: all names, the one that is needed most first. nats: the loss with the first n of `order` whole and
+    the others in the window, n = 0, 1, …, N. tokens: how many were predicted. heads: as `alone`, by key head.
+    """
+
+    names: tuple[str, ...]
+    alone: dict[str, float]
+    order: tuple[str, ...]
+    nats: tuple[float, ...]
+    window: int
+    sinks: int
+    tokens: int
+    heads: dict[str, list[float]] | None = None
+
+    def full(self, count: int) -> tuple[str, ...]:
+        """The `count` attentions that are needed most, in the order of the model: `linearise(model, full=…)`."""
+        if not 0 <= count <= len(self.names):
+            raise InputError(f"full: expected 0 to {len(self.names)} attentions, found {count}; change it")
+        return tuple(name for name in self.names if name in self.order[:count])
+
+    def closed(self, count: int) -> float:
+        """The share of the gap between all in the window (0) and all whole (1) that `full(count)` closes."""
+        gap = self.nats[0] - self.nats[-1]
+        return (self.nats[0] - self.nats[count]) / gap if gap else 0.0
+
+    def __str__(self) -> str:
+        width, most = max(map(len, self.names)), max(*self.alone.values(), 1e-9)
+        lines = [
+            f"{self.nats[-1]:.4f} nats a token whole, {self.nats[0]:.4f} with all {len(self.names)} attentions in a "
+            f"window of {self.window} tokens and {self.sinks} sinks; {self.tokens:,} tokens",
+            f"whole  {'attention':{width}}  of the gap  lost when it alone has the window",
+        ]
+        for n, name in enumerate(self.order, 1):
+            bar = "#" * round(24 * self.alone[name] / most)
+            lines.append(f"{n:5}  {name:{width}}  {self.closed(n):9.0%}  {self.alone[name]:9.4f} {bar}".rstrip())
+        return "\n".join(lines)
+
+    __repr__ = __str__  # what a notebook and the prompt of Python show
+
+
+@near_arguments
+def rank_attentions(
+    model: nn.Module,
+    pieces: Sequence[Tensor],
+    window: int = 64,
+    sinks: int = 4,
+    first: int = 512,
+    where: Where = None,
+    jointly: bool = True,
+    heads: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> AttentionRanking:
+    """Rank the attentions of a trained decoder of Transformers by what it loses without their far past.
+
+        ranking = mnemos.rank_attentions(model, pieces)          # print(ranking): a line an attention
+        mnemos.linearise(model, full=ranking.full(8))            # a hybrid: eight keep all keys and values
+
+    pieces: token ids [T] each, of text that is no test's. The loss is the mean of −log p of the tokens with at least
+    `first` before them; an attention "in the window" reads the last `window` tokens and the first `sinks`, as
+    `linearise(state="none")` has it. alone: each in the window by itself, all others whole.
+
+    jointly: from all whole on, the attention that is missed least goes into the window, again and again: N(N + 1)/2
+    measurements for N attentions, of which the blocks above the changed attention alone are computed. Attentions stand
+    in for each other, so losses alone do not add up. False: the order is that of `alone`; 2N measurements. heads: also
+    each key head alone. progress: called with the measurements that are done and their number.
+
+    The model is as before at the end. A measurement is a forward of all pieces; the outputs of all blocks for all
+    pieces are held. Raises InputError as `linearise` does, for a linearised model and for pieces of at most `first`
+    tokens.
+    """
+    with WindowLoss(model, pieces, window, sinks, first, where) as loss:
+        return rank(loss, jointly, heads, progress)
+
+
+class WindowLoss:
+    """The loss of a decoder in which some attentions read the window and the sinks alone.
+
+        with WindowLoss(model, pieces) as loss:
+            loss(loss.names)            # all whole: the model. Nats a token of each piece [pieces], float64
+            loss(loss.names[8:])        # the first eight in the window
+
+    Arguments and errors are those of `rank_attentions`. Within the block the model's attentions are changed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        pieces: Sequence[Tensor],
+        window: int = 64,
+        sinks: int = 4,
+        first: int = 512,
+        where: Where = None,
+    ) -> None:
+        self.model, self.pieces, self.first = uncompiled(model), list(pieces), first
+        self.window, self.sinks, self.where = window, sinks, where
+        if any(is_linearised(module) for module in self.model.modules()):
+            raise InputError("expected a decoder as it was trained, found a linearised one; call mnemos.unlinearise")
+        if first < 1:
+            raise InputError(f"first: expected at least 1, found {first}; the first token is not predicted")
+        found = [f"{[*x.shape]}" if isinstance(x, Tensor) else type(x).__name__ for x in self.pieces]
+        if not found or any(not isinstance(x, Tensor) or x.ndim != 1 or len(x) <= first for x in self.pieces):
+            raise InputError(
+                f"expected pieces [T] of more than first={first} token ids, found {', '.join(found) or 'none'}; give "
+                "longer ones, or lower first"
+            )
+        self._ends = contextlib.ExitStack()
+
+    def __enter__(self) -> "WindowLoss":
+        report = linearise(self.model, self.window, self.sinks, "none", self.where)
+        self._ends.callback(unlinearise, self.model)
+        self._ends.enter_context(evaluating(self.model))
+        self.names = tuple(one.name for one in report.changed)
+        self.kv_heads = {one.name: one.kv_heads for one in report.changed}
+        self._modules: dict[str, Any] = {name: self.model.get_submodule(name) for name in self.names}
+        self._windowed: dict[str, Any] = {name: type(module) for name, module in self._modules.items()}
+        self._blocks = _find_blocks(self.model, self.names)
+        self._kept: tuple[Collection[str], list[list[Any]]] | None = None  # whole attentions, outputs of pieces' blocks
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._switch(())
+        self._ends.close()
+
+    def __call__(self, full: Collection[str], keep: bool = False) -> Tensor:
+        """Nats a token of each piece, [pieces], with the attentions `full` whole.
+
+        keep: hold the outputs of all blocks, so that later calls compute only what is above the first attention that
+        differs from this call.
+        """
+        self._switch(full)
+        known = 0
+        if self._kept is not None:
+            differs = [(name in full) != (name in self._kept[0]) for name in self.names]
+            known = differs.index(True) if True in differs else len(self.names)
+        before = [outputs[:known] for outputs in self._kept[1]] if self._kept is not None else [[] for _ in self.pieces]
+        losses, outputs = zip(*map(self._measure, self.pieces, before), strict=True)
+        if keep and self._blocks:
+            self._kept = frozenset(full), list(outputs)
+        return torch.stack(losses)
+
+    def with_head(self, name: str, head: int) -> Tensor:
+        """Nats a token of each piece with one key head of one attention in the window, and all else whole."""
+        self._switch(self.names)
+        self._modules[name].__class__ = _make_head_class(self._windowed[name], head)
+        return torch.stack([self._measure(ids, [])[0] for ids in self.pieces])
+
+    def _switch(self, full: Collection[str]) -> None:
+        """Make the attentions `full` whole, and put the others into the window."""
+        for name, module in self._modules.items():
+            windowed = self._windowed[name]
+            module.__class__ = windowed.__mro__[1] if name in full else windowed
+
+    @torch.no_grad()
+    def _measure(self, ids: Tensor, known: list[Any]) -> tuple[Tensor, list[Any]]:
+        """The loss of a piece, and what its blocks returned; `known`: what the first of them return."""
+        outputs: list[Any] = [*known]
+        with contextlib.ExitStack() as ends:
+            for i, block in enumerate(self._blocks):
+                if i < len(known):
+                    block.forward = partial(_return, known[i])
+                    ends.callback(vars(block).pop, "forward")
+                else:
+                    hook = block.register_forward_hook(lambda _, __, output: outputs.append(output))
+                    ends.callback(hook.remove)
+            count = len(ids) - self.first
+            logits = self.model(input_ids=ids[None], use_cache=False, logits_to_keep=count + 1).logits[
+                0, -count - 1 : -1
+            ]
+        parts = zip(logits.split(_POSITIONS), ids[self.first :].split(_POSITIONS), strict=True)
+        total = sum(F.cross_entropy(some.float(), wanted, reduction="sum").double() for some, wanted in parts)
+        return torch.as_tensor(total) / count, outputs
+
+
+def rank(
+    loss: WindowLoss, jointly: bool, heads: bool, progress: Callable[[int, int], None] | None = None
+) -> AttentionRanking:
+    """The ranking of `rank_attentions` from an entered `WindowLoss`."""
+    names, done = loss.names, 0
+    of_heads = sum(loss.kv_heads.values()) if heads else 0
+    every = 1 + of_heads + (len(names) * (len(names) + 1) // 2 if jointly else 2 * len(names))
+
+    def measured(nats: Tensor) -> float:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, every)
+        return float(nats.mean())
+
+    # --- each alone ---
+    whole = measured(loss(names, keep=True))
+    without = {name: measured(loss([one for one in names if one != name])) for name in names}
+    alone = {name: nats - whole for name, nats in without.items()}
+    by_head = None
+    if heads:
+        by_head = {
+            name: [measured(loss.with_head(name, i)) - whole for i in range(loss.kv_heads[name])] for name in names
+        }
+
+    # --- which goes into the window next ---
+    left, order, nats = list(names), list[str](), [whole]
+    while left:
+        if jointly and order:
+            if len(left) > 1:
+                loss(left, keep=True)
+            without = {name: measured(loss([one for one in left if one != name])) for name in left}
+        least = min(left, key=without.__getitem__ if jointly else alone.__getitem__)
+        left.remove(least)
+        order.append(least)
+        nats.append(without[least] if jointly else measured(loss(left)))
+    tokens = sum(len(ids) - loss.first for ids in loss.pieces)
+    ranked = tuple(reversed(order)), tuple(reversed(nats))
+    return AttentionRanking(names, alone, *ranked, loss.window, loss.sinks, tokens, by_head)
+
+
+def _return(output: Any, *_: Any, **__: Any) -> Any:
+    return output
+
+
+def _find_blocks(model: nn.Module, names: Sequence[str]) -> list[Any]:
+    """The member of a ModuleList around each attention; none where one has several, or a forward of its own."""
+    lists = {name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    found = []
+    for name in names:
+        parts = name.split(".")
+        around = [".".join(parts[:n]) for n in range(1, len(parts)) if ".".join(parts[: n - 1]) in lists]
+        found += around[-1:]
+    blocks = [model.get_submodule(name) for name in found]
+    if len(set(found)) < len(names) or any("forward" in vars(block) for block in blocks):
+        return []
+    return blocks
+
+
+@functools.cache
+def _make_head_class(windowed: Any, head: int) -> Any:
+    """The subclass of a linearised attention's class in which one key head has the window, and the others are whole."""
+    copied = copy_forward(windowed.__mro__[1], partial(_attend_head, head))
+
+    class HeadClass(windowed):
+        def forward(self, *args: Any, **options: Any) -> Any:
+            return run(copied, self, args, options)
+
+    return HeadClass
+
+
+def _attend_head(head: int, function: Any, module: Any, q: Tensor, k: Tensor, *given: Any, **options: Any) -> Any:
+    windowed: Tensor = attend(function, module, q, k, *given, **options)[0]
+    whole: Tensor = function(module, q, k, *given, **options)[0]
+    size = q.shape[1] // k.shape[1]
+    here = slice(head * size, (head + 1) * size)
+    y = whole.clone()
+    y[:, :, here] = windowed[:, :, here]
+    return y, None

@@ -1,0 +1,187 @@
+"""Which attentions need their far past: losses in a window against Transformers' own attention under a written mask."""
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+import torch
+from decoder_models import plain
+from torch import Tensor
+from torch.nn import functional as F
+
+import mnemos
+from mnemos import InputError
+from mnemos.hosts.ranking import WindowLoss, rank
+from mnemos.libraries import transformers
+
+FAMILIES = ("llama", "gpt2", "gemma3", "opt", "Cohere2", "phi")
+
+
+def llama(layers: int = 4, **sizes: int) -> Any:
+    library = transformers()
+    torch.manual_seed(0)
+    options = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, **sizes}
+    model = library.LlamaForCausalLM(library.LlamaConfig(vocab_size=40, num_hidden_layers=layers, **options)).eval()
+    with torch.no_grad():  # far from the start, so that attentions do much and differ from each other
+        for i, layer in enumerate(model.model.layers):
+            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.o_proj):
+                projection.weight *= 8 + i
+    return model
+
+
+def pieces(count: int = 2, length: int = 30) -> list[Tensor]:
+    return list(torch.randint(3, 40, (count, length), generator=torch.Generator().manual_seed(1)))
+
+
+@torch.no_grad()
+def nats_by_mask(model: Any, ids: Tensor, first: int, window: int, heads: dict[int, Collection[int]]) -> float:
+    """The oracle without sinks: softmax under a mask, in which these key heads of these layers have the window."""
+
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, _mask: Any, scaling: float, **_: Any) -> Any:
+        t, groups = q.shape[2], q.shape[1] // k.shape[1]
+        seen = torch.ones(q.shape[1], t, t).tril()
+        for head in heads.get(module.layer_idx, ()):
+            seen[head * groups : (head + 1) * groups] = torch.ones(t, t).tril().triu(1 - window)
+        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+        weights = ((q @ k.mT) * scaling).masked_fill(seen == 0, -torch.inf).softmax(-1)
+        return (weights @ v).transpose(1, 2), weights
+
+    transformers().AttentionInterface.register("windowed_by_mask", attend)
+    before = model.config._attn_implementation
+    model.set_attn_implementation("windowed_by_mask")
+    try:
+        logits = model(input_ids=ids[None], use_cache=False).logits[0]
+    finally:
+        model.set_attn_implementation(before)
+    return float(F.cross_entropy(logits[first - 1 : -1], ids[first:]))
+
+
+def test_losses_are_those_of_softmax_under_a_mask() -> None:
+    model, texts = llama(), pieces()
+    with WindowLoss(model, texts, window=5, sinks=0, first=9) as loss:
+        every = {name: i for i, name in enumerate(loss.names)}
+        found = {
+            full: loss(full, keep=len(full) % 2 == 0)
+            for full in ((), loss.names[:2], loss.names, loss.names[1:], loss.names[::3])
+        }
+        head = loss.with_head(loss.names[2], 1)
+        again = loss(loss.names[1:])
+    for full, nats in found.items():
+        windowed = {i: (0, 1) for name, i in every.items() if name not in full}
+        expected = [nats_by_mask(model, ids, 9, 5, windowed) for ids in texts]
+        torch.testing.assert_close(nats.tolist(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(again, found[tuple(every)[1:]])
+    expected = [nats_by_mask(model, ids, 9, 5, {2: (1,)}) for ids in texts]
+    torch.testing.assert_close(head.tolist(), expected, rtol=1e-5, atol=1e-5)
+    spread = torch.stack(list(found.values())).std(0)
+    assert bool((spread > 1e-3).all())  # the window does change these losses
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_kept_of_lower_blocks_changes_nothing(name: str) -> None:
+    """And a hybrid with the same attentions whole has the same loss; afterwards the model is as before, bit for bit."""
+    model, (ids,) = plain(name).float(), pieces(1)
+    call = lambda: model(input_ids=ids[None], use_cache=False).logits[0].detach()  # noqa: E731
+    before = call()
+    with WindowLoss(model, [ids], window=6, sinks=2, first=10) as loss:
+        names = loss.names
+        for whole in ((), names[:1], names):
+            fresh = loss(whole)
+            loss(names, keep=True)
+            assert torch.equal(loss(whole), fresh)
+            assert torch.equal(loss(whole, keep=True), fresh)
+            loss._kept = None
+        fresh = loss(names[:1])
+    assert torch.equal(call(), before)
+    assert not any("linearised" in key for key, _ in model.named_modules())
+    if len(names) < 2:
+        return
+    report = mnemos.linearise(model, window=6, sinks=2, state="none", full=names[:1])
+    assert [one.name for one in report.changed] == list(names[1:])
+    assert f"left {names[0]}: full= leaves it whole" in str(report)
+    torch.testing.assert_close(float(fresh), float(F.cross_entropy(call()[9:-1], ids[10:])), rtol=1e-5, atol=1e-5)
+
+
+def test_the_order_is_that_of_trying_each() -> None:
+    model, texts = llama(), pieces(3)
+    calls: list[tuple[int, int]] = []
+    options: Any = {"window": 5, "sinks": 1, "first": 8}
+    ranking = mnemos.rank_attentions(model, texts, **options, heads=True, progress=lambda *n: calls.append(n))
+    assert calls == [(n, 19) for n in range(1, 20)]  # one whole, eight key heads, 4 + 3 + 2 + 1
+
+    with WindowLoss(model, texts, **options) as loss:
+        left, order, nats = list(loss.names), list[str](), [float(loss(loss.names).mean())]
+        alone = {name: float(loss([x for x in left if x != name]).mean()) - nats[0] for name in left}
+        by_head = {name: [float(loss.with_head(name, i).mean()) - nats[0] for i in (0, 1)] for name in left}
+        while left:
+            value, name = min((float(loss([x for x in left if x != one]).mean()), one) for one in left)
+            left.remove(name)
+            order, nats = [name, *order], [value, *nats]
+        apart = rank(loss, jointly=False, heads=False)
+        by_alone = sorted(loss.names, key=lambda name: -alone[name])
+        sums = [float(loss(by_alone[:n]).mean()) for n in range(5)]
+    assert ranking.names == loss.names
+    assert ranking.order == tuple(order)
+    torch.testing.assert_close(ranking.nats, tuple(nats), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(ranking.alone, alone, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(ranking.heads, by_head, rtol=1e-9, atol=1e-9)
+    assert (ranking.window, ranking.sinks, ranking.tokens) == (5, 1, 66)
+    assert apart.order == tuple(by_alone)
+    torch.testing.assert_close(apart.nats, tuple(sums), rtol=1e-9, atol=1e-9)
+
+    assert set(ranking.full(2)) == set(order[:2])
+    assert list(ranking.full(3)) == [name for name in ranking.names if name in order[:3]]
+    assert ranking.closed(0) == 0
+    assert ranking.closed(4) == 1
+    assert ranking.closed(1) == pytest.approx((nats[0] - nats[1]) / (nats[0] - nats[4]))
+    lines = str(ranking).splitlines()
+    assert [line.split()[:2] for line in lines[2:]] == [[str(n), name] for n, name in enumerate(order, 1)]
+    with pytest.raises(InputError, match="expected 0 to 4 attentions, found 5"):
+        ranking.full(5)
+
+
+@torch.no_grad()
+def test_a_hybrid_generates_as_it_reads() -> None:
+    """A call, calls with a cache and single tokens agree; the whole attentions' cache grows, the others' does not."""
+    model, (ids,) = llama(), pieces(1, 40)
+    whole = ("model.layers.1.self_attn",)
+    report = mnemos.linearise(model, window=6, sinks=2, full=whole)
+    for name, value in report.maps.items():
+        if name.endswith("log_gamma"):
+            value.fill_(-1.0)
+    logits = model(input_ids=ids[None], use_cache=False).logits[0]
+    cache, parts = transformers().DynamicCache(config=model.config), []
+    for start, end in ((0, 3), (3, 17), *((t, t + 1) for t in range(17, 30)), (30, 40)):
+        parts.append(model(input_ids=ids[None, start:end], past_key_values=cache).logits[0])
+    torch.testing.assert_close(torch.cat(parts), logits, rtol=2e-5, atol=2e-5)
+    assert [layer.get_seq_length() for layer in cache.layers] == [40] * 4
+    assert cache.layers[1].keys.shape[2] == 40
+    assert all(cache.layers[i].keys is None for i in (0, 2, 3))
+    step = mnemos.functional(model)
+    a, state = step(ids[None, :13])
+    b, _ = step(ids[None, 13:], state)
+    torch.testing.assert_close(torch.cat([a, b], 1)[0], logits, rtol=2e-5, atol=2e-5)
+
+
+def test_what_is_refused() -> None:
+    model, texts = llama(2), pieces()
+    for given, message in (
+        ({"pieces": []}, "found none; give longer ones"),
+        ({"pieces": texts, "first": 30}, r"more than first=30 token ids, found \[30\], \[30\]"),
+        ({"pieces": [texts[0][None]], "first": 3}, r"pieces \[T\] .* found \[1, 30\]"),
+        ({"pieces": texts, "first": 0}, "first: expected at least 1, found 0"),
+        ({"pieces": texts, "first": 3, "window": 0}, "linearise.window: expected at least 1"),
+        ({"pieces": texts, "first": 3, "where": "model.layers.9.self_attn"}, "names no module"),
+    ):
+        with pytest.raises(InputError, match=message):
+            mnemos.rank_attentions(model, **given)  # type: ignore[arg-type]
+        assert not hasattr(model.config, "mnemos_linearised")
+    with pytest.raises(InputError, match=r"full='model\.layers.9\.self_attn' names no module"):
+        mnemos.linearise(model, full="model.layers.9.self_attn")
+    with pytest.raises(InputError, match="full= leaves it whole"):
+        mnemos.linearise(model, full="model.layers.*.self_attn")
+    with pytest.raises(InputError, match=r"found full=8 .*rank_attentions\(model, pieces\)\.full\(8\)"):
+        mnemos.linearise(model, full=8)  # type: ignore[arg-type]
+    mnemos.linearise(model, window=6)
+    with pytest.raises(InputError, match=r"found a linearised one; call mnemos\.unlinearise"):
+        mnemos.rank_attentions(model, texts, first=3)
