@@ -147,8 +147,9 @@ def _check_tokens(task: Task, folder: str | Path) -> None:
     inputs = getattr(task.example(), "inputs", None)
     if isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point():
         return
-    numbers = isinstance(inputs, Tensor) and inputs.dim() == 3
-    found = f"one that reads {inputs.shape[-1]} numbers at each step" if numbers else "one that reads other inputs"
+    found = "one that reads other inputs"
+    if isinstance(inputs, Tensor) and inputs.dim() == 3:
+        found = f"one that reads {inputs.shape[-1]} numbers at each step"
     raise InputError(
         f"{folder}: expected a run whose model reads tokens, found {found}, which look does not show; mnemos report "
         f"{folder} shows what its memory is worth"
