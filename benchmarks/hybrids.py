@@ -14,7 +14,6 @@ Every loss is kept in OUT beside its set, so the same command goes on after a ki
 
 import argparse
 import math
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,9 @@ from torch import Tensor
 import mnemos
 from mnemos.atomic import write_json
 from mnemos.generators import generator
-from mnemos.hosts.ranking import WindowLoss, rank
+from mnemos.hosts.ranking import rank
 from mnemos.lab.linearised.assess import recall
+from mnemos.lab.linearised.ranked import KeptLoss
 from mnemos.lab.linearised.text_batches import read_texts
 from mnemos.lab.run.files import read_object
 from mnemos.lab.run.provenance import command_line, now, provenance
@@ -34,38 +34,6 @@ WINDOW, SINKS, FIRST = 64, 4, 512
 COUNTS, DRAWS = (2, 4, 8, 12, 15), 10
 _SAME = ("texts", "pieces", "length", "bfloat16")
 _BLOCK = 512  # queries whose weights are held at a time
-
-
-class KeptLoss(WindowLoss):
-    """A `WindowLoss` that reads what it measured before from a file, and writes what it measures."""
-
-    def __init__(self, path: Path, about: dict[str, Any], *given: Any) -> None:
-        super().__init__(*given)
-        self.path = path
-        self.kept: dict[str, Any] = read_object(path) if path.is_file() else {"about": about, "losses": {}}
-        if {name: self.kept["about"].get(name) for name in _SAME} != {name: about[name] for name in _SAME}:
-            raise SystemExit(f"{path}: expected losses of these texts, found {self.kept['about']}; name another --out")
-        self._wanted: Collection[str] | None = None
-
-    def __call__(self, full: Collection[str], keep: bool = False) -> Tensor:
-        if keep:
-            self._wanted = [*full]  # measured when a new loss needs it
-        key = "".join("x" if name in full else "-" for name in self.names)
-        if key not in self.kept["losses"]:
-            if self._wanted is not None:
-                super().__call__(self._wanted, keep=True)
-                self._wanted = None
-            self._write(key, super().__call__(full))
-        return torch.tensor(self.kept["losses"][key], dtype=torch.float64)
-
-    def with_head(self, name: str, head: int) -> Tensor:
-        if (key := f"{name}, key head {head}") not in self.kept["losses"]:
-            self._write(key, super().with_head(name, head))
-        return torch.tensor(self.kept["losses"][key], dtype=torch.float64)
-
-    def _write(self, key: str, nats: Tensor) -> None:
-        self.kept["losses"][key] = nats.tolist()
-        write_json(self.path, self.kept)
 
 
 def far_mass(model: Any, pieces: list[Tensor]) -> dict[str, float]:
@@ -165,8 +133,9 @@ def main() -> None:
     torch.set_autocast_enabled("cpu", options.bfloat16)
 
     if options.do == "rank":
-        with KeptLoss(losses, about, *given) as loss:
-            done = rank(loss, True, True, lambda n, of: print(f"{n} of {of}", flush=True) if n % 10 == 0 else None)
+        with KeptLoss(losses, {name: about[name] for name in _SAME}, *given) as loss:
+            for heads in (False, True):  # the order first: heads take longer
+                done = rank(loss, True, heads, lambda n, of: n % 10 or print(f"{n} of {of}", flush=True))
         print(done, flush=True)
         mass = far_mass(model, pieces)
         told = told_without(model, tokenizer, every[0], done.names, options.rows, options.out.with_suffix(".told.json"))
@@ -177,7 +146,7 @@ def main() -> None:
     ranking = read_object(options.ranking)
     names = tuple(ranking["names"])
     rows = []
-    with KeptLoss(losses, about, *given) as loss:
+    with KeptLoss(losses, {name: about[name] for name in _SAME}, *given) as loss:
         floor, ceiling = loss(()), loss(names)
         loss((), keep=True)
         for count in COUNTS:

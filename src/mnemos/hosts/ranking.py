@@ -80,7 +80,7 @@ def rank_attentions(
     where: Where = None,
     jointly: bool = True,
     heads: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> AttentionRanking:
     """Rank the attentions of a trained decoder of Transformers by what it loses without their far past.
 
@@ -204,7 +204,7 @@ class WindowLoss:
 
 
 def rank(
-    loss: WindowLoss, jointly: bool, heads: bool, progress: Callable[[int, int], None] | None = None
+    loss: WindowLoss, jointly: bool, heads: bool, progress: Callable[[int, int], object] | None = None
 ) -> AttentionRanking:
     """The ranking of `rank_attentions` from an entered `WindowLoss`."""
     names, done = loss.names, 0

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import mnemos
 from mnemos.errors import InputError
+from mnemos.hosts.ranking import WindowLoss
 from mnemos.lab.cli import main
 from mnemos.lab.errors import Interrupted
 from mnemos.lab.linearised import train
@@ -283,6 +284,31 @@ def test_a_folder_becomes_a_decoder_whose_updates_are_in_its_weights(tmp_path, m
         torch.testing.assert_close(made(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
         mnemos.unlinearise(model)
         assert not torch.allclose(made(ids).logits, model(ids).logits, rtol=1e-3, atol=1e-3)
+
+
+def test_a_hybrid_leaves_the_attentions_whole_that_the_text_needs_most(tmp_path, monkeypatch):
+    """It is ranked once, on pieces that are read last; the run goes on with them, and is loaded with them."""
+    training = begin(tmp_path / "one", full=("1",))
+    rows = [training.pieces.ids[i] for i in [*training.pieces.numbers[-2:], training.pieces.held_out]]
+    ranking = mnemos.rank_attentions(decoder(), rows, window=8, sinks=2, first=16)
+    assert training.full == ranking.full(1)
+    assert [one.name for one in training.report.changed] == [one for one in ranking.names if one not in training.full]
+    training.run()
+    logits = training.decoder(training.pieces.ids[:1]).logits
+    loaded = decoder()
+    assert train.load(loaded, tmp_path / "one").full == ("1",)
+    assert torch.equal(loaded(training.pieces.ids[:1]).logits, logits)
+
+    with monkeypatch.context() as patch:  # all losses are in the folder
+        patch.setattr(WindowLoss, "__call__", lambda *_: pytest.fail("measured again"))
+        assert begin(tmp_path / "one", full=("1",)).full == training.full
+    with pytest.raises(InputError, match=r"full \['2'\], found one with \['1'\]"):
+        begin(tmp_path / "one", full=("2",))
+    with pytest.raises(InputError, match="at most the 2 attentions of the decoder, found 3"):
+        begin(tmp_path / "three", full=("3",))
+    assert [one.name for one in begin(tmp_path / "named", full=("model.layers.0.*",)).report.changed] == [
+        "model.layers.1.self_attn"
+    ]
 
 
 def test_original_is_the_model_before(tmp_path):

@@ -20,6 +20,8 @@ class LinearisedConfig:
         state: what holds the tokens between them; none: window and sinks alone.
         rank: rank of the low-rank updates of the projections; 0: no updates.
         rotary: whether feature maps read queries and keys after rotary positions.
+        full: attentions that keep all keys and values, by names or patterns of names; or one number: so many, which the
+            training text needs most (mnemos.rank_attentions).
         half_life: tokens after which the state holds half of a token, at most 1,048,576; 0: it never forgets.
         loss: targets of stage 2: the decoder's own next-token distribution (distil), or the text's tokens (labels).
         context: tokens of a piece of text, through which the state is carried.
@@ -42,6 +44,7 @@ class LinearisedConfig:
     state: Literal["none", "linear", "hedgehog", "delta"] = "delta"
     rank: int = 8
     rotary: bool = False
+    full: tuple[str, ...] = ()
     half_life: int = 1024
     loss: Literal["distil", "labels"] = "distil"
     context: int = 4096
@@ -87,7 +90,12 @@ class LinearisedConfig:
             )
 
     @property
+    def full_count(self) -> int | None:
+        """How many attentions are left whole, where `full` is a number."""
+        return int(self.full[0]) if len(self.full) == 1 and self.full[0].isdecimal() else None
+
+    @property
     def arguments(self) -> JSONObject:
-        """The arguments of `mnemos.linearise`."""
+        """The arguments of `mnemos.linearise`, but for `full`."""
         names = ("window", "sinks", "state", "rank", "rotary", "half_life")
         return {name: getattr(self, name) for name in names}

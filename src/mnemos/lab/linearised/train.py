@@ -40,6 +40,7 @@ from mnemos.lab.run.run import Run
 from mnemos.types import InputError, JSONObject, State, detach
 
 from .assess import assess, plan_assessment
+from .ranked import choose_full
 from .settings import LinearisedConfig
 from .stages import AttentionTransfer, NextToken, Parameters, Teacher
 from .text_batches import Pieces, read_texts
@@ -102,7 +103,12 @@ class Training:
         # --- the decoder and what is trained of it ---
         self.decoder = decoder.eval().requires_grad_(False)
         torch.manual_seed(settings.seed)
-        self.report = mnemos.linearise(decoder, **settings.arguments)
+        self.full = settings.full
+        if (count := settings.full_count) is not None:
+            self.full = choose_full(
+                decoder, self.pieces, count, settings.window, settings.sinks, self.about, folder, quiet
+            )
+        self.report = mnemos.linearise(decoder, **settings.arguments, full=self.full or None)
         self.maps, self.low_rank = dict(self.report.maps), dict(self.report.updates)
         self.step: Any = mnemos.functional(decoder)
         self.teacher = None
@@ -110,7 +116,7 @@ class Training:
             known = {"context": settings.context, **self.about}
             self.teacher = Teacher(decoder, teacher or folder / "teacher", settings.top, known)
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / SETTINGS, {"settings": asdict(settings), "model": self.about})
+        write_json(folder / SETTINGS, {"settings": asdict(settings), "model": self.about, "full": self.full})
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -274,8 +280,8 @@ def check_settings(folder: Path, settings: LinearisedConfig) -> None:
     """Raise InputError if a folder has a training with other settings than these; `tokens` may differ."""
     if not (folder / SETTINGS).is_file():
         return
-    before = read_object(folder / SETTINGS, {"settings": dict})["settings"]
-    own = asdict(settings)
+    before = {"full": []} | read_object(folder / SETTINGS, {"settings": dict})["settings"]
+    own = asdict(settings) | {"full": [*settings.full]}
     for name in {**own, **before}:
         if name != "tokens" and before.get(name) != own.get(name):
             raise InputError(
@@ -296,8 +302,10 @@ def _sha256(decoder: Any) -> str:
 
 def load(decoder: Any, folder: Path) -> LinearisedConfig:
     """Linearise a decoder as the training in a folder did, with its trained parameters; returns the settings."""
-    settings = LinearisedConfig(**read_object(folder / SETTINGS, {"settings": dict})["settings"])
-    report = mnemos.linearise(decoder.eval().requires_grad_(False), **settings.arguments)
+    kept = read_object(folder / SETTINGS, {"settings": dict})
+    settings = LinearisedConfig(**kept["settings"] | {"full": tuple(kept["settings"].get("full", ()))})
+    full = kept.get("full") or None
+    report = mnemos.linearise(decoder.eval().requires_grad_(False), **settings.arguments, full=full)
     saved = checkpoint.read(folder / TRAINED)
     with torch.no_grad():
         for name, value in {**report.maps, **report.updates}.items():

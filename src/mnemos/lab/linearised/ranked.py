@@ -1,0 +1,86 @@
+"""Which attentions of a decoder a hybrid leaves whole, ranked on its training text: `mnemos linearise --full 8`."""
+
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mnemos.atomic import write_json
+from mnemos.errors import say
+from mnemos.hosts.ranking import WindowLoss, rank
+from mnemos.lab.run.files import read_object
+from mnemos.lab.run.progress import progress
+from mnemos.types import InputError, JSONObject
+
+from .text_batches import Pieces
+
+LOSSES = "ranking.json"  # of a run: every loss that was measured
+PIECES, LENGTH, FIRST = (
+    3,
+    2048,
+    512,
+)  # pieces that are read, their tokens at most, and those before the first that counts
+
+
+class KeptLoss(WindowLoss):
+    """A `WindowLoss` whose measurements are kept in a file: after an interrupt it goes on, with the same numbers.
+
+    about: what the measurements depend on. Raises InputError if the file has those of something else.
+    """
+
+    def __init__(self, path: Path, about: JSONObject, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.path = path
+        self.kept: JSONObject = read_object(path) if path.is_file() else {"about": about, "losses": {}}
+        if self.kept["about"] != about:
+            raise InputError(f"{path}: expected losses of {about}, found those of {self.kept['about']}; name another")
+        self._wanted: Collection[str] | None = None
+
+    def __call__(self, full: Collection[str], keep: bool = False) -> Tensor:
+        if keep:
+            self._wanted = [*full]  # measured when a loss is needed that the file does not have
+        key = "".join("x" if name in full else "-" for name in self.names)
+        if key not in self.kept["losses"]:
+            if self._wanted is not None:
+                super().__call__(self._wanted, keep=True)
+                self._wanted = None
+            self._write(key, super().__call__(full))
+        return torch.tensor(self.kept["losses"][key], dtype=torch.float64)
+
+    def with_head(self, name: str, head: int) -> Tensor:
+        if (key := f"{name}, key head {head}") not in self.kept["losses"]:
+            self._write(key, super().with_head(name, head))
+        return torch.tensor(self.kept["losses"][key], dtype=torch.float64)
+
+    def _write(self, key: str, nats: Tensor) -> None:
+        self.kept["losses"][key] = nats.tolist()
+        write_json(self.path, self.kept)
+
+
+def choose_full(
+    decoder: Any, pieces: Pieces, count: int, window: int, sinks: int, about: JSONObject, folder: Path, quiet: bool
+) -> tuple[str, ...]:
+    """The `count` attentions that a decoder needs most on the pieces that its training reads last.
+
+    about: the SHA-256 of the decoder and of the text. Raises InputError where it has fewer attentions.
+    """
+    numbers = [*dict.fromkeys([*pieces.numbers[1 - PIECES :], pieces.held_out])]
+    rows = [pieces.ids[i, :LENGTH] for i in numbers]
+    first = min(FIRST, len(rows[0]) // 4)
+    about = {**about, "window": window, "sinks": sinks, "first": first, "pieces": numbers}
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        KeptLoss(folder / LOSSES, about, decoder, rows, window, sinks, first) as loss,
+        progress(quiet, folder.name, 0, 0) as display,
+    ):
+        if count > (most := len(loss.names)):
+            raise InputError(f"full: expected at most the {most} attentions of the decoder, found {count}; lower it")
+        every = range(most * (most + 1) // 2 + 1)
+        steps = display.evaluation("what attentions are needed for", len(every), every, lambda _: 1, "losses")
+        ranking = rank(loss, jointly=True, heads=False, progress=lambda *_: next(steps, None))
+    if not quiet:
+        say(str(ranking), file=sys.stderr)
+    return ranking.full(count)
