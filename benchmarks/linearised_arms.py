@@ -71,6 +71,11 @@ ARMS: dict[str, LinearisedConfig | None] = {
     # With WikiText-2's training split in --train, and another --out:
     "delta-forgets-wiki": LinearisedConfig(),
     "window-wiki": replace(BASE, state="none"),
+    # Hybrids, with the same texts: the attentions that `benchmarks/hybrids.py rank` puts first are whole.
+    "hybrid-8": LinearisedConfig(full=("8",)),
+    "hybrid-12": LinearisedConfig(full=("12",)),
+    "window-hybrid-8": replace(BASE, state="none", full=("8",)),
+    "window-hybrid-12": replace(BASE, state="none", full=("12",)),
     "delta-labels": replace(BEST, loss="labels"),
     "window-labels": replace(BASE, state="none", loss="labels"),
     # The window with another memory than a state, in or around all attentions; stage 2 alone:
@@ -100,7 +105,7 @@ def run(options: argparse.Namespace) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
     place = options.out / options.arm / f"seed-{options.seed}"
     place.mkdir(parents=True, exist_ok=True)
-    settings, reader = ARMS[options.arm], model
+    settings, reader = _settings(options.arm, options.ranking), model
     if settings is not None:
         settings = replace(settings, seed=options.seed)
         if settings.tokens:
@@ -124,6 +129,14 @@ def run(options: argparse.Namespace) -> None:
             print(f"{options.arm} seed {options.seed}: {name} measured", flush=True)
     costs = _costs(model) if options.arm.removeprefix("window-") not in MEMORIES else {}  # of those see `table`
     write_json(folder / "run.json", provenance(options.seed, "cpu") | costs | {"finished": now()})
+
+
+def _settings(arm: str, ranking: Path) -> LinearisedConfig | None:
+    """The settings of an arm; a hybrid's with the names of its whole attentions."""
+    settings = ARMS[arm]
+    if settings is not None and (count := settings.full_count) is not None:
+        settings = replace(settings, full=tuple(read_object(ranking)["order"][:count]))
+    return settings
 
 
 class MemoryTraining(Training):
@@ -275,7 +288,7 @@ def table(options: argparse.Namespace) -> None:
             row |= _memory_costs(kind, ARMS[arm], options.model)
         else:
             row["token_flops"] = statistics.fmean(one["token_flops"] for one in runs)
-            row["state_bytes"] = _state_bytes(ARMS[arm], options.model) or runs[0]["state_bytes"]
+            row["state_bytes"] = _state_bytes(_settings(arm, options.ranking), options.model) or runs[0]["state_bytes"]
         for one in runs if ARMS[arm] is not None else ():
             one.pop("state_bytes", None)  # what a run measured has the spare columns of its buffers
         row["perplexity"] = {
@@ -334,7 +347,7 @@ def table(options: argparse.Namespace) -> None:
 
 
 def _state_bytes(settings: LinearisedConfig | None, model: Path) -> int | None:
-    """Bytes of state of a linearised arm, from a model without weights; None: of the original, which was measured."""
+    """Bytes of state after 4,096 tokens, from a model without weights; None: of the original, which was measured."""
     if settings is None:
         return None
     transformers = mnemos.libraries.transformers()
@@ -342,7 +355,10 @@ def _state_bytes(settings: LinearisedConfig | None, model: Path) -> int | None:
         decoder = transformers.AutoModelForCausalLM.from_config(
             transformers.AutoConfig.from_pretrained(model, trust_remote_code=False), trust_remote_code=False
         )
-    return sum(one.state_bytes for one in mnemos.linearise(decoder, **settings.arguments).changed)
+    report = mnemos.linearise(decoder, **settings.arguments, full=settings.full or None)
+    config = decoder.config
+    whole = 4096 * 2 * config.num_key_value_heads * config.head_dim * 4  # keys and values, in float32
+    return sum(one.state_bytes for one in report.changed) + len(settings.full) * whole
 
 
 def _memory_costs(kind: str, settings: LinearisedConfig | None, model: Path) -> dict[str, float]:
@@ -443,6 +459,7 @@ def main() -> None:
     parser.add_argument("--answers", action="store_true", help="learn the answers alone, and not the text")
     parser.add_argument("--pieces", type=int, default=4, help="pieces of 4,096 tokens of each test text")
     parser.add_argument("--rows", type=int, default=10, help="told facts")
+    parser.add_argument("--ranking", type=Path, default=Path("results/attention_ranking.json"), help="for hybrids")
     parser.add_argument("--result", type=Path, help="the file of the table")
     options = parser.parse_args()
     torch.set_num_threads(1)
