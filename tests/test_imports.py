@@ -200,6 +200,8 @@ def test_every_listed_name_is_there_and_another_is_refused_with_a_name_that_is_a
         (lambda: mnemos.cache(None, exmaple=8), "did you mean 'example'?"),
         (lambda: mnemos.linearise(None, qqq=8), "linearise: .* it has model, "),
         (lambda: mnemos.fit(None, None, step=8), "fit: .* did you mean 'steps'?"),
+        (lambda: mnemos.replay(None, [], rests=8), "replay: .* did you mean 'resets'?"),
+        (lambda: mnemos.export(None, fodler="x"), "export: .* did you mean 'folder'?"),
     ],
 )
 def test_a_wrong_argument_is_answered_with_the_one_that_is_alike(call, words):

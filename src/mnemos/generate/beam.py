@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from mnemos._compat import is_plain, packed_products, with_children
 from mnemos.config import check_fields
+from mnemos.errors import near_arguments
 from mnemos.native import codes
 from mnemos.ops.checks import check_finite
 from mnemos.ops.dense_layer import Linear, dense
@@ -99,6 +100,7 @@ class Hypothesis(NamedTuple):
     finished: bool
 
 
+@near_arguments
 def beam_search(
     model: nn.Module,
     state: State,

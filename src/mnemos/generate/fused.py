@@ -40,6 +40,7 @@ from mnemos.attention.recurrent import (
 )
 from mnemos.attention.softmax import SoftmaxAttention
 from mnemos.config import ModelConfig
+from mnemos.errors import near_arguments
 from mnemos.memory.key_values import BranchedKeyValues, Encoded, KeyValues
 from mnemos.models.encoder_decoder import EncoderDecoder, EncoderDecoderState
 from mnemos.models.store import skeleton
@@ -73,6 +74,7 @@ NOTHING = [0, 0, 1, 0]  # a `Visible` without entries
 DecodeStep = Callable[[Tensor, State], Output]  # tokens [R, 1] and a state -> outputs [R, 1, V] and the new state
 
 
+@near_arguments
 def fused_step(model: nn.Module, weights: str = "float32") -> "FusedStep":
     """A faster `model(x, state)` for single tokens, without gradient: `logits, state = fused_step(model)(x, state)`.
 

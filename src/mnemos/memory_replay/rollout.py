@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos._compat import pytree, write_count
+from mnemos.errors import near_arguments
 from mnemos.types import InputError, State, collect_auxiliary_losses
 
 from .distributed import broadcast_buffers, find_no_sync
@@ -50,6 +51,7 @@ class ReplayResult:
     aux: list[Any]
 
 
+@near_arguments
 def replay(
     step: Callable[[Segment, State], tuple[Tensor, State] | tuple[Tensor, State, Any]],
     segments: Iterable[Segment],

@@ -20,7 +20,7 @@ from mnemos._compat import pytree
 from mnemos.atomic import whole_or_none, write_json
 from mnemos.attention.multi_head import padded_state
 from mnemos.config import to_dict
-from mnemos.errors import InputError
+from mnemos.errors import InputError, near_arguments
 from mnemos.generate.stream import new_state
 from mnemos.models.encoder_decoder import EncoderDecoder
 from mnemos.modes import evaluating, plain_module
@@ -36,6 +36,7 @@ ROWS, TOKENS, SEEN, SOURCE = "rows", "tokens", "seen", "source"  # the sizes tha
 Shape = tuple[int | str, ...]
 
 
+@near_arguments
 def export(model: nn.Module, folder: str | Path, to: Target = "onnx") -> Path:
     """Write a causal model with a state as programs that run without this library; returns the folder.
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mnemos.errors import near_arguments
 from mnemos.generate.beam import BeamConfig, DecoderStep, Hypothesis, beam_search
 from mnemos.generate.fused import DecodeStep
 from mnemos.lab.evaluate.predict import read_preprocessing
@@ -264,6 +265,7 @@ class TrainedTranslator:
             yield from (chunk[number] for number in range(len(chunk)))
 
 
+@near_arguments
 def translate(
     run: str | Path | TrainedTranslator,
     sentences: Sequence[str],

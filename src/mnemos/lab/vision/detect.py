@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mnemos.atomic import write_bytes, write_json
+from mnemos.errors import near_arguments
 from mnemos.lab.evaluate.predict import read_preprocessing
 from mnemos.lab.tasks.pictures import ENDINGS, pillow, read_image
 from mnemos.lab.tasks.preprocessing import Predicted, Preprocessing, files_below
@@ -44,6 +45,7 @@ class Photo(NamedTuple):
     problem: str = ""
 
 
+@near_arguments
 def detect(
     run: "str | Path | TrainedDetector",
     photos: Sequence[str | Path],
