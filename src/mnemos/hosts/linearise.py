@@ -272,7 +272,7 @@ def _choose(
     adapter_of = adapters_by_class()
     known = {site.name: adapter for site in sites if (adapter := adapter_of(site.module)) is not None}
     selected, _ = select_sites(sites, set(known), where)
-    whole, _ = select_sites(sites, set(known), full, "full") if full else (set(), None)
+    whole = (select_sites(sites, set(known), full, "full")[0] if full else None) or set()
     chosen, left = [], []
     for site in sites:
         if (adapter := known.get(site.name)) is None:

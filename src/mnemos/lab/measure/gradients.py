@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from mnemos.memory_replay import replay
+from mnemos.memory_replay.rollout import replay
 from mnemos.types import State, leaves
 
 # The model is one step of a rollout, `loss, state = model(segment, state)`; `state = model.advance(segment, state)`
