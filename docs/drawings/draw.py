@@ -1,6 +1,7 @@
 """The drawings of the pages: `python docs/drawings/draw.py` writes docs/*.svg. The charts among them read results/."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,29 @@ def fast() -> None:
     d.write("fast")
 
 
+def attention_needs() -> None:
+    """What a decoder loses when one attention has a window, by layer, and which eight stay whole in a hybrid."""
+    ranking = _load("attention_ranking")
+    names, chosen = ranking["names"], set(ranking["order"][:8])
+    d = Drawing(720, 290, "What SmolLM2-135M loses when one of its 30 attentions reads a window alone, by layer")
+    d.text(20, 30, "Few attentions need what is beyond a window", size=15, bold=True)
+    lines = "SmolLM2-135M: nats a token lost when this attention alone reads 64 tokens and 4 sinks."
+    d.text(20, 50, lines, size=12, colour="soft")
+    most = max(ranking["alone"].values())
+    top = math.ceil(100 * most) / 100
+    for value in (0, top / 2, top):
+        y = 230 - 150 * value / top
+        d.line(60, y, 700, y)
+        d.text(54, y + 4, f"{value:.3f}".lstrip("0").rstrip("0") or "0", "end", 11, "soft")
+    for i, name in enumerate(names):
+        x, height = 66 + 21 * i, 150 * max(ranking["alone"][name], 0) / top
+        d.box(x, 230 - height, 15, max(height, 1), "", "green" if name in chosen else "plain")
+        d.text(x + 7.5, 246, str(i), "middle", 11, "soft")
+    d.text(380, 264, "layer", "middle", 12, "soft")
+    d.text(20, 282, "Green: the eight that stay whole in a hybrid, chosen jointly.", size=12)
+    d.write("attention-needs")
+
+
 def rooms() -> None:
     """The rooms of the package, and the direction of their imports (tests/test_imports.py has the whole order)."""
     d = Drawing(
@@ -313,6 +337,7 @@ if __name__ == "__main__":
         window_state,
         comparison,
         fast,
+        attention_needs,
         rooms,
     ):
         draw()

@@ -78,6 +78,9 @@ def test_damaged_tables_and_a_missing_library_are_one_line(tmp_path, monkeypatch
         with pytest.raises(InputError, match=rf"{path.name}: expected a table") as error:
             read_table(path)
         assert "\n" not in str(error.value)
+    (tmp_path / "c.csv").write_text("1.5,2\n2.5,3\n")
+    with pytest.raises(InputError, match=r"c\.csv: .* add a line of names"):
+        read_table(tmp_path / "c.csv")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"library datasets, .*not installed; run: pip install"):
         read_table(tmp_path / "b.jsonl")

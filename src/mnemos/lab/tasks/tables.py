@@ -1,5 +1,6 @@
 """Tables that people have, read by the library `datasets`: JSON lines, CSV, Parquet and its own saved folders."""
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,8 @@ def read_table(file: Path) -> Any:
             table = read(str(file), cache_dir=cache, keep_in_memory=True, **options)
         if READERS[ending] == "from_csv" and "__index_level_0__" in table.column_names:  # of pandas, for a first value
             raise ValueError("its rows have more columns than its first line has names, as with decimal commas")
+        if READERS[ending] == "from_csv" and all(map(_is_number, table.column_names)):
+            raise ValueError("its first line has numbers where names of columns are expected; add a line of names")
         return table
     except Exception as error:  # of the library's readers
         cause = error.__cause__ or error
@@ -67,6 +70,13 @@ def read_table(file: Path) -> Any:
     finally:
         if not silent:
             library.enable_progress_bars()
+
+
+def _is_number(text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        float(text)
+        return True
+    return False
 
 
 def _ending(file: Path) -> str:
