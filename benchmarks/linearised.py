@@ -28,6 +28,7 @@ from command import command
 from torch import Tensor
 
 import mnemos
+from mnemos.hosts.linearised_cache import LinearisedLayer
 from mnemos.lab.measure.timing import ratio
 from mnemos.lab.run.provenance import provenance
 from mnemos.libraries import cache_name, transformers
@@ -55,7 +56,7 @@ def state_bytes(cache: Any) -> int:
 
 
 def load(options: argparse.Namespace, small: bool = False) -> Any:
-    """The model of the folder; small: two layers of it, with random weights."""
+    """The model of the folder; small: four layers of it, with random weights."""
     library = transformers()
     torch.manual_seed(0)
     if options.weights and not small:
@@ -64,14 +65,20 @@ def load(options: argparse.Namespace, small: bool = False) -> Any:
         ).eval()
     config = library.AutoConfig.from_pretrained(options.model, trust_remote_code=False)
     if small:
-        config.num_hidden_layers = 2
+        config.num_hidden_layers = 4
     return library.AutoModelForCausalLM.from_config(config, trust_remote_code=False).float().eval()
 
 
 def linearise(model: Any, options: argparse.Namespace, state: str) -> Any:
     """The model with a state; its weight is large enough to count."""
     kind: Any = state
-    report = mnemos.linearise(model, options.window, options.sinks, kind, rank=options.rank, rotary=options.rotary)
+    full = None
+    if options.full:
+        order = json.loads(options.ranking.read_text())["order"][: options.full]
+        full = [name for name, _ in model.named_modules() if name in order]
+    report = mnemos.linearise(
+        model, options.window, options.sinks, kind, rank=options.rank, rotary=options.rotary, full=full or None
+    )
     with torch.no_grad():
         for name, parameter in report.maps.items():
             if name.endswith("log_gamma"):
@@ -106,6 +113,18 @@ def filled(model: Any, n: int) -> Any:
     return cache
 
 
+def stretch(model: Any, cache: Any, n: int) -> None:
+    """Let the whole attentions of a hybrid have n tokens: random keys and values of them, or the first n."""
+    config = model.config
+    for layer in cache.layers:
+        if isinstance(layer, LinearisedLayer):
+            layer.columns = n
+        elif (size := n - layer.get_seq_length()) > 0:
+            layer.update(*torch.randn(2, 1, config.num_key_value_heads, size, config.head_dim))
+        else:
+            layer.keys, layer.values = (x[:, :, :n].clone() for x in (layer.keys, layer.values))
+
+
 def generate(models: dict[str, Any], n: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Tokens a second while generating, of each model, and the bytes of its cache."""
     caches: dict[str, Any] = {}
@@ -116,6 +135,8 @@ def generate(models: dict[str, Any], n: int, options: argparse.Namespace) -> lis
         else:
             caches[name] = transformers().DynamicCache(config=model.config)
             read(model, torch.randint(100, (1, BEFORE)), caches[name])
+            if options.full:
+                stretch(model, caches[name], n)
         places[name] = caches[name].get_seq_length()
 
     def run(name: str) -> float:
@@ -135,6 +156,8 @@ def generate(models: dict[str, Any], n: int, options: argparse.Namespace) -> lis
         assert made.shape[1] == ids.shape[1] + steps
         if name == "softmax":
             cache.crop(-steps)
+        elif options.full:
+            stretch(models[name], cache, n)
         else:
             places[name] = cache.get_seq_length()
         return seconds
@@ -179,6 +202,7 @@ def rows(
     found = []
     for name, seconds in times.items():
         row: dict[str, Any] = {"part": options.part, "model": name, "rank": options.rank, "rotary": options.rotary}
+        row |= {"full": options.full if name != "softmax" else 0}
         row |= {
             "context": n,
             "state_bytes": sizes[name],
@@ -208,6 +232,8 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--weights", action="store_true")
     parser.add_argument("--rotary", action="store_true", help="features after rotary positions")
+    parser.add_argument("--full", type=int, default=0, help="attentions that stay whole, the first of --ranking")
+    parser.add_argument("--ranking", type=Path, default=Path("results/attention_ranking.json"))
     parser.add_argument("--steps", type=int, default=16, help="tokens that a round generates")
     parser.add_argument("--no-softmax", dest="softmax", action="store_false")
     options = parser.parse_args()
@@ -222,8 +248,9 @@ def main() -> None:
         about = provenance(0, "cpu")
         kept = {name: about[name] for name in ("commit", "dirty", "cpu", "command", "started")}
         rows_before = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
-        keys = "part", "model", "rank", "rotary", "context"
-        merged = {tuple(row[key] for key in keys): row for row in (*rows_before, *(row | kept for row in measured))}
+        keys = "part", "model", "rank", "rotary", "full", "context"
+        every = *rows_before, *(row | kept for row in measured)
+        merged = {tuple(row.get(key, 0) for key in keys): row for row in every}
         settings = {name: getattr(options, name) for name in ("window", "sinks", "steps", "threads", "weights")}
         found = {"rows": list(merged.values()), **settings, "decoder": Path(options.model).name}
         options.out.write_text(json.dumps(found, indent=2) + "\n")
