@@ -11,7 +11,8 @@ adds, in the order of reading:
 4. `pretrained` saves and loads all this.
 
 Apart from it: `linearise` gives a decoder a state of constant size (`linearised` is the attention, `linearised_cache`
-its state on the decoder's own cache), and `remembering` puts memory tokens around a decoder.
+its state on the decoder's own cache, `linearised_file` a file of what was trained, `ranking` which attentions to leave
+whole), and `remembering` puts memory tokens around a decoder.
 """
 
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from .host import DecoderHost as DecoderHost
     from .host import Host as Host
     from .linearise import merge_updates as merge_updates
+    from .linearised_file import load_adapter as load_adapter
+    from .linearised_file import save_adapter as save_adapter
     from .pretrained import from_pretrained as from_pretrained
     from .pretrained import load as load
     from .pretrained import save as save

@@ -359,11 +359,16 @@ def _make_class(cls: Any) -> Any:
     return LinearisedClass
 
 
-def _record(model: Any) -> None:
-    """Note in the configuration what `mnemos.hosts.from_pretrained` makes again: all that is linearised now."""
+def list_linearised(model: nn.Module) -> list[dict[str, Any]]:
+    """All that is linearised in a model: [{"settings": arguments of `linearise`, "names": of the attentions}]."""
     names: dict[Settings, list[str]] = {}
     for name, module in model.named_modules():
         if is_linearised(module):
             names.setdefault(module.linearised.settings, []).append(name)
+    return [{"settings": asdict(one), "names": modules} for one, modules in names.items()]
+
+
+def _record(model: Any) -> None:
+    """Note in the configuration what `mnemos.hosts.from_pretrained` makes again."""
     if hasattr(model, "save_pretrained") and getattr(model, "config", None) is not None:
-        setattr(model.config, RECORD, [{"settings": asdict(one), "names": modules} for one, modules in names.items()])
+        setattr(model.config, RECORD, list_linearised(model))

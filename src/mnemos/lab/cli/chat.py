@@ -9,6 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +36,7 @@ def chat(
     *,
     window: int | None = None,
     sinks: int | None = None,
+    adapter: Path | None = None,
     system: str | None = None,
     length: int = 512,
     temperature: float = 0.7,
@@ -53,6 +55,7 @@ def chat(
         folder: a decoder of Transformers with its tokenizer: a folder of save_pretrained, or hf:NAME of the hub
         window: attend to so many last tokens and the first ones alone (mnemos.linearise), so the state stops growing
         sinks: first tokens that --window keeps (4)
+        adapter: the file of a trained state, RUN/adapter.safetensors of mnemos linearise
         system: the system message (the template's own)
         length: most tokens of an answer
         temperature: 0: the most probable token
@@ -74,9 +77,13 @@ def chat(
     if window is not None and sinks >= window:
         raise InputError(f"--sinks: expected less than the window of {window}, found {sinks}; raise --window")
 
+    if window is not None and adapter is not None:
+        raise InputError(f"--window: expected no --adapter, which has its own, found {adapter}; leave one out")
+
     import torch
 
-    from mnemos.hosts.linearise import RECORD, linearise
+    from mnemos.hosts.linearise import RECORD, linearise, merge_updates
+    from mnemos.hosts.linearised_file import load_adapter
     from mnemos.lab.hosted.hub import language_model
 
     model, tokenizer = language_model(folder, trust_remote_code)
@@ -84,6 +91,9 @@ def chat(
         if hasattr(model.config, RECORD):
             raise InputError(f"--window: expected a decoder without a state, found {folder} linearised; leave it out")
         linearise(model, window=window, sinks=sinks, state="none")
+    if adapter is not None:
+        load_adapter(model, adapter)
+        merge_updates(model)
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     talk = Chat(model, Turns(tokenizer, system), length, {**drawn, "generator": torch.Generator().manual_seed(seed)})
     with on_ctrl_c(signal.default_int_handler):

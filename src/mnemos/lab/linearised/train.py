@@ -29,6 +29,7 @@ from mnemos import generators
 from mnemos.atomic import write_json
 from mnemos.errors import say
 from mnemos.hosts.linearise import RECORD
+from mnemos.hosts.linearised_file import save_adapter
 from mnemos.lab.errors import Interrupted, TrainingFailed
 from mnemos.lab.hosted.hub import HF, check_folder, read_config, read_decoder, read_tokenizer
 from mnemos.lab.run import checkpoint
@@ -47,6 +48,7 @@ from .text_batches import Pieces, read_texts
 
 Stage = Literal["transfer", "next_token"]
 SETTINGS, TRAINED, ASSESSED = "linearised.json", "trained.safetensors", "assessed.json"
+ADAPTER = "adapter.safetensors"
 _PER_HEAD = ("log_gamma", "rate")  # parameters of one number a head, which move farther than feature maps
 _FASTER = 10.0  # their learning rate, in units of that of feature maps
 _NAMES = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")  # of a configuration
@@ -355,6 +357,7 @@ def train_folder(
     about: JSONObject = {"name": Path(model.removeprefix(HF)).name}
     training = Training(decoder, tokenizer, texts, settings, out, teacher=teacher, about=about)
     result = training.run()
+    save_adapter(decoder, out / ADAPTER, training.about)
     if training.low_rank:
         mnemos.hosts.merge_updates(decoder)
     decoder.save_pretrained(out / "model")

@@ -1,0 +1,69 @@
+"""An adapter: the trained states of a linearised decoder in a file of their own."""
+
+from typing import Any
+
+import pytest
+import torch
+from decoder_models import plain
+
+import mnemos
+from mnemos import InputError
+from mnemos.hosts import load_adapter, save_adapter
+
+
+def trained() -> Any:
+    """A hybrid whose new parameters are all other numbers than at the start."""
+    model = plain("llama").float()
+    mnemos.linearise(model, window=6, sinks=2, rank=2, full="model.layers.0.self_attn")
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if ".linearised." in name:
+                value += 0.3 * torch.randn(value.shape, generator=generator)
+    return model
+
+
+@torch.no_grad()
+def test_a_decoder_with_the_adapter_is_the_trained_one(tmp_path: Any) -> None:
+    model, path = trained(), tmp_path / "adapter.safetensors"
+    ids = torch.randint(3, 40, (2, 30), generator=torch.Generator().manual_seed(1))
+    save_adapter(model, path, {"name": "tiny", "texts": ["a"]})
+    other = plain("llama").float()
+    assert load_adapter(other, path) == {"name": "tiny", "texts": ["a"]}
+    assert torch.equal(other(ids).logits, model(ids).logits)
+    assert path.stat().st_size < 0.9 * sum(4 * value.numel() for value in model.parameters())
+    assert not any("lm_head" in name for name in mnemos.tree_file.read(path, "mnemos state-adapter 1")["weights"])
+
+    halved = plain("llama").bfloat16()  # rounded weights are those of the decoder
+    load_adapter(halved, path)
+    torch.testing.assert_close(halved(ids).logits.float(), model(ids).logits, rtol=0.2, atol=0.2)
+
+
+def test_what_is_refused_leaves_the_model_as_it_was(tmp_path: Any) -> None:
+    path = tmp_path / "adapter.safetensors"
+    save_adapter(trained(), path, {"name": "tiny"})
+    others: dict[str, Any] = {
+        "linearised": trained(),
+        "gpt2": plain("gpt2"),
+        "deeper": plain("llama", num_hidden_layers=3),
+    }
+    other = others["other weights"] = plain("llama").float()
+    with torch.no_grad():
+        for value in other.parameters():
+            value.copy_(torch.randn(value.shape, generator=torch.Generator().manual_seed(9)))
+    messages = {
+        "linearised": "found a linearised one",
+        "gpt2": "another architecture",
+        "deeper": "another architecture .*layers.2",
+        "other weights": r"at a distance of \d+\.\d\d of their size; load tiny",
+    }
+    for name, message in messages.items():
+        names = list(others[name].state_dict())
+        with pytest.raises(InputError, match=message):
+            load_adapter(others[name], path)
+        assert list(others[name].state_dict()) == names
+    with pytest.raises(InputError, match="found none of its states"):
+        save_adapter(plain("llama"), tmp_path / "no")
+    torch.save({}, tmp_path / "other")
+    with pytest.raises(InputError, match="expected a state-adapter"):
+        load_adapter(plain("llama"), tmp_path / "other")
