@@ -155,6 +155,12 @@ def test_with_a_window_the_state_is_constant(monkeypatch, capsys, folder, tmp_pa
     mnemos.linearise(model, window=16, sinks=2, state="none")
     model.save_pretrained(saved)
     assert said(monkeypatch, capsys, saved, lines)[1] == out
+    mnemos.hosts.save_adapter(model, tmp_path / "a")
+    assert said(monkeypatch, capsys, folder, lines, "--adapter", str(tmp_path / "a"))[1] == out
+    mnemos.linearise(mnemos.unlinearise(model), window=16, sinks=2, rank=2)
+    mnemos.hosts.save_adapter(model, tmp_path / "a")
+    assert said(monkeypatch, capsys, folder, lines, "--adapter", str(tmp_path / "a"))[0] == 0
+    assert said(monkeypatch, capsys, folder, lines, "--adapter", "a", "--window", "8")[0] == 2
 
 
 def test_without_a_template_the_text_goes_on(monkeypatch, capsys, folder, tmp_path):

@@ -283,6 +283,9 @@ def test_a_folder_becomes_a_decoder_whose_updates_are_in_its_weights(tmp_path, m
     with torch.no_grad():
         torch.testing.assert_close(made(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
         mnemos.unlinearise(model)
+        assert mnemos.hosts.load_adapter(model, tmp_path / "run/adapter.safetensors")["name"] == "model"
+        torch.testing.assert_close(made(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+        mnemos.unlinearise(model)
         assert not torch.allclose(made(ids).logits, model(ids).logits, rtol=1e-3, atol=1e-3)
 
 

@@ -93,7 +93,8 @@ def chat(
         linearise(model, window=window, sinks=sinks, state="none")
     if adapter is not None:
         load_adapter(model, adapter)
-        merge_updates(model)
+        if any(".linearised.updates." in name for name, _ in model.named_parameters()):
+            merge_updates(model)
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     talk = Chat(model, Turns(tokenizer, system), length, {**drawn, "generator": torch.Generator().manual_seed(seed)})
     with on_ctrl_c(signal.default_int_handler):
