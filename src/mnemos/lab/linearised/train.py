@@ -4,7 +4,7 @@
     training.run()                     # both stages, from the newest checkpoint on; the decoder is trained in place
 
     RUN/linearised.json        settings, model and text     RUN/transfer, RUN/next_token   the run of each stage
-        trained.safetensors    the new parameters               teacher                    the decoder's predictions
+        adapter.safetensors    the new parameters               teacher                    the decoder's predictions
         result.json            both stages                      model                      the decoder
 
 **The rate** rises in the first 8 updates of a stage, is constant, and falls to 0 in a straight line in the last
@@ -47,8 +47,7 @@ from .stages import AttentionTransfer, NextToken, Parameters, Teacher
 from .text_batches import Pieces, read_texts
 
 Stage = Literal["transfer", "next_token"]
-SETTINGS, TRAINED, ASSESSED = "linearised.json", "trained.safetensors", "assessed.json"
-ADAPTER = "adapter.safetensors"
+SETTINGS, ADAPTER, ASSESSED = "linearised.json", "adapter.safetensors", "assessed.json"
 _PER_HEAD = ("log_gamma", "rate")  # parameters of one number a head, which move farther than feature maps
 _FASTER = 10.0  # their learning rate, in units of that of feature maps
 _NAMES = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")  # of a configuration
@@ -148,7 +147,7 @@ class Training:
         if not self.quiet:
             self._say_how_long(stages)
         done = {stage: self._train(stage) for stage in stages}
-        checkpoint.write(self.folder / TRAINED, {name: value.detach() for name, value in self.trained.items()})
+        save_adapter(self.decoder, self.folder / ADAPTER, self.about)
         count = lambda parameters: sum(value.numel() for value in parameters.values())  # noqa: E731
         result = {
             "settings": asdict(self.settings),
@@ -302,19 +301,6 @@ def _sha256(decoder: Any) -> str:
     return digest.hexdigest()
 
 
-def load(decoder: Any, folder: Path) -> LinearisedConfig:
-    """Linearise a decoder as the training in a folder did, with its trained parameters; returns the settings."""
-    kept = read_object(folder / SETTINGS, {"settings": dict})
-    settings = LinearisedConfig(**kept["settings"] | {"full": tuple(kept["settings"].get("full", ()))})
-    full = kept.get("full") or None
-    report = mnemos.linearise(decoder.eval().requires_grad_(False), **settings.arguments, full=full)
-    saved = checkpoint.read(folder / TRAINED)
-    with torch.no_grad():
-        for name, value in {**report.maps, **report.updates}.items():
-            value.copy_(saved[name])
-    return settings
-
-
 def train_folder(
     model: str | Path,
     text: Sequence[Path],
@@ -357,7 +343,6 @@ def train_folder(
     about: JSONObject = {"name": Path(model.removeprefix(HF)).name}
     training = Training(decoder, tokenizer, texts, settings, out, teacher=teacher, about=about)
     result = training.run()
-    save_adapter(decoder, out / ADAPTER, training.about)
     if training.low_rank:
         mnemos.hosts.merge_updates(decoder)
     decoder.save_pretrained(out / "model")
