@@ -22,6 +22,9 @@ class LinearisedLayer(DynamicLayer):
     Where gradients are off, single tokens change buffers in place (`Ring`). Else the state is never changed.
     """
 
+    keys: Any
+    values: Any
+
     def __init__(self, own: Linearised) -> None:
         super().__init__()
         self.settings, self.window, self.whole_masks, self.least = own.settings, own.settings.window, own.whole_masks, 0
@@ -92,8 +95,7 @@ class LinearisedLayer(DynamicLayer):
             # --- the tokens that were kept whole, whose positions are before the one that `turn` is of ---
             b, n = len(q), self.columns
             zeros = q.new_zeros(b, q.shape[1], n, q.shape[-1])
-            keys: Any = self.keys
-            values: Any = self.values
+            keys, values = self.keys, self.values
             before = None
             if rotation is not None:
                 cos, width = rotation.cos.new_zeros(b, n, rotation.cos.shape[-1]), rotation.q.shape[-1]
@@ -168,7 +170,8 @@ class LinearisedLayer(DynamicLayer):
 def find_layer(past: Any, number: int, own: Linearised) -> LinearisedLayer:
     """Layer `number` of a cache; it takes the place of an empty layer of Transformers. Raises InputError for others."""
     past, layers = list_layers(past)
-    if getattr(past, "layer_class_to_replicate", None) is DynamicLayer:
+    grows_by: Any = getattr(past, "layer_class_to_replicate", None)
+    if grows_by is DynamicLayer:
         layers.extend(DynamicLayer() for _ in range(len(layers), number + 1))
     layer: Any = layers[number] if number < len(layers) else None
     if isinstance(layer, LinearisedLayer):

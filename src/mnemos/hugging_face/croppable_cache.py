@@ -52,7 +52,8 @@ class CroppableCache(DynamicCache):
         self._model, self._stack = model, ExitStack()
         for i, layer in enumerate(self.layers):  # the same layers, but recurrent ones go back
             if isinstance(layer, LinearAttentionCacheLayerMixin):
-                self.layers[i] = _rewinding(type(layer)).__new__(_rewinding(type(layer)))
+                kind: Any = type(layer)
+                self.layers[i] = _rewinding(kind).__new__(_rewinding(kind))
                 vars(self.layers[i]).update(vars(layer))
 
     def __enter__(self) -> "CroppableCache":

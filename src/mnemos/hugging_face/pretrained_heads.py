@@ -124,7 +124,7 @@ class Generates:
         return call
 
 
-class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # type: ignore[misc]
+class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):
     """A causal language model of this library: `output = model(input_ids, attention_mask, labels=...)`.
 
         model = MnemosForCausalLM(MnemosConfig(model=mnemos.MemformerConfig(vocab_size=256)))
@@ -220,7 +220,7 @@ class SourceEncoder:
     __call__ = forward
 
 
-class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):  # type: ignore[misc]
+class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):
     """An encoder-decoder of this library: `output = model(input_ids, attention_mask, labels=...)`.
 
         model = MnemosForSeq2SeqLM.of(trained, decoder_start_token_id=1, eos_token_id=2, pad_token_id=0)

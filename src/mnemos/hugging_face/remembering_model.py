@@ -63,7 +63,7 @@ class RememberingConfig(PreTrainedConfig):
         self.host.pop("mnemos", None)
         if record := find_record(model):
             self.host["mnemos"] = record
-        vars(self).pop("mnemos", None)
+        self.__dict__.pop("mnemos", None)
 
     def of_model(self) -> "RememberingConfig":
         """What the model is built from: this configuration."""
