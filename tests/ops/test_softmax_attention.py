@@ -12,7 +12,7 @@ from native_kernels import needs_kernels
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from mnemos.ops.softmax_attention import can_attend, softmax_attention
+from mnemos.ops.softmax_attention import can_attend, native, softmax_attention
 from mnemos.ops.softmax_attention.reference import reference_softmax_attention
 from mnemos.types import InputError
 
@@ -205,7 +205,28 @@ def test_only_inputs_output_and_sums_are_kept():
     leaves, kept = inputs(2, 100, 100, 4, 2, 16, 16), []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
         y = softmax_attention(*leaves)
-    assert sorted(kept) == sorted([*[x.shape for x in leaves], y.shape, torch.Size([2, 4, 100])])
+    assert sorted(kept) == sorted([*[x.shape for x in leaves], y.shape, *[torch.Size([2, 4, 100])] * 2])
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize(("shape", "window"), [((2, 7, 9, 2, 1, 5, 3), 3), ((1, 130, 200, 6, 2, 33, 20), 70)], ids=str)
+@pytest.mark.parametrize("padded", [False, True])
+def test_sums_and_largest_scores_are_results_with_gradients(padded, shape, window, variant, poisoned):
+    leaves, mask = inputs(*shape), holes(shape[0], shape[2])[:1].expand(shape[0], -1) if padded else None
+    if padded:
+        mask = mask | (torch.arange(shape[2]) % 3 == 0)  # every query sees a key
+    q, k, _ = exact = exactly(leaves)
+    scores = 0.5 * torch.einsum("bthd,bshd->bhts", q, k.repeat_interleave(shape[3] // shape[4], 2))
+    scores = scores.masked_fill(~visible(shape[1], shape[2], True, window, mask), -torch.inf)
+    expected = dense(*exact, window=window, mask=mask, scale=0.5), scores.logsumexp(-1), scores.amax(-1)
+    found = native.attend(*leaves, mask, True, window, 0.5)
+    above = [torch.randn(x.shape) for x in found]
+    gradients = (
+        torch.autograd.grad(found, leaves, above),
+        torch.autograd.grad(expected, exact, [x.double() for x in above]),
+    )
+    for a, b in zip((*found, *gradients[0]), (*expected, *gradients[1]), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
 
 
 def test_the_operators_are_registered_as_pytorch_wants_them():

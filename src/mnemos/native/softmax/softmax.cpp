@@ -5,6 +5,9 @@
 //     backward    δ = Σ dy ⊙ y          P = e^(Q̂·Kᵀ − lse)      dS = P ⊙ (dy·Vᵀ − δ)      with Q̂ = scale·Q
 //                 dV += Pᵀ·dy           dK += dSᵀ·Q̂             dQ += scale·dS·K
 //
+// A gradient of lse is taken off δ; one of a query's largest score is added to dS where that score is: it is computed
+// twice by the same operations in the same order, so it is equal to the last bit.
+//
 // m, a query's largest score, may be up to SLACK too small: only a larger difference multiplies what was summed so far.
 // The scores of the forward lie as [keys, queries], so that a vector has the maxima and sums of as many queries.
 // At the edge of what queries see (the diagonal, a window's end) a block is cut into strips of queries with the keys that
@@ -40,10 +43,14 @@ ALWAYS V larger(V a, V b) {
 }
 
 ALWAYS bool any(I x) {
+#ifdef __AVX512F__
+    return _mm512_test_epi32_mask((__m512i)x, (__m512i)x);
+#else
     std::int32_t lanes[W], found = 0;
     store(lanes, x);
     for (i64 i = 0; i < W; i++) found |= lanes[i];
     return found;
+#endif
 }
 
 ALWAYS V lanes_from(float from) {
@@ -101,7 +108,7 @@ struct Work {
 struct Forward : Work {
     struct Scratch {
         float *q, *out, *k, *v, *z;  // per block of queries (scale·Q)ᵀ [D, BLOCK] and O [BLOCK, Mp]; a block's K, V, Z
-        float *top, *total;          // m and l of all queries
+        float *top, *total, *most;   // m, l and the largest score of all queries
     };
 
     Forward(const Softmax& c, double scale) : Work(c, scale) { memory = lay_out(*this, workers, each, scratch); }
@@ -109,7 +116,7 @@ struct Forward : Work {
     Scratch own(Taker& take) const {
         Scratch s;
         s.q = take(QUERIES * c.D), s.out = take(QUERIES * Mp), s.k = take(BLOCK * Dp), s.v = take(BLOCK * Mp);
-        s.z = take(BLOCK * BLOCK), s.top = take(QUERIES), s.total = take(QUERIES);
+        s.z = take(BLOCK * BLOCK), s.top = take(QUERIES), s.total = take(QUERIES), s.most = take(QUERIES);
         return s;
     }
     i64 units() const { return c.B * c.H * ((c.T + QUERIES - 1) / QUERIES); }
@@ -126,7 +133,7 @@ struct Forward : Work {
         for (i64 i = 0; i < n; i += BLOCK)
             transpose(at(c.q, b, t0 + i, h), c.q.t, least(BLOCK, n - i), c.D, c.D, s.q + i * c.D, BLOCK, scale);
         std::memset(s.out, 0, n * Mp * sizeof(float));
-        for (i64 i = 0; i < QUERIES; i++) s.top[i] = LOWEST, s.total[i] = 0;
+        for (i64 i = 0; i < QUERIES; i++) s.top[i] = s.most[i] = LOWEST, s.total[i] = 0;
 
         Span all = seen(t0, t1);
         for (i64 key = all.from / BLOCK * BLOCK; key < all.to; key += BLOCK) {
@@ -152,7 +159,8 @@ struct Forward : Work {
             float total = s.total[i], by = total == 0 ? 0 : 1 / total;
             for (i64 m = 0; m < Mp; m += W) store(s.out + i * Mp + m, load<V>(s.out + i * Mp + m) * by);
             deliver_row(s.out + i * Mp, at(c.y, b, t0 + i, h), c.M);
-            if (c.lse) c.lse[(b * c.H + h) * c.T + t0 + i] = total == 0 ? INFINITY : s.top[i] + std::log(total);
+            i64 number = (b * c.H + h) * c.T + t0 + i;
+            c.lse[number] = total == 0 ? INFINITY : s.top[i] + std::log(total), c.top[number] = s.most[i];
         }
     }
 
@@ -163,12 +171,13 @@ struct Forward : Work {
         const float* q = s.q + i0 / BLOCK * BLOCK * c.D + i0 % BLOCK;
         product(n, c.D, queries, rows_of(s.k + some.from * Dp, Dp), plain(q, BLOCK), s.z, BLOCK, false);
         for (i64 i = 0; i < queries; i += W) {
-            float *z = s.z + i, *top = s.top + i0 + i, *total = s.total + i0 + i;
+            float *z = s.z + i, *top = s.top + i0 + i, *total = s.total + i0 + i, *most = s.most + i0 + i;
             if (first >= 0) hide(z, b, first + i, key + some.from, n);
             V high[2] = {all(LOWEST), all(LOWEST)};
             for (i64 r = 0; r + 1 < n; r += 2)
                 high[0] = larger(load<V>(z + r * BLOCK), high[0]), high[1] = larger(load<V>(z + (r + 1) * BLOCK), high[1]);
             high[0] = larger(high[0], larger(load<V>(z + (n - 1) * BLOCK), high[1]));
+            store(most, larger(high[0], load<V>(most)));
             V now = load<V>(top);
             if (any(high[0] > now + SLACK)) {
                 V next = larger(high[0], now), by = exponential(now - next);
@@ -204,7 +213,7 @@ struct Forward : Work {
 
 struct Backward : Work {
     struct Scratch {
-        float *q, *g, *dq, *delta;       // of all queries and heads of the unit: Q̂, dy, dQ/scale, δ
+        float *q, *g, *dq, *delta, *dtop;  // of all queries and heads of the unit: Q̂, dy, dQ/scale, δ, gradients of maxima
         float *k, *v, *k_turned, *v_turned, *dk, *dv;  // of a block of keys
         float *p, *ds, *shown;           // P and dS [BLOCK, BLOCK]; 1 where a key is valid, else 0
     };
@@ -217,7 +226,7 @@ struct Backward : Work {
     Scratch own(Taker& take) const {
         Scratch s;
         s.q = take(heads * c.T * Dp), s.g = take(heads * c.T * Mp), s.dq = take(heads * c.T * Dp);
-        s.delta = take(heads * c.T), s.k = take(BLOCK * Dp), s.v = take(BLOCK * Mp);
+        s.delta = take(heads * c.T), s.dtop = take(heads * c.T), s.k = take(BLOCK * Dp), s.v = take(BLOCK * Mp);
         s.k_turned = take(c.D * BLOCK), s.v_turned = take(c.M * BLOCK), s.dk = take(BLOCK * Dp), s.dv = take(BLOCK * Mp);
         s.p = take(BLOCK * BLOCK), s.ds = take(BLOCK * BLOCK), s.shown = take(BLOCK);
         return s;
@@ -242,7 +251,8 @@ struct Backward : Work {
                 fetch_row(s.g + i * Mp, Mp, at(c.g, b, t, h), c.M), fetch_row(row, Mp, at(c.y, b, t, h), c.M);
                 V sum = V{};
                 for (i64 m = 0; m < Mp; m += W) sum += load<V>(s.g + i * Mp + m) * load<V>(row + m);
-                s.delta[i] = mnemos::sum(sum);
+                i64 number = (b * c.H + h) * c.T + t;
+                s.delta[i] = mnemos::sum(sum) - (c.glse ? c.glse[number] : 0), s.dtop[i] = c.gtop ? c.gtop[number] : 0;
             }
         std::memset(s.dq, 0, (h1 - h0) * c.T * Dp * sizeof(float));
 
@@ -289,6 +299,7 @@ struct Backward : Work {
     void pair(const Scratch& s, i64 b, i64 h, i64 h0, i64 t0, i64 t1, i64 key, Span some, bool edge) const {
         i64 n = t1 - t0, keys = some.to - some.from, i0 = (h - h0) * c.T + t0;
         const float *q = s.q + i0 * Dp, *g = s.g + i0 * Mp, *lse = c.lse + (b * c.H + h) * c.T + t0;
+        const float* top = c.top + (b * c.H + h) * c.T + t0;
         product(n, c.D, keys, rows_of(q, Dp), plain(s.k_turned + some.from, BLOCK), s.p, BLOCK, false);
         product(n, c.M, keys, rows_of(g, Mp), plain(s.v_turned + some.from, BLOCK), s.ds, BLOCK, false);
         for (i64 i = 0; i < n; i++) {
@@ -297,12 +308,15 @@ struct Backward : Work {
             Span own = seen(t0 + i, t0 + i + 1);
             V low = all((float)(own.from - key)), high = all((float)(own.to - key));
             for (i64 j = 0; j < keys; j += W) {
-                V weight = exponential(load<V>(p + j) - less), slope = weight * (load<V>(ds + j) - mean);
+                V score = load<V>(p + j), weight = exponential(score - less), slope = weight * (load<V>(ds + j) - mean);
                 if (edge) {
                     V lane = lanes_from((float)(some.from + j)), shown = load<V>(s.shown + some.from + j);
                     I hidden = (lane < low) | (lane >= high) | (shown == 0.0f);
-                    weight = hidden ? V{} : weight, slope = hidden ? V{} : slope;
+                    weight = hidden ? V{} : weight, slope = hidden ? V{} : slope, score = hidden ? all(-INFINITY) : score;
                 }
+                if (s.dtop[i0 + i] != 0 && any(score == top[i]))
+                    for (i64 r = 0; r < W; r++)
+                        if (score[r] == top[i]) slope[r] += s.dtop[i0 + i], s.dtop[i0 + i] = 0;  // of equals the first
                 store(p + j, weight), store(ds + j, slope);
             }
         }

@@ -11,10 +11,11 @@ RECORD(Softmax,
     i64 window;    // if causal, keys that a query reads, its own the last of them; 0: all
     Rows q, k, v, y;  // [B, T, H, D], [B, S, heads, D], [B, S, heads, M], [B, T, H, M]
     Marks valid;      // keys [B, S] that are read
-    float* lse;       // [B, H, T]: log Σ e^score of a query, infinity if it reads nothing; null: not wanted
+    float *lse, *top; // [B, H, T]: log Σ e^score of a query, infinity if it reads nothing, and the largest score
     // Backward. The heads that share a key head are divided into `parts`, each with gradients [B, S, heads, ·] of its own,
     // one after the other: dk and dv.
     i64 parts;
+    const float *glse, *gtop;  // gradients of lse and top; null: zeros
     Rows g, dq, dk, dv;
 )
 

@@ -43,7 +43,7 @@ def softmax_attention(
     A query that reads nothing has a y of zeros, and no gradient.
 
     Differentiable once. Cost: O(D + M) for each query, each key that it reads, and each head. Besides its inputs, the
-    backward needs y and one number for each query and head.
+    backward needs y and two numbers for each query and head.
     Raises InputError for shapes and options that do not fit, RuntimeError without kernels.
     """
     n = CHECK(q=q, k=k, v=v, mask=mask)

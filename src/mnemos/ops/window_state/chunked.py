@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mnemos.ops.delta import KEY_EPS, delta_rule
+from mnemos.ops.softmax_attention import can_attend
+from mnemos.ops.softmax_attention.native import attend
 
 LARGEST, SMALLEST = 256, 64  # the size of a block, which is that of the window between these
 
@@ -107,63 +109,95 @@ def read_blocks(
     tokens: Tokens, sizes: Sizes, far: Far | None, state: WindowState, count: Tensor | None
 ) -> tuple[Tensor, WindowState]:
     """y [B, Hk, G, T, M] and the state, for rows whose first `count` [B] tokens are valid (None: all)."""
-    # --- key columns, and blocks of queries ---
+    # --- key columns ---
     wide = state.s.dtype
     t, window = tokens.q.shape[-2], sizes.window
     k = torch.cat([state.k, tokens.k], -2)
     v = torch.cat([state.v, tokens.v], -2)
     raw = None if tokens.raw_k is None else torch.cat([state.raw, tokens.raw_k], -2)
     after = _advance(k, v, raw, tokens, sizes, state, count)
-    size = min(max(window, SMALLEST), LARGEST, t)
-    blocks = -(-t // size)
-    pad = blocks * size - t
     # [B, columns]: numbers of the key columns in their rows; below 0 there is no token.
-    numbers = state.seen[:, None] - window + torch.arange(window + blocks * size, device=k.device)
+    numbers = state.seen[:, None] - window + torch.arange(window + t, device=k.device)
 
-    def into_blocks(x: Tensor) -> Tensor:
-        """[..., T, D] -> [..., blocks, size, D]"""
-        return _pad(x.to(wide), pad).unflatten(-2, (blocks, size))
+    # --- the window: y, and the logarithm of the weights' sum and the largest score [B, Hk, G, T, 1] ---
+    q, keys, values = (x.to(wide) for x in (tokens.q, k, v))
+    read_window = _read_window if sizes.softcap is None and can_attend(q, keys, values) else _read_window_by_blocks
+    y, logs, largest = read_window(q, keys, values, numbers >= 0, sizes)
 
-    def around(x: Tensor) -> Tensor:
-        """[B, Hk, w + T, D] -> [B, Hk, blocks, w + size, D]: what the queries of a block may see."""
-        return _pad(x.to(wide), pad).unfold(-2, window + size, size).mT
-
-    # --- scores of the window ---
-    q = into_blocks(tokens.q) * sizes.scale
-    group = q.shape[2]
-    q = q.transpose(2, 3).flatten(3, 4)  # [B, Hk, blocks, G·size, D]
-    a, c = torch.arange(size, device=k.device)[:, None], torch.arange(window + size, device=k.device)
-    near = (c > a) & (c <= a + window)
-    near = near & (numbers >= 0).unfold(1, window + size, size)[:, :, None]  # [B, blocks, size, w + size]
-    near = near[:, None, :, None]
-    scores = _cap(q @ around(k).mT, sizes.softcap).unflatten(3, (group, size)).masked_fill_(~near, -torch.inf)
-    largest = scores.amax(-1, keepdim=True)
-
-    # --- scores of the sinks that have left the window ---
+    # --- scores of the sinks that have left the window [B, Hk, G, T, s] ---
     if sizes.sinks:
         meeting = tokens.q if tokens.sink_q is None else tokens.sink_q
-        sink_keys = after.sink_k.to(wide)[:, :, None, None].mT
-        sink_scores = _cap((into_blocks(meeting) * sizes.scale) @ sink_keys, sizes.softcap)
-        sink_scores = sink_scores.transpose(2, 3)  # [B, Hk, blocks, G, size, s]
-        oldest = (numbers[:, window:] - window).unflatten(1, (blocks, size))[..., None]
-        away = torch.arange(sizes.sinks, device=k.device) <= oldest
-        sink_scores = sink_scores.masked_fill_(~away[:, None, :, None], -torch.inf)
+        sink_scores = meeting.to(wide).flatten(2, 3) @ (sizes.scale * after.sink_k.to(wide)).mT
+        sink_scores = _cap(sink_scores, sizes.softcap).unflatten(2, meeting.shape[2:4])
+        away = torch.arange(sizes.sinks, device=k.device) <= numbers[:, :t, None]
+        sink_scores = sink_scores.masked_fill(~away[:, None, None], -torch.inf)
         largest = torch.maximum(largest, sink_scores.amax(-1, keepdim=True))
-        sink_weights = (sink_scores - largest).exp_().flatten(3, 4)  # [B, Hk, blocks, G·size, s]
 
     # --- one normaliser for all ---
-    weights = (scores - largest).exp_().flatten(3, 4)
-    y, norm = weights @ around(v), weights.sum(-1, keepdim=True)
+    weight = (logs - largest).exp()
+    norm = weight
+    if sizes.sinks:
+        sink_weights = (sink_scores - largest).exp()
+        norm = norm + sink_weights.sum(-1, keepdim=True)
     if far is not None:
         far_y, far_norm, sums, norms = _read_far(
             tokens, k if raw is None else raw, v, numbers, sizes, far, state, count
         )
-        y, norm, after = y + far_y, norm + far_norm, after._replace(s=sums, z=norms)
+        after = after._replace(s=sums, z=norms)
+        gamma = far.gamma.to(wide).view(-1, tokens.q.shape[2], 1, 1)
+        norm = norm + gamma * far_norm
+    y = y * (weight / norm)
+    if far is not None:
+        y = torch.addcmul(y, far_y, gamma / norm)
     if sizes.sinks:
-        y = y + sink_weights @ after.sink_v.to(wide)[:, :, None]
-        norm = norm + sink_weights.sum(-1, keepdim=True)
-    y = (y / norm).unflatten(3, (group, size)).transpose(2, 3).flatten(3, 4)[..., :t, :]
+        y = y + ((sink_weights / norm).flatten(2, 3) @ after.sink_v.to(wide)).view_as(y)
     return y.to(tokens.v.dtype), after
+
+
+def _read_window(q: Tensor, k: Tensor, v: Tensor, there: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
+    """By the kernels of softmax attention. there [B, w + T]: which key columns are tokens."""
+    shape = q.shape[1:3]
+    heads = (x.transpose(1, 2) for x in (q.flatten(1, 2), k, v))
+    y, logs, largest = attend(*heads, there, True, sizes.window, sizes.scale)
+    logs, largest = (x.unflatten(1, shape)[..., None] for x in (logs, largest))
+    return y.transpose(1, 2).unflatten(1, shape), logs, largest
+
+
+def _read_window_by_blocks(
+    q: Tensor, k: Tensor, v: Tensor, there: Tensor, sizes: Sizes
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in PyTorch's operations."""
+    (group, t), window = q.shape[2:4], sizes.window
+    size, blocks, pad = _block(window, t)
+
+    def around(x: Tensor) -> Tensor:
+        """[B, Hk, w + T, D] -> [B, Hk, blocks, w + size, D]: what the queries of a block may see."""
+        return _pad(x, pad).unfold(-2, window + size, size).mT
+
+    a, c = torch.arange(size, device=k.device)[:, None], torch.arange(window + size, device=k.device)
+    near = (c > a) & (c <= a + window)
+    near = near & F.pad(there, (0, pad), value=True).unfold(1, window + size, size)[:, :, None]
+    q = _pad(q * sizes.scale, pad).unflatten(-2, (blocks, size)).transpose(2, 3).flatten(3, 4)
+    scores = _cap(q @ around(k).mT, sizes.softcap).unflatten(3, (group, size))  # [B, Hk, blocks, G, size, w + size]
+    scores = scores.masked_fill_(~near[:, None, :, None], -torch.inf)
+    largest = scores.amax(-1, keepdim=True)
+    weights = (scores - largest).exp_()
+    total = weights.sum(-1, keepdim=True)
+    y = (weights.flatten(3, 4) @ around(v)).unflatten(3, (group, size)) / total
+    y, logs, largest = (_by_token(x, t) for x in (y, largest + total.log(), largest))
+    return y, logs, largest
+
+
+def _block(window: int, t: int) -> tuple[int, int, int]:
+    """Of t tokens the size of a block, how many blocks there are, and the tokens that the last one lacks."""
+    size = min(max(window, SMALLEST), LARGEST, t)
+    blocks = -(-t // size)
+    return size, blocks, blocks * size - t
+
+
+def _by_token(x: Tensor, t: int) -> Tensor:
+    """[B, Hk, blocks, G, size, D] -> [B, Hk, G, T, D]"""
+    return x.transpose(2, 3).flatten(3, 4)[..., :t, :]
 
 
 def _cap(scores: Tensor, softcap: float | None) -> Tensor:
@@ -185,76 +219,68 @@ def _read_far(
     state: WindowState,
     count: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """γ Σ_far φ·φ v [B, Hk, blocks, G·size, M], the same without v [.., 1], and S and z after the call.
+    """Σ_far φ·φ v [B, Hk, G, T, M], the same without v [.., 1], and S and z after the call.
 
     keys, v [B, Hk, w + T, ·]: of the key columns, whose numbers are `numbers` [B, w + T].
     """
     wide, (group, t) = state.s.dtype, tokens.q.shape[2:4]
-    size = min(max(sizes.window, SMALLEST), LARGEST, t)
-    blocks = -(-t // size)
-    pad = blocks * size - t
+    size, blocks, pad = _block(sizes.window, t)
 
-    # --- features and values of the tokens that enter the state ---
+    # --- features and [value, 1] of the tokens that enter the state ---
     moved = numbers[:, :t] >= sizes.sinks  # the columns that leave the window in this call, without sinks
     if count is not None:
         moved = moved & (torch.arange(t, device=v.device) < count[:, None])
-    still = ~moved[:, None, :, None]
     fk = far.key(keys[..., :t, :].to(wide))
-    added, one = v[..., :t, :].to(wide), None
     if far.beta is not None:
         fk = fk * torch.rsqrt(fk.square().sum(-1, keepdim=True) + KEY_EPS)
-    fk = fk.masked_fill(still, 0)
+    fk = fk.masked_fill(~moved[:, None, :, None], 0)
+    added = F.pad(v[..., :t, :].to(wide), (0, 1), value=1.0)
+    start = torch.cat([state.s, state.z[..., None]], -1)
     if far.beta is not None:
-        added, one = _correct(fk, added, far.beta.to(wide), far.decay, state, moved)
-        one = _pad(one[..., None], pad).unflatten(-2, (blocks, size))
+        added = _correct(fk, added, far.beta.to(wide), far.decay, start, moved)
     fk, added = (_pad(x, pad).unflatten(-2, (blocks, size)) for x in (fk, added))
 
     # --- what queries read of their own block ---
     fq = far.query((tokens.q if tokens.raw_q is None else tokens.raw_q).flatten(1, 2).to(wide))
     fq = _pad(fq, pad).unflatten(1, (-1, group)).unflatten(-2, (blocks, size))
     fq = fq.transpose(2, 3).flatten(3, 4)  # [B, Hk, blocks, G·size, F]
-    inside = (fq @ fk.mT).unflatten(3, (group, size)).tril_()  # [B, Hk, blocks, G, size, size]
+    inside = (fq @ fk.mT).unflatten(3, (group, size))  # [B, Hk, blocks, G, size, size]
     end = fk  # features with what is left at the block's end
     if far.decay:
         # The logarithm of what is left at each token of what S had when its block began [B, 1, blocks, size].
         entered = F.pad(moved, (0, pad)).unflatten(1, (blocks, size)).cumsum(2)
         age = far.decay * entered[:, None].to(wide)
-        inside = inside * (age[..., None] - age[..., None, :]).clamp(max=0).exp()[:, :, :, None]
-        fq = fq * age.exp().repeat(1, 1, 1, group)[..., None]
+        inside = inside * (age[..., None] - age[..., None, :]).clamp(max=0).exp().tril()[:, :, :, None]
         end = fk * (age[..., -1:] - age).exp()[..., None]
-    inside = inside.flatten(3, 4)
-
-    # --- S and z before each block and after the last: [B, Hk, 1 + blocks, ..] ---
-    sums = torch.cat([state.s[:, :, None], end.mT @ added], 2)
-    norms = torch.cat([state.z[:, :, None], end.sum(-2) if one is None else (end * one).sum(-2)], 2)
-    if far.decay:
-        states = [(sums[:, :, 0], norms[:, :, 0])]
-        for i, left in enumerate(age[..., -1].exp().unbind(2), 1):
-            s, z = states[-1]
-            states.append((left[..., None, None] * s + sums[:, :, i], left[..., None] * z + norms[:, :, i]))
-        sums, norms = (torch.stack(parts, 2) for parts in zip(*states, strict=True))
     else:
-        sums, norms = sums.cumsum(2), norms.cumsum(2)
+        inside = inside.tril_()
 
-    # --- y without its normaliser ---
-    y = fq @ sums[:, :, :-1] + inside @ added
-    norm = fq @ norms[:, :, :-1, :, None] + (inside.sum(-1, keepdim=True) if one is None else inside @ one)
-    norm = norm if one is None else norm.clamp(min=0)
-    gamma = far.gamma.to(wide).view(-1, 1, group, 1).expand(-1, blocks, -1, size).reshape(-1, blocks, group * size, 1)
+    # --- [S, z] before each block and after the last: [B, Hk, 1 + blocks, F, M + 1] ---
+    sums = torch.cat([start[:, :, None], end.mT @ added], 2)
+    if far.decay:
+        states = [sums[:, :, 0]]
+        for new, left in zip(sums[:, :, 1:].unbind(2), age[..., -1, None, None].exp().unbind(2), strict=True):
+            states.append(torch.addcmul(new, left, states[-1]))
+        sums = torch.stack(states, 2)
+    else:
+        sums = sums.cumsum(2)
+
+    # --- [y, 1] without its normaliser ---
+    before = (fq @ sums[:, :, :-1]).unflatten(3, (group, size))
+    read = (inside.flatten(3, 4) @ added).unflatten(3, (group, size))
+    read = read + before if not far.decay else torch.addcmul(read, before, age.exp()[:, :, :, None, :, None])
+    read = _by_token(read, t)
+    norm = read[..., -1:] if far.beta is None else read[..., -1:].clamp(min=0)
     # Copies: a view of the last block would hold all of them.
-    return gamma * y, gamma * norm, sums[:, :, -1].clone(), norms[:, :, -1].clone()
+    return read[..., :-1], norm, sums[:, :, -1, :, :-1].clone(), sums[:, :, -1, :, -1].clone()
 
 
-def _correct(
-    fk: Tensor, v: Tensor, beta: Tensor, decay: float, state: WindowState, moved: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What the delta rule adds for every token, u_t = β (v_t − e^g S_{t−1}ᵀ k_t), and the same of a value of 1.
+def _correct(fk: Tensor, values: Tensor, beta: Tensor, decay: float, start: Tensor, moved: Tensor) -> Tensor:
+    """What the delta rule adds for every token, u_t = β (v_t − e^g S_{t−1}ᵀ k_t), of `values` v and S = `start`.
 
     The kernel's outputs for queries that are the next keys are what those keys read.
     """
-    keys = fk.transpose(1, 2)
-    values = F.pad(v.transpose(1, 2), (0, 1), value=1.0)
-    start = torch.cat([state.s, state.z[..., None]], -1)
+    keys, values = fk.transpose(1, 2), values.transpose(1, 2)
     first = (keys[:, 0, :, None] @ start).transpose(1, 2)  # [B, 1, Hk, M + 1]
     ahead = F.pad(keys[:, 1:], (0, 0, 0, 0, 0, 1))
     rate = beta.expand(*keys.shape[:3])
@@ -262,8 +288,7 @@ def _correct(
     read, _ = delta_rule(ahead, keys, values, rate, every, start, moved, scale=1.0)
     reads = math.exp(decay) * torch.cat([first, read[:, :-1]], 1)
     u = (rate[..., None] * (values - reads)).transpose(1, 2)
-    u = u.masked_fill(~moved[:, None, :, None], 0)
-    return u[..., :-1], u[..., -1]
+    return u.masked_fill(~moved[:, None, :, None], 0)
 
 
 def _advance(
