@@ -155,9 +155,8 @@ class ModelCase:
         config = registry.load("model", self.name)
         if self.inputs == "images":  # small as it is
             return scatter(config(classes=5, cache=self.cache).build())
-        if self.inputs == "frames":  # of the paper's size, which a few frames do not make slow
-            return scatter(config(vocab_size=4, bands=BANDS).build())
-        config = config(**{k: v for k, v in {**SMALL, **fields}.items() if has(config, k)})
+        sizes = {**SMALL, **({"vocab_size": 4, "bands": BANDS} if self.inputs == "frames" else {}), **fields}
+        config = config(**{k: v for k, v in sizes.items() if has(config, k)})
         if has(config, "cache"):
             config = dataclasses.replace(config, cache=self.cache)
         if not self.causal and has(config, "causal"):

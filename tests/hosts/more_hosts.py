@@ -199,10 +199,7 @@ _DISTIL = {"dim": 24, "n_layers": 2, "n_heads": 3, "hidden_dim": 20, "vocab_size
 _DISTIL |= {"dropout": 0.0, "attention_dropout": 0.0, "pad_token_id": 1}
 
 MORE: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Example]]] = {
-    "torchvision_vit": (
-        lambda: _vision_transformer(),
-        _images(16),
-    ),
+    "torchvision_vit": (lambda: _vision_transformer(), _images(16)),
     "torchvision_swin": (lambda: _torchvision_swin("SwinTransformerBlock", "PatchMerging"), _images(16)),
     "torchvision_swin2": (lambda: _torchvision_swin("SwinTransformerBlockV2", "PatchMergingV2"), _images(16)),
     "torchvision_maxvit": (lambda: _maxvit(), _images(32)),

@@ -12,12 +12,7 @@ from mnemos.hosts import HostBranch
 from mnemos.hosts.host import AttentionInput, Host, TokenReader
 from mnemos.memory.gated_cache import hold_caches
 from mnemos.ops.gated_cache import Windows
-from mnemos.ops.gated_cache.reference import (
-    reference_attend,
-    reference_mix,
-    reference_resample,
-    reference_update,
-)
+from mnemos.ops.gated_cache.reference import reference_attend, reference_mix, reference_resample, reference_update
 
 HOST = Host("tests:Attention", ("x",), "", "", TokenReader("x"))
 B = 4

@@ -15,10 +15,7 @@ import mnemos
 from mnemos import GRC
 from mnemos.memory.gated_cache import accumulate_caches, caches
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not dist.is_available(), reason="torch without processes"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not dist.is_available(), reason="torch without processes")]
 SHARES = [3, 5]
 ALL = sum(SHARES)
 CASES = [

@@ -197,10 +197,7 @@ def test_a_decoder_of_unknown_layout_needs_the_names_of_its_parts():
         (lambda: mnemos.remember(model, embedding="table"), "found none for decoder, head"),
         (lambda: mnemos.remember(model, 2, "table", "bodi", "head"), "found 'bodi'; it has table, head, body"),
         (lambda: mnemos.remember(Foreign(False), 2, "table", "body", "head"), "decoder='body': expected a causal"),
-        (
-            lambda: mnemos.remember(model, 2, "table", "head", "head"),
-            "takes inputs_embeds=, found Linear",
-        ),
+        (lambda: mnemos.remember(model, 2, "table", "head", "head"), "takes inputs_embeds=, found Linear"),
     ):
         with pytest.raises(InputError, match=message):
             wrong()

@@ -445,10 +445,7 @@ def _fill() -> None:
         (short_convolution, half | {"resets": st.booleans()}),
         (selective_scan, half | {"resets": st.booleans()}),
         (rewindable, {}),
-        (
-            reformer_attention,
-            lsh | {"factors": st.sampled_from([(2,), (4,), (4, 2)])},
-        ),
+        (reformer_attention, lsh | {"factors": st.sampled_from([(2,), (4,), (4, 2)])}),
         (
             block_sparse_attention,
             {

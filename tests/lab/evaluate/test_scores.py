@@ -5,13 +5,7 @@ from torch import nn
 
 from mnemos.lab.evaluate.scores import CountedElsewhere, evaluate
 from mnemos.lab.tasks.batch import IGNORE, Batch, counted
-from mnemos.lab.tasks.metrics import (
-    ACCURACY,
-    TOP5,
-    CorpusMetric,
-    negative_log_likelihood,
-    right_predictions,
-)
+from mnemos.lab.tasks.metrics import ACCURACY, TOP5, CorpusMetric, negative_log_likelihood, right_predictions
 from mnemos.lab.tasks.task import Task
 from mnemos.types import InputError
 

@@ -45,10 +45,7 @@ MODELS = {
     "cache": lambda: transformer(attention=LinearConfig(), cache=GRC(length=2, block=2, scope="stream")),
     "slots": memformer,
 }
-NAMES = {
-    "cache": [WHOLE, "sums", "cache"],
-    "slots": [WHOLE, "slots"],
-}
+NAMES = {"cache": [WHOLE, "sums", "cache"], "slots": [WHOLE, "slots"]}
 
 
 def built(name):

@@ -490,10 +490,7 @@ def test_the_page_says_how_far_a_run_was_trained(tmp_path, capsys):
     recipe, task = mnemos.registry.load("recipe", "demo")(), ToldConfig(rows=4).build()
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/step-00000050.safetensors").touch()  # damaged
-    for kind, update in (
-        ("step", "checkpoint of update 40"),
-        ("best", "best checkpoint, of update 30"),
-    ):
+    for kind, update in (("step", "checkpoint of update 40"), ("best", "best checkpoint, of update 30")):
         checkpoint.write(
             checkpoint.path_of(tmp_path / "checkpoints", int(update[-2:]), kind), {"model": {"w": torch.zeros(1)}}
         )

@@ -35,10 +35,7 @@ def test_elementwise_work_by_hand():
 
 def test_a_composite_is_its_parts():
     x, w, b = torch.randn(2, N, K), torch.randn(M, K), torch.randn(M)
-    assert total(operations(lambda: F.linear(x, w, b))) == (
-        2 * 2 * N * K * M,
-        4 * (2 * N * K + K * M + M + 2 * N * M),
-    )
+    assert total(operations(lambda: F.linear(x, w, b))) == (2 * 2 * N * K * M, 4 * (2 * N * K + K * M + M + 2 * N * M))
 
 
 def test_an_optimiser_step_is_traffic():

@@ -36,14 +36,7 @@ def averaged(tmp_path_factory):
         data=replace(recipe.data, path=str(texts), segment=128, held_out=0.1),
         optim=replace(recipe.optim, lr=0.05, schedule=replace(recipe.optim.schedule, warmup=0)),
         train=replace(
-            recipe.train,
-            steps=7,
-            batch_size=4,
-            average=3,
-            keep=1,
-            checkpoint_every=2,
-            eval_every=4,
-            accelerator="cpu",
+            recipe.train, steps=7, batch_size=4, average=3, keep=1, checkpoint_every=2, eval_every=4, accelerator="cpu"
         ),
     )
     result = train(recipe, folder / "run", quiet=True)

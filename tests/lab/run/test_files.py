@@ -39,11 +39,7 @@ def test_a_result_is_read_and_written_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        *({"seconds": True}, {"along": {}}),
-        *({"controls": {"emptied": 5}}, {"controls": {"emptied": None}}),
-    ],
+    "wrong", [*({"seconds": True}, {"along": {}}), *({"controls": {"emptied": 5}}, {"controls": {"emptied": None}})]
 )
 def test_a_result_with_another_entry_is_refused(tmp_path, wrong):
     (tmp_path / Result.FILE).write_text(json.dumps(WRITTEN | wrong))

@@ -14,9 +14,7 @@ from train_standins import Toys, work
 
 from mnemos.lab.run import checkpoint
 
-pytestmark = [
-    pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes"),
-]
+pytestmark = [pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")]
 
 DRIVER = Path(__file__).with_name("train_driver.py")
 STILL = {"dropout": 0.0, "noise": False, "cached": True}  # nothing that two processes draw differently

@@ -143,13 +143,7 @@ def test_a_comparison_says_which_commit_trained_each_run_and_what_all_share(tmp_
         (tmp_path / name / "run.json").write_text(json.dumps(same | about))
     assert [trained(tmp_path / name, name) for name in runs] == [
         {"folder": "a", "seed": 0, "commit": "old", "dirty": True},
-        {
-            "folder": "b",
-            "seed": 1,
-            "commit": "new",
-            "dirty": False,
-            "resumed": [{"commit": "newer", "dirty": False}],
-        },
+        {"folder": "b", "seed": 1, "commit": "new", "dirty": False, "resumed": [{"commit": "newer", "dirty": False}]},
     ]
     found = shared([tmp_path / name for name in runs])
     assert {"commit", "dirty", "seed", "resumed"}.isdisjoint(found)

@@ -172,11 +172,7 @@ def test_every_precision(run_apart, tmp_path, precision):
 
 
 @pytest.mark.parametrize(
-    ("moment", "number"),
-    moments(
-        *itertools.product(("SIGTERM", "SIGINT"), (1, 5, 6, 8, 12)),
-        fast=[("SIGINT", 12)],
-    ),
+    ("moment", "number"), moments(*itertools.product(("SIGTERM", "SIGINT"), (1, 5, 6, 8, 12)), fast=[("SIGINT", 12)])
 )
 def test_signals_finish_the_update_and_save(run_apart, references, tmp_path, moment, number):
     folder = tmp_path / "run"

@@ -326,11 +326,7 @@ def norms(recipe, updates: int, hook=None) -> list[float]:
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
 @pytest.mark.parametrize(
-    "rollout",
-    [
-        {"horizon": 2},
-        pytest.param({"replay": False, "horizon": 2}, marks=pytest.mark.exhaustive),
-    ],
+    "rollout", [{"horizon": 2}, pytest.param({"replay": False, "horizon": 2}, marks=pytest.mark.exhaustive)]
 )
 def test_gradients_are_reduced_once_an_update(rollout):
     recipe = toys(True, None, "32-true", 2, segment_length=4, **rollout).recipe()

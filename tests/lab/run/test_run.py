@@ -184,10 +184,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("toys", "message"),
     [
-        (
-            Toys(model={"vocab_size": 10}),
-            r"model\.vocab_size .*10.*11.*model\.vocab_size 11",
-        ),
+        (Toys(model={"vocab_size": 10}), r"model\.vocab_size .*10.*11.*model\.vocab_size 11"),
         (Toys(False, {"classes": 4}), r"model\.classes .*4.*3.*model\.classes 3"),
         (Toys(model={"max_length": 11}), r"model\.max_length .*11.*12"),
         (Toys(data={"bad_token": 2}), "training batch 2: .*tokens 0 to 10, found 0 to 11"),

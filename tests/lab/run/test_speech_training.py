@@ -41,11 +41,7 @@ def test_a_run_tells_its_token_error_rate(spoken, tmp_path, capsys):
     recipe = small("linear", spoken)
     result = run(recipe, tmp_path / "run")
     assert f"{RATE} {result['test'][RATE]:.4f}" in capsys.readouterr().out
-    for score in (
-        result["test"],
-        result["valid"],
-        *lines(tmp_path / "run"),
-    ):
+    for score in (result["test"], result["valid"], *lines(tmp_path / "run")):
         assert score[RATE] == pytest.approx(1 - score["accuracy"])
     # Four updates of four strings of one or two words; eight recordings are trained on.
     assert result["epoch_seconds"] == pytest.approx(result["seconds"] / 4 * 8 / (4 * 1.5), rel=0.05, abs=2e-3)

@@ -50,10 +50,7 @@ def test_a_run_is_scored_on_other_data(text_run, tmp_path, capsys):
     for words, expected in (
         (["--model.dim", "8"], "that an evaluation may change (--model.max_length), found --model.dim; "),
         (["--data.pth", other], "did you mean --data.path"),
-        (
-            ["--data.segment", "64"],
-            "fit the run's model: model.max_length is 32, but the data needs at least 64; c",
-        ),
+        (["--data.segment", "64"], "fit the run's model: model.max_length is 32, but the data needs at least 64; c"),
     ):
         assert main(["eval", str(text_run), *words]) == 2
         assert expected in capsys.readouterr().err

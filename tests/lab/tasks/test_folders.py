@@ -94,10 +94,7 @@ def test_what_is_an_image(tmp_path):
     (tmp_path / "a" / "ü.png").touch()
     files = scan(str(tmp_path))
     names = ["000.png", "B.JPG", "c.JpEg", "d.webp", "e.tif", "f.PPM", "g.bmp", "ü.png", "inner/deep/j.png"]
-    assert files.paths == [
-        *(str(tmp_path / "a" / n) for n in names),
-        str(tmp_path / "b/000.png"),
-    ]
+    assert files.paths == [*(str(tmp_path / "a" / n) for n in names), str(tmp_path / "b/000.png")]
     assert files.labels.tolist() == [0] * 9 + [1]
 
 

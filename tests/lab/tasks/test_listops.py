@@ -11,16 +11,7 @@ from listops_oracle import evaluate, to_text, write_tsv
 from mnemos import DataConfig, config, registry
 from mnemos.lab.tasks import listops
 from mnemos.lab.tasks.batch import IGNORE
-from mnemos.lab.tasks.listops import (
-    EQUALS,
-    FILES,
-    ZERO,
-    ListOpsAnswersConfig,
-    ListOpsConfig,
-    Rules,
-    generate,
-    read_tsv,
-)
+from mnemos.lab.tasks.listops import EQUALS, FILES, ZERO, ListOpsAnswersConfig, ListOpsConfig, Rules, generate, read_tsv
 from mnemos.types import InputError
 
 SHORT = ListOpsConfig(4, 25, 3, 4, 0.5, train_size=2000, valid_size=200, test_size=300)

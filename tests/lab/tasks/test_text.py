@@ -9,14 +9,7 @@ import torch
 
 from mnemos import DataConfig, Transformer, config
 from mnemos.attention import SoftmaxConfig
-from mnemos.lab.tasks.text import (
-    GIVEN,
-    TEXTS,
-    WRITTEN,
-    TextConfig,
-    TextPreprocessing,
-    written_texts,
-)
+from mnemos.lab.tasks.text import GIVEN, TEXTS, WRITTEN, TextConfig, TextPreprocessing, written_texts
 from mnemos.lab.tasks.text_files import find_text, read_documents, split_documents
 from mnemos.models.transformer import HeadConfig
 from mnemos.types import InputError

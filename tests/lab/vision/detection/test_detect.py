@@ -63,10 +63,7 @@ def test_photos_are_drawn_and_listed(model, tmp_path, capsys):
         assert one["category_id"] in IDS
         assert one["score"] >= 0.2
         assert one["segmentation"]["size"] == [60, 90]
-    assert sorted(str(p.relative_to(out)) for p in out.rglob("*.jpg")) == [
-        "000000000139.jpg",
-        "more/000000000285.jpg",
-    ]
+    assert sorted(str(p.relative_to(out)) for p in out.rglob("*.jpg")) == ["000000000139.jpg", "more/000000000285.jpg"]
     assert main(["detect", str(model), str(folder / "000000000139.jpg"), "--out", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((out / "detections.json").read_text())
 
