@@ -5,7 +5,7 @@ import importlib
 
 import torch
 
-from mnemos import libraries
+from mnemos import libraries, registry
 
 gc.disable()  # what is imported stays
 torch.set_num_threads(1)
@@ -21,6 +21,7 @@ for module in MODULES.split():
         importlib.import_module(module)
     except ImportError as error:  # which the server would pass over, and each fork would import everything by itself
         raise RuntimeError(f"tests/serving.py cannot import {module}") from error
+registry.load("recipe", "demo")  # which imports the recipes
 for host in ("bert", "gpt2", "mamba", "rwkv", "vit"):
     importlib.import_module(f"transformers.models.{host}.modeling_{host}")
 gc.freeze()

@@ -7,6 +7,7 @@ import torch
 from train_standins import Toys, work
 from trained_runs import text_recipe, texts
 
+from mnemos.lab.run import flops
 from mnemos.lab.run.session import run
 
 
@@ -26,6 +27,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def flops_of_one_shape(monkeypatch):
+    """Of one shape of batches: of eight, the count takes longer than the run (tests/lab/compare/test_budgets.py)."""
+    monkeypatch.setattr(flops, "_COUNTED", 1)
 
 
 @pytest.fixture(scope="session")

@@ -107,11 +107,6 @@ class References(dict):
         return folder
 
 
-def test_two_runs_are_the_same(run_apart, references, tmp_path):
-    assert run_apart(tmp_path / "again", LANGUAGE) == 0
-    same(tmp_path / "again", references["language"])
-
-
 @pytest.mark.parametrize(("moment", "number"), KILLS)
 def test_killed_and_resumed(run_apart, references, tmp_path, moment, number):
     folder = tmp_path / "run"
