@@ -182,7 +182,7 @@ def test_an_interrupt_puts_back_too():
 
 
 def test_a_segment_of_one_row_for_a_state_of_several_is_refused():
-    layer = nn.Linear(8, 4)
+    layer = nn.Linear(8, 3)  # its state is not square: the error counts rows
 
     def step(segment, state):
         x = segment["x"] if isinstance(segment, dict) else segment

@@ -49,6 +49,14 @@ def test_causal_equals_the_equations(t, masked, segments, poisoned):
     compare((y, *new), expected, (q, k, v, *state))
 
 
+def test_a_compiler_is_given_sums_without_a_loop(monkeypatch, poisoned):
+    q, k, v, state = inputs(75)
+    expected = reference_linear_attention(q, k, v, reference_causal, state=state)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    y, new = linear_attention(q, k, v, state=state, backend="chunked")
+    compare((y, *new), expected, (q, k, v, *state))
+
+
 @pytest.mark.parametrize(("t", "n"), [(1, 1), (7, 7), (7, 4), (1, 9), (9, 1)])
 @pytest.mark.parametrize("masked", [False, True])
 def test_bidirectional_equals_the_equations(t, n, masked, poisoned):

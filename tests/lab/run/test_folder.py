@@ -4,6 +4,7 @@ import multiprocessing
 import pytest
 from train_standins import Toys
 
+from mnemos.lab.run import checkpoint
 from mnemos.lab.run import folder as run_module
 from mnemos.lab.run.files import Measurement, Result
 from mnemos.lab.run.folder import RunFolder
@@ -144,6 +145,13 @@ def test_resuming_elsewhere_is_noted(tmp_path, monkeypatch):
     resumed = json.loads((run.folder / "run.json").read_text())["resumed"]
     assert [entry["step"] for entry in resumed] == [3, 5]
     assert all({"commit", "dirty"} < set(entry) for entry in resumed)
+
+
+def test_of_averages_the_last_is_kept(tmp_path):
+    run = RunFolder.start(tmp_path / "a", RECIPE, "cpu")
+    for step in (3, 5):
+        run.save_average(step, {"step": step})
+    assert checkpoint.steps(run.checkpoints, "averaged") == [5]
 
 
 def test_a_run_that_starts_again_from_other_weights_says_so(tmp_path):
