@@ -23,6 +23,18 @@ def ids(t: int = 9) -> torch.Tensor:
     return torch.randint(11, (2, t), generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.parametrize("built", [mnemos.Transformer, mnemos.Memformer])
+def test_with_rms_what_a_block_adds_starts_smaller(built):
+    """Xavier's bound, divided by √(2L) of L blocks; with LayerNorm undivided."""
+    for norm, factor in (("rms", 4**-0.5), ("pre", 1.0)):
+        sizes = {"layers": 2} if built is mnemos.Transformer else {"encoder_layers": 2, "decoder_layers": 2}
+        modules = built(vocab_size=11, dim=32, num_heads=2, norm=norm, **sizes).named_modules()
+        added = [m.weight for name, m in modules if name.endswith((".output", ".contract")) and "blocks" in name]
+        assert len(added) >= 4
+        for weight in added:
+            assert 0.9 * factor < weight.abs().max() / (6 / sum(weight.shape)) ** 0.5 <= factor
+
+
 def test_a_row_that_has_all_its_positions_may_be_padded_while_others_go_on():
     transformer, mask = model(position="learned"), torch.ones(2, 12, dtype=torch.bool)
     mask[1, 5:] = False
