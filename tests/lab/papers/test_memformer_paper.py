@@ -12,7 +12,7 @@ from mnemos.lab.compare.equal import check_equal
 from mnemos.lab.evaluate.recorded import KINDS
 from mnemos.lab.measure import timing
 from mnemos.lab.papers import small_runs
-from mnemos.lab.papers.claim import Claim
+from mnemos.lab.papers.claims import Claim
 from mnemos.lab.papers.findings import Table
 from mnemos.lab.papers.memformer import figures, recipes, tables
 from mnemos.lab.papers.memformer.recipes import ImageSizes, LanguageSizes

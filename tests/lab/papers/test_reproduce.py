@@ -9,7 +9,7 @@ import torch
 
 from mnemos.lab.cli import main
 from mnemos.lab.papers import reproduce
-from mnemos.lab.papers.claim import Claim, Paper
+from mnemos.lab.papers.claims import Claim, Paper
 from mnemos.lab.papers.findings import Finding, Table, cell_text, spread
 from mnemos.lab.papers.reproduce import PAPERS, Options
 from mnemos.lab.papers.verdicts import SYMBOLS, verdicts

@@ -11,14 +11,9 @@ from mnemos.errors import say
 from mnemos.lab.run.provenance import provenance, trained
 from mnemos.types import InputError, JSONObject
 
-from .cached_transformers.claims import CACHED_TRANSFORMERS
-from .claim import Claim, Paper, choose
+from .claims import PAPERS, Claim, Paper, choose
 from .findings import Finding, cell_text
-from .linear_transformers.claims import LINEAR_TRANSFORMERS
-from .memformer.claims import MEMFORMER
 from .verdicts import SYMBOLS, verdicts
-
-PAPERS = {paper.name: paper for paper in (CACHED_TRANSFORMERS, LINEAR_TRANSFORMERS, MEMFORMER)}
 
 
 @dataclass(frozen=True)

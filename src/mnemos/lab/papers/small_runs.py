@@ -14,7 +14,7 @@ from mnemos.lab.tasks.images import find_mnist
 from mnemos.lab.tasks.metrics import perplexity
 from mnemos.types import InputError, JSONObject
 
-from .claim import Values
+from .claims import Values
 from .findings import Finding, spread
 from .reproduce import Options
 

@@ -8,14 +8,15 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from mnemos import registry
-from mnemos.lab.run.recipe import Recipe
+from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig
+from mnemos.models.transformer import TransformerConfig
 from mnemos.types import InputError
 
-Made = Callable[..., Recipe]
+ByValues = Callable[..., Recipe]
 _Config = TypeVar("_Config")
 
 
-def family(names: str, **axes: Iterable[str]) -> Callable[[Callable[..., Recipe | None]], Made]:
+def family(names: str, **axes: Iterable[str]) -> Callable[[Callable[..., Recipe | None]], ByValues]:
     """Register a recipe for each combination of the values of some axes: decorate a function of these values.
 
         @family("listops-128-{attention}-{memory}", attention=_ATTENTIONS, memory=("", "cached"))
@@ -29,49 +30,45 @@ def family(names: str, **axes: Iterable[str]) -> Callable[[Callable[..., Recipe 
     the named recipe of some values; an axis that is left out has its first one. Raises InputError for a recipe without
     `about`, and for a name that is taken, also by another combination.
     """
-    values = {axis: tuple(each) for axis, each in axes.items()}
+    axis_values = {axis: tuple(values) for axis, values in axes.items()}
 
-    def decorate(function: Callable[..., Recipe | None]) -> Made:
-        def named(chosen: dict[str, str]) -> Recipe | None:
-            recipe = function(**chosen)
-            name = "-".join(part for part in names.format(**chosen).split("-") if part)
+    def decorate(function: Callable[..., Recipe | None]) -> ByValues:
+        def build(values: dict[str, str]) -> Recipe | None:
+            recipe = function(**values)
+            name = "-".join(part for part in names.format(**values).split("-") if part)
             return recipe and replace(recipe, name=name)
 
         @functools.wraps(function)
-        def made(*args: str, **kwargs: str) -> Recipe:
-            given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
-            chosen = {axis: given.get(axis, each[0]) for axis, each in values.items()}
-            recipe = named(chosen) if all(chosen[axis] in each for axis, each in values.items()) else None
+        def by_values(*args: str, **kwargs: str) -> Recipe:
+            passed = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+            values = {axis: passed.get(axis, every[0]) for axis, every in axis_values.items()}
+            recipe = build(values) if all(values[axis] in every for axis, every in axis_values.items()) else None
             if recipe is None:
-                raise InputError(f"{function.__name__}: expected values of a recipe, found {given}; see mnemos list")
+                raise InputError(f"{function.__name__}: expected values of a recipe, found {passed}; see mnemos list")
             return recipe
 
-        taken: set[str] = set()
-        for each in itertools.product(*values.values()):
-            chosen = dict(zip(values, each, strict=True))
-            recipe = named(chosen)
+        registered: set[str] = set()
+        for combination in itertools.product(*axis_values.values()):
+            values = dict(zip(axis_values, combination, strict=True))
+            recipe = build(values)
             if recipe is None:
                 continue
-            if recipe.name in taken:
+            if recipe.name in registered:
                 raise InputError(
                     f"recipe {recipe.name!r}: expected one combination of values with this name, found another, "
-                    f"{chosen}; name every axis in {names!r}"
+                    f"{values}; name every axis in {names!r}"
                 )
-            taken.add(recipe.name)
-            registry.add("recipe", recipe.name, _member(made, recipe, chosen))
-        return made
+            if not recipe.about:
+                raise InputError(f"recipe {recipe.name!r}: expected an `about` for `mnemos list`, found none; add one")
+            registered.add(recipe.name)
+            member = functools.partial(by_values, **values)
+            # Registered as defined where the family is.
+            functools.update_wrapper(member, by_values, ("__module__", "__name__", "__qualname__"), ())
+            member.__doc__ = recipe.about
+            registry.add("recipe", recipe.name, member)
+        return by_values
 
     return decorate
-
-
-def _member(made: Made, recipe: Recipe, chosen: dict[str, str]) -> Made:
-    """The function of one recipe of a family, registered as defined where the family is."""
-    if not recipe.about:
-        raise InputError(f"recipe {recipe.name!r}: expected an `about` for `mnemos list`, found none; add one")
-    member = functools.partial(made, **chosen)
-    functools.update_wrapper(member, made, ("__module__", "__name__", "__qualname__"), ())
-    member.__doc__ = recipe.about
-    return member
 
 
 def altered(config: _Config, **fields: Any) -> _Config:
@@ -91,3 +88,19 @@ def altered(config: _Config, **fields: Any) -> _Config:
 def variant(recipe: Recipe, about: str, **fields: Any) -> Recipe:
     """The recipe with another `about`, and with other fields of its model."""
     return altered(recipe, about=about, model=fields)
+
+
+def transformer(**fields: Any) -> TransformerConfig:
+    """`TransformerConfig.classic` whose vocabulary and length come from the data."""
+    return TransformerConfig.classic(vocab_size=0, max_length=0, **fields)
+
+
+def cosine(lr: float, warmup: float, floor: float = 0.0, **fields: Any) -> OptimConfig:
+    """AdamW with a warm-up and half a cosine down to a share `floor` of `lr`; fields: others of `OptimConfig`."""
+    return OptimConfig(lr=lr, schedule=ScheduleConfig("cosine", warmup=warmup, floor=floor), **fields)
+
+
+def about_lines(text: str) -> dict[str, str]:
+    """What recipes say of themselves, `VALUE: ABOUT` a line; the value of the recipe without one is `-`."""
+    rows = (line.partition(": ") for line in text.strip().splitlines())
+    return {"" if value == "-" else value: about for value, _, about in rows}

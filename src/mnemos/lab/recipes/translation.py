@@ -11,7 +11,7 @@ from mnemos.lab.translation.translation import TranslationConfig
 from mnemos.memory.gated_cache import GRC
 from mnemos.models.encoder_decoder import EncoderDecoderConfig
 
-from .family import family, variant
+from .family import altered, family, variant
 
 _MODEL = EncoderDecoderConfig(
     vocab_size=0, dim=128, encoder_layers=4, decoder_layers=4, num_heads=4, mlp=256, max_length=0, dropout=0.3
@@ -38,11 +38,7 @@ _RECIPES = {
         optim=replace(_OPTIM, schedule=ScheduleConfig(name="cosine", warmup=200)),
         train=replace(_TRAIN, steps=1000, eval_every=250, checkpoint_every=250, average=0),
     ),
-    "de-en": replace(
-        _EN_DE,
-        about="multi30k-en-de in the other direction",
-        data=TranslationConfig(source="de", target="en", lowercase=True),
-    ),
+    "de-en": altered(_EN_DE, about="multi30k-en-de in the other direction", data={"source": "de", "target": "en"}),
 }
 
 

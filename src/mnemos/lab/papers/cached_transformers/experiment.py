@@ -17,7 +17,7 @@ from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.trained import open_run
 
-from ..claim import Claim
+from ..claims import Claim
 from ..experiments import add_tables, differences_table, train_variants
 from ..findings import Finding
 from ..reproduce import Options

@@ -15,12 +15,11 @@ from mnemos.lab.report.style import HEADS, RULE
 from mnemos.lab.run.recipe import Recipe
 from mnemos.types import InputError
 
-from ..claim import Claim
+from ..claims import PAPERS, Claim
 from ..drawing import panel, picture, variant
 from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small_runs import caution
-from .claims import CACHED_TRANSFORMERS
 from .tables import PAPER, PLAIN, about, commands, compared, costs, recipe
 
 # The families of Figure 1 (one size of ViT and Swin is in Table 1), and the depths of the small PVTs of our curve.
@@ -40,7 +39,7 @@ def figure1(claim: Claim, options: Options) -> Finding:
     if options.recipes_only:
         return Finding([], [training])
     # --- the paper's models ---
-    values = CACHED_TRANSFORMERS.claim("table1").values
+    values = PAPERS["cached_transformers"].claim("table1").values
     columns = ["", "G", "G cached", "paper top-1", "paper top-1 cached"]
     table = Table("The paper's accuracies by FLOPs counted here", columns)
     theirs: dict[str, tuple[Curve, Curve]] = {family: ([], []) for family in FAMILIES}

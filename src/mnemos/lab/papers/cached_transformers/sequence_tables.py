@@ -14,7 +14,7 @@ from mnemos.memory.gated_cache import GRC
 from mnemos.memory.tokens import TokensConfig
 from mnemos.models.segments import MemoryTransformerConfig, RMTConfig
 
-from ..claim import Claim
+from ..claims import Claim
 from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small_runs import Trained, caution, perplexities, perplexity_text, train

@@ -26,7 +26,7 @@ from mnemos.lab.run.recipe import Recipe, unwritten
 from mnemos.lab.vision.classifiers import ImageConfig
 from mnemos.memory.gated_cache import GRC
 
-from ..claim import Claim
+from ..claims import Claim
 from ..findings import Cell, Finding, Table, spread
 from ..reproduce import Options
 from ..small_runs import Trained, caution, task, train

@@ -13,7 +13,7 @@ from mnemos.lab.report.run_records import Columns, RunRecord
 from mnemos.lab.run.files import Result
 from mnemos.lab.tasks.metrics import bits
 
-from ..claim import Claim
+from ..claims import Claim
 from ..drawing import draw_seeds, panel, picture
 from ..experiments import add_tables, mean_and_spread, train_variants
 from ..findings import Finding, Table

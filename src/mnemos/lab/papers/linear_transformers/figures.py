@@ -22,7 +22,7 @@ from mnemos.ops.linear import linear_attention
 from mnemos.types import InputError
 
 from ..baselines.reformer import draw_rotations, reformer_attention
-from ..claim import Claim
+from ..claims import Claim
 from ..drawing import draw_seeds, panel, picture, variant
 from ..findings import Finding, Table
 from ..reproduce import Options

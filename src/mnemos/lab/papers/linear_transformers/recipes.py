@@ -5,7 +5,7 @@ from dataclasses import replace
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig
-from mnemos.lab.recipes.family import family, variant
+from mnemos.lab.recipes.family import about_lines, family, transformer, variant
 from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, recipe
 from mnemos.lab.speech.models import BiLSTMConfig, SpeechConfig
 from mnemos.lab.speech.spoken import SpokenConfig
@@ -44,11 +44,11 @@ def attention(name: str, length: int) -> AttentionConfig:
 # The paper's for MNIST: 8 heads of 32, ten logistics. CIFAR-10 has 16 layers. Learned positions are ours.
 PAPER = TransformerConfig.classic(
     vocab_size=256,
+    max_length=783,
     dim=256,
     layers=8,
     num_heads=8,
     mlp=1024,
-    max_length=783,
     position="learned",
     attention=LinearConfig(),
     head=HeadConfig(mixture=10),
@@ -68,37 +68,23 @@ _SHORTER = replace(_SHORT, steps=1500, batch_size=32, eval_every=500)
 _MNIST = MNISTConfig(layout="image")
 
 
-def _pixels(about: str, images: DataConfig, model: TransformerConfig, train: TrainConfig) -> Recipe:
-    optim = _LARGE_OPTIM if model.head.mixture else _SMALL_OPTIM
-    return Recipe(about=about, model=model, data=PixelsConfig(images), optim=optim, train=train)
-
-
-_PIXELS = {
-    "mnist-pixels": _pixels(
-        "MNIST byte by byte with linear attention, the paper's size and 250 epochs (Linear transformers, Table 1)",
-        *(_MNIST, _LARGE, _LONG),
-    ),
-    "cifar-pixels": _pixels(
-        "CIFAR-10 byte by byte with linear attention, at the paper's size (Linear transformers, Table 2)",
-        *(CIFARConfig(), replace(_LARGE, layers=16), _LONGER),
-    ),
-    "mnist-pixels-small": _pixels(
-        "MNIST byte by byte with linear attention: 2 layers of width 64, minutes on one core",
-        *(_MNIST, _SMALL, _SHORT),
-    ),
-    "cifar-pixels-small": _pixels(
-        "CIFAR-10 at 16 x 16, byte by byte with linear attention: 2 layers of width 64",
-        *(CIFARConfig(size=16), _SMALL, _SHORT),
-    ),
-    "digits-pixels": _pixels(
-        "scikit-learn's 8 x 8 digits byte by byte with linear attention: a minute or two",
-        *(DigitsConfig(layout="image"), _SMALL, _SHORTER),
-    ),
-    "photos-pixels": _pixels(
-        "Photos of any folder (--data.images.folder) at 16 x 16, byte by byte with linear attention",
-        *(PhotosConfig(size=16), _SMALL, _SHORT),
-    ),
+_DIGITS = DigitsConfig(layout="image")
+_PIXELS: dict[str, tuple[DataConfig, TransformerConfig, OptimConfig, TrainConfig]] = {
+    "mnist-pixels": (_MNIST, _LARGE, _LARGE_OPTIM, _LONG),
+    "cifar-pixels": (CIFARConfig(), replace(_LARGE, layers=16), _LARGE_OPTIM, _LONGER),
+    "mnist-pixels-small": (_MNIST, _SMALL, _SMALL_OPTIM, _SHORT),
+    "cifar-pixels-small": (CIFARConfig(size=16), _SMALL, _SMALL_OPTIM, _SHORT),
+    "digits-pixels": (_DIGITS, _SMALL, _SMALL_OPTIM, _SHORTER),
+    "photos-pixels": (PhotosConfig(size=16), _SMALL, _SMALL_OPTIM, _SHORT),
 }
+_ABOUT = about_lines("""
+mnist-pixels: MNIST byte by byte with linear attention, the paper's size and 250 epochs (Linear transformers, Table 1)
+cifar-pixels: CIFAR-10 byte by byte with linear attention, at the paper's size (Linear transformers, Table 2)
+mnist-pixels-small: MNIST byte by byte with linear attention: 2 layers of width 64, minutes on one core
+cifar-pixels-small: CIFAR-10 at 16 x 16, byte by byte with linear attention: 2 layers of width 64
+digits-pixels: scikit-learn's 8 x 8 digits byte by byte with linear attention: a minute or two
+photos-pixels: Photos of any folder (--data.images.folder) at 16 x 16, byte by byte with linear attention
+""")
 _WITH_SOFTMAX = ("mnist-pixels", "cifar-pixels", "mnist-pixels-small")
 _WITH_LSH = {"mnist-pixels": 783, "cifar-pixels": 3071}  # the paper's lengths
 
@@ -106,7 +92,8 @@ _WITH_LSH = {"mnist-pixels": 783, "cifar-pixels": 3071}  # the paper's lengths
 @family("{images}-{change}", images=_PIXELS, change=("", "softmax", "lsh-1", "lsh-4", "mixture"))
 def pixels(images: str, change: str) -> Recipe | None:
     """Images byte by byte: at the settings of Linear transformers (§4.2), and at a size that trains on two cores."""
-    plain = _PIXELS[images]
+    data, model, optim, train = _PIXELS[images]
+    plain = Recipe(about=_ABOUT[images], model=model, data=PixelsConfig(data), optim=optim, train=train)
     if change == "softmax":
         about = plain.about.replace("linear", "softmax").removesuffix(", minutes on one core")
         return variant(plain, about, attention=SoftmaxConfig()) if images in _WITH_SOFTMAX else None
@@ -148,14 +135,12 @@ def speech(size: str, model: str) -> Recipe:
     """
     called, config = _SPEECH[model]
     small = size == "spoken-digits"
-    if small and model == "lsh":
-        config = _SHORT_LSH
     network: ModelConfig
     if config is None:
         lstm = BiLSTMConfig(vocab_size=0, bands=0)
         network = replace(lstm, stack=3, dim=96, layers=2) if small else lstm
     else:
-        paper = SpeechConfig(vocab_size=0, bands=0, attention=config)
+        paper = SpeechConfig(vocab_size=0, bands=0, attention=_SHORT_LSH if small and model == "lsh" else config)
         network = replace(paper, stack=3, dim=128, layers=4, num_heads=4, mlp=256) if small else paper
     optim = OptimConfig("radam", lr=1e-4, weight_decay=0.0, grad_clip=0.0, schedule=_PLATEAU)
     train = TrainConfig(steps=20_000, batch_size=32, eval_every=250, checkpoint_every=250)
@@ -169,12 +154,13 @@ def speech(size: str, model: str) -> Recipe:
     return Recipe(about=about, model=network, data=SpokenConfig(), optim=optim, train=train)
 
 
-_COPYING = {
-    "": "linear attention (Linear transformers, Figure 2)",
-    "softmax": "softmax attention (Linear transformers, Figure 2)",
-    "lsh-1": "the Reformer's attention, 1 round of chunks of 16",
-    "lsh-4": "the Reformer's attention, 4 rounds of chunks of 16 (Linear transformers, Figure 2)",
-}
+_COPYING = about_lines("""
+-: Copy a word of 32 to 63 symbols, linear attention (Linear transformers, Figure 2)
+softmax: Copy a word of 32 to 63 symbols, softmax attention (Linear transformers, Figure 2)
+lsh-1: Copy a word of 32 to 63 symbols, the Reformer's attention, 1 round of chunks of 16
+lsh-4: Copy a word of 32 to 63 symbols, the Reformer's attention, 4 rounds of chunks of 16 (Linear transformers, \
+Figure 2)
+""")
 
 
 @family("copy-{change}", change=_COPYING)
@@ -185,25 +171,14 @@ def copy(change: str) -> Recipe:
     Reformer in this task either. 16 follows `attention`: a quarter of 128 tokens in a round.
     """
     data = CopyConfig()
+    memory = attention(change or "linear", data.length)
+    schedule = ScheduleConfig("step", drop_at=3000, floor=0.1)
     return Recipe(
-        about=f"Copy a word of 32 to 63 symbols, {_COPYING[change]}",
-        model=TransformerConfig.classic(
-            vocab_size=0,
-            dim=256,
-            layers=4,
-            num_heads=8,
-            mlp=1024,
-            max_length=0,
-            attention=attention(change or "linear", data.length),
-        ),
+        about=_COPYING[change],
+        model=transformer(dim=256, layers=4, num_heads=8, mlp=1024, attention=memory),
         data=data,
-        optim=OptimConfig(
-            name="radam",
-            lr=1e-3,
-            weight_decay=0.0,
-            grad_clip=0.0,  # the paper names none
-            schedule=ScheduleConfig(name="step", drop_at=3000, floor=0.1),
-        ),
+        # The paper names no clipping.
+        optim=OptimConfig("radam", lr=1e-3, weight_decay=0.0, grad_clip=0.0, schedule=schedule),
         train=TrainConfig(steps=5000, batch_size=64),
     )
 
@@ -215,9 +190,7 @@ def copy_small() -> Recipe:
     Gradients are clipped at 1, the library's default. The paper names no clipping, and `copy`, at its size, has none.
     """
     return Recipe(
-        model=TransformerConfig.classic(
-            vocab_size=0, dim=128, layers=2, num_heads=4, mlp=256, max_length=0, attention=LinearConfig()
-        ),
+        model=transformer(dim=128, layers=2, num_heads=4, mlp=256, attention=LinearConfig()),
         data=CopyConfig(length=64),
         optim=OptimConfig(name="radam", lr=3e-3, weight_decay=0.0, schedule=ScheduleConfig(name="cosine", floor=0.02)),
         train=TrainConfig(steps=2500, batch_size=64, eval_every=100, log_every=100),

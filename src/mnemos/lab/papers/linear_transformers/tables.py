@@ -19,7 +19,7 @@ from mnemos.lab.tasks.metrics import bits
 from mnemos.models.transformer import Transformer, TransformerConfig
 from mnemos.types import InputError, State, leaves
 
-from ..claim import Claim
+from ..claims import Claim
 from ..findings import Finding, Table, spread
 from ..reproduce import Options
 from ..small_runs import caution, task, train

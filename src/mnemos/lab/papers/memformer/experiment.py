@@ -18,7 +18,7 @@ from mnemos.lab.run.recipe import Recipe, RolloutConfig
 from mnemos.lab.run.trained import open_run
 from mnemos.models.memformer import MemformerConfig
 
-from ..claim import Claim
+from ..claims import Claim
 from ..experiments import add_tables, train_variants
 from ..findings import Finding, Table
 from ..reproduce import Options

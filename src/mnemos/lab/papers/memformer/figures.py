@@ -34,7 +34,7 @@ from mnemos.models.transformer import TransformerConfig
 from mnemos.ops.slot_memory import biased_memory_norm
 from mnemos.types import InputError, State, select
 
-from ..claim import Claim
+from ..claims import Claim
 from ..drawing import panel, picture, variant
 from ..findings import Finding, Table
 from ..reproduce import Options

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from mnemos.attention.compressive import CompressiveConfig
 from mnemos.attention.relative import RelativeConfig
 from mnemos.config import ModelConfig
-from mnemos.lab.recipes.family import altered, family
+from mnemos.lab.recipes.family import altered, cosine, family
 from mnemos.lab.recipes.text import in_words
-from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig, recipe
+from mnemos.lab.run.recipe import Recipe, RolloutConfig, TrainConfig, recipe
 from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
 from mnemos.lab.tasks.pixels import PixelsConfig
 from mnemos.lab.tasks.recall import RecallConfig
@@ -25,11 +25,9 @@ from mnemos.models.transformer import TransformerConfig
 
 HORIZON = 8  # segments that gradient flows through
 Variant = tuple[ModelConfig, RolloutConfig]
-_OPTIM = OptimConfig(lr=1e-3, weight_decay=0.01, grad_clip=1.0, schedule=ScheduleConfig("cosine", warmup=1000))
+_OPTIM = cosine(1e-3, warmup=1000, weight_decay=0.01, grad_clip=1.0)
 _PAPER = TrainConfig(steps=10_000, batch_size=256, eval_every=1000, checkpoint_every=500)
-_SMALL_OPTIM = OptimConfig(
-    lr=3e-3, weight_decay=0.01, grad_clip=1.0, schedule=ScheduleConfig("cosine", warmup=50, floor=0.05)
-)
+_SMALL_OPTIM = cosine(3e-3, warmup=50, floor=0.05)
 _SMALL_TRAIN = TrainConfig(steps=600, batch_size=32, eval_every=600, checkpoint_every=300, log_every=50)
 
 # ---- Table 1: pictures byte by byte ----
@@ -93,33 +91,23 @@ def picture_variant(row: str, size: ImageSizes) -> Variant:
     """
     if row == "LSTM":
         return LSTMConfig(dim=4 * size.dim, layers=4, dropout=size.dropout), RolloutConfig()
+    sizes: dict[str, Any] = {"dim": size.dim, "num_heads": 4, "mlp": 2 * size.dim, "dropout": size.dropout}
     if row not in _PICTURE_MEMFORMERS:
-        plain = TransformerConfig.classic(
-            dim=size.dim,
-            layers=8 // size.layer_divisor,
-            num_heads=4,
-            mlp=2 * size.dim,
-            max_length=size.length,
-            dropout=size.dropout,
-        )
+        plain = TransformerConfig.classic(**sizes, layers=8 // size.layer_divisor, max_length=size.length)
         if row not in _PICTURE_XL:
             return plain, RolloutConfig()
         reach = round(_PICTURE_XL[row] * size.length / 784)  # the same share of a picture
         model = replace(plain, position="none", attention=RelativeConfig(memory=reach))
         return model, RolloutConfig(segment_length=size.side, horizon=1)
     _, (encoder, decoder), changes = _PICTURE_MEMFORMERS[row]
-    settings: dict[str, Any] = {"slots": 64, "temperature": 0.25}
-    memory = SlotsConfig(**settings | changes)
+    memory = replace(SlotsConfig(slots=64, temperature=0.25), **changes)
     memformer = MemformerConfig(
+        **sizes,
         preset="paper",
-        dim=size.dim,
         encoder_layers=encoder // size.layer_divisor,
         decoder_layers=decoder // size.layer_divisor,
-        num_heads=4,
-        mlp=2 * size.dim,
         segment=size.side,
         memory=replace(memory, slots=memory.slots and max(1, memory.slots // size.slot_divisor)),
-        dropout=size.dropout,
     )
     whole = size.side <= HORIZON
     return memformer, RolloutConfig() if whole else RolloutConfig(segment_length=size.side, horizon=HORIZON)
@@ -147,7 +135,7 @@ def memformer_pictures(images: str, model: str, size: str) -> Recipe | None:
         config, rollout = picture_variant(row, ImageSizes())
         about, train = f"{about} the paper's size (Memformer, Table 1)", replace(_PAPER, rollout=rollout)
         return Recipe(about=about, model=config, data=_IMAGES[images], optim=_OPTIM, train=train)
-    if (images, model, size) in (("mnist", "memformer", "small"), ("digits", "memformer", "")):
+    if model == "memformer" and (images, size) != ("digits", "small"):
         return replace(picture_recipe(images, row), about=f"{about} a size for one core (Memformer, Table 1)")
     return None
 
@@ -190,31 +178,26 @@ def language_variant(row: str, size: LanguageSizes) -> Variant:
 
     Transformer-XL and the Compressive Transformer read as much new text per update; their memory carries no gradient.
     """
+    sizes: dict[str, Any] = {"dim": size.dim, "num_heads": size.num_heads, "mlp": 4 * size.dim, "dropout": size.dropout}
     if row not in _MEMFORMERS:
         reach = 512 // size.length_divisor
         compressive = CompressiveConfig(memory=reach, compressed=reach, ratio=4)
         model = TransformerConfig.classic(
-            dim=size.dim,
-            num_heads=size.num_heads,
-            mlp=4 * size.dim,
+            **sizes,
             layers=16 // size.layer_divisor,
             max_length=size.segment,
             position="none",
-            dropout=size.dropout,
             attention=RelativeConfig(memory=_XL[row] // size.length_divisor) if row in _XL else compressive,
         )
         return model, RolloutConfig(segments=size.slide or HORIZON, horizon=1)
     encoder, decoder, slots = _MEMFORMERS[row]
     memformer = MemformerConfig(
+        **sizes,
         preset="paper",
-        dim=size.dim,
-        num_heads=size.num_heads,
-        mlp=4 * size.dim,
         encoder_layers=encoder // size.layer_divisor,
         decoder_layers=decoder // size.layer_divisor,
         segment=size.segment,
         memory=SlotsConfig(slots=slots // size.length_divisor, temperature=0.125),
-        dropout=size.dropout,
     )
     return memformer, RolloutConfig(segments=HORIZON, slide=size.slide)
 
@@ -276,6 +259,5 @@ _RECALL_TRAIN = TrainConfig(steps=540, batch_size=128, eval_every=1000, checkpoi
 @recipe
 def recall_memformer() -> Recipe:
     """Recall a fact after 4,096 tokens (32 segments): Memformer, with exact gradients by memory replay."""
-    optim = OptimConfig(lr=3e-3, schedule=ScheduleConfig("cosine", warmup=50, floor=0.05))
     train = replace(_RECALL_TRAIN, rollout=RolloutConfig(segment_length=RECALL_MODEL.segment))
-    return Recipe(RECALL_MODEL, RECALL, optim, train)
+    return Recipe(RECALL_MODEL, RECALL, cosine(3e-3, warmup=50, floor=0.05), train)

@@ -25,7 +25,7 @@ from mnemos.models.memformer import MemformerConfig
 from mnemos.models.transformer import TransformerConfig
 from mnemos.types import Output, State
 
-from ..claim import Claim
+from ..claims import Claim
 from ..findings import Finding, Table, spread
 from ..reproduce import Options
 from ..small_runs import caution, digits_or_mnist, order, perplexities, perplexity_text, train
