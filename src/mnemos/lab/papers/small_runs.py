@@ -8,6 +8,7 @@ from itertools import combinations
 from pathlib import Path
 
 from mnemos.lab.compare.compare import compare
+from mnemos.lab.recipes.family import altered
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.tasks.images import find_mnist
@@ -86,13 +87,20 @@ def train(
     comparison = compare(plain, folder, seeds or options.seeds, of_claim=True, baselines=baselines)
     names = {recipe.name: row for row, recipe in recipes.items()}
     rows = {names.get(row["name"], row["name"]): row for row in comparison["rows"]}
-    runs = {names.get(one, one): [folder / place for place in each] for one, each in comparison["runs"].items()}
+    runs = {names.get(one, one): [folder / path for path in paths] for one, paths in comparison["runs"].items()}
     finding.runs += [run for each in runs.values() for run in each if run not in finding.runs]
     if report:
         from mnemos.lab.report import report as write_report  # what only names recipes needs no report
 
         finding.files.append(write_report([folder], folder / "report.html"))
     return Trained(rows, runs, comparison, folder)
+
+
+def shortened(recipe: Recipe, options: Options, evaluations: int = 1) -> Recipe:
+    """The recipe with the updates of the options, if they say so, and at least so many evaluations."""
+    steps = options.steps or recipe.train.steps
+    every = max(1, min(recipe.train.eval_every, steps // evaluations))
+    return altered(recipe, train={"steps": steps, "eval_every": every})
 
 
 def caution(options: Options) -> str:

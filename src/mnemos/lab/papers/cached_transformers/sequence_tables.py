@@ -13,11 +13,12 @@ from mnemos.lab.tasks.text import TextConfig
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.tokens import TokensConfig
 from mnemos.models.segments import MemoryTransformerConfig, RMTConfig
+from mnemos.models.transformer import TransformerConfig
 
 from ..claims import Claim
 from ..findings import Finding, Table
 from ..reproduce import Options
-from ..small_runs import Trained, caution, perplexities, perplexity_text, train
+from ..small_runs import Trained, caution, perplexities, perplexity_text, shortened, train
 
 # ---- Table 4: translation ----
 
@@ -63,8 +64,8 @@ def _translated(finding: Finding, options: Options, name: str, baselines: bool =
     data = next((one for one in (options.data / name, options.data) if one.name == name and one.is_dir()), None)
     if data is None:
         return None
-    changes: dict[str, Any] = {} if options.steps is None else {"steps": options.steps}
     recipes = [registry.load("recipe", name + ending)() for ending in ("", "-cached")]
+    changes = {} if options.steps is None else {"steps": options.steps}
     recipes = [altered(one, data={"path": str(data)}, train=changes) for one in recipes]
     return train(finding, options, name, {one.name: one for one in recipes}, baselines, report=False)
 
@@ -111,41 +112,41 @@ def word_recipes(options: Options) -> dict[str, Recipe]:
     """The small recipes of Table 5 by the names of its rows, and their never-written baselines."""
     steps = options.steps or STEPS
     blocks: dict[str, Any] = {"norm": "pre", "activation": "gelu", "mlp": 512}  # those of the recorded runs
-    words, path = text("words"), None if options.data is None else str(options.data)
+    path = None if options.data is None else str(options.data)
+    train = TrainConfig(
+        steps=steps,
+        batch_size=4,
+        eval_every=steps,
+        valid_rows=512,
+        checkpoint_every=steps,
+        rollout=RolloutConfig(segments=4, replay=False),
+    )
     base = altered(
-        words,
+        text("words"),
         about="",
         model=blocks,
         # Documents long enough for rows to read.
         data=TextConfig(path, segment=WORDS, tokens="words", longest=128 * WORDS),
         optim={"lr": 1e-3, "schedule": {"warmup": min(100, steps // 10)}},
-        train=TrainConfig(
-            steps=steps,
-            batch_size=4,
-            eval_every=steps,
-            valid_rows=512,
-            checkpoint_every=steps,
-            rollout=RolloutConfig(segments=4, replay=False),
-        ),
+        train=train,
     )
     xl: Any = base.model
     sizes: dict[str, Any] = {"vocab_size": 0, "dim": xl.dim, "layers": xl.layers, "segment": WORDS, **blocks}
-    no_memory = replace(xl, attention=RelativeConfig(memory=0))
     # Written after each half of a segment, as in `wikitext-xl-base-cached`: the gates need a reader in the same call.
     paper = GRC(preset="paper", length=WORDS, block=WORDS // 2)
+    beside = GRC(length=32, block=16, scope="stream")
 
     def named(name: str, model: Any) -> Recipe:
-        return replace(base, name=name, model=model)
+        recipe = replace(base, name=name, model=model)
+        return recipe if isinstance(model, TransformerConfig) else in_words(recipe, xl.head.cutoffs)
 
     recipes = {
         XL: named("words-xl", xl),
         f"{XL}, MT-cached": named("words-mt", MemoryTransformerConfig(**sizes, memory_tokens=TOKENS)),
         f"{XL}, RMT-cached": named("words-rmt", RMTConfig(**sizes, memory=TokensConfig(TOKENS))),
-        CACHED: named("words-xl-cached", replace(no_memory, cache=paper)),
-        BESIDE: named("words-xl-cached-beside", replace(xl, cache=GRC(length=32, block=16, scope="stream"))),
+        CACHED: named("words-xl-cached", replace(xl, attention=RelativeConfig(memory=0), cache=paper)),
+        BESIDE: named("words-xl-cached-beside", replace(xl, cache=beside)),
     }
-    for row in (f"{XL}, MT-cached", f"{XL}, RMT-cached"):
-        recipes[row] = in_words(recipes[row], xl.head.cutoffs)
     for row in (CACHED, BESIDE):
         if (baseline := unwritten(recipes[row])) is not None:
             state = "constant cache" if baseline.name.endswith("-constant") else "never written"
@@ -183,8 +184,10 @@ def table6(claim: Claim, options: Options) -> Finding:
     if not options.recipes_only:
         names = [name + ending for name in LISTOPS.values() for ending in ("", "-cached")]
         recipes = {name: registry.load("recipe", name)() for name in names}
-        if options.steps is not None:
-            recipes = {name: _shortened(one, options.steps) for name, one in recipes.items()}
+        if steps := options.steps:
+            for name, one in recipes.items():
+                warmup = min(one.optim.schedule.warmup, steps // 10)
+                recipes[name] = altered(shortened(one, options), optim={"schedule": {"warmup": warmup}})
         trained = train(finding, options, "listops-128", recipes, baselines=True, report=False)
         table.title += f"; majority class: {100 * trained.comparison['majority']:.1f} %"
         finding.notes += [_LISTOPS_HERE, caution(options)]
@@ -200,9 +203,3 @@ def table6(claim: Claim, options: Options) -> Finding:
         gain = 100 * (trained.rows[f"{name}-cached"]["mean"] - trained.rows[name]["mean"])
         table.add(row, without, with_cache, gain, *baselines, *theirs)
     return finding
-
-
-def _shortened(recipe: Recipe, steps: int) -> Recipe:
-    warmup = min(recipe.optim.schedule.warmup, steps // 10)
-    train = {"steps": steps, "eval_every": min(recipe.train.eval_every, steps)}
-    return altered(recipe, optim={"schedule": {"warmup": warmup}}, train=train)

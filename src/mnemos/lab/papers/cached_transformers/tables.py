@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mnemos import registry
 from mnemos.hosts.attach import cache, uncache
@@ -82,22 +82,19 @@ def costs(name: str, grcs: tuple[GRC, ...] = (PAPER_CACHE, AUTO)) -> tuple[Cost,
     """The costs of a model without a cache and with each cache in `grcs`. It is built once and runs one image each."""
     model = config(name).build()
     x = torch.zeros(1, model.config.channels, model.config.image, model.config.image)
-    found = [_measure(model, x, 0.0)]
-    for grc in grcs:
-        added = cache(model.host, grc).flops / 2e9
-        found.append(_measure(model, x, added))
+    measured = []
+    for grc in (None, *grcs):
+        added = 0.0 if grc is None else cache(model.host, grc).flops / 2e9
+        with torch.no_grad():
+            training = flops_by_operation(lambda: model.train()(x))
+            model.eval()(x)  # a frozen cache's keys and values are projected once
+            inference = sum(flops_by_operation(lambda: model(x)).values())
+        whole = sum(training.values())
+        products = sum(n for operation, n in training.items() if operation.startswith(_ATTENTION))
+        counts = (whole / 2e9, inference / 2e9, added, (whole - products) / 2e9)
+        measured.append(Cost(_parameters(model), *counts))
         uncache(model.host)
-    return tuple(found)
-
-
-@torch.no_grad()
-def _measure(model: nn.Module, x: Tensor, added: float) -> Cost:
-    training = flops_by_operation(lambda: model.train()(x))
-    model.eval()(x)  # a frozen cache's keys and values are projected once
-    inference = flops_by_operation(lambda: model(x))
-    whole = sum(training.values())
-    products = sum(n for operation, n in training.items() if operation.startswith(_ATTENTION))
-    return Cost(_parameters(model), whole / 2e9, sum(inference.values()) / 2e9, added, (whole - products) / 2e9)
+    return tuple(measured)
 
 
 def _parameters(module: nn.Module) -> int:
@@ -109,12 +106,12 @@ def _sizes(plain: Cost, cached: Cost, auto: Cost) -> list[float]:
     return [*sizes, cached.added, cached.inference, auto.training]
 
 
-def commands(names: Sequence[str], kinds: tuple[str, ...] = ("", "-cached")) -> str:
+def commands(names: Sequence[str], endings: tuple[str, ...] = ("", "-cached")) -> str:
     """A note: the commands that train the paper's models at their real size."""
     recipes = ", ".join(RECIPES[name] for name in names)
-    endings = " or ".join(f'"{kind}"' for kind in kinds if kind)
+    quoted = " or ".join(f'"{ending}"' for ending in endings if ending)
     return (
-        f"At the real size: mnemos train RECIPE --data.folder IMAGENET. Recipes: {recipes}; append {endings} to a "
+        f"At the real size: mnemos train RECIPE --data.folder IMAGENET. Recipes: {recipes}; append {quoted} to a "
         "name for its cached variant."
     )
 
@@ -173,10 +170,9 @@ def compared(finding: Finding, options: Options, name: str, recipes: Mapping[str
 
 def emptied(trained: Trained, name: str) -> Cell:
     """The test accuracy of a row with its caches emptied; None for a row without caches."""
-    for control in trained.comparison["controls"]:
-        if (control["name"], control["control"]) == (trained.rows[name]["name"], "emptied"):
-            return spread(control["mean"], control["std"])
-    return None
+    wanted = trained.rows[name]["name"], "emptied"
+    scores = (one for one in trained.comparison["controls"] if (one["name"], one["control"]) == wanted)
+    return next((spread(one["mean"], one["std"]) for one in scores), None)
 
 
 def about(options: Options, trained: Trained) -> str:
@@ -194,16 +190,12 @@ def gains(hosts: Sequence[Trained], endings: Sequence[str]) -> Table:
     """
     caches = [(one, ending) for one in hosts for ending in endings if ending == ATTENTION or ending in CONTROLS]
     to_none = correct([welch(_score(one, ending), _score(one, PLAIN)) for one, ending in caches])
-    to_control = correct(
-        [
-            welch(_score(one, ending), _score(one, CONTROLS[ending])) if ending in CONTROLS else Difference(0.0)
-            for one, ending in caches
-        ]
-    )
+    gated = [(one, ending) for one, ending in caches if ending in CONTROLS]
+    to_control = iter(correct([welch(_score(one, ending), _score(one, CONTROLS[ending])) for one, ending in gated]))
     table = Table("What a cache adds, in points", ["", "to none", "p, none", "control", "to its control", "p, control"])
-    for (one, ending), gain, own in zip(caches, to_none, to_control, strict=True):
-        control = (NAMES[CONTROLS[ending]], *_points(own)) if ending in CONTROLS else (None, None, None)
-        table.add(one.rows[ending]["name"], *_points(gain), *control)
+    for (one, ending), gain in zip(caches, to_none, strict=True):
+        own = (NAMES[CONTROLS[ending]], *_points(next(to_control))) if ending in CONTROLS else (None, None, None)
+        table.add(one.rows[ending]["name"], *_points(gain), *own)
     return table
 
 
@@ -212,12 +204,12 @@ def _score(trained: Trained, name: str) -> Spread:
     return Spread(row["mean"], math.nan if row["std"] is None else row["std"], row["seeds"])
 
 
-def _points(found: Difference) -> tuple[Cell, Cell]:
+def _points(tested: Difference) -> tuple[Cell, Cell]:
     """A difference of accuracies in points with its interval, and its corrected p; None where one seed has none."""
-    ends = (found.difference, *(found.interval or ()))
+    ends = (tested.difference, *(tested.interval or ()))
     first, *others = (f"{round(100 * end, 1) + 0.0:+.1f}".replace("-", "−") for end in ends)  # no −0.0
     text = f"{first} ({' to '.join(others)})" if others else first
-    return text, None if math.isnan(found.p_holm) else found.p_holm
+    return text, None if math.isnan(tested.p_holm) else tested.p_holm
 
 
 def _add_accuracies(finding: Finding, options: Options, hosts: Sequence[str], endings: Sequence[str]) -> None:
@@ -321,28 +313,25 @@ def throughput(name: str, training: bool) -> tuple[float, float, float]:
     with_cache = copy.deepcopy(plain)
     cache(with_cache.host, PAPER_CACHE)
     x = torch.randn(BATCH, plain.config.channels, plain.config.image, plain.config.image)
-    work = _training_step if training else _inference
-    times = race({"plain": work(plain, x), "cached": work(with_cache, x)}, ROUNDS)
+    y = torch.zeros(BATCH, dtype=torch.int64)
+
+    def work(model: nn.Module) -> Callable[[], object]:
+        if not training:
+            model.eval()
+            return torch.no_grad()(lambda: model(x))
+        model.train()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
+
+        def step() -> None:
+            nn.functional.cross_entropy(model(x)[0], y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    times = race({"plain": work(plain), "cached": work(with_cache)}, ROUNDS)
     speeds = [BATCH / statistics.median(times[which]) for which in ("plain", "cached")]
     return speeds[0], speeds[1], 1 / ratio(times, "cached", "plain").median
-
-
-def _inference(model: nn.Module, x: Tensor) -> Callable[[], object]:
-    model.eval()
-    return torch.no_grad()(lambda: model(x))
-
-
-def _training_step(model: nn.Module, x: Tensor) -> Callable[[], object]:
-    model.train()
-    y = torch.zeros(len(x), dtype=torch.int64)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
-
-    def step() -> None:
-        nn.functional.cross_entropy(model(x)[0], y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
 
 
 RATIOS = (0.125, 0.25, 0.5, 1.0)
@@ -381,11 +370,9 @@ def table10(claim: Claim, options: Options) -> Finding:
 def ratios(options: Options, host: str, wanted: Sequence[float]) -> dict[str, Recipe]:
     """Recipes of a host without a cache (ratio 0) and with a cache of each ratio in `wanted`."""
     plain, cached = recipe(options, host), recipe(options, host, PAPER)
-    recipes = {"0": plain}
-    for share in wanted:
-        name = f"{plain.name}-ratio-{share:g}"
-        recipes[f"{share:g}"] = altered(cached, name=name, model={"cache": {"ratio": share}})
-    return recipes
+    names = {share: f"{plain.name}-ratio-{share:g}" for share in wanted}
+    changed = {f"{r:g}": altered(cached, name=name, model={"cache": {"ratio": r}}) for r, name in names.items()}
+    return {"0": plain, **changed}
 
 
 # ---- Tables 3 and 7: detection ----
@@ -436,28 +423,24 @@ def detector_cost(recipe: str) -> list[tuple[int, float]]:
     model = replace(registry.load("recipe", recipe)().model, classes=CLASSES)
     detector: Any = on_meta(model).eval().host
     pyramid = detector.backbone
+
+    def run_heads() -> None:
+        """Of the boxes of R-CNN's second stage only the number matters."""
+        if not hasattr(detector, "rpn"):
+            detector.head(maps)
+            return
+        detector.rpn.head(maps)
+        regions, channels = detector.roi_heads, maps[0].shape[1]
+        proposals = detector.rpn._post_nms_top_n["testing"]
+        regions.box_predictor(regions.box_head(torch.zeros(proposals, channels, 7, 7)))
+        if regions.has_mask():
+            regions.mask_predictor(regions.mask_head(torch.zeros(regions.detections_per_img, channels, 14, 14)))
+
     with torch.no_grad(), torch.device("meta"):
         picture = torch.zeros(1, 3, HEIGHT, WIDTH)
         maps = list(pyramid(picture).values())
         backbone = count_flops(lambda: pyramid.backbone(picture)) / 2
         both = count_flops(lambda: pyramid(picture)) / 2
-        heads = count_flops(lambda: _run_heads(detector, maps)) / 2
-    parameters = [_parameters(part) for part in (pyramid.backbone, pyramid, detector)]
-    return [
-        (parameters[0], backbone),
-        (parameters[1] - parameters[0], both - backbone),
-        (parameters[2] - parameters[1], heads),
-    ]
-
-
-def _run_heads(detector: Any, maps: list[Tensor]) -> None:
-    """Run the heads on the maps; those of R-CNN's second stage on boxes of which only the number matters."""
-    if not hasattr(detector, "rpn"):
-        detector.head(maps)
-        return
-    detector.rpn.head(maps)
-    regions, channels = detector.roi_heads, maps[0].shape[1]
-    proposals = detector.rpn._post_nms_top_n["testing"]
-    regions.box_predictor(regions.box_head(torch.zeros(proposals, channels, 7, 7)))
-    if regions.has_mask():
-        regions.mask_predictor(regions.mask_head(torch.zeros(regions.detections_per_img, channels, 14, 14)))
+        heads = count_flops(run_heads) / 2
+    first, second, third = (_parameters(part) for part in (pyramid.backbone, pyramid, detector))
+    return [(first, backbone), (second - first, both - backbone), (third - second, heads)]

@@ -1,8 +1,8 @@
 """Figures 1 to 3: time and memory by length, the copy task by update, and pictures that a model generates."""
 
+import math
 import statistics
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from ..claims import Claim
 from ..drawing import draw_seeds, panel, picture, variant
 from ..findings import Finding, Table
 from ..reproduce import Options
-from ..small_runs import caution, task, train
+from ..small_runs import caution, shortened, task, train
 from .recipes import attention, copy_small
 from .tables import at_the_papers_size, small_recipe
 
@@ -148,7 +148,12 @@ def figure2(claim: Claim, options: Options) -> Finding:
     )
     for name, row in trained.rows.items():
         loss = max(one.score("loss") for one in trained.results(name))
-        table.add(name, trained.score(name), loss, _learned(trained.runs[name]), row["seconds"])
+        firsts = []  # of each seed: the update by which the validation loss has reached `LEARNED`
+        for run in trained.runs[name]:
+            lines = [line for line in Measurement.read_all(run) if line.kind == "valid"]
+            firsts.append(next((line.step for line in lines if line.values["loss"] <= LEARNED), math.inf))
+        learned = None if math.inf in firsts else max(firsts)
+        table.add(name, trained.score(name), loss, learned, row["seconds"])
     finding.tables.append(table)
     path, results = options.out / "figure2.png", read([trained.folder])
     with picture(path, (6.4, 4.2)) as figure:
@@ -170,24 +175,8 @@ def figure2(claim: Claim, options: Options) -> Finding:
 
 def copy_recipe(options: Options, name: str) -> Recipe:
     """The small recipe of the copy task with an attention of the paper's tables."""
-    base = copy_small()
-    data: Any = base.data
-    steps = options.steps or base.train.steps
-    return altered(
-        base,
-        name=f"copy-{name}",
-        model={"attention": attention(name, data.length)},
-        train={"steps": steps, "eval_every": max(1, min(base.train.eval_every, steps // 4))},
-    )
-
-
-def _learned(runs: list[Path]) -> float | None:
-    """The update by which the validation loss of every run has reached `LEARNED`; None if one run never does."""
-    firsts = []
-    for run in runs:
-        lines = [line for line in Measurement.read_all(run) if line.kind == "valid"]
-        firsts.append(next((line.step for line in lines if line.values["loss"] <= LEARNED), None))
-    return None if None in firsts else max(step for step in firsts if step is not None)
+    base: Any = shortened(copy_small(), options, evaluations=4)
+    return altered(base, name=f"copy-{name}", model={"attention": attention(name, base.data.length)})
 
 
 # ---- Figure 3: samples and completions ----

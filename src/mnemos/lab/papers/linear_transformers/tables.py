@@ -12,17 +12,18 @@ from mnemos import registry
 from mnemos.generate.fused import fused_step
 from mnemos.generate.stream import Stream
 from mnemos.lab.measure.decoding import whole, with_state, without_state
+from mnemos.lab.measure.gradients import state_bytes
 from mnemos.lab.measure.peak import peak_of
 from mnemos.lab.recipes.family import altered
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.tasks.metrics import bits
 from mnemos.models.transformer import Transformer, TransformerConfig
-from mnemos.types import InputError, State, leaves
+from mnemos.types import InputError
 
 from ..claims import Claim
 from ..findings import Finding, Table, spread
 from ..reproduce import Options
-from ..small_runs import caution, task, train
+from ..small_runs import caution, shortened, task, train
 from .recipes import LSH_ROUNDS, NAMES, PAPER, attention
 
 # ---- Tables 1 and 2: bits of small models, and pictures a second of the paper's ----
@@ -40,23 +41,12 @@ _TIMED = "Steps are timed at five positions of an image and interpolated linearl
 def likelihood_and_speed(claim: Claim, options: Options) -> Finding:
     """Table 1 (MNIST) or 2 (CIFAR-10): models on the data of --data, or without it on scikit-learn's digits."""
     mnist = claim.name == "table1"
+    at_paper = at_the_papers_size("mnist-pixels" if mnist else "cifar-pixels")
     finding = Finding([], [_CONVENTION])
-    if not options.recipes_only:
-        _add_bits(finding, claim, options)
-        _add_speed(finding, claim, PAPER if mnist else replace(PAPER, layers=16, max_length=3071))
-    finding.notes.append(at_the_papers_size("mnist-pixels" if mnist else "cifar-pixels"))
-    return finding
-
-
-def at_the_papers_size(name: str) -> str:
-    """A note: the commands that train the recipe `name` and the paper's other rows."""
-    option = "path" if name.startswith("mnist") else "folder"
-    command = f"mnemos train {name} (and {name}-softmax, -lsh-1, -lsh-4) --data.images.{option} FOLDER"
-    return f"At the paper's size: {command}"
-
-
-def _add_bits(finding: Finding, claim: Claim, options: Options) -> None:
-    """Train small models that differ in their attention only, and compare their bits/dim."""
+    if options.recipes_only:
+        finding.notes.append(at_paper)
+        return finding
+    # --- bits of small models that differ in their attention only ---
     recipes = {name: small_recipe(options, name) for name in NAMES}
     data, _ = task(options)
     trained = train(finding, options, f"pixels-{data}", recipes)
@@ -73,8 +63,30 @@ def _add_bits(finding: Finding, claim: Claim, options: Options) -> None:
         minus = bits(row["mean"] - trained.rows["linear"]["mean"])
         table.add(name, ours, minus, row["seconds"], theirs, theirs - linear)
     finding.tables.append(table)
-    finding.notes.append("The small models predict one of 256 classes, the paper's models a mixture of logistics.")
+    finding.notes += ["The small models predict one of 256 classes, the paper's models a mixture of logistics."]
     finding.notes.append(caution(options))
+    # --- images per second of the paper's model, which is not trained: the weights do not change the time ---
+    config = PAPER if mnist else replace(PAPER, layers=16, max_length=3071)
+    table = Table(
+        f"Images of {config.max_length} bytes per second, {torch.get_num_threads()} threads, each at its best batch of "
+        f"{', '.join(map(str, BATCHES))}",
+        ["", "images/s", "batch", "linear is faster by", "paper images/s", "paper linear is faster by"],
+    )
+    best = {name: _fastest(time, config.max_length) for name, time in _ways(config).items()}
+    for name, (speed, batch) in best.items():
+        theirs_here = claim.values[name][1] if name in claim.values else None
+        ratio = None if theirs_here is None else claim.values["linear"][1] / theirs_here
+        table.add(name, speed, batch, best["linear"][0] / speed, theirs_here, ratio)
+    finding.tables.append(table)
+    finding.notes += [f"{_TIMED} The paper's values are from a GTX 1080 Ti.", at_paper]
+    return finding
+
+
+def at_the_papers_size(name: str) -> str:
+    """A note: the commands that train the recipe `name` and the paper's other rows."""
+    option = "path" if name.startswith("mnist") else "folder"
+    command = f"mnemos train {name} (and {name}-softmax, -lsh-1, -lsh-4) --data.images.{option} FOLDER"
+    return f"At the paper's size: {command}"
 
 
 def small_recipe(options: Options, variant: str) -> Recipe:
@@ -84,22 +96,6 @@ def small_recipe(options: Options, variant: str) -> Recipe:
     small = altered(small, data={"images": fields}, train={"steps": options.steps or STEPS})
     length = small.data.build().max_length
     return altered(small, name=f"{small.name}-{variant}", model={"attention": attention(variant, length)})
-
-
-def _add_speed(finding: Finding, claim: Claim, config: TransformerConfig) -> None:
-    """Images per second of the paper's model. It is not trained, because the weights do not change the time."""
-    table = Table(
-        f"Images of {config.max_length} bytes per second, {torch.get_num_threads()} threads, each at its best batch of "
-        f"{', '.join(map(str, BATCHES))}",
-        ["", "images/s", "batch", "linear is faster by", "paper images/s", "paper linear is faster by"],
-    )
-    best = {name: _fastest(time, config.max_length) for name, time in _ways(config).items()}
-    for name, (speed, batch) in best.items():
-        theirs = claim.values[name][1] if name in claim.values else None
-        ratio = None if theirs is None else claim.values["linear"][1] / theirs
-        table.add(name, speed, batch, best["linear"][0] / speed, theirs, ratio)
-    finding.tables.append(table)
-    finding.notes.append(f"{_TIMED} The paper's values are from a GTX 1080 Ti.")
 
 
 def _fastest(time: Time, length: int) -> tuple[float, int]:
@@ -116,15 +112,15 @@ def _fastest(time: Time, length: int) -> tuple[float, int]:
 
 def _ways(config: TransformerConfig) -> dict[str, Time]:
     """For each way to generate: a function that times one step, with the number of rows and the position."""
-    softmax, linear = built("softmax", config), built("linear", config)
-    hashed = {f"lsh-{rounds}": built(f"lsh-{rounds}", config) for rounds in LSH_ROUNDS}
+    hashed = [f"lsh-{rounds}" for rounds in LSH_ROUNDS]
+    models = {name: built(name, config) for name in ("softmax", "linear", *hashed)}
     ways: dict[str, Time] = {
-        name: partial(without_state, model, vocab_size=256) for name, model in {"softmax": softmax, **hashed}.items()
+        name: partial(without_state, models[name], vocab_size=256) for name in ("softmax", *hashed)
     }
-    cached = {"softmax, cached": softmax} | {f"{name}, cached": model for name, model in hashed.items()}
-    for name, model in {**cached, "linear": linear}.items():
-        ways[name] = partial(with_state, model, vocab_size=256)
-    for name, model in (("softmax, cached", softmax), ("linear", linear)):
+    for name in ("softmax, cached", *(f"{name}, cached" for name in hashed), "linear"):
+        ways[name] = partial(with_state, models[name.removesuffix(", cached")], vocab_size=256)
+    for name in ("softmax, cached", "linear"):
+        model = models[name.removesuffix(", cached")]
         if (step := fused_step(model)).fused:
             ways[f"{name}, fused"] = partial(with_state, model, vocab_size=256, step=step)
     return ways
@@ -172,15 +168,15 @@ def constant_memory(claim: Claim, options: Options) -> Finding:
         return Finding([], [_AT_ONCE])
     models = {"linear": built("linear", PAPER), "softmax, cached": built("softmax", PAPER)}
     # --- the state of one image by position ---
-    sizes = {name: [_bytes(_read(model, n).state) for n in POSITIONS] for name, model in models.items()}
+    sizes = {name: [state_bytes(_read(model, n).state) for n in POSITIONS] for name, model in models.items()}
     states = Table("Bytes of state per image", ["bytes read", "linear", "softmax, cached", "linear's share"])
-    for n, linear, softmax in zip(POSITIONS, sizes["linear"], sizes["softmax, cached"], strict=True):
+    for n, linear, softmax in zip(POSITIONS, *sizes.values(), strict=True):
         states.add(str(n), linear, softmax, linear / softmax)
-    most, last = max(IMAGES), {name: each[-1] for name, each in sizes.items()}
+    most, of_one = max(IMAGES), sizes["linear"][-1]
     note = (
-        f"The state of {most:,} images of linear attention is {most * last['linear'] / 2**30:.2f} GiB at each of "
-        f"these places. As many bytes hold the keys and values of {most * last['linear'] // last['softmax, cached']:,} "
-        "images after the last byte."
+        f"The state of {most:,} images of linear attention is {most * of_one / 2**30:.2f} GiB at each of these places. "
+        f"As many bytes hold the keys and values of {most * of_one // sizes['softmax, cached'][-1]:,} images after the "
+        "last byte."
     )
     # --- many images at once: the largest number at three positions, the others at the end ---
     images = Table(
@@ -203,10 +199,6 @@ def _read(model: Transformer, count: int) -> Stream:
     return Stream(model).prefill(tokens)
 
 
-def _bytes(state: State) -> int:
-    return sum(x.nbytes for x in leaves(state))
-
-
 def _generate(model: Transformer, count: int, position: int) -> tuple[int, int | None, float]:
     """The bytes of state after `BYTES` steps of `count` images from a position, their peak, and seconds per step."""
     first, size, seconds = _read(model, position - 1), 0, 0.0
@@ -217,7 +209,7 @@ def _generate(model: Transformer, count: int, position: int) -> tuple[int, int |
         start = time.perf_counter()
         for _ in range(BYTES):  # generate(BYTES) would keep the state of `stream`, a third one
             _, stream = stream.generate(1, generator=generator)
-        seconds, size = (time.perf_counter() - start) / BYTES, _bytes(stream.state)
+        seconds, size = (time.perf_counter() - start) / BYTES, state_bytes(stream.state)
 
     peak = peak_of(run)
     return size, peak, seconds
@@ -242,13 +234,11 @@ def speech(claim: Claim, options: Options) -> Finding:
             "--data: expected a folder of LABEL_SPEAKER_TAKE.wav files, such as the Free Spoken Digit Dataset, found "
             "none; add --data FOLDER"
         )
-    recipes = {}
-    for name in MODELS:
-        small = registry.load("recipe", f"spoken-digits-{name}")()
-        steps = options.steps or small.train.steps
-        shorter = {"steps": steps, "eval_every": max(1, min(small.train.eval_every, steps // 4))}
-        recipes[name] = altered(small, data={"path": str(options.data)}, train=shorter)
+    recipes = {name: registry.load("recipe", f"spoken-digits-{name}")() for name in MODELS}
+    recipes = {name: shortened(one, options, evaluations=4) for name, one in recipes.items()}
+    recipes = {name: altered(one, data={"path": str(options.data)}) for name, one in recipes.items()}
     trained = train(finding, options, "speech", recipes)
+    steps = recipes["linear"].train.steps
     table = Table(
         f"Strings of spoken words, {steps:,} updates. The paper's rates are for phonemes of another data set.",
         ["", "token error rate, %", "seconds per epoch", "paper phoneme error rate, %", "paper seconds per epoch"],

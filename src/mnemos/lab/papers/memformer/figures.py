@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mnemos.attention.relative import RelativeConfig
 from mnemos.config import ModelConfig
 from mnemos.errors import say
+from mnemos.lab.compare.baselines import parameters
 from mnemos.lab.evaluate.recorded import KINDS, SlotExample, WriteAttention
 from mnemos.lab.measure.flops import forward_flops
 from mnemos.lab.measure.gradients import state_bytes
@@ -38,7 +39,7 @@ from ..claims import Claim
 from ..drawing import panel, picture, variant
 from ..findings import Finding, Table
 from ..reproduce import Options
-from ..small_runs import caution, train
+from ..small_runs import caution, perplexities, train
 from .tables import HORIZON, SegmentLoss
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def figure4(claim: Claim, options: Options) -> Finding:
             for start, (degrees, line) in STARTS.items():
                 left = distances(drift(WIDTH, radius, length, math.radians(degrees), STEPS), radius)
                 after = [f"{100 * left[n] / left[0]:.3g}%" if left[n] > NOISE else "nothing" for n in (1, 8, 32)]
-                table.add(setting, start, *after, _first(left, left[0] / 2), _first(left, NOISE))
+                firsts = (next((n for n, x in enumerate(left) if x <= bound), None) for bound in (left[0] / 2, NOISE))
+                table.add(setting, start, *after, *firsts)
                 label = setting if start == "opposite" else None
                 curve = [max(x, NOISE / 4) for x in left]
                 axes.plot(range(len(left)), curve, color=variant(i)["color"], linestyle=line, label=label)
@@ -137,11 +139,6 @@ def distances(slots: Tensor, radius: float) -> list[float]:
     return ((slots - end).norm(dim=-1) / radius).tolist()
 
 
-def _first(values: list[float], bound: float) -> float | None:
-    """The first write after which the distance is at most `bound`; None if there is none."""
-    return next((n for n, value in enumerate(values) if value <= bound), None)
-
-
 # ---- Figure 5: FLOPs by length and bytes by memory size, for three models of equal parameters ----
 
 LENGTHS = tuple(2**i for i in range(7, 14))  # tokens of a sequence: 128 to 8,192
@@ -150,6 +147,7 @@ SEGMENT, MEMORY, BATCH = 128, 1024, 16
 PAPER_RATIO = 8.1  # the paper's ratio of memory, "in large memory size setting"
 # The paper's image model. All three have the same number of layers; MLP widths make their parameters equal.
 MEMFORMER = MemformerConfig(dim=128, encoder_layers=4, decoder_layers=8, num_heads=4, mlp=256, segment=SEGMENT)
+USES = ("state", "state inside a segment", "running", "training")  # of memory
 NAMES = ("Transformer", "Transformer-XL", "Memformer")
 _SIZES_COMPARED = (
     f"Width {MEMFORMER.dim}, {MEMFORMER.num_heads} heads, {MEMFORMER.encoder_layers} + {MEMFORMER.decoder_layers} "
@@ -180,7 +178,10 @@ def figure5(claim: Claim, options: Options) -> Finding:
         f"10⁹ FLOPs of a forward pass; memory {MEMORY:,}, segments of {SEGMENT} tokens (parameters: {counts})",
         ["tokens", *NAMES, ratio],
     )
-    flops = {name: [_sequence_flops(name, n) / 1e9 for n in LENGTHS] for name in NAMES}
+    flops = {}
+    for name in NAMES:
+        model, segment = built(name, MEMORY), 0 if name == "Transformer" else SEGMENT
+        flops[name] = [forward_flops(model, tokens(1, n), segment=segment) / 1e9 for n in LENGTHS]
     for n, plain, xl, ours in zip(LENGTHS, *flops.values(), strict=True):
         flops_table.add(f"{n:,}", plain, xl, ours, xl / ours)
     growth = ", ".join(f"{name} ×{each[-1] / each[-2]:.2f}" for name, each in flops.items())
@@ -189,9 +190,9 @@ def figure5(claim: Claim, options: Options) -> Finding:
     bytes_table = Table(title, ["memory", "kind", *NAMES[1:], ratio, "paper"])
     use = {name: [memory_of(name, size) for size in SIZES] for name in NAMES[1:]}
     for size, of_xl, of_ours in zip(SIZES, *use.values(), strict=True):
-        for kind, mib in of_xl.items():
-            theirs = PAPER_RATIO if (kind, size) == ("running", max(SIZES)) else None
-            bytes_table.add(f"{size:,}", kind, mib, of_ours[kind], mib / of_ours[kind], theirs)
+        for name in USES:
+            theirs = PAPER_RATIO if (name, size) == ("running", max(SIZES)) else None
+            bytes_table.add(f"{size:,}", name, of_xl[name], of_ours[name], of_xl[name] / of_ours[name], theirs)
     # --- the picture ---
     path = options.out / "figure5.png"
     with picture(path) as figure:
@@ -202,8 +203,8 @@ def figure5(claim: Claim, options: Options) -> Finding:
         )
         for i, name in enumerate(NAMES):
             left.plot(LENGTHS, flops[name], **variant(i), label=name)
-            for kind, line in (("running", "-"), ("state", "--")) if name in use else ():
-                right.plot(SIZES, [each[kind] for each in use[name]], **variant(i), linestyle=line)
+            for shown, line in (("running", "-"), ("state", "--")) if name in use else ():
+                right.plot(SIZES, [each[shown] for each in use[name]], **variant(i), linestyle=line)
         for axes in (left, right):
             axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     notes = [_SIZES_COMPARED, f"Growth of FLOPs over the last doubling of the length: {growth}.", _BYTES_COUNTED]
@@ -223,18 +224,6 @@ def configuration(name: str, memory: int) -> ModelConfig:
     return replace(base, mlp=1 + round((wanted - narrow) / (wide - narrow)))
 
 
-def parameters(config: ModelConfig) -> int:
-    """The number of parameters of a model. No memory is allocated for them."""
-    with torch.device("meta"):
-        model: nn.Module = config.build()
-    return sum(p.numel() for p in model.parameters())
-
-
-def _sequence_flops(name: str, length: int) -> int:
-    segment = 0 if name == "Transformer" else SEGMENT
-    return forward_flops(built(name, MEMORY), tokens(1, length), segment=segment)
-
-
 def memory_of(name: str, size: int) -> dict[str, float]:
     """MiB of a model for a batch whose memory is full: of its state, and of all while it runs and while it is trained.
 
@@ -251,13 +240,8 @@ def memory_of(name: str, size: int) -> dict[str, float]:
         forward = live_peak_of(lambda: model(tokens(BATCH, SEGMENT), state))
     between, weights = state_bytes(state), sum(p.numel() * p.element_size() for p in model.parameters())
     training = live_peak_of(lambda: update(model, state))
-    sizes = {
-        "state": between,
-        "state inside a segment": inside,
-        "running": weights + between + forward,
-        "training": weights + between + training,
-    }
-    return {kind: size / 2**20 for kind, size in sizes.items()}
+    sizes = (between, inside, weights + between + forward, weights + between + training)
+    return {use: size / 2**20 for use, size in zip(USES, sizes, strict=True)}
 
 
 def update(model: nn.Module, state: State) -> None:
@@ -500,8 +484,12 @@ def figure8(claim: Claim, options: Options) -> Finding:
             style = variant(1 if axes is left else 2)
             means: list[float] = []
             for value in values:
-                both = (value, max(SLOTS)) if name == "horizon" else (CONSTANT_HORIZON, value)
-                scores = _train_variant(finding, options, *both)
+                horizon, slots = (value, max(SLOTS)) if name == "horizon" else (CONSTANT_HORIZON, value)
+                say(f"  horizon {horizon}, {slots} slots", flush=True)
+                # Each variant has its own folder: `compare` requires equal training settings.
+                recipe = short_recipe(options, horizon, slots)
+                trained = train(finding, options, recipe.name, {recipe.name: recipe}, report=False)
+                (scores,) = perplexities(trained).values()
                 means.append(statistics.fmean(scores))
                 table.add(value, means[-1], min(scores), max(scores), math.log2(means[-1]))
                 axes.plot([value] * len(scores), scores, **style, linewidth=0, alpha=0.5)
@@ -512,14 +500,6 @@ def figure8(claim: Claim, options: Options) -> Finding:
     finding.notes += [_HORIZONS_SAY, caution(options)]
     finding.files.append(path)
     return finding
-
-
-def _train_variant(finding: Finding, options: Options, horizon: int, slots: int) -> list[float]:
-    """The test perplexity of each seed. Each variant has its own folder: `compare` requires equal training settings."""
-    recipe = short_recipe(options, horizon, slots)
-    say(f"  horizon {horizon}, {slots} slots", flush=True)
-    trained = train(finding, options, recipe.name, {recipe.name: recipe}, report=False)
-    return [math.exp(one.score("loss")) for one in trained.results(recipe.name)]
 
 
 def short_recipe(options: Options, horizon: int, slots: int) -> Recipe:

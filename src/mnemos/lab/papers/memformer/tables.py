@@ -28,7 +28,7 @@ from mnemos.types import Output, State
 from ..claims import Claim
 from ..findings import Finding, Table, spread
 from ..reproduce import Options
-from ..small_runs import caution, digits_or_mnist, order, perplexities, perplexity_text, train
+from ..small_runs import caution, digits_or_mnist, order, perplexities, perplexity_text, shortened, train
 from .recipes import (
     LANGUAGE,
     PICTURES,
@@ -73,8 +73,7 @@ def table1(claim: Claim, options: Options) -> Finding:
         with torch.device("cpu" if config.name == "lstm" else "meta"):
             model, picture = config.build().eval(), torch.zeros(1, ImageSizes().length, dtype=torch.int64)
             flops = forward_flops(model, picture, segment=segment)
-        theirs = claim.values[row][0] if row in claim.values else None
-        costs.add(row, _parameters(model), flops / 1e9, theirs)
+        costs.add(row, _parameters(model), flops / 1e9, claim.values.get(row, (None,))[0])
     finding = Finding([costs], [_PICTURES_COUNTED, _PICTURES_AT_PAPER])
     data, fields = digits_or_mnist(options)
     recipes = {row: altered(picture_recipe(data, row), data={"images": fields}) for row in PICTURES}
@@ -99,34 +98,26 @@ def _add_perplexities(
     pairs: Sequence[tuple[str, str]],
 ) -> None:
     """Train the small models of a table's rows; add their table, their order, and the differences of pairs of rows."""
-    trained = train(finding, options, folder, {row: _shortened(one, options) for row, one in recipes.items()})
-    finding.notes.append(caution(options))
+    trained = train(finding, options, folder, {row: shortened(one, options) for row, one in recipes.items()})
     scores = perplexities(trained)
     columns = ["", "model here", "parameters", "perplexity", flops, "seconds of training", "paper perplexity"]
     table = Table(title, columns)
     for name, recipe in recipes.items():
-        row = trained.rows[name]
-        theirs = claim.values[name][1] if name in claim.values else None
-        flop, seconds = row["flops"] / 1e9, row["seconds"]
-        table.add(name, shape(recipe), row["parameters"], perplexity_text(scores[name]), flop, seconds, theirs)
+        row, theirs = trained.rows[name], claim.values.get(name, (None, None))[1]
+        cells = row["parameters"], perplexity_text(scores[name]), row["flops"] / 1e9, row["seconds"]
+        table.add(name, shape(recipe), *cells, theirs)
     finding.tables.append(table)
-    finding.notes.append(order(scores, claim.values, 1))
+    finding.notes += [caution(options), order(scores, claim.values, 1)]
     if options.seeds > 1:
         spreads = {name: significance.spread(values) for name, values in scores.items()}
-        tested = [(one, other) for one, other in pairs if one != other]
-        table = Table(
-            "Differences of perplexity, 95 %; p by Holm over the table", ["", "difference", "from", "to", "p"]
-        )
-        found = significance.correct([significance.welch(spreads[one], spreads[other]) for one, other in tested])
-        for (one, other), each in zip(tested, found, strict=True):
-            p = each.p_holm if math.isfinite(each.p_holm) else None
-            table.add(f"{one} minus {other}", each.difference, *(each.interval or (None, None)), p)
+        pairs = [(one, other) for one, other in pairs if one != other]
+        tests = significance.correct([significance.welch(spreads[one], spreads[other]) for one, other in pairs])
+        columns = ["", "difference", "from", "to", "p"]
+        table = Table("Differences of perplexity, 95 %; p by Holm over the table", columns)
+        for (one, other), test in zip(pairs, tests, strict=True):
+            p = test.p_holm if math.isfinite(test.p_holm) else None
+            table.add(f"{one} minus {other}", test.difference, *(test.interval or (None, None)), p)
         finding.tables.append(table)
-
-
-def _shortened(recipe: Recipe, options: Options) -> Recipe:
-    steps = options.steps or recipe.train.steps
-    return altered(recipe, train={"steps": steps, "eval_every": min(recipe.train.eval_every, steps)})
 
 
 def shape(recipe: Recipe) -> str:
@@ -230,10 +221,11 @@ def _inference(claim: Claim) -> Table:
         torch.manual_seed(0)
         model = language_variant(row, PAPER)[0].build().eval()
         state: State = None
+        read = torch.inference_mode()(partial(model, tokens))
         for _ in range(memory // length):
-            _, state = _read(model, tokens, state)
+            _, state = read(state)
         runs[f"{name}, generated"] = partial(_generate, model, tokens, state)
-        runs[f"{name}, read"] = partial(_read, model, tokens, state)
+        runs[f"{name}, read"] = partial(read, state)
         with torch.device("meta"):
             flops = _gflop(language_variant(row, PAPER)[0].build().eval())
         sizes[name] = [flops, state_bytes(state) / 2**20, _generate(model, tokens, state) / 2**20]
@@ -249,18 +241,12 @@ def _inference(claim: Claim) -> Table:
 
 @torch.inference_mode()
 def _generate(model: nn.Module, tokens: Tensor, state: State) -> int:
-    """Process the tokens one by one; returns the maximum number of bytes of the state."""
-    most = 0
+    """Read the tokens one by one; the most bytes of the state."""
+    sizes = []
     for token in tokens.T:
         _, state = model(token[None], state)
-        most = max(most, state_bytes(state))
-    return most
-
-
-@torch.inference_mode()
-def _read(model: nn.Module, tokens: Tensor, state: State) -> Output:
-    output: Output = model(tokens, state)
-    return output
+        sizes.append(state_bytes(state))
+    return max(sizes)
 
 
 # ---- Table 3: memory and speed of replay, back-propagation through time and gradient checkpointing ----
@@ -359,7 +345,7 @@ def recall(claim: Claim, options: Options) -> Finding:
     finding = Finding([], [_RECALL_ALONE])
     if options.recipes_only:
         return finding
-    recipes = {name: _shortened(one, options) for name, one in variants().items()}
+    recipes = {name: shortened(one, options) for name, one in variants().items()}
     trained = train(finding, options, "recall", recipes)
     finding.notes.append(caution(options))
     table = Table(
