@@ -81,6 +81,16 @@ def panel(axes: "Axes", title: str, x: str, log: str = "") -> "Axes":
     return axes
 
 
+@contextmanager
+def panels(
+    path: Path, *titles: tuple[str, str], log: str = "", size: tuple[float, float] = (10.0, 4.2)
+) -> Iterator[list["Axes"]]:
+    """A `picture` of panels beside each other, each with its title and the name of x."""
+    with picture(path, size) as figure:
+        row = figure.subplots(1, len(titles), squeeze=False)[0]
+        yield [panel(axes, *names, log) for axes, names in zip(row, titles, strict=True)]
+
+
 def variant(index: int) -> dict[str, Any]:
     """The colour and the marker of the variant at `index`, as in the reports: arguments of `Axes.plot`."""
     return {"color": VARIANTS[index % len(VARIANTS)][0], "marker": "os^DvP"[index % 6]}

@@ -126,14 +126,13 @@ def differences_table(values: Values, unit: str, higher_is_better: bool, control
     )
     for name, tested in differences(scores, first, controls).items():
         low, high = tested.interval or (None, None)
-        effect = controls[name]
-        had: Cell = None
-        needed: Cell = None
+        effect, both = controls[name], (scores[first], scores[name])
+        powers: tuple[Cell, Cell] = (None, None)
         if effect is not None:
-            had = _finite(power(effect, scores[first], scores[name], min(scores[first].seeds, scores[name].seeds)))
-            needed = seeds_needed(effect, scores[first], scores[name])
-        seeds = f"> {MOST_SEEDS:,}" if needed is None and had is not None else needed
-        shown = _SHOWN[tested.finding(higher_is_better)]
+            powered = _finite(power(effect, *both, min(one.seeds for one in both)))
+            enough = seeds_needed(effect, *both)
+            powers = powered, f"> {MOST_SEEDS:,}" if enough is None and powered is not None else enough
         p = _finite(tested.p), _finite(tested.p_holm)
-        table.add(name, tested.difference, low, high, *p, shown, effect, had, seeds)
+        shown = _SHOWN[tested.finding(higher_is_better)]
+        table.add(name, tested.difference, low, high, *p, shown, effect, *powers)
     return table

@@ -54,16 +54,16 @@ class Finding:
 
         # At least 110 columns: a file or pipe has no width of its own.
         console = Console(width=max(110, Console().width), highlight=False, markup=False)
-        for found in self.tables:
-            console.print(found.title, style="bold")
-            table = Rich(box=None, pad_edge=False, header_style="italic")
-            for column, cells in zip(found.columns, zip(*found.rows, strict=True), strict=True):
+        for table in self.tables:
+            console.print(table.title, style="bold")
+            rich = Rich(box=None, pad_edge=False, header_style="italic")
+            for column, cells in zip(table.columns, zip(*table.rows, strict=True), strict=True):
                 is_text = all(isinstance(cell, str) for cell in cells)
                 style = "dim" if column.startswith("paper") else None
-                table.add_column(column, justify="left" if is_text else "right", style=style, no_wrap=is_text)
-            for row in found.rows:
-                table.add_row(*map(cell_text, row))
-            console.print(table)
+                rich.add_column(column, justify="left" if is_text else "right", style=style, no_wrap=is_text)
+            for row in table.rows:
+                rich.add_row(*map(cell_text, row))
+            console.print(rich)
             console.print()
         for note in self.notes:
             console.print(note)

@@ -152,7 +152,7 @@ def test_the_backward_keeps_memory_linear_in_the_length():
         ({"window": 2}, "an odd window"),
         ({"random_blocks": torch.zeros(2, 5, 3, dtype=torch.int64)}, "expected random_blocks"),
         ({"random_blocks": torch.full((2, 13, 3), 14)}, "expected 0 to 13"),
-        ({"v": torch.zeros(2, 8, 3, 4)}, "expected floating q and k"),
+        ({"v": torch.zeros(2, 8, 3, 4)}, "expected floating v"),
     ],
 )
 def test_wrong_input_is_refused(change, message):

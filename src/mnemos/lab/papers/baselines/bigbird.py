@@ -17,9 +17,11 @@ from mnemos.memory.key_values import KeyValues
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.checks import check_dropout
 from mnemos.ops.dense_layer import Linear
+from mnemos.ops.signature import Signature
 from mnemos.registry import register
-from mnemos.types import Device, InputError, check_mask
+from mnemos.types import Device, InputError
 
+_CHECK = Signature("block_sparse_attention", q="B T H D", k="B T H D", v="B T H M", mask="B T bool ?")
 _LAYER = 1_000_003  # between the seeds of consecutive layers, so that models of small seeds share no pattern
 
 
@@ -92,16 +94,16 @@ class BlockSparseAttention(MultiHeadAttention[KeyValues]):
 
     def random_blocks(self, length: int, device: Device = None) -> Tensor:
         """The random blocks for `length` tokens, [H, rows, random_blocks]: see `draw_random_blocks`."""
-        s, n = self.settings, -(-length // self.settings.block)
-        return draw_random_blocks(self.num_heads, n, s.random_blocks, s.window, s.global_blocks, s.seed, device)
+        s = self.settings
+        blocks = -(-length // s.block)
+        return draw_random_blocks(self.num_heads, blocks, s.random_blocks, s.window, s.global_blocks, s.seed, device)
 
     def compute_heads(self, x: Tensor, state: KeyValues | None, mask: Tensor | None) -> tuple[Tensor, None]:
         s = self.settings
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         drawn = self.random_blocks(x.shape[1], x.device)
-        return block_sparse_attention(
-            q, k, v, drawn, s.block, s.window, s.global_blocks, mask, self.active_dropout
-        ), None
+        pattern = s.block, s.window, s.global_blocks
+        return block_sparse_attention(q, k, v, drawn, *pattern, mask, self.active_dropout), None
 
 
 def block_sparse_attention(
@@ -130,13 +132,7 @@ def block_sparse_attention(
     Cost: O(T·(2·global_blocks + window + R)·block·(D + M)·H) time, and as much memory without the factor `block`.
     Raises InputError for shapes, dtypes, patterns or dropout that do not fit.
     """
-    fits = q.dim() == v.dim() == 4 and q.shape == k.shape and q.shape[:3] == v.shape[:3]
-    if not fits or not q.is_floating_point() or not q.dtype == k.dtype == v.dtype:
-        raise InputError(
-            f"expected floating q and k [B, T, H, D] and v [B, T, H, M] of one dtype, found {q.dtype} "
-            f"{tuple(q.shape)}, {k.dtype} {tuple(k.shape)} and {v.dtype} {tuple(v.shape)}"
-        )
-    check_mask(mask, q.shape[:2])
+    _CHECK(q=q, k=k, v=v, mask=mask)
     check_dropout(dropout)
     extra = 0 if random_blocks is None else random_blocks.shape[-1]
     _check_pattern(block, window, extra, global_blocks)
@@ -154,22 +150,16 @@ def block_sparse_attention(
             random_blocks = torch.zeros(h, n - 2 * global_blocks, 0, dtype=torch.int64, device=q.device)
         _check_blocks(random_blocks, h, n, global_blocks)
         drawn = random_blocks.to(q.device).expand(h, -1, -1)
-        y = _attend_sparse(q, k, v, drawn, (block, window, global_blocks), mask, dropout)
+        y = _attend_sparse(q, k, v, drawn, block, window, global_blocks, mask, dropout)
     y = y.transpose(1, 2)
     return y if mask is None else y.masked_fill(~mask[..., None, None], 0)
 
 
 def _attend_sparse(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    random_blocks: Tensor,
-    pattern: tuple[int, int, int],
-    mask: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, random_blocks: Tensor, block: int, window: int, ends: int, mask: Tensor | None,
     dropout: float,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """q, k [B, H, T, D], v [B, H, T, M] -> [B, H, T, M], in runs of equal windows."""
-    block, window, ends = pattern
     h, t = q.shape[1:3]
     n = -(-t // block)
     missing = n * block - t

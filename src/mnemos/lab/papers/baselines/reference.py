@@ -16,8 +16,7 @@ def reference_blocks(row: int, blocks: int, window: int, ends: int, drawn: list[
     """The blocks that block `row` reads. A random block that is read already is listed again."""
     if row < ends or row >= blocks - ends or blocks <= 2 * ends + window + len(drawn):
         return list(range(blocks))
-    found = [j for j in range(blocks) if j < ends or j >= blocks - ends or abs(j - row) <= (window - 1) / 2]
-    return found + drawn
+    return [j for j in range(blocks) if j < ends or j >= blocks - ends or abs(j - row) <= (window - 1) / 2] + drawn
 
 
 def reference_block_sparse(
@@ -43,9 +42,10 @@ def reference_block_sparse(
                 if not valid[i]:
                     heads.append(torch.zeros(v.shape[3], dtype=torch.float64))
                     continue
-                place, count = i // block - ends, random_blocks.shape[1]
-                drawn = random_blocks[head, min(max(place, 0), count - 1)].tolist() if count else []
-                drawn = drawn if count else [0] * random_blocks.shape[2]
+                at, count = i // block - ends, random_blocks.shape[1]
+                drawn = (
+                    random_blocks[head, min(max(at, 0), count - 1)].tolist() if count else [0] * random_blocks.shape[2]
+                )
                 read = reference_blocks(i // block, n, window, ends, drawn)
                 keys = [j for part in read for j in range(part * block, min(t, (part + 1) * block)) if valid[j]]
                 scores = k[row, keys, head].double() @ q[row, i, head].double() / d**0.5
@@ -61,12 +61,12 @@ def reference_block_sparse(
 
 def reference_bucket(x: Tensor, rotations: Sequence[Tensor]) -> int:
     """h(x) = argmax([xR; −xR]); of several hashes the first counts ones, the second counts n₁s, and so on."""
-    found, size = 0, 1
+    bucket, size = 0, 1
     for rotation in rotations:
         turned = x @ rotation
-        found += size * int(torch.argmax(torch.cat([turned, -turned])))
+        bucket += size * int(torch.argmax(torch.cat([turned, -turned])))
         size *= 2 * rotation.shape[1]
-    return found
+    return bucket
 
 
 def reference_chunks(buckets: list[int], valid: list[bool], chunk: int) -> list[list[int]]:
@@ -83,8 +83,8 @@ def reference_row(qk: Tensor, v: Tensor, rounds: list[list[list[int]]], causal: 
     circle = [chunk for chunks in rounds for chunk in chunks]
     normalisers: dict[int, list[Tensor]] = {}
     outputs: dict[int, list[Tensor]] = {}
-    for place, chunk in enumerate(circle):
-        around = [j for offset in range(-back, 1) for j in circle[(place + offset) % len(circle)]]
+    for at, chunk in enumerate(circle):
+        around = [j for offset in range(-back, 1) for j in circle[(at + offset) % len(circle)]]
         for i in (i for i in chunk if i >= 0):
             read = [j for j in around if j >= 0 and j != i and (j < i or not causal)]
             if read:  # a round in which a token can read only itself has the weight e^(−10⁵ − z), which is zero
@@ -93,15 +93,15 @@ def reference_row(qk: Tensor, v: Tensor, rounds: list[list[list[int]]], causal: 
                 outputs.setdefault(i, []).append(torch.exp(scores) @ v[read] / torch.exp(scores).sum())
             else:
                 outputs.setdefault(i, [])
-    found = {}
+    combined = {}
     for i, parts in outputs.items():
         if parts:
             z = torch.log(sum(torch.exp(part) for part in normalisers[i]))  # type: ignore[arg-type]
             pairs = zip(normalisers[i], parts, strict=True)
-            found[i] = torch.stack([torch.exp(part - z) * o for part, o in pairs]).sum(0)
+            combined[i] = torch.stack([torch.exp(part - z) * o for part, o in pairs]).sum(0)
         else:  # no other token in any round
-            found[i] = v[i]
-    return found
+            combined[i] = v[i]
+    return combined
 
 
 def reference_reformer(
@@ -124,16 +124,15 @@ def reference_reformer(
         for head in range(h):
             off = ~torch.tensor(valid)[:, None]
             x, values = qk[row, :, head].double().masked_fill(off, 0), v[row, :, head].double().masked_fill(off, 0)
-            rounds = []
+            rounds, back = [], 1
             for r in range(rotations[0].shape[0] if t > chunk else 0):
                 turns = [rotation[r, head].double() for rotation in rotations]
-                rounds.append(
-                    reference_chunks([reference_bucket(x[i].detach(), turns) for i in range(t)], valid, chunk)
-                )
-            only = [[[i if valid[i] else -1 for i in range(t)]]]
-            found = reference_row(x, values, rounds, causal, 1) if rounds else {}
-            found = found or reference_row(x, values, only, causal, 0)
-            heads.append(torch.stack([found.get(i, values[i] * 0) for i in range(t)]))
+                buckets = [reference_bucket(x[i].detach(), turns) for i in range(t)]
+                rounds.append(reference_chunks(buckets, valid, chunk))
+            if not rounds:  # one chunk of all
+                rounds, back = [[[i if valid[i] else -1 for i in range(t)]]], 0
+            y = reference_row(x, values, rounds, causal, back)
+            heads.append(torch.stack([y.get(i, values[i] * 0) for i in range(t)]))
         rows.append(torch.stack(heads, 1))
     return torch.stack(rows)
 
@@ -150,10 +149,10 @@ def probabilities(parameters: Tensor, levels: int = 256) -> Tensor:
     logits, means, log_scales = parameters.double().chunk(3, -1)
     share = torch.softmax(logits, -1)
     scales = torch.exp(log_scales.clamp(min=-7))
-    found = []
+    every = []
     for n in range(levels):
         x = 2 * n / (levels - 1) - 1
         below = 0.0 if n == 0 else torch.sigmoid((x - 1 / (levels - 1) - means) / scales)
         above = 1.0 if n == levels - 1 else torch.sigmoid((x + 1 / (levels - 1) - means) / scales)
-        found.append((share * (above - below)).sum(-1))
-    return torch.stack(found, -1)
+        every.append((share * (above - below)).sum(-1))
+    return torch.stack(every, -1)

@@ -5,6 +5,7 @@ chunks, and each block of queries reads its chunk and the one before. Forward an
 blocks at a time, so that the number of scores in memory is bounded.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -21,9 +22,11 @@ from mnemos.ops.checks import check_dropout
 from mnemos.ops.dense_layer import Linear
 from mnemos.ops.dropout import dropout as drop
 from mnemos.ops.precision import full_precision
+from mnemos.ops.signature import Signature
 from mnemos.registry import register
-from mnemos.types import Device, InputError, check_mask
+from mnemos.types import Device, InputError
 
+_CHECK = Signature("reformer_attention", qk="B T H D", v="B T H M", mask="B T bool ?")
 WINDOW = (-1, 0)  # the chunks that a chunk reads, relative to itself
 SCORES_AT_A_TIME = {"cpu": 2**22, "cuda": 2**26}
 ITSELF = -1e5  # a token's score with itself: below every other score, and above what may not be read
@@ -159,9 +162,19 @@ def reformer_attention(
     Cost: O(T·R·2·c·(D + M)·H) time and O(T·R·(D + M)·H) memory.
     Raises InputError for shapes, dtypes, chunk or dropout that do not fit.
     """
-    _check(qk, v, rotations, mask, dropout, last)
-    _check_settings(len(rotations[0]), chunk, 2 * rotations[0].shape[-1])
-    b, t, h, _ = qk.shape
+    _CHECK(qk=qk, v=v, mask=mask)
+    b, t, h, d = qk.shape
+    shapes = [tuple(rotation.shape) for rotation in rotations]
+    fits = [len(shape) == 4 and shape[1] in (1, h) and shape[2] == d and shape[3] > 0 for shape in shapes]
+    if not fits or not all(fits) or len({shape[0] for shape in shapes}) > 1:
+        raise InputError(
+            f"expected rotations [rounds, {h} or 1, {d}, buckets/2] of one number of rounds for qk {tuple(qk.shape)}, "
+            f"found {shapes}; draw them with draw_rotations"
+        )
+    _check_settings(shapes[0][0], chunk, 2 * shapes[0][3])
+    check_dropout(dropout)
+    if last is not None and not 0 <= last <= t:
+        raise InputError(f"last: expected 0 to {t} tokens, found {last}; use None for all")
     keep = t if last is None else last
     if mask is not None:
         qk, v = (x.masked_fill(~mask[..., None, None], 0) for x in (qk, v))
@@ -192,13 +205,8 @@ def bucket_factors(length: int, chunk: int, buckets: int | None = None) -> tuple
     wanted = 2 * -(-length // chunk) if buckets is None else buckets
     if wanted <= ONE_HASH:
         return (wanted,)
-    first = _even(wanted**0.5)
-    return first, _even(wanted / first)
-
-
-def _even(x: float) -> int:
-    """The least even number of at least x."""
-    return 2 * -(-int(-(-x // 1)) // 2)
+    first = 2 * math.ceil(math.ceil(wanted**0.5) / 2)  # even
+    return first, 2 * math.ceil(math.ceil(wanted / first) / 2)
 
 
 def draw_rotations(
@@ -326,33 +334,6 @@ def _pick(x: Tensor, at: Tensor) -> Tensor:
     """x[n, at[n]] for every row: x [N, L, D], at [N, K] -> [N, K, D]. Rows are one list: faster than `gather`."""
     first = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
     return x.flatten(0, 1).index_select(0, (at + first).flatten()).view(*at.shape, *x.shape[2:])
-
-
-# ---- checks ----
-
-
-def _check(
-    qk: Tensor, v: Tensor, rotations: Sequence[Tensor], mask: Tensor | None, dropout: float, last: int | None
-) -> None:
-    if not (qk.dim() == v.dim() == 4 and qk.is_floating_point() and v.is_floating_point()) or (
-        qk.shape[:3] != v.shape[:3]
-    ):
-        raise InputError(
-            f"expected floating qk [B, T, H, D] and v [B, T, H, M], found {qk.dtype} {tuple(qk.shape)} and "
-            f"{v.dtype} {tuple(v.shape)}"
-        )
-    b, t, h, d = qk.shape
-    shapes = [tuple(rotation.shape) for rotation in rotations]
-    fits = [len(shape) == 4 and shape[1] in (1, h) and shape[2] == d and shape[3] > 0 for shape in shapes]
-    if not fits or not all(fits) or len({shape[0] for shape in shapes}) > 1:
-        raise InputError(
-            f"expected rotations [rounds, {h} or 1, {d}, buckets/2] of one number of rounds for qk {tuple(qk.shape)}, "
-            f"found {shapes}; draw them with draw_rotations"
-        )
-    check_mask(mask, (b, t))
-    check_dropout(dropout)
-    if last is not None and not 0 <= last <= t:
-        raise InputError(f"last: expected 0 to {t} tokens, found {last}; use None for all")
 
 
 def _check_settings(rounds: int, chunk: int, buckets: int | None) -> None:

@@ -16,7 +16,7 @@ from mnemos.lab.run.recipe import Recipe
 from mnemos.types import InputError
 
 from ..claims import PAPERS, Claim
-from ..drawing import panel, picture, variant
+from ..drawing import panel, panels, picture, variant
 from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small_runs import caution
@@ -67,10 +67,9 @@ def figure1(claim: Claim, options: Options) -> Finding:
     finding.tables.append(measured)
     finding.notes += [above(*ours), caution(options)]
     # --- the picture ---
-    with picture(options.out / "figure1.png", (10.0, 5.0)) as figure:
-        left, right = figure.subplots(1, 2)
-        panel(left, "The paper: ImageNet-1k top-1, %", "10⁹ multiply-adds, counted here")
-        panel(right, "Here: test accuracy, %", "10⁶ multiply-adds")
+    paper = ("The paper: ImageNet-1k top-1, %", "10⁹ multiply-adds, counted here")
+    here = ("Here: test accuracy, %", "10⁶ multiply-adds")
+    with panels(options.out / "figure1.png", paper, here, size=(10.0, 5.0)) as (left, right):
         mine = {recipe(options, "pvt").name: ours}
         for axes, curves, first in ((left, theirs, 0), (right, mine, len(theirs))):
             for i, (name, (plain_curve, cached_curve)) in enumerate(curves.items(), first):

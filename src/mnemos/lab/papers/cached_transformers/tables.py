@@ -93,7 +93,8 @@ def costs(name: str, grcs: tuple[GRC, ...] = (PAPER_CACHE, AUTO)) -> tuple[Cost,
         products = sum(n for operation, n in training.items() if operation.startswith(_ATTENTION))
         counts = (whole / 2e9, inference / 2e9, added, (whole - products) / 2e9)
         measured.append(Cost(_parameters(model), *counts))
-        uncache(model.host)
+        if grc is not None:
+            uncache(model.host)
     return tuple(measured)
 
 

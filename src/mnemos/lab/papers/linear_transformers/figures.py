@@ -23,7 +23,7 @@ from mnemos.types import InputError
 
 from ..baselines.reformer import draw_rotations, reformer_attention
 from ..claims import Claim
-from ..drawing import draw_seeds, panel, picture, variant
+from ..drawing import draw_seeds, panels, variant
 from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small_runs import caution, shortened, task, train
@@ -61,15 +61,13 @@ def figure1(claim: Claim, options: Options) -> Finding:
         times.add(str(n), *(None if seconds is None else 1e3 * seconds for seconds, _ in cells))
         memory.add(str(n), *(None if size is None else size / 2**20 for _, size in cells))
     growth = []
-    for name, each in measured.items():
-        if len(each) > 1:
-            before, (n, last) = list(each.values())[-2], list(each.items())[-1]
+    for name, by_length in measured.items():
+        if len(by_length) > 1:
+            (_, before), (n, last) = list(by_length.items())[-2:]
             growth.append(f"{name} ×{last[0] / before[0]:.1f} (to N = {n:,})")
     path = options.out / "figure1.png"
-    with picture(path) as figure:
-        left, right = figure.subplots(1, 2)
-        panel(left, "Time per sample, ms", "N, tokens", log="xy")
-        panel(right, "Memory per sample, MiB", "N, tokens", log="xy")
+    titles = ("Time per sample, ms", "N, tokens"), ("Memory per sample, MiB", "N, tokens")
+    with panels(path, *titles, log="xy") as (left, right):
         for i, name in enumerate(ATTENTIONS):
             left.plot(list(measured[name]), [1e3 * s for s, _ in measured[name].values()], **variant(i), label=name)
             sizes = {n: size / 2**20 for n, (_, size) in measured[name].items() if size}
@@ -156,8 +154,7 @@ def figure2(claim: Claim, options: Options) -> Finding:
         table.add(name, trained.score(name), loss, learned, row["seconds"])
     finding.tables.append(table)
     path, results = options.out / "figure2.png", read([trained.folder])
-    with picture(path, (6.4, 4.2)) as figure:
-        axes = panel(figure.subplots(), "Copying", "updates", log="y")
+    with panels(path, ("Copying", "updates"), log="y", size=(6.4, 4.2)) as (axes,):
         axes.set_ylabel("validation loss, nats")
         for i, (label, name) in enumerate(zip(COPIERS, results.names, strict=True)):
             draw_seeds(axes, [run.valid for run in results.runs_of(name)], "step", "loss", i, label)

@@ -93,13 +93,13 @@ def _slots_table(recipes: dict[str, Recipe], trained: Trained) -> Table:
             continue
         for seed, run in enumerate(trained.runs[name]):
             _, data, model = open_run(run)
-            found = record_write_attention(model, data, run, PICTURES)
-            assert found is not None
-            low, high = found.thresholds
+            record = record_write_attention(model, data, run, PICTURES)
+            assert record is not None
+            low, high = record.thresholds
             table.title = (
-                f"Slots in the middle half of {found.documents} test pictures, % (holds: own weight > {high:g}; "
+                f"Slots in the middle half of {record.documents} test pictures, % (holds: own weight > {high:g}; "
                 f"overwritten: < {low:g})"
             )
-            table.add(name, seed, *(100 * found.middle[kind] for kind in KINDS))
+            table.add(name, seed, *(100 * record.middle[kind] for kind in KINDS))
     table.add("the paper, text", None, *map(paper_share, KINDS))
     return table

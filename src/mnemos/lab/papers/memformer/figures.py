@@ -36,7 +36,7 @@ from mnemos.ops.slot_memory import biased_memory_norm
 from mnemos.types import InputError, State, select
 
 from ..claims import Claim
-from ..drawing import panel, picture, variant
+from ..drawing import panel, panels, picture, variant
 from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small_runs import caution, perplexities, train
@@ -195,12 +195,9 @@ def figure5(claim: Claim, options: Options) -> Finding:
             bytes_table.add(f"{size:,}", name, of_xl[name], of_ours[name], of_xl[name] / of_ours[name], theirs)
     # --- the picture ---
     path = options.out / "figure5.png"
-    with picture(path) as figure:
-        left, right = figure.subplots(1, 2)
-        panel(left, "FLOPs of a forward pass, 10⁹", "tokens in the sequence", log="xy")
-        panel(
-            right, f"Running model, {BATCH} streams, MiB (dashed: state)", "size of the memory, tokens or slots", "xy"
-        )
+    by_length = ("FLOPs of a forward pass, 10⁹", "tokens in the sequence")
+    by_size = (f"Running model, {BATCH} streams, MiB (dashed: state)", "size of the memory, tokens or slots")
+    with panels(path, by_length, by_size, log="xy") as (left, right):
         for i, name in enumerate(NAMES):
             left.plot(LENGTHS, flops[name], **variant(i), label=name)
             for shown, line in (("running", "-"), ("state", "--")) if name in use else ():
@@ -278,37 +275,36 @@ def figure6(claim: Claim, options: Options) -> Finding:
     """Figure 6: the shares of slots that hold, mix or are overwritten, by segment, and one slot of each kind."""
     if options.recipes_only:
         return Finding([], [_COMMANDS])
-    run, found = _write_attention(options)
+    run, record = _write_attention(options)
     # --- the table ---
-    low, high = found.thresholds
+    low, high = record.thresholds
     table = Table(
-        f"Slots by kind, over the middle half of {found.documents} test documents",
+        f"Slots by kind, over the middle half of {record.documents} test documents",
         ["", "own weight", "share, %", "paper share, %", "slots on average", "their ‖v_bias‖/ρ", "paper ‖v_bias‖/ρ"],
     )
     bounds = {"holds": f"> {high:g}", "mixes": "between", "overwrites": f"< {low:g}"}
     for kind in KINDS:
-        usual = found.kinds[kind]
-        bias = usual.bias / found.radius if usual.slots else None
-        paper = slot_attention.PAPER_BIAS.get(kind)
-        share = 100 * found.middle[kind]
-        verb = slot_attention.VERBS[kind]
-        table.add(f"slots that {verb}", bounds[kind], share, paper_share(kind), usual.slots, bias, paper)
+        usual = record.kinds[kind]
+        bias = usual.bias / record.radius if usual.slots else None
+        shares = 100 * record.middle[kind], paper_share(kind)
+        biases = bias, slot_attention.PAPER_BIAS.get(kind)
+        table.add(f"slots that {slot_attention.VERBS[kind]}", bounds[kind], *shares, usual.slots, *biases)
     # --- the picture: the shares, and an example of each kind ---
-    examples = found.shown.examples
+    examples = record.shown.examples
     rows, path = (len(examples) + 2) // 2, options.out / "figure6.png"
     with picture(path, (10.0, 0.6 + 2.6 * rows)) as figure:
         first, *others = figure.subplots(rows, 2, squeeze=False).flat
-        _draw_shares(first, found)
+        _draw_shares(first, record)
         for axes, one in zip(others, examples, strict=False):
-            _draw_slot(axes, one, found.shown.first)
+            _draw_slot(axes, one, record.shown.first)
         for axes in others[len(examples) :]:
             axes.remove()
     even = (
-        f"Attention that is even over a segment leaves a slot a weight of {1 / (1 + found.segment):.3f} on itself: "
+        f"Attention that is even over a segment leaves a slot a weight of {1 / (1 + record.segment):.3f} on itself: "
         "where that is below the bound, a writer that has not learned to choose counts as overwriting."
     )
-    about, explained = slot_attention.about(found), slot_attention.explained(found)
-    notes = [f"{run}: {slot_attention.summary(found)}", f"Data: {about} {even}", explained]
+    about, explained = slot_attention.about(record), slot_attention.explained(record)
+    notes = [f"{run}: {slot_attention.summary(record)}", f"Data: {about} {even}", explained]
     return Finding([table], notes, [path, report([run], options.out / "figure6.html")], [run])
 
 
@@ -318,18 +314,16 @@ def paper_share(kind: str) -> str:
     return "–" if share is None else f"{100 * share[0]:.0f} to {100 * share[1]:.0f}"
 
 
-def _draw_shares(axes: "Axes", found: WriteAttention) -> None:
+def _draw_shares(axes: "Axes", record: WriteAttention) -> None:
     """Draw one line per kind, and the paper's shares as bands."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     panel(axes, "Share of the slots (bands: the paper's)", "segment")
-    for kind in KINDS:
-        color, shares = _color(kind), found.shares[kind]
-        marker = "o" if len(shares) < 3 else None
-        label = f"slots that {slot_attention.VERBS[kind]}"
-        axes.plot(range(1, len(shares) + 1), shares, color=color, marker=marker, label=label)
+    for kind, shares in ((kind, record.shares[kind]) for kind in KINDS):
+        style = {"color": _color(kind), "marker": "o" if len(shares) < 3 else None}
+        axes.plot(range(1, len(shares) + 1), shares, **style, label=f"slots that {slot_attention.VERBS[kind]}")
         if kind in slot_attention.PAPER:
-            axes.axhspan(*slot_attention.PAPER[kind], color=color, alpha=0.16, linewidth=0)
+            axes.axhspan(*slot_attention.PAPER[kind], color=_color(kind), alpha=0.16, linewidth=0)
     axes.set(ylim=(-0.02, 1.02))
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
     axes.yaxis.set_major_formatter(PercentFormatter(1, 0))
@@ -353,15 +347,14 @@ def figure7(claim: Claim, options: Options) -> Finding:
     """Figure 7: the words that slots attended to in the middle of a document."""
     if options.recipes_only:
         return Finding([], [_COMMANDS])
-    run, found = _write_attention(options)
-    words, shown = found.shown.words, found.shown
+    run, record = _write_attention(options)
+    words, shown = record.shown.words, record.shown
     if words is None:
         raise InputError(f"{run}: expected a run on text, found another task; choose a run on text with --run")
     # --- a table for each slot that does not hold ---
     writers = [one for one in shown.examples if one.kind != "holds"] or list(shown.examples[-1:])
-    tables = []
+    tables, columns = [], ["word", "attention per token, relative to uniform", "% of its attention", "tokens"]
     for one in writers:
-        columns = ["word", "attention per token, relative to uniform", "% of its attention", "tokens"]
         table = Table(f"{slot_attention.slot_title(one)}: the words with most attention", columns)
         weighed = zip(slot_attention.word_weights(one, words), words, strict=True)
         read = sorted((pair for pair in weighed if not pair[1][0].isspace()), key=lambda pair: -pair[0])
@@ -413,13 +406,13 @@ def _write_attention(options: Options) -> tuple[Path, WriteAttention]:
         recipe = small(options, TEXT_STEPS)
         say(f"  training {recipe.name} on {source(options)}, {recipe.train.steps:,} updates", flush=True)
         (run,) = train(Finding(), options, "text", {"text": recipe}, seeds=1, report=False).runs["text"]
-    found = read_run(run, str(run)).write_attention
-    if found is None:
+    record = read_run(run, str(run)).write_attention
+    if record is None:
         raise InputError(
             f"{run}: expected a run of a model that writes slots, found another model; choose a Memformer run with "
             "--run"
         )
-    return run, found
+    return run, record
 
 
 def small(options: Options, steps: int) -> Recipe:
@@ -471,10 +464,8 @@ def figure8(claim: Claim, options: Options) -> Finding:
     read = short_recipe(options, CONSTANT_HORIZON, max(SLOTS)).train
     about = f"{source(options)}, {read.steps:,} updates of {read.batch_size} x {READ} x {SHORT_SEGMENT} bytes"
     path = options.out / "figure8.png"
-    with picture(path) as figure:
-        left, right = figure.subplots(1, 2)
-        panel(left, "Perplexity by horizon of the gradient", "segments that the gradient passes through", log="x")
-        panel(right, "Perplexity by size of the memory", "slots", log="x")
+    by_horizon = ("Perplexity by horizon of the gradient", "segments that the gradient passes through")
+    with panels(path, by_horizon, ("Perplexity by size of the memory", "slots"), log="x") as (left, right):
         for axes, name, title, values in (
             (left, "horizon", "(a) horizon of the gradient", HORIZONS),
             (right, "slots", "(b) number of slots", SLOTS),
