@@ -3,7 +3,6 @@
 import json
 import statistics
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -174,7 +173,7 @@ def test_gains_are_taken_to_the_host_and_to_the_control_and_corrected_over_the_t
             end: {"name": host + end, "mean": statistics.fmean(each), "std": statistics.stdev(each), "seeds": len(each)}
             for end, each in zip(endings, scores.values(), strict=True)
         }
-        return Trained(rows, {}, {}, Path())
+        return Trained(rows, {}, {})
 
     vit = trained("vit", none=(0.9, 0.91, 0.92), paper=(0.94, 0.95, 0.96), constant=(0.93, 0.95, 0.97))
     pvt = trained("pvt", none=(0.8, 0.82, 0.84), paper=(0.79, 0.82, 0.85), constant=(0.7, 0.71, 0.72))

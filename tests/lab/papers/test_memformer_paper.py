@@ -13,7 +13,6 @@ from mnemos.lab.evaluate.recorded import KINDS
 from mnemos.lab.measure import timing
 from mnemos.lab.papers import small_runs
 from mnemos.lab.papers.claims import Claim
-from mnemos.lab.papers.findings import Table
 from mnemos.lab.papers.memformer import figures, recipes, tables
 from mnemos.lab.papers.memformer.recipes import ImageSizes, LanguageSizes
 from mnemos.lab.papers.reproduce import Options, reproduce
@@ -139,12 +138,11 @@ def test_table2(tmp_path, tiny, text):
 
 
 def test_what_a_token_of_memory_costs_is_a_slope():
-    table = Table("", ["", "parameters", "GFLOP", "paper GFLOP"])
-    table.add("Transformer-XL base memory=100", 1, 2.0, 10.0)
-    assert tables.per_token_of_memory(table) == []
-    table.add("Memformer 4+16", 1, 9.0, 9.0)
-    table.add("Transformer-XL base memory=1100", 1, 4.0, 18.0)
-    (said,) = tables.per_token_of_memory(table)
+    gflop = {"Transformer-XL base memory=100": 2.0}
+    theirs = {"Transformer-XL base memory=100": (10.0,), "Transformer-XL base memory=1100": (18.0,)}
+    assert tables.per_token_of_memory(gflop, theirs) == []
+    gflop |= {"Memformer 4+16": 9.0, "Transformer-XL base memory=1100": 4.0}
+    (said,) = tables.per_token_of_memory(gflop, theirs)
     assert "costs 2 MFLOP here and 8 in the paper, 4.0 times as many" in said
 
 

@@ -27,6 +27,11 @@ class Claim:
     columns: tuple[str, ...] = ()
     values: Values = field(default_factory=dict)
 
+    @property
+    def paper_columns(self) -> list[str]:
+        """The columns of a table that hold the paper's numbers."""
+        return [f"paper {column}" for column in self.columns]
+
 
 @dataclass(frozen=True)
 class Paper:

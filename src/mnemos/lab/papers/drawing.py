@@ -109,8 +109,6 @@ def draw_seeds(axes: "Axes", series: Sequence[Columns], x: str, y: str, index: i
 
 def mean_curve(series: Sequence[Columns], name: str) -> tuple[np.ndarray, np.ndarray]:
     """The mean over seeds at the steps that every seed recorded; NaN where one value is not finite."""
-    if not series:
-        return np.array([]), np.array([])
     common = series[0]["step"]
     for one in series[1:]:
         common = np.intersect1d(common, one["step"])

@@ -22,7 +22,7 @@ from .small_runs import Trained, train
 
 POWER = 0.8
 MOST_SEEDS = 1000  # counts of seeds beyond it are not searched
-Values = Mapping[str, Sequence[float]]  # by the name of a variant: one value a seed
+Scores = Mapping[str, Sequence[float]]  # by the name of a variant: one value a seed
 _SHOWN = {BETTER: "better", WORSE: "worse", NO_DIFFERENCE: "no", "": "–"}
 _EXPLAINED = (
     "Differences: Welch's test, 95 % interval (not corrected), p corrected by Holm over the differences of the table. "
@@ -57,11 +57,15 @@ def seeds_needed(effect: float, one: Scored, other: Scored) -> int | None:
     return next((n for n in range(2, MOST_SEEDS + 1) if power(effect, one, other, n) >= POWER), None)
 
 
+def welch_holm(pairs: Iterable[tuple[Scored, Scored]]) -> list[Difference]:
+    """One minus other of each pair by Welch's test, p corrected over the pairs by Holm."""
+    return significance.correct([significance.welch(*pair) for pair in pairs])
+
+
 def differences(scores: Mapping[str, Spread], variant: str, controls: Iterable[str]) -> dict[str, Difference]:
     """`variant` minus each control by Welch's test, p corrected over the controls by Holm."""
     names = list(controls)
-    tested = [significance.welch(scores[variant], scores[name]) for name in names]
-    return dict(zip(names, significance.correct(tested), strict=True))
+    return dict(zip(names, welch_holm((scores[variant], scores[name]) for name in names), strict=True))
 
 
 def train_variants(finding: Finding, options: Options, name: str, variants: Mapping[str, Recipe]) -> Trained:
@@ -77,7 +81,7 @@ def add_tables(
     score: Callable[[Result], float],
     higher_is_better: bool,
     controls: Mapping[str, float | None],
-    extra: Mapping[str, Values] = {},
+    extra: Mapping[str, Scores] = {},
 ) -> None:
     """Add the tables of an experiment: its variants, differences to the controls, and the score of each seed.
 
@@ -109,14 +113,15 @@ def add_tables(
 def mean_and_spread(values: Sequence[float]) -> tuple[Cell, Cell]:
     """The mean and the standard deviation over seeds as cells; None for what there is not."""
     mean, std, count = significance.spread(values)
-    return (mean if count else None), _finite(std)
+    return (mean if count else None), finite(std)
 
 
-def _finite(value: float) -> Cell:
+def finite(value: float) -> Cell:
+    """The value as a cell; None for NaN and infinity."""
     return value if math.isfinite(value) else None
 
 
-def differences_table(values: Values, unit: str, higher_is_better: bool, controls: Mapping[str, float | None]) -> Table:
+def differences_table(values: Scores, unit: str, higher_is_better: bool, controls: Mapping[str, float | None]) -> Table:
     """The first variant minus each of its controls; see `add_tables`."""
     scores = {name: significance.spread(each) for name, each in values.items()}
     first = next(iter(scores))
@@ -129,10 +134,10 @@ def differences_table(values: Values, unit: str, higher_is_better: bool, control
         effect, both = controls[name], (scores[first], scores[name])
         powers: tuple[Cell, Cell] = (None, None)
         if effect is not None:
-            powered = _finite(power(effect, *both, min(one.seeds for one in both)))
+            powered = finite(power(effect, *both, min(one.seeds for one in both)))
             enough = seeds_needed(effect, *both)
             powers = powered, f"> {MOST_SEEDS:,}" if enough is None and powered is not None else enough
-        p = _finite(tested.p), _finite(tested.p_holm)
+        p = finite(tested.p), finite(tested.p_holm)
         shown = _SHOWN[tested.finding(higher_is_better)]
         table.add(name, tested.difference, low, high, *p, shown, effect, *powers)
     return table

@@ -35,17 +35,18 @@ class Finding:
     files: list[Path] = field(default_factory=list)
     runs: list[Path] = field(default_factory=list)
 
+    def table(self, title: str, columns: list[str]) -> Table:
+        """A new table, the last of the finding."""
+        self.tables.append(Table(title, columns))
+        return self.tables[-1]
+
     def to_dict(self) -> JSONObject:
         """The finding as JSON values; each row is a dictionary with the columns as keys."""
         tables = [
             {"title": t.title, "rows": [dict(zip(t.columns, row, strict=True)) for row in t.rows]} for t in self.tables
         ]
-        return {
-            "tables": tables,
-            "notes": self.notes,
-            "files": [str(path) for path in self.files],
-            "runs": [str(path) for path in self.runs],
-        }
+        files, runs = map(str, self.files), map(str, self.runs)
+        return {"tables": tables, "notes": self.notes, "files": list(files), "runs": list(runs)}
 
     def show(self) -> None:
         """Print the tables and the notes to standard output."""

@@ -132,16 +132,16 @@ def claim_page(result: JSONObject, finding: Finding) -> str:
         "runs": ("Pages and runs", f"<ul>{items}</ul>" if items else ""),
         "provenance": ("Provenance", f'<dl class="facts">{origin}</dl>'),
     }
-    known = {slug: section for slug, section in sections.items() if section[1]}
+    filled = {slug: section for slug, section in sections.items() if section[1]}
     notes = "".join(f"<li>{markup.prose(note)}</li>" for note in finding.notes)
     opening = [
         paragraph(f"The claim: {result['says']}", "lead"),
         *tables[:1],
         f'<ul class="caveats">{notes}</ul>' if notes else "",
-        markup.contents((slug, name) for slug, (name, _) in known.items()),
+        markup.contents((slug, name) for slug, (name, _) in filled.items()),
     ]
     body = f'<section id="verdict" class="opening">\n{chr(10).join(filter(None, opening))}</section>\n'
-    body += "\n".join(markup.folded(slug, name, text, slug == "figures") for slug, (name, text) in known.items())
+    body += "\n".join(markup.folded(slug, name, text, slug == "figures") for slug, (name, text) in filled.items())
     runs = f" · {markup.plural(len(finding.runs), 'run')}" if finding.runs else ""
     byline = paragraph(f"{result['paper']}/{result['claim']}{runs}", "byline")
     return html_page(f"{result['title']}: {result['about']}", body, byline, [script("page.js")])

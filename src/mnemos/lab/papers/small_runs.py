@@ -8,6 +8,7 @@ from itertools import combinations
 from pathlib import Path
 
 from mnemos.lab.compare.compare import compare
+from mnemos.lab.compare.significance import Spread
 from mnemos.lab.recipes.family import altered
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe
@@ -52,17 +53,27 @@ class Trained:
     """Trained models of a table by the names of its rows.
 
     rows: of comparison.json; a baseline that the comparison added has its recipe's name. runs: a row's folders, one a
-    seed. comparison: the whole of comparison.json; folder: its folder.
+    seed. comparison: the whole of comparison.json.
     """
 
     rows: Mapping[str, JSONObject]
     runs: Mapping[str, list[Path]]
     comparison: JSONObject
-    folder: Path
 
     def results(self, name: str) -> list[Result]:
         """The results of a row's runs."""
         return [Result.read(run) for run in self.runs[name]]
+
+    def spread(self, name: str) -> Spread:
+        """The mean, the standard deviation and the number of a row's scores."""
+        row = self.rows[name]
+        return Spread(row["mean"], math.nan if row["std"] is None else row["std"], row["seeds"])
+
+    def emptied(self, name: str) -> str | None:
+        """Text of a row's mean score with its caches emptied; None for a row without caches."""
+        wanted = self.rows[name]["name"], "emptied"
+        scores = (one for one in self.comparison["controls"] if (one["name"], one["control"]) == wanted)
+        return next((spread(one["mean"], one["std"]) for one in scores), None)
 
     def score(self, name: str, scale: float = 100.0, digits: int = 1) -> str:
         """Text of a row's mean score and its standard deviation over seeds."""
@@ -93,7 +104,7 @@ def train(
         from mnemos.lab.report import report as write_report  # what only names recipes needs no report
 
         finding.files.append(write_report([folder], folder / "report.html"))
-    return Trained(rows, runs, comparison, folder)
+    return Trained(rows, runs, comparison)
 
 
 def shortened(recipe: Recipe, options: Options, evaluations: int = 1) -> Recipe:

@@ -59,12 +59,11 @@ def figure1(claim: Claim, options: Options) -> Finding:
             depths = {"depths": (depth,) * len(stages.depths)}
             recipes[f"{small.name}-depth-{depth}"] = altered(small, name=f"{small.name}-depth-{depth}", model=depths)
     trained = compared(finding, options, "depths", recipes)
-    measured = Table(f"Test accuracy: {about(options, trained)}", ["", "M multiply-adds", "accuracy"])
+    measured = finding.table(f"Test accuracy: {about(options, trained)}", ["", "M multiply-adds", "accuracy"])
     ours: tuple[Curve, Curve] = ([], [])
     for i, (name, row) in enumerate(trained.rows.items()):
         measured.add(name, row["flops"] / 2e6, trained.score(name))
         ours[i % 2].append((row["flops"] / 2e6, 100 * row["mean"]))
-    finding.tables.append(measured)
     finding.notes += [above(*ours), caution(options)]
     # --- the picture ---
     paper = ("The paper: ImageNet-1k top-1, %", "10⁹ multiply-adds, counted here")
@@ -149,10 +148,9 @@ def figure5(claim: Claim, options: Options) -> Finding:
             # Hosts before mix="heads", and without it, have a gate for each group of channels behind the projection.
             by_head = cache.get("mix") == "heads" or "image" not in model["model"]
             gated = "head" if by_head else "group of channels"
-            table = Table(f"σ(λ) of {name}, a gate per {gated}", ["layer", "mean", "minimum", "maximum"])
+            table = finding.table(f"σ(λ) of {name}, a gate per {gated}", ["layer", "mean", "minimum", "maximum"])
             for called, layer in zip(shortened([layer.name for layer in layers]), layers, strict=True):
                 table.add(called, statistics.fmean(layer.share), min(layer.share), max(layer.share))
-            finding.tables.append(table)
             above_half = sum(statistics.fmean(layer.share) > 0.5 for layer in layers)
             finding.notes.append(
                 f"{name}: σ(λ) > 0.5 in {above_half} of {len(layers)} layers. The paper: in more than half."

@@ -42,10 +42,9 @@ def table4(claim: Claim, options: Options) -> Finding:
     small = _translated(finding, options, SMALL, baselines=True)
     if small is not None:
         seeds = next(iter(small.rows.values()))["seeds"]
-        multi30k = Table(f"Test BLEU of Multi30k, {seeds} seed{'s' * (seeds > 1)}", ["", "parameters", "BLEU"])
+        multi30k = finding.table(f"Test BLEU of Multi30k, {seeds} seed{'s' * (seeds > 1)}", ["", "parameters", "BLEU"])
         for name, row in small.rows.items():
             multi30k.add(name, row["parameters"], small.score(name, 1.0))
-        finding.tables.append(multi30k)
     if finding.runs:
         finding.notes.append(caution(options))
         if options.steps is not None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from mnemos import registry
 from mnemos.hosts.attach import cache, uncache
-from mnemos.lab.compare.significance import Difference, Spread, correct, welch
+from mnemos.lab.compare.significance import Difference
 from mnemos.lab.measure.flops import count_flops, flops_by_operation
 from mnemos.lab.measure.timing import race, ratio
 from mnemos.lab.recipes.family import altered
@@ -27,7 +27,8 @@ from mnemos.lab.vision.classifiers import ImageConfig
 from mnemos.memory.gated_cache import GRC
 
 from ..claims import Claim
-from ..findings import Cell, Finding, Table, spread
+from ..experiments import welch_holm
+from ..findings import Cell, Finding, Table
 from ..reproduce import Options
 from ..small_runs import Trained, caution, task, train
 from .recipes import PAPER_CACHE
@@ -117,10 +118,6 @@ def commands(names: Sequence[str], endings: tuple[str, ...] = ("", "-cached")) -
     )
 
 
-def _papers(claim: Claim) -> list[str]:
-    return [f"paper {column}" for column in claim.columns]
-
-
 # ---- small models ----
 
 STEPS = 500  # updates per run, unless the options give a number
@@ -169,13 +166,6 @@ def compared(finding: Finding, options: Options, name: str, recipes: Mapping[str
     return train(finding, options, f"{name}-{task(options)[0]}", recipes, report=False)
 
 
-def emptied(trained: Trained, name: str) -> Cell:
-    """The test accuracy of a row with its caches emptied; None for a row without caches."""
-    wanted = trained.rows[name]["name"], "emptied"
-    scores = (one for one in trained.comparison["controls"] if (one["name"], one["control"]) == wanted)
-    return next((spread(one["mean"], one["std"]) for one in scores), None)
-
-
 def about(options: Options, trained: Trained) -> str:
     """A line for titles: data, number of updates and seeds, and the accuracy of the majority class."""
     seeds, majority = next(iter(trained.rows.values()))["seeds"], trained.comparison["majority"]
@@ -190,19 +180,14 @@ def gains(hosts: Sequence[Trained], endings: Sequence[str]) -> Table:
     Each difference has its 95 % interval (Welch), and its p is corrected over the rows of the table (Holm).
     """
     caches = [(one, ending) for one in hosts for ending in endings if ending == ATTENTION or ending in CONTROLS]
-    to_none = correct([welch(_score(one, ending), _score(one, PLAIN)) for one, ending in caches])
+    to_none = welch_holm((one.spread(ending), one.spread(PLAIN)) for one, ending in caches)
     gated = [(one, ending) for one, ending in caches if ending in CONTROLS]
-    to_control = iter(correct([welch(_score(one, ending), _score(one, CONTROLS[ending])) for one, ending in gated]))
+    to_control = iter(welch_holm((one.spread(ending), one.spread(CONTROLS[ending])) for one, ending in gated))
     table = Table("What a cache adds, in points", ["", "to none", "p, none", "control", "to its control", "p, control"])
     for (one, ending), gain in zip(caches, to_none, strict=True):
         own = (NAMES[CONTROLS[ending]], *_points(next(to_control))) if ending in CONTROLS else (None, None, None)
         table.add(one.rows[ending]["name"], *_points(gain), *own)
     return table
-
-
-def _score(trained: Trained, name: str) -> Spread:
-    row = trained.rows[name]
-    return Spread(row["mean"], math.nan if row["std"] is None else row["std"], row["seeds"])
 
 
 def _points(tested: Difference) -> tuple[Cell, Cell]:
@@ -224,7 +209,7 @@ def _add_accuracies(finding: Finding, options: Options, hosts: Sequence[str], en
     table = Table(f"Test accuracy: {about(options, trained[0])}", ["", *columns])
     for one in trained:
         scores = [one.score(ending) for ending in endings]
-        table.add(one.rows[PLAIN]["name"], *scores, *(emptied(one, ending) for ending in gated))
+        table.add(one.rows[PLAIN]["name"], *scores, *(one.emptied(ending) for ending in gated))
     finding.tables += [table, gains(trained, endings)]
     finding.notes += [_CONTROLS, caution(options)]
 
@@ -236,7 +221,7 @@ def classification(claim: Claim, options: Options) -> Finding:
     """Tables 1 and 8: costs of the paper's models at their real size, and accuracies of small hosts of their kinds."""
     if options.recipes_only:
         return Finding([], [commands(list(claim.values))])
-    table = Table("Parameters and FLOPs at 224², and the paper's accuracies", ["", *_SIZES, *_papers(claim)])
+    table = Table("Parameters and FLOPs at 224², and the paper's accuracies", ["", *_SIZES, *claim.paper_columns])
     for name, values in claim.values.items():
         table.add(name, *_sizes(*costs(name)), *values)
     finding = Finding([table], [_COUNTS, commands(list(claim.values))])
@@ -246,7 +231,7 @@ def classification(claim: Claim, options: Options) -> Finding:
 
 def table2(claim: Claim, options: Options) -> Finding:
     """Table 2: no cache, a cache of keys and values, a gated cache."""
-    table = Table("Top-1 accuracy on ImageNet-1k", ["", *_papers(claim)])
+    table = Table("Top-1 accuracy on ImageNet-1k", ["", *claim.paper_columns])
     for name, values in claim.values.items():
         table.add(name, *values)
     finding = Finding([table], [commands(list(claim.values), ("", "-attention-cache", "-cached"))])
@@ -272,11 +257,10 @@ def added_costs(claim: Claim, options: Options) -> Finding:
         return Finding([], [commands(list(RECIPES))])
     finding = Finding([], [_COUNTS])
     for field, unit, title in _ADDED:
-        table = Table(title, ["", "without", "+ %", "+ %, auto"])
+        table = finding.table(title, ["", "without", "+ %", "+ %, auto"])
         for name in RECIPES:
             plain, *cached = (getattr(one, field) for one in costs(name))
             table.add(name, plain / unit, *(100 * (one / plain - 1) for one in cached))
-        finding.tables.append(table)
     return finding
 
 
@@ -344,7 +328,7 @@ def table10(claim: Claim, options: Options) -> Finding:
         return Finding([], [commands(["PVT-Tiny"])])
     # --- the paper's model: no cache, then each ratio with the paper's length and with the host's own ---
     columns = ["ratio", "params M", "G", "+ formula", "G in eval", "G, auto"]
-    columns += ["as the paper counts", "as the paper counts, auto", *_papers(claim)]
+    columns += ["as the paper counts", "as the paper counts, auto", *claim.paper_columns]
     table = Table("PVT-Tiny", columns)
     plain, *cached = costs("PVT-Tiny", tuple(replace(grc, ratio=r) for grc in (PAPER_CACHE, AUTO) for r in RATIOS))
     both = [(plain, plain), *zip(cached[: len(RATIOS)], cached[len(RATIOS) :], strict=True)]
@@ -360,10 +344,11 @@ def table10(claim: Claim, options: Options) -> Finding:
     finding = Finding([table], [_COUNTS, open_question])
     # --- small models ---
     trained = compared(finding, options, "ratios", ratios(options, "pvt", RATIOS))
-    ours = Table(f"Test accuracy: {about(options, trained)}", ["ratio", "accuracy", "cache emptied", "paper top-1"])
+    ours = finding.table(
+        f"Test accuracy: {about(options, trained)}", ["ratio", "accuracy", "cache emptied", "paper top-1"]
+    )
     for (name, values), row in zip(claim.values.items(), trained.rows, strict=True):
-        ours.add(name, trained.score(row), emptied(trained, row), values[1])
-    finding.tables.append(ours)
+        ours.add(name, trained.score(row), trained.emptied(row), values[1])
     finding.notes.append(caution(options))
     return finding
 
@@ -386,18 +371,17 @@ _PARTS = ("backbone", "pyramid", "heads")
 def detection(claim: Claim, options: Options) -> Finding:
     """Table 3 (Mask R-CNN) or 7 (RetinaNet). The costs are counted (not with --recipes-only), nothing is trained."""
     recipes = {row: recipe_of(claim.name, row) for row in claim.values}
-    scores = Table(claim.about, ["", "recipe", *_papers(claim), "ours"])
+    scores = Table(claim.about, ["", "recipe", *claim.paper_columns, "ours"])
     for row, values in claim.values.items():
         scores.add(row, recipes[row], *values, "not run")
     finding = Finding([scores])
     if not options.recipes_only:
-        table = Table(
+        table = finding.table(
             f"Million parameters (M), and G of a picture of {HEIGHT} × {WIDTH} pixels in evaluation",
             ["recipe", *(f"{part} {unit}" for part in _PARTS for unit in ("M", "G"))],
         )
         for name in recipes.values():
             table.add(name, *(number for m, g in detector_cost(name) for number in (m / 1e6, g / 1e9)))
-        finding.tables.append(table)
         finding.notes.append(
             "G: 10⁹ multiply-adds of products, convolutions and attention. Not counted: sampling boxes from the maps, "
             "and non-maximum suppression."

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mnemos.lab.report.read import read
+from mnemos.lab.report.read import read_run
 from mnemos.lab.report.run_records import Columns, RunRecord
 from mnemos.lab.run.files import Result
 from mnemos.lab.tasks.metrics import bits
@@ -16,7 +16,7 @@ from mnemos.lab.tasks.metrics import bits
 from ..claims import Claim
 from ..drawing import draw_seeds, panel, picture
 from ..experiments import add_tables, mean_and_spread, train_variants
-from ..findings import Finding, Table
+from ..findings import Finding
 from ..reproduce import Options
 from ..small_runs import caution, task
 from .tables import small_recipe
@@ -44,14 +44,14 @@ def experiment(claim: Claim, options: Options) -> Finding:
     effects = {name: theirs["linear"] - theirs[name] for name in VARIANTS[1:]}
     add_tables(finding, recipes["linear"], trained, "bits/dim", _bits, False, effects)
     # --- bits of the validation split by update, over seeds ---
-    results = read([trained.folder])
-    runs = dict(zip(VARIANTS, (results.runs_of(name) for name in results.names), strict=True))
-    table = Table("Validation, bits/dim", ["updates", *(part for name in VARIANTS for part in (name, f"{name}, sd"))])
+    runs = {name: [read_run(run, name) for run in paths] for name, paths in trained.runs.items()}
+    table = finding.table(
+        "Validation, bits/dim", ["updates", *(part for name in VARIANTS for part in (name, f"{name}, sd"))]
+    )
     valid = [[_timed(run, "valid") for run in each] for each in runs.values()]
     for i, step in enumerate(valid[0][0]["step"]):
         spreads = [mean_and_spread([float(run["bits"][i]) for run in each]) for each in valid]
         table.add(int(step), *(cell for pair in spreads for cell in pair))
-    finding.tables.append(table)
     # --- four panels: training and validation, each by update and by second ---
     path = options.out / "experiment.png"
     with picture(path, (9.6, 7.4)) as figure:

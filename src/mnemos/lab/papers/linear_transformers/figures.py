@@ -13,7 +13,7 @@ from mnemos.lab.measure.peak import peak_of
 from mnemos.lab.measure.timing import race
 from mnemos.lab.recipes.family import altered
 from mnemos.lab.report.image_grids import write_grids
-from mnemos.lab.report.read import read
+from mnemos.lab.report.read import read_run
 from mnemos.lab.run.files import Measurement
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.trained import open_run
@@ -140,7 +140,7 @@ def figure2(claim: Claim, options: Options) -> Finding:
     recipes = {name: copy_recipe(options, name) for name in COPIERS}
     trained = train(finding, options, "copy", recipes)
     steps = recipes["linear"].train.steps
-    table = Table(
+    table = finding.table(
         f"Copying words of 16 to 31 of 10 symbols: models of 2 layers, {steps:,} updates",
         ["", "symbols right, %", "test loss, nats", f"updates until {LEARNED:g} nats", "seconds of training"],
     )
@@ -152,12 +152,11 @@ def figure2(claim: Claim, options: Options) -> Finding:
             firsts.append(next((line.step for line in lines if line.values["loss"] <= LEARNED), math.inf))
         learned = None if math.inf in firsts else max(firsts)
         table.add(name, trained.score(name), loss, learned, row["seconds"])
-    finding.tables.append(table)
-    path, results = options.out / "figure2.png", read([trained.folder])
+    path = options.out / "figure2.png"
     with panels(path, ("Copying", "updates"), log="y", size=(6.4, 4.2)) as (axes,):
         axes.set_ylabel("validation loss, nats")
-        for i, (label, name) in enumerate(zip(COPIERS, results.names, strict=True)):
-            draw_seeds(axes, [run.valid for run in results.runs_of(name)], "step", "loss", i, label)
+        for i, (name, runs) in enumerate(trained.runs.items()):
+            draw_seeds(axes, [read_run(run, name).valid for run in runs], "step", "loss", i, name)
     finding.files.insert(0, path)
     lsh: Any = recipes["lsh-4"]
     chunk = lsh.model.attention.chunk
@@ -201,10 +200,11 @@ def figure3(claim: Claim, options: Options) -> Finding:
     folder = options.out / "figure3"
     folder.mkdir(parents=True, exist_ok=True)
     written = write_pictures(model, data, folder, COUNT, COMPLETED)
-    table = Table(f"Images of {' x '.join(map(str, data.shape))} bytes that {about.name} generated", ["", "images"])
+    table = finding.table(
+        f"Images of {' x '.join(map(str, data.shape))} bytes that {about.name} generated", ["", "images"]
+    )
     table.add("samples", len(written["samples"]))
     table.add(f"half test images, completed in {WAYS} ways", len(written["originals"]))
-    finding.tables.append(table)
     finding.files += write_grids(folder)
     finding.runs.append(run)
     finding.notes.append("Not selected, temperature 1, seed 0. The paper's model is trained for 250 epochs.")

@@ -53,7 +53,7 @@ def likelihood_and_speed(claim: Claim, options: Options) -> Finding:
     first: Any = recipes[NAMES[0]]
     pictures = {"cifar": "16 x 16 x 3", "mnist": "28 x 28", "digits": "8 x 8"}[data]
     count, layers = first.data.build().images("test"), first.model.layers
-    table = Table(
+    table = finding.table(
         f"Bits/dim of {count:,} test images of {data} at {pictures}: {layers} layers, {first.train.steps:,} updates",
         ["", "bits/dim", "minus linear", "seconds of training", "paper bits/dim", "paper minus linear"],
     )
@@ -62,12 +62,11 @@ def likelihood_and_speed(claim: Claim, options: Options) -> Finding:
         ours = spread(bits(row["mean"]), None if row["std"] is None else bits(row["std"]), 1.0, 3)
         minus = bits(row["mean"] - trained.rows["linear"]["mean"])
         table.add(name, ours, minus, row["seconds"], theirs, theirs - linear)
-    finding.tables.append(table)
     finding.notes += ["The small models predict one of 256 classes, the paper's models a mixture of logistics."]
     finding.notes.append(caution(options))
     # --- images per second of the paper's model, which is not trained: the weights do not change the time ---
     config = PAPER if mnist else replace(PAPER, layers=16, max_length=3071)
-    table = Table(
+    table = finding.table(
         f"Images of {config.max_length} bytes per second, {torch.get_num_threads()} threads, each at its best batch of "
         f"{', '.join(map(str, BATCHES))}",
         ["", "images/s", "batch", "linear is faster by", "paper images/s", "paper linear is faster by"],
@@ -77,7 +76,6 @@ def likelihood_and_speed(claim: Claim, options: Options) -> Finding:
         theirs_here = claim.values[name][1] if name in claim.values else None
         ratio = None if theirs_here is None else claim.values["linear"][1] / theirs_here
         table.add(name, speed, batch, best["linear"][0] / speed, theirs_here, ratio)
-    finding.tables.append(table)
     finding.notes += [f"{_TIMED} The paper's values are from a GTX 1080 Ti.", at_paper]
     return finding
 
@@ -239,7 +237,7 @@ def speech(claim: Claim, options: Options) -> Finding:
     recipes = {name: altered(one, data={"path": str(options.data)}) for name, one in recipes.items()}
     trained = train(finding, options, "speech", recipes)
     steps = recipes["linear"].train.steps
-    table = Table(
+    table = finding.table(
         f"Strings of spoken words, {steps:,} updates. The paper's rates are for phonemes of another data set.",
         ["", "token error rate, %", "seconds per epoch", "paper phoneme error rate, %", "paper seconds per epoch"],
     )
@@ -247,6 +245,5 @@ def speech(claim: Claim, options: Options) -> Finding:
         epochs = [one.epoch_seconds or 0.0 for one in trained.results(name)]
         theirs = claim.values["lsh-4" if name == "lsh" else name]
         table.add(name, trained.score(name), sum(epochs) / len(epochs), *theirs)
-    finding.tables.append(table)
     finding.notes.append(caution(options))
     return finding

@@ -471,7 +471,7 @@ def figure8(claim: Claim, options: Options) -> Finding:
             (right, "slots", "(b) number of slots", SLOTS),
         ):
             columns = [name, "perplexity", "minimum", "maximum", "bits per byte"]
-            table = Table(f"Perplexity per byte by {title}: {about}", columns)
+            table = finding.table(f"Perplexity per byte by {title}: {about}", columns)
             style = variant(1 if axes is left else 2)
             means: list[float] = []
             for value in values:
@@ -487,7 +487,6 @@ def figure8(claim: Claim, options: Options) -> Finding:
             axes.plot(values, means, **style)
             axes.set_xticks(values, [str(value) for value in values])
             axes.minorticks_off()
-            finding.tables.append(table)
     finding.notes += [_HORIZONS_SAY, caution(options)]
     finding.files.append(path)
     return finding

@@ -1,6 +1,5 @@
 """Tables 1 to 3, pictures byte by byte, language modelling and replay: costs and small models; and recall of a fact."""
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +24,8 @@ from mnemos.models.memformer import MemformerConfig
 from mnemos.models.transformer import TransformerConfig
 from mnemos.types import Output, State
 
-from ..claims import Claim
+from ..claims import Claim, Values
+from ..experiments import finite, welch_holm
 from ..findings import Finding, Table, spread
 from ..reproduce import Options
 from ..small_runs import caution, digits_or_mnist, order, perplexities, perplexity_text, shortened, train
@@ -101,23 +101,21 @@ def _add_perplexities(
     trained = train(finding, options, folder, {row: shortened(one, options) for row, one in recipes.items()})
     scores = perplexities(trained)
     columns = ["", "model here", "parameters", "perplexity", flops, "seconds of training", "paper perplexity"]
-    table = Table(title, columns)
+    table = finding.table(title, columns)
     for name, recipe in recipes.items():
         row, theirs = trained.rows[name], claim.values.get(name, (None, None))[1]
         cells = row["parameters"], perplexity_text(scores[name]), row["flops"] / 1e9, row["seconds"]
         table.add(name, shape(recipe), *cells, theirs)
-    finding.tables.append(table)
     finding.notes += [caution(options), order(scores, claim.values, 1)]
     if options.seeds > 1:
         spreads = {name: significance.spread(values) for name, values in scores.items()}
         pairs = [(one, other) for one, other in pairs if one != other]
-        tests = significance.correct([significance.welch(spreads[one], spreads[other]) for one, other in pairs])
+        tests = welch_holm((spreads[one], spreads[other]) for one, other in pairs)
         columns = ["", "difference", "from", "to", "p"]
-        table = Table("Differences of perplexity, 95 %; p by Holm over the table", columns)
+        table = finding.table("Differences of perplexity, 95 %; p by Holm over the table", columns)
         for (one, other), test in zip(pairs, tests, strict=True):
-            p = test.p_holm if math.isfinite(test.p_holm) else None
-            table.add(f"{one} minus {other}", test.difference, *(test.interval or (None, None)), p)
-        finding.tables.append(table)
+            interval = test.interval or (None, None)
+            table.add(f"{one} minus {other}", test.difference, *interval, finite(test.p_holm))
 
 
 def shape(recipe: Recipe) -> str:
@@ -159,12 +157,14 @@ def table2(claim: Claim, options: Options) -> Finding:
     if options.recipes_only:
         return Finding([], [_TEXT_AT_PAPER])
     costs = Table("The paper's models: one segment of text", ["", "parameters", "GFLOP", "paper GFLOP"])
+    gflop = {}
     for row in LANGUAGE:
         with torch.device("meta"):
             model = language_variant(row, PAPER)[0].build().eval()
-        costs.add(row, _parameters(model), _gflop(model), claim.values[row][0])
-    notes = [_TEXT_COUNTED, *per_token_of_memory(costs), _TEXT_AT_PAPER, _TIMED]
-    finding = Finding([costs, _inference(claim)], notes)
+        gflop[row] = _gflop(model)
+        costs.add(row, _parameters(model), gflop[row], claim.values[row][0])
+    notes = [_TEXT_COUNTED, *per_token_of_memory(gflop, claim.values), _TEXT_AT_PAPER, _TIMED]
+    finding = Finding([costs, _inference(gflop, claim.values)], notes)
     path, small = None if options.data is None else str(options.data), SMALL_LANGUAGE
     title = f"Perplexity per byte of {path or 'the standard library'}, models of width {small.dim}"
     recipes = {row: language_recipe(row, path) for row in LANGUAGE}
@@ -175,17 +175,17 @@ def table2(claim: Claim, options: Options) -> Finding:
     return finding
 
 
-def per_token_of_memory(costs: Table) -> list[str]:
+def per_token_of_memory(gflop: Mapping[str, float], values: Values) -> list[str]:
     """A note on what a token of Transformer-XL's memory costs, here and in the paper: the slope over its rows.
 
     There is no note for fewer than two rows.
     """
-    rows = {int(str(row[0]).removeprefix(_XL_ROWS)): row for row in costs.rows if str(row[0]).startswith(_XL_ROWS)}
+    rows = sorted((int(row.removeprefix(_XL_ROWS)), row) for row in gflop if row.startswith(_XL_ROWS))
     if len(rows) < 2:
         return []
-    least, most = min(rows), max(rows)
-    slopes = [(float(rows[most][i] or 0) - float(rows[least][i] or 0)) / (most - least) for i in (2, 3)]
-    ours, theirs = (1e3 * slope for slope in slopes)
+    (least, first), (most, last) = rows[0], rows[-1]
+    ours = 1e3 * (gflop[last] - gflop[first]) / (most - least)
+    theirs = 1e3 * (values[last][0] - values[first][0]) / (most - least)
     return [
         f"Each token of Transformer-XL's memory costs {ours:.0f} MFLOP here and {theirs:.0f} in the paper, "
         f"{theirs / ours:.1f} times as many; so the rows with long memories differ most, the Compressive Transformer "
@@ -207,7 +207,7 @@ def _gflop(model: nn.Module) -> float:
         return (count_flops(partial(model, two)) - count_flops(partial(model, segment))) / 1e9
 
 
-def _inference(claim: Claim) -> Table:
+def _inference(gflop: Mapping[str, float], values: Values) -> Table:
     """Time and bytes of two models of equal width, with a memory of 1,024 tokens or slots."""
     length, memory = PAPER.segment, 1024 // PAPER.length_divisor
     table = Table(
@@ -226,12 +226,10 @@ def _inference(claim: Claim) -> Table:
             _, state = read(state)
         runs[f"{name}, generated"] = partial(_generate, model, tokens, state)
         runs[f"{name}, read"] = partial(read, state)
-        with torch.device("meta"):
-            flops = _gflop(language_variant(row, PAPER)[0].build().eval())
-        sizes[name] = [flops, state_bytes(state) / 2**20, _generate(model, tokens, state) / 2**20]
+        sizes[name] = [gflop[row], state_bytes(state) / 2**20, _generate(model, tokens, state) / 2**20]
     times = {name: 1e3 * statistics.median(each) / length for name, each in race(runs, ROUNDS).items()}
     xl, ours = ([times[f"{name}, generated"], times[f"{name}, read"], *sizes[name]] for name in COMPARED)
-    theirs = [claim.values[row][0] for row in COMPARED.values()]
+    theirs = [values[row][0] for row in COMPARED.values()]
     for name, cells in zip(COMPARED, (xl, ours), strict=True):
         table.add(name, *cells)
     table.add("Transformer-XL / Memformer", *(a / b for a, b in zip(xl, ours, strict=True)))
@@ -318,12 +316,12 @@ def table3(claim: Claim, options: Options) -> Finding:
     peaks = {name: peak_of(run) for name, run in runs.items()}
     times = race(runs, REPLAY_ROUNDS)
     for name, (mb, speed) in {**dict.fromkeys(runs, (None, None)), **claim.values}.items():
-        kept = None if name == "GC" else saved[name] / 2**20
+        autograd = None if name == "GC" else saved[name] / 2**20
         states = stored / 2**20 if ROUTES[name].startswith("replay") else 0.0
         peak, most = peaks[name], peaks["BPTT"]
         space = (None, None) if peak is None or most is None else (peak / 2**20, peak / most)
         share = None if mb is None else mb / claim.values["BPTT"][0]
-        table.add(name, kept, states, *space, ratio(times, "BPTT", name).median, mb, share, speed)
+        table.add(name, autograd, states, *space, ratio(times, "BPTT", name).median, mb, share, speed)
     limit = 3 * HORIZON / (4 * HORIZON - 1)
     note = (
         "Upper limits of the speed, if a backward pass costs as much as two forward passes: checkpointing 0.75, replay "
@@ -348,7 +346,7 @@ def recall(claim: Claim, options: Options) -> Finding:
     recipes = {name: shortened(one, options) for name, one in variants().items()}
     trained = train(finding, options, "recall", recipes)
     finding.notes.append(caution(options))
-    table = Table(
+    table = finding.table(
         f"Accuracy {RECALL.distance:,} tokens ({RECALL.distance // RECALL_MODEL.segment} segments) after the fact",
         ["", "model here", "right, %", "GFLOP per sequence", "seconds of training"],
     )
@@ -356,7 +354,6 @@ def recall(claim: Claim, options: Options) -> Finding:
         row = trained.rows[name]
         table.add(name, shape(recipe), trained.score(name), row["flops"] / 1e9, row["seconds"])
     table.add("guessing", "", spread(1 / RECALL.symbols, None), None, None)
-    finding.tables.append(table)
     return finding
 
 
