@@ -273,20 +273,6 @@ def test_table5_sets_each_row_beside_the_paper(tmp_path, monkeypatch):
     assert rows["Transformer-XL large, cached"] == [None, None, 17.9]
 
 
-@pytest.mark.exhaustive
-def test_table5(tmp_path, monkeypatch):
-    path = tmp_path / "words.txt"
-    path.write_text("\n".join([" ".join(f"w{i}" for i in range(11_500)), *["of the end"] * 500]))
-    both = sequence_tables.XL, sequence_tables.CACHED
-    every = sequence_tables.word_recipes
-    monkeypatch.setattr(sequence_tables, "word_recipes", lambda options: {name: every(options)[name] for name in both})
-    (found,) = reproduce("cached_transformers/table5", Options(tmp_path / "out", data=path, steps=2))
-    rows = {row[""]: row for row in found["tables"][0]["rows"]}
-    plain, cached = (float(rows[name]["here"]) for name in both)
-    assert min(plain, cached) > 1
-    assert rows[both[1]]["minus Transformer-XL"] == pytest.approx(cached - plain, abs=0.1)  # of texts with one decimal
-
-
 def test_table6_sets_each_row_beside_its_baselines_and_the_paper(tmp_path, compared):
     (found,) = reproduce("cached_transformers/table6", Options(tmp_path, steps=20, seeds=3))
     ((recipes, folder, seeds, baselines),) = compared

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import ModelConfig
 from mnemos.lab.compare import significance
+from mnemos.lab.compare.baselines import parameters
 from mnemos.lab.measure.flops import count_flops, forward_flops
 from mnemos.lab.measure.gradients import WAYS, check_ways, most_saved, state_bytes
 from mnemos.lab.measure.peak import peak_of
@@ -73,7 +74,7 @@ def table1(claim: Claim, options: Options) -> Finding:
         with torch.device("cpu" if config.name == "lstm" else "meta"):
             model, picture = config.build().eval(), torch.zeros(1, ImageSizes().length, dtype=torch.int64)
             flops = forward_flops(model, picture, segment=segment)
-        costs.add(row, _parameters(model), flops / 1e9, claim.values.get(row, (None,))[0])
+        costs.add(row, parameters(config), flops / 1e9, claim.values.get(row, (None,))[0])
     finding = Finding([costs], [_PICTURES_COUNTED, _PICTURES_AT_PAPER])
     data, fields = digits_or_mnist(options)
     recipes = {row: altered(picture_recipe(data, row), data={"images": fields}) for row in PICTURES}
@@ -81,10 +82,6 @@ def table1(claim: Claim, options: Options) -> Finding:
     title = f"Perplexity per byte of {data}, small models"
     _add_perplexities(finding, claim, options, f"table1-{data}", recipes, title, "GFLOP", pairs)
     return finding
-
-
-def _parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
 
 
 def _add_perplexities(
@@ -159,10 +156,10 @@ def table2(claim: Claim, options: Options) -> Finding:
     costs = Table("The paper's models: one segment of text", ["", "parameters", "GFLOP", "paper GFLOP"])
     gflop = {}
     for row in LANGUAGE:
+        config, _ = language_variant(row, PAPER)
         with torch.device("meta"):
-            model = language_variant(row, PAPER)[0].build().eval()
-        gflop[row] = _gflop(model)
-        costs.add(row, _parameters(model), gflop[row], claim.values[row][0])
+            gflop[row] = _gflop(config.build().eval())
+        costs.add(row, parameters(config), gflop[row], claim.values[row][0])
     notes = [_TEXT_COUNTED, *per_token_of_memory(gflop, claim.values), _TEXT_AT_PAPER, _TIMED]
     finding = Finding([costs, _inference(gflop, claim.values)], notes)
     path, small = None if options.data is None else str(options.data), SMALL_LANGUAGE
