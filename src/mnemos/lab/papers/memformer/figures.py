@@ -320,7 +320,7 @@ def _draw_shares(axes: "Axes", record: WriteAttention) -> None:
 
     panel(axes, "Share of the slots (bands: the paper's)", "segment")
     for kind, shares in ((kind, record.shares[kind]) for kind in KINDS):
-        style = {"color": _color(kind), "marker": "o" if len(shares) < 3 else None}
+        style: dict[str, Any] = {"color": _color(kind), "marker": "o" if len(shares) < 3 else None}
         axes.plot(range(1, len(shares) + 1), shares, **style, label=f"slots that {slot_attention.VERBS[kind]}")
         if kind in slot_attention.PAPER:
             axes.axhspan(*slot_attention.PAPER[kind], color=_color(kind), alpha=0.16, linewidth=0)
