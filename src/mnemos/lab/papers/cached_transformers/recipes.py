@@ -179,7 +179,9 @@ def imagenet(host: str, memory: str) -> Recipe | None:
             grad_clip=clip,
             schedule=ScheduleConfig("cosine", warmup=5 * epoch, start=start / lr, floor=end / lr),
         ),
-        train=TrainConfig(epochs * epoch, batch, log_every=50, eval_every=epoch, checkpoint_every=epoch),
+        train=TrainConfig(
+            steps=epochs * epoch, batch_size=batch, log_every=50, eval_every=epoch, checkpoint_every=epoch
+        ),
     )
     if memory == "attention-cache":
         keys = f"imagenet-{host} with keys and values of the batch before (Table 2)"
@@ -219,7 +221,9 @@ def coco(detector: Detector, size: str, memory: str) -> Recipe:
         model=DetectorConfig(backbone=backbone, detector=detector, classes=0),
         data=COCOConfig(masks=detector == "mask-rcnn", workers=4),
         optim=OptimConfig(lr=1e-4, weight_decay=1e-4, grad_clip=0.0, schedule=schedule),
-        train=TrainConfig(12 * epoch, 16, devices=8, eval_every=epoch, checkpoint_every=epoch, log_every=50),
+        train=TrainConfig(
+            steps=12 * epoch, batch_size=16, devices=8, eval_every=epoch, checkpoint_every=epoch, log_every=50
+        ),
     )
 
 
@@ -254,7 +258,9 @@ def coco_mini(detector: Detector) -> Recipe:
         model=_small_detector(detector, image=256, proposals=200, sides=(240,), longest=320, anchor=10),
         data=COCOConfig(folder="coco-mini", train="train2017", test="train2017", masks=masks, flip=False),
         optim=cosine(1e-3, warmup=100, weight_decay=0.0),
-        train=TrainConfig(3000, 8, eval_every=1000, checkpoint_every=500, valid_rows=160, test_rows=160),
+        train=TrainConfig(
+            steps=3000, batch_size=8, eval_every=1000, checkpoint_every=500, valid_rows=160, test_rows=160
+        ),
     )
 
 
@@ -265,6 +271,7 @@ def shapes(detector: Detector, memory: str) -> Recipe:
     Pictures of 128² pixels on a small PVT v2. Both detectors read maps from stride 4 on.
     """
     masks, cache = detector == "mask-rcnn", GRC(length="paper")
+    caches = {"": None, "cached": cache, "cached-unwritten": cache.unwritten()}
     learned = "boxes and masks" if masks else "boxes"
     about = {
         "": f"{_DETECTORS[detector]} on generated pictures of shapes: {learned}",
@@ -279,7 +286,7 @@ def shapes(detector: Detector, memory: str) -> Recipe:
         # Box AP 67 (log/2026-11-23-shapes-mask-rcnn.md), and RetinaNet's 70 (log/2026-11-24-shapes-retinanet.md).
         train=TrainConfig(steps=2500 if masks else 4000, batch_size=8, eval_every=1250, checkpoint_every=500),
     )
-    return variant(plain, about, backbone={"cache": {"": None, "cached": cache}.get(memory, cache.unwritten())})
+    return variant(plain, about, backbone={"cache": caches[memory]})
 
 
 # ---- translation (Table 4) ----
