@@ -34,6 +34,14 @@ def test_a_forward_is_committed_at_the_next_one_at_eval_and_at_a_save():
         assert torch.equal(module.cache, pending)
 
 
+def test_any_number_of_checkpointed_forwards_may_read_one_content():
+    module = layer()
+    with accumulate_caches(module):
+        rows = [checkpoint(lambda x: module(x)[0], batch(seed=i), use_reentrant=False) for i in range(10)]
+        sum(y.sum() for y in rows).backward()
+    assert module.mix.grad is not None
+
+
 def test_eval_writes_nothing():
     module = layer().eval()
     module(batch())
