@@ -474,6 +474,22 @@ def linearised_told() -> str:
     return _table([*heads, "4,096 tokens ago", "perplexity at 512–4,096"], lines)
 
 
+def hybrids() -> str:
+    """Of the gap between a window and softmax, what hybrids close without training, by how they are chosen."""
+    rows, lines = _load("hybrids_untrained")["rows"], []
+    percent = lambda share: f"{100 * share:.0f}".replace("-", "−")  # noqa: E731
+    for count in sorted({row["whole"] for row in rows}):
+        sets = {row["chosen"]: row for row in rows if row["whole"] == count}
+        random = [row["gap_closed"] for name, row in sets.items() if name.startswith("random")]
+        named = [percent(sets[name]["gap_closed"]) for name in ("alone", "mass", "equal distances", "last")]
+        texts = ", ".join(percent(share) for share in sets["jointly"]["by_text"])
+        chosen = f"**{percent(sets['jointly']['gap_closed'])}** ({texts})"
+        middle = percent(sum(random) / len(random))
+        lines.append([count, chosen, *named, f"{middle} ({percent(min(random))} to {percent(max(random))})"])
+    heads = ["whole, of 30", "jointly (Great Expectations, Moby Dick, WikiText-2)", "each alone", "attention's mass"]
+    return _table([*heads, "equal distances", "the last", "ten random draws"], lines)
+
+
 # ---- docs/speed.md ----
 
 
@@ -548,16 +564,20 @@ def delta_forward() -> str:
 
 def transformer_speed() -> str:
     """The softmax Transformer beside encoders of the same weights."""
-    file, lines = _load("transformer_speed"), []
-    for row in file["rows"]:
+    files, lines = [_load(file) for file in ("transformer_speed_xeon", "transformer_speed")], []
+    for row, file in (
+        (row, file)
+        for rows in zip(*(file["rows"] for file in files), strict=True)
+        for row, file in zip(rows, files, strict=True)
+    ):
         shape, ms = file["shapes"][row["shape"]], row["ms"]
         sizes = f"{shape['batch']} × {shape['tokens']:,}, {shape['dim']}, {shape['layers']}"
         times = (ms[name] for name in ("mnemos", "torch.nn.TransformerEncoder", "transformers ViT"))
-        cells = ("training step" if row["mode"] == "step" else "forward", *(f"{x:,.{int(x < 100)}f}" for x in times))
+        cells = [_processor(file), "training step" if row["mode"] == "step" else "forward"]
+        cells += [f"{x:,.{int(x < 100)}f}" for x in times]
         lines.append([sizes, *cells, f"**{1 / row['ratio to it']['median']:.2f}**"])
-    return _table(
-        ["rows × tokens, width, layers", "", "mnemos, ms", "torch.nn", "transformers", "times the faster"], lines
-    )
+    heads = ["rows × tokens, width, layers", "processor", "", "mnemos, ms", "torch.nn", "transformers"]
+    return _table([*heads, "times the faster"], lines)
 
 
 def convolutions() -> str:
@@ -645,7 +665,7 @@ def rollout_cost() -> str:
 
 _OF_PAPERS = {f"claims-{page.split('-')[0]}": name for name, page, _ in _PAPERS}
 _ALL = (which, which_memory, stream_caches, which_forgets, text_state, text_forgets, state_bits, what_helped)
-_ALL += (other_tasks, encoder_classes, small_images, claims, linearised_arms, linearised_told, fast_models)
+_ALL += (other_tasks, encoder_classes, small_images, claims, linearised_arms, linearised_told, hybrids, fast_models)
 _ALL += (linear_speed, delta_gradients, delta_forward, convolutions, decoding_speed, translation_speed)
 _ALL += (transformer_speed, linearised_speed, rollout_cost, constant_start)
 TABLES = {function.__name__.replace("_", "-"): function for function in _ALL}

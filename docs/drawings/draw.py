@@ -284,8 +284,8 @@ def attention_needs() -> None:
     top = math.ceil(100 * most) / 100
     for value in (0, top / 2, top):
         y = 230 - 150 * value / top
-        d.line(60, y, 700, y)
-        d.text(54, y + 4, f"{value:.3f}".lstrip("0").rstrip("0") or "0", "end", 11, "soft")
+        d.line(60, y, 700, y, dashed=value > 0)
+        d.text(54, y + 4, f"{value:.2g}", "end", 11, "soft")
     for i, name in enumerate(names):
         x, height = 66 + 21 * i, 150 * max(ranking["alone"][name], 0) / top
         d.box(x, 230 - height, 15, max(height, 1), "", "green" if name in chosen else "plain")
