@@ -57,7 +57,7 @@ def nats_by_mask(model: Any, ids: Tensor, first: int, window: int, heads: dict[i
 
 
 def test_losses_are_those_of_softmax_under_a_mask() -> None:
-    model, texts = llama(), pieces()
+    model, texts = llama(), [pieces()[0], pieces()[1].int()]
     with WindowLoss(model, texts, window=5, sinks=0, first=9) as loss:
         every = {name: i for i, name in enumerate(loss.names)}
         found = {
@@ -68,10 +68,10 @@ def test_losses_are_those_of_softmax_under_a_mask() -> None:
         again = loss(loss.names[1:])
     for full, nats in found.items():
         windowed = {i: (0, 1) for name, i in every.items() if name not in full}
-        expected = [nats_by_mask(model, ids, 9, 5, windowed) for ids in texts]
+        expected = [nats_by_mask(model, ids.long(), 9, 5, windowed) for ids in texts]
         torch.testing.assert_close(nats.tolist(), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(again, found[tuple(every)[1:]])
-    expected = [nats_by_mask(model, ids, 9, 5, {2: (1,)}) for ids in texts]
+    expected = [nats_by_mask(model, ids.long(), 9, 5, {2: (1,)}) for ids in texts]
     torch.testing.assert_close(head.tolist(), expected, rtol=1e-5, atol=1e-5)
     spread = torch.stack(list(found.values())).std(0)
     assert bool((spread > 1e-3).all())  # the window does change these losses
@@ -103,29 +103,30 @@ def test_what_is_kept_of_lower_blocks_changes_nothing(name: str) -> None:
 
 
 def test_the_order_is_that_of_trying_each() -> None:
-    model, texts = llama(), pieces(3)
+    model, texts = llama(), [ids[: 30 - 9 * i] for i, ids in enumerate(pieces(3))]
     calls: list[tuple[int, int]] = []
     options: Any = {"window": 5, "sinks": 1, "first": 8}
     ranking = mnemos.rank_attentions(model, texts, **options, heads=True, progress=lambda *n: calls.append(n))
     assert calls == [(n, 19) for n in range(1, 20)]  # one whole, eight key heads, 4 + 3 + 2 + 1
 
     with WindowLoss(model, texts, **options) as loss:
-        left, order, nats = list(loss.names), list[str](), [float(loss(loss.names).mean())]
-        alone = {name: float(loss([x for x in left if x != name]).mean()) - nats[0] for name in left}
-        by_head = {name: [float(loss.with_head(name, i).mean()) - nats[0] for i in (0, 1)] for name in left}
+        mean = lambda nats: sum(float(x) * n for x, n in zip(nats, (22, 13, 4), strict=True)) / 39  # noqa: E731
+        left, order, nats = list(loss.names), list[str](), [mean(loss(loss.names))]
+        alone = {name: mean(loss([x for x in left if x != name])) - nats[0] for name in left}
+        by_head = {name: [mean(loss.with_head(name, i)) - nats[0] for i in (0, 1)] for name in left}
         while left:
-            value, name = min((float(loss([x for x in left if x != one]).mean()), one) for one in left)
+            value, name = min((mean(loss([x for x in left if x != one])), one) for one in left)
             left.remove(name)
             order, nats = [name, *order], [value, *nats]
         apart = rank(loss, jointly=False, heads=False)
         by_alone = sorted(loss.names, key=lambda name: -alone[name])
-        sums = [float(loss(by_alone[:n]).mean()) for n in range(5)]
+        sums = [mean(loss(by_alone[:n])) for n in range(5)]
     assert ranking.names == loss.names
     assert ranking.order == tuple(order)
     torch.testing.assert_close(ranking.nats, tuple(nats), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(ranking.alone, alone, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(ranking.heads, by_head, rtol=1e-9, atol=1e-9)
-    assert (ranking.window, ranking.sinks, ranking.tokens) == (5, 1, 66)
+    assert (ranking.window, ranking.sinks, ranking.tokens) == (5, 1, 39)
     assert apart.order == tuple(by_alone)
     torch.testing.assert_close(apart.nats, tuple(sums), rtol=1e-9, atol=1e-9)
 
@@ -170,11 +171,20 @@ def test_what_is_refused() -> None:
         ({"pieces": texts, "first": 30}, r"more than first=30 token ids, found \[30\], \[30\]"),
         ({"pieces": [texts[0][None]], "first": 3}, r"pieces \[T\] .* found \[1, 30\]"),
         ({"pieces": texts, "first": 0}, "first: expected at least 1, found 0"),
+        ({"pieces": texts, "first": 3}, "window=64 and sinks=4 together, found at most 30"),
+        ({"pieces": texts, "first": 3, "window": 26}, "window=26 and sinks=4 together, found at most 30"),
         ({"pieces": texts, "first": 3, "window": 0}, "linearise.window: expected at least 1"),
-        ({"pieces": texts, "first": 3, "where": "model.layers.9.self_attn"}, "names no module"),
+        ({"pieces": texts, "first": 3, "window": 5, "where": "model.layers.9.self_attn"}, "names no module"),
     ):
         with pytest.raises(InputError, match=message):
             mnemos.rank_attentions(model, **given)  # type: ignore[arg-type]
+        assert not hasattr(model.config, "mnemos_linearised")
+    for given, message in (
+        (model.model, "found a LlamaModel without logits"),
+        ("llama", "found a str; pass the model"),
+    ):
+        with pytest.raises(InputError, match=message):
+            mnemos.rank_attentions(given, texts, 5, first=3)
         assert not hasattr(model.config, "mnemos_linearised")
     with pytest.raises(InputError, match=r"full='model\.layers.9\.self_attn' names no module"):
         mnemos.linearise(model, full="model.layers.9.self_attn")

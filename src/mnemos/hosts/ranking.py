@@ -97,8 +97,8 @@ def rank_attentions(
     each key head alone. progress: called with the measurements that are done and their number.
 
     The model is as before at the end. A measurement is a forward of all pieces; the outputs of all blocks for all
-    pieces are held. Raises InputError as `linearise` does, for a linearised model and for pieces of at most `first`
-    tokens.
+    pieces are held. Raises InputError as `linearise` does, for a linearised model, for one without the head of a
+    language model, for a piece of at most `first` tokens, and if none is longer than window and sinks.
     """
     with WindowLoss(model, pieces, window, sinks, first, where) as loss:
         return rank(loss, jointly, heads, progress)
@@ -125,7 +125,7 @@ class WindowLoss:
     ) -> None:
         self.model, self.pieces, self.first = uncompiled(model), list(pieces), first
         self.window, self.sinks, self.where = window, sinks, where
-        if any(is_linearised(module) for module in self.model.modules()):
+        if isinstance(model, nn.Module) and any(is_linearised(module) for module in self.model.modules()):
             raise InputError("expected a decoder as it was trained, found a linearised one; call mnemos.unlinearise")
         if first < 1:
             raise InputError(f"first: expected at least 1, found {first}; the first token is not predicted")
@@ -134,6 +134,11 @@ class WindowLoss:
             raise InputError(
                 f"expected pieces [T] of more than first={first} token ids, found {', '.join(found) or 'none'}; give "
                 "longer ones, or lower first"
+            )
+        if (longest := max(map(len, self.pieces))) <= window + sinks:
+            raise InputError(
+                f"expected a piece of more tokens than window={window} and sinks={sinks} together, found at most "
+                f"{longest}, of which all attentions read all; give longer ones, or lower window"
             )
         self._ends = contextlib.ExitStack()
 
@@ -195,10 +200,15 @@ class WindowLoss:
                     hook = block.register_forward_hook(lambda _, __, output: outputs.append(output))
                     ends.callback(hook.remove)
             count = len(ids) - self.first
-            logits = self.model(input_ids=ids[None], use_cache=False, logits_to_keep=count + 1).logits[
-                0, -count - 1 : -1
-            ]
-        parts = zip(logits.split(_POSITIONS), ids[self.first :].split(_POSITIONS), strict=True)
+            output = self.model(input_ids=ids[None], use_cache=False, logits_to_keep=count + 1)
+        logits = getattr(output, "logits", None)
+        if logits is None or logits.ndim != 3:
+            raise InputError(
+                f"expected a decoder that predicts tokens, found a {type(self.model).__name__} without logits of them; "
+                "load it by AutoModelForCausalLM"
+            )
+        logits = logits[0, -count - 1 : -1]
+        parts = zip(logits.split(_POSITIONS), ids[self.first :].long().split(_POSITIONS), strict=True)
         total = sum(F.cross_entropy(some.float(), wanted, reduction="sum").double() for some, wanted in parts)
         return torch.as_tensor(total) / count, outputs
 
@@ -210,13 +220,14 @@ def rank(
     names, done = loss.names, 0
     of_heads = sum(loss.kv_heads.values()) if heads else 0
     every = 1 + of_heads + (len(names) * (len(names) + 1) // 2 if jointly else 2 * len(names))
+    counts = torch.tensor([len(ids) - loss.first for ids in loss.pieces])
 
     def measured(nats: Tensor) -> float:
         nonlocal done
         done += 1
         if progress is not None:
             progress(done, every)
-        return float(nats.mean())
+        return float((nats * counts).sum() / counts.sum())
 
     # --- each alone ---
     whole = measured(loss(names, keep=True))
@@ -239,9 +250,8 @@ def rank(
         left.remove(least)
         order.append(least)
         nats.append(without[least] if jointly else measured(loss(left)))
-    tokens = sum(len(ids) - loss.first for ids in loss.pieces)
     ranked = tuple(reversed(order)), tuple(reversed(nats))
-    return AttentionRanking(names, alone, *ranked, loss.window, loss.sinks, tokens, by_head)
+    return AttentionRanking(names, alone, *ranked, loss.window, loss.sinks, int(counts.sum()), by_head)
 
 
 def _return(output: Any, *_: Any, **__: Any) -> Any:
