@@ -37,6 +37,11 @@ def test_a_decoder_with_the_adapter_is_the_trained_one(tmp_path: Any) -> None:
     halved = plain("llama").bfloat16()  # rounded weights are those of the decoder
     load_adapter(halved, path)
     torch.testing.assert_close(halved(ids).logits.float(), model(ids).logits, rtol=0.2, atol=0.2)
+    packed = plain("llama").float()  # as 4-bit weights are stored
+    weight = packed.model.layers[1].mlp.up_proj.weight
+    integers = torch.full((weight.numel() // 2, 1), 200, dtype=torch.uint8)
+    packed.model.layers[1].mlp.up_proj.weight = torch.nn.Parameter(integers, requires_grad=False)
+    assert load_adapter(packed, path)["name"] == "tiny"
 
 
 def test_what_is_refused_leaves_the_model_as_it_was(tmp_path: Any) -> None:
@@ -62,6 +67,23 @@ def test_what_is_refused_leaves_the_model_as_it_was(tmp_path: Any) -> None:
         with pytest.raises(InputError, match=message):
             load_adapter(others[name], path)
         assert list(others[name].state_dict()) == names
+    model = plain("llama")
+    mnemos.linearise(model, window=6, where="model.layers.0.self_attn")
+    mnemos.linearise(model, window=8, where="model.layers.1.self_attn")
+    save_adapter(model, path)
+    for number in (0, 1):  # the first state can be made, the second cannot
+        other = plain("llama")
+        other.model.layers[number].self_attn.forward = other.model.layers[number].self_attn.forward
+        with pytest.raises(InputError, match=rf"layers\.{number}\.self_attn was left \(its forward was replaced"):
+            load_adapter(other, path)
+        assert not any("linearised" in name for name, _ in other.named_modules())
+        assert not hasattr(other.config, "mnemos_linearised")
+    mnemos.unlinearise(model)
+    mnemos.linearise(model, window=6)
+    save_adapter(model, path)
+    with pytest.raises(InputError, match=r"linearise model\.layers\.1\.self_attn, found that its forward was replaced"):
+        load_adapter(other, path)
+    assert not any("linearised" in name for name, _ in other.named_modules())
     with pytest.raises(InputError, match="found none of its states"):
         save_adapter(plain("llama"), tmp_path / "no")
     torch.save({}, tmp_path / "other")

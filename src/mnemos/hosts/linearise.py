@@ -290,7 +290,7 @@ def _choose(
     unknown = ((site.name, type(site.module).__name__) for site in find_unknown(sites, known))
     left += [Skipped(name, f"its class {cls} is not known to mnemos.linearise") for name, cls in unknown]
     if not chosen:
-        first = next((one for one in left if one.why != NOT_NAMED), left[0] if left else None)
+        first = next((one for one in left if selected is None or one.name in selected), left[0] if left else None)
         shown = f"where={where!r} chose nothing" if where is not None else "none"
         shown = shown if first is None else f"none: {first.name} was left ({first.why})"
         raise InputError(

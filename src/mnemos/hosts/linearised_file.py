@@ -38,8 +38,9 @@ def save_adapter(model: nn.Module, path: str | Path, about: JSONObject | None = 
 def load_adapter(model: nn.Module, path: str | Path) -> JSONObject:
     """Linearise a decoder as the one that `save_adapter` wrote, with its trained weights; returns `about`.
 
-    The decoder's own weights may be rounded (half precision, 4 bits). Raises InputError, and leaves the model as it
-    was, for another file, a model that is linearised, and a decoder with other weights than the adapter was trained on.
+    The decoder's own weights may be rounded (half precision, 4 bits); packed integers are not compared. Raises
+    InputError, and leaves the model as it was, for another file, a model that is linearised or cannot be, and a decoder
+    with other weights than the adapter was trained on.
     """
     kept: Any = tree_file.read(Path(path), FORMAT, "copy it again")
     model = plain_module(model, "hosts.load_adapter")
@@ -50,10 +51,12 @@ def load_adapter(model: nn.Module, path: str | Path) -> JSONObject:
     own, wanted = _sample(model), kept["samples"]
     if differ := own.keys() ^ wanted.keys():
         raise InputError(
-            f"{path}: expected the decoder that it was trained on, found another architecture ({min(differ)} is of one)"
+            f"{path}: expected the decoder that it was trained on, found another architecture ({min(differ)} is of "
+            "one); give the decoder itself, of the class that was trained"
         )
-    apart = sum(float((own[name] - x).square().sum()) for name, x in wanted.items())
-    distance = (apart / sum(float(x.square().sum()) for x in wanted.values())) ** 0.5
+    pairs = [(own[name], x) for name, x in wanted.items() if own[name].is_floating_point()]
+    apart = sum(float((mine - x).square().sum()) for mine, x in pairs)
+    distance = (apart / sum(float(x.square().sum()) for _, x in pairs)) ** 0.5
     if not distance <= _FARTHEST:
         raise InputError(
             f"{path}: expected the weights of the decoder that it was trained on, found others, at a distance of "
@@ -61,25 +64,31 @@ def load_adapter(model: nn.Module, path: str | Path) -> JSONObject:
         )
 
     # --- its states ---
-    for one in kept["states"]:
-        linearise(model, **one["settings"], where=one["names"])
-    parameters = dict(model.named_parameters())
     try:
+        for one in kept["states"]:
+            report = linearise(model, **one["settings"], where=one["names"])
+            if left := [skipped for skipped in report.left if skipped.name in one["names"]]:
+                raise InputError(f"{path}: expected to linearise {left[0].name}, found that {left[0].why}")
+        parameters = dict(model.named_parameters())
         with torch.no_grad():
             for name, value in kept["weights"].items():
                 parameters[name].copy_(value)
-    except (KeyError, RuntimeError) as error:
-        unlinearise(model)
+    except (InputError, KeyError, RuntimeError) as error:
+        if any(is_linearised(module) for module in model.modules()):
+            unlinearise(model)
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{path}: expected weights that fit its own states, found others ({error})") from None
     about: JSONObject = kept["about"]
     return about
 
 
 def _sample(model: nn.Module) -> dict[str, Tensor]:
-    """Numbers of each matrix of the decoder itself, evenly spaced, in float32."""
+    """Numbers of each matrix of the decoder itself, evenly spaced, in float32; of quantised ones, as they are."""
     samples = {}
     for name, value in model.named_parameters():
         if value.ndim > 1 and ".linearised." not in f".{name}":
             flat = value.detach().flatten()
-            samples[name] = flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].float().cpu().clone()
+            some = flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].cpu()
+            samples[name] = some.float() if some.is_floating_point() else some.clone()
     return samples

@@ -153,6 +153,7 @@ def test_the_backward_keeps_memory_linear_in_the_length():
         ({"random_blocks": torch.zeros(2, 5, 3, dtype=torch.int64)}, "expected random_blocks"),
         ({"random_blocks": torch.full((2, 13, 3), 14)}, "expected 0 to 13"),
         ({"v": torch.zeros(2, 8, 3, 4)}, "expected floating v"),
+        ({"v": torch.zeros(2, 29, 2, 4, dtype=torch.bfloat16)}, "of one dtype, found .*bfloat16"),
     ],
 )
 def test_wrong_input_is_refused(change, message):

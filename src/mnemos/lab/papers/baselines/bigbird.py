@@ -133,6 +133,8 @@ def block_sparse_attention(
     Raises InputError for shapes, dtypes, patterns or dropout that do not fit.
     """
     _CHECK(q=q, k=k, v=v, mask=mask)
+    if not q.dtype == k.dtype == v.dtype:
+        raise InputError(f"expected q, k and v of one dtype, found {q.dtype}, {k.dtype} and {v.dtype}; convert them")
     check_dropout(dropout)
     extra = 0 if random_blocks is None else random_blocks.shape[-1]
     _check_pattern(block, window, extra, global_blocks)
