@@ -16,7 +16,7 @@ from mnemos.errors import InputError
 from mnemos.hosts.ranking import WindowLoss
 from mnemos.lab.cli import main
 from mnemos.lab.errors import Interrupted
-from mnemos.lab.linearised import train
+from mnemos.lab.linearised import ranked, train
 from mnemos.lab.linearised.settings import LinearisedConfig
 from mnemos.lab.linearised.stages import Teacher, divergence, original, transfer_loss
 from mnemos.lab.linearised.train import Training
@@ -306,6 +306,11 @@ def test_a_hybrid_leaves_the_attentions_whole_that_the_text_needs_most(tmp_path,
         begin(tmp_path / "one", full=("2",))
     with pytest.raises(InputError, match="at most the 2 attentions of the decoder, found 3"):
         begin(tmp_path / "three", full=("3",))
+    assert begin(tmp_path / "none", full=("0",)).full == ()
+    assert not (tmp_path / "none/ranking.json").exists()  # nothing is measured for it
+    with monkeypatch.context() as patch:  # a window as long as what is read: twice as much is read
+        patch.setattr(ranked, "LENGTH", 8)
+        assert len(begin(tmp_path / "long", full=("1",)).full) == 1
     assert [one.name for one in begin(tmp_path / "named", full=("model.layers.0.*",)).report.changed] == [
         "model.layers.1.self_attn"
     ]

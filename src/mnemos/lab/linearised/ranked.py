@@ -18,11 +18,8 @@ from mnemos.types import InputError, JSONObject
 from .text_batches import Pieces
 
 LOSSES = "ranking.json"  # of a run: every loss that was measured
-PIECES, LENGTH, FIRST = (
-    3,
-    2048,
-    512,
-)  # pieces that are read, their tokens at most, and those before the first that counts
+# Pieces that are read, their tokens at most (or twice the window), and those before the first that counts.
+PIECES, LENGTH, FIRST = 3, 2048, 512
 
 
 class KeptLoss(WindowLoss):
@@ -68,7 +65,7 @@ def choose_full(
     about: the SHA-256 of the decoder and of the text. Raises InputError where it has fewer attentions.
     """
     numbers = [*dict.fromkeys([*pieces.numbers[1 - PIECES :], pieces.held_out])]
-    rows = [pieces.ids[i, :LENGTH] for i in numbers]
+    rows = [pieces.ids[i, : max(LENGTH, 2 * window)] for i in numbers]
     first = min(FIRST, len(rows[0]) // 4)
     about = {**about, "window": window, "sinks": sinks, "first": first, "pieces": numbers}
     folder.mkdir(parents=True, exist_ok=True)

@@ -106,9 +106,8 @@ class Training:
         torch.manual_seed(settings.seed)
         self.full = settings.full
         if (count := settings.full_count) is not None:
-            self.full = choose_full(
-                decoder, self.pieces, count, settings.window, settings.sinks, self.about, folder, quiet
-            )
+            sizes = settings.window, settings.sinks
+            self.full = choose_full(decoder, self.pieces, count, *sizes, self.about, folder, quiet) if count else ()
         self.report = mnemos.linearise(decoder, **settings.arguments, full=self.full or None)
         self.maps, self.low_rank = dict(self.report.maps), dict(self.report.updates)
         self.step: Any = mnemos.functional(decoder)
