@@ -20,6 +20,27 @@ def test_rows_are_selected_and_reset_through_any_structure():
     assert STATE["b"][0].tolist() == [1, 2, 3]
 
 
+@torch.no_grad()
+def test_tokens_that_no_row_reads_after_a_reset_are_gone():
+    """So a state that goes on over many documents is as long as the longest of them, and reads as before."""
+    layer = SoftmaxAttention(8, 2, causal=True).eval()
+    x = torch.randn(2, 60, 8, generator=torch.Generator().manual_seed(1))
+    begins = torch.zeros(12, 2, dtype=torch.bool)  # of parts of five tokens: documents of 20 and of 15
+    begins[4::4, 0], begins[3::3, 1] = True, True
+    state, parts, sizes = None, [], []
+    for part, rows in zip(x.split(5, 1), begins, strict=True):
+        state = state if state is None else reset(state, rows)
+        y, state = layer(part, state)
+        parts.append(y)
+        sizes.append(state.k.shape[1])
+    assert max(sizes) == 20
+    documents = torch.cat([layer(piece)[0] for piece in x[:1].split(20, 1)], 1)
+    torch.testing.assert_close(torch.cat(parts, 1)[:1], documents)
+    documents = torch.cat([layer(piece)[0] for piece in x[1:].split(15, 1)], 1)
+    torch.testing.assert_close(torch.cat(parts, 1)[1:], documents)
+    assert reset(state, torch.tensor([True, True])).k.shape[1] == 0
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

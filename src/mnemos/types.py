@@ -55,6 +55,16 @@ class SharedRows:
         raise NotImplementedError
 
 
+class TokenState:
+    """Base of the parts of a state that grow with the tokens, of which a reset may leave some that no row reads."""
+
+    __slots__ = ()
+
+    def trimmed(self) -> State:
+        """The part without its first tokens that no row reads."""
+        raise NotImplementedError
+
+
 class Rows:
     """The rows that `select` takes, as the tensor [R] of indices; `SharedRows` read them as a list, made once."""
 
@@ -139,7 +149,12 @@ def reset(state: S, rows: Tensor) -> S:
         mask = rows.to(leaf.device).view(-1, *[1] * (leaf.dim() - 1))
         return torch.where(mask, torch.zeros((), dtype=leaf.dtype, device=leaf.device), leaf)
 
-    return map_state(fresh, unshare(state))
+    cleared: S = map_state(fresh, unshare(state))
+    # Tokens that no row reads any more would stay for ever, and each layer would compute with them.
+    shorter: S = pytree.tree_map(
+        lambda x: x.trimmed() if isinstance(x, TokenState) else x, cleared, is_leaf=_has_tokens
+    )
+    return shorter
 
 
 def join(states: Sequence[S]) -> S:
@@ -189,6 +204,10 @@ def detach(state: S) -> S:
 
 def _shares(part: object) -> bool:
     return isinstance(part, SharedRows)
+
+
+def _has_tokens(part: object) -> bool:
+    return isinstance(part, TokenState)
 
 
 def _batch(state: object, rows: Tensor, verb: str) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from mnemos._compat import forward_differentiated, pytree, transformed
 from mnemos.ops.padding import take, valid_last, zero_invalid
 from mnemos.ops.positions import count_seen
-from mnemos.types import Device, InputError, Rows, SharedRows
+from mnemos.types import Device, InputError, Rows, SharedRows, TokenState
 
 # --- A buffer that states share ---
 
@@ -89,7 +89,7 @@ def pad_front(x: Tensor, length: int) -> Tensor:
 # --- Keys and values, and inputs ---
 
 
-class KeyValues:
+class KeyValues(TokenState):
     """Keys and values of the tokens a causal attention has read; a `State`, which no operation changes.
 
     k, v: [B, N, H, D/H], the last N tokens of every row: all tokens, or those of a window.
@@ -125,6 +125,13 @@ class KeyValues:
             return self
         start = self.k.shape[1] - n
         return KeyValues(self.k[:, start:], self.v[:, start:], self.valid[:, start:], self.seen, self._room)
+
+    def trimmed(self) -> "KeyValues":
+        """The state without its first tokens that are invalid in every row."""
+        if torch.compiler.is_compiling() or transformed(self.valid):  # the length would depend on values
+            return self
+        read = self.valid.any(0)
+        return self.last(int(read.flip(0).nonzero().max()) + 1 if bool(read.any()) else 0)
 
     def packed(self) -> "KeyValues":
         """The same state with the tokens that may be attended to behind the others, which become zeros."""
