@@ -161,6 +161,9 @@ def test_with_a_window_the_state_is_constant(monkeypatch, capsys, folder, tmp_pa
     mnemos.hosts.save_adapter(model, tmp_path / "a")
     assert said(monkeypatch, capsys, folder, lines, "--adapter", str(tmp_path / "a"))[0] == 0
     assert said(monkeypatch, capsys, folder, lines, "--adapter", "a", "--window", "8")[0] == 2
+    (code, _, err) = said(monkeypatch, capsys, tmp_path / "none", lines, "--adapter", str(tmp_path / "b"))
+    assert code == 2  # before the model is read
+    assert "--adapter: expected" in err[0]
 
 
 def test_without_a_template_the_text_goes_on(monkeypatch, capsys, folder, tmp_path):

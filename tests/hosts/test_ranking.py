@@ -102,6 +102,17 @@ def test_what_is_kept_of_lower_blocks_changes_nothing(name: str) -> None:
     torch.testing.assert_close(float(fresh), float(F.cross_entropy(call()[9:-1], ids[10:])), rtol=1e-5, atol=1e-5)
 
 
+def test_nothing_is_kept_of_blocks_that_are_called_twice() -> None:
+    model, (ids,) = llama(2), pieces(1)
+    model.model.layers.append(model.model.layers[0])
+    model.config.num_hidden_layers = 3
+    model.config.layer_types = ["full_attention"] * 3
+    with WindowLoss(model, [ids], window=6, sinks=2, first=10) as loss:
+        fresh = loss(loss.names)
+        loss(loss.names, keep=True)
+        assert torch.equal(loss(loss.names), fresh)
+
+
 def test_the_order_is_that_of_trying_each() -> None:
     model, texts = llama(), [ids[: 30 - 9 * i] for i, ids in enumerate(pieces(3))]
     calls: list[tuple[int, int]] = []

@@ -171,7 +171,7 @@ class WindowLoss:
             known = differs.index(True) if True in differs else len(self.names)
         before = [outputs[:known] for outputs in self._kept[1]] if self._kept is not None else [[] for _ in self.pieces]
         losses, outputs = zip(*map(self._measure, self.pieces, before), strict=True)
-        if keep and self._blocks:
+        if keep and self._blocks and len(outputs[0]) == len(self._blocks):  # not if one is called twice
             self._kept = frozenset(full), list(outputs)
         return torch.stack(losses)
 

@@ -76,9 +76,10 @@ def chat(
     sinks = 4 if sinks is None else sinks
     if window is not None and sinks >= window:
         raise InputError(f"--sinks: expected less than the window of {window}, found {sinks}; raise --window")
-
     if window is not None and adapter is not None:
         raise InputError(f"--window: expected no --adapter, which has its own, found {adapter}; leave one out")
+    if adapter is not None and not adapter.is_file():
+        raise InputError(f"--adapter: expected RUN/adapter.safetensors of mnemos linearise, found no file {adapter}")
 
     import torch
 
