@@ -203,6 +203,14 @@ def test_what_is_refused() -> None:
         mnemos.linearise(model, full="model.layers.*.self_attn")
     with pytest.raises(InputError, match=r"found full=8 .*rank_attentions\(model, pieces\)\.full\(8\)"):
         mnemos.linearise(model, full=8)  # type: ignore[arg-type]
+    ranking = mnemos.rank_attentions(model, texts, window=5, first=8)
+    with pytest.raises(InputError, match=r"found full= AttentionRanking; give .*\.full\(COUNT\)"):
+        mnemos.linearise(model, full=ranking)  # type: ignore[arg-type]
+    for full in ("model.layers.0", ["model.layers.0.self_attn", "model.layers.1.mlp"]):
+        with pytest.raises(
+            InputError, match=r"full= to name attentions, found model\.layers\.(0|1\.mlp), which is none"
+        ):
+            mnemos.linearise(model, full=full)
     mnemos.linearise(model, window=6)
     with pytest.raises(InputError, match=r"found a linearised one; call mnemos\.unlinearise"):
         mnemos.rank_attentions(model, texts, first=3)

@@ -4,7 +4,7 @@
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
@@ -146,10 +146,11 @@ def linearise(
         raise InputError(
             f"linearise: expected a decoder of Transformers, found a {type(model).__name__}; pass the model"
         )
-    if isinstance(full, int):
+    if not (full is None or callable(full) or isinstance(full, Iterable)):
+        seen = f"full={full} and no text to rank them by" if isinstance(full, int) else f"full= {type(full).__name__}"
         raise InputError(
-            f"linearise: expected names of attentions, a pattern or a function, found full={full} and no text to rank "
-            f"them by; give full=mnemos.rank_attentions(model, pieces).full({full})"
+            f"linearise: expected names of attentions, a pattern or a function, found {seen}; give "
+            f"full=mnemos.rank_attentions(model, pieces).full({full if isinstance(full, int) else 'COUNT'})"
         )
 
     # --- the new children; until here nothing was changed ---
@@ -272,7 +273,11 @@ def _choose(
     adapter_of = adapters_by_class()
     known = {site.name: adapter for site in sites if (adapter := adapter_of(site.module)) is not None}
     selected, _ = select_sites(sites, set(known), where)
-    whole = (select_sites(sites, set(known), full, "full")[0] if full else None) or set()
+    whole, others = select_sites(sites, set(known), full, "full") if full else (None, set())
+    if others:  # else they would be linearised, against what was asked for
+        raise InputError(
+            f"linearise: expected full= to name attentions, found {min(others)}, which is none; name its own"
+        )
     chosen, left = [], []
     for site in sites:
         if (adapter := known.get(site.name)) is None:
@@ -280,7 +285,7 @@ def _choose(
         reason = _find_reason(site, adapter, settings)
         if reason is None and selected is not None and site.name not in selected:
             reason = NOT_NAMED
-        if reason is None and site.name in whole:
+        if reason is None and site.name in (whole or ()):
             reason = FULL
         if reason is not None:
             left.append(Skipped(site.name, reason))
