@@ -117,6 +117,19 @@ def test_the_tests_that_a_tool_runs_exist(name):
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+def test_a_crash_is_found_where_another_test_fails_without_the_fault(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    mutate = loaded(ROOT / "tools" / "mutate.py")
+    (tmp_path / "a.py").write_text("")
+    fault = SimpleNamespace(file="a.py", apply=lambda source: source)
+    calls = []
+    ends = iter(["crash", "tests/a.py::broken", "crash", None])  # with the fault, without; again
+    monkeypatch.setattr(mutate, "stages", lambda *_: [["tests/a.py"]])
+    monkeypatch.setattr(mutate, "first_failure", lambda tree, tests, without: (calls.append([*without]), next(ends))[1])
+    assert mutate.examine(fault, tmp_path, near=False)[0] == "crash"
+    assert calls == [[], [], ["tests/a.py::broken"], ["tests/a.py::broken"]]
+
+
 def test_wheels_are_built_for_the_platforms_that_the_list_wants(release):
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
     assert {name.partition("-")[2] for name in built["build"]} == {

@@ -81,6 +81,8 @@ def test_damaged_tables_and_a_missing_library_are_one_line(tmp_path, monkeypatch
     (tmp_path / "c.csv").write_text("1.5,2\n2.5,3\n")
     with pytest.raises(InputError, match=r"c\.csv: .* add a line of names"):
         read_table(tmp_path / "c.csv")
+    (tmp_path / "d.csv").write_text("0,1\n2.5,3\n")  # as pandas writes a table without names
+    assert read_table(tmp_path / "d.csv").column_names == ["0", "1"]
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"library datasets, .*not installed; run: pip install"):
         read_table(tmp_path / "b.jsonl")

@@ -58,7 +58,8 @@ def read_table(file: Path) -> Any:
             table = read(str(file), cache_dir=cache, keep_in_memory=True, **options)
         if READERS[ending] == "from_csv" and "__index_level_0__" in table.column_names:  # of pandas, for a first value
             raise ValueError("its rows have more columns than its first line has names, as with decimal commas")
-        if READERS[ending] == "from_csv" and all(map(_is_number, table.column_names)):
+        counted = [*map(str, range(len(table.column_names)))]  # what pandas and NumPy's tables call columns: names
+        if READERS[ending] == "from_csv" and all(map(_is_number, names := table.column_names)) and names != counted:
             raise ValueError("its first line has numbers where names of columns are expected; add a line of names")
         return table
     except Exception as error:  # of the library's readers
