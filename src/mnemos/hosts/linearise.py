@@ -80,7 +80,8 @@ class LineariseReport:
         sizes = [sum(p.numel() for p in group.values()) for group in (self.maps, self.updates)]
         state = sum(one.state_bytes for one in self.changed)
         lines.append(f"{sizes[0]:,} parameters of feature maps and {sizes[1]:,} of low-rank updates added")
-        lines.append(f"{state / 1024:,.0f} KiB of state for each row in float32, at any length")
+        beside = ", beside what those that are left keep" if self.left else ""
+        lines.append(f"{state / 1024:,.0f} KiB of state for each row in float32, at any length{beside}")
         return "\n".join(lines)
 
     __repr__ = __str__  # what a notebook and the prompt of Python show
