@@ -75,6 +75,7 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "hybrid-8": LinearisedConfig(full=("8",)),
     "hybrid-12": LinearisedConfig(full=("12",)),
     "window-hybrid-8": replace(BASE, state="none", full=("8",)),
+    "untrained-hybrid-8": replace(BASE, state="none", rank=0, tokens=0, transfer_tokens=0, full=("8",)),
     "window-hybrid-12": replace(BASE, state="none", full=("12",)),
     "delta-labels": replace(BEST, loss="labels"),
     "window-labels": replace(BASE, state="none", loss="labels"),
