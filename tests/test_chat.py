@@ -159,7 +159,9 @@ def test_with_a_window_the_state_is_constant(monkeypatch, capsys, folder, tmp_pa
     assert said(monkeypatch, capsys, folder, lines, "--adapter", str(tmp_path / "a"))[1] == out
     mnemos.linearise(mnemos.unlinearise(model), window=16, sinks=2, rank=2)
     mnemos.hosts.save_adapter(model, tmp_path / "a")
-    assert said(monkeypatch, capsys, folder, lines, "--adapter", str(tmp_path / "a"))[0] == 0
+    code, out, err = said(monkeypatch, capsys, folder, lines, "--adapter", str(tmp_path / "a"))
+    assert (code, len(out.splitlines())) == (0, 3)
+    assert all("constant]" in line for line in err)
     assert said(monkeypatch, capsys, folder, lines, "--adapter", "a", "--window", "8")[0] == 2
     (code, _, err) = said(monkeypatch, capsys, tmp_path / "none", lines, "--adapter", str(tmp_path / "b"))
     assert code == 2  # before the model is read

@@ -181,7 +181,7 @@ def test_what_is_refused() -> None:
     for given, message in (
         ({"pieces": []}, "found none; give longer ones"),
         ({"pieces": texts, "first": 30}, r"more than first=30 token ids, found \[30\], \[30\]"),
-        ({"pieces": [texts[0][None]], "first": 3}, r"pieces \[T\] .* found \[1, 30\]"),
+        ({"pieces": [texts[0][None]], "first": 3}, r"pieces \[T\], .* found \[1, 30\]; .*its row"),
         ({"pieces": texts, "first": 0}, "first: expected at least 1, found 0"),
         ({"pieces": texts, "first": 3}, "window=64 and sinks=4 together, found at most 30"),
         ({"pieces": texts, "first": 3, "window": 26}, "window=26 and sinks=4 together, found at most 30"),

@@ -366,6 +366,8 @@ def select_sites(
         return selected, set() if selected & known else selected
     selected, without_adapter = set(), set()
     for pattern in [where] if isinstance(where, str) else where:
+        if not isinstance(pattern, str):
+            raise InputError(f"{option}: expected names of modules, found {pattern!r}; give strings")
         parts, hits = pattern.split("."), set()
         for name in (site.name for site in sites):
             name_parts = name.split(".")

@@ -256,7 +256,7 @@ def merge_updates(model: nn.Module) -> nn.Module:
         projection.weight.add_((change.mT if transposed else change).to(projection.weight.dtype))
     for module in owners:
         drop_updates(module)
-        module.linearised.updates = nn.ModuleDict()
+        module.linearised.updates = nn.ModuleDict().train(module.linearised.training)
         module.linearised.settings = replace(module.linearised.settings, rank=0)
     _record(model)
     return model
@@ -274,10 +274,11 @@ def _choose(
     adapter_of = adapters_by_class()
     known = {site.name: adapter for site in sites if (adapter := adapter_of(site.module)) is not None}
     selected, _ = select_sites(sites, set(known), where)
-    whole, others = select_sites(sites, set(known), full, "full") if full else (None, set())
+    whole, others = select_sites(sites, set(known), full, "full") if full not in (None, (), []) else (None, set())
     if others:  # else they would be linearised, against what was asked for
         raise InputError(
-            f"linearise: expected full= to name attentions, found {min(others)}, which is none; name its own"
+            f"linearise: expected full= to name attentions, found {min(others) or 'the model'!r}, which is none; name "
+            f"{min(known, default='the attention inside')!r} and the like"
         )
     chosen, left = [], []
     for site in sites:

@@ -91,10 +91,10 @@ def rank_attentions(
     `first` before them; an attention "in the window" reads the last `window` tokens and the first `sinks`, as
     `linearise(state="none")` has it. alone: each in the window by itself, all others whole.
 
-    jointly: from all whole on, the attention that is missed least goes into the window, again and again: N(N + 1)/2
+    jointly: from all whole on, the attention that is missed least goes into the window, again and again: N(N + 1)/2 + 1
     measurements for N attentions, of which the blocks above the changed attention alone are computed. Attentions stand
-    in for each other, so losses alone do not add up. False: the order is that of `alone`; 2N measurements. heads: also
-    each key head alone. progress: called with the measurements that are done and their number.
+    in for each other, so losses alone do not add up. False: the order is that of `alone`; 2N + 1 measurements. heads:
+    also each key head alone. progress: called with the measurements that are done and their number.
 
     The model is as before at the end. A measurement is a forward of all pieces; the outputs of all blocks for all
     pieces are held. Raises InputError as `linearise` does, for a linearised model, for one without the head of a
@@ -132,8 +132,8 @@ class WindowLoss:
         found = [f"{[*x.shape]}" if isinstance(x, Tensor) else type(x).__name__ for x in self.pieces]
         if not found or any(not isinstance(x, Tensor) or x.ndim != 1 or len(x) <= first for x in self.pieces):
             raise InputError(
-                f"expected pieces [T] of more than first={first} token ids, found {', '.join(found) or 'none'}; give "
-                "longer ones, or lower first"
+                f"expected a list of pieces [T], each of more than first={first} token ids, found "
+                f"{', '.join(found[:4]) or 'none'}; give longer ones (of [1, T] its row), or lower first"
             )
         if (longest := max(map(len, self.pieces))) <= window + sinks:
             raise InputError(

@@ -304,8 +304,8 @@ def test_a_hybrid_leaves_the_attentions_whole_that_the_text_needs_most(tmp_path,
         assert begin(tmp_path / "one", full=("1",)).full == training.full
     with pytest.raises(InputError, match=r"full \['2'\], found one with \['1'\]"):
         begin(tmp_path / "one", full=("2",))
-    with pytest.raises(InputError, match="at most the 2 attentions of the decoder, found 3"):
-        begin(tmp_path / "three", full=("3",))
+    with pytest.raises(InputError, match="fewer than the 2 attentions of the decoder, found 2"):
+        begin(tmp_path / "two", full=("2",))
     assert begin(tmp_path / "none", full=("0",)).full == ()
     assert not (tmp_path / "none/ranking.json").exists()  # nothing is measured for it
     with monkeypatch.context() as patch:  # a window as long as what is read: twice as much is read

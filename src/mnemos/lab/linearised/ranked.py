@@ -73,10 +73,17 @@ def choose_full(
         KeptLoss(folder / LOSSES, about, decoder, rows, window, sinks, first) as loss,
         progress(quiet, folder.name, 0, 0) as display,
     ):
-        if count > (most := len(loss.names)):
-            raise InputError(f"full: expected at most the {most} attentions of the decoder, found {count}; lower it")
+        if count >= (most := len(loss.names)):
+            raise InputError(f"full: expected fewer than the {most} attentions of the decoder, found {count}; lower it")
         every = range(most * (most + 1) // 2 + 1)
-        steps = display.evaluation("what attentions are needed for", len(every), every, lambda _: 1, "losses")
+        if not quiet:
+            say(
+                f"ranking {most} attentions by {len(every)} losses on {len(rows)} pieces of {len(rows[0]):,} tokens, "
+                f"kept in {folder / LOSSES}: after an interrupt the same command goes on; --full NAMES ranks nothing",
+                file=sys.stderr,
+                flush=True,
+            )
+        steps = display.evaluation("the ranking", len(every), every, lambda _: 1, "losses")
         ranking = rank(loss, jointly=True, heads=False, progress=lambda *_: next(steps, None))
     if not quiet:
         say(str(ranking), file=sys.stderr)
