@@ -1,5 +1,6 @@
 """Which attentions need their far past: losses in a window against Transformers' own attention under a written mask."""
 
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -207,11 +208,14 @@ def test_what_is_refused() -> None:
     ranking = mnemos.rank_attentions(model, texts, window=5, first=8)
     with pytest.raises(InputError, match=r"found full= AttentionRanking; give .*\.full\(COUNT\)"):
         mnemos.linearise(model, full=ranking)  # type: ignore[arg-type]
-    for full in ("model.layers.0", ["model.layers.0.self_attn", "model.layers.1.mlp"]):
-        with pytest.raises(
-            InputError, match=r"full= to name attentions, found model\.layers\.(0|1\.mlp), which is none"
-        ):
-            mnemos.linearise(model, full=full)
+    for full, found in (
+        ("model.layers.0", "found 'model.layers.0', which is none; name 'model.layers.0.self_attn' and the like"),
+        (["model.layers.0.self_attn", "model.layers.1.mlp"], "found 'model.layers.1.mlp', which is none"),
+        ("", "found 'the model', which is none"),
+        ([8], "full: expected names of modules, found 8; give strings"),
+    ):
+        with pytest.raises(InputError, match=re.escape(found)):
+            mnemos.linearise(model, full=full)  # type: ignore[arg-type]
     mnemos.linearise(model, window=6)
     with pytest.raises(InputError, match=r"found a linearised one; call mnemos\.unlinearise"):
         mnemos.rank_attentions(model, texts, first=3)
