@@ -32,7 +32,7 @@ from mnemos.lab.run.provenance import command_line, now, provenance
 
 WINDOW, SINKS, FIRST = 64, 4, 512
 COUNTS, DRAWS = (2, 4, 8, 12, 15), 10
-_SAME = ("texts", "pieces", "length", "bfloat16")
+_SAME = ("model", "texts", "pieces", "length", "bfloat16")
 _BLOCK = 512  # queries whose weights are held at a time
 
 
@@ -125,7 +125,12 @@ def main() -> None:
         ]
         every.append(ids)
     about = provenance(0, "cpu") | {"command": command_line(), "started": now()}
-    about |= {"texts": [path.name for path in options.text], "pieces": options.pieces, "length": options.length}
+    about |= {
+        "model": options.model.name,
+        "texts": [path.name for path in options.text],
+        "pieces": options.pieces,
+        "length": options.length,
+    }
     given = model, pieces, WINDOW, SINKS, FIRST
     options.out.parent.mkdir(parents=True, exist_ok=True)
     losses = options.out.with_suffix(".losses.json")

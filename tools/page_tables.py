@@ -488,7 +488,7 @@ def hybrids() -> str:
         random = [row["gap_closed"] for name, row in sets.items() if name.startswith("random")]
         named = [percent(sets[name]["gap_closed"]) for name in ("alone", "mass", "equal distances", "last")]
         texts = ", ".join(percent(share) for share in sets["jointly"]["by_text"])
-        chosen = f"**{percent(sets['jointly']['gap_closed'])}** ({texts})"
+        chosen = f"{percent(sets['jointly']['gap_closed'])} ({texts})"
         middle = percent(sum(random) / len(random))
         lines.append([count, chosen, *named, f"{middle} ({percent(min(random))} to {percent(max(random))})"])
     heads = ["whole, of 30", "jointly (Great Expectations, Moby Dick, WikiText-2)", "each alone", "attention's mass"]

@@ -148,8 +148,8 @@ class WindowLoss:
         self._ends.enter_context(evaluating(self.model))
         self.names = tuple(one.name for one in report.changed)
         self.kv_heads = {one.name: one.kv_heads for one in report.changed}
-        self._modules: dict[str, Any] = {name: self.model.get_submodule(name) for name in self.names}
-        self._windowed: dict[str, Any] = {name: type(module) for name, module in self._modules.items()}
+        self._attentions: dict[str, Any] = {name: self.model.get_submodule(name) for name in self.names}
+        self._windowed: dict[str, Any] = {name: type(module) for name, module in self._attentions.items()}
         self._blocks = _find_blocks(self.model, self.names)
         self._kept: tuple[Collection[str], list[list[Any]]] | None = None  # whole attentions, outputs of pieces' blocks
         return self
@@ -178,12 +178,12 @@ class WindowLoss:
     def with_head(self, name: str, head: int) -> Tensor:
         """Nats a token of each piece with one key head of one attention in the window, and all else whole."""
         self._switch(self.names)
-        self._modules[name].__class__ = _make_head_class(self._windowed[name], head)
+        self._attentions[name].__class__ = _make_head_class(self._windowed[name], head)
         return torch.stack([self._measure(ids, [])[0] for ids in self.pieces])
 
     def _switch(self, full: Collection[str]) -> None:
         """Make the attentions `full` whole, and put the others into the window."""
-        for name, module in self._modules.items():
+        for name, module in self._attentions.items():
             windowed = self._windowed[name]
             module.__class__ = windowed.__mro__[1] if name in full else windowed
 

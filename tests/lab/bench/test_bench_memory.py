@@ -32,7 +32,7 @@ SMALL = replace(
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("task", [*DEFAULT, "rewriting", "facts"])
 def test_every_memory_reads_every_task_and_longer_rows(memory, task):
-    benchmark = BENCHMARKS[task].of_books(str(Path(__file__).parents[3] / "log" / "README.md"))
+    benchmark = BENCHMARKS[task].of_books(str(Path(__file__).parents[3] / "CONTRIBUTING.md"))
     data = replace(benchmark.data, rows=2)
     data = replace(data, examples=min(data.examples, 8)) if hasattr(data, "examples") else data
     made = run.recipe(memory, replace(benchmark, data=data, sizes=replace(benchmark.sizes, dim=16)), 1e-3, 0)

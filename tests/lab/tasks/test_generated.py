@@ -43,7 +43,7 @@ CONFIGS = [
     MADCompressionConfig(examples=0, rows=40),
     MADMemorisationConfig(examples=0, rows=40),
     NeedleConfig(450, rows=40),
-    FactsConfig(rows=40, path=str(Path(__file__).parents[3] / "log" / "README.md")),
+    FactsConfig(rows=40, path=str(Path(__file__).parents[3] / "CONTRIBUTING.md")),
 ]
 
 
