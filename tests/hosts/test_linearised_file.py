@@ -1,5 +1,7 @@
 """An adapter: the trained states of a linearised decoder in a file of their own."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,3 +91,13 @@ def test_what_is_refused_leaves_the_model_as_it_was(tmp_path: Any) -> None:
     torch.save({}, tmp_path / "other")
     with pytest.raises(InputError, match="expected a state-adapter"):
         load_adapter(plain("llama"), tmp_path / "other")
+
+
+def test_the_adapter_of_the_examples_is_a_hybrid_of_the_attentions_that_are_ranked_first() -> None:
+    root = Path(__file__).parents[2]
+    path = root / "examples" / "smollm2" / "hybrid-8.safetensors"
+    kept = mnemos.tree_file.read(path, "mnemos state-adapter 1")
+    ranking = json.loads((root / "results" / "attention_ranking.json").read_text())
+    changed = {name for one in kept["states"] for name in one["names"]}
+    assert changed == set(ranking["names"]) - set(ranking["order"][:8])
+    assert path.stat().st_size < 12e6
