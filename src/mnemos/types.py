@@ -55,16 +55,6 @@ class SharedRows:
         raise NotImplementedError
 
 
-class TokenState:
-    """Base of the parts of a state that grow with the tokens, of which a reset may leave some that no row reads."""
-
-    __slots__ = ()
-
-    def trimmed(self) -> State:
-        """The part without its first tokens that no row reads."""
-        raise NotImplementedError
-
-
 class Rows:
     """The rows that `select` takes, as the tensor [R] of indices; `SharedRows` read them as a list, made once."""
 
@@ -150,10 +140,8 @@ def reset(state: S, rows: Tensor) -> S:
         return torch.where(mask, torch.zeros((), dtype=leaf.dtype, device=leaf.device), leaf)
 
     cleared: S = map_state(fresh, unshare(state))
-    # Tokens that no row reads any more would stay for ever, and each layer would compute with them.
-    shorter: S = pytree.tree_map(
-        lambda x: x.trimmed() if isinstance(x, TokenState) else x, cleared, is_leaf=_has_tokens
-    )
+    # Keys and values that no row reads any more are dropped: else a state grows with every document.
+    shorter: S = pytree.tree_map(lambda x: x.trimmed() if _can_trim(x) else x, cleared, is_leaf=_can_trim)
     return shorter
 
 
@@ -206,8 +194,8 @@ def _shares(part: object) -> bool:
     return isinstance(part, SharedRows)
 
 
-def _has_tokens(part: object) -> bool:
-    return isinstance(part, TokenState)
+def _can_trim(part: object) -> bool:
+    return hasattr(part, "trimmed")
 
 
 def _batch(state: object, rows: Tensor, verb: str) -> int:

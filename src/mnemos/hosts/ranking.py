@@ -92,7 +92,7 @@ def rank_attentions(
     `linearise(state="none")` has it. alone: each in the window by itself, all others whole.
 
     jointly: from all whole on, the attention that is missed least goes into the window, again and again: N(N + 1)/2 + 1
-    measurements for N attentions, of which the blocks above the changed attention alone are computed. Attentions stand
+    measurements for N attentions; each computes the blocks from the changed attention on. Attentions stand
     in for each other, so losses alone do not add up. False: the order is that of `alone`; 2N + 1 measurements. heads:
     also each key head alone. progress: called with the measurements that are done and their number.
 

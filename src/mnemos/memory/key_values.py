@@ -14,7 +14,7 @@ from torch import Tensor
 from mnemos._compat import forward_differentiated, pytree, transformed
 from mnemos.ops.padding import take, valid_last, zero_invalid
 from mnemos.ops.positions import count_seen
-from mnemos.types import Device, InputError, Rows, SharedRows, TokenState
+from mnemos.types import Device, InputError, Rows, SharedRows
 
 # --- A buffer that states share ---
 
@@ -89,7 +89,7 @@ def pad_front(x: Tensor, length: int) -> Tensor:
 # --- Keys and values, and inputs ---
 
 
-class KeyValues(TokenState):
+class KeyValues:
     """Keys and values of the tokens a causal attention has read; a `State`, which no operation changes.
 
     k, v: [B, N, H, D/H], the last N tokens of every row: all tokens, or those of a window.
