@@ -1,13 +1,15 @@
 """Which attentions of a trained decoder need the past beyond a window, and what hybrids of them predict untrained.
 
     python benchmarks/hybrids.py rank --model FOLDER --text TEXT ... --out FILE [--pieces 1] [--length 2048]
+    python benchmarks/hybrids.py heads --model FOLDER --text TEXT ... --ranking FILE --out FILE [--rows 20]
     python benchmarks/hybrids.py sets --model FOLDER --text TEXT ... --ranking FILE --out FILE [--pieces 3]
 
-`rank`: what the decoder loses for each attention, and each key head, that alone has a window of 64 tokens and 4 sinks;
-the order in which `mnemos.rank_attentions` puts all of them into the window; the nats of facts told 1,024 tokens ago,
-with each attention alone in the window; and the mass of attention beyond window and sinks, a measure of others. `sets`,
-on other texts: the loss with the first 2, 4, 8, 12 and 15 of that order whole and all others in the window, beside
-those that lose most alone, those with most mass, some at equal distances, the last ones, and ten random draws.
+`rank`: what the decoder loses for each attention that alone has a window of 64 tokens and 4 sinks; the order in which
+`mnemos.rank_attentions` puts all of them into the window; and the mass of attention beyond window and sinks, a measure
+of others. `heads` adds to it what is lost for each key head that alone has the window, and the nats of facts told 1,024
+tokens ago in the first text, with each attention alone in the window. `sets`, on other texts: the loss with the first 2,
+4, 8, 12 and 15 of that order whole and all others in the window, beside those that lose most alone, those with most
+mass, some at equal distances, the last ones, and ten random draws.
 
 Every loss is kept in OUT beside its set, so the same command goes on after a kill. Pieces are spaced evenly in a text.
 """
@@ -101,7 +103,7 @@ def draws(names: tuple[str, ...], count: int, ranking: dict[str, Any]) -> dict[s
 def main() -> None:
     """Parse the arguments and do what they say."""
     parser = argparse.ArgumentParser(description="Which attentions of a decoder need the far past, and hybrids of them")
-    parser.add_argument("do", choices=("rank", "sets"))
+    parser.add_argument("do", choices=("rank", "heads", "sets"))
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--text", type=Path, nargs="+", required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -137,21 +139,31 @@ def main() -> None:
     about["bfloat16"] = options.bfloat16
     torch.set_autocast_enabled("cpu", options.bfloat16)
 
+    same = {name: about[name] for name in _SAME}
     if options.do == "rank":
-        with KeptLoss(losses, {name: about[name] for name in _SAME}, *given) as loss:
-            for heads in (False, True):  # the order first: heads take longer
-                done = rank(loss, True, heads, lambda n, of: n % 10 or print(f"{n} of {of}", flush=True))
+        with KeptLoss(losses, same, *given) as loss:
+            done = rank(loss, True, False, lambda n, of: n % 10 or print(f"{n} of {of}", flush=True))
         print(done, flush=True)
-        mass = far_mass(model, pieces)
-        told = told_without(model, tokenizer, every[0], done.names, options.rows, options.out.with_suffix(".told.json"))
-        kept = {name: getattr(done, name) for name in ("names", "alone", "order", "nats", "heads", "tokens")}
-        write_json(options.out, kept | {"far_mass": mass, "told": told, "about": about | {"finished": now()}})
+        ranking: Any = {name: getattr(done, name) for name in ("names", "alone", "order", "nats", "tokens")}
+        ranking["far_mass"] = far_mass(model, pieces)
+        write_json(options.out, ranking | {"about": about | {"finished": now()}})
         return
 
     ranking = read_object(options.ranking)
     names = tuple(ranking["names"])
+    if options.do == "heads":
+        with KeptLoss(losses, same, *given) as loss:
+            whole, heads = loss(names), {}
+            loss(names, keep=True)
+            for name, count in loss.kv_heads.items():
+                heads[name] = [float((loss.with_head(name, i) - whole).mean()) for i in range(count)]
+                print(name, *(f"{nats:.4f}" for nats in heads[name]), flush=True)
+        told = told_without(model, tokenizer, every[0], names, options.rows, options.out.with_suffix(".told.json"))
+        write_json(options.out, ranking | {"heads": heads, "told": told, "about_heads": about | {"finished": now()}})
+        return
+
     rows = []
-    with KeptLoss(losses, {name: about[name] for name in _SAME}, *given) as loss:
+    with KeptLoss(losses, same, *given) as loss:
         floor, ceiling = loss(()), loss(names)
         loss((), keep=True)
         for count in COUNTS:

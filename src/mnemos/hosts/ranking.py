@@ -179,7 +179,10 @@ class WindowLoss:
         """Nats a token of each piece with one key head of one attention in the window, and all else whole."""
         self._switch(self.names)
         self._attentions[name].__class__ = _make_head_class(self._windowed[name], head)
-        return torch.stack([self._measure(ids, [])[0] for ids in self.pieces])
+        outputs = [list[Any]() for _ in self.pieces]
+        if self._kept is not None and len(self._kept[0]) == len(self.names):  # the blocks below are as they were
+            outputs = [blocks[: self.names.index(name)] for blocks in self._kept[1]]
+        return torch.stack([self._measure(*piece)[0] for piece in zip(self.pieces, outputs, strict=True)])
 
     def _switch(self, full: Collection[str]) -> None:
         """Make the attentions `full` whole, and put the others into the window."""

@@ -41,16 +41,20 @@ class KeptLoss(WindowLoss):
             self._wanted = [*full]  # measured when a loss is needed that the file does not have
         key = "".join("x" if name in full else "-" for name in self.names)
         if key not in self.kept["losses"]:
-            if self._wanted is not None:
-                super().__call__(self._wanted, keep=True)
-                self._wanted = None
+            self._hold_wanted()
             self._write(key, super().__call__(full))
         return torch.tensor(self.kept["losses"][key], dtype=torch.float64)
 
     def with_head(self, name: str, head: int) -> Tensor:
         if (key := f"{name}, key head {head}") not in self.kept["losses"]:
+            self._hold_wanted()
             self._write(key, super().with_head(name, head))
         return torch.tensor(self.kept["losses"][key], dtype=torch.float64)
+
+    def _hold_wanted(self) -> None:
+        if self._wanted is not None:
+            super().__call__(self._wanted, keep=True)
+            self._wanted = None
 
     def _write(self, key: str, nats: Tensor) -> None:
         self.kept["losses"][key] = nats.tolist()
