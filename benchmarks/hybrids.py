@@ -7,8 +7,8 @@
 `rank`: what the decoder loses for each attention that alone has a window of 64 tokens and 4 sinks; the order in which
 `mnemos.rank_attentions` puts all of them into the window; and the mass of attention beyond window and sinks, a measure
 of others. `heads` adds to it what is lost for each key head that alone has the window, and the nats of facts told 1,024
-tokens ago in the first text, with each attention alone in the window. `sets`, on other texts: the loss with the first 2,
-4, 8, 12 and 15 of that order whole and all others in the window, beside those that lose most alone, those with most
+tokens ago in the first text, with each attention alone in the window. `sets`, on other texts: the loss with the first
+2, 4, 8, 12 and 15 of that order whole and all others in the window, beside those that lose most alone, those with most
 mass, some at equal distances, the last ones, and ten random draws.
 
 Every loss is kept in OUT beside its set, so the same command goes on after a kill. Pieces are spaced evenly in a text.

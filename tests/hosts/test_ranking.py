@@ -183,6 +183,8 @@ def test_what_is_refused() -> None:
         ({"pieces": []}, "found none; give longer ones"),
         ({"pieces": texts, "first": 30}, r"more than first=30 token ids, found \[30\], \[30\]"),
         ({"pieces": [texts[0][None]], "first": 3}, r"pieces \[T\], .* found \[1, 30\]; .*its row"),
+        ({"pieces": [texts[0] * 1.0], "first": 3}, "expected token ids from 0 to below .*, found torch.float32 from"),
+        ({"pieces": [texts[0], texts[1] + 1000], "first": 3}, "below .*, found torch.int64 from 10[0-9]{2} to 10"),
         ({"pieces": texts, "first": 0}, "first: expected at least 1, found 0"),
         ({"pieces": texts, "first": 3}, "window=64 and sinks=4 together, found at most 30"),
         ({"pieces": texts, "first": 3, "window": 26}, "window=26 and sinks=4 together, found at most 30"),

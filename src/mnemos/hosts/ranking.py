@@ -6,6 +6,7 @@ names.
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -135,6 +136,14 @@ class WindowLoss:
                 f"expected a list of pieces [T], each of more than first={first} token ids, found "
                 f"{', '.join(found[:4]) or 'none'}; give longer ones (of [1, T] its row), or lower first"
             )
+        embedding = getattr(self.model, "get_input_embeddings", lambda: None)()
+        vocabulary = getattr(embedding, "num_embeddings", sys.maxsize)
+        for x in self.pieces:
+            if x.dtype not in (torch.int64, torch.int32) or x.min() < 0 or x.max() >= vocabulary:
+                raise InputError(
+                    f"expected token ids from 0 to below {vocabulary:,}, found {x.dtype} from {x.min()} to {x.max()}; "
+                    "give what the decoder's own tokenizer returns"
+                )
         if (longest := max(map(len, self.pieces))) <= window + sinks:
             raise InputError(
                 f"expected a piece of more tokens than window={window} and sinks={sinks} together, found at most "

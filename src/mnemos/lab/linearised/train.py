@@ -109,6 +109,8 @@ class Training:
             sizes = settings.window, settings.sinks
             self.full = choose_full(decoder, self.pieces, count, *sizes, self.about, folder, quiet) if count else ()
         self.report = mnemos.linearise(decoder, **settings.arguments, full=self.full or None)
+        if not quiet and settings.full and settings.full_count is None:
+            say(f"left whole: {', '.join(one.name for one in self.report.left)}", file=sys.stderr)
         self.maps, self.low_rank = dict(self.report.maps), dict(self.report.updates)
         self.step: Any = mnemos.functional(decoder)
         self.teacher = None

@@ -118,7 +118,7 @@ def schedule_warning(recipe: Recipe) -> str | None:
     highest = optim.factor(recipe.optim.schedule, steps, steps)
     return (
         f"optim.schedule.warmup is {warmup:,} steps and the run has {steps:,}: it ends within the warm-up, at "
-        f"{highest:.2g} times optim.lr; lower optim.schedule.warmup"
+        f"{highest:.2g} times optim.lr; train for more steps, or lower optim.schedule.warmup"
     )
 
 
