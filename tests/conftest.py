@@ -16,6 +16,11 @@ pytest_plugins = ["record"]
 gc.disable()
 # Which library computes dense layers would be measured: equal tests could have other bits, and so could processes.
 os.environ.setdefault("MNEMOS_DENSE", "blas")
+# Threads that spin while they wait take the cores from the other test process: a call of two threads took seconds.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# What processes that train together are told; Fabric writes it down where one of them is this process.
+TOGETHER = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+ALONE = {name: os.environ.get(name) for name in TOGETHER}
 
 
 def pytest_addoption(parser):
@@ -79,6 +84,29 @@ def _charts_without_their_library():
     vl_convert.javascript_bundle = lambda: "window.vegaEmbed = null;"
     yield
     vl_convert.javascript_bundle = whole
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _seeds_of_the_processor_alone():
+    """`torch.manual_seed` notes its caller for every sort of device that is not there: a fiftieth of the time."""
+    import torch
+
+    with pytest.MonkeyPatch.context() as patched:
+        for device in (torch.cuda, torch.mtia, torch.xpu):
+            if not device.is_available():
+                patched.setattr(device, "manual_seed_all", lambda seed: None)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _alone():
+    """The next test is told of no other processes: with LOCAL_RANK, transformers would wait for them."""
+    yield
+    for name, value in ALONE.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture(scope="session")
