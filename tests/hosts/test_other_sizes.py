@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import mnemos
 from mnemos import GRC
 from mnemos.memory.gated_cache import caches
+from mnemos.ops.gated_cache.resampling import Windows
 
 _SMALL = {"embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5, "patch_size": 4, "img_size": 16}
 _OPTIONS = [{"preset": "official"}, {"resample": "grid", "length": 4}, {"convolution": True}]
@@ -105,6 +106,11 @@ def test_swin_v2_of_hugging_face_shows_the_grid_of_each_call(length):
         assert grids == [(height // 4, width // 4)] * 2
         for branch, windows, whole in zip(caches(model), tokens, layers, strict=True):
             close((branch.windows or branch.padded).at(grids[0]).to_grid(windows), whole)
+
+
+def test_swin_v1_of_hugging_face_does_not_shift_a_grid_of_one_window():
+    windows = Windows((8, 8), (4, 4), (2, 2), pads_first=True)
+    assert [windows.at(grid).shift for grid in ((5, 6), (4, 6), (3, 3))] == [(2, 2), (0, 0), (0, 0)]
 
 
 @pytest.mark.parametrize("name", ["timm_swin", "hf_swin"])

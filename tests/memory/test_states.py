@@ -1,5 +1,6 @@
 """The states of attentions by themselves: what an empty one holds, and what a detached one is."""
 
+import pytest
 import torch
 
 from mnemos.memory import Segments
@@ -37,3 +38,11 @@ def test_appends_carry_tangents():
 
     x = torch.ones(1, 1, 1, 2)
     assert torch.func.jvp(total, (x,), (x,))[1] == 20
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 6])
+def test_a_padded_state_has_at_least_as_many_tokens(n):
+    k = torch.randn(2, 3, 1, 4)
+    padded = KeyValues(k, k, torch.ones(2, 3, dtype=torch.bool), torch.full((2,), 3)).pad_to(n)
+    assert padded.valid.tolist() == [[False] * (n - 3) + [True] * 3] * 2
+    assert torch.equal(padded.k, torch.cat([torch.zeros(2, max(0, n - 3), 1, 4), k], 1))

@@ -8,7 +8,7 @@ from replay_standins import agree, begin, cell, gradients, plain, segments
 
 from mnemos import InputError, add_auxiliary_loss
 from mnemos.memory_replay import rollout
-from mnemos.memory_replay.engine import RolloutEngine, read_in_turn
+from mnemos.memory_replay.engine import CarriedStates, RolloutEngine, read_in_turn
 
 RESETS = [None, torch.tensor([True, False, True]), None, None, torch.tensor([False, True, False]), None, None]
 
@@ -77,7 +77,7 @@ def test_auxiliary_losses_of_layers_count_once(count):
     agree(found[0]["head.bias"], bias + count * 2 * model.head.bias, 1e-12)
 
 
-def test_an_engine_verifies_every_rollout(monkeypatch):
+def test_an_engine_verifies_every_rollout_and_carried_states_the_first(monkeypatch):
     compared, original = [], rollout.compare
     monkeypatch.setattr(rollout, "compare", lambda *given: compared.append(None) or original(*given))
     model, drawn = cell(dropout=0.0), torch.Generator().manual_seed(0)
@@ -94,3 +94,10 @@ def test_an_engine_verifies_every_rollout(monkeypatch):
         compared.clear()
         engine.run(reading(model), given, begin())
         assert compared
+    carried, verified = CarriedStates(engine), []
+    carried.states = [begin()]
+    for count in (1, 7, 7):  # one segment is not read twice
+        compared.clear()
+        carried.backward(0, reading(model), given[:count])
+        verified.append(bool(compared))
+    assert verified == [False, True, False]

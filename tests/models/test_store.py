@@ -33,10 +33,16 @@ def change_weights(folder, change):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.float32])
-def test_dtypes_come_back(tmp_path, dtype):
+def test_dtypes_come_back(tmp_path, monkeypatch, dtype):
+    def build(config):
+        network = Transformer(config)
+        network.register_buffer("unsaved", torch.ones(3), persistent=False)  # as a model of one's own may have
+        return network
+
+    monkeypatch.setattr(TransformerConfig, "build", build)
     torch.manual_seed(0)
     for network in (
-        small(cache=GRC(length=3), head=HeadConfig(tied=True)),
+        small(cache=GRC(length=3), head=HeadConfig(tied=True)).config.build(),
         mnemos.Memformer(vocab_size=11, dim=16, num_heads=2, mlp=32, encoder_layers=1, decoder_layers=1),
     ):
         network.to(dtype).eval()

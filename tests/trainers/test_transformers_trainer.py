@@ -233,8 +233,9 @@ def test_what_does_not_apply_is_refused(tmp_path):
     for name, value in (("activation_checkpointing", True), ("fsdp", True)):
         given = arguments(tmp_path)
         setattr(given, name, value)
-        with pytest.raises(InputError, match=f"without {name}, because"):
-            RolloutTrainer(model=made("linear"), args=given, train_dataset=documents(), segment=4, rollout=1)
+        for positional, named in (((), {"model": made("linear"), "args": given}), ((made("linear"), given), {})):
+            with pytest.raises(InputError, match=f"without {name}, because"):
+                RolloutTrainer(*positional, **named, train_dataset=documents(), segment=4, rollout=1)
     trainer = trainer_of(made("linear"), tmp_path, max_steps=1)
     for data, said in [
         ([{"text": "a b"}], "input_ids"),

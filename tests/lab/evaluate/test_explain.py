@@ -90,6 +90,8 @@ def test_tokens_of_training_are_compared_as_the_update_sees_them(config, grc, sl
     monkeypatch.setattr(module, "compare_slots", spy)
     found = explain(model, task, tmp_path)
     assert found["layers"][0]["slots"] == {"left": "stopped here"}
+    shown = next(task.batches("test", 24)).inputs[found["pictures"]["index"]]
+    assert found["pictures"]["guess"] == model.eval()(shown)[0].argmax(-1).tolist()
     inputs = torch.cat([normalise(task.picture("train", i)[None], *COLOURS) for i in range(task.size("train"))])
     for name, one in seen(model, inputs).items():
         tokens, slot, image = given[layers(model)[name]]

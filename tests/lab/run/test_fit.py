@@ -1,5 +1,6 @@
 """`mnemos.fit`: a user's model and data, of several kinds; the same loss as a plain loop, and resumed exactly."""
 
+import json
 import shutil
 import sys
 from dataclasses import replace
@@ -182,6 +183,7 @@ def test_resuming_a_finished_run_loads_its_weights_into_the_model(tmp_path):
     result = mnemos.fit(trained, rows(), rows(), tmp_path / "run", 2, train=SETTINGS)
     assert mnemos.fit(fresh, rows(), rows(), tmp_path / "run", 2, train=SETTINGS, resume=True) == result
     torch.testing.assert_close(fresh.state_dict(), trained.state_dict(), rtol=0, atol=0)
+    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["train"]["keep"] == SETTINGS.keep
     with pytest.raises(InputError, match=r"found one of mnemos.fit, .* resume=True"):
         mnemos.load(tmp_path / "run")
 

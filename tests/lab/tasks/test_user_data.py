@@ -1,8 +1,8 @@
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, SequentialSampler, SubsetRandomSampler
 
-from mnemos.lab.tasks.user_data import source
+from mnemos.lab.tasks.user_data import BatchSource, RowSource, source
 from mnemos.types import InputError
 
 
@@ -18,6 +18,19 @@ def test_what_a_data_set_draws_is_a_function_of_seed_and_batch():
     draws = {key: source(Noisy()).batch(key[0], 8, key[1]).inputs for key in ((0, 0), (1, 0), (0, 1))}
     assert torch.equal(draws[0, 0], source(Noisy()).batch(0, 8, 0).inputs)
     assert len(torch.stack([*draws.values()]).flatten(1).unique(dim=0)) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "cls"),
+    [
+        ({}, RowSource),
+        ({"shuffle": True}, RowSource),
+        ({"sampler": SequentialSampler(range(4))}, RowSource),
+        ({"sampler": SubsetRandomSampler([1, 3])}, BatchSource),  # its order and choice are the loader's own
+    ],
+)
+def test_rows_are_read_one_by_one_where_the_loaders_order_is_known(options, cls):
+    assert type(source(DataLoader(torch.arange(4), **options))) is cls
 
 
 class _Damaged(Dataset):
