@@ -9,11 +9,13 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import quick
 from pairwise import cover
 
 pytest_plugins = ["record"]
 # What is imported stays; to search it for garbage takes a fifth of the time of imports.
 gc.disable()
+quick.leave_out_the_disk()
 # Which library computes dense layers would be measured: equal tests could have other bits, and so could processes.
 os.environ.setdefault("MNEMOS_DENSE", "blas")
 # Threads that spin while they wait take the cores from the other test process: a call of two threads took seconds.

@@ -3,9 +3,11 @@
 import gc
 import importlib
 
+import quick
 import torch
 
 from mnemos import libraries, registry
+from mnemos.lab.run import provenance
 
 gc.disable()  # what is imported stays
 torch.set_num_threads(1)
@@ -24,5 +26,9 @@ for module in MODULES.split():
 registry.load("recipe", "demo")  # which imports the recipes
 for host in ("bert", "gpt2", "mamba", "rwkv", "vit"):
     importlib.import_module(f"transformers.models.{host}.modeling_{host}")
+quick.leave_out_the_disk()
+quick.ask_git_once()
+provenance.source()
+provenance.source_hash()
 gc.freeze()
 gc.enable()

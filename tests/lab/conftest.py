@@ -3,11 +3,17 @@
 import os
 
 import pytest
+import quick
 
 from mnemos.errors import InputError
 from mnemos.lab.errors import Interrupted, TrainingFailed
 
 CODES = {TrainingFailed: 1, InputError: 2, Interrupted: 130}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _git_is_asked_once():
+    quick.ask_git_once()
 
 
 class Child:
