@@ -285,6 +285,17 @@ def test_values_and_gradients_of_the_equations_while_the_cache_evolves(case, mas
                         torch.testing.assert_close(call(branch, x, y, mask), expected)
 
 
+@pytest.mark.parametrize("source", ["input", "output"])
+def test_the_cache_is_written_from_its_source_alone(source):
+    (x, y), (other_x, other_y) = (calls(15, 21, 7, seed) for seed in (1, 2))
+    contents = []
+    for inputs in ((x, y), (other_x, y), (x, other_y)):
+        branch = build(*SIZES, {"preset": "mnemos", "length": 5, "source": source})
+        branch(*inputs)
+        contents.append(branch.eval().cache)
+    assert [torch.equal(contents[0], other) for other in contents[1:]] == [source == "output", source == "input"]
+
+
 def test_inputs_of_any_layout_are_read_right():
     branch = build(*SIZES, {"preset": "mnemos", "length": 5})
     x, y = calls(15, 21, 7, 1)

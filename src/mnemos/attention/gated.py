@@ -107,8 +107,6 @@ class GatedBranch(GatedCache):
 
     def queries(self, x: Tensor) -> Tensor:
         """q(X) [B, T, H, Dm/H] of the first Dm channels of the layer's input, x [B, T, Dm]."""
-        if not isinstance(x.shape[1], int):  # flattening strided rows would limit a program to some lengths
-            return self.map("query")(x).unflatten(-1, (self.num_heads, -1))
         # A matrix whose rows are strided is multiplied without a copy.
         q = self.map("query")(x.flatten(0, 1))
         return q.view(*x.shape[:2], self.num_heads, q.shape[1] // self.num_heads)

@@ -10,8 +10,9 @@ from train_standins import Toy, Toys, look, train
 from trained_runs import lines
 
 from mnemos.lab.errors import TrainingFailed
-from mnemos.lab.run import checkpoint, model_with_loss
+from mnemos.lab.run import checkpoint, devices, model_with_loss
 from mnemos.lab.run.checks import precision_warning
+from mnemos.lab.run.learner import Learner
 from mnemos.lab.run.recipe import ScheduleConfig
 from mnemos.lab.run.run import Run
 from mnemos.lab.tasks.batch import row_count
@@ -74,6 +75,18 @@ def test_the_first_line_is_the_loss_of_the_first_batch(tmp_path):
     assert line["loss"] == pytest.approx(loss.item(), rel=1e-6)
     assert line["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
     assert line["accuracy"] == pytest.approx((logits.argmax(-1) == batch.targets)[counted].float().mean().item())
+
+
+def test_every_process_draws_its_own_dropout_and_the_same_weights(monkeypatch):
+    recipe = Toys(True, STILL).recipe()
+    fabric, drawn, weights = devices.connect(recipe.train), [], []
+    for rank in (0, 1, 0):
+        monkeypatch.setattr(type(fabric), "global_rank", rank)
+        learner = Learner(fabric, recipe, recipe.data.build())
+        weights.append(torch.cat([p.detach().flatten() for p in learner.model.parameters()]))
+        drawn.append(float(torch.rand(())))
+    assert drawn[0] == drawn[2] != drawn[1]
+    assert torch.equal(*weights[:2])
 
 
 def test_a_line_is_the_mean_over_the_updates_since_the_last_one(tmp_path):

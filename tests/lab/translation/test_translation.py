@@ -67,6 +67,8 @@ def test_batches_hold_the_pairs_with_their_special_tokens(task):
     assert sorted(seen) == sorted(sentences(300, 0))
     held = [pair for batch in task.batches("test", 64) for pair in texts(task, batch)]
     assert sorted(held) == sorted(sentences(16, 2))
+    test = task.corpora["test"]
+    assert [*zip(test.sources, test.references, strict=True)] == sentences(16, 2), "what scores are counted against"
     assert task.size("test") == sum(task.count(batch) for batch in task.batches("test", 5))
 
 

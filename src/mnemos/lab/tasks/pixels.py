@@ -153,9 +153,6 @@ class PixelTask(TokenTask):
         say(f"{count} images of {size} bytes and {completed} completions of half images in {seconds:.1f} s")
         return True
 
-    def close(self) -> None:
-        self._images.close()
-
 
 def write_pictures(
     model: nn.Module,
