@@ -5,7 +5,7 @@ import pytest
 
 from mnemos.lab.report.charts import Series
 from mnemos.lab.report.curves import intervals, means
-from mnemos.lab.report.gated_caches import LARGEST, activity_chart, effective_rank, grey, mix_chart, pool, spotlit
+from mnemos.lab.report.gated_caches import LARGEST, effective_rank, gate_chart, grey, pool, spotlit
 from mnemos.lab.report.markup import decimal, duration, listed, memory, operations, short, shortened
 from mnemos.lab.report.memory_use import extent
 from mnemos.lab.report.run_records import GateCurves, flat
@@ -27,7 +27,7 @@ def test_the_gates_of_seeds_are_drawn_at_equal_updates():
     """Seeds with other numbers of records: their mean exists at every point of the shorter one."""
     runs, series = [np.arange(10, 10 * n + 10, 10) for n in (1000, 700)], [Series("a", "x")]
     gates = [GateCurves(s, ("a",), np.full((len(s), 1, 30), 0.5), {"cache.rms": s[:, None] / 1}) for s in runs]
-    for chart in (mix_chart("m", series, gates), activity_chart("g", series, gates, "cache.rms")):
+    for chart in (gate_chart("m", series, gates, "mix"), gate_chart("g", series, gates, "cache.rms")):
         points = list(zip(chart.columns["r"], chart.columns["x0"], strict=True))
         long, short = ({x for r, x in points if r == run} for run in (0, len(chart.runs) - 1))
         assert short < long

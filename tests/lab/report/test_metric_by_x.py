@@ -9,7 +9,7 @@ from synthetic_runs import write_run
 
 from mnemos import InputError
 from mnemos.lab.compare.comparison import read_comparison, show, summarise
-from mnemos.lab.report.metric_by_x import by_x_figure, by_x_table, read_by_x
+from mnemos.lab.report.curves import by_x_figure, by_x_table, read_by_x
 from mnemos.lab.report.page import report
 from mnemos.lab.report.read import read
 

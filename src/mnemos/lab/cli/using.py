@@ -120,7 +120,7 @@ def sample(
         stop: end a text where this text is written
         seed: random seed
     """
-    from mnemos.lab.report.image_grids import write_grids
+    from mnemos.lab.report.outputs import write_grids
     from mnemos.lab.run.trained import sample_run
     from mnemos.lab.tasks.task import Sampling
 

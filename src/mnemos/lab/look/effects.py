@@ -67,9 +67,9 @@ def choose_targets(targets: Sequence[int], helped: Array, length: int) -> list[i
     if len(counted) <= PREDICTIONS:
         return counted
     chosen: dict[int, int] = {}  # by segment
-    known = np.nan_to_num(helped[1:], nan=-np.inf)
-    for i in np.argsort(-known, kind="stable").tolist():
-        if len(chosen) == PREDICTIONS or not known[i] > 0:
+    gains = np.nan_to_num(helped[1:], nan=-np.inf)
+    for i in np.argsort(-gains, kind="stable").tolist():
+        if len(chosen) == PREDICTIONS or not gains[i] > 0:
             break
         chosen.setdefault(i // length, i)
     return sorted(chosen.values())
@@ -120,46 +120,53 @@ def look_at_targets(
     reach = TRACED  # segments that a row with an emptied part is read over
     for segment in range(max(by_segment, default=-1) + 1):
         x = tokens[:, segment * length : (segment + 1) * length]
+
+        # --- rows that begin here, with a part emptied; those that no target waits for end ---
         near = [s for s in by_segment if segment <= s < segment + TRACED]
         if emptied and near and state is not None:
-            states = _emptied_states(readers, every, state, _most_read(memories, near[0], units_most))
-            most = max(
-                1, min(TRACED, BYTES // max(1, _bytes(state) * len(states)), rows_most // len(wanted) // len(states))
-            )
+            # Units are emptied one by one: all of them, or those that the target's segment read most.
+            read = {
+                (m, u): float(one.readers[near[0], :, u].sum()) if one.readers.size else 0.0
+                for m, one in enumerate(memories)
+                for u in range(len(one.units))
+            }
+            chosen = set(sorted(read, key=lambda key: -read[key])[:units_most])
+            states = _emptied_states(readers, every, state, chosen)
+            most = BYTES // max(1, _bytes(state) * len(states))
+            most = max(1, min(TRACED, most, rows_most // len(wanted) // len(states)))
             if near[0] - segment < most:
                 running.append((segment, list(states), join(list(states.values()))))
                 reach = most
         running = [one for one in running if any(segment <= s < one[0] + reach for s in by_segment)]
 
-        outputs, after = model(x, state)
+        # --- the segment as it is, and its predictions ---
+        outputs, state = model(x, state)
         of_segment = []
         for i in by_segment.get(segment, ()):
             p = log_probabilities(model, outputs[0, i - segment * length]).exp()
             target, guess = int(targets[i]), int(p.argmax())
             of_segment.append(Prediction(i + 1, target, float(p[target]), guess, float(p[guess])))
-        read = []
-        for boundary, changes, rows in running:
-            row_outputs, rows_after = _read_rows(model, x, rows)
-            read.append((boundary, changes, rows_after))
-            for one in of_segment:
-                at = one.token - 1 - segment * length
-                p = torch.cat([log_probabilities(model, y[:, at])[:, one.answer].exp() for y in row_outputs])
-                _add_effects(one, boundary, changes, p.cpu().numpy())
-        running, state = read, after
         predictions += of_segment
-    for one in predictions:
-        one.effects = telling(one, [memory.name for memory in memories])
+
+        # --- the same from every row with a part emptied, in batches of at most `BYTES` of states ---
+        effects: list[dict[Change, list[float]]] = [{} for _ in of_segment]
+        for number, (boundary, changes, rows) in enumerate(running):
+            size = max(1, BYTES // 4 // max(1, _bytes(rows) // len(changes)))
+            batches = torch.arange(len(changes), device=x.device).split(size)
+            answers = [model(x.expand(len(part), -1), select(rows, part)) for part in batches]
+            after = [rows_after for _, rows_after in answers]
+            running[number] = (boundary, changes, after[0] if len(after) == 1 else join(after))
+            for one, of_one in zip(of_segment, effects, strict=True):
+                at = one.token - 1 - segment * length
+                p = torch.cat([log_probabilities(model, y[:, at])[:, one.answer].exp() for y, _ in answers])
+                for change, value in zip(changes, p.tolist(), strict=True):
+                    before = of_one.setdefault(change, [])
+                    before += [np.nan] * (len(one.boundaries) - len(before)) + [value]
+                one.boundaries.append(boundary)
+        for one, of_one in zip(of_segment, effects, strict=True):
+            one.effects = [Effect(change, np.array(values)) for change, values in of_one.items()]
+            one.effects = telling(one, [memory.name for memory in memories])
     return predictions
-
-
-def _most_read(memories: Sequence[Memory], segment: int, most: int) -> set[tuple[int, int]]:
-    """The (memory, unit) that are emptied one by one: all, or those that the segment's tokens read most."""
-    read = {
-        (m, u): float(one.readers[segment, :, u].sum()) if one.readers.size else 0.0
-        for m, one in enumerate(memories)
-        for u in range(len(one.units))
-    }
-    return set(sorted(read, key=lambda key: -read[key])[:most])
 
 
 def _emptied_states(
@@ -186,28 +193,6 @@ def _emptied_states(
 
 def _bytes(state: State) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(state))
-
-
-def _read_rows(model: nn.Module, x: Tensor, rows: State) -> tuple[list[Tensor], State]:
-    """The outputs of every row and the states after, in batches of at most `BYTES` of states."""
-    count = leaves(rows)[0].shape[0]
-    batch = max(1, BYTES // 4 // max(1, _bytes(rows) // count))
-    outputs, after = [], []
-    for part in torch.arange(count, device=x.device).split(batch):
-        y, state = model(x.expand(len(part), -1), select(rows, part))
-        outputs.append(y)
-        after.append(state)
-    return outputs, after[0] if len(after) == 1 else join(after)
-
-
-def _add_effects(one: Prediction, boundary: int, changes: Sequence[Change], probability: Array) -> None:
-    one.boundaries.append(boundary)
-    rows = {effect.change: effect.probability for effect in one.effects}
-    before = len(one.boundaries) - 1
-    for change, value in zip(changes, probability, strict=True):
-        row = rows.get(change, np.full(0, np.nan))
-        rows[change] = np.concatenate([row, np.full(before - len(row), np.nan), [value]])
-    one.effects = [Effect(change, row) for change, row in rows.items()]
 
 
 def telling(prediction: Prediction, names: Sequence[str]) -> list[Effect]:

@@ -68,8 +68,8 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
     }
     seen = task.pictured(model)
     if not caches or seen is None:
-        found = "no pictures" if caches else "no gated cache that all tokens read"
-        raise InputError(f"look: expected a causal model, or a model of images with gated caches, found {found}")
+        lacking = "pictures" if caches else "gated cache that all tokens read"
+        raise InputError(f"look: expected a causal model, or a model of images with gated caches, found no {lacking}")
     run, pictures = seen
     with generators.preserve(), evaluating(model):
         index, label, inputs = choose_pictures(pictures)
@@ -103,7 +103,7 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
 
 
 def _answers(call: Attended, at: TokenPositions, count: int) -> tuple[tuple[int, ...], Tensor]:
-    """The slots that were read most, and the weight of each at every token's place: [N, K, h, w]."""
+    """The slots that were read most, and the weight of each at every token: [N, K, h, w]."""
     weights = call.weights().mean(1).cpu()  # [rows, T, K]; one row for all pictures where they share a cache
     weights = weights.reshape(at.index.shape[0] * count, -1, weights.shape[-1])
     most = weights.mean((0, 1)).argsort(descending=True, stable=True)[:SLOTS]

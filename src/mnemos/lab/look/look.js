@@ -6,15 +6,15 @@
 
   // Elements are made with text, never from markup: what a data set holds cannot become an element.
   function make(tag, settings = {}, ...children) {
-    const found = document.createElement(tag);
+    const element = document.createElement(tag);
     for (const [name, value] of Object.entries(settings)) {
-      if (name.startsWith("on")) found.addEventListener(name.slice(2), value);
-      else if (name === "class") found.className = value;
-      else if (value === true) found.setAttribute(name, "");
-      else if (value !== false && value != null) found.setAttribute(name, value);
+      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (name === "class") element.className = value;
+      else if (value === true) element.setAttribute(name, "");
+      else if (value !== false && value != null) element.setAttribute(name, value);
     }
-    found.append(...children);
-    return found;
+    element.append(...children);
+    return element;
   }
   /** At most so many decimals and four significant digits; halves go to the even digit, as in the page's tables. */
   function number(x, digits = 2) {
@@ -27,9 +27,9 @@
 
   // Arrays: {shape, most, bytes}, decoded when they are first used; with `top`, the largest of the last axis.
   function bytes(text) {
-    const raw = atob(text), found = new Uint8Array(raw.length);
-    for (let i = 0; i < raw.length; i++) found[i] = raw.charCodeAt(i);
-    return found;
+    const raw = atob(text), data = new Uint8Array(raw.length);
+    for (let i = 0; i < raw.length; i++) data[i] = raw.charCodeAt(i);
+    return data;
   }
   function open(array) {
     if (!array.data) {
@@ -325,9 +325,9 @@
     context.putImageData(image, 0, 0);
   }
   function rgb(name) {
-    const found = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+    const value = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
     const probe = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-    probe.fillStyle = found;
+    probe.fillStyle = value;
     probe.fillRect(0, 0, 1, 1);
     return probe.getImageData(0, 0, 1, 1).data;
   }
@@ -350,14 +350,14 @@
     });
     return { box, canvas, now, row };
   }
-  function mark(found, column, columns) {
-    found.now.style.cssText = `left:${(100 * column) / columns}%;width:${100 / columns}%`;
-    found.now.hidden = column < 0 || column >= columns;
+  function mark(heat, column, columns) {
+    heat.now.style.cssText = `left:${(100 * column) / columns}%;width:${100 / columns}%`;
+    heat.now.hidden = column < 0 || column >= columns;
   }
-  function notch(found, at, total, title) {
+  function notch(heat, at, total, title) {
     const line = make("u", { title });
     line.style.left = `${(100 * at) / total}%`;
-    found.box.append(line);
+    heat.box.append(line);
   }
   const axis = (...parts) => make("div", { class: "look-axis" }, ...parts.map((part) => make("span", {}, part)));
 
@@ -423,15 +423,15 @@
 
   function most_written(one, memory, unit) {
     if (!memory.written) return [];
-    const found = [];
+    const tokens = [];
     for (let s = 0; s < segments(one); s++) {
       slice(memory.written, s, unit, scratch);
       let best = -1;
       for (let i = 0; i < one.length && s * one.length + i < one.count; i++) if (scratch[i] > (best < 0 ? 0 : scratch[best])) best = i;
       const t = s * one.length + best - memory.offset;
-      if (best >= 0 && t >= 0) found.push([t, scratch[best]]);
+      if (best >= 0 && t >= 0) tokens.push([t, scratch[best]]);
     }
-    return found.sort((a, b) => b[1] - a[1]).slice(0, 12).sort((a, b) => a[0] - b[0]);
+    return tokens.sort((a, b) => b[1] - a[1]).slice(0, 12).sort((a, b) => a[0] - b[0]);
   }
 
   function window_panel(one, memory, m) {
@@ -452,14 +452,14 @@
     }
     function update() {
       mark(heat, state.segment, total);
-      const s = state.segment, from = s * one.length - reach, found = [];
+      const s = state.segment, from = s * one.length - reach, earlier = [];
       for (let i = 0; i < reach; i++) {
         const t = from + i, x = value(memory.received, s * width + i);
-        if (t >= 0 && x > 0) found.push([trimmed(one.words[one.wordOf[t]]), x, number(x, 3)]);
+        if (t >= 0 && x > 0) earlier.push([trimmed(one.words[one.wordOf[t]]), x, number(x, 3)]);
       }
-      found.sort((a, b) => b[1] - a[1]);
-      heading.hidden = !found.length;
-      bars(list, found.slice(0, TOP), found.length ? found[0][1] : 1);
+      earlier.sort((a, b) => b[1] - a[1]);
+      heading.hidden = !earlier.length;
+      bars(list, earlier.slice(0, TOP), earlier.length ? earlier[0][1] : 1);
     }
     return { element, paint, select() {}, update };
   }

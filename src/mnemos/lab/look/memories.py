@@ -5,8 +5,8 @@ model and is given one segment after the other: what its modules were called wit
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -116,37 +116,31 @@ class Reader:
         return {}
 
     def add(self, **arrays: Tensor) -> None:
-        """Keep some arrays of the segment."""
         for name, value in arrays.items():
             self.rows.setdefault(name, []).append(value.detach().float().cpu())
 
     def add_shares(self, layer: str, parts: tuple[str, ...], lengths: Sequence[Tensor]) -> None:
-        """Keep the sources of the segment's tokens in a layer: a length [n] of each part."""
+        """Record the sources of the segment's tokens in a layer: a length [n] of each part."""
         every = torch.stack([one.detach().float().cpu() for one in lengths], -1)
         share = every / every.sum(-1, keepdim=True).clamp(min=1e-12)
         self.shares.setdefault(layer, (parts, []))[1].append(share)
 
     def memory(self) -> Memory:
-        """What was recorded."""
-        rows = {name: _stacked(values) for name, values in self.rows.items()}
-        names = {"moved", "written", "readers", "received"}
         memory = Memory(self.name, self.kind, self.units, self.about, offset=self.offset, own=self.own)
-        memory.values = {name: array for name, array in rows.items() if name not in names}
-        parts: dict[str, Any] = {name: array for name, array in rows.items() if name in names}
-        return replace(memory, **parts)
+        for name, values in self.rows.items():
+            # The arrays of a short segment are filled with zeros at the end.
+            size = [max(one.shape[i] for one in values) for i in range(values[0].dim())]
+            stacked = torch.zeros(len(values), *size)
+            for row, one in zip(stacked, values, strict=True):
+                row[tuple(slice(n) for n in one.shape)] = one
+            if name in ("moved", "written", "readers", "received"):
+                setattr(memory, name, stacked.numpy())
+            else:
+                memory.values[name] = stacked.numpy()
+        return memory
 
     def sources(self) -> list[Sources]:
-        """What the tokens took from where, by layer."""
         return [Sources(name, parts, torch.cat(share).numpy()) for name, (parts, share) in self.shares.items()]
-
-
-def _stacked(values: list[Tensor]) -> Array:
-    """Arrays of the segments, stacked; those of a short segment are filled with zeros at the end."""
-    size = [max(one.shape[i] for one in values) for i in range(values[0].dim())]
-    out = torch.zeros(len(values), *size)
-    for row, one in zip(out, values, strict=True):
-        row[tuple(slice(n) for n in one.shape)] = one
-    return out.numpy()
 
 
 def nodes(state: State, cls: type[N] | tuple[type[N], ...]) -> list[N]:

@@ -7,9 +7,8 @@ import numpy as np
 
 from mnemos.types import JSONObject
 
-from .effects import Prediction
 from .images import PictureRecording
-from .memories import Array, Memory
+from .memories import Array
 from .record import Recording
 from .summary import explained
 
@@ -23,6 +22,10 @@ def pack(recording: Recording, share: float = 1.0) -> JSONObject:
     Values are rounded to 254 levels of their array's greatest. Of the weights between units and tokens, the largest are
     kept where all would not fit.
     """
+
+    def short(values: Any) -> list[float | None]:  # of more digits than are shown, so that these are rounded once
+        return [None if np.isnan(value) else round(float(value), 6) for value in values]
+
     document = recording.document
     texts, counts = [word for word, _ in document.words], [count for _, count in document.words]
     asked = recording.asked
@@ -36,85 +39,70 @@ def pack(recording: Recording, share: float = 1.0) -> JSONObject:
         "sources": [
             {"name": one.name, "parts": list(one.parts), "share": dense(one.share, 1.0)} for one in recording.sources
         ],
-        "predictions": [_pack_prediction(one) for one in recording.predictions],
-        "asked": asked and {"after": asked.after, "p": _short(asked.probability), "known": asked.known_at_end},
+        "predictions": [
+            {
+                **{"token": one.token, "answer": one.answer_text, "p": round(one.probability, 6)},
+                **{"guess": one.guess_text, "certainty": round(one.certainty, 6), "boundaries": one.boundaries},
+                "effects": [change._asdict() | {"p": short(p)} for change, p in one.effects],
+            }
+            for one in recording.predictions
+        ],
+        "asked": asked and {"after": asked.after, "p": short(asked.probability), "known": asked.known_at_end},
     }
+
+    # --- the memories, in what is left of the bytes ---
+    memories = recording.memories
     budget = BYTES * share - len(str(packed)) * 3 / 4
-    budget -= sum(array.size for one in recording.memories for array in _curves(one).values())
-    detailed = sum(one.written.size + one.readers.size for one in recording.memories)
-    part = min(1.0, max(0.0, budget) / max(1, detailed))
-    packed["memories"] = [_pack_memory(one, recording, part) for one in recording.memories]
+    budget -= sum(array.size for one in memories for array in (one.moved, one.received, *one.values.values()))
+    part = min(1.0, max(0.0, budget) / max(1, sum(one.written.size + one.readers.size for one in memories)))
+    packed["memories"] = []
+    for one in memories:
+        read = np.zeros((0, 0))
+        if one.readers.size:  # the mean over the segment's words; the last segment may be short
+            begin = recording.length * np.arange(len(one.readers))[:, None]
+            read = one.readers.sum(1) / np.clip(len(document.tokens) - begin, 1, recording.length)
+        curves = {"moved": one.moved, **({"read": read} if read.size else {}), **one.values}
+        title = one.name.rsplit(", ", 1)[0]
+        sources = [  # numbers of the layers, and of the memory's parts in them
+            [i, source.parts.index(own)]
+            for i, source in enumerate(recording.sources)
+            for own in one.own
+            if own in source.parts and (title == one.name or source.name == title)
+        ]
+        packed["memories"].append(
+            {
+                **{"name": one.name, "kind": one.kind, "about": one.about},
+                **{"units": list(one.units), "offset": one.offset},
+                "curves": {name: dense(array) for name, array in curves.items() if array.size},
+                "written": strongest(one.written, part),
+                "readers": strongest(one.readers, part),
+                "received": dense(one.received),
+                "sources": sources,
+            }
+        )
     return packed
 
 
 def pack_pictures(recording: PictureRecording) -> JSONObject:
     """What a page shows of pictures: at most 8 of 96 × 96 pixels, and 6 layers of 64 slots."""
+
+    def scaled(maps: Array) -> JSONObject | None:  # each map to [0, 1] on its own
+        low, high = maps.min((1, 2), keepdims=True), maps.max((1, 2), keepdims=True)
+        return dense((maps - low) / np.maximum(high - low, 1e-12), 1.0)
+
     pixels = recording.pixels
     return {
-        "name": recording.name,
-        "labels": list(recording.labels),
-        "guesses": list(recording.guesses),
+        **{"name": recording.name, "labels": list(recording.labels), "guesses": list(recording.guesses)},
         "pixels": {"shape": list(pixels.shape), "most": 255, "bytes": _text(pixels)},
         "layers": [
             {
-                "name": layer.name,
-                "share": round(layer.share, 4),
-                "slots": [slot + 1 for slot in layer.slots],
-                "count": layer.count,
-                "own": dense(_scaled(layer.own), 1.0),
-                "memory": dense(_scaled(layer.memory), 1.0),
-                "answered": dense(layer.answered),
+                **{"name": layer.name, "share": round(layer.share, 4)},
+                **{"slots": [slot + 1 for slot in layer.slots], "count": layer.count},
+                **{"own": scaled(layer.own), "memory": scaled(layer.memory), "answered": dense(layer.answered)},
             }
             for layer in recording.layers
         ],
     }
-
-
-def _scaled(maps: Array) -> Array:
-    """Each map scaled to [0, 1] on its own."""
-    low, high = maps.min((1, 2), keepdims=True), maps.max((1, 2), keepdims=True)
-    scaled: Array = (maps - low) / np.maximum(high - low, 1e-12)
-    return scaled
-
-
-def _curves(one: Memory) -> dict[str, Array]:
-    return {"moved": one.moved, "received": one.received, **one.values}
-
-
-def _pack_memory(one: Memory, recording: Recording, part: float) -> JSONObject:
-    read = np.zeros((0, 0))
-    if one.readers.size:  # the mean over the segment's words; the last segment may be short
-        begin = recording.length * np.arange(len(one.readers))[:, None]
-        read = one.readers.sum(1) / np.clip(len(recording.document.tokens) - begin, 1, recording.length)
-    curves = {"moved": one.moved, **({"read": read} if read.size else {}), **one.values}
-    title = one.name.rsplit(", ", 1)[0]
-    sources = [  # numbers of the layers, and of the memory's parts in them
-        [i, source.parts.index(part)]
-        for i, source in enumerate(recording.sources)
-        for part in one.own
-        if part in source.parts and (title == one.name or source.name == title)
-    ]
-    return {
-        **{"name": one.name, "kind": one.kind, "about": one.about, "units": list(one.units), "offset": one.offset},
-        "curves": {name: dense(array) for name, array in curves.items() if array.size},
-        "written": strongest(one.written, part),
-        "readers": strongest(one.readers, part),
-        "received": dense(one.received),
-        "sources": sources,
-    }
-
-
-def _pack_prediction(one: Prediction) -> JSONObject:
-    return {
-        **{"token": one.token, "answer": one.answer_text, "p": round(one.probability, 6)},
-        **{"guess": one.guess_text, "certainty": round(one.certainty, 6), "boundaries": one.boundaries},
-        "effects": [change._asdict() | {"p": _short(p)} for change, p in one.effects],
-    }
-
-
-def _short(values: Any) -> list[float | None]:
-    """Of more digits than are shown, so that what is shown is rounded once."""
-    return [None if np.isnan(value) else round(float(value), 6) for value in values]
 
 
 def dense(array: Array, most: float | None = None) -> JSONObject | None:
@@ -128,20 +116,20 @@ def dense(array: Array, most: float | None = None) -> JSONObject | None:
 
 
 def strongest(array: Array, part: float) -> JSONObject | None:
-    """An array [S, A, B] as `dense`, or with the largest values of the last axis, at least one, beside their places.
+    """An array [S, A, B] as `dense`, or with the largest values of the last axis, at least one, beside their indices.
 
-    part: the share of the array's bytes that may be used. {"top": n, "places": [S, A, n] of 8 or 16 bits}.
+    part: the share of the array's bytes that may be used. {"top": n, "places": indices [S, A, n] of 8 or 16 bits}.
     """
     if not array.size or part >= 1:
         return dense(array)
     width = 1 if array.shape[-1] <= 256 else 2
     n = max(1, int(part * array.shape[-1] / (1 + width)))
-    places = np.argpartition(-array, n - 1, -1)[..., :n]
-    order = np.argsort(-np.take_along_axis(array, places, -1), -1, kind="stable")
-    places = np.take_along_axis(places, order, -1)
-    values = dense(np.take_along_axis(array, places, -1))
+    indices = np.argpartition(-array, n - 1, -1)[..., :n]
+    order = np.argsort(-np.take_along_axis(array, indices, -1), -1, kind="stable")
+    indices = np.take_along_axis(indices, order, -1)
+    values = dense(np.take_along_axis(array, indices, -1))
     assert values is not None
-    packed = _text(places.astype(np.uint8 if width == 1 else "<u2"))
+    packed = _text(indices.astype(np.uint8 if width == 1 else "<u2"))
     return values | {"shape": list(array.shape), "top": n, "wide": width, "places": packed}
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,24 +17,22 @@ from .summary import explained, picture_sentences, sentences, thresholds
 _SHOWN = 12  # rows of a static table
 
 
-class Section(NamedTuple):
-    """A section of the page: its slug, its name and its HTML."""
-
-    slug: str
-    name: str
-    text: str
-
-
 def page(
     recordings: Sequence[Recording], pictures: Sequence[PictureRecording] = (), title: str = "What the memory holds"
 ) -> str:
     """The page of some recordings as HTML. The same recordings give the same text."""
-    sections = [_short(recordings, pictures)]
-    sections += _asked(recordings)
-    sections += _viewer(recordings)
-    sections += _emptied(recordings)
-    sections += _pictures(pictures)
-    body = "\n".join(f'<section id="{one.slug}"><h2>{escape(one.name)}</h2>\n{one.text}</section>' for one in sections)
+    sections = {
+        ("short", "In short"): _short(recordings, pictures),
+        ("asked", "When it is known"): (asked := _asked(recordings)),
+        ("viewer", "Segment by segment"): _viewer(recordings),
+        ("emptied", "Predictions with a part emptied"): _emptied(recordings),
+        ("images", "Image by image"): _pictures(pictures),
+    }
+    body = "\n".join(
+        f'<section id="{slug}"><h2>{escape(name)}</h2>\n{text}</section>'
+        for (slug, name), text in sections.items()
+        if text
+    )
     byline = "pictures of the test split"
     if recordings:
         document = recordings[0].document
@@ -43,74 +40,68 @@ def page(
         lengths = dict.fromkeys(f"{plural(one.segments, 'segment')} of {one.length}" for one in recordings)
         byline = " · ".join([part for part in parts if part] + [listed(list(lengths))])
     own = partial(script, package="mnemos.lab.look")
-    charts = [chart_library(), script("page.js")] if any(one.slug == "asked" for one in sections) else []
+    charts = [chart_library(), script("page.js")] if asked else []
     return html_page(title, body, paragraph(byline, "byline"), [*charts, own("look.js")], own("look.css"))
 
 
-def _short(recordings: Sequence[Recording], pictures: Sequence[PictureRecording]) -> Section:
-    """What was told and what is asked, in the document's words, and the sentences of each recording."""
-    told = ""
+def _short(recordings: Sequence[Recording], pictures: Sequence[PictureRecording]) -> str:
+    # --- what was told and what is asked, in the document's words ---
+    passage = ""
     one = next((one for one in recordings if one.document.question is not None), None)
     if one is not None and (question := one.document.question) is not None:
         texts = [text for text, count in one.document.words for _ in range(count)]
-        told, ask = (" ".join(texts[a:b]) for a, b in (question.told, (len(texts) - len(question.ask), len(texts))))
+        told, asked = (" ".join(texts[a:b]) for a, b in (question.told, (len(texts) - len(question.ask), len(texts))))
         apart = len(texts) - len(question.ask) - question.told[1]
-        told = paragraph(f"Told: “{told}” Asked {apart} tokens later: “{ask}”", "lead")
-    said = [(one.name, one.about, sentences(one)) for one in recordings]
-    said += [(one.name, one.about, picture_sentences(one)) for one in pictures]
+        passage = paragraph(f"Told: “{told}” Asked {apart} tokens later: “{asked}”", "lead")
+
+    # --- the sentences of each recording ---
+    entries = [(one.name, one.about, sentences(one)) for one in recordings]
+    entries += [(one.name, one.about, picture_sentences(one)) for one in pictures]
     parts = ""
-    for name, about, texts in said:
+    for name, about, texts in entries:
         heading = f"<h3>{escape(name)}</h3>" if name else ""
         note = paragraph(about, "note") if about else ""
         parts += f"<div>{heading}{note}{''.join(map(paragraph, texts))}</div>"
     words = paragraph(thresholds(), "note") if any(one.asked for one in recordings) else ""
-    return Section("short", "In short", f'{told}<div class="look-short">{parts}</div>{words}')
+    return f'{passage}<div class="look-short">{parts}</div>{words}'
 
 
-def _asked(recordings: Sequence[Recording]) -> list[Section]:
+def _asked(recordings: Sequence[Recording]) -> str:
     """The probability of the answer by the number of words after which the question comes."""
     asked = [(one, one.asked, one.document.question) for one in recordings]
-    known = [(one, ask, question) for one, ask, question in asked if ask is not None and question is not None]
-    if not known:
-        return []
-    guess = known[0][0].document.guess
+    answered = [(one, ask, question) for one, ask, question in asked if ask is not None and question is not None]
+    if not answered:
+        return ""
+    guess = answered[0][0].document.guess
+    series = [variant(one.name, i) for i, (one, _, _) in enumerate(answered)]
     chart = Chart(
-        *(
-            "asked",
-            "",
-            "probability of the answer",
-            [variant(one.name, i) for i, (one, _, _) in enumerate(known)],
-            [""],
-        ),
+        *("asked", "", "probability of the answer", series, [""]),
         [Axis("tokens between what was told and the question", ",d")],
         limits=(0.0, 1.0),
         references=[] if guess is None else [("a guess", guess)],
     )
-    for i, (_, ask, question) in enumerate(known):
-        for after, p in zip(*ask, strict=True):
-            chart.add(i, 0, p, after - question.told[1])
-    steps = listed([f"{step:,}" for step in dict.fromkeys(max(1, one.length // PARTS) for one, _, _ in known)])
+    for i, (_, ask, question) in enumerate(answered):
+        chart.add(i, 0, ask.probability, [after - question.told[1] for after in ask.after])
+    steps = listed([f"{step:,}" for step in dict.fromkeys(max(1, one.length // PARTS) for one, _, _ in answered)])
     caption = (
         f"The question is asked after every {steps} tokens of this one row, and the probability of the right answer is "
         f"drawn.{'' if guess is None else ' Dotted: a guess.'}"
     )
-    return [Section("asked", "When it is known", chart_figure([chart], caption, "wide"))]
+    return chart_figure([chart], caption, "wide")
 
 
-def _viewer(recordings: Sequence[Recording]) -> list[Section]:
+def _viewer(recordings: Sequence[Recording]) -> str:
     if not recordings:
-        return []
+        return ""
     data = "\n".join(embedded(pack(one, 1 / len(recordings)), "look-run") for one in recordings)
     note = "The viewer needs scripts, which this browser does not run. The tables below need none."
     document, words = recordings[0].document, ""
     if document.other and any(word == document.other for word, _ in document.words):
         words = paragraph(f"“{document.other}” in the text is a word outside the vocabulary of the models.", "note")
-    return [
-        Section("viewer", "Segment by segment", f'{words}<div id="look">{paragraph(note, "missing")}</div>\n{data}')
-    ]
+    return f'{words}<div id="look">{paragraph(note, "missing")}</div>\n{data}'
 
 
-def _emptied(recordings: Sequence[Recording]) -> list[Section]:
+def _emptied(recordings: Sequence[Recording]) -> str:
     """The predictions with a part of the memory emptied before their segment, as tables."""
     tables: list[str] = []
     for one, prediction in [(a, b) for a in recordings for b in a.predictions]:
@@ -135,13 +126,13 @@ def _emptied(recordings: Sequence[Recording]) -> list[Section]:
         title = escape(f"{one.name}, “{prediction.answer_text}”")
         tables.append(f"<details{'' if tables else ' open'}><summary>{title}</summary>{html}</details>")
     texts = dict.fromkeys(paragraph(explained(one.document)) for one in recordings)
-    return [Section("emptied", "Predictions with a part emptied", "\n".join([*texts, *tables]))] if tables else []
+    return "\n".join([*texts, *tables]) if tables else ""
 
 
-def _pictures(pictures: Sequence[PictureRecording]) -> list[Section]:
+def _pictures(pictures: Sequence[PictureRecording]) -> str:
     """The pictures, and of each layer the numbers that need no scripts."""
     if not pictures:
-        return []
+        return ""
     layers = []
     for one in pictures:
         for layer in one.layers:
@@ -167,5 +158,4 @@ def _pictures(pictures: Sequence[PictureRecording]) -> list[Section]:
         "o_self is the layer's own attention; o_mem is what each patch reads from the slots of its cache. The layer "
         "adds (1 − σ(λ))·o_self and σ(λ)·o_mem. The fuller a colour, the greater."
     )
-    html = f'{paragraph(text)}<div id="look-images"></div>\n{data}\n{numbers}'
-    return [Section("images", "Image by image", html)]
+    return f'{paragraph(text)}<div id="look-images"></div>\n{data}\n{numbers}'

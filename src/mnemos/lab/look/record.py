@@ -19,7 +19,6 @@ from mnemos.lab.tasks.task import Question
 from mnemos.modes import evaluating
 from mnemos.types import InputError, State
 
-from .caches import WindowReader
 from .effects import (
     KNOWN,
     LOST,
@@ -33,7 +32,7 @@ from .effects import (
 )
 from .memories import Array, Kind, Memory, Reader, Sources
 from .observe import observing
-from .readers import readers_of
+from .readers import WindowReader, readers_of
 
 LAYERS = 6  # with a memory, that are recorded, evenly spaced
 SEGMENT = 32  # tokens, of a model that has no segments, blocks or window
@@ -77,17 +76,15 @@ def shown_words(
     tokens: Sequence[int], words: Callable[[Sequence[int]], Sequence[tuple[str, int]] | None]
 ) -> tuple[tuple[str, int], ...]:
     """The words of tokens, control characters as escapes; where they are no text, their numbers."""
+
+    def escaped(character: re.Match[str]) -> str:
+        return "\\0" if character.group() in "\0\u2400" else f"\\x{ord(character.group()):02x}"
+
     text = words(tokens)
     if text is None:
         return tuple((str(token), 1) for token in tokens)
-    return tuple((_CONTROL.sub(_escape, word), count) for word, count in text)
-
-
-_CONTROL = re.compile("[\0-\x08\x0e-\x1f\x7f-\x9f\u2400]")  # and ␀, a start token's, which many fonts lack
-
-
-def _escape(found: re.Match[str]) -> str:
-    return "\\0" if found.group() in "\0\u2400" else f"\\x{ord(found.group()):02x}"
+    control = "[\0-\x08\x0e-\x1f\x7f-\x9f\u2400]"  # and ␀, a start token's, which many fonts lack
+    return tuple((re.sub(control, escaped, word), count) for word, count in text)
 
 
 class Asked(NamedTuple):
@@ -102,7 +99,6 @@ class Asked(NamedTuple):
 
     @property
     def known_at_end(self) -> bool:
-        """Whether the answer is known when the document asks for it."""
         return self.known(self.probability[-1])
 
     @property
@@ -137,7 +133,6 @@ class Recording:
 
     @property
     def segments(self) -> int:
-        """S."""
         return -(-len(self.document.tokens) // self.length)
 
 
@@ -219,6 +214,12 @@ def _read(
     n = tokens.shape[1]
     surprise = np.full(n, np.nan)
     emptied: dict[str, Array] = {}
+
+    def surprises(outputs: Tensor, targets: Tensor) -> Array:  # of one row, [T]
+        scores = log_probabilities(model, outputs[0])
+        of_targets: Tensor = scores.gather(-1, targets.clamp(min=0).to(scores.device)[:, None])[:, 0]
+        return -of_targets.cpu().numpy()
+
     with observing(model) as calls:
         for first in range(0, n, length):
             x = tokens[:, first : first + length]
@@ -229,24 +230,17 @@ def _read(
             for reader in readers:
                 reader.read(of_segment, state, after, x.shape[1])
             wanted = targets[first : first + length]
-            counts = (wanted >= 0) & (torch.arange(first, first + x.shape[1]) < n - 1)
-            at = counts.nonzero()[:, 0].numpy() + first + 1
-            surprise[at] = -_scores(model, outputs, wanted)[counts].numpy()
+            counts = ((wanted >= 0) & (torch.arange(first, first + x.shape[1]) < n - 1)).numpy()
+            at = counts.nonzero()[0] + first + 1
+            surprise[at] = surprises(outputs, wanted)[counts]
             without = {} if state is None else emptied_by_kind(every, state)
             for kind in emptied | without:
                 # Before the first segment, and where nothing was written yet, there is nothing to empty.
                 emptied.setdefault(kind, surprise.copy())[at] = surprise[at]
                 if kind in without:
-                    emptied[kind][at] = -_scores(model, model(x, without[kind])[0], wanted)[counts].numpy()
+                    emptied[kind][at] = surprises(model(x, without[kind])[0], wanted)[counts]
             state = after
     return surprise, emptied
-
-
-def _scores(model: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
-    """ln p of the target at each place of one row, [T]."""
-    every = log_probabilities(model, outputs[0])
-    scores: Tensor = every.gather(-1, targets.clamp(min=0).to(every.device)[:, None])[:, 0].cpu()
-    return scores
 
 
 def _ask(model: nn.Module, tokens: Tensor, question: Question, length: int, state: State) -> Asked:

@@ -41,12 +41,10 @@ class SumsReader(Reader):
         self.module, self.title, self.index = name, title, index
 
     def sums(self, state: State) -> Any:
-        """The layer's sums in a state."""
         every = nodes(state, LinearState)
         return every[self.index] if every else None
 
     def matrix(self, sums: Any) -> Tensor:
-        """S [H, D, M]."""
         s: Tensor = sums.s[0]
         return s
 
@@ -101,7 +99,6 @@ class SumsReader(Reader):
         return None if sums is None or not self.matrix(sums).shape[-2] else self.matrix(sums).clone()
 
     def emptied(self, state: State, unit: int | None) -> State | None:
-        """S without one of its directions, or S = 0 and z = 0."""
         if (s := self._s(state)) is None:
             return None
         if unit is None:
@@ -120,7 +117,6 @@ class SumsReader(Reader):
         return self.with_matrix(state, alone, [h for h in range(len(s)) if h != head])
 
     def groups(self, state: State) -> dict[str, State]:
-        """One head's S and z as 0."""
         states: dict[str, State] = {}
         if (whole := self._s(state)) is not None:
             for h in range(len(whole)):
@@ -176,7 +172,6 @@ class LinearisedReader(SumsReader):
             self.about = "The layer keeps the keys and values of its last words alone, and of its first ones."
 
     def sums(self, state: State) -> Any:
-        """The window's state of the layer."""
         every = nodes(state, LinearisedState)
         return every[self.index].window if every else None
 

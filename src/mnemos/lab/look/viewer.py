@@ -39,7 +39,7 @@ ROWS = 64  # of a task whose rows ask a question, among which one is chosen
 
 
 class Look:
-    """What `look` returns: its recordings, `html`, the page; a notebook shows it. `write(path)` writes it to a file."""
+    """What `look` returns: its recordings, and the page as `html`, which a notebook shows."""
 
     def __init__(self, recordings: Sequence[Recording], pictures: Sequence[PictureRecording] = ()) -> None:
         self.recordings, self.pictures, self.html = list(recordings), list(pictures), page(recordings, pictures)
@@ -52,7 +52,6 @@ class Look:
         return out
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own."""
         style, page = "width:100%;height:48rem;border:0", html.escape(self.html, quote=True)
         return f'<iframe title="What the memory holds" style="{style}" srcdoc="{page}"></iframe>'
 
@@ -135,25 +134,20 @@ def look_at_runs(
             f"look: expected runs with the same data, found others for {opened[0].name} and {other.name}; look at one "
             "at a time"
         )
-    _check_tokens(opened[0].task, folders[0])
+    # A model that reads no tokens, such as that of the numbers of a series, has no words to show.
+    decoder = isinstance(opened[0].task, DecoderText)
+    inputs = None if decoder else getattr(opened[0].task.example(), "inputs", None)
+    tokens = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
+    if not decoder and not tokens:
+        reads = "one that reads other inputs"
+        if isinstance(inputs, Tensor) and inputs.dim() == 3:
+            reads = f"one that reads {inputs.shape[-1]} numbers at each step"
+        raise InputError(
+            f"{folders[0]}: expected a run whose model reads tokens, found {reads}, which look does not show; mnemos "
+            f"report {folders[0]} shows what its memory is worth"
+        )
     document = document_of(opened, max(one.length for one in opened), text, number, segments)
     return Look([record(one.model, document, one.name, one.about, one.length) for one in opened]).write(target)
-
-
-def _check_tokens(task: Task, folder: str | Path) -> None:
-    """Raise InputError for a task whose models read no tokens, such as the numbers of a series."""
-    if isinstance(task, DecoderText):
-        return
-    inputs = getattr(task.example(), "inputs", None)
-    if isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point():
-        return
-    found = "one that reads other inputs"
-    if isinstance(inputs, Tensor) and inputs.dim() == 3:
-        found = f"one that reads {inputs.shape[-1]} numbers at each step"
-    raise InputError(
-        f"{folder}: expected a run whose model reads tokens, found {found}, which look does not show; mnemos report "
-        f"{folder} shows what its memory is worth"
-    )
 
 
 def _open(folder: Path, text: str | Path | None) -> Opened:
@@ -211,11 +205,9 @@ class DecoderText(Task):
         self.vocab_size = len(tokenizer)
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
-        """Each token's own text."""
         return [(self.tokenizer.decode([token]), 1) for token in tokens]
 
     def encode(self, text: bytes, where: str) -> list[int]:
-        """The tokens of a text with those that the tokenizer adds."""
         return [int(token) for token in self.tokenizer(text.decode(errors="replace"))["input_ids"]]
 
 
@@ -234,6 +226,8 @@ def document_of(
     """What `look_at_runs` lets the models read, in segments of `length` tokens."""
     segments, task = min(segments, max(1, TOKENS // (length * len(opened)))), opened[0].task
     most = length * segments
+
+    # --- a text of the user's, or a document of the test split ---
     if text is not None:
         tokens = task.encode(check_text(read_bytes(text), str(text)), str(text))[:most]
         if not tokens:
@@ -247,6 +241,8 @@ def document_of(
         tokens = rows[row][valid[row]].tolist()
         about = f"document {row} of the test split" + ("" if number is not None else ", the first")
         return Document.of_text(tokens, task.words, about, task.other)
+
+    # --- a row, which may ask a question ---
     batch = next(iter(task.batches("test", max(ROWS, (number or 0) + 1))))
     models = [(one.model, one.length) for one in opened]
     row, why = choose_row(task, models, batch) if number is None else (number, "")
@@ -281,12 +277,12 @@ def choose_row(task: Task, models: Sequence[tuple[nn.Module, int]], batch: Any) 
     rows = [i for i, words in enumerate(apart) if words == far]
     why = f"the first of those told {far:,} tokens before the question"
     inputs, targets = batch.inputs[rows], batch.targets[rows, -1]
-    told = max(one.told[1] for i, one in enumerate(questions) if one is not None and i in rows)
+    heard = max(one.told[1] for i, one in enumerate(questions) if one is not None and i in rows)
     fits, unlikely, needed = torch.ones(len(rows), dtype=torch.bool), torch.ones(len(rows), dtype=torch.bool), False
     for model, length in models:
         if not (cut := (inputs.shape[1] - 1) // length * length):  # one segment has the whole row: no state is needed
             return rows[0], why
-        begin = min(cut, -(-told // length) * length)
+        begin = min(cut, -(-heard // length) * length)
         with evaluating(model):
             _, state = read_segments(model, inputs[:, :cut], None, length)
             fresh = reset(state, torch.ones(len(rows), dtype=torch.bool))

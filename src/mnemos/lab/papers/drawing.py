@@ -10,7 +10,7 @@ import numpy as np
 
 from mnemos.atomic import write_bytes
 from mnemos.lab.report.run_records import Columns
-from mnemos.lab.report.style import INK, MUTED, RULE, VARIANTS
+from mnemos.lab.report.shell import INK, MUTED, RULE, VARIANTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,9 +1,9 @@
 """Results in, one self-contained HTML report out; never trains.
 
 `read` makes `Results` of folders, `run_records` one run of a folder. `page` asks each section for HTML: sentences and
-tables of scores (`verdict`, `scores`, `costs`, `provenance`), curves (`curves`, `metric_by_x`), what memories did
-(`memory_use`, `gated_caches`, `slot_attention`), what models put out (`outputs`, `image_grids`). All draw with `charts`
-and write with `markup`; `shell` makes the file. Start with `page`, whose SECTIONS are in the order of the report.
+tables of scores (`verdict`, `scores`, `costs`, `provenance`), `curves`, what memories did (`memory_use`,
+`gated_caches`, `slot_attention`), what models put out (`outputs`). All draw with `charts` and write with `markup`;
+`shell` makes the file. Start with `page`, whose SECTIONS are in the order of the report.
 """
 
 from .page import report

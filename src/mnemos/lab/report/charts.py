@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mnemos import libraries
 from mnemos.types import JSONObject
 
 from .markup import decimal, escape, own_ids, prose
-from .shell import embedded
-from .style import VARIANTS
+from .shell import VARIANTS, embedded
 
 MOST = 12_000  # points of a chart
 _WIDE, _NARROW = 640, 440  # pixels of a chart that readers without scripts see
@@ -38,8 +39,7 @@ _CONFIG = {
 }
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """An axis of x. name: with its unit. form: a format of d3 for its ticks."""
 
     name: str
@@ -90,14 +90,23 @@ class Chart:
     label: str = ""
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
-    def add(self, series: int, run: int, y: float, *x: float, interval: tuple[float, float] | None = None) -> None:
-        """Add a point: of the variant and the run at these places of `series` and `runs`; one x for each axis."""
-        point: JSONObject = {"s": series, "r": run, "y": _rounded(y)}
-        point |= {f"x{i}": _rounded(value) for i, value in enumerate(x)}
-        if interval is not None or "low" in self.columns:
-            point |= dict(zip(("low", "high"), map(_rounded, interval or (y, y)), strict=True))
-        for name, value in point.items():
-            self.columns.setdefault(name, []).append(value)
+    def add(self, series: int, run: int, y: Any, *x: Any, interval: tuple[float, float] | None = None) -> None:
+        """Add a point, or a sequence of them: of the variant and the run with these indices; an x for each axis."""
+
+        def rounded(value: float) -> float | None:  # to few digits, for a small page; None cannot be drawn
+            if not math.isfinite(value):
+                return None
+            exact = value == int(value) and abs(value) < 1e6
+            short = value if exact else float(f"{value:.{_DIGITS}g}")
+            return int(short) if short == int(short) else short
+
+        for of_y, *of_x in zip(*(np.atleast_1d(one).tolist() for one in (y, *x)), strict=True):
+            point: JSONObject = {"s": series, "r": run, "y": rounded(of_y)}
+            point |= {f"x{i}": rounded(value) for i, value in enumerate(of_x)}
+            if interval is not None or "low" in self.columns:
+                point |= dict(zip(("low", "high"), map(rounded, interval or (of_y, of_y)), strict=True))
+            for name, value in point.items():
+                self.columns.setdefault(name, []).append(value)
 
     @property
     def empty(self) -> bool:
@@ -107,15 +116,6 @@ class Chart:
             if y is not None:
                 x_of.setdefault((s, r), set()).add(x)
         return max(map(len, x_of.values()), default=0) < (2 if self.mode in ("lines", "points") else 1)
-
-
-def _rounded(value: float) -> float | None:
-    """A value with few digits, for a small page; None for one that cannot be drawn."""
-    if not math.isfinite(value):
-        return None
-    exact = value == int(value) and abs(value) < 1e6
-    short = value if exact else float(f"{value:.{_DIGITS}g}")
-    return int(short) if short == int(short) else short
 
 
 def chart_figure(charts: Sequence[Chart], caption: str, style: str = "") -> str:
@@ -145,7 +145,6 @@ def chart_figure(charts: Sequence[Chart], caption: str, style: str = "") -> str:
 
 
 def _switches(charts: Sequence[Chart]) -> str:
-    """The legend, whose entries are switches where scripts run, and further switches that are hidden without them."""
     series = list(dict.fromkeys(one for chart in charts for one in chart.series))
     modes = {chart.mode for chart in charts}
     parts = []
@@ -183,7 +182,6 @@ def _switches(charts: Sequence[Chart]) -> str:
 
 
 def _key(colour: str, dash: list[int]) -> str:
-    """A piece of a line, for the legend."""
     style = "" if dash == _SOLID else f' stroke-dasharray="{" ".join(map(str, dash))}"'
     return (
         f'<svg class="key" viewBox="0 0 24 10" aria-hidden="true" style="color:var(--{colour})">'
@@ -217,6 +215,16 @@ def specification(chart: Chart) -> JSONObject:
     def layer(mark: JSONObject, encoding: JSONObject, **more: Any) -> None:
         layers.append({"mark": mark, "encoding": encoding, **more})
 
+    # The mean over runs at the x that all of a variant have; a gap where a value of one is not finite.
+    means = [{"op": "mean", "field": name, "as": name} for name in ("y", *(f"x{i}" for i in range(1, len(chart.axes))))]
+    counts = [{"op": "count", "as": "n"}, {"op": "valid", "field": "y", "as": "valid"}]
+    mean: list[JSONObject] = [
+        {"aggregate": [*means, *counts], "groupby": ["s", "x0"]},
+        {"joinaggregate": [{"op": "max", "field": "n", "as": "most"}], "groupby": ["s"]},
+        {"filter": "datum.n == datum.most"},
+        {"calculate": "datum.valid == datum.n ? datum.y : null", "as": "y"},
+    ]
+
     # --- across the panel: lines that the legend names, and bands ---
     for _, value in chart.references:
         if math.isfinite(value):
@@ -232,15 +240,14 @@ def specification(chart: Chart) -> JSONObject:
         names = [one.name for one in chart.series]
         encoding = {"x": x, "color": colour}
         encoding["y"] = {"field": "name", "type": "nominal", "title": None, "sort": names, "axis": labels}
-        mean: list[JSONObject] = [{"aggregate": [{"op": "mean", "field": "x0", "as": "x0"}], "groupby": ["s", "name"]}]
-        layer({"type": "tick", "thickness": 2, "size": 16}, encoding, transform=mean)
+        of_runs = [{"aggregate": [{"op": "mean", "field": "x0", "as": "x0"}], "groupby": ["s", "name"]}]
+        layer({"type": "tick", "thickness": 2, "size": 16}, encoding, transform=of_runs)
         layer({"type": "point", "filled": True, "size": 60, "opacity": 0.75}, encoding)
     elif chart.mode == "bars":
         upright = {"x": x, "y": {**y, "scale": {**y["scale"], "zero": True}}, "y2": {"datum": 0}, "color": colour}
         layer({"type": "rule", "strokeWidth": max(1, min(5, 300 // len(chart.columns["x0"])))}, upright)
         layers.insert(0, layers.pop())  # lines across stand in front of bars
     else:
-        mean = _mean_of_runs(chart)
         if "low" in chart.columns:
             ends = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
             layer({"type": "rule", "strokeWidth": 1.2}, {"x": x, "color": colour, **ends})
@@ -259,18 +266,6 @@ def specification(chart: Chart) -> JSONObject:
             layer(mark, encoding, **({"transform": mean} if chart.mode == "lines" else {}))
     height = _ROW * len(chart.series) if chart.mode == "strip" else 230
     return {"config": _CONFIG, "height": height, "layer": layers}
-
-
-def _mean_of_runs(chart: Chart) -> list[JSONObject]:
-    """The mean over runs at the x that all of a variant have; a gap where a value of one is not finite."""
-    means = [{"op": "mean", "field": name, "as": name} for name in ("y", *(f"x{i}" for i in range(1, len(chart.axes))))]
-    counts = [{"op": "count", "as": "n"}, {"op": "valid", "field": "y", "as": "valid"}]
-    return [
-        {"aggregate": [*means, *counts], "groupby": ["s", "x0"]},
-        {"joinaggregate": [{"op": "max", "field": "n", "as": "most"}], "groupby": ["s"]},
-        {"filter": "datum.n == datum.most"},
-        {"calculate": "datum.valid == datum.n ? datum.y : null", "as": "y"},
-    ]
 
 
 def drawing(chart: Chart, width: int) -> str:

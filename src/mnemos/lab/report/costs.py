@@ -15,40 +15,35 @@ from .charts import Axis, Chart, chart_figure, variant
 from .markup import OPERATIONS, capital, count, duration, escape, memory, operations, shortened, table, table_of
 from .read import Results, finite_spread
 from .run_records import RunRecord
-from .style import variant_name
+from .shell import variant_name
 
 
 def section(results: Results) -> str:
     """What each variant spent, its score against that, and a table of layers for each variant that recorded costs."""
-    parts = [_spent(results), _score_against_cost(results)]
     recorded = results.first_runs(lambda run: run.explained and any(layer.cost for layer in run.explained.layers))
-    parts += [_layers(name, run) for name, run in recorded]
+    parts = [_spent(results), _score_against_cost(results), *(_layers(name, run) for name, run in recorded)]
     return "\n".join(filter(None, parts))
 
 
 def _mean(results: Results, row: Row, of: Callable[[RunRecord], float]) -> float:
-    """The mean of a cost over the runs of a variant that have it; NaN if none has."""
     return finite_spread(of(run) for run in results.runs_of(row.name)).mean
-
-
-def _per_update(run: RunRecord) -> float:
-    return run.cost("seconds") / (run.cost("steps") or math.nan)
-
-
-def _rows_per_second(run: RunRecord) -> float:
-    """The rows of the validation split that an evaluation scored per second; NaN if no result says how many."""
-    seconds = run.valid["seconds"][np.isfinite(run.valid["seconds"])]
-    rows = run.result.scored_rows.get("valid", math.nan) if run.result else math.nan
-    return rows / float(np.median(seconds)) if seconds.size else math.nan
 
 
 def _spent(results: Results) -> str:
     rows = [row for row in results.rows if results.runs_of(row.name)]
     reference = next((row for row in rows if row.name == results.against), rows[0]) if rows else None
 
-    def seconds(row: Row) -> str:
-        own = _mean(results, row, _per_update)
-        ratio = own / (_mean(results, reference, _per_update) or math.nan) if reference else math.nan
+    def per_update(run: RunRecord) -> float:
+        return run.cost("seconds") / (run.cost("steps") or math.nan)
+
+    def rows_per_second(run: RunRecord) -> float:  # of the validation split, that an evaluation scored
+        seconds = run.valid["seconds"][np.isfinite(run.valid["seconds"])]
+        rows = run.result.scored_rows.get("valid", math.nan) if run.result else math.nan
+        return rows / float(np.median(seconds)) if seconds.size else math.nan
+
+    def with_ratio(row: Row) -> str:
+        own = _mean(results, row, per_update)
+        ratio = own / (_mean(results, reference, per_update) or math.nan) if reference else math.nan
         more = f"<small>{ratio:.2f}×</small>" if len(rows) > 1 and math.isfinite(ratio) else ""
         return f"{duration(own)}{more}"
 
@@ -59,9 +54,8 @@ def _spent(results: Results) -> str:
     caption = (
         f"What a run spent. {equal}What updates read is counted without padding, and twice if two updates read it. "
         f"{OPERATIONS} Time: the seconds of all updates that passed; per update: of one{ratios}.{epoch} "
-        "Rows/s: what an evaluation scored (of translation: "
-        "sentences; of text: segments). Times from a busy machine mean little. Means over seeds. From result.json and "
-        "metrics.jsonl."
+        "Rows/s: what an evaluation scored (of translation: sentences; of text: segments). Times from a busy machine "
+        "mean little. Means over seeds. From result.json and metrics.jsonl."
     )
     columns: dict[str, Callable[[Row], str]] = {
         "variant": lambda row: variant_name(results.names.index(row.name), row.name),
@@ -69,20 +63,19 @@ def _spent(results: Results) -> str:
         f"{results.unit} read": lambda row: count(_mean(results, row, lambda run: run.cost("tokens"))),
         "FLOPs of all updates": lambda row: operations(_mean(results, row, lambda run: run.cost("train_flops"))),
         "time": lambda row: duration(row.seconds),
-        "per update": seconds,
+        "per update": with_ratio,
         "per epoch": lambda row: duration(_mean(results, row, lambda run: run.cost("epoch_seconds"))),
-        "rows/s": lambda row: count(_mean(results, row, _rows_per_second)),
+        "rows/s": lambda row: count(_mean(results, row, rows_per_second)),
         "peak memory": lambda row: memory(row.peak_bytes),
     }
     return table_of(caption, rows, columns)
 
 
 def _score_against_cost(results: Results) -> str:
-    """Each variant's score against seconds and FLOPs; "" for one variant or no finished run."""
     rows = [row for row in results.rows if math.isfinite(row.mean)]
     if len(rows) < 2:
         return ""
-    score, charts = f"{results.split} {results.metric}", []
+    score, charts = results.score, []
     for name, axis in (("time", Axis("seconds of updates", ",~f")), ("FLOPs", Axis("FLOPs of all updates", "~s"))):
         series = [variant(row.name, results.names.index(row.name)) for row in rows]
         title = f"{capital(score)} against {name}"
@@ -104,7 +97,6 @@ def _score_against_cost(results: Results) -> str:
 
 
 def _layers(name: str, run: RunRecord) -> str:
-    """Costs by formula: one row for consecutive layers of one shape, and the sum."""
     every = run.explained.layers if run.explained else ()
     called = shortened([layer.name for layer in every])
     layers = [(label, layer.cost) for label, layer in zip(called, every, strict=True) if layer.cost]
@@ -113,6 +105,7 @@ def _layers(name: str, run: RunRecord) -> str:
         macs = (sum(cost.training_macs for cost in costs), sum(cost.inference_macs for cost in costs))
         return [count(sum(cost.parameters for cost in costs)), *(operations(2 * one) for one in macs)]
 
+    # --- by formula: one row for consecutive layers of one shape, and the sum ---
     rows = []
     for cost, members in itertools.groupby(layers, key=lambda one: one[1]):
         labels = [label for label, _ in members]

@@ -4,32 +4,25 @@ Each section shows the first run of a variant that recorded what it draws, and s
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from mnemos.lab.evaluate.recorded import (
-    NO_PICTURES,
-    BranchMaps,
-    CachedLayer,
-    Explanation,
-    Left,
-    Pictures,
-    SlotContents,
-)
+from mnemos.lab.evaluate.recorded import NO_PICTURES, BranchMaps, Explanation, Left, Pictures, SlotContents
 
 from .charts import MOST, Axis, Chart, Series, chart_figure
 from .curves import intervals, means
-from .image_grids import img, strips
-from .markup import decimal, escape, figure, listed, missing, paragraph, plural, short, shortened, table_of
+from .markup import decimal, escape, figure, img, listed, missing, paragraph, plural, short, shortened, strips, table_of
 from .read import Results
 from .run_records import GateCurves, RunRecord
-from .style import HEADS, NEGATIVE, POSITIVE, layer_variable
+from .shell import HEADS, NEGATIVE, POSITIVE, layer_variable
 
 LARGEST = 192  # slots or channels drawn; with more, neighbours are averaged
 LAYERS = 6  # layers drawn; with more, an even selection
 CLEARLY = 0.02  # a cosine counts as above chance if it exceeds it by this much
-ACTIVITY = {
+MIX = "mix"  # σ(λ), which has a value for each head; the other gates have one for each layer
+TITLES = {
+    MIX: "Gate of the cache, σ(λ)",
     "update.mean": "Update gate, mean",
     "update.saturated": "Update gate, saturated share",
     "cache.rms": "Cache, root mean square",
@@ -55,121 +48,96 @@ def _each_variant(
     return "\n".join(parts + lines)
 
 
-def _short_names(names: Sequence[str]) -> dict[str, str]:
-    return dict(zip(names, shortened(list(names)), strict=True))
-
-
 def gate_section(results: Results) -> str:
     """σ(λ) by layer and head, gate activity, and the size and rank of the cache, over training."""
 
     def draw(name: str, runs: list[RunRecord]) -> str:
-        return _gates(f"{results.names.index(name)}", name, runs)
+        slug, layers = results.names.index(name), runs[0].gates.layers if runs[0].gates else ()
+        gates = [run.gates for run in runs if run.gates and run.gates.layers == layers]
+        series = [Series(label, layer_variable(i, len(layers))) for i, label in enumerate(shortened(layers))]
+        source = f"{runs[0].label}/metrics.jsonl"
+        if len(runs) > 1:
+            source = (
+                f"metrics.jsonl (records of kind gates) of {runs[0].label} and {plural(len(runs) - 1, 'other run')}"
+            )
+
+        # --- how σ(λ) changed, and in how many layers it is above a half ---
+        starts, ends = (np.concatenate([g.mix[at].ravel() for g in gates]) for at in (0, -1))
+        start = [("mean at the first record", float(np.nanmean(starts)))] if np.isfinite(starts).any() else []
+        starts, ends = starts[np.isfinite(starts)], ends[np.isfinite(ends)]
+        summary = f"{name}: σ(λ) was not recorded."
+        if starts.size and ends.size:
+            last = np.concatenate([g.mix[-1] for g in gates], 1)  # [L, heads of all seeds]
+            above = sum(row[np.isfinite(row)].mean() > 0.5 for row in last if np.isfinite(row).any())
+            summary = (
+                f"{name}: the mean gate σ(λ) of the cache went from {starts.mean():.3f} to {ends.mean():.3f} between "
+                f"the first record and the last, where the heads range from {ends.min():.3f} to {ends.max():.3f}. The "
+                f"mean over heads is above 0.5 in {above} of {plural(len(last), 'layer')}."
+            )
+
+        # --- σ(λ) by layer at the last record, a mark per head and seed ---
+        heads = max(one.mix.shape[2] for one in gates)
+        end = Chart(
+            *(f"mix-{slug}-end", "σ(λ) by layer and head, at the last record", "σ(λ)"),
+            [Series(f"head {h}", f"head-{h % len(HEADS)}", h // len(HEADS)) for h in range(heads)],
+            [f"seed {i}" for i in range(len(gates))],
+            [Axis("layer", "~g")],
+            "marks",
+            ticks=range(len(layers)) if len(layers) <= 24 else (),
+            references=start,
+            limits=(0, 1),
+        )
+        for i, one in enumerate(gates):
+            for layer, values in enumerate(one.mix[-1]):
+                for h, value in enumerate(values):
+                    end.add(h, i, value, layer)
+
+        recorded = [key for key in TITLES if key != MIX and any(np.isfinite(g.values[key]).any() for g in gates)]
+        absent = [title.lower() for key, title in TITLES.items() if key != MIX and key not in recorded]
+        parts = [
+            paragraph(summary),
+            chart_figure(
+                [gate_chart(f"mix-{slug}", series, gates, MIX)],
+                f"{name}: the gate σ(λ) of the cached branch over training, one thin line per head and seed, one thick "
+                f"line per layer (the mean). From {source}.",
+                "wide",
+            ),
+            chart_figure(
+                [end],
+                f"{name}: the same at the last record, by layer: one mark per head and seed "
+                f"({plural(len(gates), 'seed')}). The dotted line is the mean at the first record. From {source}.",
+                "wide",
+            ),
+            chart_figure(
+                [gate_chart(f"gate-{slug}-{key.replace('.', '-')}", series, gates, key) for key in recorded],
+                f"{name}: activity of the gates and state of the cache over training, by layer. The saturated share is "
+                "the part of a gate's values below 0.05 or above 0.95. The effective rank is exp of the entropy of the "
+                f"normalised singular values. From {source}.",
+            ),
+        ]
+        if len(gates) < len(runs):
+            out = plural(len(runs) - len(gates), "run")
+            parts.append(missing(f"{out} of {name} is left out: it has other layers."))
+        if absent:
+            parts.append(missing(f"Not recorded for {name}: {'; '.join(absent)}."))
+        return "\n".join(filter(None, parts))
 
     return _each_variant(results, lambda run: run.gates, draw, lambda _: "no run recorded its gates")
 
 
-def _gates(slug: str, name: str, runs: list[RunRecord]) -> str:
-    layers = runs[0].gates.layers if runs[0].gates else ()
-    gates = [run.gates for run in runs if run.gates and run.gates.layers == layers]
-    series = [Series(label, layer_variable(i, len(layers))) for i, label in enumerate(shortened(layers))]
-    source = f"{runs[0].label}/metrics.jsonl"
-    if len(runs) > 1:
-        source = f"metrics.jsonl (records of kind gates) of {runs[0].label} and {plural(len(runs) - 1, 'other run')}"
-    recorded = {key: title for key, title in ACTIVITY.items() if any(np.isfinite(g.values[key]).any() for g in gates)}
-    parts = [
-        paragraph(_gate_sentence(name, gates)),
-        chart_figure(
-            [mix_chart(f"mix-{slug}", series, gates)],
-            f"{name}: the gate σ(λ) of the cached branch over training, one thin line per head and seed, one thick "
-            f"line per layer (the mean). From {source}.",
-            "wide",
-        ),
-        chart_figure(
-            [_last_mix_chart(f"mix-{slug}-end", gates)],
-            f"{name}: the same at the last record, by layer: one mark per head and seed "
-            f"({plural(len(gates), 'seed')}). The dotted line is the mean at the first record. From {source}.",
-            "wide",
-        ),
-        chart_figure(
-            [activity_chart(f"gate-{slug}-{key.replace('.', '-')}", series, gates, key) for key in recorded],
-            f"{name}: activity of the gates and state of the cache over training, by layer. The saturated share is the "
-            "part of a gate's values below 0.05 or above 0.95. The effective rank is exp of the entropy of the "
-            f"normalised singular values. From {source}.",
-        ),
-    ]
-    if len(gates) < len(runs):
-        parts.append(missing(f"{plural(len(runs) - len(gates), 'run')} of {name} is left out: it has other layers."))
-    if absent := [title.lower() for key, title in ACTIVITY.items() if key not in recorded]:
-        parts.append(missing(f"Not recorded for {name}: {'; '.join(absent)}."))
-    return "\n".join(filter(None, parts))
-
-
-def _gate_sentence(name: str, gates: list[GateCurves]) -> str:
-    """How σ(λ) changed, and in how many layers it is above a half."""
-    starts, ends = (np.concatenate([g.mix[at].ravel() for g in gates]) for at in (0, -1))
-    starts, ends = starts[np.isfinite(starts)], ends[np.isfinite(ends)]
-    if not starts.size or not ends.size:
-        return f"{name}: σ(λ) was not recorded."
-    last = np.concatenate([g.mix[-1] for g in gates], 1)  # [L, heads of all seeds]
-    finite = np.isfinite(last)
-    of_layers = [float(row[known].mean()) if known.any() else math.nan for row, known in zip(last, finite, strict=True)]
-    return (
-        f"{name}: the mean gate σ(λ) of the cache went from {starts.mean():.3f} to {ends.mean():.3f} between the first "
-        f"record and the last, where the heads range from {ends.min():.3f} to {ends.max():.3f}. The mean over heads is "
-        f"above 0.5 in {sum(mean > 0.5 for mean in of_layers)} of {plural(len(last), 'layer')}."
-    )
-
-
-def mix_chart(slug: str, series: list[Series], gates: list[GateCurves]) -> Chart:
-    """σ(λ) over training, a line for each head and seed."""
-    heads = max(one.mix.shape[2] for one in gates)
-    runs = [f"seed {i}, head {h}" for i in range(len(gates)) for h in range(heads)]
-    chart = Chart(slug, "Gate of the cache, σ(λ)", "σ(λ)", series, runs, [Axis("updates", ",.0f")])
-    parts = intervals([one.step for one in gates], max(20, MOST // (len(runs) * len(series))))
-    for i, one in enumerate(gates):
-        for layer in range(len(series)):
-            for h in range(one.mix.shape[2]):
-                _add_curve(chart, layer, i * heads + h, one.step, one.mix[:, layer, h], parts[i])
-    return chart
-
-
-def activity_chart(slug: str, series: list[Series], gates: list[GateCurves], key: str) -> Chart:
-    """One quantity of `ACTIVITY` over training, by layer."""
-    title, runs = ACTIVITY[key], [f"seed {i}" for i in range(len(gates))]
+def gate_chart(slug: str, series: list[Series], gates: list[GateCurves], key: str) -> Chart:
+    """One quantity of `TITLES` over training, by layer: a line for each seed, of σ(λ) for each head of a seed."""
+    values = [one.mix if key == MIX else one.values[key][:, :, None] for one in gates]  # [S, L, H or 1]
+    heads, title = max(one.shape[2] for one in values), TITLES[key]
+    of_head = [f", head {h}" for h in range(heads)] if key == MIX else [""]
+    runs = [f"seed {i}{head}" for i in range(len(gates)) for head in of_head]
     chart = Chart(slug, title, title.split(", ")[-1], series, runs, [Axis("updates", ",.0f")])
-    parts = intervals([one.step for one in gates], 200)
-    for i, one in enumerate(gates):
+    # Seeds share what a point is the mean of, so that their points have equal updates.
+    points = intervals([one.step for one in gates], max(20, MOST // (len(runs) * len(series))) if key == MIX else 200)
+    for i, (one, of_run, records) in enumerate(zip(gates, values, points, strict=True)):
         for layer in range(len(series)):
-            _add_curve(chart, layer, i, one.step, one.values[key][:, layer], parts[i])
-    return chart
-
-
-def _add_curve(
-    chart: Chart, series: int, run: int, step: np.ndarray, value: np.ndarray, parts: list[np.ndarray]
-) -> None:
-    """Add a point for each of `parts`, which seeds share so that their points have equal updates."""
-    for x, y in zip(means(step, parts), means(value, parts), strict=True):
-        chart.add(series, run, float(y), float(x))
-
-
-def _last_mix_chart(slug: str, gates: list[GateCurves]) -> Chart:
-    """σ(λ) by layer at the last record, a mark per head and seed."""
-    layers, heads = gates[0].mix.shape[1], max(one.mix.shape[2] for one in gates)
-    start = np.concatenate([one.mix[0].ravel() for one in gates])
-    chart = Chart(
-        *(slug, "σ(λ) by layer and head, at the last record", "σ(λ)"),
-        [Series(f"head {h}", f"head-{h % len(HEADS)}", h // len(HEADS)) for h in range(heads)],
-        [f"seed {i}" for i in range(len(gates))],
-        [Axis("layer", "~g")],
-        "marks",
-        ticks=range(layers) if layers <= 24 else (),
-        references=[("mean at the first record", float(np.nanmean(start)))] if np.isfinite(start).any() else [],
-        limits=(0, 1),
-    )
-    for i, one in enumerate(gates):
-        for layer, values in enumerate(one.mix[-1]):
-            for h, value in enumerate(values):
-                chart.add(h, i, float(value), float(layer))
+            for h in range(of_run.shape[2]):
+                chart.add(layer, i * heads + h, means(of_run[:, layer, h], records), means(one.step, records))
     return chart
 
 
@@ -179,45 +147,45 @@ def content_section(results: Results) -> str:
     def stored(run: RunRecord) -> bool:  # a cache of each stream is stored as zeros, which no stream reads
         return any(cache.any() for cache in (run.caches or {}).values())
 
+    def draw(name: str, runs: list[RunRecord]) -> str:
+        caches = runs[0].caches or {}
+        layers = list(caches)
+        if len(layers) > LAYERS:
+            layers = [layers[i] for i in np.unique(np.linspace(0, len(layers) - 1, LAYERS).round().astype(int))]
+        called, panels = dict(zip(caches, shortened(list(caches)), strict=True)), []
+        for layer in layers:
+            cache, (slots, channels) = caches[layer], caches[layer].shape
+            finite = np.abs(cache[np.isfinite(cache)])
+            reach = float(np.percentile(finite, 99)) if finite.size else 0.0  # one outlier does not fade the rest
+            norms = np.linalg.norm(cache, axis=1, keepdims=True)
+            units = np.where(norms > 0, cache / np.where(norms > 0, norms, 1), 0)
+            # The mean of a block of cosines is the product of mean unit vectors, so a long cache is pooled first.
+            units = pool(units, channels=channels)
+            rank = f", effective rank {effective_rank(cache):.1f}" if cache.any() and finite.size == cache.size else ""
+            size = f"{slots} slots by {channels} channels{rank}"
+            panels += [
+                _matrix(f"{called[layer]}, to ±{reach:.2g}", pool(cache), reach, size),
+                _matrix("Similarity of slots", units @ units.T, 1.0, f"{slots} slots by {slots} slots"),
+            ]
+        shown = [called[layer] for layer in layers]
+        caption = (
+            f"{name}: the stored cache after training, one row of panels per layer ({listed(shown)}). Left: the matrix "
+            "of slots (rows) by channels (columns); the colour saturates at the value in the title, the 99th "
+            "percentile. The effective rank is exp of the entropy of the normalised singular values: how many "
+            "directions the slots span. Right: cosine similarity between slots; colour off the diagonal means that two "
+            "slots hold similar content."
+        )
+        caption += f" {len(layers)} of its {len(caches)} layers are drawn." * (len(layers) < len(caches))
+        if any(max(caches[layer].shape) > LARGEST for layer in layers):
+            caption += f" With more than {LARGEST} slots or channels, neighbours are averaged."
+        where = f", where {shown[0]} is {layers[0]}" if shown[0] != layers[0] else ""
+        caption += f" From {runs[0].label}/caches.safetensors{where}."
+        caption += f" {plural(len(runs) - 1, 'other run')} of this variant also stored caches." * bool(runs[1:])
+        scale = '<ul class="legend"><li>negative<i class="scale"></i>positive</li></ul>'  # the style sheet's gradient
+        return figure(panels, caption, legend=scale)
+
     why = "no run stored the content of a cache, so there is none to draw"
-    return _each_variant(results, stored, _contents, lambda _: why)
-
-
-def _contents(name: str, runs: list[RunRecord]) -> str:
-    caches = runs[0].caches or {}
-    layers = list(caches)
-    if len(layers) > LAYERS:
-        layers = [layers[i] for i in np.unique(np.linspace(0, len(layers) - 1, LAYERS).round().astype(int))]
-    called, panels = _short_names(list(caches)), []
-    for layer in layers:
-        cache, (slots, channels) = caches[layer], caches[layer].shape
-        finite = np.abs(cache[np.isfinite(cache)])
-        reach = float(np.percentile(finite, 99)) if finite.size else 0.0  # one outlier does not fade the rest
-        norms = np.linalg.norm(cache, axis=1, keepdims=True)
-        units = np.where(norms > 0, cache / np.where(norms > 0, norms, 1), 0)
-        # The mean of a block of cosines is the product of mean unit vectors, so a long cache is pooled first.
-        units = pool(units, channels=channels)
-        rank = f", effective rank {effective_rank(cache):.1f}" if cache.any() and finite.size == cache.size else ""
-        size = f"{slots} slots by {channels} channels{rank}"
-        panels += [
-            _matrix(f"{called[layer]}, to ±{reach:.2g}", pool(cache), reach, size),
-            _matrix("Similarity of slots", units @ units.T, 1.0, f"{slots} slots by {slots} slots"),
-        ]
-    shown = [called[layer] for layer in layers]
-    caption = (
-        f"{name}: the stored cache after training, one row of panels per layer ({listed(shown)}). Left: the matrix of "
-        "slots (rows) by channels (columns); the colour saturates at the value in the title, the 99th percentile. The "
-        "effective rank is exp of the entropy of the normalised singular values: how many directions the slots span. "
-        "Right: cosine similarity between slots; colour off the diagonal means that two slots hold similar content."
-    )
-    caption += f" {len(layers)} of its {len(caches)} layers are drawn." * (len(layers) < len(caches))
-    if any(max(caches[layer].shape) > LARGEST for layer in layers):
-        caption += f" With more than {LARGEST} slots or channels, neighbours are averaged."
-    where = f", where {shown[0]} is {layers[0]}" if shown[0] != layers[0] else ""
-    caption += f" From {runs[0].label}/caches.safetensors{where}."
-    caption += f" {plural(len(runs) - 1, 'other run')} of this variant also stored caches." * bool(runs[1:])
-    scale = '<ul class="legend"><li>negative<i class="scale"></i>positive</li></ul>'  # the style sheet's gradient
-    return figure(panels, caption, legend=scale)
+    return _each_variant(results, stored, draw, lambda _: why)
 
 
 def _matrix(title: str, matrix: np.ndarray, end: float, about: str) -> str:
@@ -258,18 +226,17 @@ def _why_not(what: str, of_layers: Callable[[Explanation], str | None]) -> Calla
 
 def map_section(results: Results) -> str:
     """o_self and o_mem as images, for pictures of the test split: Figure 4 of Cached Transformers."""
-
-    def draw(name: str, runs: list[RunRecord]) -> str:
-        explained = runs[0].explained
-        assert explained is not None and explained.pictures is not None  # noqa: PT018
-        return _maps(name, runs[0].label, explained, explained.pictures)
-
     why = _why_not("has no images of its branches", lambda _: None)
-    return _each_variant(results, lambda run: run.explained and run.explained.pictures, draw, why)
+    return _each_variant(results, lambda run: run.explained and run.explained.pictures, _maps, why)
 
 
-def _maps(name: str, label: str, explained: Explanation, pictures: Pictures) -> str:
-    called = _short_names([layer.name for layer in explained.layers])
+def _maps(name: str, runs: list[RunRecord]) -> str:
+    label, explained = runs[0].label, runs[0].explained
+    assert explained is not None
+    assert explained.pictures is not None
+    pictures = explained.pictures
+    names = [layer.name for layer in explained.layers]
+    called = dict(zip(names, shortened(names), strict=True))
     mapped = [(layer, layer.maps) for layer in explained.layers if isinstance(layer.maps, BranchMaps)]
     layers = [layer for layer, _ in mapped]
     middle = layers[len(layers) // 2] if explained.middle is None else explained.layers[explained.middle]
@@ -296,16 +263,15 @@ def _maps(name: str, label: str, explained: Explanation, pictures: Pictures) -> 
     # --- the paper says that the branches are complementary: what the numbers say of that ---
     of_middle = np.array(next(maps.correlation for layer, maps in mapped if layer is middle))
     everywhere = np.concatenate([np.array(maps.correlation) for _, maps in mapped])
-    weights = [f"{extreme(maps.weight for _, maps in mapped):.0%}" for extreme in (min, max)]
-    said = (
+    summary = (
         f"{name}: in the middle layer ({called[middle.name]}) the correlation between the two maps of a picture is "
         f"{decimal(of_middle.mean(), signed=True)} on average and ranges from {decimal(of_middle.min(), signed=True)} "
         f"to {decimal(of_middle.max(), signed=True)}. Over all layers and pictures it is below −0.5 in "
         f"{(everywhere < -0.5).mean():.0%} and above 0.5 in {(everywhere > 0.5).mean():.0%} of the cases. By size, the "
-        f"cached branch is {' to '.join(dict.fromkeys(weights))} of the two branches of a layer."
+        f"cached branch is {_span((maps.weight for _, maps in mapped), '.0%')} of the two branches of a layer."
     )
     if same := [called[layer.name] for layer, maps in mapped if maps.memory_own < 0.25]:
-        said += f" In {listed(same)} o_mem is nearly the same image for every picture."
+        summary += f" In {listed(same)} o_mem is nearly the same image for every picture."
 
     numbers = table_of(
         f"{name}: both branches in numbers, over the same pictures. Share of magnitude: the root mean square of "
@@ -326,7 +292,7 @@ def _maps(name: str, label: str, explained: Explanation, pictures: Pictures) -> 
     )
     left = [f"{called[one.name]}: {one.maps.left}" for one in explained.layers if isinstance(one.maps, Left)]
     notes = [missing(f"Left out: {'; '.join(left)}.")] if left else []
-    return "\n".join([paragraph(said), figure([strips(rows)], caption, "full"), numbers, *notes])
+    return "\n".join([paragraph(summary), figure([strips(rows)], caption, "full"), numbers, *notes])
 
 
 def grey(one: np.ndarray) -> np.ndarray:
@@ -356,13 +322,12 @@ def slot_section(results: Results) -> str:
         lefts = [layer.slots.left for layer in explained.layers if isinstance(layer.slots, Left)]
         return lefts[0] if lefts else "its slots were not compared with training patches"
 
-    why = _why_not("cannot show what its slots hold", reason)
-    return _each_variant(results, compared, lambda name, runs: _slots(name, runs[0]), why)
+    return _each_variant(results, compared, _slots, _why_not("cannot show what its slots hold", reason))
 
 
-def _slots(name: str, run: RunRecord) -> str:
-    layers: Sequence[CachedLayer] = run.explained.layers if run.explained else ()
-    called = _short_names([layer.name for layer in layers])
+def _slots(name: str, runs: list[RunRecord]) -> str:
+    label, layers = runs[0].label, runs[0].explained.layers if runs[0].explained else ()
+    called = dict(zip((one.name for one in layers), shortened([one.name for one in layers]), strict=True))
     compared = [(layer, layer.slots) for layer in layers if isinstance(layer.slots, SlotContents)]
     drawn = [compared[i] for i in sorted({0, (len(compared) - 1) // 2, len(compared) - 1})]
     panels = []
@@ -380,21 +345,22 @@ def _slots(name: str, run: RunRecord) -> str:
         "middle is the patch; the number on the right is the cosine of the nearest. The distance compares what a token "
         "would write (the candidate of eq. 5 for that slot, with the update gate at 1) with the slot, both minus the "
         "mean candidate. Some patch is always the nearest: the table below says whether it is nearer than chance. From "
-        f"{run.label}/explain.safetensors."
+        f"{label}/explain.safetensors."
     )
 
     # --- what the numbers of all layers say, from the least to the greatest ---
     contents = [slots for _, slots in compared]
     nearer = sum(one.cosine > one.chance + CLEARLY for one in contents)
-    places = [max(0.0, one.place) for one in contents if math.isfinite(one.place)]
-    position = f"; the average of a slot's position explains {_span(places, '.0%')} of its square" if places else ""
+    positions = [max(0.0, one.place) for one in contents if math.isfinite(one.place)]
+    share = _span(positions, ".0%") if positions else ""
+    position = f"; the average of a slot's position explains {share} of its square" if share else ""
     transient = compared[0][0].inference == "transient"
     read = "as each picture's own tokens have updated them" if transient else "as stored"
-    said = (
+    summary = (
         f"{name}: slots are clearly nearer to single training tokens than random mixtures of tokens are in {nearer} of "
         f"{len(contents)} layers. Their distance from the mean candidate is "
-        f"{_span([one.distance for one in contents])} times that of a single token's candidate{position}. "
-        f"{_span([one.distinct / one.compared for one in contents], '.0%')} of the slots have different nearest "
+        f"{_span(one.distance for one in contents)} times that of a single token's candidate{position}. "
+        f"{_span((one.distinct / one.compared for one in contents), '.0%')} of the slots have different nearest "
         f"tokens. Evaluation reads the slots {read}."
     )
     numbers = table_of(
@@ -403,7 +369,7 @@ def _slots(name: str, run: RunRecord) -> str:
         "cosine with the summary tokens themselves, which lie in another space. Distance: from the mean candidate, in "
         "units of a single token's distance. Position: share of the squared distance that the mean over the slot's "
         "position explains (1: all; below 0: none). Different: effective number of distinct tokens that are nearest to "
-        f"some slot. From {run.label}/explain.json.",
+        f"some slot. From {label}/explain.json.",
         compared,
         {
             "layer": lambda one: f"<code>{escape(called[one[0].name])}</code>",
@@ -416,10 +382,11 @@ def _slots(name: str, run: RunRecord) -> str:
             "different": lambda one: f"{one[1].distinct:.1f}",
         },
     )
-    return "\n".join([paragraph(said), figure(panels, caption, "small"), numbers])
+    return "\n".join([paragraph(summary), figure(panels, caption, "small"), numbers])
 
 
-def _span(values: list[float], form: str = ".3f") -> str:
+def _span(values: Iterable[float], form: str = ".3f") -> str:
+    values = list(values)
     return " to ".join(dict.fromkeys(format(value, form) for value in (min(values), max(values))))
 
 

@@ -1,10 +1,16 @@
 """HTML elements that the sections use, and number formatting. All text is escaped here."""
 
+import base64
 import html
+import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
+
+import numpy as np
+
+from mnemos.lab.tasks.pictures import pillow
 
 T = TypeVar("T")
 _UNKNOWN = {"", "–"}
@@ -21,6 +27,10 @@ def escape(text: object) -> str:
 def prose(text: str) -> str:
     """Sentences for HTML content: escaped, with a typeset apostrophe."""
     return escape(text.replace("'", "\u2019"))
+
+
+def _class(style: str) -> str:
+    return f' class="{escape(style)}"' if style else ""
 
 
 def paragraph(text: str, style: str = "") -> str:
@@ -48,16 +58,16 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], styl
     Rows and columns in which nothing is known are left out; "" for a table of these alone. On a narrow screen a row
     becomes a block with each cell under its heading (`data-head`).
     """
-    known = [row for row in rows if not {*row[1:]} <= _UNKNOWN]
-    shown = [i for i in range(len(head)) if not i or any(row[i] not in _UNKNOWN for row in known)]
-    if not known:
+    filled = [row for row in rows if not {*row[1:]} <= _UNKNOWN]
+    shown = [i for i in range(len(head)) if not i or any(row[i] not in _UNKNOWN for row in filled)]
+    if not filled:
         return ""
     names = "".join(f'<th scope="col">{escape(head[i])}</th>' for i in shown)
     body = "\n".join(
         f'<tr><th scope="row">{row[0]}</th>'
         + "".join(f'<td data-head="{escape(head[i])}">{row[i]}</td>' for i in shown[1:])
         + "</tr>"
-        for row in known
+        for row in filled
     )
     return (
         f'<div class="scroll"><table{_class(style)}><caption>{prose(caption)}</caption>\n'
@@ -92,8 +102,23 @@ def own_ids(text: str, slug: str) -> str:
     return text.replace("url(#", f"url(#{slug}-").replace('href="#', f'href="#{slug}-')
 
 
-def _class(style: str) -> str:
-    return f' class="{escape(style)}"' if style else ""
+def img(pixels: np.ndarray, label: str = "", style: str = "pixels") -> str:
+    """An image [H, W, 1, 3 or 4] uint8 as an element whose pixels stay sharp."""
+    source = base64.b64encode(png(pixels)).decode()
+    return f'<img class="{style}" alt="{escape(label)}" src="data:image/png;base64,{source}">'
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """An image [H, W, 1, 3 or 4] uint8 as a PNG file's bytes."""
+    file = io.BytesIO()
+    pillow().fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def strips(rows: Sequence[tuple[str, Sequence[str], str]]) -> str:
+    """Rows of pictures in columns: the name of each row, its cells, and what stands behind them, all HTML."""
+    cells = "".join(f"<span>{name}</span>{''.join(row)}<span>{note}</span>" for name, row, note in rows)
+    return f'<div class="strips" style="--columns:{len(rows[0][1])}">{cells}</div>'
 
 
 def listed(names: Sequence[str], last: str = "and") -> str:
@@ -122,12 +147,11 @@ def decimal(value: float, signed: bool = False) -> str:
         return "–"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    size = abs(value)
-    places = 3 if size < 10 else 2 if size < 100 else 1
+    size, sign = abs(value), "+" if signed else ""
+    digits = 3 if size < 10 else 2 if size < 100 else 1
     if 0 < size < 0.0005:
-        return f"{value:{'+' if signed else ''}.2g}".replace("-", "−")
-    text = f"{value:{'+' if signed else ''}.{places}f}"
-    return text.replace("-", "−")
+        return f"{value:{sign}.2g}".replace("-", "−")
+    return f"{value:{sign}.{digits}f}".replace("-", "−")
 
 
 def count(value: float) -> str:

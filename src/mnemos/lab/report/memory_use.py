@@ -4,20 +4,14 @@ import math
 
 import numpy as np
 
-from mnemos.lab.compare.significance import Difference
 from mnemos.lab.evaluate.recorded import ControlledMemory, StateControls
 
 from .charts import Axis, Chart, chart_figure, variant
 from .markup import capital, decimal, escape, listed, missing, paragraph, plural, short, table
 from .read import Results
-from .run_records import RunRecord
-from .style import variant_name
+from .shell import variant_name
 
-WORDS = {
-    "emptied": "emptied",
-    "exchanged": "exchanged with another row's",
-    "frozen": "frozen after the first segment",
-}
+WORDS = {"emptied": "emptied", "exchanged": "exchanged with another row's", "frozen": "frozen after the first segment"}
 _COLOURS = dict(zip(WORDS, (1, 2, 3), strict=True))  # indices into the palette
 _SAYS = (
     "A control that makes the score worse shows that the trained model depends on what its memory holds, and nothing "
@@ -45,7 +39,7 @@ def section(results: Results) -> str:
 
 
 def _by_segment(results: Results, scored: list[str]) -> str:
-    """The change of the metric by segment, one panel per memory of each variant's first run; "" for single segments."""
+    """One panel per memory of each variant's first run; "" for single segments."""
     charts, sources = [], []
     for name in scored:
         run, controls = results.state_controls(name)[0]
@@ -69,8 +63,7 @@ def _by_segment(results: Results, scored: list[str]) -> str:
                 label=f"Change of the test {controls.metric} of {name} by segment, with its {memory.name} changed",
             )
             for series, values in enumerate(of_memory.values()):
-                for segment, value in zip(controls.segments, values, strict=True):
-                    chart.add(series, 0, float(value), float(segment))
+                chart.add(series, 0, values, controls.segments)
             charts.append(chart)
         cut = "" if controls.cut is None else f"Rows are cut into segments of {controls.cut} tokens for this. "
         sizes = f"{plural(controls.rows, 'row')} at once, {plural(controls.targets, 'target')} in"
@@ -103,23 +96,30 @@ def _table(results: Results, scored: list[str]) -> str:
         runs = results.state_controls(name)
         controls = runs[0][1]
         metric = results.metric if results.metric in controls.carried.scores else controls.metric
-        carried = float(np.mean([known.carried.scores.get(metric, math.nan) for _, known in runs]))
+        carried = float(np.mean([of_run.carried.scores.get(metric, math.nan) for _, of_run in runs]))
         better[metric] = (results.described(metric) or {}).get("higher_is_better")
         facts = [metric, str(len(runs)), f"{controls.rows:,}", f"{controls.targets:,}"]
-        memories = {memory.name: memory for _, known in reversed(runs) for memory in known.memories}
+        memories = {memory.name: memory for _, of_run in reversed(runs) for memory in of_run.memories}
         for memory in memories.values():
             notes += [f"{name}, {memory.name} not {what}: {why}." for what, why in memory.unscored().items()]
             changes = [results.memory_effect(name, memory.name, control) for control in WORDS]
-            if (cut := _unread(runs, memory.name)) is not None:
+            of_name = [(of_run, one) for _, of_run in runs for one in of_run.memories if one.name == memory.name]
+            if len(of_name) == len(runs) and all(_unread(*one) for one in of_name):
                 changes = [None] * len(WORDS)
                 notes.append(
-                    f"{name}, {memory.name} not tested: rows were cut into segments of {cut} tokens for the controls, "
-                    "and no control changes the loss. The scored targets do not depend on what is carried over a cut, "
-                    "as with a window that is shorter than a segment; inside of a segment the memory may be used."
+                    f"{name}, {memory.name} not tested: rows were cut into segments of {controls.cut} tokens for the "
+                    "controls, and no control changes the loss. The scored targets do not depend on what is carried "
+                    "over a cut, as with a window that is shorter than a segment; inside of a segment the memory may "
+                    "be used."
                 )
-            intervals += sum(one is not None and one.interval is not None for one in changes)
+            cells = []
+            for change in changes:
+                ends = change.interval if change else None
+                intervals += ends is not None
+                small = f"<small>{' to '.join(map(rounded, ends))}</small>" if ends else ""
+                cells.append(f"{rounded(change.difference)}{small}" if change else "–")
             first = [variant_name(results.names.index(name), name), escape(memory.name), *map(escape, facts)]
-            rows.append([*first, decimal(carried), *map(_change, changes)])
+            rows.append([*first, decimal(carried), *cells])
     caption = (
         "The test score of the segments after a row's first, with the memory as carried, and its change where the "
         "memory is replaced before each of these segments: the mean over seeds"
@@ -133,27 +133,18 @@ def _table(results: Results, scored: list[str]) -> str:
     return table(caption, head, rows, "controls") + "\n".join(map(missing, notes))
 
 
-def _unread(runs: list[tuple[RunRecord, StateControls]], name: str) -> int | None:
-    """The tokens per segment, where rows were cut and in no run a control changed the loss; else None."""
-
-    def unchanged(known: StateControls, memory: ControlledMemory) -> bool:
-        loss, by_segment = known.carried.scores.get("loss", math.nan), known.carried.by_segment
-        return bool(memory.scored()) and all(
+def _unread(controls: StateControls, memory: ControlledMemory) -> bool:
+    """Whether rows were cut, and no control of a memory changed the loss."""
+    loss, by_segment = controls.carried.scores.get("loss", math.nan), controls.carried.by_segment
+    return (
+        controls.cut is not None
+        and bool(memory.scored())
+        and all(
             math.isclose(one.scores.get("loss", math.nan), loss, rel_tol=1e-6)
             and np.array_equal(one.by_segment, by_segment)
             for one in memory.scored().values()
         )
-
-    of_name = [(known, memory) for _, known in runs for memory in known.memories if memory.name == name]
-    alike = all(known.cut is not None and unchanged(known, memory) for known, memory in of_name)
-    return runs[0][1].cut if alike and len(of_name) == len(runs) else None
-
-
-def _change(found: Difference | None) -> str:
-    if found is None:
-        return "–"
-    ends = "" if found.interval is None else f"<small>{' to '.join(map(rounded, found.interval))}</small>"
-    return f"{rounded(found.difference)}{ends}"
+    )
 
 
 def rounded(value: float) -> str:

@@ -6,18 +6,7 @@ from pathlib import Path
 from mnemos import registry
 from mnemos.atomic import write_text
 
-from . import (
-    costs,
-    curves,
-    gated_caches,
-    image_grids,
-    memory_use,
-    metric_by_x,
-    outputs,
-    provenance,
-    scores,
-    slot_attention,
-)
+from . import costs, curves, gated_caches, memory_use, outputs, provenance, scores, slot_attention
 from .markup import contents, escape, folded, listed, own_ids, paragraph, plural, prose
 from .read import Results, read_tasks, task_differences
 from .run_records import flat
@@ -26,14 +15,14 @@ from .verdict import caveats, headline, scored_of, summary_table
 
 Section = Callable[[Results], str]
 # The first of these that a report has stands on its first screen.
-PICTURES: tuple[Section, ...] = (metric_by_x.by_x_figure, scores.seeds, curves.section)
+PICTURES: tuple[Section, ...] = (curves.by_x_figure, scores.seeds, curves.section)
 SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("results", "Results", scores.section),
     ("seeds", "Seeds", scores.seeds),
-    ("along", "How far it reaches", metric_by_x.by_x_table),
+    ("along", "How far it reaches", curves.by_x_table),
     ("curves", "Learning curves", curves.section),
     ("memory", "Was the memory used?", memory_use.section),
-    ("pictures", "Generated images", image_grids.section),
+    ("pictures", "Generated images", outputs.picture_section),
     ("detections", "Detections", outputs.detection_section),
     ("examples", "Examples", outputs.example_section),
     ("alignments", "Attention to the source", outputs.alignment_section),
@@ -71,17 +60,14 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> tuple[Path
     write_text(out, assemble(tasks))
     if len(tasks) > 1:
         return out, "Look first at the table of all runs; each task has a part of its own below."
-    picture = _picture(tasks[0])
-    return out, (f"Look first at {picture}. " if picture else "") + headline(tasks[0])
-
-
-def _picture(results: Results) -> str:
-    """What the picture of the first screen shows; "" for a page without one, as of runs with one measurement."""
-    if (by_x := metric_by_x.read_by_x(results)) is not None:
-        return f"the picture of {by_x.metric} by {by_x.x}"
-    if scores.seeds(results):
-        return "the picture of the score of every seed"
-    return "the learning curves" if "<figure" in curves.section(results) else ""
+    results = tasks[0]
+    if (by_x := curves.read_by_x(results)) is not None:
+        picture = f"the picture of {by_x.metric} by {by_x.x}"
+    elif scores.seeds(results):
+        picture = "the picture of the score of every seed"
+    else:
+        picture = "the learning curves" if "<figure" in curves.section(results) else ""
+    return out, (f"Look first at {picture}. " if picture else "") + headline(results)
 
 
 def assemble(tasks: Sequence[Results], watched: str = "") -> str:
@@ -105,10 +91,14 @@ def assemble(tasks: Sequence[Results], watched: str = "") -> str:
             part = f'<section id="task"><h2>{escape(_title([one]))}</h2>\n{own}</section>\n{sections}'
             parts.append(own_ids(part, f"task-{i + 1}"))
         body = "\n".join(parts)
+
+    # --- what is asked: the first line of the documentation of each task that this program knows ---
+    names = [name for name in _data_names(tasks) if name in registry.names("data")]
+    questions = "".join(paragraph(f"“{name}”: {registry.about('data', name)}", "question") for name in names)
     return html_page(
         _title(tasks),
         f'<section id="verdict" class="opening">\n{opening}</section>\n{body}',
-        f"{_questions(tasks)}{paragraph(_byline(tasks), 'byline')}{watched}",
+        f"{questions}{paragraph(_byline(tasks), 'byline')}{watched}",
         [chart_library(), script("page.js"), *([script("watch.js")] if watched else [])],
         served=bool(watched),
     )
@@ -133,36 +123,28 @@ def _parts(results: Results) -> tuple[str, str]:
     return "\n".join(filter(None, opening)), "\n".join(folded(slug, name, text) for slug, name, text in shown)
 
 
-def _names(tasks: Sequence[Results]) -> list[str]:
-    """The names of the tasks' data."""
+def _data_names(tasks: Sequence[Results]) -> list[str]:
     runs = (run for one in tasks for run in one.all_runs())
     return list(dict.fromkeys(str(name) for run in runs if (name := flat(run.recipe).get("data.is"))))
 
 
 def _title(tasks: Sequence[Results]) -> str:
-    names = [f"“{name}”" for name in _names(tasks)]
+    names = [f"“{name}”" for name in _data_names(tasks)]
     where = f" on the {'task' if len(names) == 1 else 'tasks'} {listed(names)}" if names else ""
     variants = list(dict.fromkeys(name for one in tasks for name in one.names))
     return f"{listed(variants) if len(variants) <= _NAMED else f'{len(variants)} variants'}{where}"
 
 
-def _questions(tasks: Sequence[Results]) -> str:
-    """What is asked: the first line of the documentation of each task that this program knows."""
-    names = [name for name in _names(tasks) if name in registry.names("data")]
-    return "".join(paragraph(f"“{name}”: {registry.about('data', name)}", "question") for name in names)
-
-
 def _byline(tasks: Sequence[Results]) -> str:
-    """One line: the number of runs, their updates, when they finished and at which commit."""
-    runs = [run for one in tasks for run in one.all_runs()]
-    rows = [row for one in tasks for row in one.rows]
+    """The number of runs, their updates, when they finished and at which commit."""
+    runs, rows = [run for one in tasks for run in one.all_runs()], [row for one in tasks for row in one.rows]
     parts = [plural(len(runs) or sum(row.seeds for row in rows), "run")]
     seeds = {row.seeds for row in rows}
     parts += [f"{max(seeds)} seeds of each variant"] if len(seeds) == 1 and max(seeds) > 1 and len(rows) > 1 else []
     steps = {run.result.steps if run.result else None for run in runs}
     parts += [f"{steps.pop():,.0f} updates each"] if len(steps) == 1 and all(steps) else []
-    tested = {scored_of(one, "test") for one in tasks if any(run.result for run in one.all_runs())}
-    parts += [plural(one.number, f"test {one.noun}")] if len(tested) == 1 and (one := tested.pop()) else []
+    tested = {scored_of(one, "test") for one in tasks if one.finished()}
+    parts += [plural(over.number, f"test {over.noun}")] if len(tested) == 1 and (over := tested.pop()) else []
     about = [run.provenance.to_json() for run in runs if run.provenance] or [one.provenance for one in tasks]
     ends = sorted(str(a["finished"])[:10] for a in about if a.get("finished"))
     parts += [f"finished {ends[-1]}"] if ends else []

@@ -26,12 +26,12 @@ def section(results: Results) -> str:
 
 
 def _recipes(results: Results) -> str:
-    """The fields in which the recipes differ, and every recipe in full in a collapsed element."""
     first = {name: runs[0] for name in results.names if (runs := results.runs_of(name))}
     if not first:
         return missing("The comparison has no run folders, so the recipes of its variants are unknown.")
     recipes, parts = {name: flat(run.recipe) for name, run in first.items()}, []
 
+    # --- the fields in which they differ ---
     def value(recipe: JSONObject, field: str) -> object:
         """A field of a flat recipe; null where the part that would have it is."""
         while "." in field and field not in recipe:
@@ -52,6 +52,8 @@ def _recipes(results: Results) -> str:
         parts.append(listing if len(rows) <= _LISTED else f"<details><summary>{title}</summary>{listing}</details>")
     elif len(recipes) > 1:
         parts.append(missing("The recipes do not differ."))
+
+    # --- every recipe in full, in a collapsed element ---
     for name, run in first.items():
         if sentence := rollout(run.recipe, run.result):
             parts.append(paragraph(f"{name}: {sentence}"))
@@ -84,7 +86,6 @@ def _cell(value: object) -> str:
 
 
 def _shared(results: Results) -> str:
-    """What all runs have in common, and a warning for everything that weakens the numbers."""
     runs = results.all_runs()
     abouts = [run.provenance.to_json() for run in runs if run.provenance] or [results.provenance]
     of_runs = []
@@ -109,9 +110,8 @@ def _shared(results: Results) -> str:
     if without := sum(not run.provenance for run in runs):
         parts.append(missing(f"{plural(without, 'run')} of {len(runs)} without run.json: no provenance for those."))
     if changed := [run.label for run in runs if any(process.get("dirty") for process in _processes(run.provenance))]:
-        which = (
-            "Every run was" if len(changed) == len(runs) else f"{listed(changed)} {'were' if changed[1:] else 'was'}"
-        )
+        which = f"{listed(changed)} {'were' if changed[1:] else 'was'}"
+        which = "Every run was" if len(changed) == len(runs) else which
         what = "trained from source with uncommitted changes: the commit alone does not reproduce the numbers."
         parts.append(missing(f"{which} {what}"))
     if apart := [f for f in fields if f not in same]:
@@ -121,12 +121,9 @@ def _shared(results: Results) -> str:
 
 
 def _data(results: Results) -> str:
-    """The data files of the runs, one collapsed table for each set of files."""
     sets: dict[str, JSONObject] = {}
-    for data in [
-        results.provenance.get("data"),
-        *(run.provenance.data for run in results.all_runs() if run.provenance),
-    ]:
+    of_runs = [run.provenance.data for run in results.all_runs() if run.provenance]
+    for data in (results.provenance.get("data"), *of_runs):
         if isinstance(data, dict) and isinstance(data.get("files"), list):
             sets.setdefault(str(data.get("sha256")), data)
     parts = []
@@ -149,8 +146,7 @@ def _processes(about: Provenance | None) -> list[JSONObject]:
 
 
 def _runs(results: Results) -> str:
-    def commits(run: RunRecord) -> str:
-        """In order of its resumptions."""
+    def commits(run: RunRecord) -> str:  # in order of its resumptions
         processes = [one for one in _processes(run.provenance) if one.get("commit")]
         return ", ".join(dict.fromkeys(str(one["commit"])[:10] + "+" * bool(one.get("dirty")) for one in processes))
 
@@ -164,12 +160,9 @@ def _runs(results: Results) -> str:
     runs = [(name, run, run.provenance or Provenance()) for name in results.names for run in results.runs_of(name)]
     if not runs:
         return missing("No run folder is named in comparison.json.")
-    caption = (
-        "The runs, each with the commit that trained it (+: with uncommitted changes to tracked files of the package). "
-        "From run.json and result.json of each."
-    )
     return table_of(
-        caption,
+        "The runs, each with the commit that trained it (+: with uncommitted changes to tracked files of the package). "
+        "From run.json and result.json of each.",
         runs,
         {
             "run": lambda one: f"<code>{escape(one[1].label)}</code>",

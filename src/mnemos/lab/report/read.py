@@ -5,11 +5,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from mnemos.config import from_dict, to_dict
 from mnemos.lab.compare.baselines import CACHE, roles_of
 from mnemos.lab.compare.budgets import FILE as BUDGET
-from mnemos.lab.compare.comparison import FILE, Comparison, Row, controls_of, read_comparison, rows_of
+from mnemos.lab.compare.comparison import FILE, Comparison, controls_of, read_comparison, rows_of
 from mnemos.lab.compare.significance import Difference, Spread, paired, spread, welch
 from mnemos.lab.evaluate.recorded import Left, StateControls
 from mnemos.lab.run.files import PLACES, Provenance, Result
@@ -31,31 +32,33 @@ class Results(Comparison):
 
     @property
     def names(self) -> list[str]:
-        """The names of the rows, in the order that determines their colours."""
+        """Of the rows, in the order that determines their colours."""
         return [row.name for row in self.rows]
 
     @property
     def split(self) -> str:
         """The split that the scores are of: "validation" for data without a test split, else "test"."""
-        of = {run.result.split for run in self.all_runs() if run.result}
-        return "validation" if of == {"valid"} else "test"
+        return "validation" if {result.split for result in self.finished()} == {"valid"} else "test"
 
-    def row(self, name: str) -> Row:
-        """The row of that name."""
-        return next(row for row in self.rows if row.name == name)
+    @property
+    def score(self) -> str:
+        """What the rows are judged by, such as "test accuracy"."""
+        return f"{self.split} {self.metric}"
 
     def runs_of(self, name: str) -> tuple[RunRecord, ...]:
         """The runs of a row; () where the comparison names none."""
         return self.records.get(name, ())
 
+    def all_runs(self) -> list[RunRecord]:
+        return [run for name in self.names for run in self.runs_of(name)]
+
+    def finished(self) -> list[Result]:
+        return [run.result for run in self.all_runs() if run.result]
+
     def first_runs(self, has: Callable[[RunRecord], object]) -> list[tuple[str, RunRecord]]:
         """By row, the first of its runs that has something; rows without one are left out."""
         runs = ((name, next(filter(has, self.runs_of(name)), None)) for name in self.names)
         return [(name, run) for name, run in runs if run is not None]
-
-    def all_runs(self) -> list[RunRecord]:
-        """All runs, ordered by row."""
-        return [run for name in self.names for run in self.runs_of(name)]
 
     def cached(self) -> list[str]:
         """The rows with a gated cache that is written, and those with gates or controls of one that is not."""
@@ -66,8 +69,7 @@ class Results(Comparison):
         """Direction and bounds of a metric, as `Metric.described`; None where no run says them."""
         if metric == self.metric:
             return {"higher_is_better": self.higher_is_better, "about": self.about, "bounds": self.bounds}
-        of_runs = (described_in(run.result.metrics, metric) for run in self.all_runs() if run.result)
-        return next(filter(None, of_runs), None)
+        return next(filter(None, (described_in(result.metrics, metric) for result in self.finished())), None)
 
     def effect(self, name: str, control: str = "emptied") -> Difference | None:
         """What a control of stored caches changes, run by run where the runs' results are at hand, else by means.
@@ -79,7 +81,7 @@ class Results(Comparison):
             return by_run
         for one in self.controls:
             if (one.name, one.control) == (name, control) and math.isfinite(one.mean):
-                return welch(one, self.row(name), self.bounds)
+                return welch(one, next(row for row in self.rows if row.name == name), self.bounds)
         return None
 
     def state_controls(self, name: str) -> list[tuple[RunRecord, StateControls]]:
@@ -136,18 +138,18 @@ def read_tasks(folders: Sequence[Path]) -> list[Results]:
 
     # --- read each folder ---
     comparisons: list[Results] = []
-    keys: list[TaskKey | None] = []  # of the comparisons; None: it has no runs
+    groups: list[tuple[TaskKey | None, list[RunRecord]]] = []  # the single runs of each task; a comparison may lack one
     runs: list[RunRecord] = []
     for folder in dict.fromkeys(Path(f).resolve() for f in folders):
         if (folder / FILE).is_file():
             results = read_results(folder)
             key = next((task_key(run, results.metric) for run in results.all_runs()), None)
-            if key is not None and key in keys:
+            if key is not None and any(key == other for other, _ in groups):
                 raise InputError(
                     f"{folder}: expected one comparison of this task, found a second; make a report for each"
                 )
             comparisons.append(results)
-            keys.append(key)
+            groups.append((key, []))
         elif (folder / "recipe.json").is_file():
             runs.append(read_run(folder, folder.name))
         else:
@@ -159,7 +161,6 @@ def read_tasks(folders: Sequence[Path]) -> list[Results]:
     # --- the single runs of each task: of the comparisons', then of others as they come ---
     inside = {run.folder for comparison in comparisons for run in comparison.all_runs()}
     single = [run for run in runs if run.folder not in inside]
-    groups: list[tuple[TaskKey | None, list[RunRecord]]] = [(key, []) for key in keys]
     # A run that is not finished joins a task whose metric a finished one has named.
     for run in sorted(single, key=lambda run: run.result is None):
         key = task_key(run)
@@ -170,8 +171,26 @@ def read_tasks(folders: Sequence[Path]) -> list[Results]:
     order = {id(run): i for i, run in enumerate(single)}
     for _, members in groups:
         members.sort(key=lambda run: order[id(run)])
-    joined = [_join(one, members) for one, (_, members) in zip(comparisons, groups, strict=False)]
-    return [*joined, *(_with_roles(results_of(members)) for _, members in groups[len(comparisons) :])]
+
+    # --- they become rows of the comparison, or results of their own ---
+    tasks = []
+    for i, (_, members) in enumerate(groups):
+        if i >= len(comparisons):
+            tasks.append(_with_roles(results_of(members)))
+        elif members:
+            one = comparisons[i]
+            more = results_of(members, one.metric)
+            if twice := next((name for name in more.names if name in one.names), None):
+                raise InputError(
+                    f"{one.source}: expected new variants beside it, found {twice!r} twice; compare them again"
+                )
+            rows, controls, records = one.rows + more.rows, one.controls + more.controls, one.records | more.records
+            source = f"{one.source} and {more.source}"
+            joined = replace(one, rows=rows, controls=controls, records=records, source=source, equal=None)
+            tasks.append(_with_roles(joined))
+        else:
+            tasks.append(comparisons[i])
+    return tasks
 
 
 def _instead(folder: Path) -> str:
@@ -246,28 +265,8 @@ def results_of(runs: Sequence[RunRecord], metric: str | None = None) -> Results:
     )
 
 
-def _join(comparison: Results, extra: list[RunRecord]) -> Results:
-    """The comparison with further runs added as rows."""
-    if not extra:
-        return comparison
-    more = results_of(extra, comparison.metric)
-    if twice := next((name for name in more.names if name in comparison.names), None):
-        raise InputError(
-            f"{comparison.source}: expected new variants beside it, found {twice!r} twice; compare them again"
-        )
-    joined = replace(
-        comparison,
-        rows=comparison.rows + more.rows,
-        controls=comparison.controls + more.controls,
-        records={**comparison.records, **more.records},
-        source=f"{comparison.source} and {more.source}",
-        equal=None,
-    )
-    return _with_roles(joined)
-
-
 def _with_roles(results: Results) -> Results:
-    """Results with runs that no comparison trained: the memory of each row, and whose baseline it is, from the recipes.
+    """Results with the memory of each row, and whose baseline it is, from the recipes of runs that nothing compared.
 
     A recipe with steps of its own, as of a budget, is no other's baseline; a comparison says whose it is all the same.
     """
@@ -277,16 +276,14 @@ def _with_roles(results: Results) -> Results:
         recipes = [replace(from_dict(Recipe, results.runs_of(n)[0].recipe), name=n) for n in results.names]
     except InputError:
         return results
-    roles = roles_of(recipes)
-    rows = [(row, roles[row.name]) for row in results.rows]
-    rows_with = (
-        replace(row, memory=role.memory, baseline_of=role.baseline_of or row.baseline_of) for row, role in rows
-    )
-    return replace(results, rows=tuple(rows_with))
+    roles, rows = roles_of(recipes), []
+    for row in results.rows:
+        role = roles[row.name]
+        rows.append(replace(row, memory=role.memory, baseline_of=role.baseline_of or row.baseline_of))
+    return replace(results, rows=tuple(rows))
 
 
-@dataclass(frozen=True)
-class TaskKey:
+class TaskKey(NamedTuple):
     """What decides whether two runs can be ranked: data, rows, starting weights and metric.
 
     data: the settings and the hash of the data, the rows scored, and the hash of the weights that the run started from,
@@ -328,8 +325,8 @@ def task_key(run: RunRecord, metric: str | None = None) -> TaskKey:
 
     # --- the weights that it started from: random ones, or those of another run by their hash ---
     weights, path = about.latest("weights"), training.get("init_from")
-    known = isinstance(weights, dict) and weights.get("sha256")
-    of_run = f"of {str(known)[:12]}" if known else f"of {path}, without a hash"  # without a run.json
+    digest = isinstance(weights, dict) and weights.get("sha256")
+    of_run = f"of {str(digest)[:12]}" if digest else f"of {path}, without a hash"  # without a run.json
     settings["starting weights"] = of_run if path else "random"
     values = tuple(sorted((name, str(value)) for name, value in settings.items()))
     return TaskKey(values, metric or (run.result.metric if run.result else None))

@@ -18,7 +18,6 @@ Columns = dict[str, np.ndarray]  # "step" [S] and one float64 array [S] per quan
 OWN = ("loss", "auxiliary_loss", "lr", "grad_norm", "seconds", "tokens")
 GATES = ("update.mean", "update.saturated", "reset.mean", "reset.saturated", "cache.rms", "cache.rank", "cache.max")
 DETECTIONS = "detections"  # folder of a run: photos with annotations on the left and detections on the right
-_SAMPLE_AGAIN = "run mnemos sample on it again"
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class GateCurves:
 
 
 @dataclass(frozen=True)
-class Written:
+class Generated:
     """Pictures that a model generated: samples [N, H, W, C]; originals [K, H, W, C] and completions [K, ways, H, W, C].
 
     The upper about["given"] rows of a completion are those of the original.
@@ -62,7 +61,7 @@ class RunRecord:
     result: Result | None
     caches: dict[str, np.ndarray] | None
     explained: Explanation | None = None
-    written: Written | None = None
+    generated: Generated | None = None
     write_attention: WriteAttention | None = None
     detected: tuple[tuple[str, bytes], ...] = ()
 
@@ -71,8 +70,8 @@ class RunRecord:
         """The seed from the result, the recipe or the provenance, in this order; "?" if none has it."""
         training = self.recipe.get("train")
         of_recipe = training.get("seed") if isinstance(training, dict) else None
-        known = (self.result and self.result.seed, of_recipe, self.provenance and self.provenance.seed)
-        return next((seed for seed in known if seed is not None), "?")
+        seeds = (self.result and self.result.seed, of_recipe, self.provenance and self.provenance.seed)
+        return next((seed for seed in seeds if seed is not None), "?")
 
     def tested(self, metric: str, control: str | None = None) -> float:
         """The test metric, or the same under a control ("emptied", …); NaN if it was not measured.
@@ -107,7 +106,7 @@ def read_run(folder: Path, label: str) -> RunRecord:
         result=Result.read(folder) if Result.exists(folder) else None,
         caches=_read_caches(folder / "caches.safetensors"),
         explained=read_explanation(folder),
-        written=read_written(folder),
+        generated=read_generated(folder),
         write_attention=read_write_attention(folder),
         detected=tuple((file.name, read_bytes(file)) for file in photos),
     )
@@ -123,34 +122,32 @@ def read_metrics(folder: Path) -> tuple[Columns, Columns, GateCurves | None]:
         if line.kind in records:
             records[line.kind][line.step] = line
 
-    def columns(by_step: dict[int, Measurement]) -> Columns:
-        """One for each quantity in any line, and one for each in `OWN`."""
-        lines = [by_step[step] for step in sorted(by_step)]
+    # --- a column for each quantity in any line, and one for each in `OWN` ---
+    columns: list[Columns] = []
+    for split in ("train", "valid"):
+        lines = [records[split][step] for step in sorted(records[split])]
         names = dict.fromkeys([*OWN, *(name for line in lines for name in line.values)])
         values = {n: np.array([number(line.values.get(n), line.where, n) for line in lines]) for n in names}
-        return {"step": np.array(sorted(by_step), dtype=np.int64), **values}
+        columns.append({"step": np.array([line.step for line in lines], dtype=np.int64), **values})
 
-    return columns(records["train"]), columns(records["valid"]), _gate_curves(records["gates"])
-
-
-def _gate_curves(records: dict[int, Measurement]) -> GateCurves | None:
-    steps = sorted(records)
-    read = (from_json(Gates, records[step].values, records[step].where, "repair or delete the line") for step in steps)
-    rows = [{layer.name: layer for layer in line.layers} for line in read]
-    names = tuple(dict.fromkeys(name for row in rows for name in row))
-    if not names:
-        return None
-    heads = max(len(layer.mix) for row in rows for layer in row.values())
-    mix = np.full((len(steps), len(names), heads), math.nan)
-    values = {key: np.full((len(steps), len(names)), math.nan) for key in GATES}
-    for s, row in enumerate(rows):
-        for name, layer in row.items():
-            at = (s, names.index(name))
+    # --- the gates, by layer and head ---
+    lines = [records["gates"][step] for step in sorted(records["gates"])]
+    gates = [from_json(Gates, line.values, line.where, "repair or delete the line") for line in lines]
+    layers = tuple(dict.fromkeys(layer.name for one in gates for layer in one.layers))
+    if not layers:
+        return columns[0], columns[1], None
+    heads = max(len(layer.mix) for one in gates for layer in one.layers)
+    mix = np.full((len(gates), len(layers), heads), math.nan)
+    activity = {key: np.full((len(gates), len(layers)), math.nan) for key in GATES}
+    for s, one in enumerate(gates):
+        for layer in one.layers:
+            at = (s, layers.index(layer.name))
             mix[at][: len(layer.mix)] = layer.mix
             for key in GATES:
                 part, quantity = key.split(".")
-                values[key][at] = getattr(getattr(layer, part), quantity)
-    return GateCurves(np.array(steps, dtype=np.int64), names, mix, values)
+                activity[key][at] = getattr(getattr(layer, part), quantity)
+    curves = GateCurves(np.array([line.step for line in lines], dtype=np.int64), layers, mix, activity)
+    return columns[0], columns[1], curves
 
 
 def _read_caches(path: Path) -> dict[str, np.ndarray] | None:
@@ -173,7 +170,7 @@ def _read_caches(path: Path) -> dict[str, np.ndarray] | None:
     return {name: caches[name].astype(np.float64) for name in sorted(caches, key=by_number)}
 
 
-def read_written(folder: Path) -> Written | None:
+def read_generated(folder: Path) -> Generated | None:
     """The content of a run's samples.json and samples.safetensors; None if there are none. Raises InputError."""
     path = folder / "samples.json"
     if not path.is_file():
@@ -181,18 +178,19 @@ def read_written(folder: Path) -> Written | None:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
+    again = "run mnemos sample on it again"
     try:
         about = parse(read_text(path))
         check_file(folder / "samples.safetensors")
         arrays = load_file(folder / "samples.safetensors")
     except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"{path}: expected samples and samples.safetensors, found {error}; {_SAMPLE_AGAIN}") from None
+        raise InputError(f"{path}: expected samples and samples.safetensors, found {error}; {again}") from None
     fits = isinstance(about, dict) and isinstance(about.get("given"), int)
     for name, axes in (("samples", 4), ("originals", 4), ("completions", 5)):
         fits = fits and (name not in arrays or (arrays[name].ndim == axes and arrays[name].dtype == np.uint8))
     if not fits or ("completions" in arrays) != ("originals" in arrays):
-        raise InputError(f"{path}: expected pictures as mnemos sample writes them, found others; {_SAMPLE_AGAIN}")
-    return Written(arrays.get("samples"), arrays.get("originals"), arrays.get("completions"), about)
+        raise InputError(f"{path}: expected pictures as mnemos sample writes them, found others; {again}")
+    return Generated(arrays.get("samples"), arrays.get("originals"), arrays.get("completions"), about)
 
 
 def flat(value: object, prefix: str = "") -> JSONObject:

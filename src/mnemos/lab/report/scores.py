@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 
-from mnemos.lab.compare.comparison import Control
 from mnemos.lab.compare.significance import Difference
 
 from .charts import Axis, Chart, chart_figure, variant
@@ -11,7 +10,7 @@ from .curves import seed_names
 from .markup import OPERATIONS, capital, count, decimal, escape, memory, missing, operations, plural, table, table_of
 from .read import Results, finite_spread
 from .run_records import flat
-from .style import variant_name
+from .shell import variant_name
 from .verdict import mean_and_spread, without_learning
 
 _ACROSS = 8  # metrics in columns; more are rows
@@ -25,32 +24,27 @@ _MEANINGS = {
 
 def section(results: Results) -> str:
     """Tables of variants, of their other metrics and of the controls; lines say what is missing."""
-    parts = [_variants(results), _other_metrics(results)]
-    if not _tested(results):
-        what = f"{results.split} {results.metric}"
-        parts.append(missing(f"No result.json gives a {what}, so single seeds cannot be drawn."))
-    return "\n".join(filter(None, [*parts, _controls(results)]))
-
-
-def _variants(results: Results) -> str:
-    score, better = f"{results.split} {results.metric}", "higher" if results.higher_is_better else "lower"
-    head = ["variant", score, "seeds", "parameters", "FLOPs of a row", "state"]
+    better = "higher" if results.higher_is_better else "lower"
+    head = ["variant", results.score, "seeds", "parameters", "FLOPs of a row", "state"]
     rows = []
     for i, row in enumerate(results.rows):
         costs = [count(row.parameters), operations(row.flops), memory(row.state_bytes or math.nan)]
         rows.append([variant_name(i, row.name), mean_and_spread(row), str(row.seeds), *costs])
     rows += [[escape(name), decimal(one), *[""] * 4] for name, one in without_learning(results).items()]
     caption = (
-        f"{capital(score)} ({better} is better), mean ± sample standard deviation over seeds, and the size of the "
-        f"models. {OPERATIONS} State: bytes per stream after a row of the greatest length that the settings of the "
+        f"{capital(results.score)} ({better} is better), mean ± sample standard deviation over seeds, and the size of "
+        f"the models. {OPERATIONS} State: bytes per stream after a row of the greatest length that the settings of the "
         f"data allow, of an encoder-decoder its source and its output. From {results.source}."
     )
-    return table(caption, head, rows)
+    parts = [table(caption, head, rows), _other_metrics(results)]
+    if not _tested(results):
+        parts.append(missing(f"No result.json gives a {results.score}, so single seeds cannot be drawn."))
+    return "\n".join(filter(None, [*parts, _controls(results)]))
 
 
 def _other_metrics(results: Results) -> str:
     """The other metrics of the test split, and how they are computed; "" for a task of one metric."""
-    finished = [run.result for run in results.all_runs() if run.result]
+    finished = results.finished()
     described = next((one.metrics for one in finished if one.metrics), {})
     about = {name: str(one.get("about", "")) for name, one in described.items() if name not in (results.metric, "loss")}
     scores = {
@@ -62,18 +56,15 @@ def _other_metrics(results: Results) -> str:
         return ""
     caption = f"Other metrics of the {results.split} split, mean ± sample standard deviation over seeds."
     if len(about) > _ACROSS:
-        rows = [
-            [escape(name), *(mean_and_spread(of_one[i]) for of_one in scores.values()), escape(text)]
-            for i, (name, text) in enumerate(about.items())
-        ]
+        rows = []
+        for i, (name, text) in enumerate(about.items()):
+            rows.append([escape(name), *(mean_and_spread(of_one[i]) for of_one in scores.values()), escape(text)])
         return table(caption, ["metric", *scores, "what it is"], rows, "metrics")
     caption += "".join(f" {capital(name)}: {text}" for name, text in about.items() if text)
     if any("signatures" in one.artifacts for one in finished):
         caption += " mnemos score gives intervals over test sentences."
-    rows = [
-        [variant_name(results.names.index(name), name), *map(mean_and_spread, of_one)]
-        for name, of_one in scores.items()
-    ]
+    names = {name: variant_name(results.names.index(name), name) for name in scores}
+    rows = [[names[name], *map(mean_and_spread, of_one)] for name, of_one in scores.items()]
     return table(caption, ["variant", *about], rows)
 
 
@@ -110,25 +101,24 @@ def seeds(results: Results) -> str:
     variants, emptied = _tested(results), _tested(results, "emptied")
     if not variants or len(results.all_runs()) < 2:
         return ""
-    score = f"{results.split} {results.metric}"
     shown: dict[str, tuple[str, str | None]] = {}  # by name: the variant, and its control
     for name in variants:
         shown |= {name: (name, None)} | ({f"{name}, cache emptied": (name, "emptied")} if name in emptied else {})
     called = seed_names(run for name in variants for run in results.runs_of(name))
     chart = Chart(
-        *("seeds", "", score),
+        *("seeds", "", results.score),
         [variant(label, results.names.index(name)) for label, (name, _) in shown.items()],
         list(dict.fromkeys(called.values())),
-        [Axis(score)],
+        [Axis(results.score)],
         "strip",
         references=[("majority class", results.majority)] if results.majority is not None else [],
-        label=f"{capital(score)} by variant and seed",
+        label=f"{capital(results.score)} by variant and seed",
     )
     for index, (name, control) in enumerate(shown.values()):
         for run in results.runs_of(name):
             if math.isfinite(value := run.tested(results.metric, control)):
                 chart.add(index, chart.runs.index(called[run.label]), 0.0, value)
-    caption = f"{capital(score)}: marks are seeds, the bar is their mean"
+    caption = f"{capital(results.score)}: marks are seeds, the bar is their mean"
     caption += ", cache emptied: the same trained models" * bool(emptied)
     return chart_figure([chart], f"{caption}. From result.json of {plural(len(results.all_runs()), 'run')}.", "wide")
 
@@ -141,27 +131,21 @@ def _controls(results: Results) -> str:
             return ""
         return missing("No control was run, so these results do not show whether the models use their memory.")
 
-    def change(one: Control) -> Difference:
-        return results.effect(one.name, one.control) or Difference(math.nan)
-
-    def interval(one: Control) -> str:
-        ends = change(one).interval
-        return " to ".join(decimal(end, signed=True) for end in ends) if ends else "–"
-
-    score = f"{results.split} {results.metric}"
+    changes = [(one, results.effect(one.name, one.control) or Difference(math.nan)) for one in results.controls]
     meanings = [text for name, text in _MEANINGS.items() if name in {one.control for one in results.controls}]
     return table_of(
-        f"Controls: the same trained models, evaluated with a changed memory. The change is in {score} relative to the "
-        f"intact model; its 95% interval comes from the spread between seeds. {' '.join(meanings)} What the memory "
-        f"adds is the difference to the never-written baseline. From {results.source}.",
-        results.controls,
+        f"Controls: the same trained models, evaluated with a changed memory. The change is in {results.score} "
+        "relative to the intact model; its 95% interval comes from the spread between seeds. "
+        f"{' '.join(meanings)} What the memory adds is the difference to the never-written baseline. From "
+        f"{results.source}.",
+        changes,
         {
-            "variant": lambda one: variant_name(results.names.index(one.name), one.name),
-            "control": lambda one: escape(CONTROLS.get(one.control, one.control)),
-            score: mean_and_spread,
-            "seeds": lambda one: str(one.seeds),
-            "change": lambda one: decimal(change(one).difference, signed=True),
-            "95% interval": interval,
+            "variant": lambda one: variant_name(results.names.index(one[0].name), one[0].name),
+            "control": lambda one: escape(CONTROLS.get(one[0].control, one[0].control)),
+            results.score: lambda one: mean_and_spread(one[0]),
+            "seeds": lambda one: str(one[0].seeds),
+            "change": lambda one: decimal(one[1].difference, signed=True),
+            "95% interval": lambda one: " to ".join(decimal(end, signed=True) for end in one[1].interval or ()) or "–",
         },
         "controls",
     )

@@ -9,7 +9,6 @@ from mnemos.lab.evaluate.recorded import KINDS, SlotExample, WriteAttention
 from .charts import Axis, Chart, Series, chart_figure
 from .markup import decimal, escape, figure, listed, paragraph, plural, table_of
 from .read import Results
-from .run_records import RunRecord
 
 # The paper's shares of 1,024 slots "during the middle of processing a document", and ‖v_bias‖ of two slots at ρ = 1.
 PAPER = {"holds": (0.6, 0.8), "overwrites": (0.05, 0.1)}
@@ -22,48 +21,43 @@ NAMES = {"holds": "holds", "mixes": "mixes", "overwrites": "is overwritten"}
 def section(results: Results) -> str:
     """For each variant, kinds, examples and words of the first run with a write_attention.json; "" if there is none."""
     parts = []
-    for name, run in results.first_runs(lambda run: run.write_attention):
-        assert run.write_attention is not None
-        parts.append(_variant(f"write-attention-{results.names.index(name)}", name, run, run.write_attention))
-    return "\n".join(parts)
-
-
-def _variant(slug: str, name: str, run: RunRecord, recorded: WriteAttention) -> str:
     kinds = {kind: Series(f"slots that {VERBS[kind]}", f"variant-{COLOURS[kind]}") for kind in KINDS}
-    source = f"From {run.label}/write_attention.json."
+    for name, run in results.first_runs(lambda run: run.write_attention):
+        slug, recorded = f"write-attention-{results.names.index(name)}", run.write_attention
+        assert recorded is not None
+        source, examples = f"From {run.label}/write_attention.json.", recorded.shown.examples
 
-    # --- the share of each kind by segment, and a slot of each with its weights on tokens ---
-    shares = Chart(
-        *(f"{slug}-share", "Share of the slots", "share", list(kinds.values()), [run.label], [Axis("segment", ",.0f")]),
-        "lines" if len(recorded.shares["holds"]) > 1 else "marks",
-        bands=[(KINDS.index(kind), *PAPER[kind]) for kind in KINDS if kind in PAPER],
-        form="%",
-        limits=(-0.02, 1.02),
-    )
-    for index, kind in enumerate(KINDS):
-        for segment, share in enumerate(recorded.shares[kind], 1):
-            shares.add(index, 0, float(share), segment)
-    charts, tokens = [shares], [Axis("token of the segment", ",.0f")]
-    for index, one in enumerate(recorded.shown.examples):
-        itself = [(f"slot {one.slot} on itself", one.itself)]
-        names = (f"{slug}-{index}", slot_title(one), "attention")
-        chart = Chart(*names, [kinds[one.kind]], [run.label], tokens, "bars", references=itself)
-        for token, weight in enumerate(one.weights[: recorded.shown.first], 1):
-            chart.add(0, 0, float(weight), token)
-        charts.append(chart)
-    caption = f"{name}: {about(recorded)} Bands: the paper's shares, of text. {explained(recorded)} {source}"
-    parts = [paragraph(f"{name}: {summary(recorded)}"), chart_figure(charts, caption), _table(name, recorded)]
-
-    # --- the words of that segment, shaded by the weights of the slots that do not just hold ---
-    if recorded.shown.words is not None:
-        examples = recorded.shown.examples
-        shaded = [one for one in examples if one.kind != "holds"] or list(examples[-1:])
-        caption = (
-            f"{name}: the text from the start of that segment. The shade of a word is the slot's mean attention to its "
-            "tokens, from none to the largest. The encoder reads a segment in both directions, so the output at a "
-            f"token also depends on its surroundings. {source}"
+        # --- the share of each kind by segment, and a slot of each with its weights on tokens ---
+        shares = Chart(
+            *(f"{slug}-share", "Share of the slots", "share"),
+            *(list(kinds.values()), [run.label], [Axis("segment", ",.0f")]),
+            "lines" if len(recorded.shares["holds"]) > 1 else "marks",
+            bands=[(KINDS.index(kind), *PAPER[kind]) for kind in KINDS if kind in PAPER],
+            form="%",
+            limits=(-0.02, 1.02),
         )
-        parts.append(figure([shaded_text(one, recorded.shown.words) for one in shaded], caption, "full"))
+        for index, kind in enumerate(KINDS):
+            shares.add(index, 0, recorded.shares[kind], range(1, len(recorded.shares[kind]) + 1))
+        charts, tokens = [shares], [Axis("token of the segment", ",.0f")]
+        for index, one in enumerate(examples):
+            itself = [(f"slot {one.slot} on itself", one.itself)]
+            names = (f"{slug}-{index}", slot_title(one), "attention")
+            chart = Chart(*names, [kinds[one.kind]], [run.label], tokens, "bars", references=itself)
+            weights = one.weights[: recorded.shown.first]
+            chart.add(0, 0, weights, range(1, len(weights) + 1))
+            charts.append(chart)
+        caption = f"{name}: {about(recorded)} Bands: the paper's shares, of text. {explained(recorded)} {source}"
+        parts += [paragraph(f"{name}: {summary(recorded)}"), chart_figure(charts, caption), _table(name, recorded)]
+
+        # --- the words of that segment, shaded by the weights of the slots that do not just hold ---
+        if (words := recorded.shown.words) is not None:
+            shaded = [one for one in examples if one.kind != "holds"] or list(examples[-1:])
+            caption = (
+                f"{name}: the text from the start of that segment. The shade of a word is the slot's mean attention to "
+                "its tokens, from none to the largest. The encoder reads a segment in both directions, so the output "
+                f"at a token also depends on its surroundings. {source}"
+            )
+            parts.append(figure([shaded_text(one, words) for one in shaded], caption, "full"))
     return "\n".join(parts)
 
 

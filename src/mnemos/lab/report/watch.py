@@ -48,9 +48,8 @@ class Watch(ThreadingHTTPServer):
         self.address = f"http://127.0.0.1:{self.server_port}/{self._token}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle of an answer is no error; any other is one line."""
         error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
+        if not isinstance(error, OSError):  # a browser that goes away in the middle of an answer is no error
             say(f"mnemos: the page could not be made ({type(error).__name__}: {error})", file=sys.stderr, flush=True)
 
     def answer(self, path: str) -> tuple[str, str] | None:
@@ -71,7 +70,20 @@ class Watch(ThreadingHTTPServer):
 
     def _read(self) -> tuple[str, list[Results]]:
         """(version, results) of the runs: read again if a file of them has another size or time."""
-        runs, files = [run for folder in self.folders for run in _runs(folder)], []
+        runs: list[Path] = []
+        for folder in self.folders:
+            if any((folder / name).is_file() for name in (FILE, "recipe.json")):
+                runs.append(folder)
+            else:  # a comparison that is not finished
+                inside = [
+                    path.parent for part in ("*/", "*/*/", "*/*/*/") for path in folder.glob(f"{part}recipe.json")
+                ]
+                if not inside:
+                    raise InputError(
+                        f"{folder}: expected a folder of runs, found no recipe.json in it; wait for the first update"
+                    )
+                runs += sorted(inside)
+        files = []
         for run in runs:
             for file in sorted(file for name in ("*.json", "*.jsonl") for file in run.glob(name)):
                 with contextlib.suppress(FileNotFoundError):
@@ -113,16 +125,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not printed."""
-
-
-def _runs(folder: Path) -> list[Path]:
-    """The folder itself, or the runs of a comparison that is not finished."""
-    if (folder / FILE).is_file() or (folder / "recipe.json").is_file():
-        return [folder]
-    runs = sorted(path.parent for part in ("*/", "*/*/", "*/*/*/") for path in folder.glob(f"{part}recipe.json"))
-    if not runs:
-        raise InputError(f"{folder}: expected a folder of runs, found no recipe.json in it; wait for the first update")
-    return runs
 
 
 def _progress(name: str, run: RunRecord) -> str:

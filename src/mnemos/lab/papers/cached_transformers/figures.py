@@ -11,7 +11,7 @@ from mnemos.lab.recipes.family import altered
 from mnemos.lab.report import gated_caches, report
 from mnemos.lab.report.markup import shortened
 from mnemos.lab.report.read import read_run
-from mnemos.lab.report.style import HEADS, RULE
+from mnemos.lab.report.shell import HEADS, RULE
 from mnemos.lab.run.recipe import Recipe
 from mnemos.types import InputError
 

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from mnemos.lab.measure.peak import peak_of
 from mnemos.lab.measure.timing import race
 from mnemos.lab.recipes.family import altered
-from mnemos.lab.report.image_grids import write_grids
+from mnemos.lab.report.outputs import write_grids
 from mnemos.lab.report.read import read_run
 from mnemos.lab.run.files import Measurement
 from mnemos.lab.run.recipe import Recipe

@@ -26,7 +26,7 @@ from mnemos.lab.recipes.family import altered
 from mnemos.lab.recipes.text import text as text_recipe
 from mnemos.lab.report import report, slot_attention
 from mnemos.lab.report.read import read_run
-from mnemos.lab.report.style import INK, MUTED
+from mnemos.lab.report.shell import INK, MUTED
 from mnemos.lab.run.recipe import Recipe, RolloutConfig
 from mnemos.memory.slots import SlotsConfig
 from mnemos.memory_replay import replay
