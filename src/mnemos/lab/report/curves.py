@@ -101,8 +101,8 @@ def curve_chart(results: Results, split: str, name: str) -> Chart:
             recorded = np.isfinite(train[unit])
             progress[run.folder][unit] = np.full(len(step), np.nan)
             if recorded.any():
-                points = [0, *train["step"][recorded]], [0, *train[unit][recorded]]
-                progress[run.folder][unit] = np.interp(step, *points)
+                updates, amounts = train["step"][recorded], train[unit][recorded]
+                progress[run.folder][unit] = np.interp(step, [0, *updates], [0, *amounts])
     axes = {"updates": Axis("updates", ",.0f")}
     for unit, form in (("tokens", "~s"), ("seconds", ",~f"), ("FLOPs", "~s")):
         if all(np.isfinite(one[unit]).all() for one in progress.values()):
