@@ -72,8 +72,8 @@ _CLASSES = {
     },
     "data": {
         "associative-retrieval": "lab.tasks.recall:AssociativeRetrievalConfig",
-        "cifar": "lab.tasks.cifar:CIFARConfig",
-        "copy": "lab.tasks.copying:CopyConfig",
+        "cifar": "lab.tasks.images:CIFARConfig",
+        "copy": "lab.tasks.generated:CopyConfig",
         "babilong-like": "lab.tasks.haystack:FactsConfig",
         "mnist": "lab.tasks.images:MNISTConfig",
         "digits": "lab.tasks.images:DigitsConfig",

@@ -22,7 +22,7 @@ def record_write_attention(*arguments):
 def text_task(segment=8):
     texts = [b"def one(x):\n    return x + 1\n", b"short", "für ünf\t(2)".encode()]
     arrays = [np.frombuffer(text, np.uint8) for text in texts]
-    return TextTask(arrays, arrays, arrays, vocab_size=256, segment=segment), arrays
+    return TextTask(arrays, arrays, arrays, segment), arrays
 
 
 def model(segment=4, **memory):

@@ -20,8 +20,7 @@ from mnemos.lab.run.checks import check_settings, check_task, complete
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.session import run
 from mnemos.lab.speech.spoken import SpokenConfig
-from mnemos.lab.tasks.cifar import CIFARConfig
-from mnemos.lab.tasks.images import MNISTConfig
+from mnemos.lab.tasks.images import CIFARConfig, MNISTConfig
 from mnemos.lab.tasks.listops import ListOpsConfig
 from mnemos.lab.tasks.photos import PhotosConfig
 from mnemos.lab.tasks.pixels import PixelsConfig

@@ -11,8 +11,8 @@ from image_standins import REAL, need_timm, photo
 
 from mnemos.config import from_dict, to_dict
 from mnemos.lab.tasks.augment import AugmentConfig, normalise
-from mnemos.lab.tasks.cifar import COLOURS, CIFARConfig, _release, read_cifar
 from mnemos.lab.tasks.files import archive_members
+from mnemos.lab.tasks.images import COLOURS, CIFARConfig, _release, read_cifar
 from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import InputError
 
@@ -139,7 +139,7 @@ def test_the_task(tmp_path, release):
     assert len(known.flatten(1).unique(dim=0)) == 550
     assert CIFARConfig(str(tmp_path), size=24, valid_size=100).build().example().inputs.shape == (1, 3, 24, 24)
     assert from_dict(DataConfig, to_dict(settings)) == settings
-    with pytest.raises(InputError, match=r"data.size .*0"):
+    with pytest.raises(InputError, match=r"data.size: .*found size 0"):
         CIFARConfig(str(tmp_path), size=0).build()
     need_timm()
     augmented = CIFARConfig(str(tmp_path), valid_size=100, augment=AugmentConfig("timm")).build().train_batch(0, 8, 0)

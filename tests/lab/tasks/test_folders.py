@@ -7,7 +7,7 @@ pytest.importorskip("PIL", reason="images are read by Pillow")
 
 from image_standins import REAL, write_photos
 
-from mnemos.lab.tasks.photos import read_layout, scan
+from mnemos.lab.tasks.photos import PhotosConfig, read_layout, scan
 from mnemos.types import InputError
 
 
@@ -127,8 +127,8 @@ def test_wrong_folders(tmp_path, make, words):
 
 @pytest.mark.parametrize("share", [0.0, 0.5, -1.0, float("nan")])
 def test_wrong_shares(tmp_path, share):
-    with pytest.raises(InputError, match=r"data.held_out .*found"):
-        read_layout(write_photos(tmp_path, {"a": 5, "b": 5}), share)
+    with pytest.raises(InputError, match=r"data.held_out.*found"):
+        PhotosConfig(str(write_photos(tmp_path, {"a": 5, "b": 5})), held_out=share).build()
 
 
 @pytest.mark.skipif(not (REAL / "clothing-photos").is_dir(), reason="the photos are not here")

@@ -11,8 +11,7 @@ import torch
 from mnemos import DataConfig, config, registry
 from mnemos.lab.tasks import generated
 from mnemos.lab.tasks.batch import IGNORE
-from mnemos.lab.tasks.copying import CopyConfig
-from mnemos.lab.tasks.generated import distinct, smallest
+from mnemos.lab.tasks.generated import CopyConfig, distinct, smallest
 from mnemos.lab.tasks.haystack import FactsConfig, NeedleConfig
 from mnemos.lab.tasks.mad import (
     MADCompressionConfig,

@@ -89,7 +89,7 @@ def test_buckets_save_padding():
     ("change", "words"),
     [
         ({"train_size": 0}, "train_size 0"),
-        ({"max_length": 5}, "max_length=5"),
+        ({"max_length": 5}, "max_length 5"),
         ({"seed": -1}, "data.seed.*found -1"),
         ({"path": "no/such/folder"}, "no/such/folder/basic_train.tsv: .*No such file"),
     ],
@@ -165,7 +165,7 @@ def test_too_many_samples_raise(monkeypatch):
     ],
 )
 def test_impossible_rules_raise(rules):
-    with pytest.raises(InputError, match=r"listops: expected .*found Rules") as error:
+    with pytest.raises(InputError, match=r"data.\w+: expected .*found") as error:
         generate(rules, 0, 1)
     assert "\n" not in str(error.value)
 
@@ -173,7 +173,7 @@ def test_impossible_rules_raise(rules):
 def test_the_longest_possible_sample_is_generated():
     rows = generate(Rules(5, 7, 2, 4, 0.0), 0, 50)
     assert set(rows.lengths) == {6}
-    with pytest.raises(InputError, match="samples of at most 6 tokens"):
+    with pytest.raises(InputError, match="longest 6"):
         generate(Rules(6, 9, 2, 4, 0.0), 0, 1)
 
 

@@ -13,8 +13,8 @@ import torch
 import mnemos
 from mnemos.lab.tasks import haystack
 from mnemos.lab.tasks.batch import IGNORE
-from mnemos.lab.tasks.copying import CopyConfig
 from mnemos.lab.tasks.fact_recall import ToldConfig
+from mnemos.lab.tasks.generated import CopyConfig
 from mnemos.lab.tasks.haystack import SENTENCE, FactsConfig, NeedleConfig
 from mnemos.lab.tasks.mad import (
     MADCompressionConfig,
@@ -182,7 +182,7 @@ def test_associative_retrieval(rewrite):
         assert asked[k + 1 :] == answer[:-1]
         assert targets == [IGNORE] * (len(targets) - 2) + answer
         recent[[*told].index(tuple(asked[:k]))] += 1 / len(told) if rewrite else 1
-    assert len(inputs) == settings.length
+    assert len(inputs) == settings.shape[1]
     if not rewrite:
         assert drawn_as([recent[i] for i in range(12)], np.ones(12)) < 5
 

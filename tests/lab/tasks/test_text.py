@@ -243,9 +243,9 @@ def test_real_books():
         ({"train/a.jpg": b"\xff\0", "val/b.txt": b"b"}, {}, "text for the train split, found 1 pictures"),
         ({"a.txt": b"a"}, {"pattern": "*.md"}, "1 files and none with text; .*data.pattern"),
         ({"a.gz": gzip.compress(b"text" * 99)[:-9]}, {}, "a.gz: .*gzip.*damaged"),
-        ({"a": b"abc" * 9999}, {"segment": 0}, "data.segment .*found 0"),
-        ({"a": b"abc"}, {"longest": 0}, "data.longest .*found 0"),
-        ({"a": b"abc"}, {"held_out": 0.5}, "data.held_out .*found 0.5"),
+        ({"a": b"abc" * 9999}, {"segment": 0}, "data.segment: .*found segment 0"),
+        ({"a": b"abc"}, {"longest": 0}, "data.longest: .*found longest 0"),
+        ({"a": b"abc"}, {"held_out": 0.5}, "data.held_out: .*found held_out 0.5"),
     ],
 )
 def test_wrong_text(tmp_path, files, change, words):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mnemos.lab.tasks.copying import CopyConfig
+from mnemos.lab.tasks.generated import CopyConfig
 from mnemos.lab.tasks.haystack import FactsConfig, NeedleConfig
 from mnemos.lab.tasks.listops import ListOpsAnswersConfig
 from mnemos.lab.tasks.mad import (

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from mnemos.atomic import parse, read_text, write_json
 from mnemos.lab.evaluate.records import from_json
-from mnemos.lab.tasks.metrics import description
+from mnemos.lab.tasks.metrics import described_in
 from mnemos.types import InputError, JSONObject
 
 Scores = dict[str, float]  # the loss and each of the task's metrics
@@ -178,7 +178,12 @@ class Result(_File):
 
     def description(self, metric: str, folder: Path) -> JSONObject:
         """{"higher_is_better", "about", "bounds"} of a metric. folder: the run's, for the InputError if it has none."""
-        return description(self.metrics, metric, str(folder / self.FILE))
+        if (entry := described_in(self.metrics, metric)) is None:
+            raise InputError(
+                f'{folder / self.FILE}: expected "higher_is_better" of the metric {metric!r} in "metrics", found none; '
+                "train the run again"
+            )
+        return entry
 
 
 @dataclass(frozen=True)

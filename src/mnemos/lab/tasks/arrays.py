@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from mnemos.types import InputError
 from .batch import Batch
 from .metrics import MAJORITY, class_metrics
 from .row_order import Order
-from .task import Split
+from .task import HeldOut, Split
 from .token_task import TokenTask
 
 
@@ -34,15 +33,10 @@ class Rows:
         return cls(tokens, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), labels)
 
     @classmethod
-    def fixed(cls, tokens: NDArray[np.integer], labels: NDArray[np.integer]) -> "Rows":
-        """Rows of equal length, from tokens [N, T]."""
-        return cls.ragged(tokens.reshape(-1), np.full(len(tokens), tokens.shape[1]), labels)
-
-    @classmethod
     def joined(cls, parts: Sequence["Rows"]) -> "Rows":
-        """The rows of all parts, in order. `parts` must not be empty."""
-        tokens, lengths, labels = zip(*((part.tokens, part.lengths, part.labels) for part in parts), strict=True)
-        return cls.ragged(np.concatenate(tokens), np.concatenate(lengths), np.concatenate(labels))
+        """The rows of all parts, of which there is at least one, in order."""
+        columns = zip(*((part.tokens, part.lengths, part.labels) for part in parts), strict=True)
+        return cls.ragged(*map(np.concatenate, columns))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -63,12 +57,10 @@ class Rows:
     def batch(self, rows: NDArray[np.int64]) -> Batch:
         """The chosen rows as a batch [B, T], each padded at its end with token 0 to the length of the longest."""
         lengths = self.starts[rows + 1] - self.starts[rows]
-        longest = int(lengths.max())
-        tokens = np.zeros((len(rows), longest), np.int64)
-        for i, row in enumerate(rows):
-            tokens[i, : lengths[i]] = self.row(row)
-        padded = bool((lengths < longest).any())
-        mask = torch.from_numpy(np.arange(longest) < lengths[:, None]) if padded else None
+        valid = np.arange(lengths.max()) < lengths[:, None]
+        tokens = np.zeros(valid.shape, np.int64)
+        tokens[valid] = np.concatenate([self.row(row) for row in rows])
+        mask = None if valid.all() else torch.from_numpy(valid)
         return Batch(torch.from_numpy(tokens), torch.from_numpy(self.labels[rows].astype(np.int64)), mask)
 
 
@@ -103,17 +95,15 @@ class ArrayTask(TokenTask):
             self.reference = {MAJORITY: float(np.bincount(test.labels).max() / len(test))}
 
     def read(self, rows: Rows, chosen: NDArray[np.int64]) -> Batch:
-        """The batch of the chosen rows of a split."""
         return rows.batch(chosen)
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
         return self.read(self._splits["train"], self._order.batch(index, batch_size, seed))
 
-    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
+    def batches(self, split: HeldOut, batch_size: int) -> Iterator[Batch]:
         rows = self._splits[split]
         order = np.argsort(rows.lengths, kind="stable") if self._bucketed else np.arange(len(rows))
-        for first in range(0, len(rows), batch_size):
-            yield self.read(rows, order[first : first + batch_size])
+        return (self.read(rows, order[i : i + batch_size]) for i in range(0, len(rows), batch_size))
 
     def size(self, split: Split) -> int:
         return len(self._splits[split])

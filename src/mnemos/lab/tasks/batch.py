@@ -1,4 +1,4 @@
-"""The common `Batch`, with checks of its shapes, dtypes and ranges, and functions of batches.
+"""The common `Batch`, a check of its shapes and ranges, and functions of batches.
 
 A batch is any pytree of tensors whose first axis is the row (one per sample).
 """
@@ -71,9 +71,9 @@ def pieces(batches: Iterable[Batch], length: int) -> Iterator[Batch]:
             continue
         for start in range(0, batch.inputs.shape[1], length):
             span = slice(start, start + length)
-            fresh = torch.full((len(batch.inputs),), start == 0, device=batch.inputs.device)
+            reset = torch.full((len(batch.inputs),), start == 0, device=batch.inputs.device)
             mask = None if batch.mask is None else batch.mask[:, span]
-            yield Batch(batch.inputs[:, span], batch.targets[:, span], mask, fresh)
+            yield Batch(batch.inputs[:, span], batch.targets[:, span], mask, reset)
 
 
 def check_tokens(batch: Batch, where: str, vocab_size: int, classes: int, max_length: int) -> None:
@@ -81,13 +81,12 @@ def check_tokens(batch: Batch, where: str, vocab_size: int, classes: int, max_le
     rows, length = batch.inputs.shape
     shape = (rows,) if classes else (rows, length)
     if batch.targets.shape != shape or length > max_length:
-        found = f"{list(batch.inputs.shape)} and {list(batch.targets.shape)}"
         raise InputError(
-            f"{where}: expected tokens [B, T] of T up to {max_length} and targets {list(shape)}, found {found}; check "
-            "the data"
+            f"{where}: expected tokens [B, T] of T up to {max_length} and targets {list(shape)}, found "
+            f"{list(batch.inputs.shape)} and {list(batch.targets.shape)}; check the data"
         )
-    counted = batch.targets[batch.targets != IGNORE]
-    for what, tokens, limit in (("tokens", batch.inputs, vocab_size), ("targets", counted, classes or vocab_size)):
+    targets = batch.targets[batch.targets != IGNORE]
+    for what, tokens, limit in (("tokens", batch.inputs, vocab_size), ("targets", targets, classes or vocab_size)):
         low, high = map(int, torch.aminmax(tokens)) if tokens.numel() else (0, 0)
         if low < 0 or high >= limit:
             raise InputError(f"{where}: expected {what} 0 to {limit - 1}, found {low} to {high}; check the data")

@@ -1,4 +1,4 @@
-"""Facts that are told in real text and asked for many words later: what does a memory hold, and for how long?"""
+"""Facts in real text that are asked for many words later: what does a memory hold, and for how long?"""
 
 import re
 from collections import Counter
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from pydoc_data import topics
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mnemos.config import check_fields
-from mnemos.lab.tasks.task import DataConfig
 from mnemos.modes import evaluating
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject
@@ -24,7 +23,7 @@ from .batch import IGNORE
 from .generated import GeneratedTask, Rows, distinct
 from .haystack import PEOPLE, PLACES
 from .metrics import GUESS
-from .task import SPLITS, Question, Split
+from .task import SPLITS, DataConfig, HeldOut, Question, Split
 from .text_files import find_text, split_documents
 
 TOLD, STOP, ASKED, MARK = "is in the", ".", "Where is", "?"
@@ -71,10 +70,10 @@ class ToldConfig(DataConfig):
 
     def build(self) -> "ToldTask":
         check_fields(self, "data")
-        different = len(set(self.distances)) == len(self.distances) > 0 and min(self.distances) >= NEAREST
-        self.require(different, f"different distances of at least {NEAREST} words", "distances")
-        fits = 1 <= self.people <= len(PEOPLE) and self.words >= 1 and self.grow >= 0
-        self.require(fits, f"1 to {len(PEOPLE)} people, a word and grow >= 0", "people", "words", "grow")
+        self.require(
+            f"len({{*distances}}) == len(distances) > 0 and min(distances) >= {NEAREST}",
+            f"1 <= people <= {len(PEOPLE)} and words >= 1 and grow >= 0",
+        )
         return ToldTask(self, _split_words(self.path))
 
     def trained_on(self, updates: int) -> str:
@@ -103,30 +102,32 @@ class ToldTask(GeneratedTask):
 
     def __init__(self, config: ToldConfig, text: Mapping[Split, Sequence[bytes]]) -> None:
         self.config = config
-        self.names = [word.decode() for word, _ in Counter(text["train"]).most_common(config.words)]
-        number = {name.encode(): i for i, name in enumerate(self.names)}
-        self._other = len(self.names)
-        self.names += [OTHER, TOLD, STOP, ASKED, MARK, *PEOPLE, *PLACES]
-        self._number = {name: self.names.index(name, self._other) for name in (TOLD, STOP, ASKED, MARK)}
-        self._people, self._places = len(self.names) - len(PEOPLE) - len(PLACES), len(self.names) - len(PLACES)
+        common = [word for word, _ in Counter(text["train"]).most_common(config.words)]
+        self.names = [*(word.decode() for word in common), OTHER, TOLD, STOP, ASKED, MARK, *PEOPLE, *PLACES]
+        self._other, self._told, self._stop, self._asked, self._mark, self._people = (len(common) + i for i in range(6))
+        self._places = self._people + len(PEOPLE)
         for split, words in text.items():
             if len(words) <= config.length:
                 raise InputError(
                     f"{config.path or 'told'}: expected more than {config.length:,} words in the {split} split, the "
                     f"length of a row, found {len(words):,}; add text, or lower data.distances"
                 )
-        self.text = {split: np.array([number.get(w, self._other) for w in words]) for split, words in text.items()}
+        tokens = {word: i for i, word in enumerate(common)}
+        self.text = {split: np.array([tokens.get(w, self._other) for w in words]) for split, words in text.items()}
         super().__init__(
-            partial(self._draw, self.text["train"], None),
+            lambda update: partial(self._draw, self.text["train"], config.longest(update)),
+            {
+                "valid": partial(self._draw, self.text["valid"], None),
+                "test": partial(self._draw, self.text["test"], None),
+            },
             *(len(self.names), config.length, config.rows, config.seed),
-            train=lambda update: partial(self._draw, self.text["train"], config.longest(update)),
-            held_out={split: partial(self._draw, self.text[split], None) for split in SPLITS[1:]},
         )
         self.reference = {GUESS: 1 / len(PLACES)}
 
     def _draw(self, text: NDArray[np.int64], longest: int | None, random: np.random.Generator, rows: int) -> Rows:
         """Inputs and targets, [rows, T] each. longest: the greatest distance of a training row; None: held-out rows."""
         people = self.config.people
+        # --- the distance of each row, and its text ---
         if longest is None:
             distance = random.permutation(np.resize(self.config.distances, rows))
             longest = max(self.config.distances)
@@ -136,14 +137,17 @@ class ToldTask(GeneratedTask):
         length = FACT * people + longest + QUESTION
         begin = random.integers(0, len(text) - length, (rows, 1), endpoint=True)
         inputs = text[begin + np.arange(length)]
+        # --- the facts in it ---
         who = self._people + distinct(random, rows, len(PEOPLE), people)
         where = self._places + random.integers(0, len(PLACES), (rows, people))
-        told, stop = np.full_like(who, self._number[TOLD]), np.full_like(who, self._number[STOP])
-        facts = np.stack([who, told, where, stop], 2).reshape(rows, -1)
-        place = length - QUESTION - distance - FACT * people
-        np.put_along_axis(inputs, place[:, None] + np.arange(FACT * people), facts, 1)
+        facts = np.stack([who, np.full_like(who, self._told), where, np.full_like(who, self._stop)], 2).reshape(
+            rows, -1
+        )
+        start = length - QUESTION - distance - FACT * people
+        np.put_along_axis(inputs, start[:, None] + np.arange(FACT * people), facts, 1)
+        # --- the question ---
         chosen = random.integers(0, people, (rows, 1))
-        inputs[:, -3], inputs[:, -1] = self._number[ASKED], self._number[MARK]
+        inputs[:, -3], inputs[:, -1] = self._asked, self._mark
         inputs[:, -2] = np.take_along_axis(who, chosen, 1)[:, 0]
         targets = np.full_like(inputs, IGNORE)
         targets[:, -1] = np.take_along_axis(where, chosen, 1)[:, 0]
@@ -151,68 +155,68 @@ class ToldTask(GeneratedTask):
 
     def distances(self, inputs: Tensor) -> Tensor:
         """The number of words between the last fact and the question of each row: [B, T] -> [B]."""
-        places = torch.arange(inputs.shape[1]) * (inputs == self._number[STOP])
-        return inputs.shape[1] - QUESTION - 1 - places.amax(1)
+        last = (torch.arange(inputs.shape[1]) * (inputs == self._stop)).amax(1)
+        return inputs.shape[1] - QUESTION - 1 - last
 
-    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
+    def artifacts(self, model: nn.Module, folder: Path, split: HeldOut) -> JSONObject:
         """The accuracy at each distance, and some questions with the model's answers. Cost: a pass over the split."""
         device, batches = next(model.parameters()).device, list(self.batches(split, ROWS))
         with evaluating(model), torch.inference_mode():
             answers = torch.cat([model(batch.inputs.to(device))[0][:, -1].argmax(-1).cpu() for batch in batches])
-        inputs, wanted = (
-            torch.cat(parts) for parts in zip(*((b.inputs, b.targets[:, -1]) for b in batches), strict=True)
-        )
-        distance, right = self.distances(inputs), answers == wanted
-        found = {at: right[distance == at] for at in sorted(self.config.distances)}
-        shown = [
-            {
-                "told and asked": self._shortened(inputs[i].tolist()),
-                "the right answer": f"{self.names[int(wanted[i])]}, {int(distance[i])} words ago",
-                "answered": self.names[int(answers[i])],
-            }
-            for i in range(min(SHOWN, len(wanted)))
-        ]
-        title = f"Answers to “{ASKED} … ?”"
-        other = f"“{OTHER}”: a word that the task does not have."
-        about = {"title": title, "given": "the right answer", "found": "answered", "about": other, "exact": False}
-        about |= {"beside": "told and asked"}
+        inputs, places = torch.cat([b.inputs for b in batches]), torch.cat([b.targets[:, -1] for b in batches])
+        distance, right = self.distances(inputs), answers == places
+        by_distance = {at: one for at in sorted(self.config.distances) if len(one := right[distance == at])}
         along = {
             "metric": "accuracy",
             "x": "words from the fact to the question",
             "chance": 1 / len(PLACES),
-            "values": [[at, float(one.double().mean())] for at, one in found.items() if len(one)],
-            "rows": [len(one) for one in found.values() if len(one)],
+            "values": [[at, float(one.double().mean())] for at, one in by_distance.items()],
+            "rows": [len(one) for one in by_distance.values()],
         }
-        return {"along": along, "questions": shown, "examples": {"questions": about}}
+        questions = [
+            {
+                "told and asked": self._shortened(inputs[i].tolist()),
+                "the right answer": f"{self.names[int(places[i])]}, {int(distance[i])} words ago",
+                "answered": self.names[int(answers[i])],
+            }
+            for i in range(min(SHOWN, len(places)))
+        ]
+        about = {
+            "title": f"Answers to “{ASKED} … ?”",
+            "given": "the right answer",
+            "found": "answered",
+            "about": f"“{OTHER}”: a word that the task does not have.",
+            "exact": False,
+            "beside": "told and asked",
+        }
+        return {"along": along, "questions": questions, "examples": {"questions": about}}
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
         return [(self.names[token], 1) for token in tokens]
 
     def encode(self, text: bytes, where: str) -> list[int]:
         """Words in any case; those that the task does not have are its word for others."""
-        number = {name.lower(): i for i, name in enumerate(self.names)}
+        tokens = {name.lower(): i for i, name in enumerate(self.names)}
         phrases = "|".join(name.lower() for name in (TOLD, ASKED))
-        read = " ".join(text.decode(errors="replace").lower().split())
-        found = re.findall(rf"\b(?:{phrases})\b|[a-z]+|[.?…]", read)
-        return [number.get(word, self._other) for word in found if word not in ".?" or word in number]
+        words = re.findall(rf"\b(?:{phrases})\b|[a-z]+|[.?…]", " ".join(text.decode(errors="replace").lower().split()))
+        return [tokens.get(word, self._other) for word in words if word not in ".?" or word in tokens]
 
     def question(self, tokens: Sequence[int]) -> Question | None:
         """Who is asked for at the end of the row, and where the row says where they are."""
         ask = tuple(tokens[-QUESTION:])
-        if len(tokens) < FACT + QUESTION or ask[0] != self._number[ASKED] or ask[2] != self._number[MARK]:
+        if len(tokens) < FACT + QUESTION or ask[0] != self._asked or ask[2] != self._mark:
             return None
-        told = [i for i in range(len(tokens) - FACT) if tuple(tokens[i : i + 2]) == (ask[1], self._number[TOLD])]
-        return Question((told[-1], told[-1] + FACT), ask, int(tokens[told[-1] + 2])) if told else None
+        facts = [i for i in range(len(tokens) - FACT) if tuple(tokens[i : i + 2]) == (ask[1], self._told)]
+        return Question((facts[-1], facts[-1] + FACT), ask, int(tokens[facts[-1] + 2])) if facts else None
 
     def _shortened(self, row: list[int]) -> str:
         """A row as text: a few words, the facts, the number of words that follow, and the question."""
-        begin = max(0, row.index(self._number[TOLD]) - 1 - BESIDE)
-        told = len(row) - row[::-1].index(self._number[STOP])
-        asked = len(row) - QUESTION
-        if asked - told <= 2 * BESIDE:
+        begin = max(0, row.index(self._told) - 1 - BESIDE)
+        end, question = len(row) - row[::-1].index(self._stop), len(row) - QUESTION
+        if question - end <= 2 * BESIDE:
             return f"… {self.written(row[begin:])}"
-        between = f"… ({asked - told - 2 * BESIDE} more words) …"
-        return f"… {self.written(row[begin : told + BESIDE])} {between} {self.written(row[asked - BESIDE :])}"
+        between = f"… ({question - end - 2 * BESIDE} more words) …"
+        return f"… {self.written(row[begin : end + BESIDE])} {between} {self.written(row[question - BESIDE :])}"
 
     def written(self, row: Sequence[int]) -> str:
         return " ".join(self.names[i] for i in row)

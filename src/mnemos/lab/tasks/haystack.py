@@ -6,7 +6,7 @@ facts are an own simulation of bAbI's first three tasks, in books.
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,20 +14,20 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from mnemos.lab.tasks.task import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .batch import IGNORE
 from .generated import GeneratedTask, Rows
-from .task import Split
+from .task import SPLITS, DataConfig, Split
 from .text_files import find_text, split_documents
 
+T = TypeVar("T")
 # The haystack of RULER's first task.
 SENTENCE = b"The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 HELD_OUT = 0.1  # of the documents, per held-out split
 _SENTENCE_END = re.compile(rb"[.!?] ")
-# Bytes of a sentence, on average; text with longer ones has no places for what is hidden in it.
+# Bytes of a sentence, on average; text with longer ones has no positions for what is hidden in it.
 _LONGEST_SENTENCE = 1_000
 # S-NIAH-1: the instruction before the text, the sentence that is hidden in it, and the question.
 BEFORE = (
@@ -40,12 +40,15 @@ QUESTION = (
     "mentioned in the provided text is "
 )
 DIGITS = 7
-DEPTHS = np.round(np.linspace(0, 100, 40)).astype(int)  # per cent of the text that is before the needle
+DEPTHS = np.round(np.linspace(0, 100, 40)).astype(int).tolist()  # per cent of the text that is before the needle
 # Keys are an adjective and a noun, as RULER's. All have equally many letters, so rows have equal parts.
 ADJECTIVES = (
     "amber brave clear eager faint giant happy ideal jolly lucky misty noble olive proud quiet rapid shiny vivid"
 )
 NOUNS = "apple beach cabin daisy eagle flute grape hotel igloo jewel knife lemon maple night ocean piano river stone"
+_LETTERS = 11  # of a key
+# Bytes of everything but the haystack: all needles and questions have equally many.
+_AROUND = len(BEFORE) + len(NEEDLE.format("-" * _LETTERS, "0" * DIGITS, ".")) + len(QUESTION.format("-" * _LETTERS))
 # What the facts are about.
 PEOPLE = ("Anna", "Boris", "Clara", "David", "Elena", "Felix", "Greta", "Hugo", "Irene", "Jonas")
 # Of different initials, because the answer is the first letter.
@@ -57,13 +60,13 @@ _TRIES = 1000
 
 @dataclass(frozen=True)
 class Haystack:
-    """Text [n] bytes with one space between words, and the places at which its sentences begin, sorted."""
+    """Text [n] bytes with one space between words, and the positions at which its sentences begin, sorted."""
 
     text: bytes
     starts: list[int]
 
     def cut(self, random: np.random.Generator, length: int) -> tuple[bytes, list[int]]:
-        """`length` bytes from a random sentence on, and the places in them at which a sentence begins."""
+        """`length` bytes from a random sentence on, and the positions in them at which a sentence begins."""
         last = bisect_left(self.starts, len(self.text) - length + 1)
         if not last:
             raise InputError(
@@ -72,14 +75,7 @@ class Haystack:
             )
         begin = self.starts[int(random.integers(last))]
         inside = self.starts[bisect_left(self.starts, begin) : bisect_left(self.starts, begin + length)]
-        return self.text[begin : begin + length], [place - begin for place in inside]
-
-
-def repeat_sentence(length: int) -> tuple[bytes, list[int]]:
-    """The last `length` bytes of a text that repeats `SENTENCE`, and the places in them where lines begin or end."""
-    count = -(-length // len(SENTENCE))
-    places = range(length - (length // len(SENTENCE)) * len(SENTENCE), length + 1, len(SENTENCE))
-    return (SENTENCE * count)[len(SENTENCE) * count - length :], list(places)
+        return self.text[begin : begin + length], [start - begin for start in inside]
 
 
 def books(path: str | None) -> dict[Split, Haystack]:
@@ -97,17 +93,44 @@ def books(path: str | None) -> dict[Split, Haystack]:
     return haystacks
 
 
-def _task(config: Any, path: str | None, vocab_size: int, length: int) -> GeneratedTask:
-    """The task whose rows are drawn by config.draw(haystack, random, rows), from other books in each split."""
-    draws = {split: partial(config.draw, haystack) for split, haystack in books(path).items()}
-    held_out = {split: draws[split] for split in ("valid", "test")}
-    return GeneratedTask(draws["train"], vocab_size, length, config.rows, config.seed, held_out=held_out)
+class HaystackConfig(DataConfig):
+    """Base of tasks whose rows are text with something hidden in it, a question, and `answer` bytes, the targets.
+
+    Attributes:
+        limits: what must hold of the fields (`DataConfig.require`).
+    """
+
+    limits: ClassVar[tuple[str, ...]]
+    answer: ClassVar[int]
+    length: Any
+    rows: Any
+    seed: Any
+
+    def row(self, haystack: Any, random: np.random.Generator) -> bytes:
+        """A row and its answer: `length` + `answer` bytes."""
+        raise NotImplementedError
+
+    def haystacks(self) -> Mapping[Split, Haystack | None]:
+        raise NotImplementedError
+
+    def draw(self, haystack: Haystack | None, random: np.random.Generator, rows: int) -> Rows:
+        text = b"".join(self.row(haystack, random) for _ in range(rows))
+        tokens = np.frombuffer(text, np.uint8).reshape(rows, -1).astype(np.int64)
+        targets = np.full((rows, tokens.shape[1] - 1), IGNORE)
+        targets[:, -self.answer :] = tokens[:, -self.answer :]
+        return tokens[:, :-1].copy(), targets
+
+    def build(self) -> GeneratedTask:
+        self.require(*self.limits)
+        draws = {split: partial(self.draw, haystack) for split, haystack in self.haystacks().items()}
+        length = self.length + self.answer - 1
+        return GeneratedTask(lambda update: draws["train"], draws, 256, length, self.rows, self.seed)
 
 
 @register
 @dataclass(frozen=True)
-class NeedleConfig(DataConfig):
-    """A needle in a haystack (RULER, S-NIAH-1), as bytes: a text tells one number, and the end of the row asks for it.
+class NeedleConfig(HaystackConfig):
+    """A needle in a haystack (RULER, S-NIAH-1), as bytes: a text has one number, and the end of the row asks for it.
 
     A row of `length` + 6 bytes is RULER's text, with the seven digits of the number at its end; the targets are these
     digits. The sentence with the number stands at one of 40 depths, at the beginning of a line or sentence. path=None:
@@ -121,6 +144,8 @@ class NeedleConfig(DataConfig):
     """
 
     name: ClassVar[str] = "needle"
+    limits = (f"length > {_AROUND}",)
+    answer = DIGITS
 
     length: int = 512
     path: str | None = None
@@ -128,53 +153,35 @@ class NeedleConfig(DataConfig):
     seed: int = 0
 
     def files(self) -> list[Path]:
-        return find_text(_stdlib_or(self.path)).read if self.path else []
+        return find_text(None if self.path == "stdlib" else self.path).read if self.path else []
 
-    def build(self) -> GeneratedTask:
-        least = self.length - self.room + 1
-        self.require(self.room >= 1, f"a length of at least {least} bytes, which the question needs", "length")
-        sizes = 256, self.length + DIGITS - 1
-        if not self.path:
-            return GeneratedTask(partial(self.draw, None), *sizes, self.rows, self.seed)
-        return _task(self, _stdlib_or(self.path), *sizes)
+    def haystacks(self) -> Mapping[Split, Haystack | None]:
+        return books(None if self.path == "stdlib" else self.path) if self.path else dict.fromkeys(SPLITS)
 
-    @property
-    def room(self) -> int:
-        """The number of bytes for the haystack."""
-        key, number = "-".join((ADJECTIVES.split()[0], NOUNS.split()[0])), "0" * DIGITS
-        return self.length - len(BEFORE) - len(NEEDLE.format(key, number, "\n")) - len(QUESTION.format(key))
-
-    def draw(self, haystack: Haystack | None, random: np.random.Generator, rows: int) -> Rows:
-        text = b"".join(self._row(haystack, random) for _ in range(rows))
-        whole = np.frombuffer(text, np.uint8).reshape(rows, -1).astype(np.int64)
-        targets = np.full((rows, whole.shape[1] - 1), IGNORE)
-        targets[:, -DIGITS:] = whole[:, -DIGITS:]
-        return whole[:, :-1].copy(), targets
-
-    def _row(self, haystack: Haystack | None, random: np.random.Generator) -> bytes:
-        if haystack is None:
-            (text, places), after, end = repeat_sentence(self.room), "\n", b""
+    def row(self, haystack: Haystack | None, random: np.random.Generator) -> bytes:
+        # --- the text ---
+        after, end = ("\n", b"") if haystack is None else (" ", b"\n")
+        room = self.length - _AROUND - len(end)
+        if haystack is None:  # the last bytes of repeated sentences, and where lines begin or end
+            text = (SENTENCE * (room // len(SENTENCE) + 1))[-room:]
+            starts = list(range(room % len(SENTENCE), room + 1, len(SENTENCE)))
         else:
-            (text, places), after, end = haystack.cut(random, self.room - 1), " ", b"\n"
-        adjective, noun = (words[random.integers(len(words))] for words in (ADJECTIVES.split(), NOUNS.split()))
+            text, starts = haystack.cut(random, room)
+        # --- the needle in it ---
+        key = "-".join(_one(random, words.split()) for words in (ADJECTIVES, NOUNS))
         number = str(random.integers(10 ** (DIGITS - 1), 10**DIGITS))
-        key = f"{adjective}-{noun}"
-        place = places[(len(places) - 1) * int(DEPTHS[random.integers(len(DEPTHS))]) // 100]
-        needle, question = NEEDLE.format(key, number, after), QUESTION.format(key)
-        return b"".join([BEFORE, text[:place], needle.encode(), text[place:], end, question.encode(), number.encode()])
-
-
-def _stdlib_or(path: str) -> str | None:
-    return None if path == "stdlib" else path
+        depth = starts[(len(starts) - 1) * _one(random, DEPTHS) // 100]
+        needle, question = NEEDLE.format(key, number, after).encode(), QUESTION.format(key).encode()
+        return b"".join([BEFORE, text[:depth], needle, text[depth:], end, question, number.encode()])
 
 
 @register
 @dataclass(frozen=True)
-class FactsConfig(DataConfig):
+class FactsConfig(HaystackConfig):
     """Facts in books (BABILong-like), as bytes: which place is asked for at the end. Not BABILong's data.
 
     A row has `length` bytes: background text of the books in the file or folder `path` (None: the source of Python's
-    standard library), with `facts` sentences in order at places drawn with replacement among the beginnings of the
+    standard library), with `facts` sentences in order at positions drawn with replacement among the beginnings of the
     background's sentences, and the question at the end. The target is the first letter of the place: the ten places
     have different ones, so guessing is right with probability 1/10.
 
@@ -185,6 +192,8 @@ class FactsConfig(DataConfig):
     """
 
     name: ClassVar[str] = "babilong-like"
+    limits = ("task in (1, 2, 3) and facts >= 2 * task - 1", f"length >= {_LONGEST_FACT} * (facts + 1)")
+    answer = 1
 
     task: int = 1
     length: int = 512
@@ -196,31 +205,19 @@ class FactsConfig(DataConfig):
     def files(self) -> list[Path]:
         return find_text(self.path).read
 
-    def build(self) -> GeneratedTask:
-        fits = self.task in (1, 2, 3) and self.facts >= 2 * self.task - 1
-        self.require(fits, "task 1, 2 or 3 and facts of at least 2·task − 1", "task", "facts")
-        least = _LONGEST_FACT * (self.facts + 1)
-        self.require(self.length >= least, f"a length of at least {least} for these facts", "length", "facts")
-        return _task(self, self.path, 256, self.length)
+    def haystacks(self) -> Mapping[Split, Haystack]:
+        return books(self.path)
 
-    def draw(self, haystack: Haystack, random: np.random.Generator, rows: int) -> Rows:
-        inputs, targets = np.empty((rows, self.length), np.int64), np.full((rows, self.length), IGNORE)
-        for i in range(rows):
-            story = tell_story(random, self.task, self.facts)
-            question = f" {story.question} ".encode()
-            room = self.length - len(question) - sum(len(fact) + 1 for fact in story.facts)
-            text, places = haystack.cut(random, room)
-            chosen = np.sort(random.integers(0, len(places), len(story.facts)))
-            parts, before = [], 0
-            for fact, place in zip(story.facts, (places[j] for j in chosen), strict=True):
-                parts += [text[before:place], fact.encode(), b" "]
-                before = place
-            inputs[i] = np.frombuffer(b"".join([*parts, text[before:], question]), np.uint8)
-            targets[i, -1] = ord(story.answer[0])
-        return inputs, targets
-
-
-T = TypeVar("T")
+    def row(self, haystack: Haystack, random: np.random.Generator) -> bytes:
+        story = tell_story(random, self.task, self.facts)
+        question = f" {story.question} ".encode()
+        text, starts = haystack.cut(random, self.length - len(question) - sum(len(fact) + 1 for fact in story.facts))
+        chosen = np.sort(random.integers(0, len(starts), len(story.facts)))
+        parts, before = [], 0
+        for fact, start in zip(story.facts, (starts[i] for i in chosen), strict=True):
+            parts += [text[before:start], fact.encode(), b" "]
+            before = start
+        return b"".join([*parts, text[before:], question, story.answer[:1].encode()])
 
 
 def _one(random: np.random.Generator, choices: Sequence[T]) -> T:
@@ -242,9 +239,9 @@ def tell_story(random: np.random.Generator, task: int, facts: int) -> Story:
         if task == 1:
             person = _one(random, sorted(people))
             return Story(sentences, f"Where is {person}?", people[person])
-        known = [(thing, stays) for thing, stays in sorted(things.items()) if len(stays) >= task - 1]
-        if known:
-            thing, stays = _one(random, known)
+        moved = [(thing, stays) for thing, stays in sorted(things.items()) if len(stays) >= task - 1]
+        if moved:
+            thing, stays = _one(random, moved)
             if task == 2:
                 return Story(sentences, f"Where is the {thing}?", stays[-1])
             return Story(sentences, f"Where was the {thing} before the {stays[-1]}?", stays[-2])
@@ -263,23 +260,23 @@ def _simulate(
     actors, objects = (PEOPLE, THINGS[:0]) if task == 1 else (PEOPLE[:4], THINGS[:3])
     while len(sentences) < facts:
         person = _one(random, actors)
-        held = [thing for thing, who in holder.items() if who == person]
+        carries = [thing for thing, who in holder.items() if who == person]
         # A thing that no fact has placed may lie anywhere, so anyone may take it.
         free = [t for t in objects if t not in holder and things.get(t, [people.get(person)])[-1] == people.get(person)]
-        kind = _one(random, ["go", "take", "leave"]) if task > 1 else "go"
-        if kind == "take" and free and person in people:
+        action = _one(random, ["go", "take", "leave"]) if task > 1 else "go"
+        if action == "take" and free and person in people:
             thing = _one(random, free)
             holder[thing] = person
             things.setdefault(thing, [people[person]])
             sentences.append(f"{person} took the {thing}.")
-        elif kind == "leave" and held:
-            thing = _one(random, held)
+        elif action == "leave" and carries:
+            thing = _one(random, carries)
             del holder[thing]
             sentences.append(f"{person} left the {thing}.")
-        elif kind == "go":
+        elif action == "go":
             place = _one(random, [p for p in PLACES if p != people.get(person)])
             people[person] = place
-            for thing in held:
+            for thing in carries:
                 things[thing].append(place)
             sentences.append(f"{person} went to the {place}.")
     return sentences, people, things

@@ -1,9 +1,8 @@
 """The `Task` of image classification, and `mnemos predict` for its models."""
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -21,11 +20,11 @@ from mnemos.types import InputError
 from .augment import AugmentConfig, TimmAugmentation, augment_light, normalise
 from .batch import Batch
 from .metrics import MAJORITY, class_metrics
-from .pictures import ENDINGS, Pictures, fit, read_image
+from .pictures import ENDINGS, Pictures, read_fitted
 from .prefetch import BatchNumber, Prefetched, prefetch
 from .preprocessing import Predicted, Preprocessing, files_below, likely_classes
 from .row_order import Order
-from .task import Split, Task
+from .task import HeldOut, Split, Task
 
 _BATCH = 32
 
@@ -35,10 +34,6 @@ class View(NamedTuple):
 
     pictures: Pictures
     rows: NDArray[np.int64]
-
-    @classmethod
-    def whole(cls, pictures: Pictures) -> "View":
-        return cls(pictures, np.arange(len(pictures)))
 
 
 class Colours(NamedTuple):
@@ -80,12 +75,12 @@ class ImageTask(Task):
             pictures, rows = splits[split]
             self._views[split] = View(pictures, rows[generator(0, ORDER).permutation(len(rows))])
         self.metrics = class_metrics(self.classes)
-        test = self._views["test"]
-        self.reference = {MAJORITY: float(np.bincount(test.pictures.labels[test.rows]).max() / len(test.rows))}
-        train = self._views["train"]
-        self._maker = _Maker(train.pictures, size, self.classes, colours, augment)
+        pictures, rows = self._views["test"]
+        self.reference = {MAJORITY: float(np.bincount(pictures.labels[rows]).max() / len(rows))}
+        pictures, rows = self._views["train"]
+        self._maker = _Maker(pictures, size, self.classes, colours, augment)
         self._workers = workers
-        self._train = Prefetched(self._maker, partial(_keys, train.rows, Order(len(train.rows))), workers)
+        self._train = Prefetched(self._maker, partial(_keys, rows, Order(len(rows))), workers)
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
         """Training batch `index`, augmented: a pure function of (index, batch_size, seed).
@@ -95,11 +90,10 @@ class ImageTask(Task):
         """
         return self._train.batch(index, batch_size, seed)
 
-    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
-        view = self._views[split]
-        keys = (_Key(view.rows[i : i + batch_size], None) for i in range(0, len(view.rows), batch_size))
-        workers = min(self._workers, -(-len(view.rows) // batch_size))
-        return prefetch(self._maker.of(view.pictures), keys, workers)
+    def batches(self, split: HeldOut, batch_size: int) -> Iterator[Batch]:
+        pictures, rows = self._views[split]
+        keys = [_Key(rows[i : i + batch_size], None) for i in range(0, len(rows), batch_size)]
+        return prefetch(replace(self._maker, pictures=pictures), keys, min(self._workers, len(keys)))
 
     def size(self, split: Split) -> int:
         return len(self._views[split].rows)
@@ -126,8 +120,8 @@ class ImageTask(Task):
 
         `batches` yields the images in the same order.
         """
-        view = self._views[split]
-        return view.pictures.fitted(int(view.rows[index])).copy()
+        pictures, rows = self._views[split]
+        return pictures.fitted(int(rows[index])).copy()
 
     def close(self) -> None:
         self._train.close()
@@ -146,34 +140,35 @@ def _keys(rows: NDArray[np.int64], order: Order, number: BatchNumber) -> Iterato
     return (_Key(rows[order.batch(i, batch_size, seed)], (seed, i)) for i in itertools.count(index))
 
 
+@dataclass
 class _Maker:
     """Makes batches of pictures, as a pure function of a key."""
 
-    def __init__(self, pictures: Pictures, size: int, classes: int, colours: Colours, augment: AugmentConfig) -> None:
-        augment.check()
-        self.pictures, self.colours, self.augment = pictures, colours, augment
-        self.timm = None
-        if augment.policy == "timm":  # created here, so that forked workers need not import timm
-            self.timm = TimmAugmentation(augment, size, classes, pictures.stored, *colours)
+    pictures: Pictures
+    size: int
+    classes: int
+    colours: Colours
+    augment: AugmentConfig
+    timm: TimmAugmentation | None = None
 
-    def of(self, pictures: Pictures) -> "_Maker":
-        """A maker with the same settings for other pictures."""
-        made = object.__new__(_Maker)
-        made.__dict__ = {**self.__dict__, "pictures": pictures}
-        return made
+    def __post_init__(self) -> None:
+        self.augment.check()
+        if self.augment.policy == "timm" and self.timm is None:  # here, so that forked workers need not import timm
+            self.timm = TimmAugmentation(self.augment, self.size, self.classes, self.pictures.stored, *self.colours)
 
     def __call__(self, key: _Key) -> Batch:
         labels = torch.from_numpy(self.pictures.labels[key.rows].astype(np.int64))
         rows = key.rows.tolist()
+        # --- timm draws from the global generators, anew for each picture and for the mixing of the batch ---
         if key.augmentation is not None and self.timm is not None:
-            seed, index = key.augmentation
-            with global_generators() as set_seed:
+            with global_generators() as put_seed:
                 images = []
                 for i, row in enumerate(rows):
-                    set_seed(seed, AUGMENT, index, i)
+                    put_seed(key.augmentation[0], AUGMENT, key.augmentation[1], i)
                     images.append(self.timm.image(self.pictures.image(row)))
-                set_seed(seed, AUGMENT, index, len(rows))
+                put_seed(key.augmentation[0], AUGMENT, key.augmentation[1], len(rows))
                 return Batch(*self.timm.mix(torch.stack(images), labels))
+        # --- the other policies ---
         pixels = np.stack([self.pictures.fitted(row) for row in rows])
         if key.augmentation is not None and self.augment.policy == "light":
             seed, index = key.augmentation
@@ -207,7 +202,7 @@ class ImagePreprocessing(Preprocessing):
             pixels, problems = {}, {}
             for path in every[start : start + _BATCH]:
                 try:
-                    pixels[path] = self._read(path)
+                    pixels[path] = read_fitted(path, self.size, self.centre, grey=len(self.mean) == 1)
                 except InputError as error:
                     problems[path] = str(error)
             logits = {}
@@ -220,8 +215,3 @@ class ImagePreprocessing(Preprocessing):
                     yield Predicted(str(path), "", problem=problems[path])
                 else:
                     yield likely_classes(path, logits[path], self.names, options["top"])
-
-    def _read(self, path: Path) -> NDArray[np.uint8]:
-        """The image as the task prepares it for evaluation: [size, size, C]."""
-        image = read_image(path, 2 * math.floor(self.size / self.centre))  # as `FilePictures` decodes it
-        return fit(image.convert("L") if len(self.mean) == 1 else image, self.size, self.centre)

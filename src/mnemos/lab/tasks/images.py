@@ -1,15 +1,16 @@
-"""Classification of MNIST and of scikit-learn's digits, as images or as sequences of pixels in row-major order.
+"""MNIST, scikit-learn's digits and CIFAR, as images, or MNIST and the digits as sequences of pixels in row-major order.
 
 MNIST is read from IDX files: a magic number of four bytes (0, 0, 8 for unsigned bytes, the number of axes), one
-big-endian 32-bit length per axis, and the values in row-major order.
+big-endian 32-bit length per axis, and the values in row-major order. CIFAR's official release is read by torchvision,
+which checks its files before it unpickles them.
 """
 
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,25 +18,33 @@ from torch import nn
 
 from mnemos import libraries
 from mnemos.errors import install_command
-from mnemos.lab.tasks.task import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .arrays import ArrayTask, Rows
 from .augment import AugmentConfig
 from .batch import Batch
-from .files import read_bytes
-from .image_task import Colours, ImageTask, Split, View
-from .pictures import ArrayPictures
+from .files import archive_members, read_bytes, skipped
+from .image_task import Colours, ImageTask, View
+from .pictures import ArrayPictures, is_image, parse_image
 from .row_order import held_out
+from .task import SPLITS, DataConfig, Split
 
 Layout = Literal["pixels", "image"]
-Labelled = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # pixels [N, H, W], labels [N]
+Variant = Literal["cifar10", "cifar100"]
+Labelled = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # pixels [N, H, W] or [N, H, W, 3], labels [N]
+COLOURS: dict[Variant, Colours] = {  # of the training images
+    "cifar10": Colours((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": Colours((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
 
 
 def _no_augmentation() -> AugmentConfig:
     # flip stays False if a user sets a policy only: a mirrored digit is not a digit.
     return AugmentConfig(policy="none", flip=False)
+
+
+# --- digits: MNIST and scikit-learn's ---
 
 
 @register
@@ -63,20 +72,30 @@ class MNISTConfig(DataConfig):
 
     def build(self) -> ArrayTask | ImageTask:
         if self.download:
-            _download(self.path)
+            libraries.torchvision()
+            from torchvision.datasets import MNIST
+
+            try:
+                MNIST(self.path, download=True)  # into PATH/MNIST/raw unless the files are there
+            except Exception as error:  # of the network and of the checks
+                raise InputError(
+                    f"{self.path}: the download failed ({' '.join(str(error).split()):.160}); try again, or put the "
+                    "four files into this folder"
+                ) from None
         known = read_images(*find_mnist(self.path, "train"), classes=10)
         test = read_images(*find_mnist(self.path, "t10k"), classes=10)
-        sizes = known[0].shape[1:], test[0].shape[1:]
-        if sizes[0] != sizes[1] or (self.layout == "image" and sizes[0][0] != sizes[0][1]):
-            train_size, test_size = (f"{height} x {width}" for height, width in sizes)
+        shapes = known[0].shape[1:], test[0].shape[1:]
+        if shapes[0] != shapes[1] or (self.layout == "image" and shapes[0][0] != shapes[0][1]):
+            train_size, test_size = (f"{height} x {width}" for height, width in shapes)
             raise InputError(
                 f"{self.path}: expected images of one size in both files, square for data.layout image, found "
                 f"{train_size} pixels in training and {test_size} in the test; check the files"
             )
         if self.size:
             known, test = ((_averaged(pixels, self.size), labels) for pixels, labels in (known, test))
-        valid, train = (_rows(known, rows) for rows in held_out(len(known[1]), (self.valid_size,), self.name))
-        return _task(self, {"train": train, "valid": valid, "test": test}, 256, Colours((0.1307,), (0.3081,)))
+        valid, train = held_out(len(known[1]), (self.valid_size,), self.name)
+        splits = [(known[0][rows], known[1][rows]) for rows in (train, valid)]
+        return _digits_task(self, [*splits, test], 256, Colours((0.1307,), (0.3081,)))
 
 
 @register
@@ -109,10 +128,10 @@ class DigitsConfig(DataConfig):
                 f"the data set digits needs scikit-learn, which is not installed; run: {install_command('data')}"
             ) from None
         digits = load_digits()
-        known = digits.images.astype(np.uint8), digits.target.astype(np.uint8)
-        parts = held_out(len(known[1]), (self.test_size, self.valid_size), self.name)
-        test, valid, train = (_rows(known, rows) for rows in parts)
-        return _task(self, {"train": train, "valid": valid, "test": test}, 17, Colours((0.3053,), (0.3761,)))
+        pixels, labels = digits.images.astype(np.uint8), digits.target.astype(np.uint8)
+        test, valid, train = held_out(len(labels), (self.test_size, self.valid_size), self.name)
+        splits = [(pixels[rows], labels[rows]) for rows in (train, valid, test)]
+        return _digits_task(self, splits, 17, Colours((0.3053,), (0.3761,)))
 
 
 class PixelClassification(ArrayTask):
@@ -127,11 +146,38 @@ class PixelClassification(ArrayTask):
 
     def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
         """Image `index` of a split, uint8 [H, W, 1], its levels scaled to 0 … 255. `batches` has the same order."""
-        pixels = self._splits[split].row(index).reshape(*self.shape, 1)
-        return np.rint(pixels * (255 / (self.vocab_size - 1))).astype(np.uint8)
+        return _scaled(self._splits[split].row(index).reshape(*self.shape, 1), self.vocab_size)
 
     def rows(self, split: Split, index: Sequence[int]) -> Batch:
         return self._splits[split].batch(np.asarray(index))
+
+
+def _digits_task(
+    config: MNISTConfig | DigitsConfig, splits: Sequence[Labelled], levels: int, colours: Colours
+) -> ArrayTask | ImageTask:
+    """The task of train, valid and test in the layout of the configuration, from pixels of so many levels."""
+    shape = splits[0][0].shape[1:]
+    if config.layout == "image":
+        pictures = (
+            ArrayPictures(_scaled(pixels, levels)[..., None], labels, shape[0], config.augment.centre)
+            for pixels, labels in splits
+        )
+        views = {split: View(one, np.arange(len(one))) for split, one in zip(SPLITS, pictures, strict=True)}
+        return ImageTask(views, list(map(str, range(10))), shape[0], colours, config.augment)
+    if config.augment.policy != "none":
+        raise InputError(
+            f"data.augment.policy: expected 'none' for data.layout pixels, found {config.augment.policy!r}; set "
+            "data.layout image"
+        )
+    length = math.prod(shape)
+    rows = [Rows.ragged(pixels.reshape(-1), np.full(len(pixels), length), labels) for pixels, labels in splits]
+    fields = dict(zip(SPLITS, rows, strict=True))
+    return PixelClassification(shape, **fields, vocab_size=levels, classes=10, max_length=length)
+
+
+def _scaled(pixels: NDArray[np.integer], levels: int) -> NDArray[np.uint8]:
+    """Pixels of levels 0 … `levels` − 1 as 0 … 255."""
+    return np.rint(pixels * (255 / (levels - 1))).astype(np.uint8)
 
 
 def _averaged(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
@@ -146,45 +192,8 @@ def _averaged(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     return np.rint(squares.mean((2, 4), dtype=np.float32)).astype(np.uint8)
 
 
-def _rows(images: Labelled, rows: NDArray[np.int64]) -> Labelled:
-    return images[0][rows], images[1][rows]
-
-
-def _task(
-    config: MNISTConfig | DigitsConfig, splits: dict[Split, Labelled], levels: int, colours: Colours
-) -> ArrayTask | ImageTask:
-    """The task of three splits in the layout of the configuration. levels: of a pixel; images scale them to 0 … 255."""
-    shape = splits["train"][0].shape[1:]
-    if config.layout == "image":
-        views: dict[Split, View] = {}
-        for split, (pixels, labels) in splits.items():
-            scaled = pixels if levels == 256 else np.rint(pixels * (255 / (levels - 1))).astype(np.uint8)
-            views[split] = View.whole(ArrayPictures(scaled[..., None], labels, shape[0], config.augment.centre))
-        return ImageTask(views, list(map(str, range(10))), shape[0], colours, config.augment)
-    if config.augment.policy != "none":
-        raise InputError(
-            f"data.augment.policy: expected 'none' for data.layout pixels, found {config.augment.policy!r}; set "
-            "data.layout image"
-        )
-    rows = {split: Rows.fixed(pixels.reshape(len(pixels), -1), labels) for split, (pixels, labels) in splits.items()}
-    return PixelClassification(shape, **rows, vocab_size=levels, classes=10, max_length=math.prod(shape))
-
-
-def read_idx(path: str | Path, axes: int) -> NDArray[np.uint8]:
-    """The array in an IDX file of unsigned bytes with `axes` axes."""
-    data = read_bytes(path)
-    start = 4 + 4 * axes
-    magic, *shape = struct.unpack(f">{1 + axes}I", data[:start].ljust(start, b"\0"))
-    if magic != 0x800 + axes or len(data) != (expected := start + math.prod(shape)):
-        found = f"the number {magic}" if magic != 0x800 + axes else f"{len(data)} bytes instead of {expected}"
-        raise InputError(
-            f"{path}: expected an IDX file, whose first number is {0x800 + axes}, found {found}; fetch the file again"
-        )
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
-
-
 def read_images(images: str | Path, labels: str | Path, classes: int) -> Labelled:
-    """Images [N, H, W] and labels [N] below `classes`."""
+    """Images [N, H, W] and labels [N] below `classes`, from two IDX files."""
     pixels, targets = read_idx(images, 3), read_idx(labels, 1)
     if len(pixels) != len(targets) or targets.max(initial=0) >= classes:
         raise InputError(
@@ -194,40 +203,172 @@ def read_images(images: str | Path, labels: str | Path, classes: int) -> Labelle
     return pixels, targets
 
 
+def read_idx(path: str | Path, axes: int) -> NDArray[np.uint8]:
+    """The array in an IDX file of unsigned bytes with `axes` axes."""
+    data = read_bytes(path)
+    start = 4 + 4 * axes
+    magic, *shape = np.frombuffer(data[:start].ljust(start, b"\0"), ">u4").tolist()
+    if magic != 0x800 + axes or len(data) != (expected := start + math.prod(shape)):
+        problem = f"the number {magic}" if magic != 0x800 + axes else f"{len(data)} bytes instead of {expected}"
+        raise InputError(
+            f"{path}: expected an IDX file, whose first number is {0x800 + axes}, found {problem}; fetch the file again"
+        )
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+
+
 def find_mnist(folder: str | Path, part: str) -> tuple[Path, Path]:
     """The image file and the label file of a part ("train" or "t10k"), gzipped or not.
 
     In the folder, or in MNIST/raw of it, where torchvision puts them. The official names are tried first, then names
     with additions, such as "t10k-first5k-images-idx3-ubyte".
     """
-    found = []
-    for what, axes in (("images", 3), ("labels", 1)):
-        names = f"{part}-{what}-idx{axes}-ubyte", f"{part}*-{what}?idx{axes}-ubyte"
-        paths = (
-            path
-            for place in (Path(folder), Path(folder, "MNIST", "raw"))
-            for name in names
-            for pattern in (name, f"{name}.gz")
-            for path in sorted(place.glob(pattern))
-        )
-        if (first := next(paths, None)) is None:
+    paths = []
+    for what in ("images-idx3", "labels-idx1"):
+        names = f"{part}-{what}-ubyte", f"{part}*-{what.replace('-', '?')}-ubyte"
+        patterns = [pattern for name in names for pattern in (name, f"{name}.gz")]
+        folders = Path(folder), Path(folder, "MNIST", "raw")
+        matches = [path for below in folders for pattern in patterns for path in sorted(below.glob(pattern))]
+        if not matches:
             raise InputError(
                 f"{Path(folder, names[0])}: expected this file, gzipped or not, found none; set data.path to its "
                 "folder, or data.download to True"
             )
-        found.append(first)
-    return found[0], found[1]
+        paths.append(matches[0])
+    return paths[0], paths[1]
 
 
-def _download(folder: str) -> None:
-    """Fetch the files into FOLDER/MNIST/raw unless they are there; torchvision checks them."""
-    libraries.torchvision()
-    from torchvision.datasets import MNIST
+# --- CIFAR ---
 
-    try:
-        MNIST(folder, download=True)
-    except Exception as error:  # of the network and of the checks
+
+@register
+@dataclass(frozen=True)
+class CIFARConfig(DataConfig):
+    """CIFAR-10 or CIFAR-100 from `folder`: the official release, packed or unpacked, or pictures in class folders.
+
+    The release is that for Python, as torchvision reads it; `download` first fetches its archive into `folder`.
+    Pictures are in train/CLASS/*.jpg and test/CLASS/*.jpg, or in one tar file with "train" and one with "test" in its
+    name. A fixed random choice of `valid_size` training images is the validation split; the test split is the official
+    one. Images are decoded once into memory (150 MB), and scaled if `size` is not 32. `workers`: processes that prepare
+    batches in advance; useful with the policy timm. Needs the extra `vision`.
+    """
+
+    name: ClassVar[str] = "cifar"
+
+    folder: str = "cifar"
+    variant: Variant = "cifar10"
+    download: bool = False
+    size: int = 32
+    valid_size: int = 5_000
+    workers: int = 0
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+
+    def files(self) -> list[Path]:
+        folder, release = Path(self.folder), _release(self.variant)
+        if (unpacked := folder / release.base_folder).is_dir():
+            names = [name for name, _ in (*release.train_list, *release.test_list)]
+            return [unpacked / name for name in (*names, release.meta["filename"])]
+        if (folder / release.filename).is_file():
+            return [folder / release.filename]
+        return [file for path in _picture_folders(folder) for file in _pictures_below(path) or [path]]
+
+    def build(self) -> ImageTask:
+        self.require("size >= 1")
+        images = _read_cifar(self.folder, self.variant, self.download)
+        known, test = (ArrayPictures(*part, self.size, self.augment.centre) for part in (images.train, images.test))
+        valid, train = held_out(len(known), (self.valid_size,), self.name)
+        views: dict[Split, View] = {"train": View(known, train), "valid": View(known, valid)}
+        views["test"] = View(test, np.arange(len(test)))
+        return ImageTask(views, images.names, self.size, COLOURS[self.variant], self.augment, self.workers)
+
+
+class Images(NamedTuple):
+    """The images and labels of the training and the test files, and the class names."""
+
+    train: Labelled
+    test: Labelled
+    names: tuple[str, ...]
+
+
+def read_cifar(folder: str | Path, variant: Variant, download: bool = False) -> Images:
+    """Read the images in a folder (`CIFARConfig`)."""
+    folder, release = Path(folder), _release(variant)
+    from torchvision.datasets.utils import check_integrity
+
+    # --- the release ---
+    packed = (folder / release.filename).is_file() and not (folder / release.base_folder).is_dir()
+    if download or packed or (folder / release.base_folder).is_dir():
+        try:
+            if packed and not download and not check_integrity(folder / release.filename, release.tgz_md5):
+                raise ValueError("its sum is another")  # torchvision would fetch it, unasked
+            known, test = (release(folder, train=train, download=download or packed) for train in (True, False))
+        except Exception as error:  # of the network, the archive and the checks
+            raise InputError(
+                f"{folder}: expected {release.filename} or its files in {release.base_folder}, but torchvision could "
+                f"not read them ({' '.join(str(error).split()):.160}); fetch them again, or set data.download True"
+            ) from None
+        parts = [(one.data, np.array(one.targets, np.uint8)) for one in (known, test)]
+        return Images(parts[0], parts[1], tuple(known.classes))
+    # --- pictures ---
+    folders = _picture_folders(folder)
+    (train_images, names), (test_images, test_names) = (_labelled_pictures(path, variant) for path in folders)
+    if names != test_names:
+        different = sorted({*names} ^ {*test_names})[0]
         raise InputError(
-            f"{folder}: the download failed ({' '.join(str(error).split()):.160}); try again, or put the four files "
-            "into this folder"
-        ) from None
+            f"{folders[1]}: expected the same classes as in {folders[0].name}, found {different!r} in one of them; "
+            "check both"
+        )
+    return Images(train_images, test_images, names)
+
+
+# Runs that are compared open the same files one after the other, and unpacking takes seconds.
+_read_cifar = lru_cache(maxsize=1)(read_cifar)
+
+
+def _release(variant: Variant) -> Any:
+    """torchvision's class of the official release."""
+    libraries.torchvision()
+    from torchvision.datasets import CIFAR10, CIFAR100
+
+    return {"cifar10": CIFAR10, "cifar100": CIFAR100}[variant]
+
+
+def _picture_folders(folder: Path) -> tuple[Path, Path]:
+    """The folders train and test of pictures, or the two tar files."""
+    if (folder / "train").is_dir() and (folder / "test").is_dir():
+        return folder / "train", folder / "test"
+    tars = sorted(p for p in folder.glob("*") if p.name.endswith((".tar", ".tgz", ".tar.gz")) and p.is_file())
+    train, test = ([path for path in tars if split in path.name] for split in ("train", "test"))
+    if len(train) == len(test) == 1:
+        return train[0], test[0]
+    raise InputError(
+        f"{folder}: expected cifar-10-python.tar.gz or cifar-100-python.tar.gz, or pictures in train/CLASS and "
+        "test/CLASS or in one *train*.tar.gz and one *test*.tar.gz, found none of these; correct data.folder, or set "
+        "data.download True"
+    )
+
+
+def _pictures_below(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.glob("*/*")) if is_image(path.name) and not skipped(path)]
+
+
+def _labelled_pictures(path: Path, variant: Variant) -> tuple[Labelled, tuple[str, ...]]:
+    """Images and labels of a folder or a tar of …/CLASS/*.jpg, sorted by class and name, and the sorted class names."""
+    if path.is_dir():
+        files = ((file.relative_to(path).as_posix(), read_bytes(file)) for file in _pictures_below(path))
+    else:
+        files = ((member.name, member.read()) for member in archive_members(path, is_image))
+    pictures: list[tuple[tuple[str, ...], NDArray[np.uint8]]] = []
+    for name, data in files:
+        pixels = np.array(parse_image(data, f"{path}: {name}"))
+        if pixels.shape != (32, 32, 3):
+            raise InputError(
+                f"{path}: {name}: expected 32 x 32 pixels, found {pixels.shape[1::-1]}; use CIFAR's images"
+            )
+        pictures.append((Path(name).parts[-2:], pixels))
+    pictures.sort(key=lambda one: one[0])
+    names = tuple(sorted({parts[0] for parts, _ in pictures}))
+    classes = {"cifar10": 10, "cifar100": 100}[variant]
+    if len(names) != classes:
+        raise InputError(f"{path}: expected {classes} class folders, found {len(names)}; check data.variant")
+    labels = np.array([names.index(parts[0]) for parts, _ in pictures], np.uint8)
+    return (np.stack([pixels for _, pixels in pictures]), labels), names

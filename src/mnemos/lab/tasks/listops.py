@@ -23,16 +23,15 @@ import hashlib
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mnemos.lab.tasks.task import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 
@@ -41,41 +40,47 @@ from .batch import IGNORE, Batch
 from .files import read_bytes
 from .metrics import ANSWER
 from .prefetch import prefetch
-from .task import Split
+from .task import DataConfig, Split
 
 VOCABULARY = ("", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")  # token id -> text; 0 is padding
 ZERO, MIN, MAX, MED, SM, CLOSE = 1, 11, 12, 13, 14, 15
-FILES: dict[Split, str] = {
-    "train": "basic_train.tsv",
-    "valid": "basic_val.tsv",
-    "test": "basic_test.tsv",
-}  # Long Range Arena's names
+# Long Range Arena's names
+FILES: dict[Split, str] = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
 EQUALS = len(VOCABULARY)  # the token "="
 PATIENCE = 256  # blocks in a row (up to a million draws) without one new sample before giving up
 HEADER = "Source\tTarget"
 _IDS = {text.encode(): token for token, text in enumerate(VOCABULARY) if token}
 _SPACES = bytes.maketrans(b"()", b"  ")
-_DEPTH = np.array([0] * MIN + [1] * (CLOSE - MIN) + [-1], np.int32)  # how a token changes the nesting depth
 
 
 @dataclass(frozen=True)
-class ExpressionConfig(DataConfig):
-    """The settings of generated expressions, with the defaults of Long Range Arena: see `Rules`."""
+class Rules(DataConfig):
+    """The distribution of expressions, with the defaults of Long Range Arena (see the module)."""
+
+    name: ClassVar[str] = "listops"
 
     min_length: int = 500
     max_length: int = 2000
     max_depth: int = 10
     max_arguments: int = 10
-    digit_probability: float = 0.75
+    digit_probability: float = 0.75  # of the nodes above the deepest level
 
     @property
-    def rules(self) -> "Rules":
-        return Rules(*(getattr(self, name) for name in Rules._fields))
+    def longest(self) -> int:
+        """The length of the longest tree, or `max_length` if that is less."""
+        length = 1
+        for _ in range(self.max_depth - 1):
+            length = min(2 + self.max_arguments * length, self.max_length)
+        return length
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(Rules)}
 
 
 @register
 @dataclass(frozen=True)
-class ListOpsConfig(ExpressionConfig):
+class ListOpsConfig(Rules):
     """Long ListOps, generated from `seed`, or read from the three files of Long Range Arena in the folder `path`.
 
     A sample is a random tree (see the module) with min_length < length < max_length, counted in digits,
@@ -113,20 +118,16 @@ class ListOpsConfig(ExpressionConfig):
         return () if self.path is None else tuple(Path(self.path) / file for file in FILES.values())
 
     def generate(self) -> dict[Split, Rows]:
-        """Generate the samples of the three splits."""
-        sizes: dict[Split, int] = {"test": self.test_size, "valid": self.valid_size, "train": self.train_size}
-        self.require(min(sizes.values()) >= 1, "at least one sample in each split", *(f"{s}_size" for s in sizes))
-        rows = _generate(self.rules, self.seed, sum(sizes.values()), self.workers)
-        splits, first = {}, 0
-        for split, size in sizes.items():
-            splits[split] = rows.part(first, first + size)
-            first += size
-        return splits
+        """The samples of the three splits."""
+        self.require("train_size >= 1", "valid_size >= 1", "test_size >= 1")
+        bounds = self.test_size, self.test_size + self.valid_size, self.test_size + self.valid_size + self.train_size
+        rows = _generate(Rules(**self.rules), self.seed, bounds[2], self.workers)
+        return {"train": rows.part(*bounds[1:]), "valid": rows.part(*bounds[:2]), "test": rows.part(0, bounds[0])}
 
 
 @register
 @dataclass(frozen=True)
-class ListOpsAnswersConfig(ExpressionConfig):
+class ListOpsAnswersConfig(Rules):
     """Long ListOps with its value as an answer: the tokens of an expression, then "=", where a digit is predicted.
 
     The expressions are those of `ListOpsConfig` with the same settings. `examples`: training expressions. The
@@ -143,8 +144,10 @@ class ListOpsAnswersConfig(ExpressionConfig):
     seed: int = 0
 
     def build(self) -> "ListOpsAnswers":
-        self.require(self.examples >= 1 and self.rows >= 1, "at least one expression", "examples", "rows")
-        expressions = ListOpsConfig(*self.rules, self.examples, self.rows, self.rows, self.seed)
+        self.require("examples >= 1 and rows >= 1")
+        expressions = ListOpsConfig(
+            **self.rules, train_size=self.examples, valid_size=self.rows, test_size=self.rows, seed=self.seed
+        )
         return ListOpsAnswers(expressions.generate(), self.max_length)
 
     def files(self) -> tuple[()]:
@@ -175,24 +178,6 @@ class ListOpsAnswers(ArrayTask):
         return " ".join([*VOCABULARY, "="][token] for token in row if token)
 
 
-class Rules(NamedTuple):
-    """The distribution of samples. `digit_probability` applies to the nodes above the level `max_depth`."""
-
-    min_length: int = 500
-    max_length: int = 2000
-    max_depth: int = 10
-    max_arguments: int = 10
-    digit_probability: float = 0.75
-
-
-class SampleBlock(NamedTuple):
-    """Accepted samples: concatenated tokens [total] uint8, lengths [N] int64, labels [N] uint8 from 0 to 9."""
-
-    tokens: NDArray[np.uint8]
-    lengths: NDArray[np.int64]
-    labels: NDArray[np.uint8]
-
-
 def generate(rules: Rules, seed: int, count: int, workers: int = 0) -> Rows:
     """The first `count` distinct samples of (rules, seed), in an order that depends on these two alone.
 
@@ -200,61 +185,43 @@ def generate(rules: Rules, seed: int, count: int, workers: int = 0) -> Rows:
     in the order of their numbers. A sample equal to an earlier one is skipped. Cost: 65 µs per sample of Long Range
     Arena's lengths on one core.
     """
-    _check_rules(rules)
+    rules.require(
+        "0 <= min_length <= max_length - 2 and max_depth >= 1 and max_arguments >= 2",
+        "0 <= digit_probability <= 1",
+        "min_length < longest",
+    )
     if seed < 0 or workers < 0:
         raise InputError(f"data.seed, data.workers: expected at least 0, found {seed} and {workers}; raise them")
     if not workers:
         heavy = count * max(1, rules.min_length) > 10**7  # below, one core finishes about when workers have started
         workers = min(16, os.cpu_count() or 1) if heavy else 1
-    found: list[Rows] = []
-    seen: set[bytes] = set()
-    missing, blocks_without_new = count, 0
+    parts: list[Rows] = []
+    seen: set[bytes] = set()  # digests of the samples so far
+    blocks_without_new = 0
     blocks = prefetch(partial(generate_block, rules, seed), itertools.count(), workers if workers > 1 else 0)
     with contextlib.closing(blocks):  # type: ignore[type-var]
-        while missing:
-            new = _unseen(next(blocks), seen, missing)
-            found.append(new)
-            missing -= len(new)
-            blocks_without_new = 0 if len(new) else blocks_without_new + 1
+        while len(seen) < count:
+            block = next(blocks)
+            text, new = block.tokens.tobytes(), np.zeros(len(block), bool)
+            for row, (start, end) in enumerate(itertools.pairwise(block.starts.tolist())):
+                digest = hashlib.blake2b(text[start:end], digest_size=16).digest()
+                if digest not in seen and len(seen) < count:
+                    seen.add(digest)
+                    new[row] = True
+            parts.append(
+                Rows.ragged(block.tokens[np.repeat(new, block.lengths)], block.lengths[new], block.labels[new])
+            )
+            blocks_without_new = 0 if new.any() else blocks_without_new + 1
             if blocks_without_new > PATIENCE:
                 raise InputError(
-                    f"listops: expected {count} distinct samples, found {count - missing}, then none in {PATIENCE} "
+                    f"listops: expected {count} distinct samples, found {len(seen)}, then none in {PATIENCE} "
                     "blocks; reduce the split sizes, or widen min_length to max_length"
                 )
-    return Rows.joined(found)
-
-
-def _unseen(block: SampleBlock, seen: set[bytes], limit: int) -> Rows:
-    """The first `limit` samples of a block that are not in `seen`, 16-byte digests, to which theirs are added."""
-    text, ends = block.tokens.tobytes(), np.cumsum(block.lengths).tolist()
-    chosen = np.zeros(len(ends), bool)
-    for row, (start, end) in enumerate(itertools.pairwise([0, *ends])):
-        digest = hashlib.blake2b(text[start:end], digest_size=16).digest()
-        if digest not in seen:
-            seen.add(digest)
-            chosen[row] = True
-            limit -= 1
-            if not limit:
-                break
-    return Rows.ragged(block.tokens[np.repeat(chosen, block.lengths)], block.lengths[chosen], block.labels[chosen])
+    return Rows.joined(parts)
 
 
 # Runs that are compared build the same task one after the other. Keeping 100 MB saves seconds for each.
 _generate = lru_cache(maxsize=1)(generate)
-
-
-def _check_rules(rules: Rules) -> None:
-    """Raise InputError for rules that no sample can meet."""
-    low, high = rules.min_length, rules.max_length
-    longest = 1
-    for _ in range(rules.max_depth - 1):
-        longest = min(2 + rules.max_arguments * longest, high)
-    fits = 0 <= low < longest and high >= low + 2 and rules.max_depth >= 1 and rules.max_arguments >= 2
-    if not fits or not 0 <= rules.digit_probability <= 1:
-        raise InputError(
-            f"listops: expected 0 <= min_length < length < max_length, max_depth >= 1, max_arguments >= 2 and "
-            f"digit_probability from 0 to 1, with samples of at most {longest} tokens, found {rules}; change these"
-        )
 
 
 def draws(rules: Rules) -> int:
@@ -262,12 +229,11 @@ def draws(rules: Rules) -> int:
     return max(16, min(4096, 2**22 // rules.max_length))
 
 
-def generate_block(rules: Rules, seed: int, block: int) -> SampleBlock:
-    """The accepted samples of one block, in the order drawn. They may contain duplicates."""
+def generate_block(rules: Rules, seed: int, block: int) -> Rows:
+    """The accepted samples of one block, in the order drawn, with labels from 0 to 9. They may contain duplicates."""
     bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(block,)))
     levels, lengths = _grow(rules, bits, draws(rules))
-    levels = _accepted_only(levels, (lengths > rules.min_length) & (lengths < rules.max_length))
-    return _lay_out(levels)
+    return _lay_out(_accepted_only(levels, (lengths > rules.min_length) & (lengths < rules.max_length)))
 
 
 class _Level(NamedTuple):
@@ -314,20 +280,19 @@ def _grow(rules: Rules, bits: np.random.PCG64, count: int) -> tuple[list[_Level]
 
 
 def _accepted_only(levels: list[_Level], accepted: NDArray[np.bool_]) -> list[_Level]:
-    """Remove the nodes of trees that were not accepted."""
-    kept = []
+    rest = []
     for level in levels:
         nodes = accepted[level.tree]
         tokens = level.tokens[nodes]
         arity = level.arity[nodes[level.operators]]
-        kept.append(_Level(tokens, np.flatnonzero(tokens >= MIN), arity, level.tree[nodes]))
+        rest.append(_Level(tokens, np.flatnonzero(tokens >= MIN), arity, level.tree[nodes]))
         if not len(arity):
             break
-    return kept
+    return rest
 
 
-def _lay_out(levels: list[_Level]) -> SampleBlock:
-    """Evaluate the trees from the leaves up, then write each node at its position in the text, from the root down."""
+def _lay_out(levels: list[_Level]) -> Rows:
+    # --- values and sizes, from the leaves up ---
     sizes: list[NDArray[np.int64]] = []
     size = value = np.empty(0, np.int64)
     for level in reversed(levels):
@@ -338,27 +303,26 @@ def _lay_out(levels: list[_Level]) -> SampleBlock:
             first = np.cumsum(level.arity) - level.arity
             size[level.operators] = 2 + np.add.reduceat(children, first)
             value[level.operators] = _apply(level.tokens[level.operators], level.arity, first, child_value)
-        sizes.append(size)
-    sizes.reverse()
-
+        sizes.insert(0, size)
+    # --- each node at its position in the text, from the root down ---
     text = np.empty(int(size.sum()), np.uint8)
-    place = np.cumsum(size) - size
+    position = np.cumsum(size) - size
     for depth, level in enumerate(levels):
-        text[place] = level.tokens
-        start, arity = place[level.operators], level.arity
+        text[position] = level.tokens
+        start, arity = position[level.operators], level.arity
         if not len(start):
             break
         text[start + sizes[depth][level.operators] - 1] = CLOSE
         before = np.cumsum(sizes[depth + 1]) - sizes[depth + 1]  # tokens of all earlier nodes at that level
         first = np.cumsum(arity) - arity
-        place = np.repeat(start + 1 - before[first], arity) + before
-    return SampleBlock(text, size, value.astype(np.uint8))
+        position = np.repeat(start + 1 - before[first], arity) + before
+    return Rows.ragged(text, size, value.astype(np.uint8))
 
 
 def _apply(
     operators: NDArray[np.uint8], arity: NDArray[np.int64], first: NDArray[np.int64], values: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The values of operators [P]; the arguments of operator i are values[first[i] : first[i] + arity[i]]."""
+    # The arguments of operator i are values[first[i] : first[i] + arity[i]].
     # One sort by (operator, value) yields minimum, maximum and median of every run of arguments.
     ordered = np.sort(np.repeat(np.arange(len(arity)) * 16, arity) + values) & 15
     low, high = ordered[first + (arity - 1) // 2], ordered[first + arity // 2]
@@ -397,15 +361,14 @@ def read_tsv(path: str | Path) -> Rows:
 
 
 def _encode(source: bytes, where: str) -> bytes:
-    """The tokens of a source, one byte each. Raises InputError unless they form one complete expression."""
     words = source.translate(_SPACES).split()
     if unknown := [word for word in words if word not in _IDS]:
         word = unknown[0][:20].decode(errors="replace")
         raise InputError(f"{where}: expected digits, ], [MIN, [MAX, [MED or [SM, found {word!r}; correct it")
     tokens = np.array([_IDS[word] for word in words], np.uint8)
-    nesting = np.cumsum(_DEPTH[tokens])
-    no_argument = (tokens[:-1] >= MIN) & (tokens[:-1] < CLOSE) & (tokens[1:] == CLOSE)
-    if not words or nesting[-1] != 0 or (nesting[:-1] <= 0).any() or no_argument.any():
+    opens, closes = (tokens >= MIN) & (tokens < CLOSE), tokens == CLOSE
+    nesting = np.cumsum(opens.astype(np.int32) - closes)
+    if not words or nesting[-1] != 0 or (nesting[:-1] <= 0).any() or (opens[:-1] & closes[1:]).any():
         raise InputError(
             f"{where}: expected one complete expression, found brackets that do not match or an empty list; check the "
             "file"

@@ -3,7 +3,6 @@
 Recall is exact to its published definition.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,27 +13,50 @@ from mnemos.generators import SPLIT, generator
 from mnemos.registry import register
 
 from .batch import IGNORE
-from .generated import Draw, GeneratedConfig, GeneratedTask, Rows
+from .generated import Draw, GeneratedConfig, Rows
 
-Marked = tuple[NDArray[np.int64], NDArray[np.bool_]]  # whole rows, and which of their tokens are targets
+Marked = tuple[NDArray[np.int64], NDArray[np.bool_]]  # rows [B, T + 1], and which of their tokens are answers
+
+
+class MADConfig(GeneratedConfig):
+    """Rows that MAD trains on all next tokens, and tests on the answers alone."""
+
+    def rows_and_answers(self, random: np.random.Generator, rows: int, training: bool) -> Marked:
+        raise NotImplementedError
+
+    def draw(self, random: np.random.Generator, rows: int) -> Rows:
+        tokens, answers = self.rows_and_answers(random, rows, training=False)
+        return tokens[:, :-1].copy(), np.where(answers, tokens, IGNORE)[:, 1:]
+
+    def training(self, update: int) -> Draw:
+        def draw(random: np.random.Generator, rows: int) -> Rows:
+            tokens, _ = self.rows_and_answers(random, rows, training=True)
+            return tokens[:, :-1].copy(), tokens[:, 1:].copy()
+
+        return draw
 
 
 @register
 @dataclass(frozen=True)
-class MADRecallConfig(GeneratedConfig):
+class MADRecallConfig(MADConfig):
     """MAD's in-context recall: pairs of a key and a value; predict the value of each key that was seen before.
 
     A row of N = `length` tokens is N/2 pairs without the last value. Keys are uniform over the lower half of
     `vocabulary` tokens, values over the upper half. A key's first value of the row stays its value. The key of the last
     pair is uniform over those before. Held-out targets are the values of keys that were seen before; training targets
-    are all next tokens, as in the published task. `noise` > 0 is MAD's noisy recall: each pair but one random place and
-    the last is replaced by two of `noise_vocabulary` further tokens with this probability.
+    are all next tokens, as in the published task. `noise` > 0 is MAD's noisy recall: each pair but a random one and the
+    last is replaced by two of `noise_vocabulary` further tokens with this probability.
 
     MAD's settings: vocabulary 16, length 128, `examples` = 12,800 training rows (0: new rows for every update); noisy:
-    noise .2 and 16 noise tokens. The validation and the test split have `rows` sequences each, drawn from `seed`.
+    noise .2 and 16 noise tokens.
     """
 
     name: ClassVar[str] = "mad-recall"
+    limits = (
+        "length >= 4 and length % 2 == 0",
+        "vocabulary >= 2 and vocabulary % 2 == 0",
+        "0 <= noise < 1 and noise_vocabulary >= 1",
+    )
 
     length: int = 128
     vocabulary: int = 16
@@ -44,18 +66,11 @@ class MADRecallConfig(GeneratedConfig):
     rows: int = 1280
     seed: int = 0
 
-    def build(self) -> GeneratedTask:
-        even = self.length >= 4 and self.vocabulary >= 2 and not (self.length % 2 or self.vocabulary % 2)
-        self.require(even, "an even length >= 4 and an even vocabulary >= 2", "length", "vocabulary")
-        fits = 0 <= self.noise < 1 and self.noise_vocabulary >= 1
-        self.require(fits, "0 <= noise < 1 and noise_vocabulary >= 1", "noise", "noise_vocabulary")
-        tokens = self.vocabulary + (self.noise_vocabulary if self.noise else 0)
-        return self.task(tokens, self.length - 1, lambda _: all_next(self._draw_rows))
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.vocabulary + (self.noise_vocabulary if self.noise else 0), self.length - 1
 
-    def draw(self, random: np.random.Generator, rows: int) -> Rows:
-        return split(*self._draw_rows(random, rows))
-
-    def _draw_rows(self, random: np.random.Generator, rows: int) -> Marked:
+    def rows_and_answers(self, random: np.random.Generator, rows: int, training: bool) -> Marked:
         n, half = self.length // 2, self.vocabulary // 2
         keys = random.integers(0, half, (rows, n))
         table = half + random.integers(0, half, (rows, half))  # each key's value in this row
@@ -65,35 +80,34 @@ class MADRecallConfig(GeneratedConfig):
             hidden[np.arange(rows), random.integers(0, n - 1, rows)] = False
             hidden[:, -1] = False
         # The last key is one of those before: uniform over the different ones.
-        told = np.zeros((rows, half), bool)
-        row, place = (~hidden[:, :-1]).nonzero()
-        told[row, keys[row, place]] = True
-        keys[:, -1] = np.where(told, random.random((rows, half)), -1).argmax(1)
+        seen = np.zeros((rows, half), bool)
+        row, pair = (~hidden[:, :-1]).nonzero()
+        seen[row, keys[row, pair]] = True
+        keys[:, -1] = np.where(seen, random.random((rows, half)), -1).argmax(1)
+        # A value is an answer if its key stands, not hidden by noise, earlier in the row.
         same = (keys[:, :, None] == keys[:, None, :]) & np.tril(np.ones((n, n), bool), -1)
-        known = (same & ~hidden[:, None, :]).any(2) & ~hidden
-        whole = np.empty((rows, n, 2), np.int64)
-        whole[:, :, 0], whole[:, :, 1] = keys, np.take_along_axis(table, keys, 1)
-        whole[hidden] = self.vocabulary + random.integers(0, self.noise_vocabulary, (int(hidden.sum()), 2))
-        asked = np.zeros((rows, n, 2), bool)
-        asked[:, :, 1] = known
-        return whole.reshape(rows, -1), asked.reshape(rows, -1)
+        answers = np.zeros((rows, n, 2), bool)
+        answers[:, :, 1] = (same & ~hidden[:, None, :]).any(2) & ~hidden
+        pairs = np.stack([keys, np.take_along_axis(table, keys, 1)], 2)
+        pairs[hidden] = self.vocabulary + random.integers(0, self.noise_vocabulary, (int(hidden.sum()), 2))
+        return pairs.reshape(rows, -1), answers.reshape(rows, -1)
 
 
 @register
 @dataclass(frozen=True)
-class MADFuzzyRecallConfig(GeneratedConfig):
+class MADFuzzyRecallConfig(MADConfig):
     """MAD's fuzzy in-context recall: keys and values are motifs of up to `motif` tokens.
 
     A key is a motif of different tokens of the lower half of `vocabulary` − 1 tokens, a value one of the upper half;
     the last token is padding, on the left. Lengths are uniform over 1 … `motif`, but held-out keys have `motif` tokens.
-    Motifs of a length are uniform. A key's first value of the row stays its value. One pair, the probe, is put at a
-    random place and is the end of the row. (The published code leaves it out of some rows, whose last value is then a
+    Motifs of a length are uniform. A key's first value of the row stays its value. One pair, the probe, stands
+    somewhere in the row and is its end. (The published code leaves it out of some rows, whose last value is then a
     guess; here every row has it.) Held-out targets are the tokens of the values of keys that were seen before;
     training targets are all next tokens. MAD's settings are the defaults (`examples` = 0: new rows for every update).
-    The validation and the test split have `rows` sequences each, drawn from `seed`.
     """
 
     name: ClassVar[str] = "mad-fuzzy-recall"
+    limits = ("motif >= 1 and vocabulary > 2 * motif and length >= 6 * motif",)
 
     length: int = 128
     vocabulary: int = 16
@@ -102,65 +116,41 @@ class MADFuzzyRecallConfig(GeneratedConfig):
     rows: int = 1280
     seed: int = 0
 
-    def build(self) -> GeneratedTask:
-        fits = self.motif >= 1 and self.vocabulary > 2 * self.motif and self.length >= 6 * self.motif
-        wanted = "motif >= 1, vocabulary > 2·motif and length >= 6·motif"
-        self.require(fits, wanted, "motif", "vocabulary", "length")
-        train = all_next(lambda random, rows: self._draw_rows(random, rows, 1))
-        return self.task(self.vocabulary, self.length, lambda _: train)
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.vocabulary, self.length
 
-    def draw(self, random: np.random.Generator, rows: int) -> Rows:
-        return split(*self._draw_rows(random, rows, self.motif))
-
-    def _draw_rows(self, random: np.random.Generator, rows: int, shortest: int) -> Marked:
-        """Whole rows [rows, length + 1], and which tokens are targets. Keys have at least `shortest` tokens."""
-        whole = np.full((rows, self.length + 1), self.vocabulary - 1, np.int64)
-        asked = np.zeros(whole.shape, bool)
+    def rows_and_answers(self, random: np.random.Generator, rows: int, training: bool) -> Marked:
+        padded = np.full((rows, self.length + 1), self.vocabulary - 1, np.int64)
+        answers = np.zeros(padded.shape, bool)
         for i in range(rows):
-            tokens, marks = self._row(random, shortest)
-            whole[i, self.length + 1 - len(tokens) :], asked[i, self.length + 1 - len(marks) :] = tokens, marks
-        return whole, asked
+            tokens, marks = self._row(random, 1 if training else self.motif)
+            padded[i, -len(tokens) :], answers[i, -len(marks) :] = tokens, marks
+        return padded, answers
 
     def _row(self, random: np.random.Generator, shortest: int) -> tuple[list[int], list[bool]]:
-        half, motif = (self.vocabulary - 1) // 2, self.motif
-        end = self.vocabulary - 1
+        """A row, and which of its tokens are answers; keys have at least `shortest` tokens."""
+        motif, end = self.motif, self.vocabulary - 1
+        half = end // 2
 
-        def drawn(least: int, first: int, last: int) -> tuple[int, ...]:
+        def draw(least: int, first: int, last: int) -> tuple[int, ...]:
             size = int(random.integers(least, motif, endpoint=True))
             return tuple((first + random.permutation(last - first)[:size]).tolist())
 
-        probe, answer = drawn(shortest, 0, half), drawn(1, half, end)
+        probe, answer = draw(shortest, 0, half), draw(1, half, end)
         values = {probe: answer}
-        size = len(probe) + len(answer)
-        last = self.length - size - 2 * motif  # no pair begins here or later
-        place = int(random.integers(last - 2 * motif, endpoint=True))
+        last = self.length - len(probe) - len(answer) - 2 * motif  # no pair begins here or later
+        probe_from = int(random.integers(last - 2 * motif, endpoint=True))
         tokens: list[int] = []
         marks: list[bool] = []
         seen: set[tuple[int, ...]] = set()
         while len(tokens) < last:
-            key = probe if len(tokens) >= place and probe not in seen else drawn(shortest, 0, half)
-            value = values.setdefault(key, drawn(1, half, end))
+            key = probe if len(tokens) >= probe_from and probe not in seen else draw(shortest, 0, half)
+            value = values.setdefault(key, draw(1, half, end))
             tokens += [*key, *value]
             marks += [False] * len(key) + [key in seen] * len(value)
             seen.add(key)
-        tokens += [*probe, *answer]
-        marks += [False] * len(probe) + [True] * len(answer)
-        return tokens, marks
-
-
-def split(whole: NDArray[np.int64], asked: NDArray[np.bool_]) -> Rows:
-    """Inputs and targets of whole rows: the next tokens that are `asked`."""
-    return whole[:, :-1].copy(), np.where(asked, whole, IGNORE)[:, 1:]
-
-
-def all_next(draw: Callable[[np.random.Generator, int], Marked]) -> Draw:
-    """The same rows with every next token as a target, as MAD trains."""
-
-    def drawn(random: np.random.Generator, rows: int) -> Rows:
-        whole, _ = draw(random, rows)
-        return whole[:, :-1].copy(), whole[:, 1:].copy()
-
-    return drawn
+        return [*tokens, *probe, *answer], [*marks, *[False] * len(probe), *[True] * len(answer)]
 
 
 @register
@@ -171,11 +161,11 @@ class MADCopyingConfig(GeneratedConfig):
     A row has `length` tokens: the tokens to copy, uniform over `vocabulary` − 2, and blanks; the copy token; `tokens`
     blanks, at which the targets are the tokens. selective=True: each blank of the first part stands before one of the
     tokens, uniform. selective=False: all blanks follow the tokens. The blank is vocabulary − 2, the copy token
-    vocabulary − 1. MAD's settings are the defaults (`examples` = 0: new rows for every update). The validation and the
-    test split have `rows` sequences each, drawn from `seed`.
+    vocabulary − 1. MAD's settings are the defaults (`examples` = 0: new rows for every update).
     """
 
     name: ClassVar[str] = "mad-copying"
+    limits = ("tokens >= 1 and length > 2 * tokens", "vocabulary >= 3")
 
     length: int = 256
     vocabulary: int = 16
@@ -185,19 +175,18 @@ class MADCopyingConfig(GeneratedConfig):
     rows: int = 1280
     seed: int = 0
 
-    def build(self) -> GeneratedTask:
-        fits = self.tokens >= 1 and self.length > 2 * self.tokens and self.vocabulary >= 3
-        self.require(fits, "tokens >= 1, length > 2·tokens and vocabulary >= 3", "tokens", "length", "vocabulary")
-        return self.task(self.vocabulary, self.length)
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.vocabulary, self.length
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
         n, first = self.tokens, self.length - self.tokens - 1
         word = random.integers(0, self.vocabulary - 2, (rows, n))
-        place = np.broadcast_to(np.arange(n), (rows, n))
+        positions = np.broadcast_to(np.arange(n), (rows, n))
         if self.selective:
-            place = place + random.multinomial(first - n, np.full(n, 1 / n), rows).cumsum(1)
+            positions = positions + random.multinomial(first - n, np.full(n, 1 / n), rows).cumsum(1)
         inputs = np.full((rows, self.length), self.vocabulary - 2)
-        np.put_along_axis(inputs, place, word, 1)
+        np.put_along_axis(inputs, positions, word, 1)
         inputs[:, first] = self.vocabulary - 1
         targets = np.full_like(inputs, IGNORE)
         targets[:, first + 1 :] = word
@@ -217,6 +206,7 @@ class MADCompressionConfig(GeneratedConfig):
     """
 
     name: ClassVar[str] = "mad-compression"
+    limits = ("length >= 2 and vocabulary >= 2",)
 
     length: int = 32
     vocabulary: int = 16
@@ -224,10 +214,9 @@ class MADCompressionConfig(GeneratedConfig):
     rows: int = 1280
     seed: int = 0
 
-    def build(self) -> GeneratedTask:
-        fits = self.length >= 2 and self.vocabulary >= 2
-        self.require(fits, "length >= 2 and vocabulary >= 2", "length", "vocabulary")
-        return self.task(self.vocabulary, 2 * self.length - 2)
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.vocabulary, 2 * self.length - 2
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
         n = self.length - 1
@@ -239,15 +228,16 @@ class MADCompressionConfig(GeneratedConfig):
 @register
 @dataclass(frozen=True)
 class MADMemorisationConfig(GeneratedConfig):
-    """MAD's memorisation: learn a fixed table of values by heart; no row tells them.
+    """MAD's memorisation: learn a fixed table of values by heart; no row says them.
 
     A row is k i k i … of `length` tokens: keys, uniform over the lower half of `vocabulary` − 1 tokens, each followed
     by the token i = vocabulary − 1, where the key's value is the target. The table gives each key a value of its own
     from the upper half; it depends on `seed` only. MAD's settings are the defaults: 256 training rows, and vocabularies
-    from 256 to 8,192. The validation and the test split have `rows` sequences each, drawn from `seed`.
+    from 256 to 8,192.
     """
 
     name: ClassVar[str] = "mad-memorisation"
+    limits = ("length >= 2 and length % 2 == 0 and vocabulary >= 3",)
 
     length: int = 32
     vocabulary: int = 256
@@ -255,10 +245,9 @@ class MADMemorisationConfig(GeneratedConfig):
     rows: int = 1280
     seed: int = 0
 
-    def build(self) -> GeneratedTask:
-        fits = self.length >= 2 and self.length % 2 == 0 and self.vocabulary >= 3
-        self.require(fits, "an even length >= 2 and vocabulary >= 3", "length", "vocabulary")
-        return self.task(self.vocabulary, self.length)
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.vocabulary, self.length
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
         half, last = (self.vocabulary - 1) // 2, self.vocabulary - 1

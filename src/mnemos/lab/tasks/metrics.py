@@ -82,6 +82,9 @@ class CorpusMetric(Metric):
     value: Callable[[list[Any]], float] = len
 
 
+# --- sums over batches ---
+
+
 def sum_functions(metrics: Iterable[Metric], training: bool = False) -> dict[Sums, int]:
     """The distinct `sums` functions of the metrics, with the number of sums that each returns."""
     measured = [m for m in metrics if isinstance(m, SumMetric) and (m.training or not training)]
@@ -124,20 +127,11 @@ def negative_log_likelihood(model: nn.Module, outputs: Tensor, batch: Batch) -> 
     """
     if (own := likelihood_of(model)) is not None:
         return own.loss(outputs, batch.targets, batch.mask)
-    targets = scored(outputs, batch.targets)
+    targets = _scored(outputs, batch.targets)
     if targets.is_floating_point():
         wide = torch.promote_types(outputs.dtype, targets.dtype)
         return F.cross_entropy(outputs.to(wide), targets.to(wide), reduction="sum")
     return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum")
-
-
-def scored(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The targets that outputs belong to: for logits [n, C] of the n counted positions of targets [B, T], these [n].
-
-    All targets for logits of all positions or rows, and for probabilities. See `GeneratedTask.forward`.
-    """
-    some = outputs.dim() == targets.dim() and not targets.is_floating_point()
-    return targets[targets != IGNORE] if some else targets
 
 
 def right_predictions(model: nn.Module, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -148,10 +142,16 @@ def right_predictions(model: nn.Module, outputs: Tensor, batch: Batch) -> tuple[
     """
     if (own := likelihood_of(model)) is not None:
         return own.right(outputs, batch.targets, batch.mask)
-    targets = scored(outputs, batch.targets)
-    if targets.is_floating_point():
-        return (outputs.argmax(-1) == targets.argmax(-1)).sum(), counted(targets)
-    return (outputs.argmax(-1) == targets).sum(), counted(targets)  # IGNORE is negative, so no prediction equals it
+    targets = _scored(outputs, batch.targets)
+    # IGNORE is negative, so no prediction equals it.
+    classes = targets.argmax(-1) if targets.is_floating_point() else targets
+    return (outputs.argmax(-1) == classes).sum(), counted(targets)
+
+
+def _scored(outputs: Tensor, targets: Tensor) -> Tensor:
+    # Logits [n, C] are those of the n counted positions of targets [B, T]: see `GeneratedTask.forward`.
+    some = outputs.dim() == targets.dim() and not targets.is_floating_point()
+    return targets[targets != IGNORE] if some else targets
 
 
 def right_in_top_five(model: nn.Module, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -170,61 +170,14 @@ def bits(loss: float) -> float:
     return loss / math.log(2)
 
 
-def find_metrics(given: Sequence[Metric | str]) -> tuple[Metric, ...]:
-    """The metrics, with those of this module found by their names, such as "accuracy"."""
-    if isinstance(given, (str, Metric)):
-        raise InputError(f"metrics: expected a list, found {given!r:.80}; put it in a list")
-    for one in given:
-        if not isinstance(one, Metric) and one not in KNOWN:
-            near = difflib.get_close_matches(str(one), KNOWN, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(KNOWN)}; or pass a SumMetric"
-            raise InputError(f"metrics: expected a metric or the name of one, found {one!r:.80}; {hint}")
-    return tuple(one if isinstance(one, Metric) else KNOWN[one] for one in given)
-
-
-def description(entries: JSONObject, metric: str, where: str) -> JSONObject:
-    """As `described_in`. where: the file, which the InputError for a metric without an entry names."""
-    if (entry := described_in(entries, metric)) is None:
-        raise InputError(
-            f'{where}: expected "higher_is_better" of the metric {metric!r} in "metrics", found none; train the run '
-            "again"
-        )
-    return entry
-
-
-def described_in(entries: JSONObject, metric: str) -> JSONObject | None:
-    """`Metric.described` of a metric: its entry in the "metrics" of a result.json, else of this module; or None.
-
-    A run has the loss, and may have a metric along an axis, that its task's metrics do not list.
-    """
-    entry = entries.get(metric)
-    if isinstance(entry, dict) and isinstance(entry.get("higher_is_better"), bool):
-        return {"about": "", "bounds": None} | entry
-    return KNOWN[metric].described() if metric in KNOWN else None
-
-
-def bounds_json(bounds: Sequence[float]) -> list[float | None]:
-    """Bounds as JSON has them: null for an infinite one."""
-    return [end if math.isfinite(end) else None for end in bounds]
-
-
-def bounds_of(ends: object) -> tuple[float, float]:
-    """The bounds that `bounds_json` wrote; −∞ and ∞ for anything else."""
-    pair = ends if isinstance(ends, (list, tuple)) and len(ends) == 2 else (None, None)
-    low, high = (end if isinstance(end, (int, float)) and math.isfinite(end) else None for end in pair)
-    return -math.inf if low is None else low, math.inf if high is None else high
-
+# --- the metrics of several tasks ---
 
 GUESS = "a guess"  # a reference score of tasks that ask: the share of right answers when one is picked at random
 MAJORITY = "majority class"  # a reference score of classification tasks: the share of the most frequent class
+SHARE = (0.0, 1.0)  # the bounds of a share
 LOSS = SumMetric("loss", False, "The mean negative log-likelihood of a target, in nats.", "loss {value:.4f}")
 BITS = SumMetric(
-    "bits",
-    False,
-    "The loss in bits per target.",
-    "{value:.4f} bits",
-    value=lambda sums: bits(ratio(sums)),
-    training=False,
+    "bits", False, "The loss in bits per target.", "{value:.4f} bits", value=lambda s: bits(ratio(s)), training=False
 )
 BITS_PER_BYTE = SumMetric(
     "bits per byte",
@@ -242,22 +195,21 @@ PERPLEXITY = SumMetric(
     training=False,
     bounds=(1.0, math.inf),
 )
-# How often the most probable class or token is the right one.
 ACCURACY = SumMetric(
     "accuracy",
     True,
     "The share of targets that are the most probable prediction.",
     sums=right_predictions,
-    bounds=(0.0, 1.0),
+    bounds=SHARE,
 )
 TOP5 = SumMetric(
     "top5",
     True,
     "The share of targets that are among the five most probable predictions.",
     "top-5 {value:.4f}",
-    right_in_top_five,
+    sums=right_in_top_five,
     training=False,
-    bounds=(0.0, 1.0),
+    bounds=SHARE,
 )
 TOKEN_ERROR_RATE = SumMetric(
     "token error rate",
@@ -288,9 +240,9 @@ def bits_per_byte(lengths: Any) -> SumMetric:
 
     def target_bytes(model: nn.Module, outputs: object, batch: Batch) -> tuple[Tensor, Tensor]:
         """(counted targets, bytes of text that they stand for)."""
-        targets = batch.targets
-        is_counted = targets != IGNORE
-        return is_counted.sum(), torch.where(is_counted, table.to(targets.device)[targets.clamp(min=0)], 0).sum()
+        is_counted = batch.targets != IGNORE
+        sizes = table.to(batch.targets.device)[batch.targets.clamp(min=0)]
+        return is_counted.sum(), torch.where(is_counted, sizes, 0).sum()
 
     return replace(
         BITS_PER_BYTE,
@@ -299,3 +251,41 @@ def bits_per_byte(lengths: Any) -> SumMetric:
         value=lambda sums: bits(ratio(sums)) * ratio(sums[2:]),
         with_loss=True,
     )
+
+
+# --- by name ---
+
+
+def find_metrics(metrics: Sequence[Metric | str]) -> tuple[Metric, ...]:
+    """The metrics, with those of this module found by their names, such as "accuracy"."""
+    if isinstance(metrics, (str, Metric)):
+        raise InputError(f"metrics: expected a list, found {metrics!r:.80}; put it in a list")
+    for one in metrics:
+        if not isinstance(one, Metric) and one not in KNOWN:
+            near = difflib.get_close_matches(str(one), KNOWN, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(KNOWN)}; or pass a SumMetric"
+            raise InputError(f"metrics: expected a metric or the name of one, found {one!r:.80}; {hint}")
+    return tuple(one if isinstance(one, Metric) else KNOWN[one] for one in metrics)
+
+
+def described_in(entries: JSONObject, metric: str) -> JSONObject | None:
+    """`Metric.described` of a metric: its entry in the "metrics" of a result.json, else of this module; or None.
+
+    A run has the loss, and may have a metric along an axis, that its task's metrics do not list.
+    """
+    entry = entries.get(metric)
+    if isinstance(entry, dict) and isinstance(entry.get("higher_is_better"), bool):
+        return {"about": "", "bounds": None} | entry
+    return KNOWN[metric].described() if metric in KNOWN else None
+
+
+def bounds_json(bounds: Sequence[float]) -> list[float | None]:
+    """Bounds as JSON has them: null for an infinite one."""
+    return [end if math.isfinite(end) else None for end in bounds]
+
+
+def bounds_of(ends: object) -> tuple[float, float]:
+    """The bounds that `bounds_json` wrote; −∞ and ∞ for anything else."""
+    pair = ends if isinstance(ends, (list, tuple)) and len(ends) == 2 else (None, None)
+    low, high = (end if isinstance(end, (int, float)) and math.isfinite(end) else None for end in pair)
+    return -math.inf if low is None else low, math.inf if high is None else high

@@ -4,13 +4,12 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mnemos import libraries
-from mnemos.lab.tasks.task import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 
@@ -18,7 +17,7 @@ from .augment import AugmentConfig
 from .files import first_names, repeated, skipped
 from .image_task import IMAGENET, ImageTask, View
 from .pictures import ENDINGS, FilePictures, check_image_files, is_image
-from .task import SPLITS, Split
+from .task import SPLITS, DataConfig, HeldOut, Split
 
 _FOLDERS: dict[Split, tuple[str, ...]] = {
     "train": ("train",),
@@ -26,6 +25,29 @@ _FOLDERS: dict[Split, tuple[str, ...]] = {
     "test": ("test",),
 }
 COMPARED = 20_000  # photos at most whose contents are compared, to say which are in two splits: a second or two
+
+
+class Files(NamedTuple):
+    """The images at any depth below the class folders of a folder, by class; a label [N] is an index into `classes`."""
+
+    folder: str
+    classes: tuple[str, ...]
+    paths: list[str]
+    labels: NDArray[np.int32]
+
+
+class Part(NamedTuple):
+    """A split: the files with indices `rows` [n], in that order."""
+
+    files: Files
+    rows: NDArray[np.int64]
+
+    def described(self) -> str:
+        """How many photos and classes, with the sizes of the smallest and the largest class."""
+        counts = np.bincount(self.files.labels[self.rows], minlength=len(self.files.classes))
+        least, most = int(counts.min()), int(counts.max())
+        each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        return f"{len(self.rows):,} photos of {len(counts):,} classes, {each} per class"
 
 
 @register
@@ -51,48 +73,52 @@ class PhotosConfig(DataConfig):
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     def files(self) -> list[str]:
-        parts = read_layout(self.folder, self.held_out)
-        return [path for files in _folders(parts) for path in files.paths]
+        folders = {id(part.files): part.files for part in self._parts().values()}  # several splits may share one
+        return [path for files in folders.values() for path in files.paths]
 
     def build(self) -> ImageTask:
         """The task. The folder is listed, and both ends of each photo are read (`check_image_files`)."""
-        parts = read_layout(self.folder, self.held_out)
-        task = self._task(parts)
-        task.about = tuple(_about(parts))
+        parts = self._parts()
+        task, train = self._task(parts), parts["train"].files
+        about = []
+        for split, part in parts.items():
+            source = ", a share of each class" if part.files is train else f": {part.files.folder}"
+            about.append(
+                f"{split:5}  {part.described()}{f': {first_names(train.classes)}' if split == 'train' else source}"
+            )
+        if sum(len(part.rows) for part in parts.values()) <= COMPARED:
+            about += repeated({split: dict(_contents(part)) for split, part in parts.items()})
+        task.about = tuple(about)
         return task
 
-    def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> ImageTask:
+    def build_to_score(self, split: HeldOut, trained: Any = None) -> ImageTask:
         part, whole = read_to_score(self.folder, split)
         task = self._task(dict.fromkeys(SPLITS, part))
         what = "all" if whole else f"the {split} split"
-        task.about = (f"scored: {what}, {_describe(part)}: {part.files.folder}",)
-        task.whole = whole
+        task.about, task.whole = (f"scored: {what}, {part.described()}: {part.files.folder}",), whole
         return task
 
-    def _task(self, parts: dict[Split, "Part"]) -> ImageTask:
-        if self.size < 1:
-            raise InputError(f"data.size must be at least 1, found {self.size}")
-        folders = _folders(parts)
-        check_image_files([path for files in folders for path in files.paths])
-        pictures = {id(f): FilePictures(f.paths, f.labels, self.size, self.augment.centre) for f in folders}
-        views: dict[Split, View] = {s: View(pictures[id(part.files)], part.rows) for s, part in parts.items()}
+    def _parts(self) -> dict[Split, Part]:
+        self.require("0 < held_out < 0.5")
+        return read_layout(self.folder, self.held_out)
+
+    def _task(self, parts: dict[Split, Part]) -> ImageTask:
+        self.require("size >= 1")
+        folders = {id(part.files): part.files for part in parts.values()}
+        check_image_files([path for files in folders.values() for path in files.paths])
+        pictures = {
+            key: FilePictures(files.paths, files.labels, self.size, self.augment.centre)
+            for key, files in folders.items()
+        }
+        views = {split: View(pictures[id(part.files)], part.rows) for split, part in parts.items()}
         return ImageTask(views, parts["train"].files.classes, self.size, IMAGENET, self.augment, self.workers)
 
 
-class Files(NamedTuple):
-    """The images at any depth below the class folders of a folder, by class; a label [N] is an index into `classes`."""
-
-    folder: str
-    classes: tuple[str, ...]
-    paths: list[str]
-    labels: NDArray[np.int32]
-
-
-class Part(NamedTuple):
-    """A split: the files with indices `rows` [n], in that order."""
-
-    files: Files
-    rows: NDArray[np.int64]
+def _contents(part: Part) -> Iterator[tuple[str, tuple[int, bytes]]]:
+    """The path of each photo, with its size and the hash of its first 64 KiB."""
+    for row in part.rows.tolist():
+        with open(path := part.files.paths[row], "rb") as file:
+            yield path, (os.fstat(file.fileno()).st_size, hashlib.sha256(file.read(2**16)).digest())
 
 
 def read_layout(folder: str | os.PathLike[str], held_out: float) -> dict[Split, Part]:
@@ -107,16 +133,14 @@ def read_layout(folder: str | os.PathLike[str], held_out: float) -> dict[Split, 
     The hash of an image's name decides whether it is held out, so an image keeps its split when others are added or
     removed. Hidden files and folders are ignored.
     """
-    if not 0 < held_out < 0.5:
-        raise InputError(f"data.held_out must be above 0 and below 0.5, found {held_out}")
     folder = os.fspath(folder)
-    given = _split_folders(folder)
-    if given and "train" not in given:
+    folders = _split_folders(folder)
+    if folders and "train" not in folders:
         raise InputError(
-            f"{next(iter(given.values()))}: expected a folder train with class folders beside it, found none; add it"
+            f"{next(iter(folders.values()))}: expected a folder train with class folders beside it, found none; add it"
         )
-    files = scan(given.get("train", folder))
-    parts = {split: _whole(scan(given[split], files.classes)) for split in SPLITS[1:] if split in given}
+    files = scan(folders.get("train", folder))
+    parts = {split: _whole(scan(folders[split], files.classes)) for split in SPLITS[1:] if split in folders}
     if {*parts} == {"valid"}:
         parts = {"test": parts["valid"]}
     missing = [split for split in SPLITS[1:] if split not in parts]
@@ -125,21 +149,25 @@ def read_layout(folder: str | os.PathLike[str], held_out: float) -> dict[Split, 
     return {split: parts[split] for split in SPLITS}
 
 
-def read_to_score(folder: str, split: Literal["valid", "test"]) -> tuple[Part, bool]:
+def read_to_score(folder: str, split: HeldOut) -> tuple[Part, bool]:
     """The images of a folder that are scored and not trained on: those of its split, or all; and whether it is all.
 
     A folder of class folders, also one with a folder train alone, has no splits and is scored whole. Without a test
     folder, the validation folder is the test split.
     """
-    given = _split_folders(folder)
-    whole = not {"valid", "test"} & {*given}
-    own = given.get("train", folder) if whole else given.get(split, given.get("valid"))
+    folders = _split_folders(folder)
+    whole = not {"valid", "test"} & {*folders}
+    own = folders.get("train", folder) if whole else folders.get(split, folders.get("valid"))
     if own is None:
         raise InputError(
-            f"{folder}: expected a folder for the {split} split, found {' and '.join(given)}; choose another with "
+            f"{folder}: expected a folder for the {split} split, found {' and '.join(folders)}; choose another with "
             "--split, or name one of them"
         )
     return _whole(scan(own)), whole
+
+
+def _whole(files: Files) -> Part:
+    return Part(files, np.arange(len(files.paths)))
 
 
 def scan(folder: str, classes: Sequence[str] | None = None) -> Files:
@@ -147,6 +175,7 @@ def scan(folder: str, classes: Sequence[str] | None = None) -> Files:
     libraries.torchvision()
     from torchvision.datasets.folder import make_dataset
 
+    # --- the classes ---
     own = sorted(_subfolders(folder))
     if classes is None and len(own) < 2:
         found = f"one, {own[0]!r}" if own else "none"
@@ -158,7 +187,8 @@ def scan(folder: str, classes: Sequence[str] | None = None) -> Files:
             "remove this folder, or add the class to train"
         )
 
-    own_of: dict[tuple[int, int], str] = {}  # the folders so far: links may lead to one again, in another class
+    # --- their images ---
+    first_path: dict[tuple[int, int], str] = {}  # of each folder so far: links may lead to one again, in another class
     checked = ""
 
     def wanted(path: str) -> bool:
@@ -167,7 +197,7 @@ def scan(folder: str, classes: Sequence[str] | None = None) -> Files:
             return False
         if (inside := os.path.dirname(path)) != checked:  # files of a folder follow each other
             checked, about = inside, os.stat(inside)
-            if own_of.setdefault((about.st_dev, about.st_ino), inside) != inside:
+            if first_path.setdefault((about.st_dev, about.st_ino), inside) != inside:
                 raise InputError(
                     f"{inside}: expected each folder once, found it again through a symbolic link; remove the link"
                 )
@@ -175,11 +205,10 @@ def scan(folder: str, classes: Sequence[str] | None = None) -> Files:
 
     pairs = make_dataset(folder, {name: index[name] for name in own}, is_valid_file=wanted, allow_empty=True)
     labels = np.array([label for _, label in pairs], np.int32)
-    seen = {*labels.tolist()}
-    if empty := [name for name in own if index[name] not in seen]:
+    if empty := sorted({index[name] for name in own} - {*labels.tolist()}):
         raise InputError(
-            f"{os.path.join(folder, empty[0])}: expected images ({' '.join(ENDINGS)}), found none; add images or "
-            "remove the folder"
+            f"{os.path.join(folder, [*index][empty[0]])}: expected images ({' '.join(ENDINGS)}), found none; add "
+            "images or remove the folder"
         )
     return Files(folder, tuple(index), [path for path, _ in pairs], labels)
 
@@ -187,17 +216,17 @@ def scan(folder: str, classes: Sequence[str] | None = None) -> Files:
 def _split_folders(folder: str) -> dict[Split, str]:
     """The folders of splits that hold class folders and no images of their own: train may be a class, the vehicle."""
     below = _subfolders(folder)
-    places: dict[Split, str] = {}
+    folders: dict[Split, str] = {}
     for split, names in _FOLDERS.items():
         named = [os.path.join(folder, name) for name in names if name in below]
         given = [path for path in named if _subfolders(path) and not any(map(is_image, os.listdir(path)))]
         if len(given) > 1:
             raise InputError(f"{folder}: expected one {split} split, found {' and '.join(given)}; keep one of them")
         if given:
-            places[split] = given[0]
-        elif named and split == "valid" and "train" in places:
+            folders[split] = given[0]
+        elif named and split == "valid" and "train" in folders:
             raise InputError(f"{named[0]}: expected class folders as in train, found none; add them")
-    return places
+    return folders
 
 
 def _subfolders(folder: str) -> list[str]:
@@ -211,15 +240,11 @@ def _subfolders(folder: str) -> list[str]:
         ) from None
 
 
-def _whole(files: Files) -> Part:
-    return Part(files, np.arange(len(files.paths)))
-
-
 def _shares(files: Files, share: float, parts: int) -> list[NDArray[np.int64]]:
     """Split every class into `parts` disjoint shares and the rest: their file indices, each part sorted."""
     if not parts:
         return [np.arange(len(files.paths))]
-    taken: list[list[NDArray[np.int64]]] = [[] for _ in range(parts + 1)]
+    shares: list[list[NDArray[np.int64]]] = [[] for _ in range(parts + 1)]
     edges = np.searchsorted(files.labels, np.arange(1, len(files.classes)))
     for name, rows in zip(files.classes, np.split(np.arange(len(files.labels)), edges), strict=True):
         inside = len(os.path.join(files.folder, name, ""))
@@ -227,45 +252,9 @@ def _shares(files: Files, share: float, parts: int) -> list[NDArray[np.int64]]:
         ranked = rows[sorted(range(len(rows)), key=keys.__getitem__)]
         count = max(1, min(round(share * len(rows)), (len(rows) - 1) // parts)) if len(rows) > parts else 0
         for i, part in enumerate(np.split(ranked, [count * i for i in range(1, parts + 1)])):
-            taken[i].append(part)
-    found = [np.sort(np.concatenate(rows)) for rows in taken]
-    if not all(map(len, found)):
+            shares[i].append(part)
+    if any(not sum(map(len, rows)) for rows in shares):
         raise InputError(
             f"{files.folder}: expected a class with at least {parts + 1} images, found only smaller ones; add images"
         )
-    return found
-
-
-def _folders(parts: dict[Split, Part]) -> list[Files]:
-    """The files of all splits, once: several splits may share a folder."""
-    return list({id(part.files): part.files for part in parts.values()}.values())
-
-
-def _about(parts: dict[Split, Part]) -> Iterator[str]:
-    """Lines that say how many photos and classes each split has, and where it comes from."""
-    train = parts["train"].files
-    for split, part in parts.items():
-        if split == "train":
-            source = f": {first_names(train.classes)}"
-        else:
-            source = ", a share of each class" if part.files is train else f": {part.files.folder}"
-        yield f"{split:5}  {_describe(part)}{source}"
-    if sum(len(part.rows) for part in parts.values()) <= COMPARED:
-        yield from repeated({split: dict(_contents(part)) for split, part in parts.items()})
-
-
-def _contents(part: Part) -> Iterator[tuple[str, tuple[int, bytes]]]:
-    """The path of each photo, with its size and the hash of its first 64 KiB."""
-    for row in part.rows.tolist():
-        path = part.files.paths[row]
-        with open(path, "rb") as opened:
-            size, head = os.fstat(opened.fileno()).st_size, opened.read(2**16)
-        yield path, (size, hashlib.sha256(head).digest())
-
-
-def _describe(part: Part) -> str:
-    """How many photos and classes, with the sizes of the smallest and the largest class."""
-    counts = np.bincount(part.files.labels[part.rows], minlength=len(part.files.classes))
-    least, most = int(counts.min()), int(counts.max())
-    each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    return f"{len(part.rows):,} photos of {len(counts):,} classes, {each} per class"
+    return [np.sort(np.concatenate(rows)) for rows in shares]

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,79 +29,78 @@ _ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB\x60\x82"}
 _TAIL = 64  # bytes that are searched for the end
 
 
-class Pictures(Protocol):
-    """N images with C channels for a model that reads `size` × `size` pixels, and their labels [N]."""
+class Pictures:
+    """N images and their labels [N], for a model that reads `size` × `size` pixels. For `centre` see `fit`."""
 
-    stored: bool  # whether all images are stored at that size
+    stored = False  # whether all images are stored at that size
 
-    @property
-    def labels(self) -> NDArray[np.integer]: ...
-
-    def __len__(self) -> int: ...
-
-    def fitted(self, index: int) -> NDArray[np.uint8]:
-        """The image [size, size, C] for evaluation: scaled and cropped to its centre."""
-        ...
-
-    def image(self, index: int) -> "Image.Image":
-        """The whole image as a PIL image."""
-        ...
-
-
-class ArrayPictures:
-    """Pictures from arrays: pixels [N, H, W, C] uint8, labels [N]. For `centre` see `fit`."""
-
-    def __init__(self, pixels: NDArray[np.uint8], labels: NDArray[np.integer], size: int, centre: float) -> None:
-        self.pixels, self.labels, self.size, self.centre = pixels, labels, size, centre
-        self.stored = pixels.shape[1:3] == (size, size)
+    def __init__(self, labels: NDArray[np.integer], size: int, centre: float) -> None:
+        self.labels, self.size, self.centre = labels, size, centre
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    def image(self, index: int) -> "Image.Image":
+        """The whole image, or a smaller one that is larger than any crop needs."""
+        raise NotImplementedError
+
     def fitted(self, index: int) -> NDArray[np.uint8]:
-        return self.pixels[index] if self.stored else fit(self.image(index), self.size, self.centre)
+        """The image [size, size, C] for evaluation: scaled and cropped to its centre."""
+        return fit(self.image(index), self.size, self.centre)
+
+
+class ArrayPictures(Pictures):
+    """Pictures from pixels [N, H, W, C] uint8."""
+
+    def __init__(self, pixels: NDArray[np.uint8], labels: NDArray[np.integer], size: int, centre: float) -> None:
+        super().__init__(labels, size, centre)
+        self.pixels, self.stored = pixels, pixels.shape[1:3] == (size, size)
+
+    def fitted(self, index: int) -> NDArray[np.uint8]:
+        return self.pixels[index] if self.stored else super().fitted(index)
 
     def image(self, index: int) -> "Image.Image":
         pixels = self.pixels[index]
         return pillow().fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
-class FilePictures:
+class FilePictures(Pictures):
     """Pictures from files, decoded when they are needed.
 
     The results of `fitted` are kept if all of them need at most `KEPT` bytes. Processes forked from this one share
     that memory.
     """
 
-    stored = False
-
     def __init__(self, paths: Sequence[str], labels: NDArray[np.integer], size: int, centre: float) -> None:
-        self.paths, self.labels, self.size, self.centre = paths, labels, size, centre
-        self._kept: NDArray[np.uint8] | None = None
+        super().__init__(labels, size, centre)
+        self.paths = paths
+        self._cache: NDArray[np.uint8] | None = None
         row = 3 * size * size + 1  # the first byte: whether the row is filled
         if len(paths) * row <= KEPT:
             memory = mmap.mmap(-1, len(paths) * row)  # uses no memory before it is written to
-            self._kept = np.frombuffer(memory, np.uint8).reshape(len(paths), row)
+            self._cache = np.frombuffer(memory, np.uint8).reshape(len(paths), row)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_kept": None}  # a process that is not forked decodes for itself
-
-    def __len__(self) -> int:
-        return len(self.labels)
+        return {**self.__dict__, "_cache": None}  # a process that is not forked decodes for itself
 
     def fitted(self, index: int) -> NDArray[np.uint8]:
-        kept = None if self._kept is None else self._kept[index]
-        if kept is not None and kept[0]:
-            return kept[1:].reshape(self.size, self.size, 3)
-        # Scaling from twice the target size is as good as scaling from the full size.
-        picture = fit(read_image(self.paths[index], 2 * math.floor(self.size / self.centre)), self.size, self.centre)
-        if kept is not None:
-            kept[1:] = picture.reshape(-1)
-            kept[0] = 1  # written last, because other processes read it
+        row = None if self._cache is None else self._cache[index]
+        if row is not None and row[0]:
+            return row[1:].reshape(self.size, self.size, 3)
+        picture = read_fitted(self.paths[index], self.size, self.centre)
+        if row is not None:
+            row[1:] = picture.reshape(-1)
+            row[0] = 1  # written last, because other processes read it
         return picture
 
     def image(self, index: int) -> "Image.Image":
-        return read_image(self.paths[index], 4 * self.size)  # larger than any crop needs
+        return read_image(self.paths[index], 4 * self.size)
+
+
+def read_fitted(path: str | Path, size: int, centre: float, grey: bool = False) -> NDArray[np.uint8]:
+    """An image file as `fit` makes it. Scaling from twice the target size is as good as from the full size."""
+    image = read_image(path, 2 * math.floor(size / centre))
+    return fit(image.convert("L") if grey else image, size, centre)
 
 
 def fit(image: "Image.Image", size: int, centre: float) -> NDArray[np.uint8]:
@@ -132,16 +131,15 @@ def read_image(path: str | Path, least: int = 0, upright: bool = True) -> "Image
     `least`. upright: False leaves the pixels as they are stored.
     """
     try:
-        data = read_bytes(path)
+        return parse_image(read_bytes(path), str(path), least, upright)
     except OSError as error:
         raise InputError(
             f"{path}: expected an image, but the file cannot be read ({error.strerror}); check the path"
         ) from None
-    return parse_image(data, str(path), least, upright)
 
 
 def parse_image(data: bytes, name: str, least: int = 0, upright: bool = True) -> "Image.Image":
-    """Like `read_image`, from a file's bytes. `name` is used in error messages."""
+    """Like `read_image`, from a file's bytes; errors begin with `name`."""
     opener = pillow()
     from PIL import ImageOps
 
@@ -182,9 +180,8 @@ def _as_rgb(image: "Image.Image") -> "Image.Image":
         if clear is not None:
             image.putalpha(opener.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
     if image.has_transparency_data:
-        image = image.convert("RGBA")
         white = opener.new("RGBA", image.size, (255, 255, 255, 255))
-        white.alpha_composite(image)
+        white.alpha_composite(image.convert("RGBA"))
         image = white
     return image.convert("RGB")
 
@@ -208,25 +205,20 @@ def check_image_files(paths: Sequence[str]) -> None:
     names it.
     """
     spaced = np.linspace(0, len(paths) - 1, min(CHECKED, len(paths))).astype(int)
-    bad = [found for path in (paths[i] for i in spaced.tolist()) if (found := _problem_of(path))]
+    bad = []
+    for path in (paths[i] for i in spaced.tolist()):
+        check_file(path)
+        try:
+            with open(path, "rb") as file, warnings.catch_warnings(action="ignore"), pillow().open(file) as image:
+                end = _ENDS.get(image.format)
+                file.seek(-min(_TAIL, file.seek(0, os.SEEK_END)), os.SEEK_END)
+                complete = end is None or end in file.read()
+            if not complete:
+                read_image(path, least=1)
+        except InputError as error:
+            bad.append(str(error).rpartition(";")[0])
+        except Exception as error:  # decoders can raise any exception
+            bad.append(f"{path}: expected an image, but it cannot be opened ({problem(error)})")
     if bad:
         more = f"; so are {len(bad) - 1} more of the {len(spaced):,} files that were opened" if bad[1:] else ""
         raise InputError(f"{bad[0]}{more}; replace or remove {'them' if more else 'it'}")
-
-
-def _problem_of(path: str) -> str | None:
-    """What is wrong with a file; None for an image that seems complete."""
-    check_file(path)
-    try:
-        with open(path, "rb") as file, warnings.catch_warnings(action="ignore"), pillow().open(file) as image:
-            end = _ENDS.get(image.format)
-            file.seek(-min(_TAIL, file.seek(0, os.SEEK_END)), os.SEEK_END)
-            complete = end is None or end in file.read()
-    except Exception as error:  # decoders can raise any exception
-        return f"{path}: expected an image, but it cannot be opened ({problem(error)})"
-    if not complete:
-        try:
-            read_image(path, least=1)
-        except InputError as error:
-            return str(error).rpartition(";")[0]
-    return None

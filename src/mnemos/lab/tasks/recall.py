@@ -31,8 +31,7 @@ class RecallConfig(GeneratedConfig):
 
     Keys are drawn from 1 … `symbols` without repetition, and the queried keys are distinct. Values are uniform over
     `symbols` + 1 … 2·`symbols`. The blank is 0. The loss counts only the values after the queried keys; the last value
-    is a target but no input. Guessing is right with probability 1/`symbols`. The validation and the test split have
-    `rows` sequences each, drawn from `seed`.
+    is a target but no input. Guessing is right with probability 1/`symbols`.
 
     Distractors are uniform over `distractors` symbols of their own, from 2·`symbols` + 1 on. In held-out sequences all
     `distance` distractors are between the pairs and the queries. `shortest` and `grow` change training sequences:
@@ -45,6 +44,11 @@ class RecallConfig(GeneratedConfig):
     """
 
     name: ClassVar[str] = "recall"
+    limits = (
+        "1 <= queries <= pairs <= symbols and gap >= 0",
+        "0 <= shortest <= distance and distractors >= 1",
+        "grow >= 0 and (shortest >= 1 or grow == 0)",
+    )
 
     pairs: int = 16
     symbols: int = 32
@@ -61,48 +65,43 @@ class RecallConfig(GeneratedConfig):
     def length(self) -> int:
         return 2 * self.pairs + self.gap + self.distance + 2 * self.queries - 1
 
-    def build(self) -> GeneratedTask:
-        fits = 1 <= self.queries <= self.pairs <= self.symbols and self.gap >= 0
-        self.require(fits, "1 <= queries <= pairs <= symbols and gap >= 0", "queries", "pairs", "symbols", "gap")
-        fits = 0 <= self.shortest <= self.distance and self.distractors >= 1
-        fields = "shortest", "distance", "distractors"
-        self.require(fits, "0 <= shortest <= distance and distractors >= 1", *fields)
-        fits = self.grow >= 0 and bool(self.shortest or not self.grow)
-        self.require(fits, "grow >= 0, and shortest >= 1 to grow from", "grow", "shortest")
-        vocabulary = 2 * self.symbols + 1 + (self.distractors if self.distance else 0)
-        return self.task(vocabulary, self.length, self.curriculum if self.shortest else None)
+    @property
+    def shape(self) -> tuple[int, int]:
+        return 2 * self.symbols + 1 + (self.distractors if self.distance else 0), self.length
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
-        return self._draw(random, rows, None)
+        return self._draw(random, np.full((rows, 1), self.distance))
 
-    def curriculum(self, update: int) -> Draw:
-        """The function that draws the rows of an update; updates are counted from 0."""
-        if not self.grow:
-            return self.draw_near
-        if update >= self.grow:
+    def training(self, update: int) -> Draw:
+        if not self.shortest or update >= self.grow > 0:
             return self.draw
-        longest = self.shortest * (self.distance / self.shortest) ** (update / self.grow)
+        longest = (
+            self.shortest * (self.distance / self.shortest) ** (update / self.grow) if self.grow else self.distance
+        )
         return replace(self, distance=int(longest)).draw_near
 
     def draw_near(self, random: np.random.Generator, rows: int) -> Rows:
-        """Draw inputs and targets, [rows, T] each, at log-uniform distances from `shortest` to `distance`."""
+        """As `draw`, at log-uniform distances from `shortest` to `distance`."""
         # Log-uniform over [shortest, distance + 1), then rounded down.
-        drawn = self.shortest * ((self.distance + 1) / self.shortest) ** random.random((rows, 1))
-        return self._draw(random, rows, np.minimum(drawn.astype(np.int64), self.distance))
+        distances = self.shortest * ((self.distance + 1) / self.shortest) ** random.random((rows, 1))
+        return self._draw(random, np.minimum(distances.astype(np.int64), self.distance))
 
-    def _draw(self, random: np.random.Generator, rows: int, distance: NDArray[np.int64] | None) -> Rows:
+    def _draw(self, random: np.random.Generator, distances: NDArray[np.int64]) -> Rows:
+        rows = len(distances)
+        # --- pairs and questions ---
         # Sorting random numbers yields a random order: one sort draws distinct keys, another the queried ones.
         keys = 1 + np.argsort(random.random((rows, self.symbols)), axis=1)[:, : self.pairs]
         values = self.symbols + random.integers(1, self.symbols, (rows, self.pairs), endpoint=True)
         queried = np.argsort(random.random((rows, self.pairs)), axis=1)[:, : self.queries]
         queries, answers = np.take_along_axis(keys, queried, 1), np.take_along_axis(values, queried, 1)
 
+        # --- their positions ---
         pairs = np.zeros((rows, 2 * self.pairs + self.gap), np.int64)
         pairs[:, 0 : 2 * self.pairs : 2], pairs[:, 1 : 2 * self.pairs : 2] = keys, values
         start = pairs.shape[1] + self.distance
         inputs = np.zeros((rows, self.length), np.int64)
         inputs[:, start::2], inputs[:, start + 1 :: 2] = queries, answers[:, :-1]
-        position = np.arange(start)[None] - (0 if distance is None else self.distance - distance)
+        position = np.arange(start)[None] - (self.distance - distances)
         inside = np.broadcast_to((position >= 0) & (position < pairs.shape[1]), (rows, start))
         before_queries = inputs[:, :start]
         before_queries[inside] = pairs.ravel()  # a boolean index selects left to right, so the pairs keep their order
@@ -117,7 +116,7 @@ class RecallConfig(GeneratedConfig):
 @register
 @dataclass(frozen=True)
 class MQARConfig(GeneratedConfig):
-    """MQAR (Zoology): `pairs` keys with values, then each key once more at a random place: predict its value.
+    """MQAR (Zoology): `pairs` keys with values, then each key once more at a random position: predict its value.
 
     A row has N = `length` tokens of a vocabulary of V = `vocabulary`. It begins with k_1 v_1 … k_D v_D, D = `pairs`.
     The keys are different tokens of 1 … V/2 − 1, the values different tokens of V/2 … V − 1. Key j appears once more at
@@ -129,8 +128,7 @@ class MQARConfig(GeneratedConfig):
     Zoology's Figure 2 has V = 8,192, a = 0.01, no noise, and (N, D) = (64, 4), (128, 8), (256, 16) and (512, 64), with
     `examples` = 100,000 training rows. 0 draws new rows for every update. `mixed`: the rows of a training batch have N
     and D of `MIXTURE`, as in the protocol of Based: training on lengths up to 256, tests on lengths up to 1,024, all
-    with `noise`. Batches of a kind are as frequent as its rows are there. The validation and the test split have `rows`
-    sequences each of `length` and `pairs`, drawn from `seed`.
+    with `noise`. Batches of an (N, D) are as frequent as its rows are there. Held-out rows are of `length` and `pairs`.
 
     `rewritten` = U (Zoology's forgetting MQAR): U of the keys, in random order, follow the D pairs once more, each with
     a new value, and the last value of a key is its answer. All D + U values of a row are different; in Zoology only the
@@ -145,6 +143,17 @@ class MQARConfig(GeneratedConfig):
     """
 
     name: ClassVar[str] = "mqar"
+    limits = (
+        "key_tokens in (1, 2) and (key_tokens == 1 or pairs == int(pairs**0.5) ** 2)",
+        "0 <= rewritten <= pairs and (rewritten or counted == 'all')",
+        "not mixed or (rewritten == 0 and key_tokens == 1 and examples == 0)",
+        # A key and a value among the noise would be a later value of the key.
+        "not (noise and rewritten)",
+        "0 < power <= 1",
+        "length % 2 == 0 and pairs >= 1 and (key_tokens + 1) * (2 * pairs + rewritten) <= length",
+        "vocabulary // (key_tokens + 1) > pairs + rewritten",
+        "not mixed or vocabulary >= 130",  # as the 64 pairs of MIXTURE need
+    )
 
     length: int = 64
     pairs: int = 4
@@ -164,55 +173,41 @@ class MQARConfig(GeneratedConfig):
         """The tokens of a key and its value, and of an asked key and the token after it."""
         return self.key_tokens + 1
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.vocabulary, max(self.length, MIXTURE[-1][0]) if self.mixed else self.length
+
     def build(self) -> GeneratedTask:
         check_fields(self, "data")
-        fits = self.key_tokens == 1 or (self.key_tokens == 2 and math.isqrt(self.pairs) ** 2 == self.pairs)
-        self.require(fits, "1 or 2 key_tokens, and with 2 a square number of pairs", "key_tokens", "pairs")
-        fits = 0 <= self.rewritten <= self.pairs and bool(self.counted == "all" or self.rewritten)
-        wanted = "0 <= rewritten <= pairs, and rewritten keys to count"
-        self.require(fits, wanted, "rewritten", "pairs", "counted")
-        fits = not (self.mixed and (self.rewritten or self.key_tokens > 1 or self.examples))
-        wanted = "keys of one token that are not rewritten, and examples 0, with mixed"
-        self.require(fits, wanted, "mixed", "rewritten", "key_tokens", "examples")
-        # A key and a value among the noise would be a later value of the key.
-        self.require(not (self.noise and self.rewritten), "no noise with rewritten keys", "noise", "rewritten")
-        self.require(0 < self.power <= 1, "power above 0 and at most 1", "power")
-        shapes = [(self.length, self.pairs), *(one[:2] for one in MIXTURE if self.mixed)]
-        for length, pairs in shapes:
-            told = pairs + self.rewritten
-            fits = not length % 2 and pairs >= 1 and self.slot * (told + pairs) <= length
-            self.require(
-                fits and told < self.vocabulary // self.slot,
-                f"an even length of at least {self.slot}·(2·pairs + rewritten), and at least "
-                f"{self.slot}·(pairs + rewritten + 1) tokens in vocabulary, for length {length} with {pairs} pairs",
-                *("length", "pairs", "rewritten", "vocabulary"),
-            )
-        longest = max(length for length, _ in shapes)
-        return self.task(self.vocabulary, longest, self.mixture if self.mixed else None)
+        return super().build()
 
-    def mixture(self, update: int) -> Draw:
-        """The function that draws the rows of an update, whose N and D are chosen at random from `MIXTURE`."""
+    def training(self, update: int) -> Draw:
+        if not self.mixed:
+            return self.draw
         shares = np.array([rows for _, _, rows in MIXTURE])
-        chosen = generator(self.seed, ORDER, update).choice(len(MIXTURE), p=shares / shares.sum())
-        return replace(self, length=MIXTURE[chosen][0], pairs=MIXTURE[chosen][1]).draw
+        length, pairs, _ = MIXTURE[generator(self.seed, ORDER, update).choice(len(MIXTURE), p=shares / shares.sum())]
+        return replace(self, length=length, pairs=pairs).draw
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
-        told, width = self.pairs + self.rewritten, self.vocabulary // self.slot
-        context, first = self.slot * told, self.key_tokens * width  # `first`: the smallest value
+        count, width = self.pairs + self.rewritten, self.vocabulary // self.slot
+        context, first = self.slot * count, self.key_tokens * width  # `first`: the smallest value
+        # --- keys, values, and where keys are asked ---
         keys = self._keys(random, rows, width)
-        values = first + distinct(random, rows, self.vocabulary - first, told)
+        values = first + distinct(random, rows, self.vocabulary - first, count)
         weight = np.arange(1, (self.length - context) // self.slot + 1) ** (self.power - 1.0)
         # Exponential times of these rates, in increasing order, are a draw without replacement (Efraimidis 2006).
         gaps = smallest(random.exponential(size=(rows, len(weight))) / weight, self.pairs)
+        # --- the pairs, and some keys with new values ---
         if self.noise:
             inputs = random.integers(0, self.vocabulary, (rows, self.length))
         else:
             inputs = np.zeros((rows, self.length), np.int64)
         again = distinct(random, rows, self.pairs, self.rewritten) if self.rewritten else np.zeros((rows, 0), np.int64)
-        pairs = inputs[:, :context].reshape(rows, told, self.slot)
+        pairs = inputs[:, :context].reshape(rows, count, self.slot)
         pairs[:, : self.pairs, :-1], pairs[:, :, -1] = keys, values
         pairs[:, self.pairs :, :-1] = np.take_along_axis(keys, again[:, :, None], 1)
         inputs[:, :context] = pairs.reshape(rows, context)
+        # --- the questions, and which of them count ---
         asked = context + self.slot * gaps
         for i in range(self.key_tokens):
             np.put_along_axis(inputs, asked + i, keys[:, :, i], 1)
@@ -228,13 +223,13 @@ class MQARConfig(GeneratedConfig):
         return inputs, targets
 
     def _keys(self, random: np.random.Generator, rows: int, width: int) -> NDArray[np.int64]:
-        """The keys' tokens, [rows, pairs, key_tokens]; `width`: tokens of a kind."""
+        """Tokens [rows, pairs, key_tokens]; of `width` first and `width` second ones."""
         if self.key_tokens == 1:
             return (1 + distinct(random, rows, width - 1, self.pairs))[:, :, None]
         side = math.isqrt(self.pairs)
         one, two = 1 + distinct(random, rows, width - 1, side), width + distinct(random, rows, width, side)
-        place = distinct(random, rows, self.pairs, self.pairs)
-        return np.stack([np.take_along_axis(one, place // side, 1), np.take_along_axis(two, place % side, 1)], 2)
+        both = distinct(random, rows, self.pairs, self.pairs)
+        return np.stack([np.take_along_axis(one, both // side, 1), np.take_along_axis(two, both % side, 1)], 2)
 
 
 @register
@@ -252,11 +247,12 @@ class AssociativeRetrievalConfig(GeneratedConfig):
     Guessing a digit is right with probability 1/16. The paper has 1 to 200 pairs: keys of one digit up to 10 pairs, of
     two up to 40, and of three up to 200.
 
-    vary: a training batch has a number of pairs that is uniform over 1 … `pairs`, as in the paper. The validation and
-    the test split have `rows` sequences of `pairs` pairs each, drawn from `seed`.
+    vary: a training batch has a number of pairs that is uniform over 1 … `pairs`, as in the paper. Held-out rows have
+    `pairs` pairs.
     """
 
     name: ClassVar[str] = "associative-retrieval"
+    limits = ("1 <= key_digits <= 5 and value_digits >= 1", "pairs >= 1 and (rewrite or pairs <= 16**key_digits)")
 
     pairs: int = 20
     key_digits: int = 2
@@ -271,18 +267,13 @@ class AssociativeRetrievalConfig(GeneratedConfig):
         return self.key_digits + self.value_digits + 2
 
     @property
-    def length(self) -> int:
-        """The length T of a row: the pairs, and the question without the last digit of its answer."""
-        return self.pairs * self.segment + self.key_digits + self.value_digits
+    def shape(self) -> tuple[int, int]:
+        # The pairs, and the question without the last digit of its answer.
+        return SYMBOLS + 3, self.pairs * self.segment + self.key_digits + self.value_digits
 
-    def build(self) -> GeneratedTask:
-        fits = 1 <= self.key_digits <= 5 and self.value_digits >= 1
-        self.require(fits, "1 to 5 key_digits and at least 1 value_digits", "key_digits", "value_digits")
-        fits = self.pairs >= 1 and bool(self.rewrite or self.pairs <= SYMBOLS**self.key_digits)
-        self.require(fits, "pairs of at least 1 and, without rewrite, at most 16^key_digits", "pairs", "key_digits")
-        return self.task(SYMBOLS + 3, self.length, self.varied if self.vary else None)
-
-    def varied(self, update: int) -> Draw:
+    def training(self, update: int) -> Draw:
+        if not self.vary:
+            return self.draw
         return replace(self, pairs=int(generator(self.seed, ORDER, update).integers(1, self.pairs, endpoint=True))).draw
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
@@ -294,13 +285,13 @@ class AssociativeRetrievalConfig(GeneratedConfig):
         last = ~((keys[:, :, None] == keys[:, None, :]) & later).any(2)
         asked = np.where(last, random.random((rows, n)), -1).argmax(1)
 
-        told = np.empty((rows, n, width), np.int64)
-        told[:, :, :k] = keys[:, :, None] // SYMBOLS ** np.arange(k)[::-1] % SYMBOLS
-        told[:, :, k], told[:, :, k + 1 : -1], told[:, :, -1] = SEPARATOR, values, END
+        segments = np.empty((rows, n, width), np.int64)
+        segments[:, :, :k] = keys[:, :, None] // SYMBOLS ** np.arange(k)[::-1] % SYMBOLS
+        segments[:, :, k], segments[:, :, k + 1 : -1], segments[:, :, -1] = SEPARATOR, values, END
         row = np.arange(rows)
         answer = values[row, asked]
-        question = np.concatenate([told[row, asked, :k], np.full((rows, 1), QUESTION), answer[:, :-1]], 1)
-        inputs = np.concatenate([told.reshape(rows, n * width), question], 1)
+        question = np.concatenate([segments[row, asked, :k], np.full((rows, 1), QUESTION), answer[:, :-1]], 1)
+        inputs = np.concatenate([segments.reshape(rows, n * width), question], 1)
         targets = np.full_like(inputs, IGNORE)
         targets[:, inputs.shape[1] - self.value_digits :] = answer
         return inputs, targets

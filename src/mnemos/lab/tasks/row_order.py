@@ -27,27 +27,19 @@ class Order:
     def __init__(self, rows: int, lengths: NDArray[np.int64] | None = None):
         if rows < 1:
             raise InputError("expected at least one row of data, found none; give a larger split")
-        self.rows = rows
-        self.lengths = lengths
-        self._epoch = lru_cache(maxsize=4)(
-            self._make_epoch
-        )  # a boundary batch needs two epochs, and two seeds may alternate
+        self.rows, self.lengths = rows, lengths
+        self._epoch = lru_cache(maxsize=4)(self._make_epoch)  # a boundary batch needs two, and two seeds may alternate
 
     def batch(self, index: int, batch_size: int, seed: int) -> NDArray[np.int64]:
         """The rows [B] of batch `index`. Raises InputError for an index below 0 or a batch size below 1."""
         if index < 0 or batch_size < 1:
             raise InputError(f"expected batch index >= 0 and batch size >= 1, found {index} and {batch_size}")
-        place, end = index * batch_size, (index + 1) * batch_size
-        parts = []
-        while place < end:
-            epoch, start = divmod(place, self.rows)
-            stop = min(self.rows, start + end - place)
-            parts.append(self._epoch(epoch, batch_size, seed)[start:stop])
-            place += stop - start
-        return np.concatenate(parts)
+        first, end = index * batch_size, (index + 1) * batch_size
+        epochs = range(first // self.rows, (end - 1) // self.rows + 1)
+        parts = ((self._epoch(e, batch_size, seed), e * self.rows) for e in epochs)
+        return np.concatenate([order[max(0, first - start) : end - start] for order, start in parts])
 
     def _make_epoch(self, epoch: int, batch_size: int, seed: int) -> NDArray[np.int64]:
-        """All rows [N] in the order of epoch `epoch`."""
         random = generator(seed, ORDER, epoch)
         order = random.permutation(self.rows)
         head = -epoch * self.rows % batch_size  # rows that complete the last batch of the previous epoch
@@ -62,10 +54,7 @@ class Order:
 
 
 def held_out(rows: int, sizes: tuple[int, ...], name: str) -> list[NDArray[np.int64]]:
-    """Disjoint random parts of the given sizes, and the rest as the last part. Each part is sorted.
-
-    The parts are the same in every run.
-    """
+    """Disjoint random parts of these sizes, and the rest as the last one: each sorted, and the same in every run."""
     if min(sizes) < 1 or sum(sizes) >= rows:
         raise InputError(
             f"{name}: expected held-out sizes of at least 1 that leave some of the {rows} images to train on, "

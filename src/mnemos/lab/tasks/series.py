@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mnemos.errors import near_name
-from mnemos.lab.tasks.task import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 
@@ -22,7 +21,7 @@ from .batch import IGNORE, Batch
 from .metrics import ACCURACY, MAJORITY, SumMetric, ratio
 from .preprocessing import Predicted, Preprocessing, files_below, likely_classes
 from .tables import READERS, read_table
-from .task import SPLITS, Split
+from .task import SPLITS, DataConfig, HeldOut, Split
 from .token_task import SegmentedTask
 
 REPEAT, MEAN = "repeating the last value", "the training mean"  # reference scores
@@ -78,8 +77,7 @@ class SeriesConfig(DataConfig):
         return [Path(self.path)]
 
     def build(self) -> "SeriesTask":
-        self.require(0 < self.held_out < 0.5, "a share above 0 and below 0.5", "held_out")
-        self.require(self.longest >= 1 and self.segment >= 1, "at least one step", "longest", "segment")
+        self.require("0 < held_out < 0.5", "longest >= 1", "segment >= 1")
         series = read_series(Path(self.path), self.columns, self.target)
         steps, count = len(series.values), int(self.held_out * len(series.values))
         if count < 2:
@@ -91,11 +89,11 @@ class SeriesConfig(DataConfig):
         task.about = (*(f"{split:5}  {len(steps):,} steps" for split, steps in ranges.items()), *series.about)
         return task
 
-    def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> "SeriesTask":
+    def build_to_score(self, split: HeldOut, trained: Any = None) -> "SeriesTask":
         """The task that scores another series whole, normalised as that of the run."""
         if not isinstance(trained, SeriesPreprocessing):
             return self.build()
-        series = read_series(Path(self.path), trained.columns, self.target, trained.names, bool(trained.names), True)
+        series = read_series(Path(self.path), trained.columns, self.target, trained)
         whole = dict.fromkeys(SPLITS, range(len(series.values)))
         task = SeriesTask(series, whole, self.segment, len(series.values), trained)
         task.about, task.whole = (f"scored: the whole series, {len(series.values):,} steps", *series.about), True
@@ -116,47 +114,34 @@ class Series(NamedTuple):
 
 
 def read_series(
-    path: Path,
-    columns: Sequence[str],
-    target: str | None,
-    classes: Sequence[str] = (),
-    classified: bool | None = None,
-    of_run: bool = False,
+    path: Path, columns: Sequence[str], target: str | None, run: "SeriesPreprocessing | None" = None
 ) -> Series:
-    """The columns of a table, in the order of its rows.
-
-    classes: those of the run, for other data; classified: whether the run predicts them, None: as the column is.
-    of_run: whether a run, and not a setting, names the columns.
-    """
+    """The columns of a table, in the order of its rows. run: what is known of the run that they are read for."""
     table = read_table(path)
-    kinds = {name: str(getattr(feature, "dtype", "")) for name, feature in table.features.items()}
-    numbers = [name for name, kind in kinds.items() if kind.startswith(("int", "uint", "float", "double", "bool"))]
-    has = f"it has the columns {', '.join(kinds)}, of which {', '.join(numbers) or 'none'} are numbers"
-    for name in columns:
-        if name in numbers:
-            continue
-        if of_run:
-            found = "other values in it" if name in kinds else "no such column"
+    dtypes = {name: str(getattr(feature, "dtype", "")) for name, feature in table.features.items()}
+    numbers = [name for name, dtype in dtypes.items() if dtype.startswith(("int", "uint", "float", "double", "bool"))]
+    # --- the names of columns ---
+    has = f"it has the columns {', '.join(dtypes)}, of which {', '.join(numbers) or 'none'} are numbers"
+    if wrong := next((name for name in columns if name not in numbers), None):
+        if run is not None:
+            problem = "other values in it" if wrong in dtypes else "no such column"
             raise InputError(
-                f"{path}: expected numbers in the column {name!r}, which the run reads, found {found}; {has}; name "
+                f"{path}: expected numbers in the column {wrong!r}, which the run reads, found {problem}; {has}; name "
                 "another file, or correct its columns"
             )
-        found = (
-            f"{name!r}, which holds others; {has}" if name in kinds else f"{name!r}; {near_name(name, numbers, has)}"
-        )
-        raise InputError(f"{path}: expected columns of numbers in data.columns, found {found}")
-    if target is not None and target not in kinds:
+        problem = f", which holds others; {has}" if wrong in dtypes else f"; {near_name(wrong, numbers, has)}"
+        raise InputError(f"{path}: expected columns of numbers in data.columns, found {wrong!r}{problem}")
+    if target is not None and target not in dtypes:
         raise InputError(
-            f"{path}: expected the name of a column in data.target, found {target!r}; {near_name(target, kinds, has)}"
+            f"{path}: expected the name of a column in data.target, found {target!r}; {near_name(target, dtypes, has)}"
         )
     # --- what is predicted ---
-    labels, names = np.zeros(0, np.int64), tuple(classes)
+    labels, names = np.zeros(0, np.int64), () if run is None else run.names
     if target is not None and target not in columns:
-        is_text, whole = target not in numbers, kinds[target].startswith(("int", "uint", "bool"))
         words = [str(one) for one in table[target]]
-        if classified is None:
-            classified = is_text or (whole and len({*words}) <= MOST_CLASSES)
-        elif is_text and not classified:
+        whole = dtypes[target].startswith(("int", "uint", "bool")) and len({*words}) <= MOST_CLASSES
+        classified = (target not in numbers or whole) if run is None else bool(run.names)
+        if target not in numbers and not classified:
             raise InputError(
                 f"{path}: expected numbers as {target}, which the run predicts, found words; name another file"
             )
@@ -166,41 +151,42 @@ def read_series(
                 raise InputError(f"{path}: expected the classes of the run, found {unknown[0]!r}; remove these rows")
             number = {name: i for i, name in enumerate(names)}
             labels = np.array([number[word] for word in words], np.int64)
+    # --- what is read: no column that only grows, whose later values training never sees, unless there is no other ---
     features = tuple(columns) or tuple(name for name in numbers if not (len(labels) and name == target))
-    clocks = [name for name in features if name not in (*columns, target) and _only_grows(table[name])]
-    if len(clocks) < len(features):  # beyond the training split its values were never seen
+    arrays = {name: np.array(table[name], np.float64) for name in numbers}
+    clocks = [
+        name
+        for name in features
+        if name not in (*columns, target) and len(table) > 2 and bool((np.diff(arrays[name]) > 0).all())
+    ]
+    if len(clocks) < len(features):
         features = tuple(name for name in features if name not in clocks)
     targets = () if len(labels) else features if target is None else (target,)
     if not features or not len(table):
         raise InputError(f"{path}: expected rows with columns of numbers, found none; name another file")
     # --- numbers, and for a gap the value before ---
-    arrays = {name: np.array(table[name], np.float64) for name in {*features, *targets}}
-    gaps = sum(int((~np.isfinite(one)).sum()) for one in arrays.values())
     known = np.array([np.isfinite(arrays[name]) for name in targets], bool).reshape(len(targets), len(table)).T
-    for name, one in arrays.items():
-        last = np.maximum.accumulate(np.where(np.isfinite(one), np.arange(len(one)), -1))
-        first = one[np.isfinite(one)][:1]
-        arrays[name] = np.where(last >= 0, one[last], first if len(first) else 0.0)
+    gaps = 0
+    for name in {*features, *targets}:
+        finite = np.isfinite(arrays[name])
+        last = np.maximum.accumulate(np.where(finite, np.arange(len(table)), -1))
+        arrays[name] = np.where(last >= 0, arrays[name][last], arrays[name][finite][0] if finite.any() else 0.0)
+        gaps += int((~finite).sum())
+    # --- what is printed about them ---
     about = [f"{len(features)} columns: {', '.join(features)}; predicted: {target or 'all'}"]
-    if left_out := [name for name in kinds if name not in (*features, target)]:
+    if left_out := [name for name in dtypes if name not in (*features, target)]:
         grows = [f"{name}, which only grows (--data.columns reads it)" if name in clocks else name for name in left_out]
         about.append(f"left out: {', '.join(grows)}")
     if len(labels) and (without := sum(one is None for one in table[target])):
         about.append(f"{without:,} steps have no {target}: they are the class None")
     if gaps:
         about.append(f"{gaps:,} values are missing: each is that of the step before, and is not scored")
-    jumps = (_jump(name, table[name]) for name in kinds if name in clocks or name not in (*numbers, target))
-    about += [line for line in jumps if line]
+    times = (name for name in dtypes if name in clocks or name not in (*numbers, target))
+    about += filter(None, (_jump(name, table[name]) for name in times))
     values, own = (
         np.stack([arrays[n] for n in some], 1) if some else np.zeros((len(table), 0)) for some in (features, targets)
     )
     return Series(features, values, targets, own, known, names if len(labels) else (), labels, tuple(about))
-
-
-def _only_grows(values: Sequence[float | None]) -> bool:
-    """Whether it is the time or a number of the row: larger at every step."""
-    numbers = np.array(values, np.float64)
-    return len(numbers) > 2 and bool((np.diff(numbers) > 0).all())
 
 
 def _jump(name: str, values: Sequence[Any]) -> str | None:
@@ -238,18 +224,18 @@ class SeriesTask(SegmentedTask):
         ranges: Mapping[Split, range],
         segment: int,
         longest: int,
-        about: "SeriesPreprocessing",
+        prepared: "SeriesPreprocessing",
     ) -> None:
         steps = {split: np.arange(one.start, one.stop) for split, one in ranges.items()}
         pieces = [steps["train"][i : i + longest] for i in range(0, len(steps["train"]), longest)]
         super().__init__(pieces, [steps["valid"]], [steps["test"]], len(series.values), segment)
-        self.prepared = about
-        self.values = torch.from_numpy(about.normalised(series.values))
+        self.prepared = prepared
+        self.values = torch.from_numpy(prepared.normalised(series.values))
         self.labels = torch.from_numpy(series.labels)
-        shift, scale = (np.array(one) for one in (about.target_mean, about.target_std))
+        shift, scale = np.array(prepared.target_mean), np.array(prepared.target_std)
         filled = torch.from_numpy(((series.numbers - shift) / scale).astype(np.float32))
         self.numbers = filled.masked_fill(~torch.from_numpy(series.known), torch.nan)
-        self.vocab_size = len(about.names) or len(series.targets)  # the number of outputs of the model
+        self.vocab_size = len(prepared.names) or len(series.targets)  # the number of outputs of the model
         test = steps["test"]
         if len(self.labels):
             self.metrics, share = (ACCURACY,), np.bincount(series.labels[test]).max() / len(test)
@@ -277,14 +263,14 @@ class SeriesTask(SegmentedTask):
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
         return self._read(super().train_batch(index, batch_size, seed))
 
-    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
+    def batches(self, split: HeldOut, batch_size: int) -> Iterator[Batch]:
         return map(self._read, super().batches(split, batch_size))
 
-    def carried(self, split: Literal["valid", "test"], batch_size: int) -> None:
+    def carried(self, split: HeldOut, batch_size: int) -> None:
         return None  # a held-out split is one document
 
     def _read(self, steps: Batch) -> Batch:
-        """The values of steps, whose numbers are the targets."""
+        """The batch of `SegmentedTask`, whose targets are the numbers of steps, with the values of these steps."""
         counts, at = steps.targets != IGNORE, steps.targets.clamp(min=0)
         if len(self.labels):
             return steps._replace(inputs=self.values[at], targets=torch.where(counts, self.labels[at], IGNORE))
@@ -307,7 +293,7 @@ class SeriesTask(SegmentedTask):
     def preprocessing(self) -> "SeriesPreprocessing":
         return self.prepared
 
-    def sample_outputs(self, *given: Any) -> bool:
+    def sample_outputs(self, *_: Any) -> bool:
         raise InputError("expected a run of a model that generates text or images, found a series; use mnemos predict")
 
 
@@ -360,7 +346,7 @@ class SeriesPreprocessing(Preprocessing):
             )
         for path in files_below(files, tuple(READERS), "tables"):
             try:
-                series = read_series(path, self.columns, None, of_run=True)
+                series = read_series(path, self.columns, None, self)
             except InputError as error:
                 yield Predicted(str(path), "", problem=str(error))
                 continue

@@ -42,11 +42,14 @@ class DataConfig(Config):
         """
         return self.build()
 
-    def require(self, condition: bool, expected: str, *fields: str) -> None:
-        """Raise InputError that names these fields unless the condition holds."""
-        if not condition:
-            found = ", ".join(f"{name} {getattr(self, name)!r}" for name in fields)
-            raise InputError(f"{self.name}: expected {expected}, found {found}; change data.{fields[0]}")
+    def require(self, *rules: str) -> None:
+        """Raise InputError for the first rule that does not hold. A rule is Python: "1 <= rows < length"."""
+        for rule in rules:
+            code = compile(rule, rule, "eval")
+            fields = {name: getattr(self, name) for name in code.co_names if hasattr(self, name)}
+            if not eval(code, {}, fields):
+                values = ", ".join(f"{name} {value!r}" for name, value in fields.items())
+                raise InputError(f"data.{next(iter(fields))}: expected {rule}, found {values}; change one of these")
 
     def trained_on(self, updates: int) -> str:
         """What the first `updates` updates read along the axis of the results, such as lengths: a sentence, or ""."""

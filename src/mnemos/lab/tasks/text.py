@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from torch import nn
 
 from mnemos.errors import say
 from mnemos.generate.stream import Stream
-from mnemos.lab.tasks.task import DataConfig
 from mnemos.modes import evaluating
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject, RecurrentModel
@@ -28,7 +27,7 @@ from .files import check_text, first_names, read_bytes, repeated
 from .metrics import ACCURACY, BITS_PER_BYTE, PERPLEXITY, bits_per_byte
 from .no_learning import text_scores
 from .preprocessing import Predicted, Preprocessing
-from .task import SPLITS, Sampling, Split, Task
+from .task import SPLITS, DataConfig, HeldOut, Sampling, Split, Task
 from .text_files import Document, TextFiles, find_text, nothing_found, read_documents, split_documents
 from .token_task import SegmentedTask, generate_tokens
 from .vocabulary import Bytes, SubWords, Tokens, Vocabulary, Words
@@ -37,7 +36,7 @@ SCORED = 1_000  # bytes: with fewer, the loss per byte has a standard error of a
 MOST_UNKNOWN = 0.6  # share of unknown tokens above which a vocabulary is of other text
 Encoded = dict[str, Tokens]  # the tokens of documents by their names
 _STDIN = "-"
-TEXTS, GIVEN, WRITTEN = 3, 120, 280  # documents, and tokens of each that are given and written
+TEXTS, GIVEN, WRITTEN = 3, 120, 280  # documents of a report, and tokens of each before and after the model goes on
 TEMPERATURE = 0.8
 
 
@@ -89,6 +88,7 @@ class TextConfig(DataConfig):
     def build(self) -> "TextTask":
         """The task, with T = `segment` and the tokens of the vocabulary: 256 for bytes."""
         self._check_settings()
+        # --- the documents, and the vocabulary of those for training ---
         corpus = self._find()
         splits = split_documents(corpus, self.held_out, self.tokens != "bytes", self.articles)
         for split in SPLITS[1:]:
@@ -96,25 +96,25 @@ class TextConfig(DataConfig):
             _check_size(corpus.folder, f"a {split} split", splits[split], fix)
         vocabulary = self._vocabulary(splits["train"])
         encoded = {split: _encode(splits[split], vocabulary) for split in SPLITS}
-        default = ["text   Python's standard library, the default: --data.path names a text of your own"]
-        about = default if self.path is None else []
+        # --- what is printed about them ---
+        about = []
+        if self.path is None:
+            about += ["text   Python's standard library, the default: --data.path names a text of your own"]
         for split in SPLITS:
             shared = split != "train" and split not in corpus.given
             whole = "train" if corpus.given else "the rows" if corpus.has_tables else "the files"
-            source = f", a share of {whole}" if shared else ""
-            about.append(f"{split:5}  {self._describe(corpus, splits[split], source)}")
+            about.append(
+                f"{split:5}  {self._describe(corpus, splits[split], f', a share of {whole}' if shared else '')}"
+            )
         if corpus.left_out:
             about.append(f"left out: {first_names([corpus.name(file) for file in corpus.left_out])}")
-        digests = {
-            s: {name: hashlib.sha256(text.tobytes()).digest() for name, text in splits[s].items()} for s in SPLITS
-        }
-        about += [
-            *repeated(digests),
-            *_about_tokens(encoded, vocabulary, "" if self.tokens == "words" else self.tokens),
-        ]
+        about += repeated(
+            {s: {name: hashlib.sha256(text.tobytes()).digest() for name, text in splits[s].items()} for s in SPLITS}
+        )
+        about += _about_tokens(encoded, vocabulary, "" if self.tokens == "words" else self.tokens)
         return self._task(encoded, vocabulary, about)
 
-    def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> "TextTask":
+    def build_to_score(self, split: HeldOut, trained: Any = None) -> "TextTask":
         """The task that scores other text than a run was trained on: the split if the folder gives it, else all text.
 
         The vocabulary is that of the run, whose preprocessing is `trained`; without it, that of the text.
@@ -134,8 +134,8 @@ class TextConfig(DataConfig):
         encoded = _encode(documents, vocabulary)
         what = f"the {split} split" if corpus.given else "the whole text"
         left = f"; left out: {first_names([corpus.name(file) for file in corpus.left_out])}" if corpus.left_out else ""
-        source = "the run's vocabulary" if same else "" if self.tokens == "words" else self.tokens
         about = [f"scored: {what}, {self._describe(corpus, documents)}{left}"]
+        source = "the run's vocabulary" if same else "" if self.tokens == "words" else self.tokens
         about += _about_tokens({split: encoded}, vocabulary, source)
         task = self._task(dict.fromkeys(SPLITS, encoded), vocabulary, about)  # a task has no empty split
         task.whole, task.fitted = not corpus.given, False
@@ -145,15 +145,8 @@ class TextConfig(DataConfig):
         return find_text(self.path, self.pattern, scoring, tables=True, column=self.column)
 
     def _check_settings(self) -> None:
-        if not 0 < self.held_out < 0.5:
-            raise InputError(f"data.held_out must be above 0 and below 0.5, found {self.held_out}")
-        if self.longest < 1:
-            raise InputError(f"data.longest must be at least 1 token, found {self.longest}")
-        if self.words and (self.words < 3 or self.tokens != "words"):
-            raise InputError(
-                f'data.words: expected 0, or at least 3 with data.tokens "words", as <eos> and <unk> are two of them, '
-                f'found {self.words} with "{self.tokens}"; use 0'
-            )
+        self.require("0 < held_out < 0.5", "longest >= 1", "segment >= 1")
+        self.require("words == 0 or (words >= 3 and tokens == 'words')")  # <eos> and <unk> are two of them
 
     def _vocabulary(self, train: Mapping[str, Document]) -> Vocabulary:
         if self.tokens == "bytes":
@@ -172,12 +165,11 @@ class TextConfig(DataConfig):
             [text[i : i + self.longest] for text in encoded[split].values() for i in range(0, len(text), self.longest)]
             for split in SPLITS
         )
-        task = TextTask(train, valid, test, vocabulary.size, self.segment, vocabulary, self.tokens)
+        task = TextTask(train, valid, test, self.segment, vocabulary, self.tokens)
         task.about = tuple(about)
         return task
 
     def _describe(self, corpus: TextFiles, documents: Mapping[str, Document], source: str = "") -> str:
-        """How many files, articles or rows and bytes, and their names."""
         unit = "article" if self.articles else "row" if corpus.has_tables else "file"
         count = f"{len(documents):,} {unit}{'s' if len(documents) != 1 else ''}"
         return f"{count}, {sum(map(len, documents.values())):,} bytes{source}: {first_names(list(documents))}"
@@ -192,16 +184,12 @@ def _check_size(folder: Path, what: str, documents: Mapping[str, Document], fix:
 
 
 def _encode(documents: Mapping[str, Document], vocabulary: Vocabulary) -> Encoded:
-    """The tokens of each document. Documents without any (a blank without a line end) are left out."""
     encoded = {name: vocabulary.encode(text.tobytes(), name) for name, text in documents.items()}
-    return {name: tokens for name, tokens in encoded.items() if len(tokens)}
+    return {name: tokens for name, tokens in encoded.items() if len(tokens)}  # a blank without a line end has none
 
 
 def _about_tokens(encoded: Mapping[Split, Encoded], vocabulary: Vocabulary, source: str) -> Iterator[str]:
-    """For other tokens than bytes: the size of the vocabulary, and tokens and unknown ones of each split.
-
-    source: where the vocabulary is from; "" for this text.
-    """
+    """The vocabulary from `source` ("": this text), and how much of each split it has; nothing for bytes."""
     if isinstance(vocabulary, Bytes):
         return
     unknown = -1 if vocabulary.unknown is None else vocabulary.unknown
@@ -232,13 +220,12 @@ class TextTask(SegmentedTask):
         train: Sequence[Tokens],
         valid: Sequence[Tokens],
         test: Sequence[Tokens],
-        vocab_size: int,
         segment: int,
         vocabulary: Vocabulary | None = None,
         tokens: str = "bytes",
     ) -> None:
         self.vocabulary, self.tokens_from, self.fitted = vocabulary or Bytes(), tokens, True
-        super().__init__(train, valid, test, vocab_size, segment, self.vocabulary.start)
+        super().__init__(train, valid, test, self.vocabulary.size, segment, self.vocabulary.start)
         if tokens == "bytes":
             self.metrics = (BITS_PER_BYTE, PERPLEXITY, ACCURACY)
         else:
@@ -257,7 +244,7 @@ class TextTask(SegmentedTask):
         """One row of the greatest length; of real text where tokens are words, whose frequency decides the cost."""
         return super().example() if self.tokens_from == "bytes" else Task.example(self)
 
-    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
+    def artifacts(self, model: nn.Module, folder: Path, split: HeldOut) -> JSONObject:
         """What the model writes after the beginnings of some documents of the validation split."""
         texts = written_texts(model, self._splits["valid"], self.vocabulary)
         about = {
@@ -275,15 +262,15 @@ class TextTask(SegmentedTask):
 
     def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
         """Print texts that go on from the prompt, or begin as documents do."""
-        vocabulary, stop = self.vocabulary, None if sampling.stop is None else sampling.stop.encode()
-        if stop == b"":
+        vocabulary, stop = self.vocabulary, (sampling.stop or "").encode()
+        if sampling.stop == "":
             raise InputError("--stop: expected a text, found an empty one; leave it out")
         going = set(range(sampling.count or 1))  # rows without the stop
 
         def ended(tokens: list[torch.Tensor]) -> bool:
             for row in sorted(going):
-                tail = vocabulary.tail((int(one[row]) for one in reversed(tokens)), len(stop or b""))
-                if stop and stop in vocabulary.decode(tail):
+                tail = vocabulary.tail((int(one[row]) for one in reversed(tokens)), len(stop))
+                if stop in vocabulary.decode(tail):
                     going.discard(row)
             return not going
 
@@ -319,17 +306,17 @@ def written_texts(
     if not long or not writes:
         return []
     count = min(TEXTS, len(long))
-    chosen = [[int(token) for token in long[i * (len(long) - 1) // max(1, count - 1)][:GIVEN]] for i in range(count)]
+    prompts = [[int(token) for token in long[i * (len(long) - 1) // max(1, count - 1)][:GIVEN]] for i in range(count)]
     vocabulary = vocabulary or Bytes()
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(0)
     with evaluating(model):
-        stream = Stream(model).prefill(torch.tensor([[vocabulary.start, *text] for text in chosen], device=device))
+        stream = Stream(model).prefill(torch.tensor([[vocabulary.start, *text] for text in prompts], device=device))
         tokens, _ = stream.generate(WRITTEN, temperature=TEMPERATURE, generator=generator)
     texts = []
-    for given, row in zip(chosen, tokens.tolist(), strict=True):
+    for prompt, row in zip(prompts, tokens.tolist(), strict=True):
         decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character that is cut belongs to what is written
-        text = decoder.decode(vocabulary.decode(given)), decoder.decode(vocabulary.decode(row), final=True)
+        text = decoder.decode(vocabulary.decode(prompt)), decoder.decode(vocabulary.decode(row), final=True)
         texts.append(dict(zip(("given", "wrote"), map(_visible, text), strict=True)))
     return texts
 

@@ -16,8 +16,7 @@ from mnemos.lab.recipes.family import about_lines, cosine, family, transformer, 
 from mnemos.lab.recipes.text import in_words
 from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
 from mnemos.lab.tasks.augment import AugmentConfig
-from mnemos.lab.tasks.cifar import CIFARConfig
-from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
+from mnemos.lab.tasks.images import CIFARConfig, DigitsConfig, MNISTConfig
 from mnemos.lab.tasks.listops import ListOpsConfig
 from mnemos.lab.tasks.photos import PhotosConfig
 from mnemos.lab.tasks.task import DataConfig

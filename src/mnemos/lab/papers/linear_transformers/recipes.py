@@ -9,9 +9,8 @@ from mnemos.lab.recipes.family import about_lines, family, transformer, variant
 from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, recipe
 from mnemos.lab.speech.models import BiLSTMConfig, SpeechConfig
 from mnemos.lab.speech.spoken import SpokenConfig
-from mnemos.lab.tasks.cifar import CIFARConfig
-from mnemos.lab.tasks.copying import CopyConfig
-from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
+from mnemos.lab.tasks.generated import CopyConfig
+from mnemos.lab.tasks.images import CIFARConfig, DigitsConfig, MNISTConfig
 from mnemos.lab.tasks.photos import PhotosConfig
 from mnemos.lab.tasks.pixels import PixelsConfig
 from mnemos.lab.tasks.task import DataConfig
