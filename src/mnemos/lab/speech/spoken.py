@@ -15,7 +15,7 @@ from mnemos.generators import ORDER, TEST, TRAIN, VALID, generator
 from mnemos.lab.tasks.batch import IGNORE, Batch, each, to_model
 from mnemos.lab.tasks.files import read_bytes
 from mnemos.lab.tasks.metrics import ACCURACY, TOKEN_ERROR_RATE
-from mnemos.lab.tasks.preprocessing import Predicted, Preprocessing, files_below
+from mnemos.lab.tasks.preprocessing import Predicted, Preprocessing
 from mnemos.lab.tasks.row_order import POOL
 from mnemos.lab.tasks.task import DataConfig, Split, Task
 from mnemos.modes import evaluating
@@ -229,26 +229,25 @@ class SpeechPreprocessing(Preprocessing):
     """
 
     name: ClassVar[str] = "recordings"
+    endings = (".wav",)
+    files = "recordings"
 
     rate: int
     bands: int
 
-    def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
-        """The most likely words of each file, as evaluation decodes them."""
+    def reader(self, model: Any) -> Transcriber:
         if not isinstance(model, Transcriber):
             raise InputError(f"expected a model that transcribes, found {type(model).__name__}; use a recipe of speech")
-        for path in files_below(files, (".wav",), "recordings"):
-            try:
-                samples, rate = read_wav(read_bytes(path), str(path))
-                if rate != self.rate:
-                    raise InputError(f"{path}: expected {self.rate} Hz as in training, found {rate} Hz; resample it")
-            except InputError as error:
-                yield Predicted(str(path), "", problem=str(error))
-                continue
-            noise = np.random.default_rng(0).standard_normal(len(samples), np.float32)
-            with torch.no_grad():
-                heard = model.transcribe(self.features((noise + samples) / _STEP)[None])[0]
-            yield Predicted(str(path), " ".join(self.names[token] for token in heard))
+        return model
+
+    def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
+        """The most likely words of a file, as evaluation decodes them."""
+        samples, rate = read_wav(read_bytes(path), str(path))
+        if rate != self.rate:
+            raise InputError(f"{path}: expected {self.rate} Hz as in training, found {rate} Hz; resample it")
+        noise = np.random.default_rng(0).standard_normal(len(samples), np.float32)
+        heard = reader.transcribe(self.features((noise + samples) / _STEP)[None])[0]
+        return Predicted(str(path), " ".join(self.names[token] for token in heard))
 
     def features(self, samples: NDArray[np.float32]) -> Tensor:
         """The model's input for samples [n] in [-1, 1]: frames [T, bands], normalised over the recording.

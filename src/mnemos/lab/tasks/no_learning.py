@@ -2,7 +2,7 @@
 
 import bz2
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ _MOST = 2**23  # bytes of text that are compressed
 _PIECE = 2**20  # tokens of a document that are decoded at a time
 _DENSE = 2**18  # pairs of tokens up to which each has a counter
 
-Counts = tuple[NDArray[np.int64], NDArray[np.int64]]  # keys, sorted, and how often each occurs
+Counts = tuple[NDArray[np.int64], NDArray[np.int64]]  # pairs of tokens a·V + b, sorted, and how often each occurs
 
 
 def text_scores(train: Sequence[Tokens], scored: Sequence[Tokens], vocabulary: Vocabulary) -> dict[str, float]:
@@ -35,76 +35,57 @@ def text_scores(train: Sequence[Tokens], scored: Sequence[Tokens], vocabulary: V
     """
     if not any(map(len, scored)) or (train and not any(map(len, train))):
         return {}
-    found, pairs = {}, _pairs(scored, vocabulary)
-    size = int((pairs[1] * vocabulary.lengths[pairs[0] % vocabulary.size]).sum())
+    V = vocabulary.size
+    pairs, times = _count_pairs(scored, vocabulary)
+    size = int((times * vocabulary.lengths[pairs % V]).sum())
     if not size:  # tokens that stand for no text
         return {}
+    scores = {}
+    # --- n-grams ---
     if train:
-        unit = vocabulary.unit.removesuffix("s")
-        bits = _ngram_bits(_pairs(train, vocabulary), pairs, vocabulary.size)
-        found = {f"{unit} {name}": one / size for name, one in zip((UNIGRAMS, BIGRAMS), bits, strict=True)}
-    text = _beginning(scored, vocabulary)
-    name = COMPRESSED if size <= _MOST else f"{COMPRESSED} (its first {_MOST / 2**20:g} MiB)"
-    return found | {name: 8 * len(bz2.compress(text)) / min(size, _MOST)}
-
-
-def _beginning(documents: Sequence[Tokens], vocabulary: Vocabulary) -> bytes:
-    """The first `_MOST` bytes of the documents' text."""
+        keys, counts = _count_pairs(train, vocabulary)
+        of_token = np.bincount(keys % V, counts, V)
+        before, different = np.bincount(keys // V, counts, V), np.bincount(keys // V, minlength=V)
+        one = ((of_token + 1) / (of_token.sum() + V))[pairs % V]
+        nearest = np.minimum(np.searchsorted(keys, pairs), len(keys) - 1)
+        both, a = np.where(keys[nearest] == pairs, counts[nearest], 0), pairs // V
+        two = np.where(before[a] > 0, (both + different[a] * one) / np.maximum(before[a] + different[a], 1), one)
+        for name, p in ((UNIGRAMS, one), (BIGRAMS, two)):
+            scores[f"{vocabulary.unit.removesuffix('s')} {name}"] = float(-(times * np.log2(p)).sum()) / size
+    # --- the compressor ---
     text = bytearray()
-    for document in documents:
+    for document in scored:
         for first in range(0, len(document), _PIECE):
-            text += vocabulary.decode(document[first : first + _PIECE].tolist())
-            if len(text) >= _MOST:
-                return bytes(text[:_MOST])
-    return bytes(text)
+            if len(text) < _MOST:
+                text += vocabulary.decode(document[first : first + _PIECE].tolist())
+    name = COMPRESSED if size <= _MOST else f"{COMPRESSED} (its first {_MOST / 2**20:g} MiB)"
+    return scores | {name: 8 * len(bz2.compress(bytes(text[:_MOST]))) / min(size, _MOST)}
 
 
-def _parts(documents: Sequence[Tokens], vocabulary: Vocabulary) -> Iterator[tuple[Tokens, int]]:
-    """Each document in parts of at most `_CHUNK` tokens, and the token before each."""
-    for document in documents:
-        for first in range(0, len(document), _CHUNK):
-            before = int(document[first - 1]) if first else vocabulary.start
-            yield document[first : first + _CHUNK], before
-
-
-def _pairs(documents: Sequence[Tokens], vocabulary: Vocabulary) -> Counts:
-    """How often each pair a·V + b occurs: every token with the one before it, as a model reads them."""
-    size = vocabulary.size
+def _count_pairs(documents: Sequence[Tokens], vocabulary: Vocabulary) -> Counts:
+    """How often each pair occurs: every token with the one before it, as a model reads them."""
+    V = vocabulary.size
     keys, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
     waiting: list[NDArray[np.int64]] = []
     left = sum(map(len, documents))
-    for part, before in _parts(documents, vocabulary):
-        after = part.astype(np.int64)
-        waiting.append(np.append(before, after[:-1]) * size + after)
-        left -= len(part)
+    for document, first in ((d, i) for d in documents for i in range(0, len(d), _CHUNK)):
+        after = document[first : first + _CHUNK].astype(np.int64)
+        before = int(document[first - 1]) if first else vocabulary.start
+        waiting.append(np.append(before, after[:-1]) * V + after)
+        left -= len(after)
         if sum(map(len, waiting)) < _CHUNK and left:
             continue
-        new, times = _count(np.concatenate(waiting), size * size)
-        waiting = []
-        keys, places = np.unique(np.append(keys, new), return_inverse=True)
-        counts = np.bincount(places, np.append(counts, times)).astype(np.int64)
+        # --- a chunk is full: add its counts ---
+        pairs, waiting = np.concatenate(waiting), []
+        if V * V > _DENSE:
+            new, times = np.unique(pairs, return_counts=True)
+        else:
+            every = np.bincount(pairs)
+            new = np.flatnonzero(every)
+            times = every[new]
+        keys, index = np.unique(np.append(keys, new), return_inverse=True)
+        counts = np.bincount(index, np.append(counts, times)).astype(np.int64)
     return keys, counts
-
-
-def _count(pairs: NDArray[np.int64], most: int) -> Counts:
-    if most > _DENSE:
-        return np.unique(pairs, return_counts=True)
-    times = np.bincount(pairs)
-    keys = np.flatnonzero(times)
-    return keys, times[keys]
-
-
-def _ngram_bits(train: Counts, scored: Counts, size: int) -> tuple[float, float]:
-    """(bits by unigrams, bits by bigrams) of the scored pairs."""
-    (keys, counts), (wanted, times) = train, scored
-    of_token = np.bincount(keys % size, counts, size)
-    before, different = np.bincount(keys // size, counts, size), np.bincount(keys // size, minlength=size)
-    one = ((of_token + 1) / (of_token.sum() + size))[wanted % size]
-    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    both = np.where(keys[place] == wanted, counts[place], 0)
-    a = wanted // size
-    two = np.where(before[a] > 0, (both + different[a] * one) / np.maximum(before[a] + different[a], 1), one)
-    return float(-(times * np.log2(one)).sum()), float(-(times * np.log2(two)).sum())
 
 
 def no_better(
@@ -115,14 +96,14 @@ def no_better(
     scores: in the metric, by the models' names: means over seeds. reference: `Task.reference`. A compressor is for
     scale only.
     """
-    known = sorted((value, what) for what, value in reference.items() if not what.startswith(COMPRESSED))
+    ranked = sorted((value, what) for what, value in reference.items() if not what.startswith(COMPRESSED))
     left, sentences = {name: score for name, score in scores.items() if math.isfinite(score)}, []
-    for value, what in known if higher_is_better else known[::-1]:  # the weakest first
+    for value, what in ranked if higher_is_better else ranked[::-1]:  # the weakest first
         of_text = what.endswith((UNIGRAMS, BIGRAMS))
         bound = value * (1 - NEAR) if of_text else value
         low = [name for name, one in left.items() if (one <= bound if higher_is_better else one >= bound)]
         if low:
-            found = ", ".join(f"{name} {left.pop(name):.3f}" for name in low)
+            models = ", ".join(f"{name} {left.pop(name):.3f}" for name in low)
             better = f"not {NEAR:.0%} better" if of_text else "no better"
-            sentences.append(f"{better.capitalize()} than {what}, {value:.3f} {metric}: {found}.")
+            sentences.append(f"{better.capitalize()} than {what}, {value:.3f} {metric}: {models}.")
     return sentences

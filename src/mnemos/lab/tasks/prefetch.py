@@ -3,6 +3,7 @@
 import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -51,7 +52,7 @@ def prefetch(
                     sampler=keys,
                     num_workers=workers,
                     collate_fn=_unchanged,
-                    worker_init_fn=_Begin(loader),
+                    worker_init_fn=partial(_begin, loader),
                     generator=torch.Generator(),  # the default would draw from the training's generator
                     **loader.options,
                 )
@@ -68,6 +69,32 @@ def prefetch(
     finally:
         if results is not None:
             end_workers(results)
+
+
+class _Calls:
+    """The function as a map-style data set: dataset[key] is make(key)."""
+
+    def __init__(self, make: Callable[[Any], object]) -> None:
+        self.make = make
+
+    def __getitem__(self, key: object) -> object:
+        try:
+            return self.make(key)
+        except InputError as error:
+            return error  # raised here, the DataLoader would replace its one line by a traceback
+
+
+def _unchanged(value: object) -> object:
+    return value  # the default would make tensors of arrays
+
+
+def _begin(loader: Loader, worker: int) -> None:
+    # A terminal sends Ctrl-C to all processes, and the parent process ends its workers itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if loader.dataset is not None:
+        name_worker_dataset(loader.dataset)
+    if loader.begin is not None:
+        loader.begin(worker)
 
 
 class Prefetched(Generic[Key, Result]):
@@ -121,38 +148,3 @@ class Prefetched(Generic[Key, Result]):
         if self._stream is not None:
             self._stream.close()
         self._stream = self._next = self._after = self._last = None
-
-
-class _Calls:
-    """The function as a map-style data set: dataset[key] is make(key).
-
-    An InputError is returned as a result. If it were raised, the DataLoader would replace its one line by a traceback.
-    """
-
-    def __init__(self, make: Callable[[Any], object]) -> None:
-        self.make = make
-
-    def __getitem__(self, key: object) -> object:
-        try:
-            return self.make(key)
-        except InputError as error:
-            return error
-
-
-def _unchanged(value: object) -> object:
-    return value
-
-
-class _Begin:
-    """What a worker process does first."""
-
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
-
-    def __call__(self, worker: int) -> None:
-        # A terminal sends Ctrl-C to all processes, and the parent process ends its workers itself.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if self.loader.dataset is not None:
-            name_worker_dataset(self.loader.dataset)
-        if self.loader.begin is not None:
-            self.loader.begin(worker)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from mnemos.config import Config
@@ -33,15 +34,18 @@ class Preprocessing(Config):
     """What a task knows that the model does not: how a new file becomes inputs, and the names of the outputs.
 
     `Task.preprocessing` returns one. A finished run saves it as JSON beside the model, so that predictions need no data
-    set. A subclass is decorated with `mnemos.register`, so that the JSON names it.
+    set. A subclass is decorated with `mnemos.register`, so that the JSON names it, and defines `answer`.
 
     Attributes:
         names: of the model's classes or output tokens, in their order; () if they have none.
         options: the options of `mnemos predict` that the class takes, with their defaults.
+        endings: of the names of files that are read in folders. files: what they are, for errors.
     """
 
     kind: ClassVar[str] = "preprocessing"
     options: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    endings: ClassVar[tuple[str, ...]] = ()
+    files: ClassVar[str] = "files"
 
     names: tuple[str, ...] = field(default=(), kw_only=True)
 
@@ -51,7 +55,25 @@ class Preprocessing(Config):
         options: a value for each name in `options`. A file that cannot be read has a `Predicted` with a `problem`, and
         the files after it are predicted.
         """
+        reader = self.reader(model)
+        for path in self.paths(files):
+            try:
+                with torch.no_grad():
+                    answer = self.answer(reader, path, options)
+            except InputError as error:
+                answer = Predicted(str(path), "", problem=str(error))
+            yield answer
+
+    def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
+        """What the model says about a file. Raises InputError if it cannot be read."""
         raise NotImplementedError
+
+    def reader(self, model: Any) -> Any:
+        """What `answer` needs for every file; by default the model. Raises InputError for a model of another task."""
+        return model
+
+    def paths(self, files: Sequence[Path]) -> Sequence[Path]:
+        return files_below(files, self.endings, self.files)
 
     def difference(self, other: "Preprocessing") -> str | None:
         """Why a model that was trained with this preprocessing cannot be scored on data of another; None if it can.

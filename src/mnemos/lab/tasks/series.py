@@ -19,7 +19,7 @@ from mnemos.types import InputError
 
 from .batch import IGNORE, Batch
 from .metrics import ACCURACY, MAJORITY, SumMetric, ratio
-from .preprocessing import Predicted, Preprocessing, files_below, likely_classes
+from .preprocessing import Predicted, Preprocessing, likely_classes
 from .tables import READERS, read_table
 from .task import SPLITS, DataConfig, HeldOut, Split
 from .token_task import SegmentedTask
@@ -307,6 +307,8 @@ class SeriesPreprocessing(Preprocessing):
 
     name: ClassVar[str] = "series"
     options: ClassVar[Mapping[str, int]] = MappingProxyType({"length": 1, "top": 3})
+    endings = tuple(READERS)
+    files = "tables"
 
     columns: tuple[str, ...]
     mean: tuple[float, ...]
@@ -344,31 +346,24 @@ class SeriesPreprocessing(Preprocessing):
                 "--length: expected 1 for a model that does not predict all that it reads, found "
                 f"{options['length']}; leave it out"
             )
-        for path in files_below(files, tuple(READERS), "tables"):
-            try:
-                series = read_series(path, self.columns, None, self)
-            except InputError as error:
-                yield Predicted(str(path), "", problem=str(error))
-                continue
-            x, state = torch.from_numpy(self.normalised(series.values))[None], None
-            with torch.no_grad():
-                for part in x.split(self.segment, 1):
-                    outputs, state = model(part, state)
-                if self.names:
-                    yield likely_classes(path, outputs[0, -1], self.names, options["top"])
-                    continue
-                steps = [outputs[:, -1:]]
-                while len(steps) < options["length"]:
-                    outputs, state = model(steps[-1], state)
-                    steps.append(outputs)
-            values = torch.cat(steps, 1)[0].double().numpy() * np.array(self.target_std) + np.array(self.target_mean)
-            rows = [dict(zip(self.targets, row, strict=True)) for row in values.tolist()]
-            count = "step" if len(rows) == 1 else f"{len(rows):,} steps"
-            yield Predicted(str(path), f"the next {count}\n{_in_columns(rows)}", {"next": rows})
+        return super().predict(model, files, options)
 
-
-def _in_columns(rows: Sequence[Mapping[str, float]]) -> str:
-    """A line of names and one for each step, with its number."""
-    cells = [["step", *rows[0]], *([str(i), *(f"{x:.6g}" for x in row.values())] for i, row in enumerate(rows, 1))]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("  ".join(map(str.rjust, line, widths)) for line in cells)
+    def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
+        series = read_series(path, self.columns, None, self)
+        x, state = torch.from_numpy(self.normalised(series.values))[None], None
+        for part in x.split(self.segment, 1):
+            outputs, state = reader(part, state)
+        if self.names:
+            return likely_classes(path, outputs[0, -1], self.names, options["top"])
+        steps = [outputs[:, -1:]]
+        while len(steps) < options["length"]:
+            outputs, state = reader(steps[-1], state)
+            steps.append(outputs)
+        values = torch.cat(steps, 1)[0].double().numpy() * np.array(self.target_std) + np.array(self.target_mean)
+        rows = [dict(zip(self.targets, row, strict=True)) for row in values.tolist()]
+        # --- a line of names and one for each step, with its number ---
+        cells = [["step", *rows[0]], *([str(i), *(f"{x:.6g}" for x in row.values())] for i, row in enumerate(rows, 1))]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ["  ".join(map(str.rjust, line, widths)) for line in cells]
+        count = "step" if len(rows) == 1 else f"{len(rows):,} steps"
+        return Predicted(str(path), "\n".join([f"the next {count}", *lines]), {"next": rows})

@@ -369,27 +369,25 @@ class TextPreprocessing(Preprocessing):
             f"{found}; leave data.tokens and data.words out"
         )
 
-    def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
-        """The `length` tokens after each text: the most probable one, again and again."""
-        vocabulary = self.vocabulary()
-        for path in [path for file in files for path in _texts(file)]:
-            try:
-                data = sys.stdin.buffer.read() if str(path) == _STDIN else read_bytes(path)
-                if not check_text(data, str(path)):
-                    raise InputError(f"{path}: expected text that the model continues, found 0 bytes; add text to it")
-                text = vocabulary.encode(data, str(path))
-            except InputError as error:
-                yield Predicted(str(path), "", problem=str(error))
-                continue
-            stream = Stream(model).prefill(torch.tensor([[self.start, *text.tolist()]]), self.segment)
-            tokens, _ = stream.generate(options["length"], temperature=0.0)
-            yield Predicted(str(path), vocabulary.decode(tokens[0].tolist()).decode(errors="replace"))
+    def paths(self, files: Sequence[Path]) -> Sequence[Path]:
+        paths = []
+        for path in files:
+            corpus = find_text(path) if path.is_dir() else None
+            if corpus is not None and not corpus.read:
+                raise nothing_found(path, corpus.left_out)
+            paths += [path] if corpus is None else corpus.read
+        return paths
 
+    def reader(self, model: Any) -> tuple[Any, Vocabulary]:
+        return model, self.vocabulary()
 
-def _texts(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    corpus = find_text(path)
-    if not corpus.read:
-        raise nothing_found(path, corpus.left_out)
-    return corpus.read
+    def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
+        """The `length` tokens after a text: the most probable one, again and again."""
+        data = sys.stdin.buffer.read() if str(path) == _STDIN else read_bytes(path)
+        if not check_text(data, str(path)):
+            raise InputError(f"{path}: expected text that the model continues, found 0 bytes; add text to it")
+        model, vocabulary = reader
+        text = vocabulary.encode(data, str(path)).tolist()
+        stream = Stream(model).prefill(torch.tensor([[self.start, *text]]), self.segment)
+        tokens, _ = stream.generate(options["length"], temperature=0.0)
+        return Predicted(str(path), vocabulary.decode(tokens[0].tolist()).decode(errors="replace"))

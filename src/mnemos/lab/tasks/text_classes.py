@@ -1,6 +1,6 @@
 """Classification of texts in class folders, of any length, in segments for an encoder."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,13 +16,12 @@ from mnemos.types import InputError
 
 from .arrays import ArrayTask, Rows
 from .files import check_text, first_names, read_bytes
-from .preprocessing import Predicted, Preprocessing, files_below, likely_classes
+from .preprocessing import Predicted, Preprocessing, likely_classes
 from .task import SPLITS, Split
 from .text_files import SPLIT_OF, TextFiles, find_text, split_documents
 from .vocabulary import Bytes, SubWords, Tokens, Vocabulary
 
 _FEW = 2  # classes at least
-_ENDINGS = (".txt", ".txt.gz", ".md", ".text")
 
 
 @register
@@ -141,6 +140,8 @@ class TextClassesPreprocessing(Preprocessing):
 
     name: ClassVar[str] = "text-classes"
     options: ClassVar[Mapping[str, int]] = MappingProxyType({"top": 3})
+    endings = (".txt", ".txt.gz", ".md", ".text")
+    files = "texts"
 
     segment: int
     length: int
@@ -173,20 +174,17 @@ class TextClassesPreprocessing(Preprocessing):
             cut = [row[i : i + inside] for i in range(0, len(row), inside)]
             yield np.concatenate([part for piece in cut for part in (before, piece.astype(np.int32), after)])
 
-    def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
-        """The `top` most probable classes of each text: {"classes": [{"name", "probability"}, …]}."""
-        vocabulary = self.vocabulary()
-        for path in files_below(files, _ENDINGS, "texts"):
-            try:
-                rows = list(self.rows(check_text(read_bytes(path), str(path)), str(path), vocabulary))
-                if not rows:
-                    raise InputError(f"{path}: expected text, found none; add text to it")
-            except InputError as error:
-                yield Predicted(str(path), "", problem=str(error))
-                continue
-            with torch.no_grad():
-                logits = [model(torch.from_numpy(row.astype(np.int64))[None])[0] for row in rows]
-            yield likely_classes(path, torch.cat(logits).mean(0), self.names, options["top"])
+    def reader(self, model: Any) -> tuple[Any, Vocabulary]:
+        return model, self.vocabulary()
+
+    def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
+        """The `top` most probable classes of a text: {"classes": [{"name", "probability"}, …]}."""
+        model, vocabulary = reader
+        rows = list(self.rows(check_text(read_bytes(path), str(path)), str(path), vocabulary))
+        if not rows:
+            raise InputError(f"{path}: expected text, found none; add text to it")
+        logits = [model(torch.from_numpy(row.astype(np.int64))[None])[0] for row in rows]
+        return likely_classes(path, torch.cat(logits).mean(0), self.names, options["top"])
 
 
 def _around(vocabulary: Vocabulary) -> tuple[list[int], list[int]]:

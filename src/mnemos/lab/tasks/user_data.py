@@ -4,7 +4,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from .batch import IGNORE, Batch, row_count
 from .metrics import ACCURACY, LOSS, CorpusMetric, Metric, SumMetric
 from .prefetch import BatchNumber, Loader, Prefetched, prefetch
 from .row_order import Order
-from .task import Split, Task
+from .task import HeldOut, Split, Task
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -59,7 +59,6 @@ def _as_tensor(x: Any) -> Any:
 
 
 def _rows(batch: Batch) -> int:
-    """The number of rows. Raises InputError for single rows, and for lists of numbers."""
     tensors = leaves(batch)
     if not tensors or not all(x.dim() for x in tensors):
         wrong = "a tensor without axes, as in a single row" if tensors else "no tensor in a batch"
@@ -92,24 +91,25 @@ class OwnTask(Task):
         metrics: Sequence[Metric] = (),
         seed: int = 0,
     ) -> None:
-        self._loss = loss
+        self._loss, self._train, self._valid = loss, train, valid
         self._classes = 0  # of the logits; 0 before the first forward
         arguments = inspect.signature(model.forward).parameters
         self._accepts = {name for name in ("state", "mask", "use_cache") if name in arguments}
-        self._train, self._valid = train, valid
-        first = self._train.batch(0, batch_size, seed)
+        first = train.batch(0, batch_size, seed)
         _rows(first)
-        self._own_loss = loss is None and "labels" in arguments and isinstance(first.inputs, Mapping)
-        if self._own_loss and any(isinstance(x, Tensor) and x.dim() < 2 for x in first.inputs.values()):
+        inputs, targets = first.inputs, first.targets
+        # --- the loss and the metrics ---
+        self._own_loss = loss is None and "labels" in arguments and isinstance(inputs, Mapping)
+        if self._own_loss and any(isinstance(x, Tensor) and x.dim() < 2 for x in inputs.values()):
             raise InputError(
                 "fit: expected batches {'input_ids': [B, T], 'labels', …}, found single rows; put them in a DataLoader"
             )
-        classes = first.targets.dim() == 1 and not first.targets.is_floating_point() if self._own_loss else loss is None
+        classes = targets.dim() == 1 and not targets.is_floating_point() if self._own_loss else loss is None
         self.metrics = tuple(metrics) or ((ACCURACY,) if classes else (LOSS,))
         if self._own_loss:
             self.metrics = tuple(map(_of_logits, self.metrics))
+        # --- the form of the batches ---
         self.carries_state = first.reset is not None
-        inputs, targets = first.inputs, first.targets
         rows_of_tokens = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
         self.splits_rows = rows_of_tokens and isinstance(targets, Tensor) and targets.shape == inputs.shape
         self.max_length = inputs.shape[1] if rows_of_tokens else 0
@@ -121,7 +121,7 @@ class OwnTask(Task):
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
         return self._train.batch(index, batch_size, seed)
 
-    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
+    def batches(self, split: HeldOut, batch_size: int) -> Iterator[Batch]:
         return self._valid.once(batch_size)
 
     def size(self, split: Split) -> int:
@@ -156,8 +156,7 @@ class OwnTask(Task):
             options["state"] = state
         if self._own_loss:
             options |= {"labels": batch.targets} | ({"use_cache": False} if "use_cache" in self._accepts else {})
-        inputs = batch.inputs
-        if isinstance(inputs, Mapping):
+        if isinstance(inputs := batch.inputs, Mapping):
             outputs = model(**inputs, **options)
         else:
             outputs = model(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)), **options)
@@ -194,10 +193,6 @@ class OwnTask(Task):
         return loss.sum() if loss.dim() else loss * rows
 
     def _check_logits(self, outputs: object, targets: Tensor) -> None:
-        """Raise InputError unless the outputs are logits of the targets; the first time, check the targets too.
-
-        Later targets are checked before they are copied to the model's device, where reading them would wait for it.
-        """
         if not isinstance(outputs, Tensor) or outputs.shape[:-1] != targets.shape:
             shape = ", ".join([*map(str, targets.shape), "classes"])
             found = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else _form(outputs)
@@ -206,6 +201,7 @@ class OwnTask(Task):
                 "give forward an argument `state` if it also returns a state, give fit a loss, or give a model of "
                 "Transformers batches that are mappings with 'labels'"
             )
+        # Later targets are checked before they are copied to the model's device, where reading them would wait for it.
         if not self._classes:
             self._classes = outputs.shape[-1]
             self._check_targets(targets, "fit")
@@ -236,7 +232,7 @@ class OwnTask(Task):
 
 
 def _of_logits(metric: Metric) -> Metric:
-    """The metric of a model whose outputs hold logits beside the loss."""
+    # The outputs of such a model hold logits beside the loss.
     if isinstance(metric, SumMetric) and (sums := metric.sums) is not None:  # None: the loss itself
         return replace(metric, sums=lambda model, outputs, batch: sums(model, outputs.logits, batch))
     if isinstance(metric, CorpusMetric) and (collect := metric.collect) is not None:
@@ -245,7 +241,6 @@ def _of_logits(metric: Metric) -> Metric:
 
 
 def _form(outputs: object) -> str:
-    """What a model returned, in words."""
     return f"a tuple of {len(outputs)}" if isinstance(outputs, tuple) else f"a {type(outputs).__name__}"
 
 
@@ -287,9 +282,9 @@ class RowSource:
 
     def once(self, batch_size: int) -> Iterator[Batch]:
         """All rows once, in the data set's order."""
-        starts = range(0, self.rows, batch_size)
-        keys = (_RowsAndSeed(list(range(i, min(i + batch_size, self.rows))), 0, i) for i in starts)
-        return prefetch(self._make, keys, min(self.workers, len(starts)), self.loader)
+        every = list(range(self.rows))
+        keys = [_RowsAndSeed(every[i : i + batch_size], 0, i) for i in range(0, self.rows, batch_size)]
+        return prefetch(self._make, keys, min(self.workers, len(keys)), self.loader)
 
     def epoch(self, batch_size: int) -> float:
         return self.rows / batch_size
@@ -298,8 +293,8 @@ class RowSource:
         self._batches.close()
 
     def _keys(self, number: BatchNumber) -> Iterator[_RowsAndSeed]:
-        index, batch_size, seed = number
-        for i in itertools.count(index):
+        first, batch_size, seed = number
+        for i in itertools.count(first):
             if self._order is not None:
                 rows = self._order.batch(i, batch_size, seed).tolist()
             else:
@@ -307,8 +302,8 @@ class RowSource:
             yield _RowsAndSeed(rows, seed, i)
 
     def _make(self, key: _RowsAndSeed) -> Batch:
-        with global_generators() as put:
-            put(key.seed, AUGMENT, key.number)
+        with global_generators() as put_seed:
+            put_seed(key.seed, AUGMENT, key.number)
             several = getattr(self.dataset, "__getitems__", None)  # as a DataLoader asks for rows
             return as_batch(self.collate(several(key.rows) if several else [self.dataset[row] for row in key.rows]))
 
@@ -338,21 +333,22 @@ class BatchSource:
         self.rows = self.length * self.batch_size
         self._iterator: Iterator[object] | None = None
         self._generators: generators.Snapshot = {}
-        self._place = self._pass = self._seed = -1
+        self._index = self._pass = self._seed = -1  # of the batch that was read last
         self._last: object = None
 
     def batch(self, index: int, batch_size: int, seed: int) -> Batch:
         """Batch `index` of the passes of `seed`, one after the other."""
-        if self._place > index or seed != self._seed:
-            self._iterator, self._place, self._pass, self._seed = None, -1, -1, seed
-        passes_between = index > self._place + 1 and index // (self.length or 1) > self._pass
+        if self._index > index or seed != self._seed:
+            self.close()
+            self._seed = seed
+        passes_between = index > self._index + 1 and index // (self.length or 1) > self._pass
         if self.length and (self._iterator is None or passes_between):
             self._iterator = None
             self._pass = index // self.length - 1
-            self._place = (self._pass + 1) * self.length - 1
-        while self._place < index:
-            self._last = self._draw()
-            self._place += 1
+            self._index = (self._pass + 1) * self.length - 1
+        while self._index < index:
+            self._last = self._read()
+            self._index += 1
         return as_batch(self._last)
 
     def once(self, batch_size: int) -> Iterator[Batch]:
@@ -363,9 +359,10 @@ class BatchSource:
         return float(self.length)
 
     def close(self) -> None:
-        self._iterator, self._place, self._pass = None, -1, -1
+        self._iterator, self._index, self._pass = None, -1, -1
 
-    def _draw(self) -> object:
+    def _read(self) -> object:
+        """The next batch: of this pass, or if it has ended, of another one."""
         with generators.preserve():
             for _ in range(2):
                 if self._iterator is None:
@@ -390,12 +387,10 @@ def source(data: object) -> Source:
         rows: Any = data.dataset
         sampler = data.sampler
         shuffle = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(rows)
-        ordered = shuffle or type(sampler) is SequentialSampler
-        ordered = ordered and type(data.batch_sampler) is BatchSampler
+        ordered = (shuffle or type(sampler) is SequentialSampler) and type(data.batch_sampler) is BatchSampler
         # A subclass of DataLoader may iterate otherwise.
         if ordered and type(data) is DataLoader and not isinstance(rows, IterableDataset):
-            names = ("multiprocessing_context", "timeout", "prefetch_factor")
-            options = {name: getattr(data, name) for name in names}
+            options = {name: getattr(data, name) for name in ("multiprocessing_context", "timeout", "prefetch_factor")}
             loader = Loader(rows, data.worker_init_fn, options) if data.num_workers else None
             return RowSource(rows, data.collate_fn, shuffle, data.num_workers, data.batch_size or 0, loader)
         return BatchSource(data)

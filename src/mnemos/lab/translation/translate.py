@@ -201,18 +201,18 @@ class TranslationPreprocessing(Preprocessing):
                     )
         return None
 
-    def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
-        """The translation of each file, a line for each of its lines."""
-        translator, decoding = self.translator(model), Decoding(self.beams, 1, self.length_penalty)
-        for path in files:
-            try:
-                lines = list(lines_of(sys.stdin.buffer, path) if str(path) == _STDIN else read_lines(path))
-                rows = translator.encode(lines, f"{path}: line")
-                best = dict(translator.translate(rows, decoding))
-            except InputError as error:
-                yield Predicted(str(path), "", problem=str(error))
-                continue
-            yield Predicted(str(path), "\n".join(best[i][0].text for i in range(len(lines))))
+    def paths(self, files: Sequence[Path]) -> Sequence[Path]:
+        return files
+
+    def reader(self, model: Any) -> Translator:
+        return self.translator(model)
+
+    def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
+        """The translation of a file, a line for each of its lines."""
+        lines = list(lines_of(sys.stdin.buffer, path) if str(path) == _STDIN else read_lines(path))
+        rows = reader.encode(lines, f"{path}: line")
+        best = dict(reader.translate(rows, Decoding(self.beams, 1, self.length_penalty)))
+        return Predicted(str(path), "\n".join(best[i][0].text for i in range(len(lines))))
 
 
 class TrainedTranslator:

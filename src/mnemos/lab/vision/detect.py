@@ -170,6 +170,8 @@ class DetectionPreprocessing(Preprocessing):
 
     name: ClassVar[str] = "detection"
     options: ClassVar[Mapping[str, int]] = MappingProxyType({"top": 10})
+    endings = ENDINGS
+    files = "photos"
 
     categories: tuple[int, ...]
 
@@ -177,16 +179,10 @@ class DetectionPreprocessing(Preprocessing):
     def names_by_id(self) -> dict[int, str]:
         return dict(zip(self.categories, self.names, strict=True))
 
-    def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
-        """The `top` most probable objects of each photo: {"objects": entries of COCO's result format}."""
-        for path in files_below(files, ENDINGS, "photos"):
-            try:
-                pixels = np.array(read_image(path))
-            except InputError as error:
-                yield Predicted(str(path), "", problem=str(error))
-                continue
-            entries = self.objects(model, pixels, 0, 0.0)[: options["top"]]
-            yield Predicted(str(path), self.describe(entries), {"objects": entries})
+    def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
+        """The `top` most probable objects of a photo: {"objects": entries of COCO's result format}."""
+        entries = self.objects(reader, np.array(read_image(path)), 0, 0.0)[: options["top"]]
+        return Predicted(str(path), self.describe(entries), {"objects": entries})
 
     def describe(self, entries: Sequence[Annotation]) -> str:
         """The names and scores of objects on one line."""
