@@ -45,8 +45,8 @@ class AugmentConfig:
 
     def check(self) -> None:
         """Raise InputError for a value out of range."""
-        for name, most in {"mixup": math.inf, "cutmix": math.inf, "erasing": 1.0, "smoothing": 1.0}.items():
-            value = getattr(self, name)
+        for name in ("mixup", "cutmix", "erasing", "smoothing"):
+            value, most = getattr(self, name), 1.0 if name in ("erasing", "smoothing") else math.inf
             if not (0 <= value < most or (name == "erasing" and value == most)):
                 raise InputError(f"data.augment.{name} must be at least 0 and below {most:g}, found {value}")
 
@@ -64,16 +64,14 @@ def augment_light(pixels: NDArray[np.uint8], random: np.random.Generator, flip: 
     margin = side // 8
     padded = np.pad(pixels, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
     corners = random.integers(0, 2 * margin, (rows, 2), endpoint=True)
-    turned: NDArray[np.bool_] = np.less(random.random(rows), 0.5 if flip else 0.0)
-    augmented = np.empty_like(pixels)
-    for i, (top, left) in enumerate(corners):
-        crop = padded[i, top : top + side, left : left + side]
-        augmented[i] = crop[:, ::-1] if turned[i] else crop
+    mirrored = random.random(rows) < (0.5 if flip else 0.0)
+    augmented = np.stack([padded[i, y : y + side, x : x + side] for i, (y, x) in enumerate(corners)])
+    augmented[mirrored] = augmented[mirrored, :, ::-1]
     return augmented
 
 
 def _posterise(image: Any, bits: int, **_: Any) -> Any:
-    """Keep `bits` bits per colour. timm also uses 0 bits (black), which Pillow accepts only before version 13."""
+    # timm also keeps 0 bits per colour, which is black and which Pillow accepts only before version 13.
     from PIL import Image, ImageOps
 
     if bits < 1:
@@ -147,11 +145,8 @@ class TimmAugmentation:
         even = len(images) // 2 * 2 if self._mix is not None else 0
         if not even and not self._smoothing:
             return images, labels
-        parts = []
-        if even:
-            parts.append(self._mix(images[:even], labels[:even])[1])
+        parts = [self._mix(images[:even], labels[:even])[1]] if even else []
         if even < len(images):
-            low = self._smoothing / self._classes
             single = torch.nn.functional.one_hot(labels[even:], self._classes).float()
-            parts.append(single * (1 - self._smoothing) + low)
+            parts.append(single * (1 - self._smoothing) + self._smoothing / self._classes)
         return images, torch.cat(parts)

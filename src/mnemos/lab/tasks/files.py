@@ -148,11 +148,11 @@ class Unpacked:
 
 def skipped(path: str | Path) -> bool:
     """Whether a path in a folder of data is `special`. A warning then says so, once for each path in a process."""
-    kind = special(path)
-    if kind and os.fspath(path) not in _warned:
+    what = special(path)
+    if what and os.fspath(path) not in _warned:
         _warned.add(os.fspath(path))
-        warnings.warn(f"{path}: skipped, because it is {kind} and no file", SkippedFile, stacklevel=2)
-    return bool(kind)
+        warnings.warn(f"{path}: skipped, because it is {what} and no file", SkippedFile, stacklevel=2)
+    return bool(what)
 
 
 def first_names(names: Sequence[str]) -> str:
@@ -203,12 +203,11 @@ def archive_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[Me
 
 @contextlib.contextmanager
 def _readable(archive: Path) -> Iterator[None]:
-    """A damaged archive can raise any exception."""
     try:
         yield
     except (InputError, GeneratorExit):
         raise
-    except Exception as error:
+    except Exception as error:  # a damaged archive can raise any
         problem = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"{archive}: expected a tar file, but it is missing or damaged ({problem}); fetch it again"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from mnemos.atomic import replacing, write_json
 from mnemos.errors import say
 from mnemos.generate.stream import Stream
-from mnemos.lab.tasks.task import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject
 
@@ -29,7 +28,7 @@ from .image_task import ImageTask
 from .images import MNISTConfig
 from .metrics import NEXT_TOKEN
 from .row_order import Order
-from .task import Sampling, Split
+from .task import DataConfig, HeldOut, Sampling, Split
 from .token_task import TokenTask, sampling_options
 
 START = 0  # the token before a picture's first byte
@@ -64,7 +63,7 @@ class PixelsConfig(DataConfig):
     def build(self) -> "PixelTask":
         return self._task(self.images.build())
 
-    def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> "PixelTask":
+    def build_to_score(self, split: HeldOut, trained: Any = None) -> "PixelTask":
         return self._task(self.images.build_to_score(split, trained))
 
     def _task(self, task: object) -> "PixelTask":
@@ -73,9 +72,9 @@ class PixelsConfig(DataConfig):
             raise InputError(
                 f"data.images: expected a data set of images, found {self.images.name!r}, which has none; {fix}"
             )
-        made = PixelTask(task, self.start)
-        made.about, made.whole = task.about, task.whole
-        return made
+        pixels = PixelTask(task, self.start)
+        pixels.about, pixels.whole = task.about, task.whole
+        return pixels
 
 
 class PixelTask(TokenTask):
@@ -103,36 +102,33 @@ class PixelTask(TokenTask):
     def images(self, split: Split) -> int:
         return self._images.size(split)
 
-    def bytes(self, split: Split, index: int) -> NDArray[np.uint8]:
-        """Picture `index` of a split as n bytes, uint8 [n]. `pictures` is the inverse."""
-        return self._images.picture(split, index).reshape(-1)
-
     def pictures(self, tokens: Tensor) -> NDArray[np.uint8]:
         """Pictures [B, H, W, C] uint8 from sequences of bytes [B, n]."""
         return tokens.cpu().numpy().astype(np.uint8).reshape(-1, *self.shape)
 
+    def bytes(self, split: Split, rows: Sequence[int]) -> Tensor:
+        """Pictures of a split as bytes, int64 [B, n]. `pictures` is the inverse."""
+        return torch.from_numpy(np.stack([self._images.picture(split, i).reshape(-1) for i in rows]).astype(np.int64))
+
+    def started(self, tokens: Tensor) -> Tensor:
+        """The model's inputs that continue the first bytes [B, m] of pictures; [B, 1 + m] with a start token."""
+        return F.pad(tokens, (1, 0), value=START) if self.start else tokens
+
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
         return self._batch("train", self._order.batch(index, batch_size, seed))
 
-    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
-        for rows in np.split(np.arange(n := self.images(split)), range(batch_size, n, batch_size)):
-            yield self._batch(split, rows)
+    def batches(self, split: HeldOut, batch_size: int) -> Iterator[Batch]:
+        rows = np.arange(self.images(split))
+        return (self._batch(split, rows[i : i + batch_size]) for i in range(0, len(rows), batch_size))
+
+    def _batch(self, split: Split, rows: NDArray[np.int64]) -> Batch:
+        pixels = self.started(self.bytes(split, rows.tolist()))
+        return Batch(pixels[:, :-1], pixels[:, 1:])
 
     def size(self, split: Split) -> int:
         return self.images(split) * self.max_length
 
-    def _batch(self, split: Split, rows: NDArray[np.int64]) -> Batch:
-        pixels = self.begun(self._tokens(split, rows.tolist()))
-        return Batch(pixels[:, :-1], pixels[:, 1:])
-
-    def _tokens(self, split: Split, rows: Sequence[int]) -> Tensor:
-        return torch.from_numpy(np.stack([self.bytes(split, row) for row in rows]).astype(np.int64))
-
-    def begun(self, tokens: Tensor) -> Tensor:
-        """The model's inputs that continue the first bytes [B, m] of pictures; [B, 1 + m] with a start token."""
-        return F.pad(tokens, (1, 0), value=START) if self.start else tokens
-
-    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
+    def artifacts(self, model: nn.Module, folder: Path, split: HeldOut) -> JSONObject:
         write_pictures(model, self, folder)
         return {}
 
@@ -146,10 +142,9 @@ class PixelTask(TokenTask):
         start = time.perf_counter()
         count = 24 if sampling.count is None else sampling.count
         folder.mkdir(exist_ok=True)
-        found = write_pictures(model, self, folder, count, min(count, 8), sampling.seed, **sampling_options(sampling))
-        completed = len(found["completions"].flatten(0, 1)) if "completions" in found else 0
-        size = " x ".join(map(str, self.shape))
-        seconds = time.perf_counter() - start
+        images = write_pictures(model, self, folder, count, min(count, 8), sampling.seed, **sampling_options(sampling))
+        completed = len(images["completions"].flatten(0, 1)) if "completions" in images else 0
+        size, seconds = " x ".join(map(str, self.shape)), time.perf_counter() - start
         say(f"{count} images of {size} bytes and {completed} completions of half images in {seconds:.1f} s")
         return True
 
@@ -178,22 +173,21 @@ def write_pictures(
     start, tensors, drawn = time.perf_counter(), {}, 0
 
     def finish(seen: Tensor) -> NDArray[np.uint8]:
-        """Pictures [B, H, W, C] that continue the bytes `seen` [B, n]."""
         nonlocal drawn
         left = int(np.prod(task.shape)) - seen.shape[1]
         drawn += len(seen) * left
-        stream = Stream(model).prefill(task.begun(seen.to(device)))
+        stream = Stream(model).prefill(task.started(seen.to(device)))
         return task.pictures(torch.cat([seen, stream.generate(left, generator=generator, **options)[0].cpu()], 1))
 
     # --- samples ---
     if count:
         rows = torch.randint(task.images("train"), (count,), generator=generator).tolist()
-        tensors["samples"] = finish(task._tokens("train", rows)[:, : not task.start])
+        tensors["samples"] = finish(task.bytes("train", rows)[:, : not task.start])
     # --- completions of the upper half of test images ---
     given = task.shape[0] // 2
     completed = min(completed, task.images("test"))
     if completed and given:
-        originals = task._tokens("test", [i * task.images("test") // completed for i in range(completed)])
+        originals = task.bytes("test", [i * task.images("test") // completed for i in range(completed)])
         seen = originals[:, : given * task.shape[1] * task.shape[2]].repeat_interleave(WAYS, 0)
         tensors["originals"] = task.pictures(originals)
         tensors["completions"] = finish(seen).reshape(completed, WAYS, *task.shape)

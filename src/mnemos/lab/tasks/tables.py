@@ -35,10 +35,9 @@ def read_column(file: Path, column: str | None) -> Iterator[str]:
     ]
     name = texts[0] if column is None and len(texts) == 1 else column
     if name not in texts:
-        found, hint = "none", f"it has {', '.join(texts) or 'no column of text'}"
-        if column is not None:
-            found, hint = repr(column), near_name(column, texts, hint)
-        raise InputError(f"{file}: expected the name of a column of text in data.column, found {found}; {hint}")
+        hint = f"it has {', '.join(texts) or 'no column of text'}"
+        problem = f"none; {hint}" if column is None else f"{column!r}; {near_name(column, texts, hint)}"
+        raise InputError(f"{file}: expected the name of a column of text in data.column, found {problem}")
     return (text for text in table[name] if text)
 
 
@@ -48,19 +47,22 @@ def read_table(file: Path) -> Any:
         raise InputError(f"{file}: expected a table, found no such file; name one with --data.path")
     library = libraries.datasets()
     silent = library.are_progress_bars_disabled()
-    ending, options = _ending(file), {"sep": "\t"} if _ending(file) == ".tsv" else {}
+    ending = _ending(file)
     library.disable_progress_bars()  # of the conversion: this program has its own
     try:
         if ending == ARROW:
             return library.Dataset.from_file(str(file))
+        options = {"sep": "\t"} if ending == ".tsv" else {}
         with tempfile.TemporaryDirectory() as cache:  # the library converts a file into Arrow once, there
             read = getattr(library.Dataset, READERS[ending])
             table = read(str(file), cache_dir=cache, keep_in_memory=True, **options)
-        if READERS[ending] == "from_csv" and "__index_level_0__" in table.column_names:  # of pandas, for a first value
-            raise ValueError("its rows have more columns than its first line has names, as with decimal commas")
-        counted = [*map(str, range(len(table.column_names)))]  # what pandas and NumPy's tables call columns: names
-        if READERS[ending] == "from_csv" and all(map(_is_number, names := table.column_names)) and names != counted:
-            raise ValueError("its first line has numbers where names of columns are expected; add a line of names")
+        if READERS[ending] == "from_csv":
+            names = table.column_names
+            if "__index_level_0__" in names:  # of pandas, for a first value
+                raise ValueError("its rows have more columns than its first line has names, as with decimal commas")
+            # What pandas and NumPy's tables call columns, 0, 1, …, are names.
+            if all(map(_is_number, names)) and names != [*map(str, range(len(names)))]:
+                raise ValueError("its first line has numbers where names of columns are expected; add a line of names")
         return table
     except Exception as error:  # of the library's readers
         cause = error.__cause__ or error

@@ -10,18 +10,15 @@ import numpy as np
 import torch
 
 from mnemos.generators import ORDER, generator
-from mnemos.lab.tasks.task import DataConfig
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .arrays import ArrayTask, Rows
 from .files import check_text, first_names, read_bytes
 from .preprocessing import Predicted, Preprocessing, likely_classes
-from .task import SPLITS, Split
+from .task import SPLITS, DataConfig, Split
 from .text_files import SPLIT_OF, TextFiles, find_text, split_documents
 from .vocabulary import Bytes, SubWords, Tokens, Vocabulary
-
-_FEW = 2  # classes at least
 
 
 @register
@@ -51,25 +48,22 @@ class TextClassesConfig(DataConfig):
 
     def build(self) -> "TextClassesTask":
         """The task. Cost: all texts are encoded, which holds them and their tokens in memory."""
-        if not 0 < self.held_out < 0.5:
-            raise InputError(f"data.held_out must be above 0 and below 0.5, found {self.held_out}")
+        self.require("0 < held_out < 0.5")
         classes = _by_class(find_text(self.path))
         layout = TextClassesPreprocessing.of(self, tuple(classes))
         vocabulary = layout.vocabulary()
-        rows: dict[Split, list[Rows]] = {split: [] for split in SPLITS}
+        parts: dict[Split, list[Rows]] = {split: [] for split in SPLITS}
         for label, (name, corpus) in enumerate(classes.items()):
-            splits = split_documents(corpus, self.held_out, characters=True)
-            for split in SPLITS:
-                texts = ((text.tobytes(), file) for file, text in splits[split].items())
-                made = [row for text, file in texts for row in layout.rows(text, file, vocabulary)]
-                if not made:
+            for split, texts in split_documents(corpus, self.held_out, characters=True).items():
+                rows = [row for file, text in texts.items() for row in layout.rows(text.tobytes(), file, vocabulary)]
+                if not rows:
                     raise InputError(
                         f"{self.path}: {split} split: expected text of the class {name}, found none; add some to it"
                     )
-                lengths = np.array([len(row) for row in made])
-                rows[split].append(Rows.ragged(np.concatenate(made), lengths, np.full(len(made), label)))
+                lengths = np.array([len(row) for row in rows])
+                parts[split].append(Rows.ragged(np.concatenate(rows), lengths, np.full(len(rows), label)))
         size = vocabulary.start if isinstance(vocabulary, SubWords) else vocabulary.size
-        task = TextClassesTask({split: Rows.joined(each) for split, each in rows.items()}, layout, size)
+        task = TextClassesTask({split: Rows.joined(own) for split, own in parts.items()}, layout, size)
         names = first_names(list(classes))
         task.about = tuple(
             f"{split:5}  {task.size(split):,} rows of {len(classes)} classes: {names}" for split in SPLITS
@@ -89,7 +83,7 @@ def _by_class(corpus: TextFiles) -> dict[str, TextFiles]:
                 raise InputError(f"{file}: expected texts in folders of classes, found one outside; move it")
             own = classes.setdefault(parts[0], TextFiles(corpus.folder, {}, [], []))
             (own.undivided if split is None else own.given.setdefault(split, [])).append(file)
-    if len(classes) < _FEW:
+    if len(classes) < 2:
         raise InputError(
             f"{corpus.folder}: expected at least two folders of texts, one per class, found {len(classes)}; check "
             "data.path"

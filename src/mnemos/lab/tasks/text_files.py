@@ -30,12 +30,8 @@ from .vocabulary import as_characters
 
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}  # third-party packages, and tests
 SPLIT_OF: dict[str, Split] = {
-    "train": "train",
-    "training": "train",
-    "valid": "valid",
-    "validation": "valid",
-    "val": "valid",
-    "dev": "valid",
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),
     "test": "test",
 }
 _WORD = re.compile(rf"(?<![a-z0-9])(?:{'|'.join(SPLIT_OF)})(?![a-z0-9])")
@@ -101,8 +97,8 @@ def find_text(
         folder = Path(sysconfig.get_path("stdlib"))
         return TextFiles(folder, {}, sorted(file for file in _files(folder, LEFT_OUT) if file.suffix == ".py"), [])
     folder = Path(path)
-    if (kind := special(folder)) or not folder.exists():
-        raise InputError(f"{folder}: expected a file or a folder of text, found {kind or 'nothing'}; check data.path")
+    if (what := special(folder)) or not folder.exists():
+        raise InputError(f"{folder}: expected a file or a folder of text, found {what or 'nothing'}; check data.path")
     if folder.is_file():
         if pattern is None and not (tables and is_table(folder)):
             check_text(_head(folder), str(folder))
@@ -111,20 +107,18 @@ def find_text(
     texts = [file for file in every if _is_wanted(file, folder, pattern)]
     if tables and pattern is None and (column is not None or not texts):
         texts = [file for file in every if is_table(file)] or texts
-    given = _named_splits(folder, every, {*texts}, scoring)
-    taken = {file for files in given.values() for file in files} or {*texts}
-    return TextFiles(
-        folder, given, [] if given else texts, [file for file in every if file not in taken], pattern, column
-    )
+    splits = _named_splits(folder, every, {*texts}, scoring)
+    read = {file for files in splits.values() for file in files} or {*texts}
+    left_out = [file for file in every if file not in read]
+    return TextFiles(folder, splits, [] if splits else texts, left_out, pattern, column)
 
 
 def nothing_found(folder: Path, files: Sequence[Path], what: str = "text") -> InputError:
     """The error for a folder whose files hold no text."""
-    pictures = sum(is_image(file.name) for file in files)
-    found = f"{len(files)} files and none with text; check data.path and data.pattern"
-    if pictures:
-        found = f"{pictures} pictures among {len(files)} files; use a recipe for pictures, such as photos-vit"
-    return InputError(f"{folder}: expected {what}, found {found}")
+    problem = f"{len(files)} files and none with text; check data.path and data.pattern"
+    if pictures := sum(is_image(file.name) for file in files):
+        problem = f"{pictures} pictures among {len(files)} files; use a recipe for pictures, such as photos-vit"
+    return InputError(f"{folder}: expected {what}, found {problem}")
 
 
 def read_documents(corpus: TextFiles, characters: bool = False, articles: bool = False) -> dict[str, Document]:
@@ -135,17 +129,16 @@ def read_documents(corpus: TextFiles, characters: bool = False, articles: bool =
     documents: dict[str, Document] = {}
     has_tables = corpus.has_tables
     for file in corpus.read:
+        name = corpus.name(file)
         if has_tables and is_table(file):
             rows = [text.encode() for text in read_column(file, corpus.column)]
             width = len(str(len(rows)))
-            documents |= {
-                f"{corpus.name(file)}#{i:0{width}}": np.frombuffer(row, np.uint8) for i, row in enumerate(rows)
-            }
+            documents |= {f"{name}#{i:0{width}}": np.frombuffer(row, np.uint8) for i, row in enumerate(rows)}
             continue
         data = read_bytes(file) if corpus.pattern is not None else check_text(read_bytes(file), str(file))
         if characters:
             as_characters(data, str(file))
-        documents[corpus.name(file)] = np.frombuffer(data, np.uint8)
+        documents[name] = np.frombuffer(data, np.uint8)
     if not documents:
         raise nothing_found(corpus.folder, corpus.left_out)
     if not any(map(len, documents.values())):
@@ -163,6 +156,7 @@ def split_documents(
     gives shares of its end. characters, articles: see `read_documents`; characters: documents are cut at line ends.
     """
     documents = read_documents(corpus, characters, articles)
+    # --- the splits that the folder gives ---
     split_of = {corpus.name(file): split for split, files in corpus.given.items() for file in files}
     splits: dict[Split, dict[str, Document]] = {split: {} for split in corpus.given}
     for name, text in documents.items() if splits else ():
@@ -170,26 +164,20 @@ def split_documents(
         while file not in split_of:  # an article or a row of it
             file = file.rpartition("#")[0]
         splits[split_of[file]][name] = text
-    return share_out(splits, splits.get("train", documents), share, characters)
-
-
-def share_out(
-    splits: dict[Split, dict[str, Document]], documents: dict[str, Document], share: float, characters: bool
-) -> dict[Split, dict[str, Document]]:
-    """The splits, and of those that are missing shares of the documents, whose rest is for training."""
     missing: list[Split] = [split for split in SPLITS[1:] if split not in splits]
     if not missing:
         return splits
+    # --- for the others whole documents of those for training ---
+    documents = splits.get("train", documents)
     parts: dict[Split, dict[str, Document]] = {split: {} for split in ("train", *missing)}
-    # --- whole documents ---
     if len(documents) > len(missing):
         ranked = sorted(documents, key=lambda name: hashlib.sha256(name.encode(errors="surrogateescape")).digest())
         count = max(1, min(round(share * len(ranked)), (len(ranked) - 1) // len(missing)))
-        split_of = {name: missing[i // count] for i, name in enumerate(ranked[: count * len(missing)])}
+        split_by_hash = {name: missing[i // count] for i, name in enumerate(ranked[: count * len(missing)])}
         for name, text in documents.items():
-            parts[split_of.get(name, "train")][name] = text
+            parts[split_by_hash.get(name, "train")][name] = text
         return splits | parts
-    # --- the end of each ---
+    # --- or the end of each ---
     for name, text in documents.items():
         if len(text) <= len(missing):
             needs = len(missing) + 1
@@ -203,13 +191,13 @@ def share_out(
     return splits | parts
 
 
-def _line_start(text: Document, place: int) -> int:
-    """The first line or, in a text of one line, the first word that begins at or before a place."""
-    before = text[:place].tobytes()
-    found = max(before.rfind(b"\n"), 0) or max(before.rfind(b" "), 0)
-    while not found and place and text[place] & 0xC0 == 0x80:  # inside a character
-        place -= 1
-    return found + 1 if found else place
+def _line_start(text: Document, end: int) -> int:
+    """The first line or, in a text of one line, the first word that begins at `end` or before it."""
+    before = text[:end].tobytes()
+    start = max(before.rfind(b"\n"), 0) or max(before.rfind(b" "), 0)
+    while not start and end and text[end] & 0xC0 == 0x80:  # inside a character
+        end -= 1
+    return start + 1 if start else end
 
 
 def _named_splits(
@@ -261,7 +249,6 @@ def _plain(file: Path) -> str:
 
 
 def _is_wanted(file: Path, folder: Path, pattern: str | None) -> bool:
-    """Whether a file matches the pattern; without one, whether it is text and does not describe the corpus."""
     if pattern is not None:
         return any(fnmatchcase(_plain(file), one) for one in pattern.lower().split())
     at_top = file.parent == folder or file.parent.name.lower() in SPLIT_OF

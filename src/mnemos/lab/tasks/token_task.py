@@ -16,6 +16,7 @@ So the context of a prediction never depends on the batch size.
 `carried` reads the same inputs and targets with the documents one after the other, and resets no row between them.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -33,7 +34,7 @@ from mnemos.types import InputError
 
 from .batch import IGNORE, Batch, check_tokens
 from .metrics import NEXT_TOKEN
-from .task import Sampling, Split, Task
+from .task import HeldOut, Sampling, Split, Task
 
 AT_LEAST = 16  # documents that a row of `carried` reads: each row begins with a reset
 
@@ -73,12 +74,12 @@ class TokenTask(Task):
             if not len(counted):
                 continue
             first, last = int(counted[0]), int(counted[-1])
-            written = generate_tokens(model, inputs[None, : first + 1], sampling, last - first + 1)[0]
-            wanted = targets[first : last + 1]
-            right = int(((written == wanted) & (wanted != IGNORE)).sum())
+            tokens = generate_tokens(model, inputs[None, : first + 1], sampling, last - first + 1)[0]
+            answer = targets[first : last + 1]
+            right = int(((tokens == answer) & (answer != IGNORE)).sum())
             say(f"read    {self.written(inputs[: first + 1].tolist())}")
-            say(f"wrote   {self.written(written.tolist())}")
-            say(f"wanted  {' '.join('·' if t == IGNORE else self.written([t]) for t in wanted.tolist())}")
+            say(f"wrote   {self.written(tokens.tolist())}")
+            say(f"wanted  {' '.join('·' if t == IGNORE else self.written([t]) for t in answer.tolist())}")
             say(f"        {right} of {len(counted)} right\n")
         return False
 
@@ -112,8 +113,8 @@ class SegmentedTask(TokenTask):
         self._splits: dict[Split, Sequence[NDArray[np.integer]]] = {"train": train, "valid": valid, "test": test}
         for name, documents in self._splits.items():
             if not documents or not all(map(len, documents)):
-                found = "an empty one" if documents else "none"
-                raise InputError(f"{name} split: expected documents of at least one token, found {found}; add text")
+                problem = "an empty one" if documents else "none"
+                raise InputError(f"{name} split: expected documents of at least one token, found {problem}; add text")
             for i, document in enumerate(documents):
                 if document.min() < 0 or document.max() >= vocab_size:
                     raise InputError(
@@ -126,15 +127,14 @@ class SegmentedTask(TokenTask):
         """Batch `index` of the endless training streams that `seed` determines. Cost: O(B·L)."""
         return self._batch(self._splits["train"], self._schedule(batch_size, seed).at(index))
 
-    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
+    def batches(self, split: HeldOut, batch_size: int) -> Iterator[Batch]:
         """Batches that hold every token of a split once. Batch i + 1 continues the rows of batch i."""
-        for rows in self._segments_of_rows(split, batch_size):
-            yield self._batch(self._splits[split], rows)
+        return (self._batch(self._splits[split], rows) for rows in self._segments_of_rows(split, batch_size))
 
-    def rows_of_batches(self, split: Literal["valid", "test"], batch_size: int) -> list[int]:
+    def rows_of_batches(self, split: HeldOut, batch_size: int) -> list[int]:
         return [len(rows) for rows in self._segments_of_rows(split, batch_size)]
 
-    def carried(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch] | None:
+    def carried(self, split: HeldOut, batch_size: int) -> Iterator[Batch] | None:
         """See `Task.carried`. Each row reads at least `AT_LEAST` documents in their order, or one row reads all."""
         documents = self._splits[split]
         if len(documents) < 2:
@@ -142,7 +142,7 @@ class SegmentedTask(TokenTask):
         return self._carried(documents, max(1, min(batch_size, len(documents) // AT_LEAST)))
 
     def _carried(self, documents: Sequence[NDArray[np.integer]], rows: int) -> Iterator[Batch]:
-        """The documents as one text that is cut into rows of equal length; only the last may be shorter."""
+        # The documents are one text that is cut into rows of equal length; only the last may be shorter.
         tokens = np.concatenate([[self._start], *documents])  # one token before each target
         begins = np.cumsum([0, *map(len, documents[:-1])])
         length = -(-(len(tokens) - 1) // rows)
@@ -167,14 +167,10 @@ class SegmentedTask(TokenTask):
     def _lengths(self, split: Split) -> list[int]:
         return [-(-len(document) // self.max_length) for document in self._splits[split]]
 
-    def _segments_of_rows(
-        self, split: Literal["valid", "test"], batch_size: int
-    ) -> Iterator[list[tuple[int, int] | None]]:
+    def _segments_of_rows(self, split: HeldOut, batch_size: int) -> Iterator[list[tuple[int, int] | None]]:
         """(document, segment) of each row of each held-out batch; None for a row without a document."""
-        schedule, index = Schedule(self._lengths(split), min(batch_size, len(self._splits[split])), seed=None), 0
-        while any(rows := schedule.at(index)):
-            yield rows
-            index += 1
+        schedule = Schedule(self._lengths(split), min(batch_size, len(self._splits[split])), seed=None)
+        return itertools.takewhile(any, map(schedule.at, itertools.count()))
 
     def _batch(self, documents: Sequence[NDArray[np.integer]], rows: list[tuple[int, int] | None]) -> Batch:
         shape = len(rows), self.max_length
@@ -197,7 +193,6 @@ class SegmentedTask(TokenTask):
 def _as_batch(
     inputs: NDArray[np.int64], targets: NDArray[np.int64], lengths: NDArray[np.int64], reset: NDArray[np.bool_]
 ) -> Batch:
-    """Arrays [B, L] whose rows have `lengths` [B] valid tokens, as a batch."""
     mask = np.arange(inputs.shape[1]) < lengths[:, None]
     padded = None if mask.all() else torch.from_numpy(mask)
     return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), padded, torch.from_numpy(reset))

@@ -58,16 +58,16 @@ class Vocabulary(ABC):
         They have twice these bytes before the newest, as a decoder may drop spaces, and 8 tokens more, as it may change
         the first ones of a text. Cost: O(size), whatever the length of the text.
         """
-        found: list[int] = []
+        tail: list[int] = []
         before, spare = -2 * size, 8
         for token in newest_first:
             if before >= 0:
                 spare -= 1
             if spare < 0:
                 break
-            before += int(self.lengths[token]) if found else 0
-            found.append(token)
-        return found[::-1]
+            before += int(self.lengths[token]) if tail else 0
+            tail.append(token)
+        return tail[::-1]
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
         """Group tokens into words: (text, number of tokens). Every token is in one group; by default each alone."""
@@ -92,8 +92,8 @@ class Bytes(Vocabulary):
         A character of several bytes is part of a word. The start token is shown as ␀, and a byte that is not valid
         UTF-8 as �.
         """
-        found = (match.group() for match in _WORD.finditer(bytes(tokens)))
-        return [(part.replace(b"\0", "␀".encode()).decode("utf-8", "replace"), len(part)) for part in found]
+        words = (match.group() for match in _WORD.finditer(bytes(tokens)))
+        return [(word.replace(b"\0", "␀".encode()).decode("utf-8", "replace"), len(word)) for word in words]
 
 
 _WORD = re.compile(rb"[\w\x80-\xff]+|\s+|[^\w\s\x80-\xff]")
@@ -147,8 +147,8 @@ class Words(Vocabulary):
         counts[UNKNOWN] += 0
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
         if most:
-            kept = [word for word in ranked if word not in (END, UNKNOWN)][: most - 2]
-            ranked = sorted([*kept, END, UNKNOWN], key=lambda word: (-counts[word], word))
+            rare = {*[word for word in ranked if word not in (END, UNKNOWN)][most - 2 :]}
+            ranked = [word for word in ranked if word not in rare]
         return cls(ranked)
 
     @classmethod
@@ -217,12 +217,12 @@ class SubWords(Vocabulary):
         unknown = about["model"].get("unk_token")
         self.unknown = ids.get(unknown) if isinstance(unknown, str) else about["model"].get("unk_id")
         added = {one["content"] for one in about.get("added_tokens") or ()}
-        kinds = {*_types(about.get("decoder")), *_types(about.get("pre_tokenizer"))}
+        byte_level = "ByteLevel" in {*_types(about.get("decoder")), *_types(about.get("pre_tokenizer"))}
         self.lengths = np.zeros(self.size, np.int64)
         for token, i in ids.items():
             if token in added:
                 self.lengths[i] = len(token.encode())
-            elif "ByteLevel" in kinds:
+            elif byte_level:
                 self.lengths[i] = len(token)  # one character for each byte
             elif about["model"].get("type") == "WordPiece":
                 self.lengths[i] = len(token.removeprefix("##").encode()) + (not token.startswith("##"))
@@ -242,15 +242,19 @@ class SubWords(Vocabulary):
         return whole.ids[: inside[0]], whole.ids[inside[-1] + 1 :]
 
     def encode(self, text: bytes, where: str) -> Tokens:
+        characters = as_characters(text, where)
         ids: list[int] = []
-        for piece in _pieces(as_characters(text, where)):
-            ids += self._tokenizer.encode(piece, add_special_tokens=False).ids
+        start = 0
+        while start < len(characters):  # in pieces that end with a line
+            end = characters.find("\n", min(start + _PIECE, len(characters))) + 1 or len(characters)
+            ids += self._tokenizer.encode(characters[start:end], add_special_tokens=False).ids
+            start = end
         return np.array(ids, np.int32)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """The text as the file's decoder writes it. Pieces of a character that lack their others are written as �."""
-        kept = [int(token) for token in tokens if token != self.start]
-        return str(self._tokenizer.decode(kept, skip_special_tokens=False)).encode()
+        ids = [int(token) for token in tokens if token != self.start]
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False)).encode()
 
 
 def _without_prefix(about: Any) -> Any:
@@ -262,17 +266,17 @@ def _without_prefix(about: Any) -> Any:
             return [changed(one, decodes) for one in part]
         if not isinstance(part, dict):
             return part
-        found = {name: changed(value, decodes) for name, value in part.items()}
+        settings = {name: changed(value, decodes) for name, value in part.items()}
         match part.get("type"):
             case "ByteLevel" if not decodes:
-                found["add_prefix_space"] = False
+                settings["add_prefix_space"] = False
             case "Metaspace":
-                found["prepend_scheme"] = "never"
+                settings["prepend_scheme"] = "never"
             case "Prepend":
-                found["prepend"] = ""
+                settings["prepend"] = ""
             case "Strip" if decodes and prepends:
-                found["start"] = 0
-        return found
+                settings["start"] = 0
+        return settings
 
     names = about.keys() & {"normalizer", "pre_tokenizer", "decoder"}
     return {name: changed(part, name == "decoder") if name in names else part for name, part in about.items()}
@@ -287,11 +291,3 @@ def _types(part: object) -> Iterator[str]:
     elif isinstance(part, list):
         for value in part:
             yield from _types(value)
-
-
-def _pieces(text: str) -> Iterator[str]:
-    start = 0
-    while start < len(text):
-        end = text.find("\n", min(start + _PIECE, len(text))) + 1 or len(text)
-        yield text[start:end]
-        start = end
