@@ -3,7 +3,6 @@ import pytest
 import torch
 
 from mnemos.lab.tasks.arrays import ArrayTask, Rows
-from mnemos.types import InputError
 
 
 def ragged(count, seed=0, longest=9):
@@ -63,19 +62,3 @@ def test_majority_and_sizes():
     made = task()
     assert made.reference == {"majority class": 5 / 13}
     assert [made.size(split) for split in ("train", "valid", "test")] == [50, 11, 13]
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"splits": {"valid": ragged(5).part(0, 0)}}, r"valid .*rows.*\b0\b"),
-        (
-            {"splits": {"test": Rows.ragged(np.ones(1, np.uint8), np.array([1, 0]), np.zeros(2, np.uint8))}},
-            "test .*rows.*token",
-        ),
-    ],
-)
-def test_wrong_data(change, words):
-    with pytest.raises(InputError, match=words) as error:
-        task(**change)
-    assert "\n" not in str(error.value)

@@ -174,22 +174,22 @@ def test_what_lies_beside_texts_is_not_text(tmp_path):
     assert chosen(None) == ["a.txt", "b.md", "part/README.md", "part/c"]
     assert chosen("*.MD c") == ["README.md", "b.md", "part/README.md", "part/c"]
     folder = corpus(tmp_path / "parts", "train-00.txt", "train-01.txt", "train-notes.txt", "valid-00.txt")
-    given = {split: [file.name for file in files] for split, files in find_text(folder).given.items()}
+    given = {split: [file.name for file in files] for split, files in find_text(folder).splits.items()}
     assert given == {"train": ["train-00.txt", "train-01.txt"], "valid": ["valid-00.txt"]}
     # Files that are not read give no splits: checksums of splits, tokens as binary numbers, what a pattern leaves out.
     folder = corpus(tmp_path / "sums", "train.txt", "test.txt", "train.txt.md5", "test.txt.md5", "notes.md", "news.md")
     assert [file.name for file in find_text(folder).read] == ["test.txt", "train.txt"]
     assert [file.name for file in find_text(folder, "*.md").read] == ["news.md", "notes.md"]
     folder = corpus(tmp_path / "binary", "train.png", "valid.png", "input.txt")
-    assert (find_text(folder).given, [file.name for file in find_text(folder).read]) == ({}, ["input.txt"])
+    assert (find_text(folder).splits, [file.name for file in find_text(folder).read]) == ({}, ["input.txt"])
     # A test folder of a program's source, or a file about trains, is not a split.
     folder = corpus(tmp_path / "code", "src/train.py", "train.md", "test/check.py")
-    assert find_text(folder).given == {}
+    assert find_text(folder).splits == {}
     # Photos beside a text give no splits of it; several corpora in a folder are joined.
     folder = corpus(tmp_path / "photos", "photos/train/a.jpg", "photos/test/b.jpg", "book.txt")
-    assert (find_text(folder).given, [file.name for file in find_text(folder).read]) == ({}, ["book.txt"])
+    assert (find_text(folder).splits, [file.name for file in find_text(folder).read]) == ({}, ["book.txt"])
     folder = corpus(tmp_path / "two", "a/train.txt", "a/test.txt", "b/train.txt", "b/valid.txt", "c/train.txt", "d.txt")
-    given = {split: [file.parent for file in files] for split, files in find_text(folder).given.items()}
+    given = {split: [file.parent for file in files] for split, files in find_text(folder).splits.items()}
     assert given == {"train": [folder / "a", folder / "b"], "test": [folder / "a"], "valid": [folder / "b"]}
 
 

@@ -7,8 +7,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mnemos.types import InputError
-
 from .batch import Batch
 from .metrics import MAJORITY, class_metrics
 from .row_order import Order
@@ -82,12 +80,6 @@ class ArrayTask(TokenTask):
         bucketed: bool = False,
     ):
         self._splits: dict[Split, Rows] = {"train": train, "valid": valid, "test": test}
-        for name, rows in self._splits.items():
-            if not len(rows) or not rows.lengths.all():
-                raise InputError(
-                    f"{name} split: expected rows of at least one token, found none or an empty row ({len(rows)} "
-                    "rows); check the data"
-                )
         self.vocab_size, self.classes, self.max_length, self._bucketed = vocab_size, classes, max_length, bucketed
         self._order = Order(len(train), train.lengths if bucketed else None)
         if classes:

@@ -71,6 +71,7 @@ class ToldConfig(DataConfig):
     def build(self) -> "ToldTask":
         check_fields(self, "data")
         self.require(
+            "rows >= 1",
             f"len({{*distances}}) == len(distances) > 0 and min(distances) >= {NEAREST}",
             f"1 <= people <= {len(PEOPLE)} and words >= 1 and grow >= 0",
         )

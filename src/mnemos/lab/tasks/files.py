@@ -122,9 +122,9 @@ class Unpacked:
 
     def read(self, size: int = -1) -> bytes:
         left = self._most - self._file.tell()
-        wanted = left + 1 if size < 0 else min(size, left + 1)
+        most = left + 1 if size < 0 else min(size, left + 1)
         blocks, count = [], 0
-        while count < wanted and (block := self._file.read(min(_BLOCK, wanted - count))):
+        while count < most and (block := self._file.read(min(_BLOCK, most - count))):
             blocks.append(block)
             count += len(block)
         if count > left:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mnemos.generators import ORDER, TEST, TRAIN, VALID, generator
 from mnemos.registry import register
-from mnemos.types import InputError, State, likelihood_of
+from mnemos.types import State, likelihood_of
 
 from .batch import IGNORE, Batch
 from .metrics import ANSWER
@@ -56,9 +56,9 @@ class GeneratedConfig(DataConfig):
         return ()
 
     def build(self) -> "GeneratedTask":
-        self.require(*self.limits)
-        held_out: dict[Split, Draw] = {"valid": self.draw, "test": self.draw}
         examples = getattr(self, "examples", 0)
+        self.require("rows >= 1", *["examples >= 0"] * hasattr(self, "examples"), *self.limits)
+        held_out: dict[Split, Draw] = {"valid": self.draw, "test": self.draw}
         return GeneratedTask(self.training, held_out, *self.shape, self.rows, self.seed, examples)
 
 
@@ -67,8 +67,7 @@ class GeneratedTask(TokenTask):
 
     Training batch i is drawn by `train(i)`, and depends on (the training seed, i) only. With `examples` > 0, training
     has that many rows, drawn once from `seed` by `train(0)`, and each epoch reads all of them in an order of its own.
-    The validation and the test split have `rows` sequences each, drawn from `seed` by `held_out[split]`, and do not
-    depend on the batch size. `size("train")` is 0 without `examples`, because the training set is endless.
+    The validation and the test split have `rows` sequences each, drawn from `seed` by `held_out[split]`.
     """
 
     metrics = ANSWER
@@ -84,10 +83,6 @@ class GeneratedTask(TokenTask):
         seed: int,
         examples: int = 0,
     ) -> None:
-        if rows < 1 or examples < 0:
-            raise InputError(
-                f"data.rows: expected at least 1, and data.examples at least 0, found {rows}, {examples}; change it"
-            )
         self.vocab_size, self.max_length, self.examples = vocab_size, max_length, examples
         self._train, self._seed = train, seed
         self._held_out: dict[Split, Rows] = {

@@ -121,7 +121,7 @@ class HaystackConfig(DataConfig):
         return tokens[:, :-1].copy(), targets
 
     def build(self) -> GeneratedTask:
-        self.require(*self.limits)
+        self.require("rows >= 1", *self.limits)
         draws = {split: partial(self.draw, haystack) for split, haystack in self.haystacks().items()}
         length = self.length + self.answer - 1
         return GeneratedTask(lambda update: draws["train"], draws, 256, length, self.rows, self.seed)

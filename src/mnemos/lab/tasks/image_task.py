@@ -66,9 +66,6 @@ class ImageTask(Task):
         augment: AugmentConfig,
         workers: int = 0,
     ) -> None:
-        for split, view in splits.items():
-            if not len(view.rows):
-                raise InputError(f"{split} split: expected at least one image, found none; add images")
         self.names, self.classes, self.side, self.colours = list(names), len(names), size, colours
         self._views = dict(splits)
         for split in ("valid", "test"):

@@ -1,21 +1,15 @@
 """Long ListOps (Long Range Arena): classify an expression of nested list operations by its value, a digit.
 
-Expressions are generated in blocks of trees with numpy. A tree is drawn from the root (depth 1) downwards. A node above
-the deepest level is a digit with probability p, and otherwise an operator with 2 to `max_arguments` arguments. At the
-deepest level every node is a digit. The length of a tree is its number of digits, operators and closing brackets,
-without parentheses. A tree is accepted if min_length < length < max_length.
+A tree is drawn from the root (depth 1) downwards. A node above the deepest level is a digit with probability p, and
+otherwise an operator with 2 to `max_arguments` arguments; at the deepest level every node is a digit. A length counts
+digits, operators and closing brackets. A tree is accepted if min_length < length < max_length.
 
-All trees of a block grow together, one level at a time. A tree is dropped as soon as its nodes so far make it too
-long. This does not change the distribution of accepted trees, because trees are independent and a length only grows.
-Values, positions and tokens are then computed for the accepted trees, again one level at a time.
-Cost: a few tens of nanoseconds per node.
+All trees of a block grow together, a level at a time, with numpy: a few tens of nanoseconds per node. A tree is dropped
+as soon as its nodes so far make it too long, which does not change the distribution of accepted trees. Block b is a
+pure function of (rules, seed, b): it uses raw bits of PCG64, whose stream numpy guarantees, and integer arithmetic.
 
-Block b is a pure function of (rules, seed, b), with its own child of the seed. It uses the raw bits of PCG64, whose
-stream numpy guarantees, and integer arithmetic, so the samples are the same on every machine.
-
-The files of Long Range Arena are tab-separated, with the header "Source<TAB>Target" and lines that end in CR LF, as
-Python's csv module writes them. They apply operators to one argument at a time, each application in parentheses:
-[MAX 2 9 ] is written "( ( ( [MAX 2 ) 9 ) ] )". Parentheses have no meaning and are dropped when a file is read.
+The files of Long Range Arena are tab-separated, with the header "Source<TAB>Target" and lines that end in CR LF. They
+apply operators to one argument at a time, in parentheses without meaning: [MAX 2 9 ] is "( ( ( [MAX 2 ) 9 ) ] )".
 """
 
 import contextlib
@@ -83,9 +77,7 @@ class Rules(DataConfig):
 class ListOpsConfig(Rules):
     """Long ListOps, generated from `seed`, or read from the three files of Long Range Arena in the folder `path`.
 
-    A sample is a random tree (see the module) with min_length < length < max_length, counted in digits,
-    operators and closing brackets. It has at most `max_depth` levels, the root included. An operator has 2 to
-    `max_arguments` arguments; an argument above the last level is a digit with `digit_probability`. All samples are
+    A sample is a random tree (see the module) of at most `max_depth` levels, the root included. All samples are
     distinct, also between splits. They come from one stream in the order test, validation, training, so a larger
     training split does not change the other two. With `path`, the files are used whole and the sizes and rules are
     ignored.

@@ -178,8 +178,8 @@ def scan(folder: str, classes: Sequence[str] | None = None) -> Files:
     # --- the classes ---
     own = sorted(_subfolders(folder))
     if classes is None and len(own) < 2:
-        found = f"one, {own[0]!r}" if own else "none"
-        raise InputError(f"{folder}: expected at least two class folders with images, found {found}; check the path")
+        count = f"one, {own[0]!r}" if own else "none"
+        raise InputError(f"{folder}: expected at least two class folders with images, found {count}; check the path")
     index = {name: i for i, name in enumerate(classes or own)}
     if unknown := [name for name in own if name not in index]:
         raise InputError(
@@ -219,11 +219,11 @@ def _split_folders(folder: str) -> dict[Split, str]:
     folders: dict[Split, str] = {}
     for split, names in _FOLDERS.items():
         named = [os.path.join(folder, name) for name in names if name in below]
-        given = [path for path in named if _subfolders(path) and not any(map(is_image, os.listdir(path)))]
-        if len(given) > 1:
-            raise InputError(f"{folder}: expected one {split} split, found {' and '.join(given)}; keep one of them")
-        if given:
-            folders[split] = given[0]
+        classed = [path for path in named if _subfolders(path) and not any(map(is_image, os.listdir(path)))]
+        if len(classed) > 1:
+            raise InputError(f"{folder}: expected one {split} split, found {' and '.join(classed)}; keep one of them")
+        if classed:
+            folders[split] = classed[0]
         elif named and split == "valid" and "train" in folders:
             raise InputError(f"{named[0]}: expected class folders as in train, found none; add them")
     return folders

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
-KEPT = 256 * 2**20  # bytes: decoded pictures are kept if all of them need no more
+CACHED = 256 * 2**20  # bytes: decoded pictures stay in memory if all of them need no more
 CHECKED = 20_000  # files at most
 # The bytes at the end of a complete file, by the format's name in Pillow. Some programs add a few bytes behind them.
 _ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB\x60\x82"}
@@ -67,7 +67,7 @@ class ArrayPictures(Pictures):
 class FilePictures(Pictures):
     """Pictures from files, decoded when they are needed.
 
-    The results of `fitted` are kept if all of them need at most `KEPT` bytes. Processes forked from this one share
+    The results of `fitted` stay in memory if all of them need at most `CACHED` bytes. Forked processes share
     that memory.
     """
 
@@ -76,7 +76,7 @@ class FilePictures(Pictures):
         self.paths = paths
         self._cache: NDArray[np.uint8] | None = None
         row = 3 * size * size + 1  # the first byte: whether the row is filled
-        if len(paths) * row <= KEPT:
+        if len(paths) * row <= CACHED:
             memory = mmap.mmap(-1, len(paths) * row)  # uses no memory before it is written to
             self._cache = np.frombuffer(memory, np.uint8).reshape(len(paths), row)
 

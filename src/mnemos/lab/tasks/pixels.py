@@ -184,15 +184,15 @@ def write_pictures(
         rows = torch.randint(task.images("train"), (count,), generator=generator).tolist()
         tensors["samples"] = finish(task.bytes("train", rows)[:, : not task.start])
     # --- completions of the upper half of test images ---
-    given = task.shape[0] // 2
+    half = task.shape[0] // 2  # rows of pixels that a completion goes on from
     completed = min(completed, task.images("test"))
-    if completed and given:
+    if completed and half:
         originals = task.bytes("test", [i * task.images("test") // completed for i in range(completed)])
-        seen = originals[:, : given * task.shape[1] * task.shape[2]].repeat_interleave(WAYS, 0)
+        seen = originals[:, : half * task.shape[1] * task.shape[2]].repeat_interleave(WAYS, 0)
         tensors["originals"] = task.pictures(originals)
         tensors["completions"] = finish(seen).reshape(completed, WAYS, *task.shape)
     # --- files ---
-    about = {"given": given, "seed": seed, "temperature": options.get("temperature", 1.0), "bytes": drawn}
+    about = {"given": half, "seed": seed, "temperature": options.get("temperature", 1.0), "bytes": drawn}
     about["seconds"] = round(time.perf_counter() - start, 3)
     from safetensors.torch import save_file
 

@@ -34,12 +34,10 @@ class RecallConfig(GeneratedConfig):
     is a target but no input. Guessing is right with probability 1/`symbols`.
 
     Distractors are uniform over `distractors` symbols of their own, from 2·`symbols` + 1 on. In held-out sequences all
-    `distance` distractors are between the pairs and the queries. `shortest` and `grow` change training sequences:
-    - `shortest` = 0: they are like the held-out ones.
-    - `shortest` > 0, `grow` = 0: the number of distractors between pairs and queries is log-uniform from `shortest` to
-      `distance`. The others come before the pairs, so T and the positions of the queries do not change. A memory that
-      forgets can then learn short distances before long ones.
-    - `grow` > 0: the first `grow` updates do this in shorter rows, whose largest distance grows from `shortest` by the
+    `distance` distractors are between the pairs and the queries. In training, with
+    - `shortest` > 0, a log-uniform number of them, from `shortest` on; the others come before the pairs, so T does not
+      change. A memory that forgets can then learn short distances before long ones.
+    - `grow` > 0, the first `grow` updates do this in shorter rows, whose largest distance grows from `shortest` by the
       same factor per update, so short distances are learned at lower cost. All later updates use the full distance.
     """
 

@@ -14,13 +14,10 @@ POOL = 16  # batches sorted by length together: about 4% of a ListOps batch is t
 class Order:
     """Which rows make batch i, as a pure function of (i, batch_size, seed).
 
-    Epochs follow each other without a gap: batch i holds positions i·B … i·B + B − 1 of an endless list in which
-    each run of N positions is one epoch, a new permutation of the N rows. So every row occurs exactly once per epoch
-    and every batch is full. Where B does not divide N, the batch at the boundary of two epochs holds the last rows of
-    one and the first rows of the next; a batch larger than N holds several epochs.
-
-    With `lengths` [N] the batches within an epoch are bucketed: groups of `POOL`·B rows are sorted by length and cut
-    into batches, and the batches are shuffled. A boundary batch is not bucketed; its rows have random lengths.
+    Batch i holds positions i·B … i·B + B − 1 of an endless list of epochs, each a new permutation of the N rows. So
+    every row occurs exactly once per epoch and every batch is full; where B does not divide N, a batch at the boundary
+    holds the last rows of one epoch and the first of the next. With `lengths` [N] the other batches are bucketed:
+    groups of `POOL`·B rows are sorted by length and cut into batches, and the batches are shuffled.
     Cost: O(N log N) once per epoch, O(B) per batch.
     """
 

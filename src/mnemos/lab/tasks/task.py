@@ -28,17 +28,13 @@ class DataConfig(Config):
     version: ClassVar[int] = 1  # of a generator: raised when equal settings begin to give other data
 
     def files(self) -> Sequence[str | Path] | None:
-        """The files that `build` reads, in a fixed order; () if all data are generated, None if unknown.
-
-        A run's provenance holds their sizes and hashes (see `mnemos.lab.run.provenance.data_read`).
-        """
+        """The files that `build` reads, in a fixed order, for a run's provenance; () for none, None if unknown."""
         return None
 
     def build_to_score(self, split: HeldOut, trained: Any = None) -> Any:
-        """The task by which `mnemos eval` scores `split` of other data than those of the run.
+        """The task by which `mnemos eval` scores `split` of other data than those of the run; by default `build`'s.
 
-        trained: the run's `Task.preprocessing`, such as its vocabulary; None if it has none. Data without splits of
-        their own are scored whole. By default the task of `build`, whose splits are the data's.
+        trained: the run's `Task.preprocessing`, such as its vocabulary. Data without splits are scored whole.
         """
         return self.build()
 
@@ -80,10 +76,7 @@ class Sampling:
 
 
 class Question(NamedTuple):
-    """A question about a row of tokens: the tokens told = (first, end) that say the answer, those that ask, the answer.
-
-    The question may be asked anywhere after `told`.
-    """
+    """The tokens told = (first, end) of a row that say an answer, those that ask for it anywhere later, the answer."""
 
     told: tuple[int, int]
     ask: tuple[int, ...]
@@ -142,9 +135,9 @@ class Task:
         return "tokens" if self.inputs in ("tokens", "pairs") else "tokens or rows"
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Any:
-        """Training batch number `index` (from 0), of `batch_size` rows. It must depend on the arguments only.
+        """Training batch number `index` (from 0), a pure function of its arguments.
 
-        Runs therefore resume exactly at the next index, and compared models read the same batches in the same order.
+        So runs resume exactly at the next index, and compared models read the same batches in the same order.
         """
         raise NotImplementedError
 
@@ -169,18 +162,15 @@ class Task:
         return ((i, batch) for i, batch in enumerate(self.batches(split, batch_size)) if i in numbers)
 
     def carried(self, split: HeldOut, batch_size: int) -> Iterator[Any] | None:
-        """The inputs and targets of `batches`, with the state carried from document to document.
-
-        None, the default, for data without documents, or of one document. `mnemos eval` reports both scores.
-        """
+        """`batches` with the state carried from document to document, which `mnemos eval` scores too; None without."""
         return None
 
     def fewest_rows(self, batch_size: int) -> int:
-        """The number of rows of the smallest training batch; fewer than `batch_size` where tokens limit a batch."""
+        """The rows of the smallest training batch; fewer than `batch_size` where tokens limit a batch."""
         return batch_size
 
     def mean_rows(self, batch_size: int) -> float:
-        """The mean number of rows of a training batch: batch_size, unless the data limit a batch in another way too."""
+        """The mean number of rows of a training batch."""
         return float(batch_size)
 
     def example(self) -> Any:
@@ -206,11 +196,7 @@ class Task:
         return model.advance(batch.inputs, state, mask=batch.mask)
 
     def loss(self, model: nn.Module, outputs: Any, batch: Any) -> Tensor:
-        """The sum of the losses over the batch's counted targets: a scalar with its gradient.
-
-        The trainer divides it by the number of counted targets in all micro-batches, segments and processes of an
-        update.
-        """
+        """The sum of the losses over counted targets; the trainer divides it by their number in an update."""
         return negative_log_likelihood(model, outputs, batch)
 
     def count(self, batch: Any) -> int:
@@ -248,10 +234,7 @@ class Task:
         return {}
 
     def scored_artifacts(self, model: nn.Module, folder: Path, split: HeldOut, batches: Iterable[Any]) -> JSONObject:
-        """`artifacts` of a run that scores `batches`, all or a part of the split (`TrainConfig.test_rows`).
-
-        By default `artifacts`, which may read the whole split.
-        """
+        """`artifacts` of a run that scores `batches`, all or a part of the split (`TrainConfig.test_rows`)."""
         return self.artifacts(model, folder, split)
 
     def preprocessing(self) -> Preprocessing | None:
@@ -263,10 +246,7 @@ class Task:
         return ()
 
     def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
-        """Print what the model generates, or write images to `folder`; returns whether it wrote images.
-
-        Raises InputError for tasks whose models generate nothing. That is the default.
-        """
+        """Print what the model generates, or write images: whether it wrote images. By default InputError."""
         raise InputError(
             "expected a run of a model that generates text, tokens or images, found a task whose models do not; use "
             "mnemos eval"
@@ -286,10 +266,7 @@ class Task:
         return None
 
     def encode(self, text: bytes, where: str) -> Sequence[int]:
-        """The tokens of a text, as the model reads them; `where` says in errors where it is from.
-
-        Raises InputError for tasks whose tokens are no text. That is the default.
-        """
+        """The tokens of a text; `where` says in errors where it is from. By default InputError: tokens are no text."""
         raise InputError(f"{where}: expected a run of a model that reads text, found a task of another kind")
 
     def question(self, tokens: Sequence[int]) -> Question | None:

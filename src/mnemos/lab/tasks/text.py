@@ -92,7 +92,7 @@ class TextConfig(DataConfig):
         corpus = self._find()
         splits = split_documents(corpus, self.held_out, self.tokens != "bytes", self.articles)
         for split in SPLITS[1:]:
-            fix = "add text to it" if split in corpus.given else "add text, or raise data.held_out"
+            fix = "add text to it" if split in corpus.splits else "add text, or raise data.held_out"
             _check_size(corpus.folder, f"a {split} split", splits[split], fix)
         vocabulary = self._vocabulary(splits["train"])
         encoded = {split: _encode(splits[split], vocabulary) for split in SPLITS}
@@ -101,8 +101,8 @@ class TextConfig(DataConfig):
         if self.path is None:
             about += ["text   Python's standard library, the default: --data.path names a text of your own"]
         for split in SPLITS:
-            shared = split != "train" and split not in corpus.given
-            whole = "train" if corpus.given else "the rows" if corpus.has_tables else "the files"
+            shared = split != "train" and split not in corpus.splits
+            whole = "train" if corpus.splits else "the rows" if corpus.has_tables else "the files"
             about.append(
                 f"{split:5}  {self._describe(corpus, splits[split], f', a share of {whole}' if shared else '')}"
             )
@@ -121,24 +121,24 @@ class TextConfig(DataConfig):
         """
         self._check_settings()
         corpus = self._find(scoring=True)
-        if corpus.given and split not in corpus.given:
+        if corpus.splits and split not in corpus.splits:
             raise InputError(
-                f"{corpus.folder}: expected a {split} split, found the splits {' and '.join(corpus.given)}; choose one "
-                "with --split, or name a file"
+                f"{corpus.folder}: expected a {split} split, found the splits {' and '.join(corpus.splits)}; choose "
+                "one with --split, or name a file"
             )
-        scored = replace(corpus, given={split: corpus.given[split]} if corpus.given else {})
+        scored = replace(corpus, splits={split: corpus.splits[split]} if corpus.splits else {})
         documents = read_documents(scored, self.tokens != "bytes", self.articles)
-        _check_size(corpus.folder, f"a {split} split" if corpus.given else "text", documents, "add text to it")
+        _check_size(corpus.folder, f"a {split} split" if corpus.splits else "text", documents, "add text to it")
         same = isinstance(trained, TextPreprocessing) and self.tokens == trained.tokens
         vocabulary = trained.vocabulary() if same else self._vocabulary(documents)
         encoded = _encode(documents, vocabulary)
-        what = f"the {split} split" if corpus.given else "the whole text"
+        what = f"the {split} split" if corpus.splits else "the whole text"
         left = f"; left out: {first_names([corpus.name(file) for file in corpus.left_out])}" if corpus.left_out else ""
         about = [f"scored: {what}, {self._describe(corpus, documents)}{left}"]
         source = "the run's vocabulary" if same else "" if self.tokens == "words" else self.tokens
         about += _about_tokens({split: encoded}, vocabulary, source)
         task = self._task(dict.fromkeys(SPLITS, encoded), vocabulary, about)  # a task has no empty split
-        task.whole, task.fitted = not corpus.given, False
+        task.whole, task.fitted = not corpus.splits, False
         return task
 
     def _find(self, scoring: bool = False) -> TextFiles:
@@ -209,8 +209,7 @@ def _about_tokens(encoded: Mapping[Split, Encoded], vocabulary: Vocabulary, sour
 class TextTask(SegmentedTask):
     """A `SegmentedTask` over text. The first metric is the loss in bits per byte of text, whatever a token is.
 
-    tokens: the setting `TextConfig.tokens` that the vocabulary is from. fitted: the training split is one to train on,
-    and not the text that is scored.
+    tokens: `TextConfig.tokens`. fitted: the training split is one to train on, and not the text that is scored.
     """
 
     writes_text = True
@@ -234,10 +233,7 @@ class TextTask(SegmentedTask):
 
     @cached_property
     def reference(self) -> Mapping[str, float]:  # type: ignore[override]
-        """Bits per byte of the test split by n-grams of the training split, and by a compressor (`text_scores`).
-
-        Text that is scored and not trained on (`build_to_score`) has the compressor's alone. Cost: see there.
-        """
+        """Bits per byte of the test split by n-grams of the training split, if any, and a compressor."""
         return text_scores(self._splits["train"] if self.fitted else [], self._splits["test"], self.vocabulary)
 
     def example(self) -> Batch:
@@ -363,10 +359,10 @@ class TextPreprocessing(Preprocessing):
             return super().difference(other)
         if (self.words, self.tokenizer) == (other.words, other.tokenizer):
             return None
-        found = f"{len(other.words):,} words" if other.words else "sub-words" if other.tokenizer else "bytes"
+        vocabulary = f"{len(other.words):,} words" if other.words else "sub-words" if other.tokenizer else "bytes"
         return (
             f"expected the vocabulary that the run's model was trained with ({self.tokens}), found another one of "
-            f"{found}; leave data.tokens and data.words out"
+            f"{vocabulary}; leave data.tokens and data.words out"
         )
 
     def paths(self, files: Sequence[Path]) -> Sequence[Path]:

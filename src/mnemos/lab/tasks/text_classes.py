@@ -74,7 +74,7 @@ class TextClassesConfig(DataConfig):
 def _by_class(corpus: TextFiles) -> dict[str, TextFiles]:
     """The files of each class, sorted by the classes' names."""
     classes: dict[str, TextFiles] = {}
-    splits: list[tuple[Split | None, list[Path]]] = [*corpus.given.items()] or [(None, corpus.undivided)]
+    splits: list[tuple[Split | None, list[Path]]] = [*corpus.splits.items()] or [(None, corpus.undivided)]
     for split, files in splits:
         for file in files:
             parts = file.relative_to(corpus.folder).parts if file != corpus.folder else ()
@@ -82,14 +82,14 @@ def _by_class(corpus: TextFiles) -> dict[str, TextFiles]:
             if len(parts) < 2:
                 raise InputError(f"{file}: expected texts in folders of classes, found one outside; move it")
             own = classes.setdefault(parts[0], TextFiles(corpus.folder, {}, [], []))
-            (own.undivided if split is None else own.given.setdefault(split, [])).append(file)
+            (own.undivided if split is None else own.splits.setdefault(split, [])).append(file)
     if len(classes) < 2:
         raise InputError(
             f"{corpus.folder}: expected at least two folders of texts, one per class, found {len(classes)}; check "
             "data.path"
         )
     for name, own in classes.items():
-        if missing := sorted({*corpus.given} - {*own.given}):
+        if missing := sorted({*corpus.splits} - {*own.splits}):
             raise InputError(
                 f"{corpus.folder}: {missing[0]} split: expected text of the class {name}, found none; add some to it"
             )

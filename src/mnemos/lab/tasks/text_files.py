@@ -49,13 +49,13 @@ _HEADING = re.compile(rb"(?m)(?:^[ \t\r]*\n|\A(?:\xef\xbb\xbf)?)[ \t]*= (?!=)[^\
 class TextFiles:
     """The files of a corpus, sorted.
 
-    given: the splits that the folder gives; {} if it gives none. undivided: the files of a folder without splits.
+    splits: those that the folder gives; {} if it gives none. undivided: the files of a folder without splits.
     left_out: the other files that are not hidden. pattern: that of `find_text`, which takes files whatever is in them.
     column: of tables, whose rows are documents.
     """
 
     folder: Path
-    given: dict[Split, list[Path]]
+    splits: dict[Split, list[Path]]
     undivided: list[Path]
     left_out: list[Path]
     pattern: str | None = None
@@ -64,7 +64,7 @@ class TextFiles:
     @property
     def read(self) -> list[Path]:
         """All files that are read, sorted."""
-        return sorted([*self.undivided, *(file for files in self.given.values() for file in files)])
+        return sorted([*self.undivided, *(file for files in self.splits.values() for file in files)])
 
     @property
     def has_tables(self) -> bool:
@@ -157,8 +157,8 @@ def split_documents(
     """
     documents = read_documents(corpus, characters, articles)
     # --- the splits that the folder gives ---
-    split_of = {corpus.name(file): split for split, files in corpus.given.items() for file in files}
-    splits: dict[Split, dict[str, Document]] = {split: {} for split in corpus.given}
+    split_of = {corpus.name(file): split for split, files in corpus.splits.items() for file in files}
+    splits: dict[Split, dict[str, Document]] = {split: {} for split in corpus.splits}
     for name, text in documents.items() if splits else ():
         file = name
         while file not in split_of:  # an article or a row of it
@@ -224,16 +224,16 @@ def _named_splits(
                 group.setdefault(words[0].group(), []).append(file)
     levels: dict[int, dict[Split, list[Path]]] = {}
     for (level, _), group in groups.items():
-        given = {SPLIT_OF[word]: [file for file in files if file in texts] for word, files in group.items()}
-        if not any(given.values()) or ("train" not in given and not scoring) or len({*group}) < 2:
+        split_files = {SPLIT_OF[word]: [file for file in files if file in texts] for word, files in group.items()}
+        if not any(split_files.values()) or ("train" not in split_files and not scoring) or len({*group}) < 2:
             continue
-        if len(given) < len(group):
-            twice = next(split for split in given if sum(SPLIT_OF[word] == split for word in group) > 1)
+        if len(split_files) < len(group):
+            twice = next(split for split in split_files if sum(SPLIT_OF[word] == split for word in group) > 1)
             names = [word if level % 2 == 0 else group[word][0].name for word in group if SPLIT_OF[word] == twice]
             raise InputError(f"{folder}: expected one {twice} split, found {' and '.join(names)}; keep one of them")
-        if empty := [split for split, files in given.items() if not files]:
+        if empty := [split for split, files in split_files.items() if not files]:
             raise nothing_found(folder, every, f"text for the {empty[0]} split")
-        for split, files in given.items():
+        for split, files in split_files.items():
             levels.setdefault(min(level, 2), {}).setdefault(split, []).extend(files)
     return levels[min(levels)] if levels else {}
 

@@ -1,17 +1,14 @@
 """Tasks whose inputs are tokens (`TokenTask`), and prediction of the next token of long documents (`SegmentedTask`).
 
 Long documents are aligned streams of segments, to train and evaluate models with memory. The inputs of a document
-x₀ … x_{n−1} are  start, x₀, …, x_{n−2}  and its targets  x₀, …, x_{n−1}: every token is predicted exactly once, the
-first one from the start token. A document is cut into ⌈n/L⌉ segments of L tokens. The last segment is padded (token 0,
-mask False, target IGNORE). So no segment holds two documents, and one `reset` flag per segment and row marks the start
-of a document.
+x₀ … x_{n−1} are  start, x₀, …, x_{n−2}  and its targets  x₀, …, x_{n−1}: every token is predicted exactly once. A
+document is cut into ⌈n/L⌉ segments of L tokens, of which the last is padded (token 0, mask False, target IGNORE). So no
+segment holds two documents, and one `reset` flag per segment and row marks the start of a document.
 
-Each of the B rows of a batch reads whole documents, one segment per batch. A row that has finished a document takes
-the next one from a queue with the following batch, so a document is never divided between two rows.
-In training the queue is endless: each epoch is a new permutation of all documents, and epochs follow each other
-without a gap. Every document is read once per epoch, and every row always has a document.
-In evaluation the queue ends. A row without a document reads the start token of an empty document and predicts nothing.
-So the context of a prediction never depends on the batch size.
+Each row of a batch reads whole documents, one segment per batch, and then takes the next one from a queue. In training
+the queue is endless, an epoch after the other, each a new permutation of all documents. In evaluation it ends: a row
+without a document reads the start token of an empty one and predicts nothing. So the context of a prediction never
+depends on the batch size.
 
 `carried` reads the same inputs and targets with the documents one after the other, and resets no row between them.
 """
@@ -107,20 +104,12 @@ class SegmentedTask(TokenTask):
         segment: int,
         start: int = 0,
     ):
-        if segment < 1:
-            raise InputError(f"data.segment must be at least 1 token, found {segment}")
         self.vocab_size, self.max_length, self._start = vocab_size, segment, start
         self._splits: dict[Split, Sequence[NDArray[np.integer]]] = {"train": train, "valid": valid, "test": test}
         for name, documents in self._splits.items():
             if not documents or not all(map(len, documents)):
                 problem = "an empty one" if documents else "none"
                 raise InputError(f"{name} split: expected documents of at least one token, found {problem}; add text")
-            for i, document in enumerate(documents):
-                if document.min() < 0 or document.max() >= vocab_size:
-                    raise InputError(
-                        f"{name} split: document {i}: expected tokens from 0 to {vocab_size - 1}, found "
-                        f"{document.min()} to {document.max()}; check the tokeniser"
-                    )
         self._schedule = lru_cache(maxsize=2)(lambda rows, seed: Schedule(self._lengths("train"), rows, seed))
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:

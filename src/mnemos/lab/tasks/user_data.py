@@ -195,9 +195,9 @@ class OwnTask(Task):
     def _check_logits(self, outputs: object, targets: Tensor) -> None:
         if not isinstance(outputs, Tensor) or outputs.shape[:-1] != targets.shape:
             shape = ", ".join([*map(str, targets.shape), "classes"])
-            found = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else _form(outputs)
+            form = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else _form(outputs)
             raise InputError(
-                f"fit: expected logits [{shape}] as one tensor from the model, found {found}; return the logits alone, "
+                f"fit: expected logits [{shape}] as one tensor from the model, found {form}; return the logits alone, "
                 "give forward an argument `state` if it also returns a state, give fit a loss, or give a model of "
                 "Transformers batches that are mappings with 'labels'"
             )
