@@ -116,8 +116,8 @@ def test_sizes(task, config):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"longest": 0}, "data.longest: .*data.shortest 1, found 0"),
-        ({"shortest": 0}, "data.shortest: .*found 0"),
+        ({"longest": 0}, "data.longest: .*found longest 0, shortest 1"),
+        ({"shortest": 0}, "data.shortest: .*found shortest 0"),
         ({"silence": -0.1}, "data.silence"),
         ({"rows": 0}, "data.rows"),
         ({"test_takes": 5}, "train .*data.test_takes"),

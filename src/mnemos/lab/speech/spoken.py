@@ -17,7 +17,7 @@ from mnemos.lab.tasks.files import read_bytes
 from mnemos.lab.tasks.metrics import ACCURACY, TOKEN_ERROR_RATE
 from mnemos.lab.tasks.preprocessing import Predicted, Preprocessing
 from mnemos.lab.tasks.row_order import POOL
-from mnemos.lab.tasks.task import DataConfig, Split, Task
+from mnemos.lab.tasks.task import DataConfig, HeldOut, Split, Task
 from mnemos.modes import evaluating
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject
@@ -58,14 +58,11 @@ class SpokenConfig(DataConfig):
 
     def build(self) -> "SpokenTask":
         """Read every recording and return the task. Raises InputError for settings out of range and wrong files."""
-        positive = ("shortest", "bands", "test_takes", "valid_takes", "rows")
-        for name, fits, expected in (
-            *((name, getattr(self, name) >= 1, "at least 1") for name in positive),
-            ("longest", self.longest >= self.shortest, f"at least data.shortest {self.shortest}"),
-            ("silence", 0 <= self.silence <= 10, "0 to 10 seconds"),
-        ):
-            if not fits:
-                raise InputError(f"data.{name}: expected {expected}, found {getattr(self, name)}; change it")
+        self.require(
+            *(f"{name} >= 1" for name in ("shortest", "bands", "test_takes", "valid_takes", "rows")),
+            "longest >= shortest",
+            "0 <= silence <= 10",
+        )
         return SpokenTask(read_recordings(self.path), self)
 
 
@@ -152,7 +149,7 @@ class SpokenTask(Task):
         batches = self._sort("train", range(first, first + POOL * batch_size), seed).reshape(POOL, batch_size)
         return batches[generator(seed, ORDER, pool).permutation(POOL)]
 
-    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[Batch]:
+    def batches(self, split: HeldOut, batch_size: int) -> Iterator[Batch]:
         """Batches that hold every string of a held-out split once, shortest first."""
         order = self._held_out[split]
         for first in range(0, len(order), batch_size):
@@ -189,7 +186,7 @@ class SpokenTask(Task):
     def preprocessing(self) -> "SpeechPreprocessing":
         return self._preprocessing
 
-    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
+    def artifacts(self, model: nn.Module, folder: Path, split: HeldOut) -> JSONObject:
         """Some strings of the split: what was said, and what the model heard."""
         heard = transcriptions(model, self._some(split), self.names)
         about = {
@@ -200,11 +197,11 @@ class SpokenTask(Task):
         }
         return {"transcriptions": heard, "examples": {"transcriptions": about}} if heard else {}
 
-    def show(self, model: nn.Module, split: Literal["valid", "test"]) -> list[str]:
+    def show(self, model: nn.Module, split: HeldOut) -> list[str]:
         rows = transcriptions(model, self._some(split), self.names)
         return [f"  said   {one['said']}\n  heard  {one['heard'] or '(nothing)'}" for one in rows]
 
-    def _some(self, split: Literal["valid", "test"]) -> Iterator[Batch]:
+    def _some(self, split: HeldOut) -> Iterator[Batch]:
         """Batches whose first rows are the strings to show, spread evenly over the split."""
         return self.batches(split, -(-self.config.rows // SHOWN))
 

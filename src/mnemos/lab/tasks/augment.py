@@ -99,8 +99,8 @@ class TimmAugmentation:
         from timm.data import Mixup
         from timm.data.transforms_factory import transforms_imagenet_train
 
+        # --- of each picture: what create_transform calls, which does not pass force_color_jitter on ---
         try:
-            # What create_transform calls, which does not pass force_color_jitter on.
             self._transform: Any = transforms_imagenet_train(
                 size,
                 hflip=0.5 if config.flip else 0.0,
@@ -127,6 +127,7 @@ class TimmAugmentation:
             from torchvision.transforms import RandomCrop
 
             self._transform.transforms[0] = RandomCrop(size, padding=size // 8)
+        # --- of each batch ---
         self._classes, self._smoothing = classes, config.smoothing
         self._mix: Any = None
         if config.mixup or config.cutmix:

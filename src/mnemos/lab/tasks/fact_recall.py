@@ -161,12 +161,14 @@ class ToldTask(GeneratedTask):
 
     def artifacts(self, model: nn.Module, folder: Path, split: HeldOut) -> JSONObject:
         """The accuracy at each distance, and some questions with the model's answers. Cost: a pass over the split."""
+        # --- the answers ---
         device, batches = next(model.parameters()).device, list(self.batches(split, ROWS))
         with evaluating(model), torch.inference_mode():
             answers = torch.cat([model(batch.inputs.to(device))[0][:, -1].argmax(-1).cpu() for batch in batches])
         inputs, places = torch.cat([b.inputs for b in batches]), torch.cat([b.targets[:, -1] for b in batches])
         distance, right = self.distances(inputs), answers == places
         by_distance = {at: one for at in sorted(self.config.distances) if len(one := right[distance == at])}
+        # --- by distance, and the first ones as text ---
         along = {
             "metric": "accuracy",
             "x": "words from the fact to the question",

@@ -132,14 +132,13 @@ class _Key(NamedTuple):
 
 
 def _keys(rows: NDArray[np.int64], order: Order, number: BatchNumber) -> Iterator[_Key]:
-    """The keys of a training batch and of all later ones."""
     index, batch_size, seed = number
     return (_Key(rows[order.batch(i, batch_size, seed)], (seed, i)) for i in itertools.count(index))
 
 
 @dataclass
 class _Maker:
-    """Makes batches of pictures, as a pure function of a key."""
+    """A batch of pictures as a pure function of its key."""
 
     pictures: Pictures
     size: int

@@ -187,6 +187,7 @@ def generate(rules: Rules, seed: int, count: int, workers: int = 0) -> Rows:
     if not workers:
         heavy = count * max(1, rules.min_length) > 10**7  # below, one core finishes about when workers have started
         workers = min(16, os.cpu_count() or 1) if heavy else 1
+    # --- blocks, without the samples that were seen before ---
     parts: list[Rows] = []
     seen: set[bytes] = set()  # digests of the samples so far
     blocks_without_new = 0
@@ -248,6 +249,7 @@ def _grow(rules: Rules, bits: np.random.PCG64, count: int) -> tuple[list[_Level]
     tree = np.arange(count)
     levels = []
     for depth in range(1, rules.max_depth + 1):
+        # --- the nodes of this level ---
         raw = bits.random_raw(len(tree))
         low = raw & np.uint64(0xFFFFFFFF)  # the high half decides digit or operator, the low half which one
         tokens = (ZERO + (low * np.uint64(10) >> np.uint64(32))).astype(np.uint8)
@@ -260,6 +262,7 @@ def _grow(rules: Rules, bits: np.random.PCG64, count: int) -> tuple[list[_Level]
         tokens[operators] = MIN + choice % 4
         levels.append(_Level(tokens, operators, arity, tree))
 
+        # --- the trees of the nodes below it ---
         owner = tree[operators]
         lengths += np.bincount(tree, minlength=count) + np.bincount(owner, minlength=count)
         children = np.bincount(owner, arity, count).astype(np.int64)

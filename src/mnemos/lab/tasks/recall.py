@@ -73,9 +73,9 @@ class RecallConfig(GeneratedConfig):
     def training(self, update: int) -> Draw:
         if not self.shortest or update >= self.grow > 0:
             return self.draw
-        longest = (
-            self.shortest * (self.distance / self.shortest) ** (update / self.grow) if self.grow else self.distance
-        )
+        if not self.grow:
+            return self.draw_near
+        longest = self.shortest * (self.distance / self.shortest) ** (update / self.grow)
         return replace(self, distance=int(longest)).draw_near
 
     def draw_near(self, random: np.random.Generator, rows: int) -> Rows:

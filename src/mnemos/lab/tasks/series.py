@@ -235,6 +235,7 @@ class SeriesTask(SegmentedTask):
         shift, scale = np.array(prepared.target_mean), np.array(prepared.target_std)
         filled = torch.from_numpy(((series.numbers - shift) / scale).astype(np.float32))
         self.numbers = filled.masked_fill(~torch.from_numpy(series.known), torch.nan)
+        # --- what it is judged by ---
         self.vocab_size = len(prepared.names) or len(series.targets)  # the number of outputs of the model
         test = steps["test"]
         if len(self.labels):

@@ -56,6 +56,7 @@ def read_table(file: Path) -> Any:
         with tempfile.TemporaryDirectory() as cache:  # the library converts a file into Arrow once, there
             read = getattr(library.Dataset, READERS[ending])
             table = read(str(file), cache_dir=cache, keep_in_memory=True, **options)
+        # --- first lines that are no names ---
         if READERS[ending] == "from_csv":
             names = table.column_names
             if "__index_level_0__" in names:  # of pandas, for a first value

@@ -147,7 +147,7 @@ class TextClassesPreprocessing(Preprocessing):
         """The layout of the rows. Raises InputError if no text fits into a segment."""
         vocabulary = Bytes() if config.tokens == "bytes" else SubWords.read(config.tokens)
         content = vocabulary.content if isinstance(vocabulary, SubWords) else ""
-        before, after = _around(vocabulary)
+        before, after = vocabulary.around()
         if config.segment <= len(before) + len(after) or config.length < 1 or config.length % config.segment:
             raise InputError(
                 f"data.segment: expected more than {len(before) + len(after)} special tokens, and data.length a "
@@ -160,7 +160,7 @@ class TextClassesPreprocessing(Preprocessing):
 
     def rows(self, text: bytes, where: str, vocabulary: Vocabulary) -> Iterator[Tokens]:
         """The rows of a text, each of at most `length` tokens; there is none of a text without tokens."""
-        before, after = (np.array(part, np.int32) for part in _around(vocabulary))
+        before, after = (np.array(part, np.int32) for part in vocabulary.around())
         inside = self.segment - len(before) - len(after)
         tokens, together = vocabulary.encode(text, where), inside * (self.length // self.segment)
         for first in range(0, len(tokens), together):
@@ -179,7 +179,3 @@ class TextClassesPreprocessing(Preprocessing):
             raise InputError(f"{path}: expected text, found none; add text to it")
         logits = [model(torch.from_numpy(row.astype(np.int64))[None])[0] for row in rows]
         return likely_classes(path, torch.cat(logits).mean(0), self.names, options["top"])
-
-
-def _around(vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
-    return vocabulary.around() if isinstance(vocabulary, SubWords) else ([], [])

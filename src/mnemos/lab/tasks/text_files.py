@@ -209,7 +209,7 @@ def _named_splits(
     by such a word and by numbers alone: wiki.train.tokens and wiki.valid.tokens, train-1.txt and test-2.txt.
     (3) The same of the folders in the folder.
     """
-    # {(level, what is around the word): {the word: its files}}
+    # --- files by (level, what is around the word), and by the word ---
     groups: dict[tuple[int, tuple[str, ...]], dict[str, list[Path]]] = {}
     for file in every:
         parts = file.relative_to(folder).parts
@@ -222,6 +222,7 @@ def _named_splits(
                 around = (re.sub(r"\d+", "#", text) for text in (_plain(file)[:start], _plain(file)[end:]))
                 group = groups.setdefault((2 * depth + 1, (*parts[:depth], *around)), {})
                 group.setdefault(words[0].group(), []).append(file)
+    # --- the groups that are splits, and of these the first level ---
     levels: dict[int, dict[Split, list[Path]]] = {}
     for (level, _), group in groups.items():
         split_files = {SPLIT_OF[word]: [file for file in files if file in texts] for word, files in group.items()}

@@ -69,6 +69,10 @@ class Vocabulary(ABC):
             tail.append(token)
         return tail[::-1]
 
+    def around(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after a text, such as [CLS] and [SEP]; by default none."""
+        return [], []
+
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
         """Group tokens into words: (text, number of tokens). Every token is in one group; by default each alone."""
         return [(self.decode([token]).decode("utf-8", "replace"), 1) for token in tokens]
@@ -197,6 +201,7 @@ class SubWords(Vocabulary):
     unit = "sub-words"
 
     def __init__(self, content: str, source: str = "the tokenizer") -> None:
+        # --- the tokenizer, without a space before each text ---
         library: Any = tokenizers()
         try:
             about = json.loads(content)
@@ -211,11 +216,13 @@ class SubWords(Vocabulary):
         self.content = content
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        # --- its tokens ---
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         self.start = max(ids.values(), default=-1) + 1
         self.size = self.start + 1
         unknown = about["model"].get("unk_token")
         self.unknown = ids.get(unknown) if isinstance(unknown, str) else about["model"].get("unk_id")
+        # --- the bytes of each ---
         added = {one["content"] for one in about.get("added_tokens") or ()}
         byte_level = "ByteLevel" in {*_types(about.get("decoder")), *_types(about.get("pre_tokenizer"))}
         self.lengths = np.zeros(self.size, np.int64)
@@ -234,7 +241,6 @@ class SubWords(Vocabulary):
         return cls(as_characters(read_bytes(path), str(path)), str(path))
 
     def around(self) -> tuple[list[int], list[int]]:
-        """The special tokens that the file puts before and after a text, such as [CLS] and [SEP]."""
         whole, bare = self._tokenizer.encode("a"), self._tokenizer.encode("a", add_special_tokens=False)
         inside = [i for i, special in enumerate(whole.special_tokens_mask) if not special] or [0]
         if [whole.ids[i] for i in inside] != bare.ids:

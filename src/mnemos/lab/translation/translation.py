@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from mnemos.attention.cross import CrossAttention
 from mnemos.generators import AUGMENT, generator
 from mnemos.lab.tasks.batch import IGNORE, counted
 from mnemos.lab.tasks.metrics import PERPLEXITY, CorpusMetric, negative_log_likelihood
-from mnemos.lab.tasks.task import DataConfig, Split, Task
+from mnemos.lab.tasks.task import DataConfig, HeldOut, Split, Task
 from mnemos.models.encoder_decoder import Pair
 from mnemos.modes import evaluating
 from mnemos.registry import register
@@ -112,7 +112,7 @@ class TranslationConfig(DataConfig):
         unused = {"subwords", "joint", "lowercase"} if self.tokenizer else set()
         return frozenset({"batch_tokens", "valid_translated"} | unused)
 
-    def build_to_score(self, split: Literal["valid", "test"], trained: Any = None) -> "TranslationTask":
+    def build_to_score(self, split: HeldOut, trained: Any = None) -> "TranslationTask":
         """The task with the run's sub-words, that scores `split` of other parallel text.
 
         A folder that has no files of the split by the usual names must be scored by their stem, data.test STEM.
@@ -128,20 +128,15 @@ class TranslationConfig(DataConfig):
         return TranslationTask(self, {split: texts}, dict.fromkeys(STEMS, corpus), vocabularies)
 
     def _check(self) -> None:
-        for name, fits, expected in (
-            *(
-                (n, getattr(self, n) >= 1, "at least 1")
-                for n in ("longest", "batch_tokens", "beams", "valid_translated")
-            ),
-            ("label_smoothing", 0 <= self.label_smoothing < 1, "at least 0 and below 1"),
-            ("ratio", self.ratio == 0 or self.ratio >= 1, "0 (any) or at least 1"),
-            ("held_out", self.held_out == 0 or self.held_out >= 2, "0, or at least 2 for every second pair"),
-            ("valid", not (self.valid and self.held_out), "none with data.held_out, which takes training pairs"),
-            ("target", self.source != self.target, "another language than data.source"),
-            ("target_tokenizer", self.tokenizer or not self.target_tokenizer, "data.tokenizer beside it"),
-        ):
-            if not fits:
-                raise InputError(f"data.{name}: expected {expected}, found {getattr(self, name)!r}; change it")
+        self.require(
+            *(f"{name} >= 1" for name in ("longest", "batch_tokens", "beams", "valid_translated")),
+            "0 <= label_smoothing < 1",
+            "ratio == 0 or ratio >= 1",
+            "held_out == 0 or held_out >= 2",
+            "not (valid and held_out)",  # which takes training pairs
+            "target != source",
+            "not target_tokenizer or tokenizer",
+        )
 
     def _find(self, split: Split) -> list[PairedFiles]:
         return find_pairs(self.path, split, (self.source, self.target), getattr(self, split))
@@ -281,7 +276,7 @@ class TranslationTask(Task):
         random = generator(seed, AUGMENT, index)
         return self._batch("train", rows, lambda side, row: self._dropouts[side](row, random))
 
-    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[PairBatch]:
+    def batches(self, split: HeldOut, batch_size: int) -> Iterator[PairBatch]:
         return (self._batch(split, rows) for rows in self._plan(split, batch_size).once())
 
     def _plan(self, split: Split, batch_size: int) -> TokenBatches:
@@ -384,7 +379,7 @@ class TranslationTask(Task):
         other = "" if self.vocabularies.joint else target.content
         return TranslationPreprocessing(c.source, c.target, source.content, other, c.longest, c.beams, c.length_penalty)
 
-    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
+    def artifacts(self, model: nn.Module, folder: Path, split: HeldOut) -> JSONObject:
         """translations.jsonl, the split with its translations; how many pairs were left out; the scores' signatures."""
         rows = list(self._translations(model, split, range(len(self.corpora[split]))))
         write_text(folder / TRANSLATIONS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
@@ -410,7 +405,7 @@ class TranslationTask(Task):
             "alignment": self._alignment(model, split, rows),
         }
 
-    def _alignment(self, model: nn.Module, split: Literal["valid", "test"], rows: Sequence[JSONObject]) -> JSONObject:
+    def _alignment(self, model: nn.Module, split: HeldOut, rows: Sequence[JSONObject]) -> JSONObject:
         """What the model attends to in the source of median length while it writes its translation."""
         corpus, vocabularies = self.corpora[split], self.vocabularies
         number = int(np.argsort(corpus.source.lengths, kind="stable")[len(corpus) // 2])
@@ -427,7 +422,7 @@ class TranslationTask(Task):
             "the mean over heads.",
         }
 
-    def show(self, model: nn.Module, split: Literal["valid", "test"]) -> list[str]:
+    def show(self, model: nn.Module, split: HeldOut) -> list[str]:
         """Some sentences of the split: source, reference and translation; and how the scores but BLEU are computed."""
         rows = self._translations(model, split, _spread(len(self.corpora[split])))
         names = ("source", "reference", "translation")
@@ -435,9 +430,7 @@ class TranslationTask(Task):
         others = ((name, signature) for name, signature in self.scorer.signatures.items() if name != BLEU)
         return [*lines, *(f"  {name}: {signature}" for name, signature in others)]
 
-    def _translations(
-        self, model: nn.Module, split: Literal["valid", "test"], numbers: Sequence[int]
-    ) -> Iterator[JSONObject]:
+    def _translations(self, model: nn.Module, split: HeldOut, numbers: Sequence[int]) -> Iterator[JSONObject]:
         """{"source", "reference", "translation", "score"} of pairs of a split, in the order of `numbers`."""
         corpus = self.corpora[split]
         rows = [corpus.source.row(number) for number in numbers]

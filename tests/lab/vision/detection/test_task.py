@@ -272,7 +272,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
     ):
         with pytest.raises(InputError, match=message):
             replace(detector(), **fields).build()
-    with pytest.raises(InputError, match=r"data\.side: expected at least 32"):
+    with pytest.raises(InputError, match=r"data\.side: expected side >= 32"):
         replace(SHAPES, side=8).build()
 
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from mnemos.generators import TEST, TRAIN, VALID, generator
 from mnemos.lab.tasks.task import DataConfig, Split
 from mnemos.registry import register
-from mnemos.types import InputError
 
 from .results import FIGURES, LARGE, SMALL
 from .scenes import Annotation, Scenes, encode
@@ -55,9 +54,7 @@ class ShapesConfig(DataConfig):
 
     def build(self) -> DetectionTask:
         """The task, with four classes. Raises InputError for settings out of range."""
-        for name, least in (("side", 32), ("most", 1), ("train", 1), ("valid", 1), ("test", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"data.{name}: expected at least {least}, found {getattr(self, name)}; raise it")
+        self.require("side >= 32", "most >= 1", "train >= 1", "valid >= 1", "test >= 1")
         splits: dict[Split, Scenes] = {
             "train": ShapeScenes(self.train, self.side, self.most, self.seed, TRAIN),
             "valid": ShapeScenes(self.valid, self.side, self.most, self.seed, VALID),

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from mnemos.lab.tasks.metrics import CorpusMetric
 from mnemos.lab.tasks.pictures import fit, pillow
 from mnemos.lab.tasks.prefetch import Prefetched, prefetch
 from mnemos.lab.tasks.row_order import Order
-from mnemos.lab.tasks.task import Split, Task
+from mnemos.lab.tasks.task import HeldOut, Split, Task
 from mnemos.modes import evaluating
 from mnemos.types import InputError, JSONObject
 
@@ -94,16 +94,16 @@ class DetectionTask(Task):
     def close(self) -> None:
         self._prefetched.close()
 
-    def batches(self, split: Literal["valid", "test"], batch_size: int) -> Iterator[DetectionBatch]:
+    def batches(self, split: HeldOut, batch_size: int) -> Iterator[DetectionBatch]:
         every = range(len(self.rows_of_batches(split, batch_size)))
         return (batch for _, batch in self.chosen_batches(split, batch_size, every))
 
-    def rows_of_batches(self, split: Literal["valid", "test"], batch_size: int) -> Sequence[int]:
+    def rows_of_batches(self, split: HeldOut, batch_size: int) -> Sequence[int]:
         count = len(self.splits[split])
         return [min(batch_size, count - start) for start in range(0, count, batch_size)]
 
     def chosen_batches(
-        self, split: Literal["valid", "test"], batch_size: int, numbers: Container[int]
+        self, split: HeldOut, batch_size: int, numbers: Container[int]
     ) -> Iterator[tuple[int, DetectionBatch]]:
         """(number, batch) of some of `batches`; the others are not decoded."""
         before = len(self.splits["valid"]) if split == "test" else 0
@@ -171,12 +171,12 @@ class DetectionTask(Task):
     def preprocessing(self) -> DetectionPreprocessing:
         return DetectionPreprocessing(names=tuple(self.names), categories=tuple(self.splits["train"].categories))
 
-    def artifacts(self, model: nn.Module, folder: Path, split: Literal["valid", "test"]) -> JSONObject:
+    def artifacts(self, model: nn.Module, folder: Path, split: HeldOut) -> JSONObject:
         """`scored_artifacts` of a whole split, picture by picture."""
         return self.scored_artifacts(model, folder, split, self.batches(split, 1))
 
     def scored_artifacts(
-        self, model: nn.Module, folder: Path, split: Literal["valid", "test"], batches: Iterable[DetectionBatch]
+        self, model: nn.Module, folder: Path, split: HeldOut, batches: Iterable[DetectionBatch]
     ) -> JSONObject:
         """detections.json, drawn photos (`detections`), and the figures of each class, of the pictures in `batches`.
 
