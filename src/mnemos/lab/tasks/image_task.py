@@ -35,6 +35,10 @@ class View(NamedTuple):
     pictures: Pictures
     rows: NDArray[np.int64]
 
+    @classmethod
+    def whole(cls, pictures: Pictures) -> "View":
+        return cls(pictures, np.arange(len(pictures)))
+
 
 class Colours(NamedTuple):
     """Mean and standard deviation per channel of pixels in [0, 1]; images are normalised by them."""

@@ -162,7 +162,7 @@ def _digits_task(
             ArrayPictures(_scaled(pixels, levels)[..., None], labels, shape[0], config.augment.centre)
             for pixels, labels in splits
         )
-        views = {split: View(one, np.arange(len(one))) for split, one in zip(SPLITS, pictures, strict=True)}
+        views = {split: View.whole(one) for split, one in zip(SPLITS, pictures, strict=True)}
         return ImageTask(views, list(map(str, range(10))), shape[0], colours, config.augment)
     if config.augment.policy != "none":
         raise InputError(
@@ -277,7 +277,7 @@ class CIFARConfig(DataConfig):
         known, test = (ArrayPictures(*part, self.size, self.augment.centre) for part in (images.train, images.test))
         valid, train = held_out(len(known), (self.valid_size,), self.name)
         views: dict[Split, View] = {"train": View(known, train), "valid": View(known, valid)}
-        views["test"] = View(test, np.arange(len(test)))
+        views["test"] = View.whole(test)
         return ImageTask(views, images.names, self.size, COLOURS[self.variant], self.augment, self.workers)
 
 
