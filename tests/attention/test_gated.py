@@ -220,6 +220,7 @@ def test_presets_give_defaults_and_what_is_given_wins():
         (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4), causal=True, prefix=1), "no class token"),
         (lambda: GRC(length="16"), "GRC.length: expected an integer, .*, 'auto' or 'paper', found '16'; change it"),
         (lambda: GRC(length=0), "length"),
+        (lambda: GRC(ratio=1.1), "GRC.ratio: expected above 0 and at most 1, found 1.1"),
         (lambda: GRC(source="inptu"), "'input', 'output'"),
         (
             lambda: GatedCacheAttention(12, 3, grc=GRC(length=7, resample="grid"), grid=(4, 6)),

@@ -5,6 +5,7 @@ from torch import nn
 
 from mnemos import registry
 from mnemos.config import ModelConfig
+from mnemos.lab.compare import arguments
 from mnemos.lab.compare.arguments import variants
 from mnemos.lab.compare.baselines import (
     equal_parameters,
@@ -156,6 +157,11 @@ def test_a_model_without_mlps_is_refused_and_one_without_a_cache_has_no_baseline
     assert parameters(made.model) == pytest.approx(parameters(narrow), rel=0.02)
     with pytest.raises(InputError, match="found mlp 0"):
         equal_parameters(replace(recipe, model=replace(narrow, mlp=0)))
+
+
+def test_as_many_recipes_as_a_table_may_have(monkeypatch):
+    monkeypatch.setattr(arguments, "MOST", 2)
+    assert len(variants(["demo-linear"], [], [("optim.lr", "0.1,0.2")])) == 2
 
 
 def test_recipes_with_other_data_are_refused_before_their_baselines_are_made(tmp_path):

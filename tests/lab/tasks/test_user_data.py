@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, SequentialSampler, SubsetRandomSampler
 
-from mnemos.lab.tasks.user_data import BatchSource, RowSource, source
+from mnemos.lab.tasks.batch import IGNORE, Batch
+from mnemos.lab.tasks.user_data import BatchSource, OwnTask, RowSource, source
 from mnemos.types import InputError
 
 
@@ -31,6 +32,23 @@ def test_what_a_data_set_draws_is_a_function_of_seed_and_batch():
 )
 def test_rows_are_read_one_by_one_where_the_loaders_order_is_known(options, cls):
     assert type(source(DataLoader(torch.arange(4), **options))) is cls
+
+
+class _Labelled(torch.nn.Module):
+    def forward(self, input_ids, labels):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "count"),
+    [(torch.nn.Linear(5, 5), None, 9), (torch.nn.Linear(5, 5), torch.nn.MSELoss(), 2), (_Labelled(), None, 2)],
+)
+def test_our_own_loss_is_a_mean_over_targets_and_others_over_rows(model, loss, count):
+    x = torch.ones(2, 5)
+    targets = x.long()
+    targets[0, 0] = IGNORE
+    batch = Batch({"input_ids": x} if isinstance(model, _Labelled) else x, targets)
+    assert OwnTask(model, source([batch]), source([batch]), 2, loss).count(batch) == count
 
 
 class _Damaged(Dataset):

@@ -153,6 +153,8 @@ def test_some_pairs_are_translated_greedily_in_training_and_all_by_the_beam_in_t
     beams = {split: torch.cat([b.beams for b in task.batches(split, 8)]).tolist() for split in ("valid", "test")}
     assert sorted(beams["valid"]) == [0] * 18 + [1] * 6
     assert set(beams["test"]) == {5}
+    numbers = {split: sorted(n for b in task.batches(split, 8) for n in b.rows.tolist()) for split in beams}
+    assert numbers == {"valid": [*range(24)], "test": [*range(24, 40)]}, "no two pairs have one number"
 
 
 def test_bpe_dropout_divides_the_training_pairs_alone_and_the_same_again(config, task):

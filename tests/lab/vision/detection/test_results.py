@@ -96,3 +96,8 @@ def test_objects_are_drawn_where_they_are():
     assert overlay(grey[:1, :1].repeat(900, 1), [], {}).shape == (4, 3600, 3), "enlarged no further"
     assert overlay(grey[:1, :1].repeat(70_000, 1), [], {}).shape == (1, 65_500, 3), "no larger than a JPEG can be"
     assert np.array_equal(decode(one["segmentation"]), mask)
+    for number in range(6):
+        drawn = overlay(grey, [one | {"category_id": number}], dict.fromkeys(range(6), "cat"))
+        sums = drawn[150:200, 240:400].sum(-1, dtype=int)  # of the name, on the colour of its box
+        bright = drawn[199, 240] @ (0.299, 0.587, 0.114) > 140
+        assert (sums.min() < 60) if bright else (sums.max() > 700), "the name is legible"
