@@ -98,18 +98,6 @@ def test_rows_at_different_places_are_the_equations(kind):
     same(network(x[:, :9], everything)[1], network(x[:, :9])[1])  # no cache of the old rows is left
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_split_anywhere_equals_whole(kind):
-    network, x = model(kind), ids(4)
-    for mask in (None, holes()):
-        whole, end = network(x, None, mask)
-        for cuts in ([4], range(1, T)):
-            parts, state = cut(network, x, cuts, None, mask)
-            close(parts, whole)
-            same(state, end)
-    close(network(x, network.initial_state(4))[0], network(x)[0])
-
-
 @pytest.mark.parametrize("kind", ["mt", "armt"])
 def test_a_row_of_padding_alone_leaves_gradients_finite(kind):
     """Row 0 ends where a segment does, so that its padding has no key before it."""

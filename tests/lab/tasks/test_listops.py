@@ -125,7 +125,7 @@ def test_a_batch_of_answers_is_of_similar_lengths():
 
 
 def test_a_dead_worker_is_an_error_not_a_short_answer(monkeypatch):
-    monkeypatch.setattr(listops, "generate_block", lambda *rules: os._exit(1) if rules[-1] else time.sleep(1))
+    monkeypatch.setattr(listops, "generate_block", lambda *rules: os._exit(1) if rules[-1] else time.sleep(0.3))
     with pytest.raises(InputError, match=r"data.workers: .*died.*; set fewer workers$"):  # 0 would be one per core
         generate(RULES, 0, 10, workers=2)
 
