@@ -3,7 +3,8 @@
 Each fault (see mutations.py) is made in a copy of the tree; the tests most likely to find it run first, then the
 contracts, then all others, until one fails. A fault that none finds is a survivor: a test is missing, or the fault
 changes nothing that is promised, which the field "explained" of the result then says. It is written by hand and kept.
-`--near` leaves out the others and all slow tests: it takes minutes less per survivor, and counts too many of them.
+`--near` runs fast tests alone, and of these, for a fault, those that reach it in one run without faults (reached.py):
+it takes seconds per fault, and counts those as survivors that slow tests or processes of their own find.
 
 Known tools run the whole suite, or what a coverage run of hours has mapped, in a new interpreter per fault. Here one
 process imports PyTorch once and forks for each fault, and the order of the tests follows the folders, which mirror the
@@ -30,11 +31,13 @@ from pathlib import Path
 from typing import Any
 
 from mutations import Fault, faults
+from reached import Tests, insert_probes, tests_of
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path("src/mnemos")
 ROOMS = ("ops", "memory", "attention", "models", "memory_replay", "lab/run", "hosts", "lab/tasks", "lab/evaluate")
 ROOMS += ("lab/compare", "lab/vision", "lab/translation", "lab/speech", "generate", "hugging_face", "trainers")
+FAST = ["-m", "not slow", "--timeout", "60"]
 LIMIT = 3600  # seconds for the tests of one stage; pytest's own limit per test finds endless loops long before
 CONTRACTS = ["tests/test_contracts.py", "tests/memory_replay/test_replay.py", "tests/test_auxiliary_losses.py"]
 
@@ -46,7 +49,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="which faults (0)")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "mutants.json", help="the result file")
     parser.add_argument("--retry", action="store_true", help="run the survivors of the result file again")
-    parser.add_argument("--near", action="store_true", help="only fast tests of a fault's own room, and the contracts")
+    parser.add_argument("--near", action="store_true", help="only fast tests that reach the fault")
+    parser.add_argument(
+        "--reached", type=Path, help="with --near: which tests reach which faults; written once, then read"
+    )
     options = parser.parse_args()
     written = json.loads(options.out.read_text()) if options.out.is_file() else {}
     mutants: list[dict[str, Any]] = written["mutants"] if written.get("seed") == options.seed else []
@@ -56,20 +62,41 @@ def main() -> None:
         import_libraries()
         if first_failure(tree, ["tests"], [], "--collect-only") is not None:
             raise SystemExit("expected tests that can be collected; pytest --collect-only tells which cannot")
-        for fault in choose(tree, options.count, options.seed):
+        reaching = {}
+        if options.retry:
+            chosen = [fault for one in mutants if is_open(one) for fault in faults_of(tree, one)]
+        else:
+            chosen = choose(tree, options.count, options.seed)
+            mutants = [one for one in mutants if any(same(one, fault.record()) for fault in chosen)]
+            print(f"{len(mutants)} of {written.get('faults', 0)} recorded faults are still among those chosen")
+            if options.near:
+                reaching = find_reaching(Path(folder) / "probed", chosen, options.reached)
+        for fault in chosen:
             known = next((one for one in mutants if same(one, fault.record())), None)
-            if known is not None and not (options.retry and known["found_by"] is None):
+            if known is not None and not options.retry:
                 continue
-            found_by, seconds = examine(fault, tree, options.near)
+            found_by, seconds = examine(fault, tree, options.near, reaching.get(str(fault)))
             if known is None:
                 mutants.append(known := {})
             known |= {**fault.record(), "found_by": found_by, "seconds": round(seconds, 1), "commit": commit()}
             write(options.out, options.seed, mutants)
             print(f"{len(mutants)} {found_by or 'SURVIVED'} {fault.file}:{fault.line} {fault.after}", flush=True)
-    left = [one for one in mutants if one["found_by"] is None and "explained" not in one]
+    left = list(filter(is_open, mutants))
     print(f"{len(mutants)} faults, {len(left)} neither found nor explained")
     for one in left:
         print(f"{one['file']}:{one['line']}: {one['before']} -> {one['after']}")
+
+
+def is_open(one: dict[str, Any]) -> bool:
+    """Whether a recorded fault is neither found nor explained."""
+    return one["found_by"] is None and "explained" not in one
+
+
+def faults_of(tree: Path, one: dict[str, Any]) -> list[Fault]:
+    """The fault of a record; none where the line has changed since."""
+    path = tree / one["file"]
+    every = faults(path.read_text(), one["file"]) if path.is_file() else []
+    return [fault for fault in every if same(one, fault.record())][:1]
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -137,14 +164,34 @@ def stages(fault: Fault, tree: Path, near: bool) -> list[list[str]]:
     return [stage for stage in lists if stage]
 
 
-def examine(fault: Fault, tree: Path, near: bool) -> tuple[str | None, float]:
+def find_reaching(tree: Path, chosen: list[Fault], file: Path | None) -> dict[str, list[str]]:
+    """The fast tests that reach each fault, by one run of all."""
+    if file is not None and file.is_file():
+        lists: dict[str, list[str]] = json.loads(file.read_text())
+        return lists
+    copy_tree(tree)
+    insert_probes(tree, chosen)
+    start = time.monotonic()
+    first_failure(tree, ["tests"], [], *FAST, "--maxfail", "10000", watch=Tests)
+    print(f"a run with probes took {time.monotonic() - start:.0f} s", flush=True)
+    lists = {str(fault): tests for fault, tests in zip(chosen, tests_of(tree, chosen), strict=True)}
+    if file is not None:
+        file.write_text(json.dumps(lists))
+    return lists
+
+
+def examine(fault: Fault, tree: Path, near: bool, reaching: list[str] | None = None) -> tuple[str | None, float]:
     """The first test that the fault fails, or None; and seconds. A test that fails without the fault does not count."""
     start = time.monotonic()
     path = tree / fault.file
     source = path.read_text()
     failing: list[str] = []
-    marks = ["-m", "not slow"] if near else []
-    for stage in stages(fault, tree, near):
+    marks = FAST if near else []
+    lists = stages(fault, tree, near)
+    if reaching is not None:
+        own = [test for test in reaching if test.partition("::")[0] in lists[0]]
+        lists = [own, [test for test in reaching if test not in set(own)]]
+    for stage in filter(None, lists):
         while True:
             path.write_text(fault.apply(source))
             try:
@@ -172,7 +219,7 @@ def examine(fault: Fault, tree: Path, near: bool) -> tuple[str | None, float]:
 _SOUND: set[str] = set()  # tests that passed in the tree without a fault
 
 
-def first_failure(tree: Path, tests: list[str], without: list[str], *more: str) -> str | None:
+def first_failure(tree: Path, tests: list[str], without: list[str], *more: str, watch: Any = None) -> str | None:
     """The id of the first test that fails, "collection" or "crash" where none is known by name; None where all pass.
 
     Raises TimeoutError for a stage that has not ended after LIMIT: such a fault is neither found nor a survivor.
@@ -180,7 +227,7 @@ def first_failure(tree: Path, tests: list[str], without: list[str], *more: str) 
     with tempfile.NamedTemporaryFile() as note:
         child = os.fork()
         if child == 0:
-            _run(tree, tests, without, note.name, more)
+            _run(tree, tests, without, note.name, more, watch)
         deadline = time.monotonic() + LIMIT
         while True:
             ended, status = os.waitpid(child, os.WNOHANG)
@@ -199,7 +246,7 @@ def first_failure(tree: Path, tests: list[str], without: list[str], *more: str) 
         return Path(note.name).read_text().strip() or ("collection" if code > 0 else "crash")
 
 
-def _run(tree: Path, tests: list[str], without: list[str], note: str, more: tuple[str, ...]) -> None:
+def _run(tree: Path, tests: list[str], without: list[str], note: str, more: tuple[str, ...], watch: Any) -> None:
     """In a process of its own: the tests, until one fails, whose id is written to `note`."""
     import pytest
 
@@ -209,6 +256,14 @@ def _run(tree: Path, tests: list[str], without: list[str], note: str, more: tupl
             if report.failed:
                 Path(note).write_text(report.nodeid)
 
+        @staticmethod
+        @pytest.hookimpl(wrapper=True, tryfirst=True)  # after the choice of cases, which depends on a test's others
+        def pytest_collection_modifyitems(items: list[Any]) -> Any:
+            yield
+            items[:] = [item for item in items if not cases or item.nodeid in cases]
+
+    cases = {test for test in tests if "::" in test}
+    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
     os.setpgid(0, 0)
     os.chdir(tree)
     os.environ |= {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -217,12 +272,12 @@ def _run(tree: Path, tests: list[str], without: list[str], note: str, more: tupl
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-    options = [*more, "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "300"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "300", *more]
     options += ["--basetemp", f"{note}.tests"]
     options += [word for name in without for word in ("--deselect", name)]
     code = 1
     try:
-        code = int(pytest.main([*tests, *options], plugins=[First()]))
+        code = int(pytest.main([*files, *options], plugins=[First(), *([watch(tree)] if watch else [])]))
     finally:
         shutil.rmtree(f"{note}.tests", ignore_errors=True)
         os._exit(code)
