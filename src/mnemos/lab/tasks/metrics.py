@@ -195,6 +195,7 @@ PERPLEXITY = SumMetric(
     training=False,
     bounds=(1.0, math.inf),
 )
+# How often the most probable class or token is the right one.
 ACCURACY = SumMetric(
     "accuracy",
     True,
