@@ -218,6 +218,7 @@ def test_the_baselines_of_single_runs_are_read_from_recipes(tmp_path):
     )
     beside = read([folder, runs[0]])
     assert [row.baseline_of for row in beside.rows] == [("demo-cached",), (), ()], "the comparison says so"
+    assert [row.memory for row in beside.rows] == [None, "cache", "cache"], "also of the run beside it"
 
 
 def test_runs_without_accuracy_are_compared_by_loss(run):

@@ -39,7 +39,7 @@ def with_baselines(recipes: Sequence[Recipe]) -> list[Recipe]:
 def _insert(
     recipes: Sequence[Recipe], makers: Sequence[Callable[[Recipe], Recipe | None]], option: str
 ) -> list[Recipe]:
-    names, known = {recipe.name for recipe in recipes}, [_without_name(recipe) for recipe in recipes]
+    names, listed = {recipe.name for recipe in recipes}, [_without_name(recipe) for recipe in recipes]
     inserted: dict[str, Recipe] = {}
     order: list[Recipe] = []
     any_baseline = False
@@ -48,10 +48,10 @@ def _insert(
         for baseline in filter(None, (make(recipe) for make in makers)):
             any_baseline = True
             settings = _without_name(baseline)
-            if settings not in known and baseline.name not in names | inserted.keys():
+            if settings not in listed and baseline.name not in names | inserted.keys():
                 inserted[baseline.name] = baseline
                 order.append(baseline)
-                known.append(settings)
+                listed.append(settings)
             elif alike := next((one for one in inserted.values() if _without_name(one) == settings), None):
                 about = f"{alike.about}; also the baseline of {recipe.name}"
                 inserted[alike.name] = replace(alike, about=about)
@@ -102,16 +102,16 @@ def roles_of(recipes: Sequence[Recipe]) -> dict[str, Role]:
 
 def _written_memory(model: ModelConfig) -> str:
     """What a model writes: the plural of its memory of segments, or "cache", a gated one."""
-    for cls, kind in SEGMENT_MEMORIES.items():
+    for cls, about in SEGMENT_MEMORIES.items():
         sizes: list[int] = []
 
-        def keep(memory: Any, sizes: list[int] = sizes, field: str = kind.size) -> Any:
+        def note_size(memory: Any, sizes: list[int] = sizes, field: str = about.size) -> Any:
             sizes.append(getattr(memory, field))
             return memory
 
-        mapped(model, cls, keep)
+        mapped(model, cls, note_size)
         if any(sizes):
-            return kind.noun
+            return about.noun
     return CACHE
 
 

@@ -95,8 +95,8 @@ class Budget:
 
         Recipes that are added later are measured beside the first again, and their costs scaled to what it had cost.
         """
-        first, known = recipes[0], before.get("recipes", {})
-        measured = [first, *(one for one in recipes[1:] if one.name not in known)]
+        first, measured_before = recipes[0], before.get("recipes", {})
+        measured = [first, *(one for one in recipes[1:] if one.name not in measured_before)]
 
         # --- the cost of an update ---
         about: JSONObject = {"equal": self.kind}
@@ -110,7 +110,7 @@ class Budget:
         else:
             unit = "tokens" if hasattr(first.data, "segment") else "rows"
             costs, about["unit"], clock = [samples_per_update(one) for one in measured], unit, {}
-        of_first = known.get(first.name, {}).get("update", costs[0])
+        of_first = measured_before.get(first.name, {}).get("update", costs[0])
         costs = [cost * of_first / costs[0] if costs[0] else cost for cost in costs]
 
         # --- the steps that a budget allows ---
@@ -121,7 +121,7 @@ class Budget:
         about["recipes"] = {
             one.name: {"update": cost, **more, "steps": self._steps(one, cost, budget), "given": as_json(one)}
             for one, cost, more in zip(measured, costs, extra, strict=True)
-        } | known
+        } | measured_before
         return about | {"provenance": provenance(first.train.seed, "")} | before | {"recipes": about["recipes"]}
 
     def _steps(self, recipe: Recipe, cost: float, budget: float) -> int:
@@ -146,9 +146,9 @@ class Budget:
         for recipe in recipes:
             if recipe.name not in spent["recipes"]:  # it is added now
                 continue
-            given = as_written(spent["recipes"][recipe.name]["given"])
-            alike = recipe if self.kind == TIME else with_threads(recipe, given)  # threads change no other cost
-            if difference := differing(given, as_json(alike)):
+            before = as_written(spent["recipes"][recipe.name]["given"])
+            alike = recipe if self.kind == TIME else with_threads(recipe, before)  # threads change no other cost
+            if difference := differing(before, as_json(alike)):
                 jobs = "use the --jobs of before, or " if difference.startswith("train.threads ") else ""
                 raise InputError(
                     f"{path}: expected the recipes whose updates were measured, found that {recipe.name} differs in "
@@ -275,16 +275,16 @@ def _named(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         raise type(error)(f"{name}: its update could not be measured: {error}") from None
 
 
-def _open(recipe: JSONObject) -> None:
-    made = from_json(recipe)
-    if made.train.threads:
-        torch.set_num_threads(made.train.threads)
-    fabric = devices.connect(made.train)
-    check_settings(made, fabric.world_size)
-    task = made.data.build()
-    made = complete(made, task)
-    check_task(made, task)
-    _LEARNERS.append(Learner(fabric, made, task))
+def _open(content: JSONObject) -> None:
+    recipe = from_json(content)
+    if recipe.train.threads:
+        torch.set_num_threads(recipe.train.threads)
+    fabric = devices.connect(recipe.train)
+    check_settings(recipe, fabric.world_size)
+    task = recipe.data.build()
+    recipe = complete(recipe, task)
+    check_task(recipe, task)
+    _LEARNERS.append(Learner(fabric, recipe, task))
 
 
 def _with_learner(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -74,14 +74,14 @@ def completed(recipes: Sequence[Recipe]) -> list[Recipe]:
     """The recipes with the sizes of their data, which are closed again before the runs start."""
     tasks: list[tuple[DataConfig, Task]] = []  # of data that cannot be hashed
     try:
-        made = []
+        whole = []
         for recipe in recipes:
             task = next((task for data, task in tasks if data == recipe.data), None)
             if task is None:
                 task = recipe.data.build()
                 tasks.append((recipe.data, task))
-            made.append(complete(recipe, task))
-        return made
+            whole.append(complete(recipe, task))
+        return whole
     finally:
         for _, task in tasks:
             task.close()
@@ -94,18 +94,18 @@ def scored_alike(recipes: Sequence[Recipe]) -> list[Recipe]:
     segments differ, whole splits are scored (`check_scored`).
     """
     first, names = recipes[0], ("valid_rows", "test_rows")
-    given = {name: [getattr(one.train, name) for one in recipes] for name in names}
-    if min(map(min, given.values())) >= 0:
+    numbers = {name: [getattr(one.train, name) for one in recipes] for name in names}
+    if min(map(min, numbers.values())) >= 0:
         return list(recipes)
     alike = all((one.data, one.train.batch_size) == (first.data, first.train.batch_size) for one in recipes)
-    made = completed(recipes)
+    whole = completed(recipes)
     for name in names:
-        fixed = [number for number in given[name] if number >= 0]
-        rows: Any = fixed[0] if fixed else getattr(made[0].train, name) if alike else 0
-        for i, number in enumerate(given[name]):
+        fixed = [number for number in numbers[name] if number >= 0]
+        rows: Any = fixed[0] if fixed else getattr(whole[0].train, name) if alike else 0
+        for i, number in enumerate(numbers[name]):
             if number < 0:
-                made[i] = replace(made[i], train=replace(made[i].train, **{name: rows}))
-    return made
+                whole[i] = replace(whole[i], train=replace(whole[i].train, **{name: rows}))
+    return whole
 
 
 def check_scored(recipes: Sequence[Recipe]) -> None:

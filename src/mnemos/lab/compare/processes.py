@@ -54,7 +54,7 @@ class RunsLeft:
         self._seconds: dict[str, list[float]] = {}
 
     def begun(self, name: str) -> RunNumber:
-        """Count a run that begins now; its place among all."""
+        """Count a run that begins now; its number among all."""
         new = name not in self._begun
         self._begun.append(name)
         return RunNumber(self._before + len(self._begun), self._all, self._jobs, len(self._begun) == 1, new)
@@ -70,9 +70,9 @@ class RunsLeft:
         text = f"{self._all - left} of {self._all} run{'s' * (self._all > 1)}, {clock(self._now() - self._start)}"
         if not left or not self._seconds:
             return text
-        every = [one for known in self._seconds.values() for one in known]
+        every = [one for of_recipe in self._seconds.values() for one in of_recipe]
         times = ((count, self._seconds.get(name, every)) for name, count in self._left.items())
-        estimate = sum(count * sum(known) / len(known) for count, known in times) / self._jobs
+        estimate = sum(count * sum(seconds) / len(seconds) for count, seconds in times) / self._jobs
         return f"{text}, about {clock(estimate)} left"
 
     def without(self, names: Iterable[str]) -> None:
@@ -190,7 +190,7 @@ def finished(folder: Path) -> bool:
 
 
 def _start(recipe: Recipe, folder: Path, quiet: bool, among: RunNumber | None) -> BaseProcess:
-    """Start the process that trains a run or continues it. among: its place, for its progress bar."""
+    """Start the process that trains a run or continues it. among: its number among all, for its progress bar."""
     arguments = (to_dict(recipe), str(folder), (folder / "recipe.json").is_file(), quiet, among)
     child: BaseProcess = multiprocessing.get_context("spawn").Process(target=_run, args=arguments)
     child.start()
@@ -227,7 +227,7 @@ def shielded() -> Iterator[None]:
     numbers, waiting, handlers = (signal.SIGINT, signal.SIGTERM), list[int](), dict[signal.Signals, Any]()
     if threading.current_thread() is threading.main_thread():
         for number in numbers:
-            handlers[number] = signal.signal(number, lambda taken, _: waiting.append(taken))
+            handlers[number] = signal.signal(number, lambda signum, _: waiting.append(signum))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -235,8 +235,8 @@ def shielded() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for taken in waiting:
-            signal.raise_signal(taken)
+        for signum in waiting:
+            signal.raise_signal(signum)
 
 
 def begin_child() -> None:

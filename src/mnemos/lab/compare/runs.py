@@ -31,9 +31,9 @@ class Sweep:
     @property
     def best(self) -> float | None:
         """The rate of the best score, the first of equal ones; None if every run failed."""
-        known = {rate: score for rate, score in self.scores.items() if score is not None}
+        finite = {rate: score for rate, score in self.scores.items() if score is not None}
         choose = max if self.higher_is_better else min
-        return choose(known, key=known.__getitem__) if known else None
+        return choose(finite, key=finite.__getitem__) if finite else None
 
     @property
     def at_an_end(self) -> bool:

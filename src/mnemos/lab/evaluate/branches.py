@@ -1,4 +1,4 @@
-"""The two branches of a cached layer, o_self and o_mem, as they are mixed, and as images where tokens have places."""
+"""The two branches of a cached layer, o_self and o_mem, as they are mixed, and as images where positions are known."""
 
 import contextlib
 import math
@@ -37,7 +37,7 @@ def observe_branches(layers: dict[str, GatedBranch], observe: Callable[[str, Bra
     handles = []
     inputs: dict[GatedBranch, tuple[Tensor, Grid | None]] = {}
 
-    def keep_input(layer: GatedBranch, args: tuple, kwargs: dict) -> None:
+    def note_input(layer: GatedBranch, args: tuple, kwargs: dict) -> None:
         inputs[layer] = args[0], kwargs.get("grid")
 
     def observe_host(name: str) -> Callable[[HostBranch, Tensor, Tensor], None]:
@@ -54,7 +54,7 @@ def observe_branches(layers: dict[str, GatedBranch], observe: Callable[[str, Bra
     try:
         for name, layer in layers.items():
             if isinstance(layer, HostBranch):
-                handles.append(layer.register_forward_pre_hook(keep_input, with_kwargs=True))
+                handles.append(layer.register_forward_pre_hook(note_input, with_kwargs=True))
                 layer.observer = observe_host(name)
             else:
                 handles.append(layer.register_forward_pre_hook(observe_own(name)))
@@ -156,10 +156,27 @@ def token_positions(
     if rows != 1:
         return f"its {rows} rows per picture are windows with unknown positions"
     tokens -= layer.prefix
-    for known in (layer.grid, picture):
-        if known is not None and known[0] * known[1] == tokens:
-            return TokenPositions(known, layer.prefix, torch.arange(tokens)[None])
+    for shape in (layer.grid, picture):
+        if shape is not None and shape[0] * shape[1] == tokens:
+            return TokenPositions(shape, layer.prefix, torch.arange(tokens)[None])
     return f"its {tokens} tokens form no known grid"
+
+
+def positions_of(
+    model: nn.Module,
+    calls: dict[str, BranchOutputs],
+    layers: dict[str, GatedBranch],
+    count: int,
+    picture: tuple[int, int],
+) -> dict[str, TokenPositions | str]:
+    """`token_positions` of each layer in its first call, which read `count` pictures."""
+    positions: dict[str, TokenPositions | str] = {}
+    for name, layer in layers.items():
+        positions[name] = "the model did not call it"
+        if name in calls:
+            rows, tokens = calls[name].o_self.shape[0] // count, calls[name].o_self.shape[1]
+            positions[name] = token_positions(model, name, layer, rows, tokens, picture)
+    return positions
 
 
 def maps(layer: GatedBranch, positions: TokenPositions, outputs: BranchOutputs) -> tuple[BranchMaps, Tensor, Tensor]:

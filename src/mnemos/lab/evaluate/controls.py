@@ -245,8 +245,8 @@ class _Reading:
             return Left("the model keeps no state")
         if not carried:
             return Left("no segment that was read after a row's first has a counted target")
-        known = self.scoring.scores(next(iter(carried.values())))
-        metric = next((m.name for m in self.task.metrics if m.name in known), "loss")
+        scores = self.scoring.scores(next(iter(carried.values())))
+        metric = next((m.name for m in self.task.metrics if m.name in scores), "loss")
 
         def scored(key: Key) -> ScoredSegments | Left:
             if key[1] == "frozen" and max(carried) < 2:

@@ -33,7 +33,7 @@ from mnemos.modes import evaluating
 from mnemos.ops.gated_cache import gated_update, resample
 from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
 
-from .branches import TokenPositions, first_calls, maps, rounded, token_positions
+from .branches import TokenPositions, first_calls, maps, positions_of, rounded
 from .controls import SEGMENTS, state_controls
 from .recorded import NO_PICTURES, CachedLayer, Explanation, LayerCost, Left, Pictures, SlotContents
 
@@ -144,19 +144,16 @@ def _record_pictures(
     index, label, inputs = choose_pictures(task)
     shown = read_pictures(task, "test", index)
     calls = first_calls(run, observed, inputs)
-    known: dict[str, TokenPositions] = {}
-    for name, layer in observed.items():
-        positions: TokenPositions | str = "the model did not call it"
-        if name in calls:
-            rows, tokens = calls[name].o_self.shape[0] // len(index), calls[name].o_self.shape[1]
-            positions = token_positions(model, name, layer, rows, tokens, (shown.shape[1], shown.shape[2]))
+    layouts: dict[str, TokenPositions] = {}
+    size = (shown.shape[1], shown.shape[2])
+    for name, positions in positions_of(model, calls, observed, len(index), size).items():
         if isinstance(positions, str):
             layers[name] = replace(layers[name], maps=Left(positions))
             continue
-        known[name] = positions
-        numbers, own, memory = maps(layer, positions, calls[name])
+        layouts[name] = positions
+        numbers, own, memory = maps(observed[name], positions, calls[name])
         layers[name] = replace(layers[name], maps=numbers, self_map=own.numpy(), memory_map=memory.numpy())
-    if not known:
+    if not layouts:
         return None, "no layer's tokens have known positions in the picture", None
 
     # --- the pictures themselves, and what the slots hold ---
@@ -164,30 +161,30 @@ def _record_pictures(
     guess = label if about else run(inputs, None)[0].argmax(-1).tolist()
     pixels = smaller(shown, SIDE).numpy()
     pictures = Pictures(tuple(label), tuple(guess), tuple(task.names), tuple(index), about=about, pixels=pixels)
-    written = {name: positions for name, positions in known.items() if not caches[name].grc.constant}
-    for name in known.keys() - written.keys():
+    written = {name: positions for name, positions in layouts.items() if not caches[name].grc.constant}
+    for name in layouts.keys() - written.keys():
         layers[name] = replace(layers[name], slots=Left("its cache is a learned constant, which no token wrote"))
     if written:
         _compare_layers(run, task, caches, written, layers)
-    return pictures, "", list(caches).index(list(known)[(len(known) - 1) // 2])
+    return pictures, "", list(caches).index(list(layouts)[(len(layouts) - 1) // 2])
 
 
 def _compare_layers(
     run: nn.Module,
     task: Any,
     caches: dict[str, GatedBranch],
-    known: dict[str, TokenPositions],
+    layouts: dict[str, TokenPositions],
     layers: dict[str, CachedLayer],
 ) -> None:
     """Compare the slots of some layers with tokens of training pictures, and record the nearest patches."""
     # --- which tokens: of every picture equally many, at its own random positions, without padding ---
-    chosen = {list(known)[i]: caches[list(known)[i]] for i in evenly_spaced(len(known), SEARCHED)}
+    chosen = {list(layouts)[i]: caches[list(layouts)[i]] for i in evenly_spaced(len(layouts), SEARCHED)}
     index = evenly_spaced(task.size("train"), IMAGES).tolist()
     pictures = read_pictures(task, "train", index)
     generator = torch.Generator().manual_seed(0)
     centres, picks = {}, {}
     for name, layer in chosen.items():
-        positions = known[name]
+        positions = layouts[name]
         if getattr(layer, "windows", None) is not None:  # with length="paper" slots are a grid's squares
             positions = TokenPositions(positions.grid, 0, torch.arange(math.prod(positions.grid))[None])
         at = positions.centres(layer.cache.shape[0], layer.grc.resample, getattr(layer, "pool", 1))
@@ -206,7 +203,7 @@ def _compare_layers(
             inputs = normalise(pictures[first : first + BATCH].numpy(), *task.colours)  # without augmentation
         calls = first_calls(run, chosen, inputs)
         for name, layer in chosen.items():
-            grid = known[name].grid if layer.grc.resample == "grid" else None
+            grid = layouts[name].grid if layer.grc.resample == "grid" else None
             slots = resample(calls[name].source.float(), layer.cache.shape[0], None, layer.grc.resample, grid)
             slots = slots.reshape(len(part), -1, slots.shape[-1])
             pick = picks[name][first : first + BATCH, :, None]
@@ -228,7 +225,7 @@ def _compare_layers(
             centres=rounded(where),
             nearest=rounded(nearest.cosine),
         )
-        cut = patches(pictures, image[nearest.token], where, known[name].grid)
+        cut = patches(pictures, image[nearest.token], where, layouts[name].grid)
         layers[name] = replace(layers[name], slots=contents, patches=cut.numpy())
 
 
@@ -275,7 +272,7 @@ def choose_pictures(task: Task) -> tuple[list[int], list[int], Tensor]:
         if len(by_class) >= PICTURES or start >= 2000:
             break
     # The first picture of each class, then the second of each, and so on.
-    order = sorted((place, label, i, x) for label, rows in by_class.items() for place, (i, x) in enumerate(rows))
+    order = sorted((turn, label, i, x) for label, rows in by_class.items() for turn, (i, x) in enumerate(rows))
     chosen = sorted((label, i, x) for _, label, i, x in order[:PICTURES])
     return [i for _, i, _ in chosen], [label for label, _, _ in chosen], torch.stack([x for _, _, x in chosen])
 

@@ -22,14 +22,14 @@ def predict(folder: str | Path, files: Sequence[str | Path], **options: int | No
     InputError for a run whose task reads no files, for options that do not fit, and for a folder without files.
     """
     about = read_preprocessing(Path(folder))
-    given = {name: value for name, value in options.items() if value is not None}
-    for name, value in given.items():
+    chosen = {name: value for name, value in options.items() if value is not None}
+    for name, value in chosen.items():
         if name not in about.options:
-            known = ", ".join(f"--{one}" for one in about.options) or "no options"
-            raise InputError(f"--{name}: expected {known} for a model of {about.name}, found --{name}; leave it out")
+            names = ", ".join(f"--{one}" for one in about.options) or "no options"
+            raise InputError(f"--{name}: expected {names} for a model of {about.name}, found --{name}; leave it out")
         if value < 1:
             raise InputError(f"--{name}: expected at least 1, found {value}; raise it")
-    return about.predict(load(folder), [Path(file) for file in files], {**about.options, **given})
+    return about.predict(load(folder), [Path(file) for file in files], {**about.options, **chosen})
 
 
 def _paths(folder: Path) -> tuple[Path, ...]:

@@ -73,9 +73,9 @@ def evaluate(
     advances = total is None and isinstance(model, Advances) and not records
     state: State = None
     with torch.no_grad(), evaluating(model):
-        for given in batches:
-            counted_here = not isinstance(given, CountedElsewhere)
-            batch = to_model(given.batch if isinstance(given, CountedElsewhere) else given, model)
+        for one in batches:
+            counted_here = not isinstance(one, CountedElsewhere)
+            batch = to_model(one.batch if isinstance(one, CountedElsewhere) else one, model)
             resets = task.resets(batch)
             if resets is None or bool(resets.all()):  # no row continues; the number of rows may have changed
                 state = None

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mnemos import generators
 from mnemos.attention.gated import GatedBranch
-from mnemos.lab.evaluate.branches import TokenPositions, first_calls, maps, token_positions
+from mnemos.lab.evaluate.branches import TokenPositions, first_calls, maps, positions_of
 from mnemos.lab.evaluate.explain import SIDE, choose_pictures, evenly_spaced, read_pictures, smaller
 from mnemos.lab.report.markup import shortened
 from mnemos.lab.tasks.task import Task
@@ -79,13 +79,8 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
             outputs, _ = run(inputs, None)
         check_finite(outputs)
         guess = outputs.argmax(-1).tolist() if run is model else []
-        of_tokens: dict[str, TokenPositions] = {}  # by layer, where its tokens are in the picture
-        for layer, module in caches.items():
-            if layer in branches:
-                rows, tokens = branches[layer].o_self.shape[0] // len(index), branches[layer].o_self.shape[1]
-                at = token_positions(model, layer, module, rows, tokens, (shown.shape[1], shown.shape[2]))
-                if not isinstance(at, str):
-                    of_tokens[layer] = at
+        positions = positions_of(model, branches, caches, len(index), (shown.shape[1], shown.shape[2]))
+        of_tokens = {layer: at for layer, at in positions.items() if not isinstance(at, str)}
         if not of_tokens:
             raise InputError("look: expected cached layers whose tokens have places in the picture, found none")
         chosen = [list(of_tokens)[int(i)] for i in evenly_spaced(len(of_tokens), LAYERS)]
