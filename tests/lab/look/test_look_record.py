@@ -299,6 +299,24 @@ def test_an_emptied_slot_is_its_start_and_nothing_else_changes(monkeypatch):
 
 
 @torch.no_grad()
+def test_a_part_that_is_emptied_at_some_boundaries_alone_has_its_probabilities_there(monkeypatch):
+    document = Document(tuple(TOKENS[0].tolist()), (("w", 1),) * 21, (-1,) * 20 + (7,))
+    (whole,) = record(build("memformer"), document).predictions
+    emptied, boundaries = effects._emptied_states, []
+
+    def from_the_second(*arguments):
+        boundaries.append(len(boundaries))
+        changes = emptied(*arguments)
+        return changes if len(boundaries) > 1 else {change: changes[change] for change in list(changes)[:1]}
+
+    monkeypatch.setattr(effects, "_emptied_states", from_the_second)
+    (later,) = record(build("memformer"), document).predictions
+    rows = dict(later.effects)
+    for change, p in whole.effects[1:]:
+        np.testing.assert_allclose(rows[change], [math.nan, *p[1:]], rtol=1e-5)
+
+
+@torch.no_grad()
 def test_a_question_is_asked_of_a_state_on_the_way(monkeypatch):
     monkeypatch.setattr(look_record, "LOST", 1e9)  # the answer is not known, so that it cannot be lost
     task = ToldConfig(distances=(8, 16), words=20, rows=4).build()
