@@ -88,6 +88,13 @@ def test_a_short_last_segment_is_read_in_the_mean_of_its_own_words():
     np.testing.assert_allclose(found[1], one.memories[0].readers[1, :2].mean(0), atol=0.01)
 
 
+def test_a_memory_has_its_part_in_the_sources_of_its_own_layer():
+    one = made(layers=2)
+    one.sources = [replace(one.sources[0], name=f"layer {i}") for i in (1, 2)]
+    one.memories = [replace(memory, own=("cache",)) for memory in one.memories[:2]]
+    assert [memory["sources"] for memory in pack(one)["memories"]] == [[[0, 1]], [[1, 1]]]
+
+
 def test_what_a_data_set_says_stays_text():
     text = page([made()], [pictured()])
     assert "<img" not in text

@@ -16,7 +16,7 @@ from mnemos.lab.look import effects, viewer
 from mnemos.lab.look import record as look_record
 from mnemos.lab.look.memories import nodes
 from mnemos.lab.look.observe import Added, Attended, CacheWritten, Mixed, SlotsWritten, Summed, Windowed, observing
-from mnemos.lab.look.readers import readers_of
+from mnemos.lab.look.readers import EncodedReader, readers_of
 from mnemos.lab.look.record import Document, record
 from mnemos.lab.look.viewer import choose_row
 from mnemos.lab.run import checkpoint
@@ -296,6 +296,15 @@ def test_an_emptied_slot_is_its_start_and_nothing_else_changes(monkeypatch):
         y, _ = model(TOKENS[:, 10:], state._replace(memory=state.memory._replace(slots=changed)))
         (effect,) = [one for one in place.effects if one.change[1:] == (0, 1, is_alone)]
         assert math.isclose(effect.probability[1], float(torch.softmax(y[0, -1], -1)[7]), rel_tol=1e-4)
+
+
+def test_the_arrays_of_a_short_segment_begin_with_its_tokens():
+    reader = EncodedReader(memformer())
+    for count in (3, 1):
+        reader.add(written=torch.ones(2, count), readers=torch.ones(count, 2))
+    memory = reader.memory()
+    assert memory.written.tolist() == [[[1, 1, 1]] * 2, [[1, 0, 0]] * 2]
+    assert memory.readers.tolist() == [[[1, 1]] * 3, [[1, 1], [0, 0], [0, 0]]]
 
 
 @torch.no_grad()
