@@ -6,7 +6,7 @@ facts are an own simulation of bAbI's first three tasks, in books.
 
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,8 @@ from mnemos.registry import register
 from mnemos.types import InputError
 
 from .batch import IGNORE
-from .generated import GeneratedTask, Rows
-from .task import SPLITS, DataConfig, Split
+from .generated import Draw, GeneratedConfig, Rows
+from .task import SPLITS, Split
 from .text_files import find_text, split_documents
 
 T = TypeVar("T")
@@ -93,18 +93,11 @@ def books(path: str | None) -> dict[Split, Haystack]:
     return haystacks
 
 
-class HaystackConfig(DataConfig):
-    """Base of tasks whose rows are text with something hidden in it, a question, and `answer` bytes, the targets.
+class HaystackConfig(GeneratedConfig):
+    """Base of tasks whose rows are text with something hidden in it, a question, and `answer` bytes, the targets."""
 
-    Attributes:
-        limits: what must hold of the fields (`DataConfig.require`).
-    """
-
-    limits: ClassVar[tuple[str, ...]]
     answer: ClassVar[int]
     length: Any
-    rows: Any
-    seed: Any
 
     def row(self, haystack: Any, random: np.random.Generator) -> bytes:
         """A row and its answer: `length` + `answer` bytes."""
@@ -113,18 +106,20 @@ class HaystackConfig(DataConfig):
     def haystacks(self) -> Mapping[Split, Haystack | None]:
         raise NotImplementedError
 
-    def draw(self, haystack: Haystack | None, random: np.random.Generator, rows: int) -> Rows:
+    @property
+    def shape(self) -> tuple[int, int]:
+        return 256, self.length + self.answer - 1
+
+    def draws(self) -> tuple[Callable[[int], Draw], Mapping[Split, Draw]]:
+        draws = {split: partial(self.draw_from, haystack) for split, haystack in self.haystacks().items()}
+        return lambda update: draws["train"], draws
+
+    def draw_from(self, haystack: Haystack | None, random: np.random.Generator, rows: int) -> Rows:
         text = b"".join(self.row(haystack, random) for _ in range(rows))
         tokens = np.frombuffer(text, np.uint8).reshape(rows, -1).astype(np.int64)
         targets = np.full((rows, tokens.shape[1] - 1), IGNORE)
         targets[:, -self.answer :] = tokens[:, -self.answer :]
         return tokens[:, :-1].copy(), targets
-
-    def build(self) -> GeneratedTask:
-        self.require("rows >= 1", *self.limits)
-        draws = {split: partial(self.draw, haystack) for split, haystack in self.haystacks().items()}
-        length = self.length + self.answer - 1
-        return GeneratedTask(lambda update: draws["train"], draws, 256, length, self.rows, self.seed)
 
 
 @register
