@@ -332,7 +332,7 @@ def test_a_question_is_asked_of_a_state_on_the_way(monkeypatch):
     row = next(iter(task.batches("test", 4))).inputs[0].tolist()
     question = task.question(row)
     assert question.ask == tuple(row[-3:])
-    assert (row[question.told[0]], row[question.told[0] + 2]) == (row[-2], question.answer)
+    assert (row[question.fact[0]], row[question.fact[0] + 2]) == (row[-2], question.answer)
     torch.manual_seed(0)
     sizes = {"vocab_size": task.vocab_size, "dim": 16, "layers": 1, "num_heads": 2, "max_length": 99}
     model = mnemos.Transformer(**sizes, position="none").eval()

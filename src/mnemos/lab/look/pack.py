@@ -35,7 +35,7 @@ def pack(recording: Recording, share: float = 1.0) -> JSONObject:
         "counts": None if set(counts) <= {1} else counts,
         "p": dense(np.exp(-recording.surprise), 1.0),
         "emptied": [{"kind": kind, "p": dense(np.exp(-array), 1.0)} for kind, array in recording.emptied.items()],
-        "told": None if document.question is None else list(document.question.told),
+        "told": None if document.question is None else list(document.question.fact),
         "sources": [
             {"name": one.name, "parts": list(one.parts), "share": dense(one.share, 1.0)} for one in recording.sources
         ],

@@ -50,9 +50,9 @@ def _short(recordings: Sequence[Recording], pictures: Sequence[PictureRecording]
     one = next((one for one in recordings if one.document.question is not None), None)
     if one is not None and (question := one.document.question) is not None:
         texts = [text for text, count in one.document.words for _ in range(count)]
-        told, asked = (" ".join(texts[a:b]) for a, b in (question.told, (len(texts) - len(question.ask), len(texts))))
-        apart = len(texts) - len(question.ask) - question.told[1]
-        passage = paragraph(f"Told: “{told}” Asked {apart} tokens later: “{asked}”", "lead")
+        fact, asked = (" ".join(texts[a:b]) for a, b in (question.fact, (len(texts) - len(question.ask), len(texts))))
+        apart = len(texts) - len(question.ask) - question.fact[1]
+        passage = paragraph(f"Told: “{fact}” Asked {apart} tokens later: “{asked}”", "lead")
 
     # --- the sentences of each recording ---
     entries = [(one.name, one.about, sentences(one)) for one in recordings]
@@ -81,7 +81,7 @@ def _asked(recordings: Sequence[Recording]) -> str:
         references=[] if guess is None else [("a guess", guess)],
     )
     for i, (_, ask, question) in enumerate(answered):
-        chart.add(i, 0, ask.probability, [after - question.told[1] for after in ask.after])
+        chart.add(i, 0, ask.probability, [after - question.fact[1] for after in ask.after])
     steps = listed([f"{step:,}" for step in dict.fromkeys(max(1, one.length // PARTS) for one, _, _ in answered)])
     caption = (
         f"The question is asked after every {steps} tokens of this one row, and the probability of the right answer is "

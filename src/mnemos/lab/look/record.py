@@ -252,7 +252,7 @@ def _ask(model: nn.Module, tokens: Tensor, question: Question, length: int, stat
     after, probability = [], []
     end = tokens.shape[1] - len(question.ask)
     first = 0  # what `state` has read, whole segments
-    for position in [question.told[1], *(i for i in range(step, end, step) if i > question.told[1]), end]:
+    for position in [question.fact[1], *(i for i in range(step, end, step) if i > question.fact[1]), end]:
         whole = position // length * length
         if whole > first:
             _, state = read_segments(model, tokens[:, first:whole], state, length)

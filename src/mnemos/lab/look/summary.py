@@ -57,7 +57,7 @@ def _when(one: Recording) -> str:
     """The probability of the answer when asked at once, around where it is lost, and at the end."""
     assert one.asked is not None
     assert one.document.question is not None
-    end, (after, known), lost = one.document.question.told[1], one.asked, one.asked.lost
+    end, (after, known), lost = one.document.question.fact[1], one.asked, one.asked.lost
     at = [0, *([] if lost is None else [lost - 1, lost]), len(after) - 1]
     parts = [f"{after[i] - end} tokens later {known[i]:.2f}" for i in dict.fromkeys(at) if i]
     text = ", ".join([f"Asked right after it was told, the answer has a probability of {known[0]:.2f}", *parts])

@@ -271,13 +271,13 @@ def choose_row(task: Task, models: Sequence[tuple[nn.Module, int]], batch: Any) 
     likeliest token of a model that does not know it, if there is one.
     """
     questions = [task.question(row.tolist()) for row in batch.inputs]
-    apart = [-1 if one is None else batch.inputs.shape[1] - len(one.ask) - one.told[1] for one in questions]
+    apart = [-1 if one is None else batch.inputs.shape[1] - len(one.ask) - one.fact[1] for one in questions]
     if (far := max(apart)) < 0:
         return 0, "the first"
     rows = [i for i, words in enumerate(apart) if words == far]
     why = f"the first of those told {far:,} tokens before the question"
     inputs, targets = batch.inputs[rows], batch.targets[rows, -1]
-    heard = max(one.told[1] for i, one in enumerate(questions) if one is not None and i in rows)
+    heard = max(one.fact[1] for i, one in enumerate(questions) if one is not None and i in rows)
     fits, unlikely, needed = torch.ones(len(rows), dtype=torch.bool), torch.ones(len(rows), dtype=torch.bool), False
     for model, length in models:
         if not (cut := (inputs.shape[1] - 1) // length * length):  # one segment has the whole row: no state is needed

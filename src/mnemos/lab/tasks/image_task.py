@@ -198,20 +198,16 @@ class ImagePreprocessing(Preprocessing):
     def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
         """The `top` most probable classes of each image: {"classes": [{"name", "probability"}, …]}."""
         every = files_below(files, ENDINGS, "images")
-        for start in range(0, len(every), _BATCH):
-            pixels, problems = {}, {}
-            for path in every[start : start + _BATCH]:
+        for paths in (every[i : i + _BATCH] for i in range(0, len(every), _BATCH)):
+            pixels, answers = {}, {}
+            for path in paths:
                 try:
                     pixels[path] = read_fitted(path, self.size, self.centre, grey=len(self.mean) == 1)
                 except InputError as error:
-                    problems[path] = str(error)
-            logits = {}
+                    answers[path] = Predicted(str(path), "", problem=str(error))
             if pixels:
                 with torch.no_grad():
-                    outputs, _ = model(normalise(np.stack([*pixels.values()]), self.mean, self.std))
-                logits = dict(zip(pixels, outputs, strict=True))
-            for path in every[start : start + _BATCH]:
-                if path in problems:
-                    yield Predicted(str(path), "", problem=problems[path])
-                else:
-                    yield likely_classes(path, logits[path], self.names, options["top"])
+                    logits, _ = model(normalise(np.stack([*pixels.values()]), self.mean, self.std))
+                for path, row in zip(pixels, logits, strict=True):
+                    answers[path] = likely_classes(path, row, self.names, options["top"])
+            yield from (answers[path] for path in paths)

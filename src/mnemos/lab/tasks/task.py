@@ -76,9 +76,9 @@ class Sampling:
 
 
 class Question(NamedTuple):
-    """The tokens told = (first, end) of a row that say an answer, those that ask for it anywhere later, the answer."""
+    """The tokens (first, end) of a row that say a fact, those that ask for it anywhere later, and the answer."""
 
-    told: tuple[int, int]
+    fact: tuple[int, int]
     ask: tuple[int, ...]
     answer: int
 
