@@ -35,16 +35,19 @@ class GeneratedConfig(DataConfig):
 
     Attributes:
         limits: what must hold of the fields (`DataConfig.require`).
-        shape: the number of tokens in the vocabulary, and the greatest length T of a row.
+        shape: the number of tokens, and the greatest length T of a row; by default the fields vocabulary and length.
     """
 
     limits: ClassVar[tuple[str, ...]] = ()
+    vocabulary: Any
+    length: Any
     rows: Any
     seed: Any
+    examples = 0
 
     @property
     def shape(self) -> tuple[int, int]:
-        raise NotImplementedError
+        return self.vocabulary, self.length
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
         raise NotImplementedError
@@ -61,10 +64,9 @@ class GeneratedConfig(DataConfig):
         return ()
 
     def build(self) -> "GeneratedTask":
-        examples = getattr(self, "examples", 0)
-        self.require("rows >= 1", *["examples >= 0"] * hasattr(self, "examples"), *self.limits)
+        self.require("rows >= 1 and examples >= 0", *self.limits)
         train, held_out = self.draws()
-        return GeneratedTask(train, held_out, *self.shape, self.rows, self.seed, examples)
+        return GeneratedTask(train, held_out, *self.shape, self.rows, self.seed, self.examples)
 
 
 class GeneratedTask(TokenTask):

@@ -97,7 +97,6 @@ class HaystackConfig(GeneratedConfig):
     """Base of tasks whose rows are text with something hidden in it, a question, and `answer` bytes, the targets."""
 
     answer: ClassVar[int]
-    length: Any
 
     def row(self, haystack: Any, random: np.random.Generator) -> bytes:
         """A row and its answer: `length` + `answer` bytes."""

@@ -116,10 +116,6 @@ class MADFuzzyRecallConfig(MADConfig):
     rows: int = 1280
     seed: int = 0
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.vocabulary, self.length
-
     def rows_and_answers(self, random: np.random.Generator, rows: int, training: bool) -> Marked:
         padded = np.full((rows, self.length + 1), self.vocabulary - 1, np.int64)
         answers = np.zeros(padded.shape, bool)
@@ -174,10 +170,6 @@ class MADCopyingConfig(GeneratedConfig):
     examples: int = 12_800
     rows: int = 1280
     seed: int = 0
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.vocabulary, self.length
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
         n, first = self.tokens, self.length - self.tokens - 1
@@ -244,10 +236,6 @@ class MADMemorisationConfig(GeneratedConfig):
     examples: int = 256
     rows: int = 1280
     seed: int = 0
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.vocabulary, self.length
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
         half, last = (self.vocabulary - 1) // 2, self.vocabulary - 1
