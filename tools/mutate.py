@@ -62,15 +62,13 @@ def main() -> None:
         import_libraries()
         if first_failure(tree, ["tests"], [], "--collect-only") is not None:
             raise SystemExit("expected tests that can be collected; pytest --collect-only tells which cannot")
-        reaching = {}
         if options.retry:
             chosen = [fault for one in mutants if is_open(one) for fault in faults_of(tree, one)]
         else:
             chosen = choose(tree, options.count, options.seed)
             mutants = [one for one in mutants if any(same(one, fault.record()) for fault in chosen)]
             print(f"{len(mutants)} of {written.get('faults', 0)} recorded faults are still among those chosen")
-            if options.near:
-                reaching = find_reaching(Path(folder) / "probed", chosen, options.reached)
+        reaching = find_reaching(Path(folder) / "probed", chosen, options.reached) if options.near else {}
         for fault in chosen:
             known = next((one for one in mutants if same(one, fault.record())), None)
             if known is not None and not options.retry:
@@ -140,7 +138,7 @@ def import_libraries() -> None:
     del lightning_fabric, numpy, pytest
 
 
-def stages(fault: Fault, tree: Path, near: bool) -> list[list[str]]:
+def stages(fault: Fault, tree: Path) -> list[list[str]]:
     """Lists of test files, the likeliest first: those that are named as the file or import it, its room's, the rest."""
     parts = Path(fault.file).relative_to(PACKAGE).with_suffix("").parts
     room = "tests/" + "/".join(parts[: 2 if parts[0] == "lab" else 1]) + "/"
@@ -158,7 +156,7 @@ def stages(fault: Fault, tree: Path, near: bool) -> list[list[str]]:
     done: set[str] = set()
     lists = []
     contracts = [name for name in files if name in CONTRACTS]
-    for names in (own, in_room, contracts, [] if near else files):
+    for names in (own, in_room, contracts, files):
         lists.append([name for name in dict.fromkeys(names) if name not in done])
         done.update(names)
     return [stage for stage in lists if stage]
@@ -187,7 +185,7 @@ def examine(fault: Fault, tree: Path, near: bool, reaching: list[str] | None = N
     source = path.read_text()
     failing: list[str] = []
     marks = FAST if near else []
-    lists = stages(fault, tree, near)
+    lists = stages(fault, tree)
     if reaching is not None:
         own = [test for test in reaching if test.partition("::")[0] in lists[0]]
         lists = [own, [test for test in reaching if test not in set(own)]]
