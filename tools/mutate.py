@@ -50,9 +50,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "mutants.json", help="the result file")
     parser.add_argument("--retry", action="store_true", help="run the survivors of the result file again")
     parser.add_argument("--near", action="store_true", help="only fast tests that reach the fault")
-    parser.add_argument(
-        "--reached", type=Path, help="with --near: which tests reach which faults; written once, then read"
-    )
     options = parser.parse_args()
     written = json.loads(options.out.read_text()) if options.out.is_file() else {}
     mutants: list[dict[str, Any]] = written["mutants"] if written.get("seed") == options.seed else []
@@ -68,12 +65,12 @@ def main() -> None:
             chosen = choose(tree, options.count, options.seed)
             mutants = [one for one in mutants if any(same(one, fault.record()) for fault in chosen)]
             print(f"{len(mutants)} of {written.get('faults', 0)} recorded faults are still among those chosen")
-        reaching = find_reaching(Path(folder) / "probed", chosen, options.reached) if options.near else {}
+        reaching = find_reaching(Path(folder) / "probed", chosen) if options.near else {}
         for fault in chosen:
             known = next((one for one in mutants if same(one, fault.record())), None)
             if known is not None and not options.retry:
                 continue
-            found_by, seconds = examine(fault, tree, options.near, reaching.get(str(fault)))
+            found_by, seconds = examine(fault, tree, options.near, reaching.get(fault))
             if known is None:
                 mutants.append(known := {})
             known |= {**fault.record(), "found_by": found_by, "seconds": round(seconds, 1), "commit": commit()}
@@ -162,20 +159,14 @@ def stages(fault: Fault, tree: Path) -> list[list[str]]:
     return [stage for stage in lists if stage]
 
 
-def find_reaching(tree: Path, chosen: list[Fault], file: Path | None) -> dict[str, list[str]]:
+def find_reaching(tree: Path, chosen: list[Fault]) -> dict[Fault, list[str]]:
     """The fast tests that reach each fault, by one run of all."""
-    if file is not None and file.is_file():
-        lists: dict[str, list[str]] = json.loads(file.read_text())
-        return lists
     copy_tree(tree)
     insert_probes(tree, chosen)
     start = time.monotonic()
     first_failure(tree, ["tests"], [], *FAST, "--maxfail", "10000", watch=Tests)
     print(f"a run with probes took {time.monotonic() - start:.0f} s", flush=True)
-    lists = {str(fault): tests for fault, tests in zip(chosen, tests_of(tree, chosen), strict=True)}
-    if file is not None:
-        file.write_text(json.dumps(lists))
-    return lists
+    return dict(zip(chosen, tests_of(tree, chosen), strict=True))
 
 
 def examine(fault: Fault, tree: Path, near: bool, reaching: list[str] | None = None) -> tuple[str | None, float]:
