@@ -68,9 +68,9 @@ def build(name: str, seed: int) -> nn.Module:
 def read(folder: Path) -> dict[str, Tensor]:
     """The bytes of each split."""
     found = find_text(folder)
-    if missing := {"train", "valid"} - set(found.given):
+    if missing := {"train", "valid"} - set(found.splits):
         raise SystemExit(f"--data: expected a folder with the splits train and valid, found no {min(missing)}")
-    whole: dict[str, bytes] = {split: b"\n".join(map(read_bytes, files)) for split, files in found.given.items()}
+    whole: dict[str, bytes] = {split: b"\n".join(map(read_bytes, files)) for split, files in found.splits.items()}
     if "test" not in whole:
         half = len(whole["valid"]) // 2
         whole |= {"valid": whole["valid"][:half], "test": whole["valid"][half:]}
