@@ -101,6 +101,14 @@ def test_missing_files(tmp_path):
         read_idx(tmp_path / "x", 1)
 
 
+@pytest.mark.parametrize("shape", [(0, 28, 28), (12, 0, 28)])
+def test_files_without_images(tmp_path, shape):
+    (tmp_path / "i").write_bytes(pack(np.zeros(shape, np.uint8)))
+    (tmp_path / "l").write_bytes(pack(labels(shape[0])))
+    with pytest.raises(InputError, match="i: expected at least one image, found none"):
+        read_images(tmp_path / "i", tmp_path / "l", 10)
+
+
 def test_labels_that_do_not_fit(tmp_path):
     (tmp_path / "i").write_bytes(pack(images(12)))
     (tmp_path / "l").write_bytes(pack(labels(11)))

@@ -196,6 +196,8 @@ def _averaged(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 def read_images(images: str | Path, labels: str | Path, classes: int) -> Labelled:
     """Images [N, H, W] and labels [N] below `classes`, from two IDX files."""
     pixels, targets = read_idx(images, 3), read_idx(labels, 1)
+    if not pixels.size:
+        raise InputError(f"{images}: expected at least one image, found none; fetch the file again")
     if len(pixels) != len(targets) or targets.max(initial=0) >= classes:
         raise InputError(
             f"{labels}: expected {len(pixels)} labels from 0 to {classes - 1}, one per image of {images}, found "
