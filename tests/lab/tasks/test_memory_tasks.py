@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -406,6 +406,7 @@ def test_facts_in_books(task, count, tmp_path):
         (MQARConfig(counted="old"), "counted"),
         (MQARConfig(rewritten=2, counted="new"), "counted"),
         (MQARConfig(pairs=8, key_tokens=2), "key_tokens"),
+        (MQARConfig(pairs=-4, key_tokens=2), "pairs"),
         (MQARConfig(noise=True, rewritten=2), "noise"),
         (AssociativeRetrievalConfig(17, 1), "pairs"),
         (AssociativeRetrievalConfig(key_digits=0), "key_digits"),
@@ -417,6 +418,7 @@ def test_facts_in_books(task, count, tmp_path):
         (MADCompressionConfig(1), "length"),
         (MADMemorisationConfig(31), "length"),
         (NeedleConfig(100), "length"),
+        (NeedleConfig(350, "stdlib"), "length"),  # without a byte of text
         (NeedleConfig(path="/no/such/place"), "/no/such/place"),
         (FactsConfig(4), "task"),
         (FactsConfig(length=100), "length"),
@@ -435,7 +437,11 @@ def test_facts_in_books(task, count, tmp_path):
 def test_wrong_settings_are_named(settings, field):
     with pytest.raises(InputError, match=rf"expected .*{field}|{field}") as error:
         settings.build()
-    assert "\n" not in str(error.value)
+    said = str(error.value)
+    assert "\n" not in said
+    if said.endswith(("change it", "change one of these")):  # a rule, which names nothing but settings
+        named = re.findall(r"(\w+) [^,;]+[,;]", said.split(", found ")[1])
+        assert {*named} <= {one.name for one in fields(settings)}
 
 
 def test_files_are_recorded(tmp_path):

@@ -236,7 +236,7 @@ def test_the_paired_bootstrap_tells_systems_apart():
         ({"valid": "dev"}, r"expected dev\.en and dev\.de .* data\.valid"),
         ({"ratio": 0.5}, r"data\.ratio: expected ratio == 0 or ratio >= 1"),
         ({"batch_tokens": 10}, r"data\.batch_tokens: expected at least"),
-        ({"target_tokenizer": "x.json"}, r"data\.target_tokenizer: expected not target_tokenizer or tokenizer"),
+        ({"target_tokenizer": "x.json"}, r"data\.tokenizer: expected tokenizer or not target_tokenizer"),
         ({"tokenizer": "/nowhere.json"}, r"/nowhere\.json: expected a readable file"),
         ({"held_out": 10, "valid": "val"}, r"data\.valid: expected not .valid and held_out."),
     ],

@@ -72,8 +72,11 @@ class ToldConfig(DataConfig):
         check_fields(self, "data")
         self.require(
             "rows >= 1",
-            f"len({{*distances}}) == len(distances) > 0 and min(distances) >= {NEAREST}",
-            f"1 <= people <= {len(PEOPLE)} and words >= 1 and grow >= 0",
+            "len(set(distances)) == len(distances) >= 1",
+            f"min(distances) >= {NEAREST}",
+            f"1 <= people <= {len(PEOPLE)}",
+            "words >= 1",
+            "grow >= 0",
         )
         return ToldTask(self, _split_words(self.path))
 

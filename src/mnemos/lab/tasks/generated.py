@@ -64,7 +64,7 @@ class GeneratedConfig(DataConfig):
         return ()
 
     def build(self) -> "GeneratedTask":
-        self.require("rows >= 1 and examples >= 0", *self.limits)
+        self.require("rows >= 1", "examples >= 0", *self.limits)
         train, held_out = self.draws()
         return GeneratedTask(train, held_out, *self.shape, self.rows, self.seed, self.examples)
 

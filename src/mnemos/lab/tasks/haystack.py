@@ -138,7 +138,7 @@ class NeedleConfig(HaystackConfig):
     """
 
     name: ClassVar[str] = "needle"
-    limits = (f"length > {_AROUND}",)
+    limits = (f"length > {_AROUND + 1}",)
     answer = DIGITS
 
     length: int = 512
@@ -186,7 +186,7 @@ class FactsConfig(HaystackConfig):
     """
 
     name: ClassVar[str] = "babilong-like"
-    limits = ("task in (1, 2, 3) and facts >= 2 * task - 1", f"length >= {_LONGEST_FACT} * (facts + 1)")
+    limits = ("task in (1, 2, 3)", "facts >= 2 * task - 1", f"length >= {_LONGEST_FACT} * (facts + 1)")
     answer = 1
 
     task: int = 1

@@ -136,7 +136,7 @@ class ListOpsAnswersConfig(Rules):
     seed: int = 0
 
     def build(self) -> "ListOpsAnswers":
-        self.require("examples >= 1 and rows >= 1")
+        self.require("examples >= 1", "rows >= 1")
         expressions = ListOpsConfig(
             **self.rules, train_size=self.examples, valid_size=self.rows, test_size=self.rows, seed=self.seed
         )
@@ -178,10 +178,17 @@ def generate(rules: Rules, seed: int, count: int, workers: int = 0) -> Rows:
     Arena's lengths on one core.
     """
     rules.require(
-        "0 <= min_length <= max_length - 2 and max_depth >= 1 and max_arguments >= 2",
+        "0 <= min_length <= max_length - 2",
+        "max_depth >= 1",
+        "max_arguments >= 2",
         "0 <= digit_probability <= 1",
-        "min_length < longest",
     )
+    if rules.min_length >= rules.longest:
+        raise InputError(
+            f"data.min_length: expected less than {rules.longest}, the greatest length of trees of {rules.max_depth} "
+            f"levels and {rules.max_arguments} arguments, found {rules.min_length}; lower it, or raise data.max_depth "
+            "or data.max_arguments"
+        )
     if seed < 0 or workers < 0:
         raise InputError(f"data.seed, data.workers: expected at least 0, found {seed} and {workers}; raise them")
     if not workers:

@@ -55,7 +55,8 @@ class MADRecallConfig(MADConfig):
     limits = (
         "length >= 4 and length % 2 == 0",
         "vocabulary >= 2 and vocabulary % 2 == 0",
-        "0 <= noise < 1 and noise_vocabulary >= 1",
+        "0 <= noise < 1",
+        "noise_vocabulary >= 1",
     )
 
     length: int = 128
@@ -107,7 +108,7 @@ class MADFuzzyRecallConfig(MADConfig):
     """
 
     name: ClassVar[str] = "mad-fuzzy-recall"
-    limits = ("motif >= 1 and vocabulary > 2 * motif and length >= 6 * motif",)
+    limits = ("motif >= 1", "vocabulary > 2 * motif", "length >= 6 * motif")
 
     length: int = 128
     vocabulary: int = 16
@@ -161,7 +162,7 @@ class MADCopyingConfig(GeneratedConfig):
     """
 
     name: ClassVar[str] = "mad-copying"
-    limits = ("tokens >= 1 and length > 2 * tokens", "vocabulary >= 3")
+    limits = ("tokens >= 1", "length > 2 * tokens", "vocabulary >= 3")
 
     length: int = 256
     vocabulary: int = 16
@@ -198,7 +199,7 @@ class MADCompressionConfig(GeneratedConfig):
     """
 
     name: ClassVar[str] = "mad-compression"
-    limits = ("length >= 2 and vocabulary >= 2",)
+    limits = ("length >= 2", "vocabulary >= 2")
 
     length: int = 32
     vocabulary: int = 16
@@ -229,7 +230,7 @@ class MADMemorisationConfig(GeneratedConfig):
     """
 
     name: ClassVar[str] = "mad-memorisation"
-    limits = ("length >= 2 and length % 2 == 0 and vocabulary >= 3",)
+    limits = ("length >= 2 and length % 2 == 0", "vocabulary >= 3")
 
     length: int = 32
     vocabulary: int = 256

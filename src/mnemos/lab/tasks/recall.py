@@ -43,9 +43,12 @@ class RecallConfig(GeneratedConfig):
 
     name: ClassVar[str] = "recall"
     limits = (
-        "1 <= queries <= pairs <= symbols and gap >= 0",
-        "0 <= shortest <= distance and distractors >= 1",
-        "grow >= 0 and (shortest >= 1 or grow == 0)",
+        "1 <= queries <= pairs <= symbols",
+        "gap >= 0",
+        "0 <= shortest <= distance",
+        "distractors >= 1",
+        "grow >= 0",
+        "grow == 0 or shortest >= 1",
     )
 
     pairs: int = 16
@@ -142,13 +145,17 @@ class MQARConfig(GeneratedConfig):
 
     name: ClassVar[str] = "mqar"
     limits = (
-        "key_tokens in (1, 2) and (key_tokens == 1 or pairs == int(pairs**0.5) ** 2)",
-        "0 <= rewritten <= pairs and (rewritten or counted == 'all')",
+        "pairs >= 1",
+        "key_tokens in (1, 2)",
+        "key_tokens == 1 or pairs == int(pairs**0.5) ** 2",
+        "0 <= rewritten <= pairs",
+        "counted == 'all' or rewritten >= 1",
         "not mixed or (rewritten == 0 and key_tokens == 1 and examples == 0)",
         # A key and a value among the noise would be a later value of the key.
         "not (noise and rewritten)",
         "0 < power <= 1",
-        "length % 2 == 0 and pairs >= 1 and (key_tokens + 1) * (2 * pairs + rewritten) <= length",
+        "length % 2 == 0",
+        "length >= (key_tokens + 1) * (2 * pairs + rewritten)",
         "vocabulary // (key_tokens + 1) > pairs + rewritten",
         "not mixed or vocabulary >= 130",  # as the 64 pairs of MIXTURE need
     )
@@ -250,7 +257,7 @@ class AssociativeRetrievalConfig(GeneratedConfig):
     """
 
     name: ClassVar[str] = "associative-retrieval"
-    limits = ("1 <= key_digits <= 5 and value_digits >= 1", "pairs >= 1 and (rewrite or pairs <= 16**key_digits)")
+    limits = ("1 <= key_digits <= 5", "value_digits >= 1", "pairs >= 1", "rewrite or pairs <= 16**key_digits")
 
     pairs: int = 20
     key_digits: int = 2

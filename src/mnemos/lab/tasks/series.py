@@ -122,7 +122,7 @@ def read_series(
     numbers = [name for name, dtype in dtypes.items() if dtype.startswith(("int", "uint", "float", "double", "bool"))]
     # --- the names of columns ---
     has = f"it has the columns {', '.join(dtypes)}, of which {', '.join(numbers) or 'none'} are numbers"
-    if wrong := next((name for name in columns if name not in numbers), None):
+    if (wrong := next((name for name in columns if name not in numbers), None)) is not None:
         if run is not None:
             problem = "other values in it" if wrong in dtypes else "no such column"
             raise InputError(

@@ -45,7 +45,8 @@ class DataConfig(Config):
             fields = {name: getattr(self, name) for name in code.co_names if hasattr(self, name)}
             if not eval(code, {}, fields):
                 values = ", ".join(f"{name} {value!r}" for name, value in fields.items())
-                raise InputError(f"data.{next(iter(fields))}: expected {rule}, found {values}; change one of these")
+                fix = "change one of these" if len(fields) > 1 else "change it"
+                raise InputError(f"data.{next(iter(fields))}: expected {rule}, found {values}; {fix}")
 
     def trained_on(self, updates: int) -> str:
         """What the first `updates` updates read along the axis of the results, such as lengths: a sentence, or ""."""

@@ -135,7 +135,7 @@ class TranslationConfig(DataConfig):
             "held_out == 0 or held_out >= 2",
             "not (valid and held_out)",  # which takes training pairs
             "target != source",
-            "not target_tokenizer or tokenizer",
+            "tokenizer or not target_tokenizer",
         )
 
     def _find(self, split: Split) -> list[PairedFiles]:
