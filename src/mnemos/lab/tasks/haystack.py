@@ -138,7 +138,7 @@ class NeedleConfig(HaystackConfig):
     """
 
     name: ClassVar[str] = "needle"
-    limits = (f"length > {_AROUND + 1}",)
+    limits = (f"length > {_AROUND + 1}",)  # a line end follows the text of books, which has a byte or more
     answer = DIGITS
 
     length: int = 512
