@@ -396,11 +396,34 @@ def _number(file: str, path: str, form: str) -> str:
 # ---- docs/linearised.md ----
 
 
-def linearised_arms() -> str:
-    """What training gives a linearised decoder, by arm."""
+def linearised_decoders() -> str:
+    """What a decoder keeps of its past and what it costs: whole, in a window, linearised, and as a hybrid."""
     titles = {
-        "original": "original: softmax over all tokens",
-        "window": "window and sinks, not trained",
+        "original": "the decoder: softmax over all tokens",
+        "window": "a window of 64 tokens and 4 sinks, not trained",
+        "window-wiki": "… trained alike",
+        "delta-forgets-wiki": "**window and state**: the defaults",
+        "untrained-hybrid-8": "8 of 30 attentions whole, windows beside them, not trained",
+        "window-hybrid-8": "… trained alike",
+        "hybrid-8": "**8 of 30 whole, window and state beside them**",
+        "window-hybrid-12": "12 of 30 whole, windows beside them, trained alike",
+        "hybrid-12": "**12 of 30 whole, window and state beside them**",
+    }
+    rows = {row["name"]: row for row in _load("linearised")["rows"] if row["seeds"]}
+    lines = []
+    for name, title in titles.items():
+        if (row := rows.get(name)) is not None:
+            perplexity, size = row["positions"]["512-4096"], row["state_bytes"] / 1e6
+            cells = [title, row["seeds"], f"{perplexity:.1f}", _closed(row), _closed_of_texts(row), _facts(row)]
+            lines.append([*cells, f"{size:,.0f}", f"{row['token_flops'] / 1e6:.0f}"])
+    heads = ["", "seeds", "perplexity at 512–4,096", "of the gap, %", "of Great Expectations, Moby Dick, WikiText-2"]
+    heads += ["facts of 128, 1,024, 4,096 tokens ago, %", "keys, values and state after 4,096 tokens, MB"]
+    return _table([*heads, "MFLOPs a token"], lines)
+
+
+def linearised_arms() -> str:
+    """What each choice of the training gives, on novels alone: one choice a row."""
+    titles = {
         "window-trained": "window and sinks, trained alike",
         "window-longer": "… on as many tokens as both stages of the defaults read",
         "hedgehog": "`hedgehog`",
@@ -410,13 +433,6 @@ def linearised_arms() -> str:
         "delta-transferred": "`delta`, β at ten times the rate, three times the attention transfer at 3e-2",
         "delta-before-rotary": "… and features before rotary positions",
         "delta-forgets": "… and a half-life of 1,024 tokens: the defaults",
-        "delta-forgets-wiki": "the defaults, WikiText-2's training split among the texts",
-        "window-wiki": "window and sinks, trained so",
-        "hybrid-8": "a hybrid, 8 of 30 attentions whole, trained so",
-        "hybrid-12": "a hybrid, 12 of 30 attentions whole, trained so",
-        "window-hybrid-8": "… with window and sinks in place of the state",
-        "window-hybrid-12": "… with window and sinks in place of the state",
-        "untrained-hybrid-8": "… not trained",
         "delta-labels": "`delta` that never forgets, stage 2 on the labels",
         "window-labels": "window and sinks, trained on the labels",
         "window-cache": "window and sinks with a gated cache of each stream",
@@ -424,35 +440,34 @@ def linearised_arms() -> str:
         "window-cache-few": "window and sinks with gated caches in six upper layers alone",
         "window-remember": "window with memory tokens, which take 32 of its 64",
     }
+    rows = {row["name"]: row for row in _load("linearised")["rows"] if row["seeds"]}
     lines = []
-    for row in _load("linearised")["rows"]:
-        title = titles[row["name"]]
-        if not row["seeds"]:
-            continue
-        share = spread([100 * one for one in row.get("gap_closed", ())])
-        closed = f"{share.mean:.0f}".replace("-", "−") if "gap_closed" in row else ""
-        if (ends := interval(share)) is not None:
-            closed += " ({:.0f} to {:.0f})".format(*ends)
-        shares = row.get("gap_closed_of_texts", {})
-        texts = [[one for text, one in shares.items() if text.startswith(start)] for start in ("great", "moby", "wiki")]
-        told = {at["distance"]: f"{100 * at['choice']:.0f}" for at in row["recall"]}
-        lines.append(
-            [
-                title,
-                f"{row['tokens']:,}",
-                row["seeds"],
-                *(f"{row['positions'][name]:.1f}" for name in ("0-64", "64-512", "512-4096")),
-                f"{row['bits_per_byte']:.3f}",
-                closed,
-                *(f"{100 * spread(one[0]).mean:.0f}".replace("-", "−") if one else "" for one in texts),
-                ", ".join(told[distance] for distance in (128, 1024, 4096)),
-                f"{row['state_bytes'] / KIB:,.0f}",
-                f"{row['token_flops'] / 1e6:.0f}",
-            ]
-        )
-    heads = ["", "tokens of stage 2", "seeds", "perplexity at 0–64", "64–512", "512–4,096", "bits per byte"]
-    heads += ["of the gap, %", "of Great Expectations", "Moby Dick", "WikiText-2"]
-    return _table([*heads, "facts of 128, 1,024, 4,096 tokens ago, %", "state, KiB", "MFLOPs a token"], lines)
+    for name, title in titles.items():
+        row = rows[name]
+        perplexities = (f"{row['positions'][at]:.1f}" for at in ("64-512", "512-4096"))
+        lines.append([title, f"{row['tokens']:,}", row["seeds"], *perplexities, _closed(row), _closed_of_texts(row)])
+    heads = ["", "tokens of stage 2", "seeds", "perplexity at 64–512", "512–4,096", "of the gap, %"]
+    return _table([*heads, "of Great Expectations, Moby Dick, WikiText-2"], lines)
+
+
+def _closed(row: Value) -> str:
+    """The share of the gap in percent, with its 95 % interval over seeds."""
+    if "gap_closed" not in row:
+        return ""
+    share = spread([100 * one for one in row["gap_closed"]])
+    ends = interval(share)
+    return (f"{share.mean:.0f}" + ("" if ends is None else " ({:.0f} to {:.0f})".format(*ends))).replace("-", "−")
+
+
+def _closed_of_texts(row: Value) -> str:
+    shares = row.get("gap_closed_of_texts", {})
+    texts = [one for start in ("great", "moby", "wiki") for text, one in shares.items() if text.startswith(start)]
+    return ", ".join(f"{100 * spread(one).mean:.0f}".replace("-", "−") for one in texts)
+
+
+def _facts(row: Value) -> str:
+    told = {at["distance"]: f"{100 * at['choice']:.0f}" for at in row["recall"]}
+    return ", ".join(told[distance] for distance in (128, 1024, 4096))
 
 
 def linearised_told() -> str:
@@ -670,7 +685,17 @@ def rollout_cost() -> str:
 
 _OF_PAPERS = {f"claims-{page.split('-')[0]}": name for name, page, _ in _PAPERS}
 _ALL = (which, which_memory, stream_caches, which_forgets, text_state, text_forgets, state_bits, what_helped)
-_ALL += (other_tasks, encoder_classes, small_images, claims, linearised_arms, linearised_told, hybrids, fast_models)
+_ALL += (
+    other_tasks,
+    encoder_classes,
+    small_images,
+    claims,
+    linearised_decoders,
+    linearised_arms,
+    linearised_told,
+    hybrids,
+    fast_models,
+)
 _ALL += (linear_speed, delta_gradients, delta_forward, convolutions, decoding_speed, translation_speed)
 _ALL += (transformer_speed, linearised_speed, rollout_cost, constant_start)
 TABLES = {function.__name__.replace("_", "-"): function for function in _ALL}
