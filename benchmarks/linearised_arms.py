@@ -18,7 +18,7 @@ the answers and that of the text; with `--answers` that of the answers alone, in
 recall of other facts in the test text, and the perplexity of that text as `run` does.
 
 `table` reads what is there: for each arm the share of the gap between "window" and "original" that it closes, in nats a
-token, and the difference to "window-trained" with its 95 % interval, over seeds, and over pieces of text for one seed;
+token, and the difference to windows that were trained alike with its 95 % interval, over seeds and over pieces of one;
 and the recall of what was trained on told facts. Runs of other seeds and arms that the result file holds are kept.
 """
 
@@ -94,6 +94,9 @@ LOWER, SCALE = 6, 1.5  # layers that have the window alone and no updates; the f
 SLOTS, BLOCK, TOKENS = 16, 32, 16  # of the gated cache, and memory tokens; a segment has window − 2·TOKENS tokens
 RATES = {"updates": 2e-3, "maps": 1e-2, "weights": 5e-2, "memory": 3e-3}
 FLOOR, CEILING, AGAINST = "window", "original", "window-trained"
+# The windows that were trained as an arm, where they are not AGAINST.
+CONTROLS = {"delta-forgets-wiki": "window-wiki", "delta-labels": "window-labels"}
+CONTROLS |= {f"hybrid-{n}": f"window-hybrid-{n}" for n in (8, 12)}
 FAR = "512-4096"
 
 
@@ -312,8 +315,9 @@ def table(options: argparse.Namespace) -> None:
                 for text in runs[0]["texts"]
                 for low, high in [[statistics.fmean(_means(found[name], text)) for name in (FLOOR, CEILING)]]
             }
-        if AGAINST in far and arm not in (AGAINST, FLOOR, CEILING):
-            row["against"] = _against(found[arm], found[AGAINST])
+        control = CONTROLS.get(arm, AGAINST)
+        if control in far and arm not in (control, FLOOR, CEILING):
+            row["against"] = {"name": control} | _against(found[arm], found[control])
         recall = [part["recall"] for one in runs for part in one["texts"].values() if "recall" in part]
         if recall:
             row["recall"] = [
@@ -432,7 +436,7 @@ def _against(runs: list[dict[str, Any]], others: list[dict[str, Any]]) -> dict[s
     """The difference of nats to the other arm: over seeds, and over pieces of text with the first seed of both."""
     changes = [a - b for a, b in zip(_pieces(runs[0], FAR), _pieces(others[0], FAR), strict=True)]
     by_piece = paired(changes)
-    found: dict[str, Any] = {"name": AGAINST, "pieces": len(changes)}
+    found: dict[str, Any] = {"pieces": len(changes)}
     if by_piece is not None:
         found["over_pieces"] = {"difference": by_piece.difference, "interval": by_piece.interval}
     if min(len(runs), len(others)) > 1:
