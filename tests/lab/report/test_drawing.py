@@ -64,6 +64,8 @@ def test_numbers_as_a_paper_prints_them():
     assert decimal(-0.0001) == "−0.0001"
     assert [duration(v) for v in (1.234, 119.6, 7322, math.nan)] == ["1.23 s", "2 min 00 s", "2 h 02 min", "–"]
     assert [memory(311 * 2**20), operations(4.2e9), operations(950)] == ["311 MiB", "4.2 G", "950"]
+    assert [operations(v) for v in (999.6, 999_400, 999_600)] == ["1 K", "999 K", "1 M"]
+    assert [memory(v * 1024) for v in (999, 999.6, 1023, 1024)] == ["999 KiB", "1,000 KiB", "1,023 KiB", "1 MiB"]
     assert [listed(["a"]), listed(["a", "b", "c"]), listed([])] == ["a", "a, b and c", ""]
     assert short("x" * 30) == "x" * 23 + "…"
 

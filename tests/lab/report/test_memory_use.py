@@ -42,6 +42,7 @@ def test_the_section_says_what_each_control_changes_and_claims_dependence_only(t
     found = part([run_with(tmp_path / "a", measured())])
     assert "8 rows at once, 96 targets in 3 segments" in found, "the figure"
     assert found.count('class="chart"') == 1
+    assert re.findall(r'<text text-anchor="middle"[^>]*>(\d)<', found) == ["2", "3", "4"], "a tick a segment"
     assert re.findall(r'<td data-head="(?:emp|exch|fro).*?">(.*?)<', found) == ["−0.250", "+0.000", "−0.125"]
 
 

@@ -39,6 +39,9 @@ _CONFIG = {
 }
 
 
+WHOLE = ",.0f"  # the form of an axis of whole numbers
+
+
 class Axis(NamedTuple):
     """An axis of x. name: with its unit. form: a format of d3 for its ticks."""
 
@@ -199,7 +202,11 @@ def specification(chart: Chart) -> JSONObject:
     colours, dashes = [f"var(--{one.colour})" for one in chart.series], [one.dash for one in chart.series]
     colour, shape = by_series(colours), by_series([_SHAPES[one.order % len(_SHAPES)] for one in chart.series])
     scale = {"type": "log"} if chart.logarithmic else {"type": "linear", "zero": False}
-    ticks = {"values": list(chart.ticks)} if chart.ticks else {"tickCount": 6}
+    most = 6
+    if chart.axes[0].form == WHOLE and (xs := [x for x in chart.columns.get("x0", ()) if x is not None]):
+        # A step of at least 1: a tick at 2.4 would be written as 2, again. Vega's tickMinStep does not prevent it.
+        most = min(most, max(1, int(max(xs) - min(xs))))
+    ticks = {"values": list(chart.ticks)} if chart.ticks else {"tickCount": most}
     x: JSONObject = {
         **{"field": "x0", "type": "quantitative", "title": chart.axes[0].name},
         "scale": {**scale, "nice": False, "padding": 6},

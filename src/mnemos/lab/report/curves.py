@@ -19,7 +19,7 @@ from mnemos.lab.evaluate.records import number
 from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import InputError
 
-from .charts import MOST, Axis, Chart, chart_figure, variant
+from .charts import MOST, WHOLE, Axis, Chart, chart_figure, variant
 from .markup import capital, decimal, listed, missing, plural, table
 from .read import Results, finite_spread
 from .run_records import OWN, RunRecord
@@ -103,7 +103,7 @@ def curve_chart(results: Results, split: str, name: str) -> Chart:
             if recorded.any():
                 updates, amounts = train["step"][recorded], train[unit][recorded]
                 progress[run.folder][unit] = np.interp(step, [0, *updates], [0, *amounts])
-    axes = {"updates": Axis("updates", ",.0f")}
+    axes = {"updates": Axis("updates", WHOLE)}
     for unit, form in (("tokens", "~s"), ("seconds", ",~f"), ("FLOPs", "~s")):
         if all(np.isfinite(one[unit]).all() for one in progress.values()):
             axes[unit] = Axis(f"{results.unit} read" if unit == "tokens" else unit, form)

@@ -10,7 +10,7 @@ import numpy as np
 
 from mnemos.lab.evaluate.recorded import NO_PICTURES, BranchMaps, Explanation, Left, Pictures, SlotContents
 
-from .charts import MOST, Axis, Chart, Series, chart_figure
+from .charts import MOST, WHOLE, Axis, Chart, Series, chart_figure
 from .curves import intervals, means
 from .markup import decimal, escape, figure, img, listed, missing, paragraph, plural, short, shortened, strips, table_of
 from .read import Results
@@ -104,7 +104,7 @@ def gate_section(results: Results) -> str:
             ),
             chart_figure(
                 [end],
-                f"{name}: the same at the last record, by layer: one mark per head and seed "
+                f"{name}: the gate σ(λ) at the last record, by layer: one mark per head and seed "
                 f"({plural(len(gates), 'seed')}). The dotted line is the mean at the first record. From {source}.",
                 "wide",
             ),
@@ -131,7 +131,7 @@ def gate_chart(slug: str, series: list[Series], gates: list[GateCurves], key: st
     heads, title = max(one.shape[2] for one in values), TITLES[key]
     of_head = [f", head {h}" for h in range(heads)] if key == MIX else [""]
     runs = [f"seed {i}{head}" for i in range(len(gates)) for head in of_head]
-    chart = Chart(slug, title, title.split(", ")[-1], series, runs, [Axis("updates", ",.0f")])
+    chart = Chart(slug, title, title.split(", ")[-1], series, runs, [Axis("updates", WHOLE)])
     # Seeds share what a point is the mean of, so that their points have equal updates.
     points = intervals([one.step for one in gates], max(20, MOST // (len(runs) * len(series))) if key == MIX else 200)
     for i, (one, of_run, records) in enumerate(zip(gates, values, points, strict=True)):

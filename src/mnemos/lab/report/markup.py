@@ -164,9 +164,9 @@ def scaled(value: float, units: Sequence[str], base: float) -> str:
     if not math.isfinite(value):
         return "–"
     power = 0
-    while abs(value) >= base and power < len(units) - 1:
+    while round(abs(value)) >= base and power < len(units) - 1:
         value, power = value / base, power + 1
-    text = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    text = f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"  # at 999.5, .3g writes 1e+03
     return f"{text} {units[power]}".strip()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from mnemos.lab.evaluate.recorded import ControlledMemory, StateControls
 
-from .charts import Axis, Chart, chart_figure, variant
+from .charts import WHOLE, Axis, Chart, chart_figure, variant
 from .markup import capital, decimal, escape, listed, missing, paragraph, plural, short, table
 from .read import Results
 from .shell import variant_name
@@ -57,7 +57,7 @@ def _by_segment(results: Results, scored: list[str]) -> str:
                 *(f"memory-{index}-{i}", f"{short(name)}: {memory.name}", f"change of {controls.metric}"),
                 [variant(WORDS[control], _COLOURS[control]) for control in of_memory],
                 [run.label],
-                [Axis("segment", ",.0f")],
+                [Axis("segment", WHOLE)],
                 references=[("as carried", 0.0)],
                 limits=limits,
                 label=f"Change of the test {controls.metric} of {name} by segment, with its {memory.name} changed",

@@ -6,7 +6,7 @@ import numpy as np
 
 from mnemos.lab.evaluate.recorded import KINDS, SlotExample, WriteAttention
 
-from .charts import Axis, Chart, Series, chart_figure
+from .charts import WHOLE, Axis, Chart, Series, chart_figure
 from .markup import decimal, escape, figure, listed, paragraph, plural, table_of
 from .read import Results
 
@@ -30,7 +30,7 @@ def section(results: Results) -> str:
         # --- the share of each kind by segment, and a slot of each with its weights on tokens ---
         shares = Chart(
             *(f"{slug}-share", "Share of the slots", "share"),
-            *(list(kinds.values()), [run.label], [Axis("segment", ",.0f")]),
+            *(list(kinds.values()), [run.label], [Axis("segment", WHOLE)]),
             "lines" if len(recorded.shares["holds"]) > 1 else "marks",
             bands=[(KINDS.index(kind), *PAPER[kind]) for kind in KINDS if kind in PAPER],
             form="%",
@@ -38,7 +38,7 @@ def section(results: Results) -> str:
         )
         for index, kind in enumerate(KINDS):
             shares.add(index, 0, recorded.shares[kind], range(1, len(recorded.shares[kind]) + 1))
-        charts, tokens = [shares], [Axis("token of the segment", ",.0f")]
+        charts, tokens = [shares], [Axis("token of the segment", WHOLE)]
         for index, one in enumerate(examples):
             itself = [(f"slot {one.slot} on itself", one.itself)]
             names = (f"{slug}-{index}", slot_title(one), "attention")
