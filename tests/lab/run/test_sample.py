@@ -96,8 +96,10 @@ def test_other_languages_go_on_from_rows_of_the_test_split(tmp_path, capsys):
 def test_what_cannot_be_sampled_is_refused(pictures, tmp_path):
     with pytest.raises(InputError, match=r"no recipe\.json"):
         sample_run(tmp_path, Sampling())
-    with pytest.raises(InputError, match="at least 1"):
+    with pytest.raises(InputError, match=r"^--count: expected at least 1, found 0"):
         sample_run(pictures, Sampling(count=0))
+    with pytest.raises(InputError, match=r"^--length: expected at least 1, found -2"):
+        sample_run(pictures, Sampling(length=-2))
     with pytest.raises(InputError, match="--prompt"):
         sample_run(pictures, Sampling(prompt="7"))
     with pytest.raises(InputError, match=r"temperature.* found nan"):

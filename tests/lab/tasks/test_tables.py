@@ -78,6 +78,10 @@ def test_damaged_tables_and_a_missing_library_are_one_line(tmp_path, monkeypatch
         with pytest.raises(InputError, match=rf"{path.name}: expected a table") as error:
             read_table(path)
         assert "\n" not in str(error.value)
+    (tmp_path / "notes.txt").write_text("a,b\n1,2\n")
+    for name, found in (("", "a folder"), ("absent.csv", "no such file"), ("notes.txt", "the ending '.txt'")):
+        with pytest.raises(InputError, match=f"expected a table.*, found {found}; "):
+            read_table(tmp_path / name)
     (tmp_path / "c.csv").write_text("1.5,2\n2.5,3\n")
     with pytest.raises(InputError, match=r"c\.csv: .* add a line of names"):
         read_table(tmp_path / "c.csv")

@@ -204,10 +204,9 @@ def sample_run(folder: Path, sampling: Sampling) -> Path | None:
 
     Raises InputError for a run whose model generates nothing, and for options that the task does not have.
     """
-    if (sampling.count is not None and sampling.count < 1) or sampling.length < 1:
-        raise InputError(
-            f"--count and --length: expected at least 1, found {sampling.count} and {sampling.length}; raise them"
-        )
+    for option, number in (("--count", sampling.count), ("--length", sampling.length)):
+        if number is not None and number < 1:
+            raise InputError(f"{option}: expected at least 1, found {number}; raise it")
     _, task, model = open_run(folder)
     try:
         if sampling.stop is not None and not task.writes_text:

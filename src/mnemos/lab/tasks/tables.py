@@ -44,10 +44,13 @@ def read_column(file: Path, column: str | None) -> Iterator[str]:
 def read_table(file: Path) -> Any:
     """The file as a `datasets.Dataset`, in memory. Raises InputError without the library, and for a damaged file."""
     if not file.is_file():
-        raise InputError(f"{file}: expected a table, found no such file; name one with --data.path")
+        problem = "a folder" if file.is_dir() else "no such file"
+        raise InputError(f"{file}: expected a table, found {problem}; name its file (mnemos train: --data.path)")
+    ending = _ending(file)
+    if ending not in READERS and ending != ARROW:
+        raise InputError(f"{file}: expected a table ({', '.join(READERS)}), found the ending {ending!r}; convert it")
     library = libraries.datasets()
     silent = library.are_progress_bars_disabled()
-    ending = _ending(file)
     library.disable_progress_bars()  # of the conversion: this program has its own
     try:
         if ending == ARROW:

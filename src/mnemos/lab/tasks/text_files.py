@@ -115,7 +115,8 @@ def find_text(
 
 def nothing_found(folder: Path, files: Sequence[Path], what: str = "text") -> InputError:
     """The error for a folder whose files hold no text."""
-    problem = f"{len(files)} files and none with text; check data.path and data.pattern"
+    number = {0: "no files", 1: "1 file, without text"}.get(len(files), f"{len(files)} files and none with text")
+    problem = f"{number}; check data.path and data.pattern"
     if pictures := sum(is_image(file.name) for file in files):
         problem = f"{pictures} pictures among {len(files)} files; use a recipe for pictures, such as photos-vit"
     return InputError(f"{folder}: expected {what}, found {problem}")
@@ -142,7 +143,7 @@ def read_documents(corpus: TextFiles, characters: bool = False, articles: bool =
     if not documents:
         raise nothing_found(corpus.folder, corpus.left_out)
     if not any(map(len, documents.values())):
-        raise InputError(f"{corpus.folder}: expected text, found {len(documents)} files with 0 bytes; check data.path")
+        raise InputError(f"{corpus.folder}: expected text, found nothing but empty files; check data.path")
     documents = {name: text for name, text in sorted(documents.items()) if len(text)}
     return divide_into_articles(documents) if articles else documents
 
