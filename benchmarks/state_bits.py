@@ -42,14 +42,14 @@ class Kept:
         return map_state(self._leaf, state)
 
     def _leaf(self, x: Tensor) -> Tensor:
-        stored, about = _encode(x, KINDS[self.kind])
-        if self.kind.endswith("alone") and ".error" in stored:
-            stored[".error"] = torch.full_like(stored[".error"], 0x88)  # errors of 0
+        stored = _encode(x, KINDS[self.kind])
+        parts = dict(stored) if isinstance(stored, dict) else {"values": stored}
+        if self.kind.endswith("alone") and isinstance(stored, dict):
+            stored["error"] = torch.full_like(parts.pop("error"), 0x88)  # errors of 0, which need no bits
         if x.is_floating_point() and x.dim() > 1:
-            counted = [y for end, y in stored.items() if not (self.kind.endswith("alone") and end == ".error")]
-            self.bits += sum(8 * y.numel() * y.element_size() for y in counted)
+            self.bits += sum(8 * y.numel() * y.element_size() for y in parts.values() if isinstance(y, Tensor))
             self.numbers += x.numel()
-        return _decode(about, 0, {f"0{end}": y for end, y in stored.items()})
+        return _decode(stored)
 
 
 def answers(model: nn.Module, batch: Batch, every: int, kept: Kept) -> tuple[Tensor, Tensor]:
