@@ -61,7 +61,7 @@ class ToldConfig(DataConfig):
     people: int = 1
     words: int = 500
     path: str | None = None
-    rows: int = 1000
+    rows: int = 1000  # of the validation split, and of the test split
     seed: int = 0
     grow: int = 0
 

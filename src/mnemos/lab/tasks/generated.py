@@ -190,7 +190,7 @@ class CopyConfig(GeneratedConfig):
 
     length: int = 128
     symbols: int = 10
-    rows: int = 1024
+    rows: int = 1024  # of the validation split, and of the test split
     seed: int = 0
 
     @property

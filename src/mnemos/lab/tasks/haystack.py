@@ -143,7 +143,7 @@ class NeedleConfig(HaystackConfig):
 
     length: int = 512
     path: str | None = None
-    rows: int = 400
+    rows: int = 400  # of the validation split, and of the test split
     seed: int = 0
 
     def files(self) -> list[Path]:
@@ -193,7 +193,7 @@ class FactsConfig(HaystackConfig):
     length: int = 512
     facts: int = 4
     path: str | None = None
-    rows: int = 500
+    rows: int = 500  # of the validation split, and of the test split
     seed: int = 0
 
     def files(self) -> list[Path]:

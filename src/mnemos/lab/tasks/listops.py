@@ -77,10 +77,11 @@ class Rules(DataConfig):
 class ListOpsConfig(Rules):
     """Long ListOps, generated from `seed`, or read from the three files of Long Range Arena in the folder `path`.
 
-    A sample is a random tree (see the module) of at most `max_depth` levels, the root included. All samples are
-    distinct, also between splits. They come from one stream in the order test, validation, training, so a larger
-    training split does not change the other two. With `path`, the files are used whole and the sizes and rules are
-    ignored.
+    A sample is a random tree of at most `max_depth` levels, the root included, with min_length < length < max_length,
+    counted in digits, operators and closing brackets. An operator has 2 to `max_arguments` arguments, above the deepest
+    level each a digit with `digit_probability`. All samples are distinct, also between splits. They come from one
+    stream in the order test, validation, training, so a larger training split does not change the other two. With
+    `path`, the files are used whole and the sizes and rules are ignored.
 
     `workers`: processes that generate samples; 0 uses one per core for large data sets. It does not change the samples.
     `bucketed`: rows of similar length share a batch, which reduces padding from 45% to 4% on average.

@@ -64,7 +64,7 @@ class MADRecallConfig(MADConfig):
     noise: float = 0.0
     noise_vocabulary: int = 16
     examples: int = 12_800
-    rows: int = 1280
+    rows: int = 1280  # of the validation split, and of the test split
     seed: int = 0
 
     @property
@@ -114,7 +114,7 @@ class MADFuzzyRecallConfig(MADConfig):
     vocabulary: int = 16
     motif: int = 3
     examples: int = 12_800
-    rows: int = 1280
+    rows: int = 1280  # of the validation split, and of the test split
     seed: int = 0
 
     def rows_and_answers(self, random: np.random.Generator, rows: int, training: bool) -> Marked:
@@ -169,7 +169,7 @@ class MADCopyingConfig(GeneratedConfig):
     tokens: int = 16
     selective: bool = True
     examples: int = 12_800
-    rows: int = 1280
+    rows: int = 1280  # of the validation split, and of the test split
     seed: int = 0
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
@@ -204,7 +204,7 @@ class MADCompressionConfig(GeneratedConfig):
     length: int = 32
     vocabulary: int = 16
     examples: int = 12_800
-    rows: int = 1280
+    rows: int = 1280  # of the validation split, and of the test split
     seed: int = 0
 
     @property
@@ -235,7 +235,7 @@ class MADMemorisationConfig(GeneratedConfig):
     length: int = 32
     vocabulary: int = 256
     examples: int = 256
-    rows: int = 1280
+    rows: int = 1280  # of the validation split, and of the test split
     seed: int = 0
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:

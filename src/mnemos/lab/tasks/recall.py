@@ -55,7 +55,7 @@ class RecallConfig(GeneratedConfig):
     symbols: int = 32
     queries: int = 4
     gap: int = 0
-    rows: int = 1024
+    rows: int = 1024  # of the validation split, and of the test split
     seed: int = 0
     distance: int = 0
     shortest: int = 0
@@ -167,7 +167,7 @@ class MQARConfig(GeneratedConfig):
     noise: bool = False
     mixed: bool = False
     examples: int = 0
-    rows: int = 1024
+    rows: int = 1024  # of the validation split, and of the test split
     seed: int = 0
     rewritten: int = 0
     key_tokens: int = 1
@@ -264,7 +264,7 @@ class AssociativeRetrievalConfig(GeneratedConfig):
     value_digits: int = 1
     rewrite: bool = False
     vary: bool = True
-    rows: int = 1024
+    rows: int = 1024  # of the validation split, and of the test split
     seed: int = 0
 
     @property
