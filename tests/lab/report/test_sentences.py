@@ -76,9 +76,11 @@ def test_only_controls_that_were_run_are_explained(tmp_path):
 
 
 def test_updates_each_are_those_of_finished_runs(tmp_path):
-    runs = [write_run(tmp_path / "a", "demo", 0), write_run(tmp_path / "b", "demo", 1, finished=False)]
-    assert "updates each" in page._byline([read(runs[:1])])
-    assert "updates each" not in page._byline([read(runs)])
+    runs = [write_run(tmp_path / name, "demo", seed) for seed, name in enumerate("ab")]
+    assert " updates each ·" in page._byline([read(runs)])
+    assert " updates ·" in page._byline([read(runs[:1])]), "one run"
+    unfinished = write_run(tmp_path / "c", "demo", 2, finished=False)
+    assert " updates" not in page._byline([read([*runs, unfinished])])
 
 
 def test_a_recipe_without_a_part_is_in_the_table_of_differences(tmp_path):

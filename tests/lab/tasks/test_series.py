@@ -244,7 +244,7 @@ def test_a_hole_in_the_dates_is_a_warning(tmp_path):
     for name, column in (("day", days), ("minute", t * 60), ("hour", [f"{day} 01:00:00+01:00" for day in days])):
         about = SeriesConfig(write(tmp_path / f"{name}.csv", **{name: column}, a=wave)).build().about
         (warning,) = (line for line in about if line.startswith("warning: "))
-        assert f"{name} jumps after 1 of the rows, first after row 100, by 41 usual steps" in warning
+        assert f"the column {name} jumps after 1 of the rows, first after row 100, by 41 usual steps" in warning
     months = [f"{2000 + i // 12}-{1 + i % 12:02}-01" for i in range(STEPS)]
     for column in (months, ["x", *months[1:]], ["", *months[1:]], np.cumsum(1 + np.arange(STEPS) % 7), days[::-1]):
         about = SeriesConfig(write(tmp_path / "even.csv", when=column, a=wave)).build().about

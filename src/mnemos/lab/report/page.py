@@ -142,7 +142,8 @@ def _byline(tasks: Sequence[Results]) -> str:
     seeds = {row.seeds for row in rows}
     parts += [f"{max(seeds)} seeds of each variant"] if len(seeds) == 1 and max(seeds) > 1 and len(rows) > 1 else []
     steps = {run.result.steps if run.result else None for run in runs}
-    parts += [f"{steps.pop():,.0f} updates each"] if len(steps) == 1 and all(steps) else []
+    if len(steps) == 1 and (number := steps.pop()):
+        parts.append(plural(number, "update") + (" each" if len(runs) > 1 else ""))
     tested = {scored_of(one, "test") for one in tasks if one.finished()}
     parts += [plural(over.number, f"test {over.noun}")] if len(tested) == 1 and (over := tested.pop()) else []
     about = [run.provenance.to_json() for run in runs if run.provenance] or [one.provenance for one in tasks]

@@ -204,7 +204,7 @@ def _jump(name: str, values: Sequence[Any]) -> str | None:
     if not len(holes):
         return None
     return (
-        f"warning: {name} jumps after {len(holes):,} of the rows, first after row {holes[0] + 1:,}, by "
+        f"warning: the column {name} jumps after {len(holes):,} of the rows, first after row {holes[0] + 1:,}, by "
         f"{steps[holes[0]] / usual:.3g} usual steps; the model takes rows for equally spaced: add the missing ones"
     )
 
