@@ -93,11 +93,12 @@ def test_what_is_refused_leaves_the_model_as_it_was(tmp_path: Any) -> None:
         load_adapter(plain("llama"), tmp_path / "other")
 
 
-def test_the_adapter_of_the_examples_is_a_hybrid_of_the_attentions_that_are_ranked_first() -> None:
+@pytest.mark.parametrize(("file", "whole"), [("hybrid-8", 8), ("constant", 0)])
+def test_the_adapters_of_the_examples_leave_the_attentions_whole_that_are_ranked_first(file: str, whole: int) -> None:
     root = Path(__file__).parents[2]
-    path = root / "examples" / "smollm2" / "hybrid-8.safetensors"
+    path = root / "examples" / "smollm2" / f"{file}.safetensors"
     kept = mnemos.tree_file.read(path, "mnemos state-adapter 1")
     ranking = json.loads((root / "results" / "attention_ranking.json").read_text())
     changed = {name for one in kept["states"] for name in one["names"]}
-    assert changed == set(ranking["names"]) - set(ranking["order"][:8])
+    assert changed == set(ranking["names"]) - set(ranking["order"][:whole])
     assert path.stat().st_size < 12e6
