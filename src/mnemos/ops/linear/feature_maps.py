@@ -90,13 +90,14 @@ class Hedgehog:
 
 def random_projection(features: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
     """Rows [F, D] for `favor`: orthogonal in blocks of D, for less variance than independent rows."""
-    blocks = [torch.empty(0, dim, dtype=torch.float64)]
-    for _ in range(-(-features // dim)):
-        q, r = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
-        # qr's choice of a column's sign depends on the matrix; with a positive diagonal of r, q is uniform.
-        blocks.append((q * r.diagonal().sign()).mT)
+    drawn = torch.empty(-(-features // dim), dim, dim, dtype=torch.float64)
+    for block in drawn:  # one by one: drawn together they would be other numbers
+        block.normal_(generator=generator)
+    q, r = torch.linalg.qr(drawn)
+    # qr's choice of a column's sign depends on the matrix; with a positive diagonal of r, q is uniform.
+    rows = (q * r.diagonal(dim1=1, dim2=2).sign()[:, None]).mT.reshape(-1, dim)[:features]
     length = torch.randn(features, dim, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
-    return (torch.cat(blocks)[:features] * length).float()
+    return (rows * length).float()
 
 
 def _wide(x: Tensor) -> Tensor:
