@@ -12,7 +12,7 @@ help:
 	@echo 'make test     the test suite, three and a half minutes on two cores'
 	@echo 'make numbers  tables of the pages from results/, the index of log/'
 	@echo 'make site     the pages and the API reference as a site in build/site'
-	@echo 'make check    lint, types and one case of each fast test: about 80 s'
+	@echo 'make check    lint, types and one case of each fast test: under a minute'
 	@echo 'make slow     the suite, and tests/slow.txt, which names the tests that make check leaves out'
 	@echo 'make exhaustive  the suite with every case and combination, twenty minutes; writes results/exhaustive.json'
 	@echo 'make environments  the tests of what meets other libraries, with the oldest, the pinned and the newest versions'
