@@ -114,6 +114,8 @@ def main() -> None:
     parser.add_argument("--bfloat16", action="store_true", help="products in bfloat16, by autocast")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
+    if options.do != "rank" and options.ranking is None:
+        parser.error(f"{options.do}: expected --ranking, the file that `rank` wrote, found none; add it")
     torch.set_num_threads(options.threads)
     library = mnemos.libraries.transformers()
     model = library.AutoModelForCausalLM.from_pretrained(options.model, dtype="float32", trust_remote_code=False).eval()

@@ -20,9 +20,9 @@ quick.leave_out_the_disk()
 os.environ.setdefault("MNEMOS_DENSE", "blas")
 # Threads that spin while they wait take the cores from the other test process: a call of two threads took seconds.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# What processes that train together are told; Fabric writes it down where one of them is this process.
-TOGETHER = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-ALONE = {name: os.environ.get(name) for name in TOGETHER}
+# Variables of distributed training. Fabric leaves LOCAL_RANK behind, and transformers then waits for other processes.
+DISTRIBUTED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+BEFORE = {name: os.environ.get(name) for name in DISTRIBUTED}
 
 
 def pytest_addoption(parser):
@@ -101,10 +101,9 @@ def _seeds_of_the_processor_alone():
 
 
 @pytest.fixture(autouse=True)
-def _alone():
-    """The next test is told of no other processes: with LOCAL_RANK, transformers would wait for them."""
+def _distributed_variables_as_before():
     yield
-    for name, value in ALONE.items():
+    for name, value in BEFORE.items():
         if value is None:
             os.environ.pop(name, None)
         else:

@@ -39,7 +39,10 @@ class DataConfig(Config):
         return self.build()
 
     def require(self, *rules: str) -> None:
-        """Raise InputError for the first rule that does not hold. A rule is Python: "1 <= rows < length"."""
+        """Raise InputError for the first rule that does not hold.
+
+        A rule is an expression of the fields, written in the source: "1 <= rows < length". The error quotes it.
+        """
         for rule in rules:
             code = compile(rule, rule, "eval")
             fields = {name: getattr(self, name) for name in code.co_names if hasattr(self, name)}
