@@ -247,6 +247,10 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
         ("compare short-listops short-listops", "found short-listops, short-listops"),
         ("compare short-listops short-listops-wider --unwritten", "found short-listops, short-listops-wider"),
         ("report nowhere", "nowhere"),
+        ("report nowhere --out /", "expected a file or a new name to write to, found a folder"),
+        (["look", "nowhere", "--out", f"{__file__}/a.html"], "expected a folder or a new name, found a file"),
+        (["bench-memory", "mqar", "--out", __file__], "expected a folder or a new name, found a file"),
+        (["train", "copy-small", "--out", f"{__file__}/a/b"], f"found that {__file__} is a file"),
         ("reproduce cached_transformers/tabel1", "did you mean 'table1'"),
     ],
 )

@@ -44,6 +44,23 @@ def check_file(path: str | Path) -> None:
         raise InputError(f"{path}: expected a file, found {found}; write its content to a file, and name that")
 
 
+def check_output_folder(path: str | Path) -> None:
+    """Raise InputError, before the work that it is for, if a path neither is nor can become a folder."""
+    path = Path(path)
+    there = next((one for one in (path, *path.parents) if one.exists()), None)
+    if there is not None and not there.is_dir():
+        found = "a file" if there == path else f"that {there} is a file"
+        raise InputError(f"{path}: expected a folder or a new name, found {found}; name another")
+
+
+def check_output_file(path: str | Path) -> None:
+    """Raise InputError, before the work that it is for, if no file can be written at a path (`replacing`)."""
+    path = Path(path)
+    if found := "a folder" if path.is_dir() else special(path):
+        raise InputError(f"{path}: expected a file or a new name to write to, found {found}; name another")
+    check_output_folder(path.parent)
+
+
 def read_bytes(path: str | Path) -> bytes:
     """The bytes of a file. Raises OSError, and InputError for what is `special`."""
     check_file(path)
@@ -83,8 +100,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     links to, is a folder or `special`, and OSError, with `path` as its file name, where the disk refuses.
     """
     path = Path(path)
-    if found := "a folder" if path.is_dir() else special(path):
-        raise InputError(f"{path}: expected a file or a new name to write to, found {found}; name another")
+    check_output_file(path)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         # Exclusively: whatever is at that name already, a link too, is an error and is not written through.

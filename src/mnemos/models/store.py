@@ -16,7 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from mnemos import generators
-from mnemos.atomic import parse, read_text, replacing, sort_metadata, write_json
+from mnemos.atomic import check_output_folder, parse, read_text, replacing, sort_metadata, write_json
 from mnemos.config import ModelConfig, from_dict, to_dict
 from mnemos.modes import plain_module
 from mnemos.types import InputError
@@ -40,8 +40,7 @@ def save(model: nn.Module, folder: str | Path) -> None:
         )
     check_built_as(model, skeleton(config), "save")
     folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: expected a folder to save in, found a file; name another")
+    check_output_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as temporary:
         save_model(model, str(temporary))

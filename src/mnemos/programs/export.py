@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mnemos import libraries
 from mnemos._compat import pytree
-from mnemos.atomic import whole_or_none, write_json
+from mnemos.atomic import check_output_folder, whole_or_none, write_json
 from mnemos.attention.multi_head import padded_state
 from mnemos.config import to_dict
 from mnemos.errors import InputError, near_arguments
@@ -113,11 +113,9 @@ def export(model: nn.Module, folder: str | Path, to: Target = "onnx") -> Path:
 
 def check_new(folder: Path) -> None:
     """Raise InputError unless a folder is new or empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        found = "one that has files" if folder.is_dir() else "a file"
-        raise InputError(
-            f"{folder}: expected a new or empty folder, found {found}; name another, as by --out, or remove it"
-        )
+    check_output_folder(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder}: expected a new or empty folder, found files in it; name another with --out")
 
 
 def after(name: str) -> str:

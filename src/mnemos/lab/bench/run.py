@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 
-from mnemos.atomic import write_json
+from mnemos.atomic import check_output_file, check_output_folder, write_json
 from mnemos.errors import say
 from mnemos.lab.compare.baselines import roles_of
 from mnemos.lab.compare.comparison import Comparison, plain_table, summarise
@@ -77,7 +77,11 @@ def bench_memory(options: Options) -> JSONObject:
     """
     from mnemos.lab.report import report
 
-    benchmarks = choose(options)
+    benchmarks, table, page = choose(options), options.out / "benchmarks.json", options.out / "benchmarks.html"
+    for path in (table, page):
+        check_output_file(path)
+    for name in benchmarks:
+        check_output_folder(options.out / name)
     names = options.memories or (QUICK_MEMORIES if options.quick else tuple(MEMORIES))
     seeds = options.seeds or (1 if options.quick else SEEDS)
     runs = len(benchmarks) * len(names) * (len(options.rates) + seeds - 1)
@@ -87,12 +91,11 @@ def bench_memory(options: Options) -> JSONObject:
     entries: list[JSONObject] = []
     result: JSONObject = {"quick": options.quick, "seeds": seeds, "benchmarks": entries}
     result["provenance"] = provenance(0, "cpu")
-    page = options.out / "benchmarks.html"
     for name, benchmark in benchmarks.items():
         say(f"{name}: {benchmark.about}", flush=True)
         comparison = compare_memories(options.out / name, benchmark, names, options.rates, seeds, options.jobs)
         entries.append(entry(name, benchmark, comparison, options.out / name, names, seeds))
-        write_json(options.out / "benchmarks.json", result)
+        write_json(table, result)
         show(entries[-1])
         report([options.out / one["name"] for one in entries], page)
     say(page)

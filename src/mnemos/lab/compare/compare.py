@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mnemos.atomic import is_temporary
+from mnemos.atomic import check_output_folder, is_temporary
 from mnemos.errors import say
 from mnemos.lab.run.checks import unresolved
 from mnemos.lab.run.recipe import Recipe, as_json, differing
@@ -142,8 +142,7 @@ def _check_parameters(recipes: list[Recipe]) -> None:
 
 def _check_folder(folder: Path, names: Sequence[str], shared: bool) -> None:
     """Raise InputError for a folder of something else. shared: rows of other comparisons may be in it."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: expected a folder for the comparison, found a file; name a folder with --out")
+    check_output_folder(folder)
     own = {*names, "report.html", "look.html", "comparison.json", FILE}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.name not in own and not is_temporary(path) and not (shared and (path / "seed-0").is_dir()):

@@ -26,7 +26,7 @@ from torch import nn
 
 import mnemos
 from mnemos import generators
-from mnemos.atomic import write_json
+from mnemos.atomic import check_output_folder, write_json
 from mnemos.errors import say
 from mnemos.hosts.linearise import RECORD
 from mnemos.hosts.linearised_file import save_adapter
@@ -280,6 +280,7 @@ def _seconds_of_update(task: AttentionTransfer | NextToken, parameters: Paramete
 
 def check_settings(folder: Path, settings: LinearisedConfig) -> None:
     """Raise InputError if a folder has a training with other settings than these; `tokens` may differ."""
+    check_output_folder(folder)
     if not (folder / SETTINGS).is_file():
         return
     before = {"full": []} | read_object(folder / SETTINGS, {"settings": dict})["settings"]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mnemos.atomic import write_text
+from mnemos.atomic import check_output_file, write_text
 from mnemos.attention.gated import GatedBranch
 from mnemos.errors import say
 from mnemos.generate.stream import Stream
@@ -122,8 +122,9 @@ def look_at_runs(
         raise InputError(
             f"--segments, --document: expected at least 1 and 0, found {segments} and {number}; raise them"
         )
-    opened = [_open(run, text) for folder in folders for run in find_runs(Path(folder))]
     target = Path(folders[0]) / PAGE if out is None else Path(out)
+    check_output_file(target)
+    opened = [_open(run, text) for folder in folders for run in find_runs(Path(folder))]
     pictured = [one for one in opened if getattr(one.model, "state_kind", "none") == "none"]
     if len(pictured) == len(opened):
         cached = [one for one in opened if any(isinstance(module, GatedBranch) for module in one.model.modules())]

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mnemos.atomic import read_bytes, write_json, write_text
+from mnemos.atomic import check_output_folder, read_bytes, write_json, write_text
 from mnemos.errors import say
 from mnemos.lab.run.provenance import provenance, trained
 from mnemos.types import InputError, JSONObject
@@ -49,8 +49,7 @@ def reproduce(target: str, options: Options) -> list[JSONObject]:
         raise InputError(
             f"--data {options.data}: expected a folder of data or a file of text, but the path does not exist"
         )
-    if options.out.exists() and not options.out.is_dir():
-        raise InputError(f"--out {options.out}: expected a folder, found a file; choose another path")
+    check_output_folder(options.out)
     return [_reproduce_claim(paper, claim, options) for claim in claims]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mnemos import registry
-from mnemos.atomic import write_text
+from mnemos.atomic import check_output_file, write_text
 
 from . import costs, curves, gated_caches, memory_use, outputs, provenance, scores, slot_attention
 from .markup import contents, escape, folded, listed, own_ids, paragraph, plural, prose
@@ -52,6 +52,8 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
 def write_report(folders: Sequence[Path], out: Path | None = None) -> tuple[Path, str]:
     """As `report`; returns the path, and a sentence that says what to look at first."""
     folders = [Path(folder) for folder in folders]
+    if out is not None:
+        check_output_file(out)
     tasks = read_tasks(folders)
     if out is None:
         out = next((f for f in folders if (f / "comparison.json").is_file()), folders[0]) / "report.html"

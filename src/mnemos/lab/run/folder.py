@@ -20,6 +20,7 @@ import torch
 
 from mnemos.atomic import (
     append,
+    check_output_folder,
     is_temporary,
     open_to_append,
     parse,
@@ -80,8 +81,7 @@ class RunFolder:
         its data; run.json records the warnings among them.
         """
         folder = Path(folder)
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{folder}: expected a folder for the run, found a file; name another folder")
+        check_output_folder(folder)
         if (folder / "recipe.json").exists():
             raise InputError(
                 f"{folder}: expected a new or empty folder, found a run; name another folder, or continue it "
@@ -93,10 +93,7 @@ class RunFolder:
             raise InputError(
                 f"{folder}: expected a new or empty folder, found {foreign[0]!r} in it; name another folder"
             )
-        try:
-            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        except NotADirectoryError as error:
-            raise InputError(f"{folder}: the run's folder cannot be made ({error}); name another folder") from None
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         run = cls(folder, recipe)
         with run._unlocked_on_error():
             remove_temporary(folder)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mnemos.atomic import read_bytes, write_bytes, write_json
+from mnemos.atomic import check_output_folder, read_bytes, write_bytes, write_json
 from mnemos.config import to_dict
 from mnemos.lab.evaluate.predict import PREPROCESSING, has_preprocessing, read_preprocessing
 from mnemos.lab.hosted.hub import is_source
@@ -223,6 +223,7 @@ def average_run(folder: str | Path, last: int, out: str | Path | None = None) ->
     target = Path(out) if out is not None else folder / f"averaged-{last}"
     if last < 1:
         raise InputError(f"--last: expected at least 1 checkpoint, found {last}; raise it")
+    check_output_folder(target)
     if target.exists():
         raise InputError(f"{target}: expected a new folder for the averaged model, found one; name another with --out")
     every = recipe.train.checkpoint_every

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mnemos.atomic import write_bytes, write_json
+from mnemos.atomic import check_output_folder, write_bytes, write_json
 from mnemos.errors import near_arguments
 from mnemos.lab.evaluate.predict import read_preprocessing
 from mnemos.lab.tasks.pictures import ENDINGS, pillow, read_image
@@ -106,6 +106,8 @@ class TrainedDetector:
         """
         if not 0 <= score <= 1:
             raise InputError(f"score: expected 0 to 1, the least score of an object, found {score}; change it")
+        if out is not None:
+            check_output_folder(out)
         files = files_below([Path(photo) for photo in photos], ENDINGS, "photos")
         if not files:
             raise InputError("photos: expected at least one file or folder, found none; name some")
