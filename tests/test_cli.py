@@ -232,7 +232,14 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
         (["train", "--resume", __file__], "expected the folder of a run, found a file"),
         ("eval nowhere", "no such folder"),
         ("eval text", "found the name of a recipe; mnemos train text trains it"),
-        ("train --resume text-linear", "mnemos train text-linear trains it"),
+        *(
+            (line, "mnemos train text-linear trains it")
+            for line in (
+                *("train --resume text-linear", "train text --from text-linear", "report text-linear --watch"),
+                *("report text-linear", "look text-linear", "sample text-linear", "export text-linear"),
+                *("predict text-linear a", "chat text-linear"),
+            )
+        ),
         (["eval", "no\n\x1b[31mwhere"], "mnemos: no\\n\\x1b[31mwhere: expected a run"),
         ("eval", "required: RUN; see mnemos eval --help"),
         ("report", "required: RUNS; see mnemos report --help"),

@@ -179,6 +179,13 @@ def is_empty(kind: str) -> bool:
     return not _registered[kind]
 
 
+def missing_folder(name: str | Path) -> str:
+    """What an error about a folder that does not exist goes on with after "found": it may be the name of a recipe."""
+    if str(name) in names("recipe"):
+        return f"the name of a recipe; mnemos train {name} trains it: name the folder that it writes"
+    return "no such folder; check the path"
+
+
 def about(kind: str, name: str) -> str:
     """What an entry is, for `mnemos list`: the first line of its docstring.
 

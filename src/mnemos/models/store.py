@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from mnemos import generators
+from mnemos import generators, registry
 from mnemos.atomic import check_output_folder, parse, read_text, replacing, sort_metadata, write_json
 from mnemos.config import ModelConfig, from_dict, to_dict
 from mnemos.modes import plain_module
@@ -151,7 +151,9 @@ def _folder_of_model(folder: Path) -> Path:
         folder = folder / RUN_MODEL
     if not (folder / "config.json").is_file() or not (folder / "model.safetensors").is_file():
         if not folder.exists():
-            raise InputError(f"{folder}: expected the folder of a run or of a model, found no such folder")
+            raise InputError(
+                f"{folder}: expected the folder of a run or of a model, found {registry.missing_folder(folder)}"
+            )
         raise InputError(f"{folder}: expected config.json and model.safetensors, as mnemos.save writes them")
     return folder
 

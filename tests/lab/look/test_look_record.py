@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -546,6 +547,13 @@ def test_a_series_has_no_words_to_look_at(target, monkeypatch, tmp_path):
             mnemos.InputError, match=r"^RUN: expected .* tokens, found .* 2 numbers .*mnemos report RUN"
         ):
             viewer.look_at_runs(["RUN"], text, tmp_path / "look.html")
+
+
+def test_a_run_that_cannot_be_shown_is_named(monkeypatch, tmp_path):
+    opened = viewer.Opened("a", "", torch.nn.Linear(2, 2), Task(), None, 6, Path("RUN"))
+    monkeypatch.setattr(viewer, "_open", lambda folder, text: opened)
+    with pytest.raises(mnemos.InputError, match=r"^RUN: expected .* found no pictures; mnemos report"):
+        viewer.look_at_runs(["RUN"], None, tmp_path / "look.html")
 
 
 @pytest.mark.parametrize("of", ["recipe.json", "linearised.json"])

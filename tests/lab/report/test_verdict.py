@@ -89,7 +89,7 @@ SAID = {  # where, what is said of some rows, and other rows of which it would b
     ),
     "without learning, of memories": (
         headline,
-        "Without learning: most frequent class 0.100.",
+        "Without learning: majority class 0.100.",
         made(*WHOLE, majority=0.1),
         made(*WHOLE),
     ),
@@ -129,7 +129,7 @@ SAID = {  # where, what is said of some rows, and other rows of which it would b
     ),
     "no better": (
         caveats,
-        "No better than always answering the most frequent class, 0.650",
+        "No better than majority class, 0.650",
         made(*WHOLE, majority=0.65),
         made(*WHOLE, majority=0.3),
     ),

@@ -17,6 +17,7 @@ from mnemos.lab.cli import main
 from mnemos.lab.evaluate.predict import predict
 from mnemos.lab.run.session import run
 from mnemos.lab.tasks.photos import PhotosConfig
+from mnemos.lab.tasks.preprocessing import Preprocessing
 from mnemos.libraries import timm
 
 
@@ -98,6 +99,14 @@ def test_what_cannot_be_predicted_is_one_line(finished, tmp_path, capsys):
             predict(finished, [])
     finally:
         saved.write_text(kept)
+
+
+def test_a_preprocessing_without_endings_reads_all_files_of_a_folder(tmp_path):
+    with pytest.raises(InputError, match=r"expected files, found none"):
+        Preprocessing().paths([tmp_path])
+    for name in ("b.txt", "a", ".hidden"):
+        (tmp_path / name).touch()
+    assert [path.name for path in Preprocessing().paths([tmp_path])] == ["a", "b.txt"]
 
 
 def test_a_file_that_is_no_image_is_found_before_training(finished, tmp_path, capsys):

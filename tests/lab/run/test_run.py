@@ -15,6 +15,7 @@ from mnemos.lab.run.checks import precision_warning
 from mnemos.lab.run.learner import Learner
 from mnemos.lab.run.recipe import ScheduleConfig
 from mnemos.lab.run.run import Run
+from mnemos.lab.run.session import carry_out
 from mnemos.lab.tasks.batch import row_count
 from mnemos.ops import dense_layer
 from mnemos.types import InputError
@@ -283,14 +284,15 @@ def test_a_run_keeps_the_library_of_its_dense_layers(tmp_path):
     assert len(seen) >= 2
 
 
-def test_a_quick_run_scores_as_many_rows_as_it_says(tmp_path):
+def test_a_quick_run_scores_as_many_rows_as_it_says(tmp_path, capsys):
     recipe = Toys(False, train={"steps": 2}).recipe()
     whole = train(recipe, tmp_path / "whole", quiet=True)
     rows = {split: sum(map(row_count, recipe.data.build().batches(split, 4))) for split in ("valid", "test")}
     assert whole["scored_rows"] == rows
-    part = train(replace(recipe, train=replace(recipe.train, test_rows=5)), tmp_path / "part", quiet=True)
+    part = carry_out(Run.open(replace(recipe, train=replace(recipe.train, test_rows=3)), tmp_path / "part")).to_json()
+    assert "5 rows of the test split were scored, in whole batches; mnemos eval" in capsys.readouterr().out
     assert part["scored_rows"]["valid"] == rows["valid"]
-    assert 5 <= part["scored_rows"]["test"] < rows["test"]  # whole batches, of four rows and the last of one
+    assert part["scored_rows"]["test"] == 5 < rows["test"]  # batches of four rows and the last of one
     assert part["valid"] == whole["valid"]
     assert part["test"] != whole["test"]
 

@@ -51,6 +51,13 @@ def test_training_batches_are_pure_and_cover_the_split(tmp_path):
     assert len({bytes(row) for row in epoch.numpy().astype(np.uint8)}) == 50
 
 
+def test_errors_name_the_fields_of_the_images_as_they_are_set():
+    with pytest.raises(InputError, match=r"^data\.images\.held_out: expected 0 < held_out"):
+        PixelsConfig(PhotosConfig(held_out=0.9)).build()
+    with pytest.raises(InputError, match=r"^/data\.folder/photos: .*--data\.images\.folder"):
+        PixelsConfig(PhotosConfig("/data.folder/photos")).files()
+
+
 def test_colours_come_after_each_other(tmp_path):
     random = np.random.default_rng(0)
     for kind in "ab":

@@ -93,7 +93,8 @@ def evaluate(
     Args:
         run: the run's folder
         split: the split
-        rows: score so many rows, in whole batches; 0: all; by default as many as the run scored, and all of other data
+        rows: score so many rows, rounded up to whole batches of the run's train.batch_size; 0: all; by default as many
+            as the run scored, and all of other data
     """
     from mnemos.lab.run.trained import evaluate_run
 

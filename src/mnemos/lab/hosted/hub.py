@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mnemos import registry
 from mnemos.atomic import check_file, parse, read_text
 from mnemos.libraries import timm, transformers
 from mnemos.types import InputError
@@ -145,16 +146,15 @@ def check_folder(source: str, inside: str = "") -> None:
     """
     if not source.startswith(HF) and "model_type" not in _saved_config(Path(source)):
         folder = Path(source)
-        found = "a folder without its config.json" if folder.is_dir() else "no such folder"
-        hint = "check the path"
+        found, hint = "a folder without its config.json", "check the path"
         if inside and "model_type" in _saved_config(folder / inside):
             hint = f"name {folder / inside}"
         elif run := next((one for one in (folder, folder.parent) if (one / "recipe.json").is_file()), None):
             found = "a run of mnemos"
             hint = f"mnemos sample {run} uses its model, mnemos export {run} makes it one of Transformers"
+        found = f"{found}; {hint}" if folder.is_dir() else registry.missing_folder(source)
         raise InputError(
-            f"{source}: expected the folder of a saved model of Transformers, or {HF}NAME of the hub, found {found}; "
-            f"{hint}"
+            f"{source}: expected the folder of a saved model of Transformers, or {HF}NAME of the hub, found {found}"
         )
 
 

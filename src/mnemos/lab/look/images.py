@@ -68,8 +68,11 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
     }
     seen = task.pictured(model)
     if not caches or seen is None:
-        lacking = "pictures" if caches else "gated cache that all tokens read"
-        raise InputError(f"look: expected a causal model, or a model of images with gated caches, found no {lacking}")
+        lacking = "pictures" if seen is None else "gated cache that all tokens read"
+        raise InputError(
+            f"look: expected a causal model, or a model of images with gated caches, found no {lacking}; mnemos report "
+            "shows what its memory is worth"
+        )
     run, pictures = seen
     with generators.preserve(), evaluating(model):
         index, label, inputs = choose_pictures(pictures)
@@ -82,7 +85,9 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
         positions = positions_of(model, branches, caches, len(index), (shown.shape[1], shown.shape[2]))
         of_tokens = {layer: at for layer, at in positions.items() if not isinstance(at, str)}
         if not of_tokens:
-            raise InputError("look: expected cached layers whose tokens have places in the picture, found none")
+            raise InputError(
+                "look: expected cached layers whose tokens have places in the picture, found none; see mnemos report"
+            )
         chosen = [list(of_tokens)[int(i)] for i in evenly_spaced(len(of_tokens), LAYERS)]
         layers = []
         for layer, title in zip(chosen, shortened(chosen), strict=True):

@@ -4,7 +4,7 @@ import html
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ PAGE = "look.html"
 SEGMENTS = 200  # at most, unless the caller says
 TOKENS = 40_000  # of all models together, at most, for a page below 5 MB
 ROWS = 64  # of a task whose rows ask a question, among which one is chosen
+_Recording = TypeVar("_Recording")
 
 
 class Look:
@@ -93,7 +94,7 @@ class Opened(NamedTuple):
     """A model that is looked at: what it is called, what it is, and what says what its tokens mean.
 
     about: the run, and how far it was trained. data: settings of the run's data, or the tokenizer's vocabulary: models
-    with the same ones read the same tokens. length: tokens of a segment.
+    with the same ones read the same tokens. length: tokens of a segment. folder: what errors name.
     """
 
     name: str
@@ -102,6 +103,14 @@ class Opened(NamedTuple):
     task: Task
     data: object
     length: int
+    folder: Path = Path()
+
+    def record(self, how: Callable[..., _Recording], *arguments: object) -> _Recording:
+        """What a function records of the model. Its errors name the folder."""
+        try:
+            return how(self.model, *arguments)
+        except InputError as error:
+            raise InputError(f"{self.folder}: {str(error).removeprefix('look: ')}") from None
 
 
 def look_at_runs(
@@ -128,7 +137,7 @@ def look_at_runs(
     pictured = [one for one in opened if getattr(one.model, "state_kind", "none") == "none"]
     if len(pictured) == len(opened):
         cached = [one for one in opened if any(isinstance(module, GatedBranch) for module in one.model.modules())]
-        pictures = [record_pictures(one.model, one.task, one.name, one.about) for one in cached or opened]
+        pictures = [one.record(record_pictures, one.task, one.name, one.about) for one in cached or opened]
         return Look([], pictures).write(target)
     if other := next((one for one in opened if one.data != opened[0].data), None):
         raise InputError(
@@ -148,7 +157,7 @@ def look_at_runs(
             f"report {folders[0]} shows what its memory is worth"
         )
     document = document_of(opened, max(one.length for one in opened), text, number, segments)
-    return Look([record(one.model, document, one.name, one.about, one.length) for one in opened]).write(target)
+    return Look([one.record(record, document, one.name, one.about, one.length) for one in opened]).write(target)
 
 
 def _open(folder: Path, text: str | Path | None) -> Opened:
@@ -172,13 +181,15 @@ def _open(folder: Path, text: str | Path | None) -> Opened:
 
         model, tokenizer = language_model(str(source))
         step = functional(model)
-        return Opened(folder.name, "", step, DecoderText(tokenizer), tokenizer.get_vocab(), segment_length(step))
+        data, length = tokenizer.get_vocab(), segment_length(step)
+        return Opened(folder.name, "", step, DecoderText(tokenizer), data, length, folder)
     recipe, task, model = open_run(folder)
     run = folder.parent if is_model(folder) else folder
     about = [f"run {'/'.join(run.resolve().parts[-2:])}", trained(run, recipe, task)]
     # The segments in which the run was trained and scored: a memory is emptied where it passes from one to the next.
     cut = recipe.train.rollout.segment_length or (task.max_length if task.carries_state else 0)
-    return Opened(recipe.name, " · ".join(filter(None, about)), model, task, recipe.data, segment_length(model, cut))
+    about_run, length = " · ".join(filter(None, about)), segment_length(model, cut)
+    return Opened(recipe.name, about_run, model, task, recipe.data, length, folder)
 
 
 def trained(run: Path, recipe: Recipe, task: Task) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from mnemos import registry
 from mnemos.config import from_dict, to_dict
 from mnemos.lab.compare.baselines import CACHE, roles_of
 from mnemos.lab.compare.budgets import FILE as BUDGET
@@ -140,7 +141,7 @@ def read_tasks(folders: Sequence[Path]) -> list[Results]:
     comparisons: list[Results] = []
     groups: list[tuple[TaskKey | None, list[RunRecord]]] = []  # the single runs of each task; a comparison may lack one
     runs: list[RunRecord] = []
-    for folder in dict.fromkeys(Path(f).resolve() for f in folders):
+    for folder, name in {Path(f).resolve(): f for f in folders}.items():
         if (folder / FILE).is_file():
             results = read_results(folder)
             key = next((task_key(run, results.metric) for run in results.all_runs()), None)
@@ -154,8 +155,8 @@ def read_tasks(folders: Sequence[Path]) -> list[Results]:
             runs.append(read_run(folder, folder.name))
         else:
             raise InputError(
-                f"{folder}: expected a run folder (with recipe.json) or a comparison folder (with comparison.json), "
-                f"found {_instead(folder)}"
+                f"{name}: expected a run folder (with recipe.json) or a comparison folder (with comparison.json), "
+                f"found {_instead(Path(name))}"
             )
 
     # --- the single runs of each task: of the comparisons', then of others as they come ---
@@ -196,7 +197,7 @@ def read_tasks(folders: Sequence[Path]) -> list[Results]:
 def _instead(folder: Path) -> str:
     """What a folder is that is neither a run nor a comparison, and what to do."""
     if not folder.is_dir():
-        return "no such folder; check the path"
+        return "a file; name a folder" if folder.exists() else registry.missing_folder(folder)
     if (folder / "benchmarks.json").is_file():
         return "the results of bench-memory, whose page is benchmarks.html; name the folder of a task in it"
     if (folder / BUDGET).is_file() or any(any(folder.glob(f"{part}seed-*/recipe.json")) for part in ("*/", "*/*/")):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from mnemos.lab.compare.comparison import Row, cut_note
 from mnemos.lab.compare.significance import BETTER, NO_DIFFERENCE, WORSE, Difference, Scored, compared, interval, wilson
-from mnemos.lab.tasks.metrics import ACCURACY, GUESS, TOP5
+from mnemos.lab.tasks.metrics import ACCURACY, GUESS, MAJORITY, TOP5
 from mnemos.lab.tasks.no_learning import no_better
 
 from .curves import read_by_x, rows_by_x
@@ -128,8 +128,8 @@ def _scored(results: Results) -> str:
 
 
 def without_learning(results: Results) -> dict[str, float]:
-    """The scores without learning, by name: the most frequent class, and the task's others (`Task.reference`)."""
-    majority = {} if results.majority is None else {"most frequent class": results.majority}
+    """The scores without learning, by name: the majority class, and the task's others (`Task.reference`)."""
+    majority = {} if results.majority is None else {MAJORITY: results.majority}
     return majority | results.reference
 
 
@@ -145,9 +145,8 @@ def _ranked(scores: Mapping[str, float], higher_is_better: bool | None) -> str:
 def caveats(results: Results) -> list[str]:
     """What weakens the numbers, each once: models that did not learn or diverged, seeds, baselines, the data."""
     rows = _finite(results)
-    majority = {} if results.majority is None else {"always answering the most frequent class": results.majority}
     scores = {row.name: row.mean for row in rows}
-    notes = list(no_better(scores, majority | results.reference, results.metric, results.higher_is_better))
+    notes = list(no_better(scores, without_learning(results), results.metric, results.higher_is_better))
 
     if diverged := [row.name for row in results.rows if row.seeds and not math.isfinite(row.mean)]:
         notes.append(f"Without a finite {results.score}: {listed(diverged)}.")

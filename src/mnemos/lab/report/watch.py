@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from mnemos import registry
 from mnemos.errors import InputError, say
 from mnemos.lab.compare.comparison import FILE
 from mnemos.lab.run.progress import clock
@@ -79,9 +80,9 @@ class Watch(ThreadingHTTPServer):
                     path.parent for part in ("*/", "*/*/", "*/*/*/") for path in folder.glob(f"{part}recipe.json")
                 ]
                 if not inside:
-                    raise InputError(
-                        f"{folder}: expected a folder of runs, found no recipe.json in it; wait for the first update"
-                    )
+                    found = "no recipe.json in it; wait for the first update"
+                    found = found if folder.is_dir() else registry.missing_folder(folder)
+                    raise InputError(f"{folder}: expected a folder of runs, found {found}")
                 runs += sorted(inside)
         files = []
         for run in runs:

@@ -145,10 +145,10 @@ class TrainConfig:
         log: send the lines of metrics.jsonl to TensorBoard (files in RUN/tensorboard), Weights & Biases or MLflow as
             well.
         eval_every: steps between two evaluations on the validation split.
-        valid_rows: the least number of rows of the validation split that are scored, in whole batches; 0: all; -1: as
-            many as cost no more than the updates (`scored_batches.limited`). The same rows are scored at every
-            evaluation, with every seed and by every recipe of a comparison.
-        test_rows: the same for the test split, and for the controls of the memory.
+        valid_rows: the number of rows of the validation split that are scored, rounded up to whole batches of
+            `batch_size` rows; 0: all; -1: as many as cost no more than the updates (`scored_batches.limited`). The same
+            rows are scored at every evaluation, with every seed and by every recipe of a comparison.
+        test_rows: the same for the test split, rounded up alike, and for the controls of the memory.
         checkpoint_every: steps between two checkpoints.
         keep: the number of newest checkpoints that are kept.
         keep_best: keep the weights of the best evaluation on the validation split, by the task's first metric. The

@@ -129,11 +129,13 @@ def read_recipe(folder: Path) -> Recipe:
     try:
         return _read(folder / "recipe.json")
     except FileNotFoundError:
-        found = "no recipe.json in it" if folder.exists() else "no such folder"
-        hint = _of_model(folder) if is_model(folder) else f"{found}; name a folder that mnemos train wrote"
-        if not folder.exists() and str(folder) in registry.names("recipe"):
-            hint = f"the name of a recipe; mnemos train {folder} trains it: name the folder that it writes"
-        raise InputError(f"{folder}: expected a run, found {hint}") from None
+        if not folder.exists():
+            found = registry.missing_folder(folder)
+        else:
+            found = (
+                _of_model(folder) if is_model(folder) else "no recipe.json in it; name a folder that mnemos train wrote"
+            )
+        raise InputError(f"{folder}: expected a run, found {found}") from None
 
 
 def _of_model(folder: Path) -> str:

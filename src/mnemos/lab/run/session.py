@@ -46,8 +46,9 @@ def carry_out(run: Run, count_flops: bool = True) -> Result:
     if run.first and not run.quiet:
         name = run.recipe.name
         if run.recipe.train.test_rows and run.task.has_test:
-            rows = f"{result.scored_rows['test']:,} rows"
-            say(f"{name}: {rows} of the test split were scored; mnemos eval --rows 0 scores all")
+            rows = result.scored_rows["test"]
+            rounded = ", in whole batches" if rows > run.recipe.train.test_rows else ""
+            say(f"{name}: {rows:,} rows of the test split were scored{rounded}; mnemos eval --rows 0 scores all")
         if finished:
             steps = run.recipe.train.steps
             say(f"{name}: this run had finished its {steps:,} steps; --train.steps N trains it for longer")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mnemos import registry
 from mnemos.atomic import check_output_folder, read_bytes, write_bytes, write_json
 from mnemos.config import to_dict
 from mnemos.lab.evaluate.predict import PREPROCESSING, has_preprocessing, read_preprocessing
@@ -111,7 +112,8 @@ class Start:
         run has no checkpoint, or if less than half of the parameters of the model, or of that part, would be loaded.
         """
         if not folder.is_dir():
-            raise InputError(f"train.init_from: expected the folder of a run, found {str(folder)!r}; name another")
+            found = registry.missing_folder(folder)
+            raise InputError(f"train.init_from: {folder}: expected the folder of a run, found {found}")
         return cls._fitting(str(folder), final_weights(folder), model)
 
     @classmethod

@@ -235,8 +235,8 @@ def _subfolders(folder: str) -> list[str]:
             return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
     except OSError as error:
         raise InputError(
-            f"{folder}: expected a folder of images, but it cannot be opened ({error.strerror}); name the folder with "
-            "--data.folder (photos-pixels: --data.images.folder)"
+            f"{folder}: expected a folder of images, but it cannot be opened ({error.strerror}); name another with "
+            "--data.folder"
         ) from None
 
 

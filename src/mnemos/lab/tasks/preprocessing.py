@@ -39,7 +39,7 @@ class Preprocessing(Config):
     Attributes:
         names: of the model's classes or output tokens, in their order; () if they have none.
         options: the options of `mnemos predict` that the class takes, with their defaults.
-        endings: of the names of files that are read in folders. files: what they are, for errors.
+        endings: of the names of files that are read in folders; (): of all. files: what they are, for errors.
     """
 
     kind: ClassVar[str] = "preprocessing"
@@ -106,7 +106,7 @@ def likely_classes(path: Path, logits: Tensor, names: Sequence[str], top: int) -
 
 
 def files_below(paths: Sequence[Path], endings: tuple[str, ...], what: str) -> list[Path]:
-    """The paths that are no folders, and of each folder the files with these endings, at any depth, sorted.
+    """The paths that are no folders, and of each folder the files with these endings (or all), at any depth, sorted.
 
     Hidden files and folders are ignored.
     """
@@ -118,9 +118,10 @@ def files_below(paths: Sequence[Path], endings: tuple[str, ...], what: str) -> l
         below = []
         for here, folders, names in os.walk(path):
             folders[:] = [name for name in folders if not name.startswith(".")]
-            own = [Path(here, n) for n in names if n.lower().endswith(endings) and not n.startswith(".")]
+            own = [Path(here, n) for n in names if n.lower().endswith(endings or "") and not n.startswith(".")]
             below += [file for file in own if not skipped(file)]
         if not below:
-            raise InputError(f"{path}: expected {what} ({' '.join(endings)}), found none; name another folder")
+            which = f" ({' '.join(endings)})" if endings else ""
+            raise InputError(f"{path}: expected {what}{which}, found none; name another folder")
         every += sorted(below)
     return every
