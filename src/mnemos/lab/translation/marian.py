@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mnemos.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from mnemos.models.transformer import Ungated
@@ -57,13 +57,8 @@ def from_marian(host: Any, dropout: float | None = None) -> EncoderDecoder:
     )
     model = EncoderDecoder(config).to(head)
     half = c.d_model // 2
-    _copy(model, host, torch.stack([torch.arange(half), half + torch.arange(half)], 1).flatten().to(head.device))
-    return model.eval()
-
-
-def _copy(model: EncoderDecoder, host: Any, order: Tensor) -> None:
-    """Copy the host's weights; channel i of our residual stream is channel order[i] of the host's."""
-    body = host.model
+    # Channel i of our residual stream is channel order[i] of the host's.
+    order = torch.stack([torch.arange(half), half + torch.arange(half)], 1).flatten().to(head.device)
     model.source_embedding.weight.copy_(body.encoder.embed_tokens.weight[:, order])
     model.embedding.weight.copy_(body.decoder.embed_tokens.weight[:, order])
     model.head.weight.copy_(host.lm_head.weight[:, order])
@@ -97,3 +92,4 @@ def _copy(model: EncoderDecoder, host: Any, order: Tensor) -> None:
         reads(one.reads[0].key_value, attention.k_proj, attention.v_proj)
         writes(one.reads[0].output, attention.out_proj)
         writes(one.read_norms[0], other.encoder_attn_layer_norm)
+    return model.eval()

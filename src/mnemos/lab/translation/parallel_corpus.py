@@ -2,9 +2,8 @@
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from .translation_vocabulary import SubWordTokens
 
 _BLOCK = 4096  # pairs that are encoded together
 _NOISE = 4  # tokens
-FEWEST = 8  # rows of a batch where so many rows of that length fit
+FEWEST = 8  # rows of a batch, or a multiple of it, where so many fit: fairseq's required-batch-size-multiple
 
 
 class Vocabularies(NamedTuple):
@@ -32,48 +31,15 @@ class Vocabularies(NamedTuple):
         return self.source.content == self.target.content
 
 
-class Limits(NamedTuple):
-    """Which pairs are trained on: at most `longest` sub-words per side, at most `ratio` times as many as the other."""
-
-    longest: int
-    ratio: float  # 0: any
-
-
-@dataclass
-class Cleaning:
-    """How many pairs were read, and how many were left out, by reason."""
-
-    read: int = 0
-    empty: int = 0
-    long: int = 0
-    uneven: int = 0
-
-    @property
-    def kept(self) -> int:
-        return self.read - self.empty - self.long - self.uneven
-
-    def describe(self, limits: Limits) -> str:
-        if self.kept == self.read:
-            return f"{self.read:,} pairs, none left out"
-        reasons = (
-            (self.empty, "with an empty side"),
-            (self.long, f"with more than {limits.longest:,} sub-words"),
-            (self.uneven, f"with more than {limits.ratio:g} times as many sub-words on one side"),
-        )
-        left = ", ".join(f"{count:,} {what}" for count, what in reasons if count)
-        return f"{self.kept:,} of {self.read:,} pairs; left out: {left}"
-
-
 class TokenRows:
     """Rows of token ids, appended and then read by number. Memory: 4 bytes per token and 8 per row."""
 
     def __init__(self) -> None:
         self._tokens, self._ends = array("i"), array("q", [0])
 
-    def append(self, rows: Iterable[Sequence[int]]) -> None:
-        for row in rows:
-            self._tokens.extend(row)
-            self._ends.append(len(self._tokens))
+    def append(self, row: Sequence[int]) -> None:
+        self._tokens.extend(row)
+        self._ends.append(len(self._tokens))
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -88,15 +54,58 @@ class TokenRows:
         return self._tokens[self._ends[number] : self._ends[number + 1]].tolist()
 
 
-@dataclass
 class Corpus:
-    """A split: the sub-words of both sides, without special tokens, and of held-out splits the sentences."""
+    """A split: the sub-words of both sides, without special tokens, and with `texts` the sentences too.
 
-    source: TokenRows = field(default_factory=TokenRows)
-    target: TokenRows = field(default_factory=TokenRows)
-    cleaning: Cleaning = field(default_factory=Cleaning)
-    sources: list[str] = field(default_factory=list)
-    references: list[str] = field(default_factory=list)
+    A pair with an empty side, with more than `longest` sub-words, or with more than `ratio` times as many on one side
+    (0: any) is left out, and counted in `cleaning`. strict: such a pair raises InputError with its file and
+    line, and no ratio is too great, because held-out pairs must all be scored. Memory: as `TokenRows`, and the
+    sentences.
+    """
+
+    def __init__(
+        self,
+        pairs: Iterable[SentencePair],
+        vocabularies: Vocabularies,
+        longest: int,
+        ratio: float,
+        texts: bool = True,
+        strict: bool = True,
+    ) -> None:
+        self.longest, self.ratio = longest, ratio
+        self.source, self.target = TokenRows(), TokenRows()
+        self.sources: list[str] = []
+        self.references: list[str] = []
+        self.cleaning = {"read": 0, "empty": 0, "long": 0, "uneven": 0}
+        rest = iter(pairs)
+        while block := list(islice(rest, _BLOCK)):
+            self.cleaning["read"] += len(block)
+            sources = vocabularies.source.encode([pair.source for pair in block])
+            targets = vocabularies.target.encode([pair.target for pair in block])
+            for pair, source, target in zip(block, sources, targets, strict=True):
+                sizes = len(source), len(target)
+                shorter, longer = sorted(sizes)
+                if strict and not 0 < shorter <= longer <= longest:
+                    sides = zip((pair.source_at, pair.target_at), sizes, strict=True)
+                    (path, line), size = next((at, size) for at, size in sides if not 0 < size <= longest)
+                    problem, more = (f"{size:,}", ", or raise data.longest") if size else ("an empty line", "")
+                    raise InputError(
+                        f"{path}: line {line:,}: expected a sentence of 1 to {longest:,} sub-words, because held-out "
+                        f"pairs must all be scored, found {problem}; correct the line, or remove it in both "
+                        f"languages{more}"
+                    )
+                if not shorter:
+                    self.cleaning["empty"] += 1
+                elif longer > longest:
+                    self.cleaning["long"] += 1
+                elif not strict and ratio and longer > ratio * shorter:
+                    self.cleaning["uneven"] += 1
+                else:
+                    self.source.append(source)
+                    self.target.append(target)
+                    if texts:
+                        self.sources.append(pair.source)
+                        self.references.append(pair.target)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -106,47 +115,18 @@ class Corpus:
         """Tokens of each pair as the model reads them, [N, 2]: sub-words and one special token."""
         return np.stack([self.source.lengths, self.target.lengths], 1).astype(np.int32) + 1
 
-    def add(
-        self, pairs: Iterable[SentencePair], vocabularies: Vocabularies, limits: Limits, texts: bool, strict: bool
-    ) -> None:
-        """Encode pairs and add those within the limits.
-
-        texts: keep the sentences too. strict: a pair that is empty or too long raises InputError with its place, and no
-        ratio is too great, because held-out pairs must all be scored. Memory: 8 bytes per pair and side.
-        """
-        rest = iter(pairs)
-        while block := list(islice(rest, _BLOCK)):
-            sentences = [pair.source for pair in block], [pair.target for pair in block]
-            sides = [vocabulary.encode(one) for vocabulary, one in zip(vocabularies, sentences, strict=True)]
-            self.cleaning.read += len(block)
-            rows = enumerate(zip(*sides, strict=True))
-            fitting = [i for i, pair in rows if self._fits(block[i], pair, limits, strict)]
-            self.source.append(sides[0][i] for i in fitting)
-            self.target.append(sides[1][i] for i in fitting)
-            if texts:
-                self.sources += [sentences[0][i] for i in fitting]
-                self.references += [sentences[1][i] for i in fitting]
-
-    def _fits(self, pair: SentencePair, rows: tuple[list[int], ...], limits: Limits, strict: bool) -> bool:
-        """Whether a pair is within the limits; counts it if it is not."""
-        shorter, longer = sorted(map(len, rows))
-        if strict and not 0 < shorter <= longer <= limits.longest:
-            sides = zip((pair.source_at, pair.target_at), map(len, rows), strict=True)
-            (path, line), size = next((at, size) for at, size in sides if not 0 < size <= limits.longest)
-            problem, more = (f"{size:,}", ", or raise data.longest") if size else ("an empty line", "")
-            raise InputError(
-                f"{path}: line {line:,}: expected a sentence of 1 to {limits.longest:,} sub-words, because held-out "
-                f"pairs must all be scored, found {problem}; correct the line, or remove it in both languages{more}"
-            )
-        if not shorter:
-            self.cleaning.empty += 1
-        elif longer > limits.longest:
-            self.cleaning.long += 1
-        elif not strict and limits.ratio and longer > limits.ratio * shorter:
-            self.cleaning.uneven += 1
-        else:
-            return True
-        return False
+    def describe(self) -> str:
+        """How many pairs were read, and how many of them were left out, by reason."""
+        read = self.cleaning["read"]
+        if len(self) == read:
+            return f"{read:,} pairs, none left out"
+        reasons = {
+            "empty": "with an empty side",
+            "long": f"with more than {self.longest:,} sub-words",
+            "uneven": f"with more than {self.ratio:g} times as many sub-words on one side",
+        }
+        left = ", ".join(f"{self.cleaning[name]:,} {what}" for name, what in reasons.items() if self.cleaning[name])
+        return f"{len(self):,} of {read:,} pairs; left out: {left}"
 
 
 class TokenBatches:
@@ -156,14 +136,12 @@ class TokenBatches:
     to the longest sentence of the batch on either side, and at most `rows`: fairseq's max-tokens and batch-size. The
     rows are sorted by their longer side, then by the other, to which each epoch adds up to 4 tokens at random, so that
     other rows share a batch. The sorted longer sides are the same every epoch, so the batches are cut at the same
-    places every epoch; then they are shuffled.
+    rows every epoch; then they are shuffled.
     Cost: O(N log N) once per epoch, O(rows) per batch. Memory: 16 bytes per row. Raises InputError for a sentence that
     does not fit into a batch.
     """
 
     def __init__(self, lengths: NDArray[np.int32], tokens: int, rows: int) -> None:
-        if not len(lengths):
-            raise InputError("expected at least one pair of sentences to train on, found none; give more text")
         self._long, self._short = lengths.max(1), lengths.min(1)
         longest = int(self._long.max())
         if longest > tokens:
@@ -172,36 +150,33 @@ class TokenBatches:
                 "or lower data.longest"
             )
         # --- where each batch starts, and the end ---
-        descending, self._starts = -np.sort(-self._long), [0]
-        while self._starts[-1] < len(descending):
-            start = self._starts[-1]
-            fits = min(rows, tokens // max(1, int(descending[start])))
-            self._starts.append(min(len(descending), start + (fits - fits % FEWEST if fits > FEWEST else fits)))
-        one, two, three = self._starts[-3:] if len(self._starts) > 2 else (0, 0, 0)
+        descending, starts = -np.sort(-self._long), [0]
+        while starts[-1] < len(descending):
+            fits = min(rows, tokens // int(descending[starts[-1]]))
+            starts.append(min(len(descending), starts[-1] + (fits - fits % FEWEST if fits > FEWEST else fits)))
+        one, two, three = starts[-3:] if len(starts) > 2 else (0, 0, 0)
         if three - two < two - one:  # a last batch of fewer rows shares those of the one before it
-            self._starts[-2] = (one + three + 1) // 2
+            starts[-2] = (one + three + 1) // 2
+        self._spans = [slice(start, end) for start, end in pairwise(starts)]
         self._epoch = lru_cache(maxsize=2)(self._shuffle)
 
     def __len__(self) -> int:
-        return len(self._starts) - 1
+        return len(self._spans)
 
     @property
     def fewest(self) -> int:
-        return int(np.diff(self._starts).min())
+        return min(span.stop - span.start for span in self._spans)
 
     def batch(self, index: int, seed: int) -> NDArray[np.int64]:
         """The rows of training batch `index` of the endless order."""
         epoch, number = divmod(index, len(self))
-        order, batches = self._epoch(epoch, seed)
-        return self._rows(order, int(batches[number]))
+        order, spans = self._epoch(epoch, seed)
+        return order[self._spans[spans[number]]]
 
     def once(self) -> Iterator[NDArray[np.int64]]:
         """All rows once, the longest first; equal ones in their own order."""
         order = np.lexsort((-self._short, -self._long))
-        return (self._rows(order, i) for i in range(len(self)))
-
-    def _rows(self, order: NDArray[np.int64], number: int) -> NDArray[np.int64]:
-        return order[self._starts[number] : self._starts[number + 1]]
+        return (order[span] for span in self._spans)
 
     def _shuffle(self, epoch: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(all rows, sorted by length; the order of the batches) in an epoch."""

@@ -1,6 +1,7 @@
 """Parallel text: the files of a folder by split, and their pairs of sentences, with errors that name file and line.
 
-A text is a pair of files, a table, IWSLT's XML or TED's tagged files. It is read line by line.
+A text is a pair of files with a sentence a line, a table with two columns, or as IWSLT has it: XML, and TED's tagged
+files. It is read line by line.
 """
 
 import gzip
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from mnemos.atomic import check_file
 from mnemos.lab.tasks.files import first_names, skipped
@@ -22,7 +23,6 @@ from mnemos.types import InputError
 MOST_LINE = 2**20  # bytes of a line: a file without line ends is no list of sentences
 _SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>")
 _TEXT = re.compile(r"<(title|description)>(.*?)</\1>")
-Format = Literal["lines", "tsv", "xml", "tags"]
 # The stems of each split's files, the first that is there; as fnmatch reads them.
 STEMS: dict[Split, tuple[str, ...]] = {
     "train": ("train", "training", "train.tags.*"),
@@ -37,7 +37,6 @@ class PairedFiles(NamedTuple):
     stem: str
     source: Path
     target: Path
-    format: Format
 
 
 def find_pairs(folder: str | Path, split: Split, languages: tuple[str, str], stem: str = "") -> list[PairedFiles]:
@@ -68,43 +67,40 @@ def find_pairs(folder: str | Path, split: Split, languages: tuple[str, str], ste
                 )
             sides[match[2]] = folder / name
 
-    # --- those of the split ---
+    # --- the stems of the split ---
     for pattern in (stem,) if stem else STEMS[split]:
-        stems = sorted(name for name in texts if fnmatch(name, pattern))
-        if len(stems) > 1 and not stem and not pattern.startswith(("*", "train.tags")):
-            raise InputError(
-                f"{folder}: expected one {split} split, found {first_names(stems)}; choose one with data.{split}"
-            )
-        if stems:
-            return [_pair(folder, name, texts[name], languages) for name in stems]
-    if stem:
-        source, target = languages
+        if stems := sorted(name for name in texts if fnmatch(name, pattern)):
+            break
+    # IWSLT's sets of several years are one split; which of Multi30k's test sets is meant has to be said.
+    if len(stems) > 1 and not stem and not pattern.startswith(("*", "train.tags")):
+        raise InputError(
+            f"{folder}: expected one {split} split, found {first_names(stems)}; choose one with data.{split}"
+        )
+    source, target = languages
+    if stem and not stems:
         raise InputError(
             f"{folder}: expected {stem}.{source} and {stem}.{target} (or .tsv, .xml, with or without .gz) for "
             f"data.{split}, found {first_names(sorted(texts)) or 'no text of these languages'}; correct data.{split}, "
             "data.source or data.target"
         )
-    return []
 
-
-def _pair(folder: Path, stem: str, sides: dict[str, Path], languages: Sequence[str]) -> PairedFiles:
-    if "tsv" in sides:
-        if len(sides) > 1:
+    # --- the two sides of each ---
+    split_texts = []
+    for name in stems:
+        sides = texts[name]
+        if "tsv" in sides and len(sides) > 1:
             raise InputError(
-                f"{folder}: expected one form of {stem}, found {first_names(sorted(p.name for p in sides.values()))}; "
+                f"{folder}: expected one form of {name}, found {first_names(sorted(p.name for p in sides.values()))}; "
                 "remove the table or the other files"
             )
-        return PairedFiles(stem, sides["tsv"], sides["tsv"], "tsv")
-    if missing := [language for language in languages if language not in sides]:
-        there = next(iter(sides.values()))
-        raise InputError(
-            f"{folder}: expected {stem}.{missing[0]} beside {there.name}, found none; add the file, or correct "
-            "data.source and data.target"
-        )
-    source, target = (sides[language] for language in languages)
-    if ".xml" in source.name:
-        return PairedFiles(stem, source, target, "xml")
-    return PairedFiles(stem, source, target, "tags" if ".tags." in source.name else "lines")
+        wanted = ("tsv", "tsv") if "tsv" in sides else languages
+        if missing := [side for side in wanted if side not in sides]:
+            raise InputError(
+                f"{folder}: expected {name}.{missing[0]} beside {next(iter(sides.values())).name}, found none; add the "
+                "file, or correct data.source and data.target"
+            )
+        split_texts.append(PairedFiles(name, *(sides[side] for side in wanted)))
+    return split_texts
 
 
 class SentencePair(NamedTuple):
@@ -123,11 +119,18 @@ def pairs(texts: Sequence[PairedFiles]) -> Iterator[SentencePair]:
     columns, and at the end if the two sides have different numbers of sentences.
     """
     for text in texts:
-        if text.format == "tsv":
-            yield from _table(text.source)
+        if text.source == text.target:
+            for line, row in enumerate(read_lines(text.source), start=1):
+                columns = [" ".join(column.split()) for column in row.split("\t")]
+                if len(columns) != 2:
+                    raise InputError(
+                        f"{text.source}: line {line:,}: expected two columns with a tab between them, found "
+                        f"{len(columns)}; correct the line"
+                    )
+                yield SentencePair(columns[0], columns[1], (text.source, line), (text.source, line))
             continue
         files = text.source, text.target
-        sides = [_sentences(path, text.format) for path in files]
+        sides = [_sentences(path) for path in files]
         for count, (source, target) in enumerate(zip_longest(*sides)):
             if source is None or target is None:
                 longer = 0 if target is None else 1
@@ -139,35 +142,21 @@ def pairs(texts: Sequence[PairedFiles]) -> Iterator[SentencePair]:
             yield SentencePair(source[0], target[0], (text.source, source[1]), (text.target, target[1]))
 
 
-def _table(path: Path) -> Iterator[SentencePair]:
-    for line, text in enumerate(read_lines(path), start=1):
-        columns = [" ".join(column.split()) for column in text.split("\t")]
-        if len(columns) != 2:
-            raise InputError(
-                f"{path}: line {line:,}: expected two columns with a tab between them, found {len(columns)}; correct "
-                "the line"
-            )
-        source, target = columns
-        yield SentencePair(source, target, (path, line), (path, line))
-
-
-def _sentences(path: Path, form: Format) -> Iterator[tuple[str, int]]:
+def _sentences(path: Path) -> Iterator[tuple[str, int]]:
     """(sentence, line from 1) of one side of a text."""
+    xml, tags = ".xml" in path.name, ".tags." in path.name
     for number, line in enumerate(read_lines(path), start=1):
         line = line.strip()
-        if form == "xml":  # <seg id="1"> … </seg>
-            texts = _SEGMENT.findall(line)
+        texts = [line]
+        if xml:  # <seg id="1"> … </seg>
+            texts = [html.unescape(text) for text in _SEGMENT.findall(line)]
             if len(texts) != line.count("<seg"):
                 raise InputError(
                     f"{path}: line {number:,}: expected <seg …> and its </seg> in one line, as IWSLT has them, found "
                     f"{line!r:.60}; correct the line"
                 )
-            texts = [html.unescape(text) for text in texts]
-        elif form == "tags" and line.startswith("<"):  # of TED's tags, titles and descriptions hold sentences
-            match = _TEXT.fullmatch(line)
-            texts = [match[2]] if match else []
-        else:
-            texts = [line]
+        elif tags and line.startswith("<"):  # of TED's tags, titles and descriptions hold sentences
+            texts = [match[2] for match in [_TEXT.fullmatch(line)] if match]
         yield from ((" ".join(text.split()), number) for text in texts)
 
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from mnemos.errors import near_arguments
 from mnemos.generate.beam import BeamConfig, DecoderStep, Hypothesis, beam_search
@@ -67,19 +68,32 @@ class Decoding:
         )
 
 
-@dataclass(frozen=True)
 class Translator:
-    """A model with its sub-words: what `mnemos.translate` and `mnemos translate` use.
+    """A model with its sub-words, which reads sources of at most `longest`.
 
     The model's weights must not change between translations: make another translator after training.
     """
 
-    model: Any
-    vocabularies: Vocabularies
-    longest: int  # sub-words of a source
+    def __init__(self, model: Any, vocabularies: Vocabularies, longest: int) -> None:
+        self.model, self.vocabularies, self.longest = model, vocabularies, longest
 
-    def encode(self, sentences: Sequence[str], where: str) -> list[list[int]]:
-        """The sub-words of sentences. Raises InputError, with `where` and the number from 1 of one that is too long."""
+    @cached_property
+    def _step(self) -> DecodeStep:
+        return DecoderStep(self.model)
+
+    def translate(
+        self, sentences: Sequence[str], decoding: Decoding, where: str = "sentence", progress: Progress | None = None
+    ) -> Iterator[list[Translation]]:
+        """The translations of each sentence, best first, in order. All sentences are checked before the first one.
+
+        where: what a sentence is called in errors, before its number from 1. Raises InputError for one that is too
+        long. `mnemos.translate(translator, sentences)` calls `TrainedTranslator.decoding` and this.
+        """
+        for number, sentence in enumerate(sentences, start=1):
+            if not isinstance(sentence, str):
+                raise InputError(
+                    f"{where} {number:,}: expected a text (str), found {type(sentence).__name__}; decode it"
+                )
         rows = self.vocabularies.source.encode([" ".join(sentence.split()) for sentence in sentences])
         for number, row in enumerate(rows, start=1):
             if len(row) > self.longest:
@@ -87,9 +101,17 @@ class Translator:
                     f"{where} {number:,}: expected a sentence of at most {self.longest:,} sub-words, which the model "
                     f"reads, found {len(row):,}; divide the sentence"
                 )
-        return rows
+        for first in range(0, len(rows), CHUNK):
+            chunk: dict[int, list[Translation]] = {}
+            for number, translations in self.translate_rows(rows[first : first + CHUNK], decoding):
+                chunk[number] = translations
+                if progress is not None:
+                    progress(first + len(chunk), len(rows))
+            yield from (chunk[number] for number in range(len(chunk)))
 
-    def translate(self, rows: Sequence[Sequence[int]], decoding: Decoding) -> Iterator[tuple[int, list[Translation]]]:
+    def translate_rows(
+        self, rows: Sequence[Sequence[int]], decoding: Decoding
+    ) -> Iterator[tuple[int, list[Translation]]]:
         """(number of the row, its translations, best first), the longest rows first; an empty row has empty ones."""
         full = [number for number, row in enumerate(rows) if row]
         yield from ((number, [Translation("", 0.0)]) for number, row in enumerate(rows) if not row)
@@ -107,21 +129,12 @@ class Translator:
                     texts = [self.vocabularies.target.decode(one.tokens.tolist()) for one in hypotheses]
                     yield number, [Translation(text, h.score) for text, h in zip(texts, hypotheses, strict=True)]
 
-    @cached_property
-    def _step(self) -> DecodeStep:
-        return DecoderStep(self.model)
 
-
-def pad(rows: Sequence[Sequence[int]], last: int | None = None) -> tuple[Tensor, Tensor | None]:
-    """Rows of tokens as ([B, S] int64, padded with <pad> on the right; mask [B, S], None without padding).
-
-    last: a token that is added to each row.
-    """
-    whole = [[*row, last] if last is not None else list(row) for row in rows]
-    longest = max(map(len, whole))
-    tokens = torch.tensor([row + [PAD] * (longest - len(row)) for row in whole])
-    lengths = torch.tensor([len(row) for row in whole])
-    mask = torch.arange(longest) < lengths[:, None]
+def pad(rows: Sequence[Sequence[int]], *last: int) -> tuple[Tensor, Tensor | None]:
+    """Rows of tokens, each with `last` behind it, as ([B, S] int64, <pad> on the right; mask [B, S], None if whole)."""
+    whole = [torch.tensor([*row, *last]) for row in rows]
+    tokens = pad_sequence(whole, batch_first=True, padding_value=PAD)
+    mask = torch.arange(tokens.shape[1]) < torch.tensor([len(row) for row in whole])[:, None]
     return tokens, None if bool(mask.all()) else mask
 
 
@@ -158,24 +171,20 @@ class TranslationPreprocessing(Preprocessing):
     beams: int = 5
     length_penalty: float = 1.0
 
-    def vocabularies(self) -> Vocabularies:
-        """The run's sub-words. Raises InputError where the library tokenizers is missing."""
+    def vocabularies(self, model: Any = None) -> Vocabularies:
+        """The run's sub-words. Raises InputError for a model that has others, as far as their number shows."""
         source = SubWordTokens(self.tokenizer, "the run's tokenizer")
         target = SubWordTokens(self.target_tokenizer, "the run's tokenizer") if self.target_tokenizer else source
-        return Vocabularies(source, target)
-
-    def translator(self, model: Any) -> Translator:
-        """The model with its sub-words. Raises InputError for a model that has others, as far as their number shows."""
-        vocabularies, config = self.vocabularies(), getattr(model, "config", None)
-        target = getattr(config, "vocab_size", vocabularies.target.size)
-        source = getattr(config, "source_vocab_size", 0) or target  # 0: those of the target
-        for side, size, own in (("source", source, vocabularies.source), ("target", target, vocabularies.target)):
-            if own.size != size:
+        config = getattr(model, "config", None)
+        of_target = getattr(config, "vocab_size", target.size)
+        of_source = getattr(config, "source_vocab_size", 0) or of_target  # 0: those of the target
+        for side, size, own in (("source", of_source, source), ("target", of_target, target)):
+            if model is not None and own.size != size:
                 raise InputError(
                     f"preprocessing.json: expected {size:,} sub-words of the {side}, as the model has, found a "
                     f"tokenizer of {own.size:,}; restore the file that the run wrote"
                 )
-        return Translator(model, vocabularies, self.longest)
+        return Vocabularies(source, target)
 
     def difference(self, other: Preprocessing) -> str | None:
         """See the base class: languages and sub-words must be those of the run."""
@@ -205,31 +214,29 @@ class TranslationPreprocessing(Preprocessing):
         return files
 
     def reader(self, model: Any) -> Translator:
-        return self.translator(model)
+        return Translator(model, self.vocabularies(model), self.longest)
 
     def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
         """The translation of a file, a line for each of its lines."""
         lines = list(lines_of(sys.stdin.buffer, path) if str(path) == _STDIN else read_lines(path))
-        rows = reader.encode(lines, f"{path}: line")
-        best = dict(reader.translate(rows, Decoding(self.beams, 1, self.length_penalty)))
-        return Predicted(str(path), "\n".join(best[i][0].text for i in range(len(lines))))
+        translations = reader.translate(lines, Decoding(self.beams, 1, self.length_penalty), f"{path}: line")
+        return Predicted(str(path), "\n".join(best[0].text for best in translations))
 
 
-class TrainedTranslator:
+class TrainedTranslator(Translator):
     """The model and the sub-words of a finished run, or of the folder of its model, and how the run searches.
 
     Raises InputError for a path that is no folder, or whose task is not translation.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        about = read_preprocessing(self.folder)
+        about = read_preprocessing(Path(folder))
         if not isinstance(about, TranslationPreprocessing):
             raise InputError(
                 f"{folder}: expected a run whose task is translation, found one of {about.name}; use mnemos predict"
             )
-        self.about = about
-        self.translator: Translator = about.translator(load(self.folder).eval())
+        self.about, model = about, load(folder)
+        super().__init__(model, about.vocabularies(model), about.longest)
 
     def decoding(self, beams: int | None, n_best: int, length_penalty: float | None) -> Decoding:
         """The search; None: as the run's test split was translated. Raises InputError for numbers out of range."""
@@ -242,27 +249,6 @@ class TrainedTranslator:
         if not 1 <= n_best <= beams:
             raise InputError(f"n_best: expected 1 to {beams}, the number of beams, found {n_best}; change n_best")
         return Decoding(beams, n_best, self.about.length_penalty if length_penalty is None else length_penalty)
-
-    def translate(
-        self, sentences: Sequence[str], decoding: Decoding, where: str = "sentence", progress: Progress | None = None
-    ) -> Iterator[list[Translation]]:
-        """The translations of each sentence, best first, in order. All sentences are checked before the first one.
-
-        decoding: what the method of this name returns. `mnemos.translate(translator, sentences)` calls both.
-        """
-        for number, sentence in enumerate(sentences, start=1):
-            if not isinstance(sentence, str):
-                raise InputError(
-                    f"{where} {number:,}: expected a text (str), found {type(sentence).__name__}; decode it"
-                )
-        rows = self.translator.encode(sentences, where)
-        for first in range(0, len(rows), CHUNK):
-            chunk: dict[int, list[Translation]] = {}
-            for number, translations in self.translator.translate(rows[first : first + CHUNK], decoding):
-                chunk[number] = translations
-                if progress is not None:
-                    progress(first + len(chunk), len(rows))
-            yield from (chunk[number] for number in range(len(chunk)))
 
 
 @near_arguments

@@ -23,7 +23,7 @@ from mnemos.modes import evaluating
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject, likelihood_of
 
-from .parallel_corpus import Corpus, Limits, TokenBatches, Vocabularies
+from .parallel_corpus import Corpus, TokenBatches, Vocabularies
 from .parallel_text import STEMS, PairedFiles, SentencePair, find_pairs, pairs
 from .translate import Decoding, TranslationPreprocessing, Translator, pad, search
 from .translation_scores import BLEU, CHRF, TOKENISED, TRANSLATIONS, Scorer
@@ -87,9 +87,8 @@ class TranslationConfig(DataConfig):
     valid_translated: int = 200
 
     def files(self) -> list[Path]:
-        splits = [split for split in STEMS if not (split == "valid" and self.held_out)]
-        texts = [file for split in splits for text in self._find(split) for file in (text.source, text.target)]
-        return [*dict.fromkeys(texts), *(Path(name) for name in (self.tokenizer, self.target_tokenizer) if name)]
+        sides = [side for split in STEMS for text in self._find(split) for side in (text.source, text.target)]
+        return [*dict.fromkeys(sides), *(Path(name) for name in (self.tokenizer, self.target_tokenizer) if name)]
 
     def build(self) -> "TranslationTask":
         """Read the texts, learn the sub-words if no tokenizer is given, and return the task.
@@ -97,14 +96,16 @@ class TranslationConfig(DataConfig):
         Raises InputError for settings out of range, missing files, and text that is not as it must be, with its line.
         """
         self._check()
-        texts = {split: self._find_needed(split) for split in STEMS}
-        vocabularies = self._vocabularies(tuple(texts["train"]))
-        limits = Limits(self.longest, self.ratio)
-        corpora = {split: Corpus() for split in STEMS}
-        corpora["train"].add(_divide(texts["train"], self.held_out)[0], vocabularies, limits, False, False)
-        valid = _divide(texts["train"], self.held_out)[1] if self.held_out else pairs(texts["valid"])
-        corpora["valid"].add(valid, vocabularies, limits, texts=True, strict=not self.held_out)
-        corpora["test"].add(pairs(texts["test"]), vocabularies, limits, texts=True, strict=True)
+        texts = {split: self._find(split, needed=True) for split in STEMS}
+        vocabularies = self._vocabularies(texts["train"])
+        limits = vocabularies, self.longest, self.ratio
+        train, every_nth = _divide(texts["train"], self.held_out)
+        valid = every_nth if self.held_out else pairs(texts["valid"])
+        corpora: dict[Split, Corpus] = {
+            "train": Corpus(train, *limits, texts=False, strict=False),
+            "valid": Corpus(valid, *limits, strict=not self.held_out),
+            "test": Corpus(pairs(texts["test"]), *limits),
+        }
         return TranslationTask(self, texts, corpora, vocabularies)
 
     def unscored(self) -> frozenset[str]:
@@ -118,13 +119,12 @@ class TranslationConfig(DataConfig):
         A folder that has no files of the split by the usual names must be scored by their stem, data.test STEM.
         """
         self._check()
-        texts = self._find_needed(split)
+        texts = self._find(split, needed=True)
         if isinstance(trained, TranslationPreprocessing) and not self.tokenizer:
             vocabularies = trained.vocabularies()
         else:
-            vocabularies = self._vocabularies(tuple(texts))
-        corpus, limits = Corpus(), Limits(self.longest, self.ratio)
-        corpus.add(pairs(texts), vocabularies, limits, texts=True, strict=True)
+            vocabularies = self._vocabularies(texts)
+        corpus = Corpus(pairs(texts), vocabularies, self.longest, self.ratio)
         return TranslationTask(self, {split: texts}, dict.fromkeys(STEMS, corpus), vocabularies)
 
     def _check(self) -> None:
@@ -138,14 +138,12 @@ class TranslationConfig(DataConfig):
             "tokenizer or not target_tokenizer",
         )
 
-    def _find(self, split: Split) -> list[PairedFiles]:
-        return find_pairs(self.path, split, (self.source, self.target), getattr(self, split))
-
-    def _find_needed(self, split: Split) -> list[PairedFiles]:
+    def _find(self, split: Split, needed: bool = False) -> list[PairedFiles]:
         """The texts of a split; [] for a validation split that is taken from the training split."""
         if split == "valid" and self.held_out:
             return []
-        if texts := self._find(split):
+        texts = find_pairs(self.path, split, (self.source, self.target), getattr(self, split))
+        if texts or not needed:
             return texts
         stem = STEMS[split][0]
         more = ", or set data.held_out" if split == "valid" else ""
@@ -154,21 +152,21 @@ class TranslationConfig(DataConfig):
             f".gz), found no {split} split of these languages; name its files with data.{split}{more}"
         )
 
-    def _vocabularies(self, texts: tuple[PairedFiles, ...]) -> Vocabularies:
+    def _vocabularies(self, texts: Sequence[PairedFiles]) -> Vocabularies:
         files = [name for name in (self.tokenizer, self.target_tokenizer) if name]
         if not files:
-            state = tuple((file, file.stat().st_mtime_ns) for text in texts for file in text[1:3])
+            state = tuple((file, file.stat().st_mtime_ns) for text in texts for file in (text.source, text.target))
             sides = [(0, 1)] if self.joint else [(0,), (1,)]
-            made = [_learn(texts, state, side, self.subwords, self.lowercase, self.held_out) for side in sides]
-            return Vocabularies(made[0], made[-1])
-        made = [SubWordTokens.read(name) for name in files]
-        for name, one in zip(files, made, strict=True):
+            learned = [_learn((*texts,), state, side, self.subwords, self.lowercase, self.held_out) for side in sides]
+            return Vocabularies(learned[0], learned[-1])
+        read = [SubWordTokens.read(name) for name in files]
+        for name, one in zip(files, read, strict=True):
             if self.lowercase and not one.lowercase:
                 raise InputError(
                     f"data.lowercase: expected a tokenizer that lower-cases, found {name}, which keeps the case; "
                     "make it with mnemos tokenizer --lowercase, or set data.lowercase False"
                 )
-        return Vocabularies(made[0], made[-1])
+        return Vocabularies(read[0], read[-1])
 
 
 @lru_cache(maxsize=4)  # runs that are compared open the same data one after the other
@@ -182,9 +180,7 @@ def _learn(
 ) -> SubWordTokens:
     """The sub-words of the training split's sides. state: when the files were changed, so that they are read again."""
     training, _ = _divide(texts, held_out)
-    return SubWordTokens.train(
-        ((pair.source, pair.target)[side] for pair in training for side in sides), size, lowercase
-    )
+    return SubWordTokens.train((pair[:2][side] for pair in training for side in sides), size, lowercase)
 
 
 def _divide(texts: Sequence[PairedFiles], every: int) -> tuple[Iterator[SentencePair], Iterator[SentencePair]]:
@@ -228,7 +224,7 @@ class TranslationTask(Task):
             if not len(corpora[split]):
                 raise InputError(
                     f"{config.path}: expected a {split} split of at least one pair, found that none of its "
-                    f"{corpora[split].cleaning.read:,} is left; give more text, or raise data.longest and data.ratio"
+                    f"{corpora[split].cleaning['read']:,} is left; give more text, or raise data.longest and data.ratio"
                 )
         self.corpora, self.vocabularies, self.config = corpora, vocabularies, config
         self.decoding = Decoding(config.beams, 1, config.length_penalty)
@@ -236,8 +232,10 @@ class TranslationTask(Task):
         self._dropouts = [BPEDropout(one, config.bpe_dropout) for one in vocabularies] if config.bpe_dropout else []
         self._batches: dict[tuple[Split, int], TokenBatches] = {}
         self.scorer = Scorer(config.target, vocabularies.target.lowercase)
-        known = len(corpora["valid"])
-        self._some = set(np.linspace(0, known - 1, min(known, config.valid_translated)).astype(int).tolist())
+        held_out = len(corpora["valid"])
+        self._some = {*np.linspace(0, held_out - 1, min(held_out, config.valid_translated)).astype(int).tolist()}
+
+        # --- the metrics, and the lines that say what was read ---
         some = f"at most {config.valid_translated:,} sentences, greedy"
         how = f"Test split: beam {config.beams}; validation split: {some}."
         signed = {name: f"{about} {how} {self.scorer.signatures[name]}" for name, about in _ABOUT.items()}
@@ -251,7 +249,7 @@ class TranslationTask(Task):
         lines = []
         for split, parts in texts.items():
             stems = ", ".join(text.stem for text in parts) or f"one pair in {config.held_out} of train"
-            lines.append(f"{split}: {stems}, {corpora[split].cleaning.describe(Limits(config.longest, config.ratio))}")
+            lines.append(f"{split}: {stems}, {corpora[split].describe()}")
         source, target = vocabularies
         size = f"{source.size:,}, shared" if vocabularies.joint else f"{source.size:,} and {target.size:,}"
         origin = config.tokenizer or "learned from the training split"
@@ -271,10 +269,7 @@ class TranslationTask(Task):
         BPE dropout divides the words of a planned batch, which may then have more than `data.batch_tokens` tokens.
         """
         rows = self._plan("train", batch_size).batch(index, seed)
-        if not self._dropouts:
-            return self._batch("train", rows)
-        random = generator(seed, AUGMENT, index)
-        return self._batch("train", rows, lambda side, row: self._dropouts[side](row, random))
+        return self._batch("train", rows, generator(seed, AUGMENT, index) if self._dropouts else None)
 
     def batches(self, split: HeldOut, batch_size: int) -> Iterator[PairBatch]:
         return (self._batch(split, rows) for rows in self._plan(split, batch_size).once())
@@ -285,22 +280,22 @@ class TranslationTask(Task):
             self._batches[key] = TokenBatches(self.corpora[split].lengths, self.config.batch_tokens, batch_size)
         return self._batches[key]
 
-    def _batch(self, split: Split, rows: Sequence[int] | Any, divide: Any = None) -> PairBatch:
-        corpus = self.corpora[split]
+    def _batch(self, split: Split, rows: Any, random: np.random.Generator | None = None) -> PairBatch:
+        """The pairs with these numbers; random: divides their words by BPE dropout."""
+        corpus, numbers = self.corpora[split], torch.as_tensor(rows)
         sides: list[list[list[int]]] = [[], []]
-        for row in rows:
-            for side, tokens in enumerate((corpus.source, corpus.target)):
-                whole = tokens.row(int(row))
-                other = whole if divide is None else divide(side, whole)
-                sides[side].append(other if len(other) <= self.config.longest else whole)
+        for row in numbers.tolist():
+            for side, tokens in enumerate((corpus.source.row(row), corpus.target.row(row))):
+                divided = tokens if random is None else self._dropouts[side](tokens, random)
+                sides[side].append(divided if len(divided) <= self.config.longest else tokens)
         source, source_mask = pad(sides[0], END)
         targets, mask = pad(sides[1], END)
         shown = torch.cat([torch.full((len(targets), 1), START), targets[:, :-1]], 1)
         if mask is not None:
             targets = torch.where(mask, targets, IGNORE)
-        numbers = torch.tensor([int(row) for row in rows])
         beams = torch.zeros_like(numbers)
         if split == "test":
+            # Pairs of both held-out splits have numbers of their own: records of a metric name them alone.
             numbers, beams = numbers + len(self.corpora["valid"]), torch.full_like(numbers, self.decoding.beams)
         elif split == "valid":  # some of them, greedily
             beams = torch.tensor([int(row in self._some) for row in numbers.tolist()])
@@ -392,7 +387,7 @@ class TranslationTask(Task):
             "about": f"Sentences of the {split} split, evenly spaced, translated with beam {self.decoding.beams}.",
             "exact": False,
         }
-        cleaning = {name: vars(corpus.cleaning) | {"kept": len(corpus)} for name, corpus in self.corpora.items()}
+        cleaning = {name: corpus.cleaning | {"kept": len(corpus)} for name, corpus in self.corpora.items()}
         shown = [
             {"source": r["source"], "wanted": r["reference"], "wrote": r["translation"]}
             for r in (rows[i] for i in _spread(len(rows)))
@@ -434,8 +429,7 @@ class TranslationTask(Task):
         """{"source", "reference", "translation", "score"} of pairs of a split, in the order of `numbers`."""
         corpus = self.corpora[split]
         rows = [corpus.source.row(number) for number in numbers]
-        with evaluating(model):
-            done = dict(Translator(model, self.vocabularies, self.config.longest).translate(rows, self.decoding))
+        done = dict(Translator(model, self.vocabularies, self.config.longest).translate_rows(rows, self.decoding))
         for i, number in enumerate(numbers):
             text, score = done[i][0]
             yield {

@@ -81,7 +81,7 @@ class Scorer:
             systems = [(label, self._prepare(name, side)) for label, side in (("baseline", baseline), ("other", other))]
             test: Any = paired(systems, {name: metric}, [self._prepare(name, references)], "bs", samples)
             _, results = test()
-            one, two = (next(iter(value for key, value in results.items() if key != "System")))[:2]
+            one, two = next(value for key, value in results.items() if key != "System")[:2]
             # sacrebleu counts draws above the difference. Equal systems have none, and would get the least p there is.
             p_value = two.p_value if one.score != two.score else 1.0
             values = (one.score, two.score, one.mean, one.ci, two.mean, two.ci, p_value)
@@ -133,22 +133,23 @@ def score_runs(runs: Sequence[str | Path], samples: int = 1000) -> JSONObject:
         raise InputError(f"--samples: expected at least 1, found {samples}; raise it")
     # --- read all: runs, and files beside the sentences of the first run ---
     paths = [Path(run) for run in runs]
-    of_runs = {path: _read(path) for path in paths if not path.is_file()}
-    if not of_runs:
+    systems = {path: _read(path) for path in paths if not path.is_file()}
+    if not systems:
         raise InputError(
             f"{paths[0]}: expected at least one run, whose test split has the references, found files only; add one"
         )
-    test_split, systems = next(iter(of_runs.values())), []
+    test_split = next(iter(systems.values()))
     for path in paths:
-        lines = [] if path in of_runs else list(read_lines(path))
-        if path not in of_runs and len(lines) != len(test_split.sources):
-            raise InputError(
-                f"{path}: expected a line for each of the {len(test_split.sources):,} test sentences of "
-                f"{test_split.folder}, found {len(lines):,} lines; translate the same file"
-            )
-        systems.append(of_runs.get(path) or test_split._replace(folder=path, search="", translations=lines))
-    first = systems[0]
-    for other in systems[1:]:
+        if path not in systems:
+            lines = list(read_lines(path))
+            if len(lines) != len(test_split.sources):
+                raise InputError(
+                    f"{path}: expected a line for each of the {len(test_split.sources):,} test sentences of "
+                    f"{test_split.folder}, found {len(lines):,} lines; translate the same file"
+                )
+            systems[path] = test_split._replace(folder=path, search="", translations=lines)
+    first = systems[paths[0]]
+    for other in systems.values():
         if (other.languages, other.sources, other.references) != (first.languages, first.sources, first.references):
             raise InputError(
                 f"{other.folder}: expected translations of the sentences of {first.folder}, found others; compare runs "
@@ -156,15 +157,16 @@ def score_runs(runs: Sequence[str | Path], samples: int = 1000) -> JSONObject:
             )
 
     # --- score each, and compare it with the first ---
-    scorer = Scorer(first.languages[1], any(one.lowercase for one in systems))
+    scorer = Scorer(first.languages[1], any(one.lowercase for one in systems.values()))
     scores, compared = {}, {}
-    for one in systems:
-        scores[str(one.folder)] = {name: scorer.score(name, one.translations, one.references) for name in NAMES}
-        say(f"{one.folder}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores[str(one.folder)].items()))
+    for path in paths:
+        one, run = systems[path], str(path)
+        scores[run] = {name: scorer.score(name, one.translations, one.references) for name in NAMES}
+        say(f"{run}: " + ", ".join(f"{name} {value:.2f}" for name, value in scores[run].items()))
         if one is first:
             continue
         test = scorer.compare(first.translations, one.translations, first.references, samples)
-        compared[str(one.folder)] = {name: difference._asdict() for name, difference in test.items()}
+        compared[run] = {name: difference._asdict() for name, difference in test.items()}
         for name, d in test.items():
             say(
                 f"  {name} {d.other - d.baseline:+.2f} against the first; p = {d.p_value:.3f} by paired bootstrap; "
