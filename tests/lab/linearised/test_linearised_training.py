@@ -81,8 +81,8 @@ def whole(tmp_path_factory):
     """A training of both stages, the errors before it and between them, and its result."""
     training = begin(tmp_path_factory.mktemp("whole"))
     found = [errors(training)]
-    train_stage = training._train
-    training._train = lambda stage: found.append(errors(training)) or train_stage(stage)
+    stage_of = training.stage
+    training.stage = lambda stage: found.append(errors(training)) or stage_of(stage)
     result = training.run()
     return training, found[0], found[2], result
 

@@ -17,14 +17,13 @@ from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits, State, StateKind, check_token_ids, reset
 
 from .hub import TIMM, host_config, host_of, host_weights
-from .model import keep_tables
+from .model import SMALL, check_segments, keep_tables
 
 if TYPE_CHECKING:
     from mnemos.hugging_face import Functional, FunctionalState
 
 _AUTO = "AutoModelForCausalLM"
-_SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2}
-_DEFAULT = json.dumps({"model_type": "llama", "vocab_size": 256, **_SMALL})
+_DEFAULT = json.dumps({"model_type": "llama", "vocab_size": 256, **SMALL})
 
 
 @register
@@ -49,21 +48,11 @@ class HostedDecoderConfig(ModelConfig):
     def build(self) -> "HostedDecoder":
         """The model, initialised as Transformers does. Raises InputError for settings that do not fit together."""
         check_sizes(self, vocab_size=1, max_length=1)
-        if self.cache is not None and self.cache.scope not in self.cache_scopes:
-            raise InputError(
-                f"{self.name}: cache.scope: expected stream, a cache per row, found {self.cache.scope}; use "
-                "--model.cache.scope stream"
-            )
         from mnemos.hugging_face.functional_model import check_model
 
         config = host_config(self.host)
         text = config.get_text_config(decoder=True)
-        most = getattr(text, "max_position_embeddings", None)
-        if isinstance(most, int) and self.max_length > most:
-            raise InputError(
-                f"{self.name}: max_length: expected at most the {most} positions of the host, found {self.max_length}; "
-                "lower data.segment"
-            )
+        check_segments(self, "max_length", getattr(text, "max_position_embeddings", None), "row")
         if hasattr(text, "vocab_size"):  # else `host_of` refuses it
             text.vocab_size = max(text.vocab_size, self.vocab_size)
         host = host_of(_AUTO, config)
@@ -123,58 +112,50 @@ class HostedDecoder(nn.Module):
         self, x: Tensor, state: State = None, mask: Tensor | None = None, only: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """See the class. only [B, T] bool: the logits at these positions alone, [n, V]."""
-        size = self.config.vocab_size
+        size, length = self.config.vocab_size, x.shape[1]
         check_token_ids(x, size, mask, "use the vocabulary of the data")
         later: Any = self.initial_state(len(x)) if state is None else state
+        segmented = self.step.state_kind != "constant" and hasattr(later, "seen")  # `step` refuses other states
         outputs: list[Tensor] = []
         positions: list[Tensor] = []
-        start, end = 0, x.shape[1]
-        while True:
-            left = None if mask is None else mask[:, start:]
-            segment = slice(start, start + self._count_together(x[:, start:], later, left))
-            y, later = self.step(x[:, segment], later, None if mask is None else mask[:, segment])
+        start, end = 0, -1
+        while end < length:
+            # --- as many tokens as can be read before a row has read a whole segment ---
+            end = length
+            if segmented and mask is None:
+                end = min(length, start + int((self.config.max_length - later.seen).min()))
+            elif segmented and mask is not None:
+                read = later.seen[:, None] + mask[:, start:].cumsum(1)
+                if bool((ends := (read >= self.config.max_length).any(0)).any()):
+                    end = start + int(ends.int().argmax()) + 1
+            part = slice(start, end)
+            y, later = self.step(x[:, part], later, None if mask is None else mask[:, part])
             y = y[..., :size]
             if only is not None:
-                rows, columns = only[:, segment].nonzero(as_tuple=True)
+                rows, columns = only[:, part].nonzero(as_tuple=True)
                 y = y[rows, columns]
-                positions.append(rows * end + start + columns)
+                positions.append(rows * length + start + columns)
             outputs.append(y)
-            later, start = self._begin_again(later), segment.stop
-            if start >= end:
-                break
+            start = end
+
+            # --- rows that have read a whole segment are new, but for what their gated caches hold ---
+            if segmented and bool((whole := later.seen >= self.config.max_length).any()):
+                if bool(whole.all()):  # without the columns of keys and values that would stay empty
+                    new = self.initial_state(len(x))
+                    parts = [b if isinstance(b, BlockState) else a for a, b in zip(new.parts, later.parts, strict=True)]
+                    later = new._replace(parts=tuple(parts))
+                else:
+                    seen = later.seen.masked_fill(whole, 0)
+                    most = int(seen.max())
+                    parts = [b if isinstance(b, BlockState) else reset(b, whole) for b in later.parts]
+                    parts = [b.last(most) if isinstance(b, KeyValues) else b for b in parts]
+                    later = later._replace(seen=seen, parts=tuple(parts))
         if only is None:
             return torch.cat(outputs, 1), later
         return torch.cat(outputs)[torch.cat(positions).argsort()], later
 
     if TYPE_CHECKING:
         __call__ = forward
-
-    def _count_together(self, x: Tensor, state: "FunctionalState", mask: Tensor | None) -> int:
-        """How many of the tokens can be read before a row has read a whole segment."""
-        if self.step.state_kind == "constant" or not hasattr(state, "seen"):  # which `step` refuses
-            return x.shape[1]
-        left = self.config.max_length - state.seen
-        if mask is None:
-            return min(x.shape[1], int(left.min()))
-        whole = (mask.cumsum(1) >= left[:, None]).any(0)
-        return int(whole.int().argmax()) + 1 if bool(whole.any()) else x.shape[1]
-
-    def _begin_again(self, state: "FunctionalState") -> "FunctionalState":
-        """The state in which rows that have read a whole segment are new, but for what their gated caches hold."""
-        if self.step.state_kind == "constant":
-            return state
-        whole = state.seen >= self.config.max_length
-        if not bool(whole.any()):
-            return state
-        if bool(whole.all()):
-            new = self.initial_state(len(whole))
-            parts = [b if isinstance(b, BlockState) else a for a, b in zip(new.parts, state.parts, strict=True)]
-            return new._replace(parts=tuple(parts))
-        seen = state.seen.masked_fill(whole, 0)
-        most = int(seen.max())
-        parts = [b if isinstance(b, BlockState) else reset(b, whole) for b in state.parts]
-        parts = [b.last(most) if isinstance(b, KeyValues) else b for b in parts]
-        return state._replace(seen=seen, parts=tuple(parts))
 
     def pretrained(self, source: str) -> dict[str, Tensor]:
         """The trained weights of a host (`hub.is_source`) by this model's names.

@@ -1,7 +1,6 @@
 """An encoder of Transformers that classifies texts of any length, read in segments, with or without a gated cache."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -22,11 +21,10 @@ from mnemos.registry import register
 from mnemos.types import InputError, check_token_ids, select
 
 from .hub import TIMM, host_config, host_of, host_weights
-from .model import Stateless, keep_tables
+from .model import SMALL, Stateless, check_segments, keep_tables
 
 _AUTO = "AutoModel"
-_SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2}
-_SMALL |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_SMALL = SMALL | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _DEFAULT = json.dumps({"model_type": "bert", "vocab_size": 256, **_SMALL})
 
 
@@ -64,18 +62,8 @@ class HostedEncoderConfig(ModelConfig):
     def build(self) -> "HostedEncoder":
         """The model, initialised as Transformers does. Raises InputError for settings that do not fit together."""
         check_sizes(self, vocab_size=1, classes=1, segment=1, frozen=0, adapter=0)
-        if self.cache is not None and self.cache.scope not in self.cache_scopes:
-            raise InputError(
-                f"{self.name}: cache.scope: expected stream, a cache per text, found {self.cache.scope}; use "
-                "--model.cache.scope stream"
-            )
         config = host_config(self.host)
-        most = getattr(config, "max_position_embeddings", None)
-        if isinstance(most, int) and 0 < most < self.segment:
-            raise InputError(
-                f"{self.name}: segment: expected at most the {most} positions of the host, found {self.segment}; lower "
-                "data.segment"
-            )
+        check_segments(self, "segment", getattr(config, "max_position_embeddings", None), "text")
         if config.is_encoder_decoder or getattr(config, "is_decoder", False):
             raise InputError(
                 f"{self.name}: host: expected an encoder, found {config.model_type}; choose one such as BERT"
@@ -106,12 +94,18 @@ class HostedEncoder(Stateless, nn.Module):
         frozen = self._freeze(config.frozen) if config.frozen else ()
 
         def above(name: str, module: nn.Module) -> bool:
-            return not name.startswith(frozen) if frozen else True
+            return not name.startswith(frozen)
 
         if config.cache is not None:
             cache(host, config.cache, where=above)
-        if config.adapter:
-            _add_adapters(host, config.adapter, above)
+        if config.adapter:  # beside each attention that `mnemos.cache` would give a cache
+            with torch.random.fork_rng(devices=[]):
+                report = cache(host, replace(GRC(), length=1, ratio=1.0, scope="stream"), where=above)
+                uncache(host)
+            for one in report.swapped:
+                attention: Any = host.get_submodule(one.name)
+                attention.adapter = Adapter(one.width, config.adapter, one.out_width)
+                keep_handle(attention, attention.register_forward_hook(_add_adapter, with_kwargs=True))
 
     def _freeze(self, count: int) -> tuple[str, ...]:
         """Freeze the embeddings and `count` layers; returns the beginnings of the layers' names."""
@@ -147,23 +141,36 @@ class HostedEncoder(Stateless, nn.Module):
         if mask is not None:  # segments count valid tokens: padding goes behind them
             order = valid_first(mask)
             x, mask = take(x, order), take(mask, order)
-        # Tokens and whether they are valid, by segment: [B, S, L].
+        # --- tokens and whether they are valid, by segment: [B, S, L] ---
         more, cut = -x.shape[1] % self.config.segment, (-1, self.config.segment)
         valid = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
         tokens, valid = F.pad(x, (0, more)).unflatten(1, cut), F.pad(valid, (0, more)).unflatten(1, cut)
         used = valid.any(2)
         last = (used * torch.arange(1, used.shape[1] + 1, device=x.device)).argmax(1)
-        rows = torch.arange(len(x), device=x.device)
+        going = every = torch.arange(len(x), device=x.device)
         if self.config.read == "last" and not self.carries:
-            return self.head(self._embed(tokens[rows, last], valid[rows, last], None)[0]), None
-        # The embeddings [B, S, D]; zeros where a row has no segment.
-        if self.carries:
-            whole = self._carried(tokens, valid, used)
+            return self.head(self._embed(tokens[every, last], valid[every, last], None)[0]), None
+
+        # --- the embeddings of those with a valid token: all at once, or in order where caches go on ---
+        if not self.carries:
+            rows, segments = used.nonzero(as_tuple=True)
+            embeddings, _ = self._embed(tokens[used], valid[used], None)
         else:
-            alone, _ = self._embed(tokens[used], valid[used], None)
-            whole = alone.new_zeros(*used.shape, alone.shape[-1]).index_put((used,), alone)
+            segments, rows = used.T.nonzero(as_tuple=True)
+            parts, caches = [], None
+            for i in range(used.shape[1]):
+                left = used[going, i].nonzero()[:, 0]
+                if len(left) < len(going):  # some rows have ended, and do not come back
+                    going, caches = going[left], None if caches is None else select(caches, left)
+                if len(going):
+                    part, caches = self._embed(tokens[going, i], valid[going, i], caches)
+                    parts.append(part)
+            embeddings = torch.cat(parts) if parts else self.head.weight.new_zeros(0, self.head.in_features)
+
+        # --- [B, S, D], with zeros where a row has no segment, and the class from it ---
+        whole = embeddings.new_zeros(*used.shape, embeddings.shape[-1]).index_put((rows, segments), embeddings)
         if self.config.read == "last":
-            return self.head(whole[rows, last]), None
+            return self.head(whole[every, last]), None
         return self.head(whole.sum(1) / used.sum(1, keepdim=True).clamp(min=1)), None
 
     if TYPE_CHECKING:
@@ -179,35 +186,11 @@ class HostedEncoder(Stateless, nn.Module):
         weight = valid[..., None].to(output.last_hidden_state.dtype)
         return (output.last_hidden_state * weight).sum(1) / weight.sum(1).clamp(min=1), state
 
-    def _carried(self, tokens: Tensor, valid: Tensor, used: Tensor) -> Tensor:
-        """The embeddings of all segments, with the caches of each row carried from segment to segment."""
-        embeddings, state = [], None
-        for i in range(used.shape[1]):
-            at = used[:, i].nonzero()[:, 0]
-            if len(at) == len(used):
-                embedding, state = self._embed(tokens[:, i], valid[:, i], state)
-            elif not len(at):
-                embedding = self.head.weight.new_zeros(len(used), self.head.in_features)
-            else:  # some rows have ended
-                part, new = self._embed(tokens[at, i], valid[at, i], None if state is None else select(state, at))
-                embedding = _put(None, part, at, len(used))
-                state = {
-                    name: _put((state or {}).get(name), caches, at, len(used)) for name, caches in (new or {}).items()
-                }
-            embeddings.append(embedding)
-        return torch.stack(embeddings, 1)
-
     def pretrained(self, source: str) -> dict[str, Tensor]:
         """The trained weights of a host (`hub.is_source`) by this model's names."""
         if source.startswith(TIMM):
             raise InputError(f"{source}: expected an encoder of Hugging Face, found a model of timm; use hf:NAME")
         return {f"host.{name}": value for name, value in host_weights(_AUTO, source).items()}
-
-
-def _put(whole: Tensor | None, part: Tensor, at: Tensor, rows: int) -> Tensor:
-    """`whole` [rows, …], zeros if it is None, with `part` in the rows `at`."""
-    whole = part.new_zeros(rows, *part.shape[1:]) if whole is None else whole
-    return whole.index_copy(0, at, part)
 
 
 class Adapter(nn.Module):
@@ -220,17 +203,6 @@ class Adapter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(F.gelu(self.first(x)))
-
-
-def _add_adapters(host: nn.Module, hidden: int, where: Callable[[str, nn.Module], bool]) -> None:
-    """An adapter beside each attention of the host that `mnemos.cache` would give a cache."""
-    with torch.random.fork_rng(devices=[]):
-        report = cache(host, replace(GRC(), length=1, ratio=1.0, scope="stream"), where=where)
-        uncache(host)
-    for one in report.swapped:
-        attention: Any = host.get_submodule(one.name)
-        attention.adapter = Adapter(one.width, hidden, one.out_width)
-        keep_handle(attention, attention.register_forward_hook(_add_adapter, with_kwargs=True))
 
 
 def _add_adapter(module: Any, args: tuple, kwargs: dict, output: Any) -> Any:

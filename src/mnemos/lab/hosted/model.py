@@ -1,11 +1,30 @@
-"""What models around layers of other libraries share: they have no state, and tables that are not saved."""
+"""What models around layers of other libraries share: checks, having no state, and tables that are not saved."""
 
 from typing import Any
 
 import torch
 
 from mnemos.models.store import skeleton
-from mnemos.types import Device, Splits, StateKind
+from mnemos.types import Device, InputError, Splits, StateKind
+
+SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2}
+
+
+def check_segments(config: Any, length: str, positions: Any, row: str) -> None:
+    """Raise InputError for a cache that is not a row's own, and for segments of more tokens than a host's positions.
+
+    length: the field with the tokens of a segment. positions: of the host; no number if it has no limit.
+    """
+    if config.cache is not None and config.cache.scope not in config.cache_scopes:
+        raise InputError(
+            f"{config.name}: cache.scope: expected stream, a cache per {row}, found {config.cache.scope}; use "
+            "--model.cache.scope stream"
+        )
+    if isinstance(positions, int) and 0 < positions < getattr(config, length):
+        raise InputError(
+            f"{config.name}: {length}: expected at most the {positions} positions of the host, found "
+            f"{getattr(config, length)}; lower data.segment"
+        )
 
 
 class Stateless:
@@ -30,7 +49,6 @@ def keep_tables(model: Any) -> None:
     Built on the meta device, these buffers have no values, and no load_state_dict gives them any; after it, they are
     computed from the configuration again.
     """
-
     if any(x.is_meta for x in model.buffers()):
         model.register_load_state_dict_post_hook(_compute_tables)
 

@@ -1,7 +1,7 @@
 """Which attentions of a decoder a hybrid leaves whole, ranked on its training text: `mnemos linearise --full 8`."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ class KeptLoss(WindowLoss):
     about: what the measurements depend on. Raises InputError if the file has those of something else.
     """
 
-    def __init__(self, path: Path, about: JSONObject, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, path: Path, about: JSONObject, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self.path = path
         self.kept: JSONObject = read_object(path) if path.is_file() else {"about": about, "losses": {}}
         if self.kept["about"] != about:
@@ -38,27 +38,23 @@ class KeptLoss(WindowLoss):
 
     def __call__(self, full: Collection[str], keep: bool = False) -> Tensor:
         if keep:
-            self._wanted = [*full]  # measured when a loss is needed that the file does not have
+            self._wanted = [*full]
         key = "".join("x" if name in full else "-" for name in self.names)
-        if key not in self.kept["losses"]:
-            self._hold_wanted()
-            self._write(key, super().__call__(full))
-        return torch.tensor(self.kept["losses"][key], dtype=torch.float64)
+        return self._loss(key, lambda: WindowLoss.__call__(self, full))
 
     def with_head(self, name: str, head: int) -> Tensor:
-        if (key := f"{name}, key head {head}") not in self.kept["losses"]:
-            self._hold_wanted()
-            self._write(key, super().with_head(name, head))
+        return self._loss(f"{name}, key head {head}", lambda: WindowLoss.with_head(self, name, head))
+
+    def _loss(self, key: str, measure: Callable[[], Tensor]) -> Tensor:
+        if key not in self.kept["losses"]:
+            # What is held of the rows is computed when a loss is needed that the file does not have, and not before:
+            # a run that goes on reads what it measured, which takes no time.
+            if self._wanted is not None:
+                super().__call__(self._wanted, keep=True)
+                self._wanted = None
+            self.kept["losses"][key] = measure().tolist()
+            write_json(self.path, self.kept)
         return torch.tensor(self.kept["losses"][key], dtype=torch.float64)
-
-    def _hold_wanted(self) -> None:
-        if self._wanted is not None:
-            super().__call__(self._wanted, keep=True)
-            self._wanted = None
-
-    def _write(self, key: str, nats: Tensor) -> None:
-        self.kept["losses"][key] = nats.tolist()
-        write_json(self.path, self.kept)
 
 
 def choose_full(

@@ -1,8 +1,9 @@
 """The settings of the training of a linearised decoder."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args, get_type_hints
+from typing import Literal
 
+from mnemos.config import check_fields
 from mnemos.hosts.linearised import LONGEST
 from mnemos.models.shared import check_sizes
 from mnemos.types import InputError, JSONObject
@@ -61,12 +62,9 @@ class LinearisedConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self, "settings")
         check_sizes(self, window=1, sinks=0, rank=0, half_life=0, context=1, length=1, rows=1, transfer_length=1, top=1)
         check_sizes(self, transfer_tokens=0, tokens=0, transfer_rate=0, rate=0, map_rate=0, decay=0)
-        for name in ("state", "loss"):
-            known = get_args(get_type_hints(type(self))[name])
-            if getattr(self, name) not in known:
-                raise InputError(f"{name}: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
         if self.half_life > LONGEST:
             raise InputError(f"half_life: expected at most {LONGEST:,} tokens, found {self.half_life:,}; lower it")
         if not self.decay <= 1:
@@ -77,7 +75,6 @@ class LinearisedConfig:
                     f"{name}: expected a divisor of the context of {self.context} tokens, found {getattr(self, name)}; "
                     "change one"
                 )
-
         near = self.window + self.sinks
         if self.state != "none" and self.context <= near:
             raise InputError(

@@ -88,6 +88,9 @@ class _Stage(Task):
         """Part number `part` of the pieces with these numbers."""
         raise NotImplementedError
 
+    def tokens(self, batch: Any) -> int:
+        return batch.inputs.numel()
+
     def size(self, split: Split) -> int:
         return 0 if split == "train" else self.pieces.ids.shape[1]
 
@@ -121,9 +124,6 @@ class AttentionTransfer(_Stage):
 
     def count(self, batch: Tokens) -> int:
         return 1  # the loss is a mean already
-
-    def tokens(self, batch: Tokens) -> int:
-        return batch.inputs.numel()
 
 
 def transfer_loss(decoder: Any, changed: dict[str, nn.Module], ids: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -161,17 +161,15 @@ def transfer_loss(decoder: Any, changed: dict[str, nn.Module], ids: Tensor, weig
 
 
 class Targets(NamedTuple):
-    """A batch of the next token: ids [B, T], labels [B, T], rows that begin [B], and what the teacher says, if it does.
+    """A batch of the next token: ids [B, T], labels [B, T], and rows that begin [B].
 
-    tokens, probabilities [B, T, K], rest [B, T]: of `Teacher.predictions`; None: the labels are the targets.
+    predictions: of `Teacher.predictions`, which are the targets; None: the labels are.
     """
 
     inputs: Tensor
     labels: Tensor
     reset: Tensor
-    tokens: Tensor | None = None
-    probabilities: Tensor | None = None
-    rest: Tensor | None = None
+    predictions: tuple[Tensor, Tensor, Tensor] | None = None
 
 
 class NextToken(_Stage):
@@ -192,21 +190,18 @@ class NextToken(_Stage):
         if self.teacher is None:
             return batch
         tokens, probabilities, rest = (x[:, here] for x in self.teacher.predictions(numbers, ids))
-        return batch._replace(tokens=tokens, probabilities=probabilities, rest=rest)
+        return batch._replace(predictions=(tokens, probabilities, rest))
 
     def forward(self, model: nn.Module, batch: Targets, state: State) -> tuple[Tensor, State]:
         return self.step(batch.inputs, state)
 
     def loss(self, model: nn.Module, outputs: Tensor, batch: Targets) -> Tensor:
-        if batch.tokens is None or batch.probabilities is None or batch.rest is None:
-            return F.cross_entropy(outputs.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORE, reduction="sum")
-        return divergence(outputs, batch.tokens, batch.probabilities, batch.rest).sum()
+        if batch.predictions is not None:
+            return divergence(outputs, *batch.predictions).sum()
+        return F.cross_entropy(outputs.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORE, reduction="sum")
 
     def count(self, batch: Targets) -> int:
         return batch.labels.numel() if self.teacher is not None else int((batch.labels != IGNORE).sum())
-
-    def tokens(self, batch: Targets) -> int:
-        return batch.inputs.numel()
 
     def resets(self, batch: Targets) -> Tensor:
         return batch.reset

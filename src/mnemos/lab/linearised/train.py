@@ -54,6 +54,65 @@ _NAMES = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformer
 _NEVER = 2**62  # updates between two evaluations: there is one at the end
 
 
+def train_folder(
+    model: str | Path,
+    text: Sequence[Path],
+    settings: LinearisedConfig,
+    out: Path,
+    teacher: Path | None = None,
+    test: Sequence[Path] = (),
+    trust_remote_code: bool = False,
+) -> JSONObject:
+    """Linearise and train the decoder of a folder, or hf:NAME of the hub: what `mnemos linearise` does.
+
+    out: the run's folder, with result.json, the measurements on `test` in assessed.json, and the decoder in `model`,
+    its low-rank updates added to its weights, which `mnemos.hosts.from_pretrained` loads. Returns both results. Raises
+    InputError before the training for texts that are too short, and for a decoder that has caches or is linearised.
+    """
+    # --- whatever may be refused, before anything takes long ---
+    model = str(model)
+    check_folder(model)
+    check_settings(out, settings)
+    if links := [path for path in (out / "model").glob("*") if path.is_symlink()]:
+        raise InputError(f"{links[0]}: expected a file or a new name to write to, found a link; remove it")
+    _say(f"reading the text of {', '.join(map(str, text))}")
+    texts, tests = read_texts(text), read_texts(test)
+    _say(f"loading {model}")
+    config = read_config(model, trust_remote_code)
+    for is_so, what in (
+        (hasattr(config, RECORD), "one that is linearised"),
+        (hasattr(config, "mnemos"), "one with gated caches"),
+        (config.model_type.startswith("mnemos"), config.model_type),
+    ):
+        if is_so:
+            raise InputError(f"{model}: expected a decoder without a memory, found {what}; name that it was made from")
+    tokenizer = read_tokenizer(model, trust_remote_code)
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+    plans = {name: plan_assessment(tokenizer, one, positions, f"--test {name}") for name, one in tests.items()}
+    decoder: Any = read_decoder(model, trust_remote_code, dtype=torch.float32)
+    _say(f"cutting {sum(map(len, texts.values())):,} characters into tokens")
+
+    # --- training, and the decoder in a folder of its own ---
+    about: JSONObject = {"name": Path(model.removeprefix(HF)).name}
+    training = Training(decoder, tokenizer, texts, settings, out, teacher=teacher, about=about)
+    result = training.run()
+    if training.low_rank:
+        mnemos.hosts.merge_updates(decoder)
+    decoder.save_pretrained(out / "model")
+    tokenizer.save_pretrained(out / "model")
+
+    # --- measurements ---
+    if test:
+        _say(f"measuring on {', '.join(tests)}")
+        measured = {}
+        with progress(False, out.name, 0, 0) as display:
+            for name, one in tests.items():
+                measured[name] = assess(decoder, tokenizer, one, display=display, name=name, **plans[name])
+        write_json(out / ASSESSED, measured)
+        result |= {"test": measured}
+    return result
+
+
 class Training:
     """A decoder that is linearised here and trained in a folder; see the module for what it does.
 
@@ -78,7 +137,7 @@ class Training:
         self.settings, self.folder, self.quiet = settings, folder, quiet
         self.pieces = Pieces(tokenizer, texts, settings.context, settings.seed)
 
-        # --- what is given fits together, and to what the folder has ---
+        # --- settings, decoder and text fit together, and to what the folder has ---
         config = decoder.config.get_text_config()
         limits = [("context", getattr(config, "max_position_embeddings", None) or settings.context, "positions")]
         limits += [("top", config.vocab_size, "tokens of the vocabulary")] if settings.loss == "distil" else []
@@ -87,14 +146,18 @@ class Training:
                 raise InputError(
                     f"{name}: expected at most the {most:,} {of} of the decoder, found {value:,}; lower it"
                 )
-        own: JSONObject = {**(about or {}), "text": self.pieces.sha256, "names": sorted(texts)}
-        self.about: JSONObject = {**own, "model": _sha256(decoder)}
+        self.about: JSONObject = {
+            **(about or {}),
+            "text": self.pieces.sha256,
+            "names": sorted(texts),
+            "model": _sha256(decoder),
+        }
         check_settings(folder, settings)
         if (folder / SETTINGS).is_file() and read_object(folder / SETTINGS)["model"] != self.about:
             raise InputError(
                 f"{folder}: expected a training of this model and text, found one of others; name another folder"
             )
-        done = next(iter(checkpoint.steps(folder / "next_token" / "checkpoints")), 0)
+        done = _updates_done(folder / "next_token")
         if done > self.updates("next_token"):
             raise InputError(
                 f"{folder}: expected at least the {done * settings.length * settings.rows:,} tokens of the run so far, "
@@ -110,7 +173,7 @@ class Training:
             self.full = choose_full(decoder, self.pieces, count, *sizes, self.about, folder, quiet) if count else ()
         self.report = mnemos.linearise(decoder, **settings.arguments, full=self.full or None)
         if not quiet and settings.full and settings.full_count is None:
-            say(f"left whole: {', '.join(one.name for one in self.report.left)}", file=sys.stderr)
+            _say(f"left whole: {', '.join(one.name for one in self.report.left)}")
         self.maps, self.low_rank = dict(self.report.maps), dict(self.report.updates)
         self.step: Any = mnemos.functional(decoder)
         self.teacher = None
@@ -127,12 +190,9 @@ class Training:
 
     def updates(self, stage: Stage) -> int:
         """The updates of a stage: of whole groups of pieces."""
-        settings = self.settings
-        tokens, length = (
-            (settings.transfer_tokens, settings.transfer_length)
-            if stage == "transfer"
-            else (settings.tokens, settings.length)
-        )
+        settings, first = self.settings, stage == "transfer"
+        tokens = settings.transfer_tokens if first else settings.tokens
+        length = settings.transfer_length if first else settings.length
         return -(-tokens // (settings.context * settings.rows)) * (settings.context // length)
 
     def run(self) -> JSONObject:
@@ -147,14 +207,38 @@ class Training:
             stages.append("next_token")
         if not self.quiet:
             self._say_how_long(stages)
-        done = {stage: self._train(stage) for stage in stages}
+        done: JSONObject = {}
+        for stage in stages:
+            # --- from the newest checkpoint of the stage's folder on ---
+            folder = self.folder / stage
+            recipe, task, parameters = self.stage(stage)
+            steps, resume = recipe.train.steps, (folder / "recipe.json").is_file()
+            longer = resume and read_object(folder / "recipe.json", {"train": dict})["train"].get("steps") != steps
+            try:
+                extended = steps if longer else None
+                run = Run.open(recipe, folder, resume, steps=extended, task=task, model=parameters, quiet=self.quiet)
+                trained = run.train(count_flops=False)
+            except Interrupted:
+                at = _updates_done(folder)
+                raise Interrupted(f"interrupted; the same command continues from update {at} of {steps}") from None
+            except TrainingFailed as error:
+                problem = str(error).replace("lower optim.lr or lower optim.grad_clip", "lower the rates")
+                raise TrainingFailed(problem) from None
+
+            # --- what result.json has of it ---
+            losses = [line.values["loss"] for line in Measurement.read_all(folder) if line.kind == "train"]
+            done[stage] = {
+                "updates": trained.steps,
+                "tokens": trained.tokens,
+                "seconds": trained.seconds,
+                "last_loss": losses[-1],
+                "held_out_loss": trained.valid["loss"],
+                "peak_bytes": trained.peak_bytes,
+            }
         save_adapter(self.decoder, self.folder / ADAPTER, self.about)
-        count = lambda parameters: sum(value.numel() for value in parameters.values())  # noqa: E731
-        result = {
-            "settings": asdict(self.settings),
-            "stages": done,
-            "parameters": {"maps": count(self.maps), "updates": count(self.low_rank)},
-        }
+        count = {"maps": self.maps, "updates": self.low_rank}
+        sizes = {name: sum(value.numel() for value in parameters.values()) for name, parameters in count.items()}
+        result = {"settings": asdict(self.settings), "stages": done, "parameters": sizes}
         write_json(self.folder / "result.json", result)
         return result
 
@@ -204,78 +288,55 @@ class Training:
         )
         return recipe, task, parameters
 
-    def _train(self, stage: Stage) -> JSONObject:
-        """Train a stage, from the newest checkpoint of its folder on; what result.json has of it."""
-        folder = self.folder / stage
-        recipe, task, parameters = self.stage(stage)
-        steps, resume = recipe.train.steps, (folder / "recipe.json").is_file()
-        longer = resume and read_object(folder / "recipe.json", {"train": dict})["train"].get("steps") != steps
-        try:
-            run = Run.open(
-                recipe, folder, resume, steps=steps if longer else None, task=task, model=parameters, quiet=self.quiet
-            )
-            result = run.train(count_flops=False)
-        except Interrupted:
-            at = next(iter(checkpoint.steps(folder / "checkpoints")), 0)
-            raise Interrupted(f"interrupted; the same command continues from update {at} of {steps}") from None
-        except TrainingFailed as error:
-            raise TrainingFailed(
-                str(error).replace("lower optim.lr or lower optim.grad_clip", "lower the rates")
-            ) from None
-        losses = [line.values["loss"] for line in Measurement.read_all(folder) if line.kind == "train"]
-        numbers = {"updates": result.steps, "tokens": result.tokens, "seconds": result.seconds}
-        return numbers | {
-            "last_loss": losses[-1],
-            "held_out_loss": result.valid["loss"],
-            "peak_bytes": result.peak_bytes,
-        }
-
     def _say_how_long(self, stages: Sequence[Stage]) -> None:
         """Say how long each stage will take: an update of each is timed, and undone."""
         whole = 0.0
         for stage in stages:
             recipe, task, parameters = self.stage(stage)
-            steps, done = recipe.train.steps, next(iter(checkpoint.steps(self.folder / stage / "checkpoints")), 0)
-            if (Result.exists(self.folder / stage) and done == steps) or done > steps:
+            rows, seed, done = recipe.train.batch_size, recipe.train.seed, _updates_done(self.folder / stage)
+            left = recipe.train.steps - done
+            if left < 0 or (not left and Result.exists(self.folder / stage)):
                 continue
-            groups = range(done // task.parts, steps // task.parts)
+
+            # --- the teacher's predictions of the first group, by which those that are not kept yet are judged ---
             unseen: set[int] = set()
             if isinstance(task, NextToken) and self.teacher is not None:
-                numbers = {n for group in groups for n in self.pieces.group(group, recipe.train.batch_size)}
-                unseen = {n for n in numbers if not self.teacher.path(n).is_file()}
-
-            # --- the teacher's predictions of the first group, then an update of it ---
+                groups = range(done // task.parts, recipe.train.steps // task.parts)
+                numbers = {number for group in groups for number in self.pieces.group(group, rows)}
+                unseen = {number for number in numbers if not self.teacher.path(number).is_file()}
             began = time.perf_counter()
-            task.train_batch(0, recipe.train.batch_size, recipe.train.seed)
-            predicting = (time.perf_counter() - began) / recipe.train.batch_size * len(unseen)
+            task.train_batch(0, rows, seed)
+            predicting = (time.perf_counter() - began) / rows * len(unseen)
+
+            # --- forward and backward of an update; of a second one, where the first is quick, to be warm ---
+            state: State = None
             with generators.preserve():
-                updating = _seconds_of_update(task, parameters, recipe.train) * (steps - done)
-            whole += updating + predicting
+                for index in (0, min(1, task.parts - 1)):
+                    batch = task.train_batch(index, rows, seed)
+                    began = time.perf_counter()
+                    outputs, state = task.forward(parameters, batch, detach(state) if index else None)
+                    task.loss(parameters, outputs, batch).backward()
+                    seconds = time.perf_counter() - began
+                    del outputs
+                    if seconds > 1:
+                        break
+            del state  # and with it the activations, before the next stage
+            for value in parameters.values():
+                value.grad = None
+
+            whole += seconds * left + predicting
             about = f", {clock(predicting)} of it for what the decoder itself predicts" if unseen else ""
-            say(
-                f"{stage.replace('_', ' ')}: {steps - done:,} updates of {task.max_length:,} tokens, about "
-                f"{clock(updating + predicting)}{about}",
-                file=sys.stderr,
+            _say(
+                f"{stage.replace('_', ' ')}: {left:,} updates of {task.max_length:,} tokens, about "
+                f"{clock(seconds * left + predicting)}{about}"
             )
         if whole and len(stages) > 1:
-            say(f"about {clock(whole)} in all, without the measurements after it", file=sys.stderr, flush=True)
+            _say(f"about {clock(whole)} in all, without the measurements after it")
 
 
-def _seconds_of_update(task: AttentionTransfer | NextToken, parameters: Parameters, train: TrainConfig) -> float:
-    """The time of forward and backward of an update; of the second one, where the first is quick, to be warm."""
-    state: State = None
-    for index in (0, min(1, task.parts - 1)):
-        batch = task.train_batch(index, train.batch_size, train.seed)
-        began = time.perf_counter()
-        outputs, state = task.forward(parameters, batch, detach(state) if index else None)
-        task.loss(parameters, outputs, batch).backward()
-        seconds = time.perf_counter() - began
-        del outputs
-        if seconds > 1:
-            break
-    for value in parameters.values():
-        value.grad = None
-    return seconds
+def _updates_done(folder: Path) -> int:
+    """The updates of the newest checkpoint of a stage."""
+    return next(iter(checkpoint.steps(folder / "checkpoints")), 0)
 
 
 def check_settings(folder: Path, settings: LinearisedConfig) -> None:
@@ -301,65 +362,6 @@ def _sha256(decoder: Any) -> str:
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def train_folder(
-    model: str | Path,
-    text: Sequence[Path],
-    settings: LinearisedConfig,
-    out: Path,
-    teacher: Path | None = None,
-    test: Sequence[Path] = (),
-    trust_remote_code: bool = False,
-) -> JSONObject:
-    """Linearise and train the decoder of a folder, or hf:NAME of the hub: what `mnemos linearise` does.
-
-    out: the run's folder, with result.json, the measurements on `test` in assessed.json, and the decoder in `model`,
-    its low-rank updates added to its weights, which `mnemos.hosts.from_pretrained` loads. Returns both results. Raises
-    InputError before the training for texts that are too short, and for a decoder that has caches or is linearised.
-    """
-    # --- everything that is given, before anything takes long ---
-    model = str(model)
-    check_folder(model)
-    check_settings(out, settings)
-    if links := [path for path in (out / "model").glob("*") if path.is_symlink()]:
-        raise InputError(f"{links[0]}: expected a file or a new name to write to, found a link; remove it")
-    _say(f"reading the text of {', '.join(map(str, text))}")
-    texts, tests = read_texts(text), read_texts(test)
-    _say(f"loading {model}")
-    config = read_config(model, trust_remote_code)
-    for is_so, what in (
-        (hasattr(config, RECORD), "one that is linearised"),
-        (hasattr(config, "mnemos"), "one with gated caches"),
-        (config.model_type.startswith("mnemos"), config.model_type),
-    ):
-        if is_so:
-            raise InputError(f"{model}: expected a decoder without a memory, found {what}; name that it was made from")
-    tokenizer = read_tokenizer(model, trust_remote_code)
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
-    plans = {name: plan_assessment(tokenizer, one, positions, f"--test {name}") for name, one in tests.items()}
-    decoder: Any = read_decoder(model, trust_remote_code, dtype=torch.float32)
-    _say(f"cutting {sum(map(len, texts.values())):,} characters into tokens")
-
-    # --- training, and the decoder in a folder of its own ---
-    about: JSONObject = {"name": Path(model.removeprefix(HF)).name}
-    training = Training(decoder, tokenizer, texts, settings, out, teacher=teacher, about=about)
-    result = training.run()
-    if training.low_rank:
-        mnemos.hosts.merge_updates(decoder)
-    decoder.save_pretrained(out / "model")
-    tokenizer.save_pretrained(out / "model")
-
-    # --- measurements ---
-    if test:
-        _say(f"measuring on {', '.join(tests)}")
-        measured = {}
-        with progress(False, out.name, 0, 0) as display:
-            for name, one in tests.items():
-                measured[name] = assess(decoder, tokenizer, one, display=display, name=name, **plans[name])
-        write_json(out / ASSESSED, measured)
-        result |= {"test": measured}
-    return result
 
 
 def _say(text: str) -> None:
