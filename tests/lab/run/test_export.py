@@ -18,7 +18,7 @@ from mnemos.lab.evaluate.predict import predict
 from mnemos.lab.run.export import export_run, export_run_programs, exported_tokenizers, push
 from mnemos.lab.tasks.text import TextPreprocessing
 from mnemos.lab.tasks.vocabulary import Bytes, SubWords, Words
-from mnemos.lab.translation.translate import Decoding, TranslationPreprocessing
+from mnemos.lab.translation.translate import TranslationPreprocessing, beam_config
 from mnemos.lab.translation.translation_vocabulary import SubWordTokens
 from mnemos.libraries import tokenizers, transformers
 from mnemos.types import InputError
@@ -185,7 +185,7 @@ def test_a_translation_model_translates_the_same(tmp_path):
     assert [ids[: len(row) + 1] for ids, row in zip(inputs.input_ids.tolist(), rows, strict=True)] == [
         [*row, 2] for row in rows
     ]
-    decoding = replace(Decoding(3).search(10), stopping="early")
+    decoding = replace(beam_config(9, 3), stopping="early")
     found = loaded.generate(**inputs)
     for ids, mask, best in zip(inputs.input_ids, inputs.attention_mask, found.tolist(), strict=True):
         state = model.encode(ids[mask.bool()][None])

@@ -13,7 +13,7 @@ from translation_standins import sentences, write_pairs
 from mnemos.lab.compare.budgets import samples_per_update
 from mnemos.lab.run.recipe import OptimConfig, Recipe, TrainConfig
 from mnemos.lab.tasks.batch import IGNORE
-from mnemos.lab.translation.translate import Decoding, pad, search
+from mnemos.lab.translation.translate import beam_config, pad, search
 from mnemos.lab.translation.translation import TranslationConfig, TranslationTask, source_attention
 from mnemos.lab.translation.translation_scores import BLEU, CHRF, TOKENISED, Scorer
 from mnemos.lab.translation.translation_vocabulary import END, PAD, START, SubWordTokens
@@ -188,8 +188,8 @@ def test_a_translation_does_not_depend_on_the_sentences_of_its_batch():
     short, long = (torch.randint(4, 30, (1, length)) for length in (3, 60))
     both, mask = pad([short[0].tolist(), long[0].tolist()])
     with torch.no_grad():
-        alone = search(model, short, None, Decoding(), 100)[0][0]
-        beside = search(model, both, mask, Decoding(), 100)[0][0]
+        alone = search(model, short, None, beam_config(99))[0][0]
+        beside = search(model, both, mask, beam_config(99))[0][0]
     assert len(alone.tokens) == 13  # 1.2 × 3 + 10: this model ends nothing by itself
     assert torch.equal(alone.tokens, beside.tokens)
     assert alone.score == pytest.approx(beside.score, rel=1e-5)

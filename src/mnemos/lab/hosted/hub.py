@@ -39,8 +39,8 @@ def settings_of(source: str) -> str:
     if source.startswith(TIMM):
         _check_timm(source)
         return source
-    with _from_hub(source):
-        config = transformers().AutoConfig.from_pretrained(_name_or_folder(source), trust_remote_code=False)
+    with _from_hub(source) as name:
+        config = transformers().AutoConfig.from_pretrained(name, trust_remote_code=False)
     settings = {name: value for name, value in config.to_diff_dict().items() if name not in _LEFT_OUT}
     return json.dumps(settings, sort_keys=True)
 
@@ -83,10 +83,8 @@ def host_weights(auto: str, source: str) -> dict[str, Tensor]:
 
 
 def _read(auto: str, source: str, **named: Any) -> nn.Module:
-    with _from_hub(source, remedy=_ALLOW):
-        model, read = getattr(transformers(), auto).from_pretrained(
-            _name_or_folder(source), output_loading_info=True, **named
-        )
+    with _from_hub(source, remedy=_ALLOW) as name:
+        model, read = getattr(transformers(), auto).from_pretrained(name, output_loading_info=True, **named)
     lacking = sorted(read["missing_keys"]) if auto == _DECODER else []  # of another class, heads may be new
     if lacking:  # Transformers would draw them at random
         raise InputError(
@@ -113,16 +111,14 @@ def language_model(source: str, trust_remote_code: bool = False) -> tuple[nn.Mod
 
 def read_config(source: str, trust_remote_code: bool = False) -> Any:
     """The configuration of a model of Transformers. Raises InputError as `language_model`."""
-    with _from_hub(source, remedy=_ALLOW):
-        return transformers().AutoConfig.from_pretrained(_name_or_folder(source), trust_remote_code=trust_remote_code)
+    with _from_hub(source, remedy=_ALLOW) as name:
+        return transformers().AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
 def read_tokenizer(source: str, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a model of Transformers. Raises InputError as `language_model`."""
-    with _from_hub(source, "a tokenizer" + _WRITES, _ALLOW):
-        return transformers().AutoTokenizer.from_pretrained(
-            _name_or_folder(source), trust_remote_code=trust_remote_code
-        )
+    with _from_hub(source, "a tokenizer" + _WRITES, _ALLOW) as name:
+        return transformers().AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
 def read_decoder(source: str, trust_remote_code: bool = False, **named: Any) -> nn.Module:
@@ -134,8 +130,8 @@ def read_decoder(source: str, trust_remote_code: bool = False, **named: Any) -> 
 
     named["trust_remote_code"] = trust_remote_code
     if {"mnemos", "mnemos_linearised"} & {*read_config(source, trust_remote_code).to_diff_dict()}:
-        with _from_hub(source, remedy=_ALLOW):
-            return from_pretrained(getattr(transformers(), _DECODER), _name_or_folder(source), **named)
+        with _from_hub(source, remedy=_ALLOW) as name:
+            return from_pretrained(getattr(transformers(), _DECODER), name, **named)
     return _read(_DECODER, source, **named)
 
 
@@ -163,15 +159,8 @@ def tokenizer_file(source: str) -> str:
     transformers()
     from transformers.utils import cached_file
 
-    with _from_hub(source, "a tokenizer.json" + _WRITES):
-        return str(cached_file(_name_or_folder(source), "tokenizer.json"))
-
-
-def _name_or_folder(source: str) -> str:
-    """The name or folder for Transformers. Raises InputError for a folder with a pipe or a device in it."""
-    for path in Path(source).iterdir() if Path(source).is_dir() else ():
-        check_file(path)
-    return source.removeprefix(HF)
+    with _from_hub(source, "a tokenizer.json" + _WRITES) as name:
+        return str(cached_file(name, "tokenizer.json"))
 
 
 def _saved_config(folder: Path) -> dict[str, Any]:
@@ -197,9 +186,10 @@ def _from_hub(
     source: str,
     what: str = "a model of the Hugging Face hub, or the folder of a saved one",
     remedy: str = "choose a model that Transformers has itself",
-) -> Iterator[None]:
+) -> Iterator[str]:
     """Inside, an error of the hub, or of files that are missing or damaged, is an InputError; no library prints.
 
+    It gives the name or folder as Transformers takes it. Raises InputError for a folder with a pipe or a device in it.
     remedy: what to do about a model that brings Python code, which is not run.
     """
     transformers()
@@ -211,7 +201,9 @@ def _from_hub(
     messages.set_verbosity(logging.CRITICAL)
     messages.disable_progress_bar()
     try:
-        yield
+        for path in Path(source).iterdir() if Path(source).is_dir() else ():
+            check_file(path)  # reading a pipe would wait without end
+        yield source.removeprefix(HF)
     except InputError:
         raise
     except Exception as error:  # of a damaged file the libraries raise any exception

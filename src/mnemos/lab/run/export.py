@@ -59,7 +59,7 @@ def export_run(run: str | Path, out: str | Path | None = None) -> Path:
         named["bos_token_id"] = tokenizers[""].bos_token_id
     exported = cls.of(model, **named)
     if isinstance(about, TranslationPreprocessing):
-        generation = exported.generation_config  # the beam search of the run: `lab.translation.translate.Decoding`
+        generation = exported.generation_config  # the beam search of the run: `lab.translation.translate.beam_config`
         generation.num_beams, generation.length_penalty = about.beams, about.length_penalty
         generation.early_stopping = True
         generation.suppress_tokens = [PAD, START, UNKNOWN]

@@ -44,28 +44,20 @@ class Translation(NamedTuple):
     score: float
 
 
-@dataclass(frozen=True)
-class Decoding:
-    """How sentences are translated: hypotheses that beam search keeps, and how many of them are returned.
+def beam_config(longest: int, beams: int = 5, n_best: int = 1, length_penalty: float = 1.0) -> BeamConfig:
+    """The beam search by a model that reads and writes at most `longest` sub-words, and the end.
 
-    length_penalty: the power of the length by which a hypothesis' log-probability is divided. A translation has at most
-    1.2 times as many sub-words as its own source, and ten more, so it does not depend on the sentences beside it.
+    beams: hypotheses that it keeps; n_best: how many of them are returned. length_penalty: the power of the length by
+    which a hypothesis' log-probability is divided.
     """
-
-    beams: int = 5
-    n_best: int = 1
-    length_penalty: float = 1.0
-
-    def search(self, most: int) -> BeamConfig:
-        """The beam search by a model that writes at most `most` tokens."""
-        return BeamConfig(
-            eos=END,
-            beams=self.beams,
-            n_best=self.n_best,
-            max_length=most,
-            length_penalty=self.length_penalty,
-            forbidden=(PAD, START, UNKNOWN),
-        )
+    return BeamConfig(
+        eos=END,
+        beams=beams,
+        n_best=n_best,
+        max_length=longest + 1,
+        length_penalty=length_penalty,
+        forbidden=(PAD, START, UNKNOWN),
+    )
 
 
 class Translator:
@@ -82,7 +74,7 @@ class Translator:
         return DecoderStep(self.model)
 
     def translate(
-        self, sentences: Sequence[str], decoding: Decoding, where: str = "sentence", progress: Progress | None = None
+        self, sentences: Sequence[str], decoding: BeamConfig, where: str = "sentence", progress: Progress | None = None
     ) -> Iterator[list[Translation]]:
         """The translations of each sentence, best first, in order. All sentences are checked before the first one.
 
@@ -110,7 +102,7 @@ class Translator:
             yield from (chunk[number] for number in range(len(chunk)))
 
     def translate_rows(
-        self, rows: Sequence[Sequence[int]], decoding: Decoding
+        self, rows: Sequence[Sequence[int]], decoding: BeamConfig
     ) -> Iterator[tuple[int, list[Translation]]]:
         """(number of the row, its translations, best first), the longest rows first; an empty row has empty ones."""
         full = [number for number, row in enumerate(rows) if row]
@@ -124,7 +116,7 @@ class Translator:
                 chosen = [full[i] for i in batch]
                 tokens, mask = pad([rows[number] for number in chosen], END)
                 mask = None if mask is None else mask.to(device)
-                best = search(self.model, tokens.to(device), mask, decoding, self.longest + 1, self._step)
+                best = search(self.model, tokens.to(device), mask, decoding, self._step)
                 for number, hypotheses in zip(chosen, best, strict=True):
                     texts = [self.vocabularies.target.decode(one.tokens.tolist()) for one in hypotheses]
                     yield number, [Translation(text, h.score) for text, h in zip(texts, hypotheses, strict=True)]
@@ -139,17 +131,16 @@ def pad(rows: Sequence[Sequence[int]], *last: int) -> tuple[Tensor, Tensor | Non
 
 
 def search(
-    model: Any, source: Tensor, mask: Tensor | None, decoding: Decoding, longest: int, step: DecodeStep | None = None
+    model: Any, source: Tensor, mask: Tensor | None, decoding: BeamConfig, step: DecodeStep | None = None
 ) -> list[list[Hypothesis]]:
-    """The best hypotheses for each row of sources [B, S].
-
-    longest: tokens that the model may write; step: see `beam_search`.
-    """
+    """The best hypotheses for each row of sources [B, S]. step: see `beam_search`."""
     state = model.encode(source, mask)
     start = torch.full((len(source), 1), START, device=source.device)
+    # A row's limit is of its own source, and not of the longest in the batch: so its translation does not depend on the
+    # sentences beside it.
     lengths = torch.full_like(source[:, 0], source.shape[1]) if mask is None else mask.sum(1)
-    limits = (6 * lengths // 5 + 10).clamp(max=longest)
-    return beam_search(model, state, start, decoding.search(longest), step=step, limits=limits)
+    limits = (6 * lengths // 5 + 10).clamp(max=decoding.max_length)
+    return beam_search(model, state, start, decoding, step=step, limits=limits)
 
 
 @register
@@ -158,7 +149,7 @@ class TranslationPreprocessing(Preprocessing):
     """Translations of text files, line by line; - is the standard input.
 
     source, target: the languages. tokenizer: the content of the tokenizer.json of the source, and of both languages if
-    `target_tokenizer` is "". longest: sub-words of a sentence. The others: see `Decoding`.
+    `target_tokenizer` is "". longest: sub-words of a sentence. The others: see `beam_config`.
     """
 
     name: ClassVar[str] = "translation"
@@ -219,7 +210,8 @@ class TranslationPreprocessing(Preprocessing):
     def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
         """The translation of a file, a line for each of its lines."""
         lines = list(lines_of(sys.stdin.buffer, path) if str(path) == _STDIN else read_lines(path))
-        translations = reader.translate(lines, Decoding(self.beams, 1, self.length_penalty), f"{path}: line")
+        decoding = beam_config(self.longest, self.beams, 1, self.length_penalty)
+        translations = reader.translate(lines, decoding, f"{path}: line")
         return Predicted(str(path), "\n".join(best[0].text for best in translations))
 
 
@@ -238,7 +230,7 @@ class TrainedTranslator(Translator):
         self.about, model = about, load(folder)
         super().__init__(model, about.vocabularies(model), about.longest)
 
-    def decoding(self, beams: int | None, n_best: int, length_penalty: float | None) -> Decoding:
+    def decoding(self, beams: int | None, n_best: int, length_penalty: float | None) -> BeamConfig:
         """The search; None: as the run's test split was translated. Raises InputError for numbers out of range."""
         if beams is not None and not 1 <= beams <= MOST_BEAMS:
             raise InputError(
@@ -248,7 +240,8 @@ class TrainedTranslator(Translator):
         beams = self.about.beams if beams is None else beams
         if not 1 <= n_best <= beams:
             raise InputError(f"n_best: expected 1 to {beams}, the number of beams, found {n_best}; change n_best")
-        return Decoding(beams, n_best, self.about.length_penalty if length_penalty is None else length_penalty)
+        penalty = self.about.length_penalty if length_penalty is None else length_penalty
+        return beam_config(self.longest, beams, n_best, penalty)
 
 
 @near_arguments

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -25,7 +25,7 @@ from mnemos.types import InputError, JSONObject, likelihood_of
 
 from .parallel_corpus import Corpus, TokenBatches, Vocabularies
 from .parallel_text import STEMS, PairedFiles, SentencePair, find_pairs, pairs
-from .translate import Decoding, TranslationPreprocessing, Translator, pad, search
+from .translate import TranslationPreprocessing, Translator, beam_config, pad, search
 from .translation_scores import BLEU, CHRF, TOKENISED, TRANSLATIONS, Scorer
 from .translation_vocabulary import END, START, BPEDropout, SubWordTokens
 
@@ -227,7 +227,7 @@ class TranslationTask(Task):
                     f"{corpora[split].cleaning['read']:,} is left; give more text, or raise data.longest and data.ratio"
                 )
         self.corpora, self.vocabularies, self.config = corpora, vocabularies, config
-        self.decoding = Decoding(config.beams, 1, config.length_penalty)
+        self.decoding = beam_config(config.longest, config.beams, 1, config.length_penalty)
         self.vocab_size, self.max_length = vocabularies.target.size, config.longest + 1
         self._dropouts = [BPEDropout(one, config.bpe_dropout) for one in vocabularies] if config.bpe_dropout else []
         self._batches: dict[tuple[Split, int], TokenBatches] = {}
@@ -358,8 +358,7 @@ class TranslationTask(Task):
             return []
         mask = batch.inputs.mask
         source, mask = batch.inputs.source[chosen], None if mask is None else mask[chosen]
-        decoding = Decoding(int(batch.beams[chosen[0]]), 1, self.decoding.length_penalty)
-        best = search(model, source, mask, decoding, self.max_length)
+        best = search(model, source, mask, replace(self.decoding, beams=int(batch.beams[chosen[0]])))
         texts = [self.vocabularies.target.decode(one[0].tokens.tolist()) for one in best]
         return list(zip(batch.rows[chosen].tolist(), texts, strict=True))
 
