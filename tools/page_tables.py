@@ -407,7 +407,7 @@ def linearised_decoders() -> str:
         "window-hybrid-8": "… trained alike",
         "hybrid-8": "**8 of 30 whole, window and state beside them**",
         "window-hybrid-12": "12 of 30 whole, windows beside them, trained alike",
-        "hybrid-12": "**12 of 30 whole, window and state beside them**",
+        "hybrid-12": "12 of 30 whole, window and state beside them",
     }
     rows = {row["name"]: row for row in _load("linearised")["rows"] if row["seeds"]}
     lines = []
