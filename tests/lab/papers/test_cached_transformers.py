@@ -24,6 +24,7 @@ from mnemos.lab.run.checks import complete
 from mnemos.lab.run.session import run
 from mnemos.memory.gated_cache import GRC
 from mnemos.ops.gated_cache.cost import parts
+from mnemos.types import InputError
 
 pytestmark = pytest.mark.usefixtures("forked_comparisons")
 
@@ -227,6 +228,13 @@ def test_figures_are_drawn_from_a_finished_run(claim, cached_run, tmp_path):
     layers = found["tables"][0]["rows"]
     assert len(layers) == len(json.loads((cached_run / "explain.json").read_text())["layers"])
     assert not (tmp_path / "runs").exists(), "nothing was trained"
+
+
+@pytest.mark.parametrize("claim", ["figure4", "figure5"])
+def test_a_figure_trains_the_run_that_it_draws_and_no_other_seed(claim, compared, tmp_path):
+    with pytest.raises(InputError, match=r"metrics.jsonl"):  # nothing was trained
+        reproduce(f"cached_transformers/{claim}", Options(tmp_path, seeds=3))
+    assert [(folder, seeds) for _, folder, seeds, _ in compared] == [("vit-digits-500", 1)]
 
 
 # ---- Tables 4, 5 and 6 ----

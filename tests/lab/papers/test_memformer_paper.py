@@ -152,6 +152,7 @@ def test_the_order_of_merit_counts_pairs():
     assert "c; a; b; ours" in said
     assert "1 of 2 pairs" in said
     assert small_runs.perplexity_text([2.0, 4.0]) == "3.000 ± 1.414"
+    assert small_runs.perplexity_text([2.0, math.inf]) == "inf", "a seed that diverged"
 
 
 def test_table3(tmp_path, monkeypatch, exhaustive):

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import re
 
 import pytest
@@ -134,6 +135,7 @@ def test_without_a_paper_all_are_listed(capsys):
 
 def test_cells_are_read_to_four_figures():
     cells = {82.0: "82.0", 1.90: "1.9", 313: "313", 0.030812: "0.03081", 12345.6: "12,346", None: "–", "words": "words"}
+    cells |= {math.nan: "nan", math.inf: "inf"}  # of a run that diverged
     assert [cell_text(cell) for cell in cells] == list(cells.values())
     assert spread(0.8123, 0.0151) == "81.2 ± 1.5"
     assert spread(0.8123, None) == "81.2"

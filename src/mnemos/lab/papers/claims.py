@@ -1,11 +1,11 @@
 """Papers and their claims as data: names, statements, the paper's numbers, and the function that reproduces each."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from mnemos.errors import near_name
 from mnemos.types import InputError
 
 Values = Mapping[str, tuple[float, ...]]
@@ -16,8 +16,9 @@ _Entry = TypeVar("_Entry")
 class Claim:
     """One table or figure of a paper.
 
-    about: what it measures. make: "module:function"; the function takes the claim and the options and returns a
-    `Finding`. says: what is claimed. columns: the meaning of the numbers in each row of `values`.
+    about: what it measures. make: "module:function", as text, so that claims are listed without importing what trains;
+    the function takes the claim and the options and returns a `Finding`. says: what is claimed. columns: the meaning of
+    the numbers in each row of `values`.
     """
 
     name: str
@@ -29,7 +30,6 @@ class Claim:
 
     @property
     def paper_columns(self) -> list[str]:
-        """The columns of a table that hold the paper's numbers."""
         return [f"paper {column}" for column in self.columns]
 
 
@@ -49,8 +49,7 @@ class Paper:
 def choose(name: str, entries: Mapping[str, _Entry], expected: str) -> _Entry:
     """The entry `name`. Raises InputError, with the most similar name, for an unknown one."""
     if name not in entries:
-        near = difflib.get_close_matches(name, entries, 1, 0.5)
-        hint = f"did you mean {near[0]!r}?" if near else "choose one of these"
+        hint = near_name(name, entries, "choose one of these")
         raise InputError(f"expected {expected} ({', '.join(entries)}), found {name!r}; {hint}")
     return entries[name]
 
@@ -63,6 +62,7 @@ def _paper(name: str, title: str, text: str) -> Paper:
         claim, make = head.split()
         says = " ".join(line.strip() for line in lines if "|" not in line)
         table = [[cell.strip() for cell in line.split("|")] for line in lines if "|" in line] or [[""]]
+        # Whole numbers stay whole, so that 313 images a second are not printed as 313.0.
         values = {row: tuple(float(n) if "." in n else int(n) for n in numbers) for row, *numbers in table[1:]}
         make = f"{__package__}.{name}.{make}"
         claims.append(Claim(claim, about.strip(), make, says, tuple(table[0][1:]), values))
@@ -105,8 +105,6 @@ table2 tables:table2
 experiment experiment:experiment
   CIFAR-10 over seeds: a cache beside no cache, equal parameters, a constant, keys and values; and the gap
   A gated cache adds 1.4 points to ViT-S, one of keys and values 0.1; it regularises across samples.
-        | none | attention-based |  GRC
-  ViT-S | 79.9 |            80.0 | 81.3
 table3 tables:detection
   object detection: Mask R-CNN on COCO
   A cache in the backbone adds 3.2 to 4.7 points of AP for boxes and for masks.
@@ -201,10 +199,6 @@ table1 tables:likelihood_and_speed
 experiment experiment:experiment
   MNIST byte by byte over seeds: linear, softmax and LSH-1, and how they are trained (Table 1)
   Linear attention is 0.023 bits behind softmax and 0.101 ahead of LSH with one round.
-          | bits/dim
-  linear  |    0.644
-  softmax |    0.621
-  lsh-1   |    0.745
 cifar10 tables:likelihood_and_speed
   CIFAR-10 byte by byte: bits/dim and images per second (Table 2)
   After equal training time, linear attention is better than softmax and generates 4,462 times as fast.
@@ -301,11 +295,6 @@ figure8 figures:figure8
 experiment experiment:experiment
   MNIST at 14 x 14: Memformer, its ablations and an equal Transformer-XL over seeds (Table 1, Figure 6)
   Memory and forgetting lower the perplexity, and Memformer is ahead of Transformer-XL; 60 to 80 % of the slots hold.
-                     | perplexity
-  Memformer          |      1.594
-  without memory     |      1.745
-  without forgetting |       1.63
-  Transformer-XL     |      1.611
 recall tables:recall
   recall of a fact after 32 segments (not in the paper: a claim of this library)
   Slots carry information from the distant past. With a horizon of 1, no gradient passes through them.

@@ -52,6 +52,7 @@ def picture(path: Path, size: tuple[float, float] = (10.0, 4.2), layout: Any = "
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    # --- not by pyplot, which looks for a display and keeps every figure ---
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=size, dpi=DPI, facecolor="white", layout=layout)
         canvas = FigureCanvasAgg(figure)
@@ -63,6 +64,7 @@ def picture(path: Path, size: tuple[float, float] = (10.0, 4.2), layout: Any = "
         if labels and layout:
             columns = int(13 * size[0] / (6 + max(map(len, labels))))  # as many names beside each other as fit
             figure.legend(labels.values(), labels.keys(), loc="outside upper left", ncols=max(1, columns))
+        # --- without matplotlib's version, so that equal pictures are equal files ---
         png = io.BytesIO()
         canvas.print_png(png, metadata={"Software": None})
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from mnemos.lab.run.recipe import Recipe
 
 from .findings import Cell, Finding, Table
 from .reproduce import Options
-from .small_runs import Trained, train
+from .small_runs import Trained, task, train
 
 POWER = 0.8
 MOST_SEEDS = 1000  # counts of seeds beyond it are not searched
@@ -68,9 +68,10 @@ def differences(scores: Mapping[str, Spread], variant: str, controls: Iterable[s
     return dict(zip(names, welch_holm((scores[variant], scores[name]) for name in names), strict=True))
 
 
-def train_variants(finding: Finding, options: Options, name: str, variants: Mapping[str, Recipe]) -> Trained:
+def train_variants(finding: Finding, options: Options, variants: Mapping[str, Recipe]) -> Trained:
     """Train the recipes of all variants, one thread each, with the seeds of the options."""
-    return train(finding, options, name, {name: altered(one, train={"threads": 1}) for name, one in variants.items()})
+    recipes = {name: altered(one, train={"threads": 1}) for name, one in variants.items()}
+    return train(finding, options, f"experiment-{task(options)[0]}", recipes)
 
 
 def add_tables(

@@ -20,9 +20,6 @@ class Table:
     rows: list[list[Cell]] = field(default_factory=list)
 
     def add(self, *cells: Cell) -> None:
-        """Append a row. Raises ValueError if the number of cells differs from the number of columns."""
-        if len(cells) != len(self.columns):
-            raise ValueError(f"{self.title}: {len(self.columns)} columns, {len(cells)} cells")
         self.rows.append(list(cells))
 
 
@@ -49,7 +46,6 @@ class Finding:
         return {"tables": tables, "notes": self.notes, "files": list(files), "runs": list(runs)}
 
     def show(self) -> None:
-        """Print the tables and the notes to standard output."""
         from rich.console import Console
         from rich.table import Table as Rich
 
@@ -79,7 +75,7 @@ def cell_text(cell: Cell) -> str:
     if isinstance(cell, int) or abs(cell) >= 1000:
         return f"{cell:,.0f}"
     text = f"{cell:.4g}"
-    return text if set(text) & set(".e") else f"{text}.0"
+    return text if set(text) & set(".en") else f"{text}.0"  # n: of nan, which a run that diverged may have
 
 
 def spread(mean: float, std: float | None, scale: float = 100.0, digits: int = 1) -> str:

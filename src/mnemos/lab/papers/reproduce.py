@@ -37,8 +37,7 @@ class Options:
 def reproduce(target: str, options: Options) -> list[JSONObject]:
     """Reproduce PAPER/CLAIM, or every claim of PAPER. Returns the contents of each CLAIM.json in `options.out`.
 
-    Each claim is printed when it is finished. With `options.recipes_only` no file is written. Runs that are already
-    finished in the folder are not trained again.
+    Runs that are already finished in the folder are not trained again.
     Raises InputError for an unknown name, with the most similar one, and for options out of range.
     """
     paper, claims = chosen(target)
@@ -50,7 +49,38 @@ def reproduce(target: str, options: Options) -> list[JSONObject]:
             f"--data {options.data}: expected a folder of data or a file of text, but the path does not exist"
         )
     check_output_folder(options.out)
-    return [_reproduce_claim(paper, claim, options) for claim in claims]
+    results = []
+    for claim in claims:
+        say(f"{paper.name}/{claim.name}: {claim.about}\n  The claim: {claim.says}")
+        for row in verdicts(paper.name, claim.name):
+            say(f"  {SYMBOLS[row.symbol].capitalize()}: {row.item}. {row.line}", flush=True)
+        # --- the claim's own function ---
+        module, _, function = claim.make.partition(":")
+        start, origin = time.perf_counter(), provenance(0, "cpu")  # before it: the code may change while models train
+        finding: Finding = getattr(importlib.import_module(module), function)(claim, options)
+        finding.show()
+        result = {
+            "paper": paper.name,
+            "title": paper.title,
+            "claim": claim.name,
+            "about": claim.about,
+            "says": claim.says,
+            **finding.to_dict(),
+            "trained": [trained(run, str(run)) for run in finding.runs if (run / "run.json").is_file()],
+            "seconds": time.perf_counter() - start,
+            "provenance": origin,
+        }
+        results.append(result)
+        # --- its files: each claim's when it is finished, because the next may take hours or fail ---
+        if not options.recipes_only:
+            options.out.mkdir(parents=True, exist_ok=True)
+            path, page = options.out / f"{claim.name}.json", options.out / f"claim-{claim.name}.html"
+            write_json(path, result)
+            write_text(page, claim_page(result, finding))
+            for written in (*finding.files, path, page):
+                say(written)
+        say(flush=True)
+    return results
 
 
 def chosen(target: str) -> tuple[Paper, tuple[Claim, ...]]:
@@ -69,38 +99,6 @@ def listing() -> str:
     return "\n".join(lines)
 
 
-def _reproduce_claim(paper: Paper, claim: Claim, options: Options) -> JSONObject:
-    say(f"{paper.name}/{claim.name}: {claim.about}\n  The claim: {claim.says}")
-    for row in verdicts(paper.name, claim.name):
-        say(f"  {SYMBOLS[row.symbol].capitalize()}: {row.item}. {row.line}", flush=True)
-    # --- the claim's own function ---
-    module, _, function = claim.make.partition(":")
-    start, origin = time.perf_counter(), provenance(0, "cpu")
-    finding: Finding = getattr(importlib.import_module(module), function)(claim, options)
-    finding.show()
-    result = {
-        "paper": paper.name,
-        "title": paper.title,
-        "claim": claim.name,
-        "about": claim.about,
-        "says": claim.says,
-        **finding.to_dict(),
-        "trained": [trained(run, str(run)) for run in finding.runs if (run / "run.json").is_file()],
-        "seconds": time.perf_counter() - start,
-        "provenance": origin,
-    }
-    # --- its files ---
-    if not options.recipes_only:
-        options.out.mkdir(parents=True, exist_ok=True)
-        path, page = options.out / f"{claim.name}.json", options.out / f"claim-{claim.name}.html"
-        write_json(path, result)
-        write_text(page, claim_page(result, finding))
-        for written in (*finding.files, path, page):
-            say(written)
-    say(flush=True)
-    return result
-
-
 def claim_page(result: JSONObject, finding: Finding) -> str:
     """The page of a claim in the shell of all pages: tables, notes, figures. result: what its JSON file holds."""
     from mnemos.lab.report import markup  # what only names recipes needs no page
@@ -111,13 +109,14 @@ def claim_page(result: JSONObject, finding: Finding) -> str:
         markup.table(one.title, one.columns, [[escape(cell_text(cell)) for cell in row] for row in one.rows], "claims")
         for one in finding.tables
     ]
-    drawn = [file for file in finding.files if file.suffix == ".png" and file.is_file()]
-    pictures = [
-        markup.figure([f'<img alt="{escape(file.stem)}" src="data:image/png;base64,{data}">'], file.name, "full")
-        for file in drawn
-        for data in [base64.b64encode(read_bytes(file)).decode()]
-    ]
-    paths = [path for path in (*finding.files, *finding.runs) if path.suffix != ".png"]
+    pictures, paths = [], []
+    for path in (*finding.files, *finding.runs):
+        if path.suffix != ".png":
+            paths.append(path)
+            continue
+        data = base64.b64encode(read_bytes(path)).decode()  # inside the page, so that it can be sent alone
+        image = f'<img alt="{escape(path.stem)}" src="data:image/png;base64,{data}">'
+        pictures.append(markup.figure([image], path.name, "full"))
     items = "".join(f"<li><code>{escape(path)}</code></li>" for path in paths)
     facts = {**result["provenance"], "seconds": f"{result['seconds']:.1f}"}
     origin = "".join(

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
+from mnemos.lab.compare import significance
 from mnemos.lab.compare.compare import compare
-from mnemos.lab.compare.significance import Spread
 from mnemos.lab.recipes.family import altered
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe
@@ -61,13 +61,13 @@ class Trained:
     comparison: JSONObject
 
     def results(self, name: str) -> list[Result]:
-        """The results of a row's runs."""
         return [Result.read(run) for run in self.runs[name]]
 
-    def spread(self, name: str) -> Spread:
+    def spread(self, name: str) -> significance.Spread:
         """The mean, the standard deviation and the number of a row's scores."""
         row = self.rows[name]
-        return Spread(row["mean"], math.nan if row["std"] is None else row["std"], row["seeds"])
+        std = math.nan if row["std"] is None else row["std"]
+        return significance.Spread(row["mean"], std, row["seeds"])
 
     def emptied(self, name: str) -> str | None:
         """Text of a row's mean score with its caches emptied; None for a row without caches."""
@@ -99,6 +99,7 @@ def train(
     names = {recipe.name: row for row, recipe in recipes.items()}
     rows = {names.get(row["name"], row["name"]): row for row in comparison["rows"]}
     runs = {names.get(one, one): [folder / path for path in paths] for one, paths in comparison["runs"].items()}
+    # Each once: two tables of a claim may have a row in common.
     finding.runs += [run for each in runs.values() for run in each if run not in finding.runs]
     if report:
         from mnemos.lab.report import report as write_report  # what only names recipes needs no report
@@ -128,7 +129,8 @@ def perplexities(trained: Trained) -> dict[str, list[float]]:
 
 def perplexity_text(values: list[float], digits: int = 3) -> str:
     """Text of the mean and the standard deviation over seeds."""
-    return spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, 1.0, digits)
+    mean, std, _ = significance.spread(values)  # a seed that diverged has an infinite perplexity, and no deviation
+    return spread(mean, None if math.isnan(std) else std, 1.0, digits)
 
 
 def order(scores: Mapping[str, list[float]], theirs: Values, column: int) -> str:

@@ -17,6 +17,7 @@ from mnemos.memory.key_values import KeyValues
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.checks import check_dropout
 from mnemos.ops.dense_layer import Linear
+from mnemos.ops.padding import zero_invalid
 from mnemos.ops.signature import Signature
 from mnemos.registry import register
 from mnemos.types import Device, InputError
@@ -55,7 +56,6 @@ class BlockSparseConfig(AttentionConfig):
         return replace(self, seed=self.seed + _LAYER * number)
 
     def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "BlockSparseAttention":
-        """The layer, [B, T, dim] -> [B, T, dim]."""
         return BlockSparseAttention(dim, num_heads, causal, dropout, self)
 
 
@@ -138,39 +138,26 @@ def block_sparse_attention(
     check_dropout(dropout)
     extra = 0 if random_blocks is None else random_blocks.shape[-1]
     _check_pattern(block, window, extra, global_blocks)
-    b, t, h, _ = q.shape
+    (b, t, h, _), ends = q.shape, global_blocks
     if not b or not t:
         return v
-    if mask is not None:
-        q, k, v = (x.masked_fill(~mask[..., None, None], 0) for x in (q, k, v))
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    n = -(-t // block)
-    if is_dense(n, window, extra, global_blocks):
-        y = _attend(q, k, v, None if mask is None else mask[:, None], dropout)
-    else:
-        if random_blocks is None:
-            random_blocks = torch.zeros(h, n - 2 * global_blocks, 0, dtype=torch.int64, device=q.device)
-        _check_blocks(random_blocks, h, n, global_blocks)
-        drawn = random_blocks.to(q.device).expand(h, -1, -1)
-        y = _attend_sparse(q, k, v, drawn, block, window, global_blocks, mask, dropout)
-    y = y.transpose(1, 2)
-    return y if mask is None else y.masked_fill(~mask[..., None, None], 0)
-
-
-def _attend_sparse(
-    q: Tensor, k: Tensor, v: Tensor, random_blocks: Tensor, block: int, window: int, ends: int, mask: Tensor | None,
-    dropout: float,
-) -> Tensor:  # fmt: skip
-    """q, k [B, H, T, D], v [B, H, T, M] -> [B, H, T, M], in runs of equal windows."""
-    h, t = q.shape[1:3]
-    n = -(-t // block)
-    missing = n * block - t
+    q, k, v = (zero_invalid(x, mask).transpose(1, 2) for x in (q, k, v))  # [B, H, T, ..]
     tokens = None if mask is None else mask[:, None]
+    n = -(-t // block)
+    # --- a short sequence: every query reads every key ---
+    if is_dense(n, window, extra, ends):
+        return zero_invalid(_attend(q, k, v, tokens, dropout).transpose(1, 2), mask)
     # --- the global blocks' queries read everything ---
+    if random_blocks is None:
+        random_blocks = torch.zeros(h, n - 2 * ends, 0, dtype=torch.int64, device=q.device)
+    _check_blocks(random_blocks, h, n, ends)
+    random_blocks = random_blocks.to(q.device).expand(h, -1, -1)
     edges = torch.cat([q[:, :, : ends * block], q[:, :, (n - ends) * block :]], 2)
     edges = _attend(edges, k, v, tokens, dropout)
     outputs = [edges[:, :, : ends * block]]
     # --- the others, in blocks: those beside the global ones have shorter windows, so each is a run by itself ---
+    missing = n * block - t
+    # Contiguous once, or `_gather` would copy all blocks in each run.
     q, k, v = (F.pad(x, (0, 0, 0, missing)).contiguous().unflatten(2, (n, block)) for x in (q, k, v))
     if tokens is not None:
         tokens = F.pad(tokens, (0, missing)).expand(-1, h, -1).unflatten(2, (n, block))
@@ -186,7 +173,7 @@ def _attend_sparse(
         seen = None if tokens is None else _gather(tokens[..., None], read)[..., :visible, 0].flatten(1, 2)
         y = _attend(q[:, :, start:stop].flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2), seen, dropout)
         outputs.append(y.unflatten(1, (h, stop - start)).flatten(2, 3))
-    return torch.cat([*outputs, edges[:, :, ends * block :]], 2)
+    return zero_invalid(torch.cat([*outputs, edges[:, :, ends * block :]], 2).transpose(1, 2), mask)
 
 
 def _gather(x: Tensor, read: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from mnemos.memory.key_values import KeyValues, check_key_values
 from mnemos.ops.checks import check_dropout
 from mnemos.ops.dense_layer import Linear
 from mnemos.ops.dropout import dropout as drop
+from mnemos.ops.padding import zero_invalid
 from mnemos.ops.precision import full_precision
 from mnemos.ops.signature import Signature
 from mnemos.registry import register
@@ -52,7 +53,6 @@ class ReformerConfig(AttentionConfig):
     seed: int | None = 0
 
     def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "ReformerAttention":
-        """The layer, [B, T, dim] -> [B, T, dim]."""
         return ReformerAttention(dim, num_heads, causal, dropout, self)
 
 
@@ -92,15 +92,12 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
         self.output = Linear(dim, dim, bias=False)
 
     def empty(self, batch_size: int, device: Device, dtype: torch.dtype | None) -> KeyValues:
-        """No tokens."""
         return KeyValues.empty(batch_size, self.num_heads, self.dim // self.num_heads, device, dtype)
 
     def check_state(self, state: KeyValues, batch_size: int) -> None:
-        """Raise InputError unless the keys are [B, N, H, D/H]."""
         check_key_values(state, batch_size, self.num_heads, self.dim // self.num_heads)
 
     def rotations(self, length: int, device: Device = None) -> tuple[Tensor, ...]:
-        """The rotations of one forward of `length` tokens: see `draw_rotations`."""
         s = self.settings
         generator = None
         if not self.training and s.seed is not None:
@@ -156,8 +153,7 @@ def reformer_attention(
     round, and has the result 0. dropout: the fraction of the weights dropped. last: compute only the outputs of the
     last so many tokens. -> y [B, T or last, H, M] in v's dtype, computed in float32 (float64 for float64).
 
-    T ≥ 0, of any divisibility. At T ≤ c there is one chunk and no hash: y is softmax attention. Later tokens enter no
-    earlier output, but they move the borders of chunks, and so decide which earlier tokens are read.
+    T ≥ 0, of any divisibility. At T ≤ c there is one chunk and no hash: y is softmax attention.
     Hashing has no gradient; qk gets the gradients of queries and of keys.
     Cost: O(T·R·2·c·(D + M)·H) time and O(T·R·(D + M)·H) memory.
     Raises InputError for shapes, dtypes, chunk or dropout that do not fit.
@@ -176,8 +172,7 @@ def reformer_attention(
     if last is not None and not 0 <= last <= t:
         raise InputError(f"last: expected 0 to {t} tokens, found {last}; use None for all")
     keep = t if last is None else last
-    if mask is not None:
-        qk, v = (x.masked_fill(~mask[..., None, None], 0) for x in (qk, v))
+    qk, v = zero_invalid(qk, mask), zero_invalid(v, mask)
     if not keep or not b:
         return v[:, t - keep :]
     wide = torch.float64 if torch.float64 in (qk.dtype, v.dtype) else torch.float32
@@ -186,11 +181,14 @@ def reformer_attention(
         if t > chunk:
             with torch.no_grad():
                 bucket = _hash(qk, rotations).flatten(0, 1)
-        q, k, values = (x.to(wide).transpose(1, 2).flatten(0, 1) for x in (qk, _unit(qk), v))
+        # Keys of length one; the 10⁻⁶, which the published code adds to the mean square, bounds the derivative at 0.
+        q = qk.to(torch.promote_types(qk.dtype, torch.float32))
+        keys = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + 1e-6 * d)
+        q, k, values = (x.to(wide).transpose(1, 2).flatten(0, 1) for x in (q, keys, v))
         valid = None if mask is None else mask.repeat_interleave(h, 0)
         y = _attend_in_chunks(q, k, values, bucket, valid, chunk, causal, dropout, keep)
     y = y.unflatten(0, (b, h)).transpose(1, 2).to(v.dtype)
-    return y if mask is None else y.masked_fill(~mask[:, t - keep :, None, None], 0)
+    return zero_invalid(y, None if mask is None else mask[:, t - keep :])
 
 
 # ---- hashes ----
@@ -224,12 +222,6 @@ def draw_rotations(
     source = device if generator is None else generator.device
     shapes = [(rounds, heads, width, n // 2) for n in factors]
     return tuple(torch.randn(*shape, generator=generator, device=source).to(device) for shape in shapes)
-
-
-def _unit(x: Tensor) -> Tensor:
-    """x/√(|x|² + D·10⁻⁶) over the last axis, in float32 at least: length one, with a bounded derivative at 0."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6 * x.shape[-1])
 
 
 def _hash(qk: Tensor, rotations: Sequence[Tensor]) -> Tensor:

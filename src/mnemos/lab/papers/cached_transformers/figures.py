@@ -1,6 +1,8 @@
 """Figures 1, 4 and 5: accuracy by FLOPs, the two branches as images, and σ(λ) by layer and head."""
 
+import itertools
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,6 @@ from mnemos.lab.report import gated_caches, report
 from mnemos.lab.report.markup import shortened
 from mnemos.lab.report.read import read_run
 from mnemos.lab.report.shell import HEADS, RULE
-from mnemos.lab.run.recipe import Recipe
 from mnemos.types import InputError
 
 from ..claims import PAPERS, Claim
@@ -20,7 +21,7 @@ from ..drawing import panel, panels, picture, variant
 from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small_runs import caution
-from .tables import PAPER, PLAIN, about, commands, compared, costs, recipe
+from .tables import PAPER, about, commands, compared, costs, recipe
 
 # The families of Figure 1 (one size of ViT and Swin is in Table 1), and the depths of the small PVTs of our curve.
 FAMILIES = {
@@ -50,15 +51,14 @@ def figure1(claim: Claim, options: Options) -> Finding:
             theirs[family][0].append((plain.training, values[name][0]))
             theirs[family][1].append((cached.training, values[name][1]))
     # --- small ones: each depth without a cache, then with one ---
-    finding = Finding([table], [training])
-    recipes: dict[str, Recipe] = {}
-    for depth in DEPTHS:
-        for ending in (PLAIN, PAPER):
-            small = recipe(options, "pvt", ending)
-            stages: Any = small.model
-            depths = {"depths": (depth,) * len(stages.depths)}
-            recipes[f"{small.name}-depth-{depth}"] = altered(small, name=f"{small.name}-depth-{depth}", model=depths)
-    trained = compared(finding, options, "depths", recipes)
+    finding, hosts = Finding([table], [training]), (recipe(options, "pvt"), recipe(options, "pvt", PAPER))
+    of_host: Any = hosts[0].model
+    stages = len(of_host.depths)
+    small = [
+        altered(one, name=f"{one.name}-depth-{depth}", model={"depths": (depth,) * stages})
+        for depth, one in itertools.product(DEPTHS, hosts)
+    ]
+    trained = compared(finding, options, "depths", {one.name: one for one in small})
     measured = finding.table(f"Test accuracy: {about(options, trained)}", ["", "M multiply-adds", "accuracy"])
     ours: tuple[Curve, Curve] = ([], [])
     for i, (name, row) in enumerate(trained.rows.items()):
@@ -69,7 +69,7 @@ def figure1(claim: Claim, options: Options) -> Finding:
     paper = ("The paper: ImageNet-1k top-1, %", "10⁹ multiply-adds, counted here")
     here = ("Here: test accuracy, %", "10⁶ multiply-adds")
     with panels(options.out / "figure1.png", paper, here, size=(10.0, 5.0)) as (left, right):
-        mine = {recipe(options, "pvt").name: ours}
+        mine = {hosts[0].name: ours}
         for axes, curves, first in ((left, theirs, 0), (right, mine, len(theirs))):
             for i, (name, (plain_curve, cached_curve)) in enumerate(curves.items(), first):
                 axes.plot(*zip(*plain_curve, strict=True), **variant(i), linestyle="--", label=name)
@@ -81,6 +81,7 @@ def figure1(claim: Claim, options: Options) -> Finding:
 def above(plain: Curve, cached: Curve) -> str:
     """A sentence: how many cached models are above the uncached curve by FLOPs."""
     flops, accuracies = zip(*sorted(plain), strict=True)
+    # At its own FLOPs: a cached model has more than the uncached one of its size.
     count = sum(accuracy > np.interp(x, flops, accuracies) for x, accuracy in cached)
     by = "the uncached curve by FLOPs, which is constant beyond its ends"
     return f"{count} of {len(cached)} cached models are above {by}. The paper: all."
@@ -90,8 +91,7 @@ def figure4(claim: Claim, options: Options) -> Finding:
     """Figure 4: o_self and o_mem of a cached ViT for test pictures."""
     if options.recipes_only:
         return Finding([], [commands(["ViT-S"])])
-    run = _run(options, "vit")
-    explanation = _explained(run)
+    run, explanation = _explained(options, "vit")
     if (pictures := explanation.pictures) is None:
         raise InputError(
             f"{run}: expected a run with gated caches on images, found none ({explanation.left}); choose another run "
@@ -139,14 +139,16 @@ def figure5(claim: Claim, options: Options) -> Finding:
     """Figure 5: σ(λ) by layer and head of a cached ViT and a cached PVT."""
     if options.recipes_only:
         return Finding([], [commands(["ViT-S", "PVT-Tiny", "PVT-Small"])])
-    runs = [options.run] if options.run else [_run(options, host) for host in ("vit", "pvt")]
-    finding, path = Finding(runs=list(runs)), options.out / "figure5.png"
+    explained = [_explained(options, host) for host in (("vit",) if options.run else ("vit", "pvt"))]
+    finding, path = Finding(runs=[run for run, _ in explained]), options.out / "figure5.png"
     with picture(path) as figure:
-        for run, axes in zip(runs, figure.subplots(1, len(runs), squeeze=False)[0], strict=True):
-            layers, model = _explained(run).layers, read_run(run, run.name).recipe
-            name, cache = model["name"], model["model"].get("cache") or {}
+        row = figure.subplots(1, len(explained), squeeze=False)[0]
+        for (run, explanation), axes in zip(explained, row, strict=True):
+            # --- the table of a run ---
+            layers, recorded = explanation.layers, read_run(run, run.name).recipe
+            name, cache = recorded["name"], recorded["model"].get("cache") or {}
             # Hosts before mix="heads", and without it, have a gate for each group of channels behind the projection.
-            by_head = cache.get("mix") == "heads" or "image" not in model["model"]
+            by_head = cache.get("mix") == "heads" or "image" not in recorded["model"]
             gated = "head" if by_head else "group of channels"
             table = finding.table(f"σ(λ) of {name}, a gate per {gated}", ["layer", "mean", "minimum", "maximum"])
             for called, layer in zip(shortened([layer.name for layer in layers]), layers, strict=True):
@@ -155,29 +157,26 @@ def figure5(claim: Claim, options: Options) -> Finding:
             finding.notes.append(
                 f"{name}: σ(λ) > 0.5 in {above_half} of {len(layers)} layers. The paper: in more than half."
             )
+            # --- its panel: a point per gate ---
             panel(axes, f"σ(λ), {name}", "cached layer")
             axes.set(ylim=(0, 1), xticks=range(len(layers)), xlim=(-0.5, len(layers) - 0.5))
             axes.axhline(0.5, color=RULE[0])
             for i, layer in enumerate(layers):
                 colours = [HEADS[h % len(HEADS)][0] for h in range(len(layer.share))]
                 axes.scatter([i] * len(layer.share), layer.share, s=64, c=colours)
-    finding.files += [path, report(runs[:1], options.out / "figure5.html")]
+    finding.files += [path, report(finding.runs[:1], options.out / "figure5.html")]
     return finding
 
 
-def _run(options: Options, host: str) -> Path:
-    """The run given by --run, or a run of the host with the paper's cache, which is trained unless it exists."""
-    if options.run is not None:
-        return options.run
-    trained = compared(Finding(), options, host, {host: recipe(options, host, PAPER)})
-    return trained.runs[host][0]
-
-
-def _explained(run: Path) -> Explanation:
-    """What a finished run recorded of its caches."""
+def _explained(options: Options, host: str) -> tuple[Path, Explanation]:
+    """The run of --run or one of the host with the paper's cache, trained unless it exists; what its caches do."""
+    run = options.run
+    if run is None:  # one run is drawn, whatever the number of seeds
+        recipes = {host: recipe(options, host, PAPER)}
+        (run,) = compared(Finding(), replace(options, seeds=1), host, recipes).runs[host]
     explanation = read_run(run, str(run)).explained
     if explanation is None or not explanation.layers:
         raise InputError(
             f"{run}: expected a run with gated caches, found none in its model; choose another run with --run"
         )
-    return explanation
+    return run, explanation

@@ -194,7 +194,6 @@ def imagenet(host: str, memory: str) -> Recipe | None:
 Detector = Literal["mask-rcnn", "retinanet"]
 _DETECTORS: dict[Detector, str] = {"mask-rcnn": "Mask R-CNN", "retinanet": "RetinaNet"}
 _DEPTHS = {"tiny": (2, 2, 2, 2), "small": (3, 4, 6, 3), "medium": (3, 4, 18, 3)}
-_COCO_EPOCH = 117_266 // 16  # photos of train2017 with an object, in batches of 16
 
 
 @family("coco-{detector}-pvt-{size}-{memory}", detector=_DETECTORS, size=_DEPTHS, memory=("", "cached"))
@@ -206,7 +205,7 @@ def coco(detector: Detector, size: str, memory: str) -> Recipe:
     backbone starts from a classifier trained on ImageNet: --train.init_from RUN of imagenet-pvt-…; its caches are then
     empty (Appendix B).
     """
-    table, epoch = 3 if detector == "mask-rcnn" else 7, _COCO_EPOCH
+    table, epoch = 3 if detector == "mask-rcnn" else 7, 117_266 // 16  # photos of train2017 with an object, in batches
     about = f"{_DETECTORS[detector]} on PVT-{size.capitalize()}, COCO 1× as in Table {table}"
     if size == "tiny":
         about += " (--data.folder COCO --train.init_from RUN): 8 GPUs"
@@ -379,26 +378,22 @@ def _cached(model: TransformerConfig, slots: int) -> TransformerConfig:
 _SEGMENTS: dict[str, Any] = {"vocab_size": 0, "segment": 150, "position": "learned"} | {
     name: getattr(_BASE, name) for name in ("dim", "layers", "num_heads", "mlp", "norm", "activation", "dropout")
 }
-_ROWS: dict[str, ModelConfig] = {
-    "xl-base": _BASE,
-    "xl-base-cached": _cached(_BASE, 150),
-    "mt-base": MemoryTransformerConfig(**_SEGMENTS, memory_tokens=10),
-    "rmt-base": RMTConfig(**_SEGMENTS, memory=TokensConfig(10)),
-    "xl-large": _LARGE,
-    "xl-large-cached": _cached(_LARGE, 384),
+_MT, _RMT = MemoryTransformerConfig(**_SEGMENTS, memory_tokens=10), RMTConfig(**_SEGMENTS, memory=TokensConfig(10))
+_ROWS: dict[str, tuple[ModelConfig, str]] = {
+    "xl-base": (_BASE, "Words of WikiText-103, Transformer-XL base: 410 wide, a memory of 150"),
+    "xl-base-cached": (_cached(_BASE, 150), "wikitext-xl-base with a gated cache of 150 slots in place of the memory"),
+    "mt-base": (_MT, "wikitext-xl-base as a Memory Transformer: 10 tokens before each 150 words"),
+    "rmt-base": (_RMT, "wikitext-xl-base as an RMT: 10 memory tokens, gradients through 4 segments"),
+    "xl-large": (_LARGE, "Words of WikiText-103, Transformer-XL large: 1024 wide, a memory of 384"),
+    "xl-large-cached": (
+        _cached(_LARGE, 384),
+        "wikitext-xl-large with a gated cache of 384 slots in place of the memory",
+    ),
 }
-_ROWS_ABOUT = about_lines("""
-xl-base: Words of WikiText-103, Transformer-XL base: 410 wide, a memory of 150
-xl-base-cached: wikitext-xl-base with a gated cache of 150 slots in place of the memory
-mt-base: wikitext-xl-base as a Memory Transformer: 10 tokens before each 150 words
-rmt-base: wikitext-xl-base as an RMT: 10 memory tokens, gradients through 4 segments
-xl-large: Words of WikiText-103, Transformer-XL large: 1024 wide, a memory of 384
-xl-large-cached: wikitext-xl-large with a gated cache of 384 slots in place of the memory
-""")
-_BYTES = about_lines("""
-xl-base: wikitext-xl-base over the bytes of --data.path FOLDER: no perplexity of the paper's
-xl-base-cached: wikitext-xl-base-cached over the bytes of --data.path FOLDER
-""")
+_BYTES = {
+    "xl-base": "wikitext-xl-base over the bytes of --data.path FOLDER: no perplexity of the paper's",
+    "xl-base-cached": "wikitext-xl-base-cached over the bytes of --data.path FOLDER",
+}
 
 
 @family("wikitext-{tokens}-{row}", tokens=("", "bytes"), row=_ROWS)
@@ -411,11 +406,11 @@ def cached_wikitext(tokens: str, row: str) -> Recipe | None:
     bytes. An update of the RMT reads one new segment, as those of the other rows do; the three before it are read
     again.
     """
-    large = row.startswith("xl-large")
+    large, (model, about) = row.startswith("xl-large"), _ROWS[row]
     schedule = ScheduleConfig("cosine", warmup=16_000 if large else 0)
     recipe = Recipe(
-        about=f"{_ROWS_ABOUT[row]} (Cached Transformers, Table 5)",
-        model=_ROWS[row],
+        about=f"{about} (Cached Transformers, Table 5)",
+        model=model,
         data=TextConfig(segment=384 if large else 150),
         optim=OptimConfig("adam", lr=2.5e-4, weight_decay=0.0, grad_clip=0.25, schedule=schedule),
         train=TrainConfig(

@@ -109,6 +109,7 @@ def table5(claim: Claim, options: Options) -> Finding:
 
 def word_recipes(options: Options) -> dict[str, Recipe]:
     """The small recipes of Table 5 by the names of its rows, and their never-written baselines."""
+    # --- what all rows share ---
     steps = options.steps or STEPS
     blocks: dict[str, Any] = {"norm": "pre", "activation": "gelu", "mlp": 512}  # those of the recorded runs
     path = None if options.data is None else str(options.data)
@@ -129,6 +130,7 @@ def word_recipes(options: Options) -> dict[str, Recipe]:
         optim={"lr": 1e-3, "schedule": {"warmup": min(100, steps // 10)}},
         train=train,
     )
+    # --- a recipe a row ---
     xl: Any = base.model
     sizes: dict[str, Any] = {"vocab_size": 0, "dim": xl.dim, "layers": xl.layers, "segment": WORDS, **blocks}
     # Written after each half of a segment, as in `wikitext-xl-base-cached`: the gates need a reader in the same call.
@@ -146,10 +148,11 @@ def word_recipes(options: Options) -> dict[str, Recipe]:
         CACHED: named("words-xl-cached", replace(xl, attention=RelativeConfig(memory=0), cache=paper)),
         BESIDE: named("words-xl-cached-beside", replace(xl, cache=beside)),
     }
-    for row in (CACHED, BESIDE):
-        if (baseline := unwritten(recipes[row])) is not None:
-            state = "constant cache" if baseline.name.endswith("-constant") else "never written"
-            recipes[f"{row}, {state}"] = baseline
+    # --- a cache's worth is what it adds to the model that never writes it ---
+    for row, state in ((CACHED, "constant cache"), (BESIDE, "never written")):
+        baseline = unwritten(recipes[row])
+        assert baseline is not None
+        recipes[f"{row}, {state}"] = baseline
     return recipes
 
 
@@ -179,6 +182,7 @@ def table6(claim: Claim, options: Options) -> Finding:
     ours = ["here", "here cached", "gain", "constant cache", "equal parameters"]
     table = Table("Test accuracy on Long ListOps, in percent", ["", *ours, "paper", "paper cached", "paper gain"])
     finding = Finding([table], [_LISTOPS_AT_PAPER])
+    # --- each attention with and without the cache, and the baselines of those with it ---
     trained = None
     if not options.recipes_only:
         names = [name + ending for name in LISTOPS.values() for ending in ("", "-cached")]
@@ -190,6 +194,7 @@ def table6(claim: Claim, options: Options) -> Finding:
         trained = train(finding, options, "listops-128", recipes, baselines=True, report=False)
         table.title += f"; majority class: {100 * trained.comparison['majority']:.1f} %"
         finding.notes += [_LISTOPS_HERE, caution(options)]
+    # --- the table ---
     for row, name in LISTOPS.items():
         plain, cached = claim.values.get(row, (None, None))
         theirs = plain, cached, None if plain is None or cached is None else cached - plain

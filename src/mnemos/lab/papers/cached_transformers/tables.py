@@ -78,13 +78,13 @@ def config(name: str) -> ImageConfig:
     return replace(registry.load("recipe", RECIPES[name])().model, cache=None)
 
 
-@functools.cache
+@functools.cache  # several tables and Figure 1 ask for the same models
 def costs(name: str, grcs: tuple[GRC, ...] = (PAPER_CACHE, AUTO)) -> tuple[Cost, ...]:
     """The costs of a model without a cache and with each cache in `grcs`. It is built once and runs one image each."""
     model = config(name).build()
     x = torch.zeros(1, model.config.channels, model.config.image, model.config.image)
     measured = []
-    for grc in (None, *grcs):
+    for grc in (None, *grcs):  # on one host, because building the large ones takes seconds
         added = 0.0 if grc is None else cache(model.host, grc).flops / 2e9
         with torch.no_grad():
             training = flops_by_operation(lambda: model.train()(x))
@@ -177,8 +177,9 @@ def about(options: Options, trained: Trained) -> str:
 def gains(hosts: Sequence[Trained], endings: Sequence[str]) -> Table:
     """What each cache adds, in points of accuracy: to the host without it, and to its control.
 
-    Each difference has its 95 % interval (Welch), and its p is corrected over the rows of the table (Holm).
+    Each difference has its 95 % interval (Welch), and its p is corrected over the rows of its column (Holm).
     """
+    # Two families of tests, each corrected by itself: a cache is compared with none, and with its own control.
     caches = [(one, ending) for one in hosts for ending in endings if ending == ATTENTION or ending in CONTROLS]
     to_none = welch_holm((one.spread(ending), one.spread(PLAIN)) for one, ending in caches)
     gated = [(one, ending) for one, ending in caches if ending in CONTROLS]
@@ -280,7 +281,6 @@ def table9(claim: Claim, options: Options) -> Finding:
     for name, values in claim.values.items():
         all_three = costs(name)
         flops.add(name, *_sizes(*all_three), *(one.papers for one in all_three), *values[4:])
-    for name, values in claim.values.items():
         train, test = throughput(name, training=True), throughput(name, training=False)
         speed.add(name, *train, values[1] / values[0], *test, values[3] / values[2])
     note = (

@@ -13,12 +13,12 @@ from mnemos.lab.report.run_records import Columns, RunRecord
 from mnemos.lab.run.files import Result
 from mnemos.lab.tasks.metrics import bits
 
-from ..claims import Claim
+from ..claims import PAPERS, Claim
 from ..drawing import draw_seeds, panel, picture
 from ..experiments import add_tables, mean_and_spread, train_variants
 from ..findings import Finding
 from ..reproduce import Options
-from ..small_runs import caution, task
+from ..small_runs import caution
 from .tables import small_recipe
 
 STEPS = 3600
@@ -39,9 +39,9 @@ def experiment(claim: Claim, options: Options) -> Finding:
         return Finding([], ["Three seeds: --data MNIST --seeds 3."])
     finding, options = Finding(), replace(options, steps=options.steps or STEPS)
     recipes = {name: small_recipe(options, name) for name in VARIANTS}
-    trained = train_variants(finding, options, f"experiment-{task(options)[0]}", recipes)
-    theirs = {name: claim.values[name][0] for name in VARIANTS}
-    effects = {name: theirs["linear"] - theirs[name] for name in VARIANTS[1:]}
+    trained = train_variants(finding, options, recipes)
+    theirs = PAPERS["linear_transformers"].claim("table1").values
+    effects = {name: theirs["linear"][0] - theirs[name][0] for name in VARIANTS[1:]}
     add_tables(finding, recipes["linear"], trained, "bits/dim", _bits, False, effects)
     # --- bits of the validation split by update, over seeds ---
     runs = {name: [read_run(run, name) for run in paths] for name, paths in trained.runs.items()}

@@ -53,6 +53,7 @@ def figure1(claim: Claim, options: Options) -> Finding:
     """Figure 1: time and peak memory per sample for N = 2⁹ … 2¹⁶, all on this CPU."""
     if options.recipes_only:
         return Finding([], [_MEASURED])
+    # --- the tables, and how time grows ---
     measured = measure(LENGTHS)
     times = Table("Milliseconds per sample, forward and backward", ["N", *ATTENTIONS])
     memory = Table("Peak MiB per sample", ["N", *ATTENTIONS])
@@ -65,6 +66,7 @@ def figure1(claim: Claim, options: Options) -> Finding:
         if len(by_length) > 1:
             (_, before), (n, last) = list(by_length.items())[-2:]
             growth.append(f"{name} ×{last[0] / before[0]:.1f} (to N = {n:,})")
+    # --- the picture: what was not measured has no point ---
     path = options.out / "figure1.png"
     titles = ("Time per sample, ms", "N, tokens"), ("Memory per sample, MiB", "N, tokens")
     with panels(path, *titles, log="xy") as (left, right):
@@ -144,6 +146,7 @@ def figure2(claim: Claim, options: Options) -> Finding:
         f"Copying words of 16 to 31 of 10 symbols: models of 2 layers, {steps:,} updates",
         ["", "symbols right, %", "test loss, nats", f"updates until {LEARNED:g} nats", "seconds of training"],
     )
+    # --- the table: of each row its worst seed ---
     for name, row in trained.rows.items():
         loss = max(one.score("loss") for one in trained.results(name))
         firsts = []  # of each seed: the update by which the validation loss has reached `LEARNED`
@@ -152,6 +155,7 @@ def figure2(claim: Claim, options: Options) -> Finding:
             firsts.append(next((line.step for line in lines if line.values["loss"] <= LEARNED), math.inf))
         learned = None if math.inf in firsts else max(firsts)
         table.add(name, trained.score(name), loss, learned, row["seconds"])
+    # --- the picture, and notes ---
     path = options.out / "figure2.png"
     with panels(path, ("Copying", "updates"), log="y", size=(6.4, 4.2)) as (axes,):
         axes.set_ylabel("validation loss, nats")

@@ -65,8 +65,6 @@ _LONGER = replace(_LONG, steps=1_500_000, batch_size=4, eval_every=6000, checkpo
 _SHORT = TrainConfig(steps=3600, batch_size=8, eval_every=900, checkpoint_every=300, log_every=50)
 _SHORTER = replace(_SHORT, steps=1500, batch_size=32, eval_every=500)
 _MNIST = MNISTConfig(layout="image")
-
-
 _DIGITS = DigitsConfig(layout="image")
 _PIXELS: dict[str, tuple[DataConfig, TransformerConfig, OptimConfig, TrainConfig]] = {
     "mnist-pixels": (_MNIST, _LARGE, _LARGE_OPTIM, _LONG),

@@ -8,7 +8,7 @@ import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from mnemos.attention.relative import RelativeConfig
 from mnemos.config import ModelConfig
 from mnemos.errors import say
 from mnemos.lab.compare.baselines import parameters
-from mnemos.lab.evaluate.recorded import KINDS, SlotExample, WriteAttention
+from mnemos.lab.evaluate.recorded import KINDS, WriteAttention
 from mnemos.lab.measure.flops import forward_flops
 from mnemos.lab.measure.gradients import state_bytes
 from mnemos.lab.measure.peak import live_peak_of
@@ -41,9 +41,6 @@ from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small_runs import caution, perplexities, train
 from .tables import HORIZON, SegmentLoss
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # ---- Figure 4: a slot without input drifts to its terminal state ----
 
@@ -79,10 +76,27 @@ def figure4(claim: Claim, options: Options) -> Finding:
         f"Remaining distance to the terminal state after writes without input (D = {WIDTH})",
         ["", "start", "after 1", "after 8", "after 32", "writes to half of it", "writes to float32 precision"],
     )
+    from matplotlib.patches import Circle
+
     path = options.out / "figure4.png"
     with picture(path, (10.0, 5.2)) as figure:
         circle, axes = figure.subplots(1, 2, width_ratios=(2, 3))
-        _draw_circle(circle)
+        # --- slots a and b as the paper draws them: the same writes turn b less than a ---
+        panel(circle, "On a circle", "").set_axis_off()
+        circle.set(aspect="equal", xlim=(-1.5, 1.5), ylim=(-1.45, 1.45))
+        circle.add_patch(Circle((0, 0), 1, fill=False, edgecolor=MUTED[0], linewidth=0.8))
+        for name, degrees, color in (("$m_a$", 75, variant(1)["color"]), ("$m_b$", -172, variant(2)["color"])):
+            slots = drift(2, 1.0, CIRCLE, math.radians(abs(degrees)), TURNS)
+            x, y = slots[:, 0].tolist(), (slots[:, 1] * math.copysign(1, degrees)).tolist()
+            circle.plot(x, y, color=color, marker="o", linewidth=0)
+            arrow = {"arrowstyle": "->", "color": color, "linewidth": 1.4}
+            circle.annotate("", (x[0] + CIRCLE, y[0]), (x[0], y[0]), arrowprops=arrow)
+            circle.text(1.2 * x[0], 1.2 * y[0], name, ha="center", va="center", color=color, fontsize=14)
+        circle.plot([1], [0], marker="*", markersize=14, color=INK[0], linewidth=0)
+        circle.text(1.14, 0, "T", va="center", fontsize=14)
+        says = f"{TURNS} writes without input, ‖v‖ = {CIRCLE:g} ρ"
+        circle.text(0, -1.32, says, ha="center", fontsize=11, color=MUTED[0])
+        # --- the table, and the distance by write ---
         panel(axes, "Distance to the terminal state, in ρ", "writes without input", log="y")
         for i, (setting, (radius, length)) in enumerate(SETTINGS.items()):
             for start, (degrees, line) in STARTS.items():
@@ -91,7 +105,7 @@ def figure4(claim: Claim, options: Options) -> Finding:
                 firsts = (next((n for n, x in enumerate(left) if x <= bound), None) for bound in (left[0] / 2, NOISE))
                 table.add(setting, start, *after, *firsts)
                 label = setting if start == "opposite" else None
-                curve = [max(x, NOISE / 4) for x in left]
+                curve = [max(x, NOISE / 4) for x in left]  # nothing has no logarithm
                 axes.plot(range(len(left)), curve, color=variant(i)["color"], linestyle=line, label=label)
         for start, (_, line) in STARTS.items():
             axes.plot([], [], color=INK[0], linestyle=line, label=f"from {start}")
@@ -99,25 +113,6 @@ def figure4(claim: Claim, options: Options) -> Finding:
         axes.axhline(NOISE, color=MUTED[0], linewidth=0.8)
         axes.text(39.7, NOISE * 1.3, "float32 precision", ha="right", fontsize=9, color=MUTED[0])
     return Finding([table], [_DRIFT], [path])
-
-
-def _draw_circle(axes: "Axes") -> None:
-    """Draw slots a and b as in the paper: the same writes turn b less than a."""
-    from matplotlib.patches import Circle
-
-    panel(axes, "On a circle", "").set_axis_off()
-    axes.set(aspect="equal", xlim=(-1.5, 1.5), ylim=(-1.45, 1.45))
-    axes.add_patch(Circle((0, 0), 1, fill=False, edgecolor=MUTED[0], linewidth=0.8))
-    for name, degrees, color in (("$m_a$", 75, variant(1)["color"]), ("$m_b$", -172, variant(2)["color"])):
-        slots = drift(2, 1.0, CIRCLE, math.radians(abs(degrees)), TURNS)
-        x, y = slots[:, 0].tolist(), (slots[:, 1] * math.copysign(1, degrees)).tolist()
-        axes.plot(x, y, color=color, marker="o", linewidth=0)
-        arrow = {"arrowstyle": "->", "color": color, "linewidth": 1.4}
-        axes.annotate("", (x[0] + CIRCLE, y[0]), (x[0], y[0]), arrowprops=arrow)
-        axes.text(1.2 * x[0], 1.2 * y[0], name, ha="center", va="center", color=color, fontsize=14)
-    axes.plot([1], [0], marker="*", markersize=14, color=INK[0], linewidth=0)
-    axes.text(1.14, 0, "T", va="center", fontsize=14)
-    axes.text(0, -1.32, f"{TURNS} writes without input, ‖v‖ = {CIRCLE:g} ρ", ha="center", fontsize=11, color=MUTED[0])
 
 
 def drift(width: int, radius: float, length: float, angle: float, steps: int) -> Tensor:
@@ -268,7 +263,7 @@ TEXT_STEPS = 1000
 COLUMNS = 100  # characters per line in figure7.png
 SHOWN = 12  # words in the table
 _COMMANDS = "To draw a finished run, for example of mnemos train text-memformer --data.path FOLDER, use --run RUN."
-_SAYS = "The paper's slot attended to named entities and verbs; its tokens are words."
+_COLORS = {kind: variant(index)["color"] for kind, index in slot_attention.COLOURS.items()}
 
 
 def figure6(claim: Claim, options: Options) -> Finding:
@@ -289,14 +284,35 @@ def figure6(claim: Claim, options: Options) -> Finding:
         shares = 100 * record.middle[kind], paper_share(kind)
         biases = bias, slot_attention.PAPER_BIAS.get(kind)
         table.add(f"slots that {slot_attention.VERBS[kind]}", bounds[kind], *shares, usual.slots, *biases)
-    # --- the picture: the shares, and an example of each kind ---
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
     examples = record.shown.examples
     rows, path = (len(examples) + 2) // 2, options.out / "figure6.png"
     with picture(path, (10.0, 0.6 + 2.6 * rows)) as figure:
-        first, *others = figure.subplots(rows, 2, squeeze=False).flat
-        _draw_shares(first, record)
+        # --- the picture's first panel: the shares by segment, a line per kind ---
+        axes, *others = figure.subplots(rows, 2, squeeze=False).flat
+        panel(axes, "Share of the slots (bands: the paper's)", "segment")
+        for kind in KINDS:
+            segments, label = range(1, len(record.shares[kind]) + 1), f"slots that {slot_attention.VERBS[kind]}"
+            style: dict[str, Any] = {"color": _COLORS[kind], "marker": "o" if len(segments) < 3 else None}
+            axes.plot(segments, record.shares[kind], **style, label=label)
+            if kind in slot_attention.PAPER:
+                axes.axhspan(*slot_attention.PAPER[kind], color=_COLORS[kind], alpha=0.16, linewidth=0)
+        axes.set(ylim=(-0.02, 1.02))
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+        axes.yaxis.set_major_formatter(PercentFormatter(1, 0))
+        # --- a slot of each kind: a bar per token, and left of the line one for the slot itself ---
         for axes, one in zip(others, examples, strict=False):
-            _draw_slot(axes, one, record.shown.first)
+            panel(axes, slot_attention.slot_title(one), "token of the segment")
+            weights = one.weights[: record.shown.first]
+            width = max(2.0, len(weights) / 20)  # of the slot's own bar
+            axes.bar(np.arange(1, len(weights) + 1), weights, width=0.8, color=_COLORS[one.kind])
+            axes.bar([-width], [one.itself], width=width, color=_COLORS[one.kind])
+            axes.axvline(0, color=MUTED[0], linewidth=0.6)
+            # The scale includes the slot's weight on itself, so that the tokens of a slot that holds look small.
+            axes.set(xlim=(-1.8 * width, len(weights) + 1), ylim=(0, 1.05 * max(one.itself, float(weights.max()))))
+            ticks = [tick for tick in axes.get_xticks() if 0 < tick <= len(weights)]
+            axes.set_xticks([-width, *ticks], ["itself", *(f"{tick:.0f}" for tick in ticks)])
         for axes in others[len(examples) :]:
             axes.remove()
     even = (
@@ -312,35 +328,6 @@ def paper_share(kind: str) -> str:
     """The paper's share of the slots of a kind, in percent."""
     share = slot_attention.PAPER.get(kind)
     return "–" if share is None else f"{100 * share[0]:.0f} to {100 * share[1]:.0f}"
-
-
-def _draw_shares(axes: "Axes", record: WriteAttention) -> None:
-    """Draw one line per kind, and the paper's shares as bands."""
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
-
-    panel(axes, "Share of the slots (bands: the paper's)", "segment")
-    for kind, shares in ((kind, record.shares[kind]) for kind in KINDS):
-        style: dict[str, Any] = {"color": _color(kind), "marker": "o" if len(shares) < 3 else None}
-        axes.plot(range(1, len(shares) + 1), shares, **style, label=f"slots that {slot_attention.VERBS[kind]}")
-        if kind in slot_attention.PAPER:
-            axes.axhspan(*slot_attention.PAPER[kind], color=_color(kind), alpha=0.16, linewidth=0)
-    axes.set(ylim=(-0.02, 1.02))
-    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
-    axes.yaxis.set_major_formatter(PercentFormatter(1, 0))
-
-
-def _draw_slot(axes: "Axes", one: SlotExample, first: int) -> None:
-    """Draw one bar per token for the `first` tokens, and one for the slot itself left of the line."""
-    panel(axes, slot_attention.slot_title(one), "token of the segment")
-    weights = one.weights[:first]
-    width = max(2.0, len(weights) / 20)  # of the slot's own bar
-    axes.bar(np.arange(1, len(weights) + 1), weights, width=0.8, color=_color(one.kind))
-    axes.bar([-width], [one.itself], width=width, color=_color(one.kind))
-    axes.axvline(0, color=MUTED[0], linewidth=0.6)
-    # The scale includes the slot's weight on itself, so that the tokens of a slot that holds look small.
-    axes.set(xlim=(-1.8 * width, len(weights) + 1), ylim=(0, 1.05 * max(one.itself, float(weights.max()))))
-    ticks = [tick for tick in axes.get_xticks() if 0 < tick <= len(weights)]
-    axes.set_xticks([-width, *ticks], ["itself", *(f"{tick:.0f}" for tick in ticks)])
 
 
 def figure7(claim: Claim, options: Options) -> Finding:
@@ -373,11 +360,14 @@ def figure7(claim: Claim, options: Options) -> Finding:
             weights = slot_attention.word_weights(one, words)
             for index, row, column, text in lines:
                 shade = 0.0 if text.isspace() else 0.85 * weights[index] / (max(weights) or 1.0)
-                box = {"facecolor": _color(one.kind), "alpha": shade, "linewidth": 0, "pad": 0}
+                box = {"facecolor": _COLORS[one.kind], "alpha": shade, "linewidth": 0, "pad": 0}
                 # A letter is .602 of the font's size wide: at 11.4 points a hundredth of the width of the axes.
                 axes.text(column, row + 0.5, text, va="center", family="DejaVu Sans Mono", fontsize=11.4, bbox=box)
     where = f"segment {shown.place + 1} of {shown.of} of the longest document"
-    notes = [f"{run}: {where}. Uniform attention is equal on every token of a segment.", _SAYS]
+    notes = [
+        f"{run}: {where}. Uniform attention is equal on every token of a segment.",
+        "The paper's slot attended to named entities and verbs; its tokens are words.",
+    ]
     return Finding(tables, notes, [path, report([run], options.out / "figure7.html")], [run])
 
 
@@ -393,10 +383,6 @@ def _wrap(words: tuple[tuple[str, int], ...]) -> list[tuple[int, int, int, str]]
                 pieces.append((i, row, column, text[:COLUMNS]))
             column += len(text)
     return pieces
-
-
-def _color(kind: str) -> str:
-    return variant(slot_attention.COLOURS[kind])["color"]
 
 
 def _write_attention(options: Options) -> tuple[Path, WriteAttention]:
@@ -463,6 +449,7 @@ def figure8(claim: Claim, options: Options) -> Finding:
         return finding
     read = short_recipe(options, CONSTANT_HORIZON, max(SLOTS)).train
     about = f"{source(options)}, {read.steps:,} updates of {read.batch_size} x {READ} x {SHORT_SEGMENT} bytes"
+    # --- two tables, each with its panel: a point a seed, and a line through the means ---
     path = options.out / "figure8.png"
     by_horizon = ("Perplexity by horizon of the gradient", "segments that the gradient passes through")
     with panels(path, by_horizon, ("Perplexity by size of the memory", "slots"), log="x") as (left, right):
@@ -477,7 +464,8 @@ def figure8(claim: Claim, options: Options) -> Finding:
             for value in values:
                 horizon, slots = (value, max(SLOTS)) if name == "horizon" else (CONSTANT_HORIZON, value)
                 say(f"  horizon {horizon}, {slots} slots", flush=True)
-                # Each variant has its own folder: `compare` requires equal training settings.
+                # Each variant has its own folder, as `compare` requires equal training settings, and is named for both
+                # numbers: the one that both tables have is trained once.
                 recipe = short_recipe(options, horizon, slots)
                 trained = train(finding, options, recipe.name, {recipe.name: recipe}, report=False)
                 (scores,) = perplexities(trained).values()

@@ -44,8 +44,7 @@ class ImageSizes(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Bytes per picture."""
-        return self.side**2
+        return self.side**2  # bytes
 
 
 # Sizes that train on one core: half the layers, and on 8 x 8 pixels a quarter of the slots.
@@ -155,7 +154,6 @@ class LanguageSizes(NamedTuple):
 
     @property
     def segment(self) -> int:
-        """Tokens per segment."""
         return 128 // self.length_divisor
 
 

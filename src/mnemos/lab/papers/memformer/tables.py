@@ -95,6 +95,7 @@ def _add_perplexities(
     pairs: Sequence[tuple[str, str]],
 ) -> None:
     """Train the small models of a table's rows; add their table, their order, and the differences of pairs of rows."""
+    # --- the table, and the order of the models ---
     trained = train(finding, options, folder, {row: shortened(one, options) for row, one in recipes.items()})
     scores = perplexities(trained)
     columns = ["", "model here", "parameters", "perplexity", flops, "seconds of training", "paper perplexity"]
@@ -104,6 +105,7 @@ def _add_perplexities(
         cells = row["parameters"], perplexity_text(scores[name]), row["flops"] / 1e9, row["seconds"]
         table.add(name, shape(recipe), *cells, theirs)
     finding.notes += [caution(options), order(scores, claim.values, 1)]
+    # --- differences ---
     if options.seeds > 1:
         spreads = {name: significance.spread(values) for name, values in scores.items()}
         pairs = [(one, other) for one, other in pairs if one != other]
@@ -211,6 +213,7 @@ def _inference(gflop: Mapping[str, float], values: Values) -> Table:
         f"Inference at width {PAPER.dim}, memory {memory:,}, {torch.get_num_threads()} threads",
         ["", "ms per generated token", "ms per read token", "GFLOP per segment", "state MiB", "maximum state MiB"],
     )
+    # --- two models in the middle of a stream, with full memories ---
     tokens = torch.randint(256, (1, length), generator=torch.Generator().manual_seed(0))
     runs: dict[str, Callable[[], object]] = {}
     sizes = {}
@@ -224,6 +227,7 @@ def _inference(gflop: Mapping[str, float], values: Values) -> Table:
         runs[f"{name}, generated"] = partial(_generate, model, tokens, state)
         runs[f"{name}, read"] = partial(read, state)
         sizes[name] = [gflop[row], state_bytes(state) / 2**20, _generate(model, tokens, state) / 2**20]
+    # --- times, and the ratios beside the paper's ---
     times = {name: 1e3 * statistics.median(each) / length for name, each in race(runs, ROUNDS).items()}
     xl, ours = ([times[f"{name}, generated"], times[f"{name}, read"], *sizes[name]] for name in COMPARED)
     theirs = [values[row][0] for row in COMPARED.values()]
@@ -295,6 +299,7 @@ def table3(claim: Claim, options: Options) -> Finding:
     """Table 3: memory and speed of three ways to compute the same gradients."""
     if options.recipes_only:
         return Finding([], [_REPLAY])
+    # --- what is measured ---
     torch.manual_seed(0)
     model = SegmentLoss(MODEL.build())
     segments = list(torch.randint(MODEL.vocab_size, (HORIZON, ROWS, MODEL.segment + 1)))
@@ -302,6 +307,7 @@ def table3(claim: Claim, options: Options) -> Finding:
     runs = {name: partial(WAYS[way], model, segments) for name, way in ROUTES.items()}
     with torch.no_grad():
         stored = HORIZON * state_bytes(model.advance(segments[0]))
+    # --- the table ---
     layers = f"{MODEL.encoder_layers} + {MODEL.decoder_layers} layers of width {MODEL.dim}"
     sizes = f"{MODEL.memory.slots} slots, {HORIZON} segments of {MODEL.segment}, batch {ROWS}"
     columns = ["", "MiB saved", "MiB of states", "process peak MiB", "relative to BPTT", "relative speed"]
