@@ -100,7 +100,6 @@ def test_other_names_are_there():
     assert len(_compat.operators(*names, "_unsafe_view", "no_such_operator")) == 3
     assert _compat.packed_products() is not None
     assert _compat.dense_product() is not None
-    assert _compat.flop_mode() is not None
     assert [_compat.is_elementary(one) for one in (torch.ops.aten.mm.default, torch.ops.aten.linear.default)] == [1, 0]
     assert hasattr(iter(torch.utils.data.DataLoader([1], num_workers=1)), "_shutdown_workers")
 

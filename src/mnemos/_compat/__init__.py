@@ -434,17 +434,10 @@ def schema_of(overload: Any) -> Any:
     return overload._schema
 
 
-def flop_mode() -> Any:
-    """The mode inside PyTorch's FlopCounterMode, which sees every operator. Importing it imports Triton where it is.
-
-    Fallback: None, and the whole FlopCounterMode is used.
-    """
-    from torch.utils import flop_counter
-
-    return getattr(flop_counter, "_FlopCounterMode", None)
-
-
 def is_elementary(overload: Any) -> bool:
-    """Whether a dispatched operator is itself, and not made of others. Fallback: False, and PyTorch's mode decides."""
+    """Whether a dispatched operator is itself, and not made of others. Fallback: False, and it is asked for its parts.
+
+    prim: a tensor's device and layout, of which PyTorch cannot be asked.
+    """
     decomposes = getattr(overload, "_can_decompose", None)
-    return decomposes is not None and overload.namespace != "prim" and not decomposes()
+    return overload.namespace == "prim" or (decomposes is not None and not decomposes())

@@ -1,8 +1,8 @@
 """The speed of decoding: seconds per token at any position, and seconds per sequence from a few positions."""
 
 import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from mnemos.generate.fused import DecodeStep
 from mnemos.modes import evaluating
 from mnemos.types import State, select
+
+from .timing import seconds_of
 
 STEPS = 5  # timed steps per position; their median is the result
 
@@ -28,16 +30,14 @@ def with_state(model: nn.Module, batch: int, place: int, vocab_size: int, step: 
         for part in tokens[:1, :first].split(1024, 1) if first else ():
             _, state = model(part, state)
         state = None if state is None else select(state, torch.zeros(batch, dtype=torch.long))
-        times = []
-        for i in range(first, place + 1):
-            start = time.perf_counter()
+
+        def advance(i: int) -> None:
+            nonlocal state
             _, state = step(tokens[:, i, None], state)
-            times.append(time.perf_counter() - start)
+
+        times = [seconds_of(partial(advance, i)) for i in range(first, place + 1)]
         if not place:  # the first position has no earlier steps: it is repeated
-            for _ in range(STEPS):
-                start = time.perf_counter()
-                step(tokens, None)
-                times.append(time.perf_counter() - start)
+            times += [seconds_of(partial(step, tokens, None)) for _ in range(STEPS)]
     return statistics.median(times[1:])
 
 
@@ -47,9 +47,7 @@ def without_state(model: nn.Module, batch: int, place: int, vocab_size: int) -> 
         tokens = _tokens(batch, place + 1, vocab_size)
         times = []
         for _ in range(3):
-            start = time.perf_counter()
-            model(tokens)
-            times.append(time.perf_counter() - start)
+            times.append(seconds_of(partial(model, tokens)))
             if sum(times) > 2:
                 break
     return min(times)

@@ -7,6 +7,7 @@ operations, norms and softmax are not. Fused causal attention counts as if nothi
 import contextlib
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,19 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 from torch.utils.weak import WeakIdKeyDictionary
 
 import mnemos.ops.linear  # noqa: F401 - declares the operators of mnemos that are counted
 from mnemos import generators
-from mnemos._compat import flop_mode, is_elementary, operator_of, operators
+from mnemos._compat import DispatchMode, is_elementary, operator_of, operators
 from mnemos.lab.tasks.batch import Batch, to_model
 from mnemos.lab.tasks.task import SUPERVISED, Task
-from mnemos.types import likelihood_of
+from mnemos.types import State, likelihood_of
 
 from .gradients import state_bytes
 
-_Mode: Any = flop_mode() or object
+Formula = Callable[..., int]  # FLOPs from the shapes of an operator's arguments
 
 
 def _product(_: object, a: torch.Size, b: torch.Size, **__: object) -> int:
@@ -56,18 +57,13 @@ def _bidirectional(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__
     return 2 * (math.prod(k) * v[-1] + math.prod(q) * (v[-1] + 1))
 
 
-def _bidirectional_backward(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object) -> int:
-    """The gradients of both factors of each product."""
-    return 2 * _bidirectional(q, k, v)
-
-
 def _lstm(x: torch.Size, w_in: torch.Size, w_hidden: torch.Size, *_: object, **__: object) -> int:
     """One direction of a layer: x [T, B, I] and the hidden state before each step, times the weights of four gates."""
     return 2 * math.prod(x[:2]) * (math.prod(w_in) + math.prod(w_hidden))
 
 
-# PyTorch does not count these operators, or counts them wrongly.
-COUNTED: dict[object, Callable[..., int]] = {
+# PyTorch does not count these operators, or counts them wrongly. 2 * : the gradients of both factors of each product.
+COUNTED: dict[object, Formula] = {
     **dict.fromkeys(
         operators("_scaled_dot_product_flash_attention_for_cpu"), lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)
     ),
@@ -79,11 +75,11 @@ COUNTED: dict[object, Callable[..., int]] = {
     torch.ops.aten.baddbmm_: _product,
     torch.ops.aten.convolution_backward: _convolution_backward,
     torch.ops.aten.mkldnn_rnn_layer: _lstm,
-    torch.ops.aten.mkldnn_rnn_layer_backward: lambda *shapes, **_: 2 * _lstm(*shapes),  # gradients of both factors
+    torch.ops.aten.mkldnn_rnn_layer_backward: lambda *shapes, **_: 2 * _lstm(*shapes),
     torch.ops.mnemos.linear_attention: _linear_attention,
     torch.ops.mnemos.linear_attention_backward: _linear_attention_backward,
     torch.ops.mnemos.linear_attention_bidirectional: _bidirectional,
-    torch.ops.mnemos.linear_attention_bidirectional_backward: _bidirectional_backward,
+    torch.ops.mnemos.linear_attention_bidirectional_backward: lambda *shapes, **_: 2 * _bidirectional(*shapes),
 }
 
 
@@ -122,41 +118,33 @@ class _Unpadded(TorchFunctionMode):
         return out
 
 
-class _Whole(FlopCounterMode):
-    """PyTorch's counter without the counts by module, whose hooks on tensors take as long as the rest."""
+class Operators(DispatchMode):
+    """Inside the `with`, calls note(operator, its overload, arguments, keywords, result, FLOPs) after each operator.
 
-    def __enter__(self) -> "_Whole":
-        self.flop_counts.clear()
-        self.known = _Known(self)
-        self.known.__enter__()
-        return self
+    FLOPs are None without a formula; an operator that is made of others is its parts. PyTorch's FlopCounterMode counts
+    the same, but attributes all to modules by hooks on tensors, which take as long as the rest.
+    """
 
-    def __exit__(self, *args: Any) -> None:
-        self.known.__exit__(*args)
-
-
-class _Known(_Mode):
-    """Asks of an operator once whether it is made of others, not at each call; these are counted, not it."""
-
-    def __init__(self, counter: _Whole) -> None:
-        super().__init__(counter)
-        self.formulas: dict[object, tuple[object, Callable[..., int] | None]] = {}
+    def __init__(self, note: Callable[[Any, Any, tuple, dict, object, int | None], object]) -> None:
+        super().__init__()
+        self.note = note
+        self.formulas: dict[object, tuple[Any, Formula | None]] = {}  # of elementary overloads: each is asked once
+        self.known = flop_registry | {operator: shape_wrapper(formula) for operator, formula in COUNTED.items()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
         if func not in self.formulas:
             if not is_elementary(func):
-                return super().__torch_dispatch__(func, types, args, kwargs)
+                with self:
+                    parts = func.decompose(*args, **kwargs)
+                if parts is not NotImplemented:
+                    return parts
             operator = operator_of(func)
-            self.formulas[func] = operator, self.counter.flop_registry.get(operator)
-        out = func(*args, **(kwargs or {}))
+            self.formulas[func] = operator, self.known.get(operator)
+        out = func(*args, **kwargs)
         operator, formula = self.formulas[func]
-        if formula is not None:
-            count = formula(*args, **(kwargs or {}), out_val=out)
-            self.counter.flop_counts["Global"][operator] += count
+        self.note(operator, func, args, kwargs, out, None if formula is None else formula(*args, **kwargs, out_val=out))
         return out
-
-
-_Counter = FlopCounterMode if _Mode is object else _Whole
 
 
 def count_flops(function: Callable[[], object]) -> int:
@@ -169,9 +157,15 @@ def count_flops(function: Callable[[], object]) -> int:
 
 def flops_by_operation(function: Callable[[], object]) -> dict[str, int]:
     """The count of `count_flops` by the name of PyTorch's operator: {"addmm": …, "bmm": …}."""
-    with _Unpadded(), no_fast_path(), _Counter(display=False, custom_mapping=COUNTED) as counter:
+    counts: Counter[str] = Counter()
+
+    def note(operator: Any, _overload: Any, _args: tuple, _kwargs: dict, _out: object, flops: int | None) -> None:
+        if flops is not None:
+            counts[operator.__name__] += flops
+
+    with _Unpadded(), no_fast_path(), Operators(note):
         function()
-    return {str(name).rpartition(".")[2]: count for name, count in counter.get_flop_counts().get("Global", {}).items()}
+    return dict(counts)
 
 
 def forward_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None, segment: int = 0) -> int:
@@ -185,28 +179,22 @@ def forward_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None, 
 
 def task_flops(model: nn.Module, task: Task, example: object, segment: int = 0) -> int:
     """`forward_flops` of the forward that a task makes of a batch, for example `task.example()`."""
+    return count_flops(lambda: _state_after(model, task, example, segment))
 
-    def forward() -> None:
-        copied, state = copy.deepcopy(model), None
+
+def task_state_bytes(model: nn.Module, task: Task, example: object, segment: int = 0) -> int:
+    """Bytes of a model's state after the rows of `example`, read as for `task_flops`; 0 for a model without one."""
+    return state_bytes(_state_after(model, task, example, segment))
+
+
+def _state_after(model: nn.Module, task: Task, example: object, segment: int) -> State:
+    copied, state = copy.deepcopy(model), None
+    with torch.no_grad(), generators.preserve():
         for part in task.segments(to_model(example, model), segment):
             outputs, state = task.forward(copied, part, state)
             if hasattr(likelihood_of(copied), "log_prob"):  # an adaptive softmax multiplies in the loss
                 task.loss(copied, outputs, part)
-
-    with torch.no_grad(), generators.preserve():
-        return count_flops(forward)
-
-
-def task_state_bytes(model: nn.Module, task: Task, example: object, segment: int = 0) -> int:
-    """Bytes of a model's state after the rows of `example`, read as for `task_flops`; 0 for a model without one.
-
-    A copy of the model runs without gradient, and the random generators are restored.
-    """
-    copied, state = copy.deepcopy(model), None
-    with torch.no_grad(), generators.preserve():
-        for part in task.segments(to_model(example, model), segment):
-            state = task.forward(copied, part, state)[1]
-    return state_bytes(state)
+    return state
 
 
 def step_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None) -> int:

@@ -52,37 +52,32 @@ def live_peak_of(run: Callable[[], object]) -> int:
     Storages count from the operation that returns them until they are freed, as in torch.cuda.max_memory_allocated. So
     the count does not depend on the allocator or the machine, and leaves out what one operation needs within itself.
     """
-    counter = _Live()
-    with counter:
+    with _Live() as live:
         run()
-    return counter.most
+    return live.most
 
 
 class _Live(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.now = self.most = 0
-        self._known: set[int] = set()
+        self.counted: set[int] = set()  # storages by their id: each is one object as long as it lives
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        inputs = {_storage(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        inputs = {id(storage) for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for tensor in pytree.tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and _storage(tensor) not in self._known | inputs:
-                self._add(tensor.untyped_storage())
+        for storage in _storages(result):
+            if (key := id(storage)) not in self.counted | inputs:
+                self.counted.add(key)
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self.freed, key, storage.nbytes())
         return result
 
-    def _add(self, storage: Any) -> None:
-        key, size = id(storage), storage.nbytes()
-        self._known.add(key)
-        self.now += size
-        self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._remove, key, size)
-
-    def _remove(self, key: int, size: int) -> None:
-        self._known.discard(key)
+    def freed(self, key: int, size: int) -> None:
+        self.counted.discard(key)
         self.now -= size
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return id(tensor.untyped_storage())  # one object as long as the storage lives
+def _storages(values: Any) -> list[Any]:
+    return [x.untyped_storage() for x in pytree.tree_leaves(values) if isinstance(x, torch.Tensor)]

@@ -6,17 +6,17 @@ products are bound by the first and elementwise operations by the second.
 """
 
 import math
-import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry, shape_wrapper
 
-from mnemos._compat import DispatchMode, operator_of, operators, pytree, schema_of
+from mnemos._compat import operators, pytree, schema_of
 
-from .flops import COUNTED, no_fast_path
+from .flops import Operators, no_fast_path
+from .timing import seconds_of
 
 
 class Work(NamedTuple):
@@ -43,49 +43,27 @@ def operations(function: Callable[[], object]) -> list[Work]:
 
     torch.nn's attention runs without its fast path, whose operations cannot be seen.
     """
-    with no_fast_path(), _Recorder() as recorder:
-        function()
-    return recorder.work
+    work: list[Work] = []
 
-
-class _Recorder(DispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.work: list[Work] = []
-        self.formulas: dict[object, Callable[..., int]] = {**flop_registry}
-        self.formulas |= {operator: shape_wrapper(formula) for operator, formula in COUNTED.items()}
-
-    def __torch_dispatch__(self, func: Any, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
-        kwargs = kwargs or {}
-        packet = operator_of(func)
-        if packet not in self.formulas:
-            with self:
-                parts = func.decompose(*args, **kwargs)  # a composite operation counts as its parts
-            if parts is not NotImplemented:
-                return parts
-        out = func(*args, **kwargs)
-        moved = _moved(func, args, kwargs, out)
-        flops = self.formulas[packet](*args, **kwargs, out_val=out) if packet in self.formulas else 0
+    def note(operator: Any, overload: Any, args: tuple, kwargs: dict, out: object, flops: int | None) -> None:
+        moved = 0 if operator in _FREE else _moved(operator, schema_of(overload), args, kwargs, out)
         if flops or moved:
-            self.work.append(Work(packet.__name__, int(flops), moved))
-        return out
+            work.append(Work(operator.__name__, int(flops or 0), moved))
+
+    with no_fast_path(), Operators(note):
+        function()
+    return work
 
 
-def _moved(func: Any, args: tuple, kwargs: dict, out: object) -> int:
+def _moved(operator: Any, schema: Any, args: tuple, kwargs: dict, out: object) -> int:
     """Bytes read and written: every input, every output, and again every input that is written in place."""
-    packet = operator_of(func)
-    if packet in _FREE:
-        return 0
-    schema = schema_of(func)
     names = schema.arguments
     values = [*zip(names, args, strict=False), *((a, kwargs[a.name]) for a in names if a.name in kwargs)]
     written = sum(_size(value) for a, value in values if a.alias_info is not None and a.alias_info.is_write)
     aliases = any(r.alias_info is not None for r in schema.returns)
     if aliases and not written:
         return 0  # a view
-    read = sum(_size(value) for _, value in values)
-    if packet in _OVERWRITES:
-        read -= written
+    read = sum(_size(value) for _, value in values) - (written if operator in _OVERWRITES else 0)
     return read + written + (0 if aliases else _size(out))
 
 
@@ -110,12 +88,6 @@ def measure(size: int = 1024, megabytes: int = 64, rounds: int = 9) -> Machine:
     a, b, c = (torch.randn(size, size) for _ in range(3))
     source = torch.randn(megabytes * 2**18)
     target = torch.empty_like(source)
-    product = min(_time(lambda: torch.mm(a, b, out=c)) for _ in range(rounds))
-    copy = min(_time(lambda: target.copy_(source)) for _ in range(rounds))
+    product = min(seconds_of(partial(torch.mm, a, b, out=c)) for _ in range(rounds))
+    copy = min(seconds_of(partial(target.copy_, source)) for _ in range(rounds))
     return Machine(2 * size**3 / product, 2 * source.nbytes / copy)
-
-
-def _time(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start

@@ -16,6 +16,13 @@ class Ratio(NamedTuple):
     high: float
 
 
+def seconds_of(function: Callable[[], object]) -> float:
+    """Seconds that pass in one call."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
 def race(
     runs: Mapping[str, Callable[[], object]],
     rounds: int,
@@ -48,5 +55,5 @@ def ratio(times: Mapping[str, list[float]], name: str, base: str) -> Ratio:
     ratios = [a / b for a, b in zip(times[name], times[base], strict=True)]
     if len(ratios) == 1:
         return Ratio(ratios[0], ratios[0], ratios[0])
-    low, _, high = statistics.quantiles(ratios, n=4)
-    return Ratio(statistics.median(ratios), low, high)
+    low, median, high = statistics.quantiles(ratios, n=4)
+    return Ratio(median, low, high)
