@@ -14,13 +14,13 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mnemos.config import to_dict
 from mnemos.errors import say
@@ -30,7 +30,7 @@ from mnemos.lab.run.kept_memory import keep_freed_memory
 from mnemos.lab.run.progress import RUN_NUMBER, RunNumber, clock
 from mnemos.lab.run.recipe import Recipe, as_json, as_written, differing
 from mnemos.lab.run.recipe_files import from_json
-from mnemos.lab.run.stopping import raising
+from mnemos.lab.run.stopping import calling
 from mnemos.types import InputError, JSONObject
 
 Planned = tuple[Recipe, Path]  # a recipe and the folder of its run
@@ -51,7 +51,7 @@ class RunsLeft:
         self._left, self._jobs, self._now, self._start = Counter(names), jobs, now, now()
         self._all, self._before = self._left.total(), 0  # runs, and those that were finished before
         self._begun: list[str] = []
-        self._seconds: dict[str, list[float]] = {}
+        self._seconds: defaultdict[str, list[float]] = defaultdict(list)
 
     def begun(self, name: str) -> RunNumber:
         """Count a run that begins now; its number among all."""
@@ -65,7 +65,7 @@ class RunsLeft:
         if seconds is None:
             self._before += 1
         else:
-            self._seconds.setdefault(name, []).append(seconds)
+            self._seconds[name].append(seconds)
         left = self._left.total()
         text = f"{self._all - left} of {self._all} run{'s' * (self._all > 1)}, {clock(self._now() - self._start)}"
         if not left or not self._seconds:
@@ -112,28 +112,37 @@ def train_several(
         return
     runs = [(_as_begun(recipe, path), path) for recipe, path in runs]
     left = left or RunsLeft([recipe.name for recipe, _ in runs], jobs)
-    waiting, working = deque(runs), dict[int, _Working]()
+    waiting, working, stopping = deque(runs), dict[int, _Working](), False
+
+    def stop() -> None:
+        # Nothing is raised here: a signal may come while a child is started, which is then known to nobody.
+        nonlocal stopping
+        stopping = True
+        for run in working.values():
+            run.child.terminate()  # which ends the waiting below
+
     folder = os.path.commonpath([path for _, path in runs])
     interrupted = Interrupted(f"{folder}: interrupted; the same command continues from the last checkpoints")
-    with raising(interrupted):
+    with calling(stop):
         try:
             while waiting or working:
                 # --- start runs, up to `jobs` at a time ---
-                while waiting and len(working) < jobs:
+                while waiting and len(working) < jobs and not stopping:
                     recipe, path = waiting.popleft()
-                    if finished(path):
+                    if Result.exists(path) and Result.read(path).assessed:  # it has ended, with its measurements
                         left.done(recipe.name, None)
                         continue
                     among = left.begun(recipe.name)
-                    with shielded():  # a signal comes before the child is started, or after it is known
-                        child = _start(recipe, path, quiet, among if tell else None)
-                        working[child.sentinel] = _Working(recipe, path, child, time.monotonic())
+                    child = _start(recipe, path, quiet, among if tell else None)
+                    working[child.sentinel] = _Working(recipe, path, child, time.monotonic())
+                if stopping:
+                    raise interrupted
 
                 # --- wait for one to end ---
                 for sentinel in connection.wait(list(working)) if working else ():
                     run = working.pop(sentinel)  # type: ignore[arg-type]
                     run.child.join()
-                    if run.child.exitcode == 130:  # a signal was sent to this process alone
+                    if stopping or run.child.exitcode == 130:  # 130: a signal was sent to this process alone
                         raise interrupted
                     if run.child.exitcode == 2:
                         raise InputError(f"{run.folder}: the run could not start; the line above gives the reason")
@@ -184,16 +193,12 @@ def with_threads(recipe: Recipe, written: object) -> Recipe:
     return replace(recipe, train=replace(recipe.train, threads=threads)) if type(threads) is int else recipe
 
 
-def finished(folder: Path) -> bool:
-    """Whether the run in a folder has ended, with its measurements."""
-    return Result.exists(folder) and Result.read(folder).assessed
-
-
 def _start(recipe: Recipe, folder: Path, quiet: bool, among: RunNumber | None) -> BaseProcess:
     """Start the process that trains a run or continues it. among: its number among all, for its progress bar."""
     arguments = (to_dict(recipe), str(folder), (folder / "recipe.json").is_file(), quiet, among)
     child: BaseProcess = multiprocessing.get_context("spawn").Process(target=_run, args=arguments)
-    child.start()
+    with shielded():
+        child.start()
     return child
 
 
@@ -218,31 +223,18 @@ def _run(recipe: JSONObject, folder: str, resume: bool, quiet: bool, among: RunN
 
 @contextlib.contextmanager
 def shielded() -> Iterator[None]:
-    """Inside the `with` signals wait. A process that is started there gets SIGTERM from `begin_child` on, SIGINT never.
-
-    A mask is of one thread: another, such as a library's, may take a signal of the whole program, and Python then calls
-    its handler in the main thread all the same. So handlers wait too, where this is the main thread.
-    """
-    multiprocessing.resource_tracker.ensure_running()  # a first start of it inside would unblock them
-    numbers, waiting, handlers = (signal.SIGINT, signal.SIGTERM), list[int](), dict[signal.Signals, Any]()
-    if threading.current_thread() is threading.main_thread():
-        for number in numbers:
-            handlers[number] = signal.signal(number, lambda signum, _: waiting.append(signum))
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    """A process that is started inside the `with` never gets SIGINT, also while its interpreter starts."""
+    multiprocessing.resource_tracker.ensure_running()  # a first start of it inside would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for signum in waiting:
-            signal.raise_signal(signum)
 
 
 def begin_child() -> None:
     """Let SIGTERM alone end this process, and send it when the process that started this one has ended."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # again: a fork of a server has the server's mask
     parent = multiprocessing.parent_process()
 
     def stop_with_parent() -> None:

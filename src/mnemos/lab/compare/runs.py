@@ -73,10 +73,22 @@ def train(
     with every rate.
     """
     left = RunsLeft([one.name for one in recipes] * (max(1, len(rates)) + seeds - 1), jobs)
+    sweeps, chosen = dict[str, Sweep](), list(recipes)
 
-    # --- the first seed: at each rate, or as the recipe is ---
+    def planned(run: Recipe) -> Planned:
+        rate = [f"{run.optim.lr:.1e}"] if rates else []
+        return run, folder.joinpath(run.name, *rate, f"seed-{run.train.seed}")
+
+    # --- the first seed at each rate: its best on the validation split is the recipe's ---
     if rates:
-        sweeps = _sweep(recipes, rates, folder, jobs, tell, left)
+        swept = {one.name: [planned(at_rate(one, rate)) for rate in rates] for one in recipes}
+        in_turn = [runs[i] for i in range(len(rates)) for runs in swept.values()]
+        train_several(in_turn, jobs, tell=tell, keep_going=True, left=left)
+        for name, runs_of_one in swept.items():
+            scores = {run.optim.lr: _valid_score(path) for run, path in runs_of_one}
+            ended = [(Result.read(path), path) for _, path in runs_of_one if Result.exists(path)]
+            higher = all(result.description(result.metric, path)["higher_is_better"] for result, path in ended)
+            sweeps[name] = Sweep(scores, higher)
         failed = [name for name, one in sweeps.items() if one.best is None]
         if failed and (not keep_going or len(failed) == len(sweeps)):
             raise TrainingFailed(f"{folder / failed[0]}: the run failed with every learning rate; give other --rates")
@@ -87,43 +99,17 @@ def train(
         if ends := [f"{name} ({one.best:.1e})" for name, one in sweeps.items() if one.at_an_end]:
             warning = f"the best learning rate is at an end of the sweep: {', '.join(ends)}; widen --rates"
             say(f"mnemos: warning: {warning}", file=sys.stderr, flush=True)
-    else:
-        sweeps, chosen = {}, list(recipes)
 
-    # --- the other seeds ---
-    planned: list[Planned] = []
-    for offset in range(seeds):
-        for one in chosen:
-            run = replace(one, train=replace(one.train, seed=one.train.seed + offset))
-            planned.append((run, _folder(folder, run, bool(rates))))
-    later = planned[len(chosen) :] if rates else planned
+    # --- the other seeds; of a sweep the first is trained already ---
+    seeded = [replace(one, train=replace(one.train, seed=one.train.seed + i)) for i in range(seeds) for one in chosen]
+    every = list(map(planned, seeded))
+    later = every[len(chosen) if rates else 0 :]
     train_several(later, jobs, quiet=quiet, tell=tell, keep_going=keep_going, left=left)
     runs: dict[str, list[Path]] = {one.name: [] for one in chosen}
-    for run, path in planned:
+    for run, path in every:
         if not keep_going or _valid_score(path) is not None:
             runs[run.name].append(path)
     return Trained(runs, sweeps)
-
-
-def _folder(folder: Path, recipe: Recipe, swept: bool) -> Path:
-    rate = (f"{recipe.optim.lr:.1e}",) if swept else ()
-    return folder.joinpath(recipe.name, *rate, f"seed-{recipe.train.seed}")
-
-
-def _sweep(
-    recipes: Sequence[Recipe], rates: Sequence[float], folder: Path, jobs: int, tell: bool, left: RunsLeft
-) -> dict[str, Sweep]:
-    """Train each recipe once with each rate; {name: scores on the validation split}."""
-    runs = [at_rate(one, rate) for rate in rates for one in recipes]
-    planned = [(run, _folder(folder, run, True)) for run in runs]
-    train_several(planned, jobs, tell=tell, keep_going=True, left=left)
-    sweeps = {}
-    for one in recipes:
-        paths = {rate: _folder(folder, at_rate(one, rate), True) for rate in rates}
-        results = [(Result.read(path), path) for path in paths.values() if Result.exists(path)]
-        higher = [result.description(result.metric, path)["higher_is_better"] for result, path in results]
-        sweeps[one.name] = Sweep({rate: _valid_score(path) for rate, path in paths.items()}, all(higher))
-    return sweeps
 
 
 def at_rate(recipe: Recipe, rate: float) -> Recipe:

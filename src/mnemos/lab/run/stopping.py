@@ -3,27 +3,21 @@
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 
 @contextlib.contextmanager
-def raising(error: BaseException) -> Iterator[None]:
-    """Inside the `with`, the first SIGINT or SIGTERM raises `error`; later ones do nothing, so that work can save.
+def calling(function: Callable[[], object]) -> Iterator[None]:
+    """Inside the `with`, SIGINT and SIGTERM call a function, and nothing else.
 
     Only the main thread receives signals: in other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def once(number: int, frame: FrameType | None) -> None:
-        for each in before:
-            signal.signal(each, lambda *_: None)  # not SIG_IGN, which processes that are started would inherit
-        raise error
-
-    before = {number: signal.signal(number, once) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, lambda *_: function()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
