@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,7 +73,7 @@ class Budget:
         """The recipes with the steps that the budget gives them, and what folder/budget.json has about it.
 
         Costs that the file does not have are measured (jobs: the runs at a time). {"equal", "unit", "budget": of
-        a run, in the unit, "first": name, "minutes" (if given), "clock" (time), "recipes": {name: {"update": cost of
+        a run, in the unit, "first": name, "minutes" (if set), "clock" (time), "recipes": {name: {"update": cost of
         one, "rounds" (time), "steps", "given": the recipe before}}, "provenance"}; only {"equal"} for equal updates.
         Raises InputError if the file is of other recipes, or a recipe cannot do one update.
         """
@@ -84,53 +85,49 @@ class Budget:
                 f"{multiple.name}; use --train.devices 1"
             )
         path = folder / FILE
-        spent = self._read(path, recipes) if path.exists() else {}
-        if any(one.name not in spent.get("recipes", {}) for one in recipes):
-            spent = self._measure(recipes, spent, jobs)
+        spent = self._read(path, recipes) if path.exists() else {"recipes": {}}
+        if new := [one for one in recipes if one.name not in spent["recipes"]]:
+            spent = self._measure(recipes[0], new, spent, jobs)
             write_json(path, spent)
         return [with_steps(one, spent["recipes"][one.name]["steps"]) for one in recipes], spent
 
-    def _measure(self, recipes: Sequence[Recipe], before: JSONObject, jobs: int) -> JSONObject:
-        """The content of budget.json with the recipes that are not in what it had before ({}: none are).
+    def _measure(self, first: Recipe, new: Sequence[Recipe], before: JSONObject, jobs: int) -> JSONObject:
+        """The content of budget.json with the recipes that it has not had yet.
 
-        Recipes that are added later are measured beside the first again, and their costs scaled to what it had cost.
+        Those that are added later are measured beside the first again, and their costs scaled to what it had cost.
         """
-        first, measured_before = recipes[0], before.get("recipes", {})
-        measured = [first, *(one for one in recipes[1:] if one.name not in measured_before)]
+        measured = [first, *(one for one in new if one.name != first.name)]
+        about: JSONObject = {"equal": self.kind}
 
         # --- the cost of an update ---
-        about: JSONObject = {"equal": self.kind}
-        extra: list[JSONObject] = [{} for _ in measured]
+        clock: JSONObject = {}
+        extra: list[JSONObject] = [{}] * len(measured)
         if self.kind == TIME:
             times = update_seconds(measured, jobs)
             costs, about["unit"], clock = [one.median for one in times], "seconds", {"clock": times[0].clock}
             extra = [{"rounds": list(one.rounds)} for one in times]
         elif self.kind == FLOPS:
-            costs, about["unit"], clock = update_flops(measured), "FLOPs", {}
+            costs, about["unit"] = update_flops(measured), "FLOPs"
         else:
-            unit = "tokens" if hasattr(first.data, "segment") else "rows"
-            costs, about["unit"], clock = [samples_per_update(one) for one in measured], unit, {}
-        of_first = measured_before.get(first.name, {}).get("update", costs[0])
-        costs = [cost * of_first / costs[0] if costs[0] else cost for cost in costs]
-
-        # --- the steps that a budget allows ---
+            costs = [samples_per_update(one) for one in measured]
+            about["unit"] = "tokens" if hasattr(first.data, "segment") else "rows"
+        of_first = before["recipes"].get(first.name, {}).get("update", costs[0])
         budget = before.get("budget", of_first * first.train.steps if self.minutes is None else 60 * self.minutes)
         about |= {"budget": budget, "first": first.name, **clock}
-        if self.minutes is not None:
-            about["minutes"] = self.minutes
-        about["recipes"] = {
-            one.name: {"update": cost, **more, "steps": self._steps(one, cost, budget), "given": as_json(one)}
-            for one, cost, more in zip(measured, costs, extra, strict=True)
-        } | measured_before
-        return about | {"provenance": provenance(first.train.seed, "")} | before | {"recipes": about["recipes"]}
+        about |= {} if self.minutes is None else {"minutes": self.minutes}
 
-    def _steps(self, recipe: Recipe, cost: float, budget: float) -> int:
-        if not 0 < cost <= budget:
-            raise InputError(
-                f"--equal {self.kind}: expected a budget of at least one update, found {budget:.3g} and an update of "
-                f"{recipe.name} of {cost:.3g}; raise {'--minutes' if self.minutes else '--train.steps'}"
-            )
-        return round(budget / cost)
+        # --- the steps that a budget allows ---
+        entries: JSONObject = {}
+        for one, cost, more in zip(measured, costs, extra, strict=True):
+            cost = cost * of_first / costs[0] if costs[0] else cost
+            if not 0 < cost <= budget:
+                raise InputError(
+                    f"--equal {self.kind}: expected a budget of at least one update, found {budget:.3g} and an update "
+                    f"of {one.name} of {cost:.3g}; raise {'--minutes' if self.minutes else '--train.steps'}"
+                )
+            entries[one.name] = {"update": cost, **more, "steps": round(budget / cost), "given": as_json(one)}
+        about["provenance"] = provenance(first.train.seed, "")
+        return about | before | {"recipes": entries | before["recipes"]}
 
     def _read(self, path: Path, recipes: Sequence[Recipe]) -> JSONObject:
         """The file of a comparison that is continued, whose recipes and budget must be the same."""
@@ -239,7 +236,8 @@ def update_flops(recipes: Sequence[Recipe]) -> list[float]:
     counts = []
     for one in recipes:
         with _process(one) as call:
-            counts.append(call(_flops, WARM).result())
+            call(_seconds, "elapsed time", 0.0, WARM).result()
+            counts.append(call(count_update_flops).result())
     return counts
 
 
@@ -249,16 +247,11 @@ def _process(recipe: Recipe) -> Iterator[Callable[..., Future[Any]]]:
 
     Raises TrainingFailed if the process is killed, for example for its memory.
     """
-    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=begin_child)
-    with shielded():  # Ctrl-C ends this process, and this one ends the other
-        opened = pool.submit(_named, recipe.name, _open, to_dict(recipe))
-
-    def call(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        opened.result()
-        return pool.submit(_named, recipe.name, _with_learner, function, *arguments)
-
     try:
-        with pool:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=begin_child) as pool:
+            call = partial(pool.submit, _with_learner, to_dict(recipe))
+            with shielded():  # Ctrl-C ends this process, and this one ends the other, which starts at the first call
+                call(type)
             yield call
     except BrokenProcessPool as error:
         raise TrainingFailed(f"--equal: expected updates that can be measured, found that {error}") from None
@@ -268,27 +261,21 @@ def _process(recipe: Recipe) -> Iterator[Callable[..., Future[Any]]]:
 _LEARNERS: list[Learner] = []  # one, when it is open
 
 
-def _named(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except (InputError, TrainingFailed) as error:
-        raise type(error)(f"{name}: its update could not be measured: {error}") from None
-
-
-def _open(content: JSONObject) -> None:
+def _with_learner(content: JSONObject, function: Callable[..., Any], *arguments: Any) -> Any:
     recipe = from_json(content)
-    if recipe.train.threads:
-        torch.set_num_threads(recipe.train.threads)
-    fabric = devices.connect(recipe.train)
-    check_settings(recipe, fabric.world_size)
-    task = recipe.data.build()
-    recipe = complete(recipe, task)
-    check_task(recipe, task)
-    _LEARNERS.append(Learner(fabric, recipe, task))
-
-
-def _with_learner(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(_LEARNERS[0], *arguments)
+    try:
+        if not _LEARNERS:
+            if recipe.train.threads:
+                torch.set_num_threads(recipe.train.threads)
+            fabric = devices.connect(recipe.train)
+            check_settings(recipe, fabric.world_size)
+            task = recipe.data.build()
+            recipe = complete(recipe, task)
+            check_task(recipe, task)
+            _LEARNERS.append(Learner(fabric, recipe, task))
+        return function(_LEARNERS[0], *arguments)
+    except (InputError, TrainingFailed) as error:
+        raise type(error)(f"{recipe.name}: its update could not be measured: {error}") from None
 
 
 def _warm(learner: Learner, seconds: float, updates: int) -> Clock:
@@ -314,10 +301,3 @@ def _seconds(learner: Learner, clock: Clock, seconds: float, updates: int) -> fl
         loop.update(learner)
         count += 1
     return (now() - start) / count
-
-
-def _flops(learner: Learner, updates: int) -> float | None:
-    """FLOPs of an update, after so many updates; None for several processes."""
-    for _ in range(updates):
-        loop.update(learner)
-    return count_update_flops(learner)

@@ -2,8 +2,10 @@
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,13 +214,25 @@ def rows_of(
     tests = differences(spreads, against, bounds)
     rows = []
     for name, every in results.items():
-        role, test, first = roles.get(name, Role()), tests.get(name), every[0] if every else Result()
         costs: dict[str, Any] = {}
         for key in ("seconds", "peak_bytes", "steps", "tokens", "train_flops"):
-            known = [value for one in every if (value := getattr(one, key)) is not None]
-            costs[key] = statistics.fmean(known) if known and len(known) == len(every) else math.nan
+            values = [getattr(one, key) for one in every]
+            costs[key] = statistics.fmean(values) if values and None not in values else math.nan
         for key in ("parameters", "flops", "state_bytes"):
-            costs[key] = math.nan if (value := getattr(first, key)) is None else value
+            value = getattr(every[0], key) if every else None
+            costs[key] = math.nan if value is None else value
+
+        # --- the metric along an axis of the task, where runs measured one ---
+        along, scores = None, defaultdict[float, list[float]](list)
+        for measured in (one.artifacts["along"] for one in every if "along" in one.artifacts):
+            for x, value in measured["values"]:
+                scores[x].append(value)
+            along = along or measured
+        if along is not None:
+            at = tuple(ScoreAt(x, *spread(scores[x])) for x in sorted(scores))
+            along = MetricByX(along.get("metric"), along.get("x"), at)
+
+        role, test = roles.get(name, Role()), tests.get(name)
         rows.append(
             Row(
                 name,
@@ -228,7 +242,7 @@ def rows_of(
                 memory=role.memory,
                 interval=interval(spreads[name], bounds),
                 against=test if test is not None and test.interval else None,
-                along=_along(every),
+                along=along,
                 runs=commits.get(name, ()),
             )
         )
@@ -244,18 +258,6 @@ def controls_of(results: Results, metric: str) -> tuple[Control, ...]:
     )
 
 
-def _along(results: Sequence[Result]) -> MetricByX | None:
-    """The metric along an axis of the task, with its spread over the seeds; None if no run measured one."""
-    known = [result.artifacts["along"] for result in results if "along" in result.artifacts]
-    if not known:
-        return None
-    scores: dict[float, list[float]] = {}
-    for x, value in (pair for one in known for pair in one["values"]):
-        scores.setdefault(x, []).append(value)
-    values = tuple(ScoreAt(x, *spread(scores[x])) for x in sorted(scores))
-    return MetricByX(known[0].get("metric"), known[0].get("x"), values)
-
-
 # --- the tables for a terminal ---
 
 
@@ -264,42 +266,22 @@ def show(comparison: Comparison) -> None:
     from rich.console import Console
 
     console = Console(width=max(_WIDTH, Console().width), markup=False)
-    console.print(_score_table(comparison))
-    for line in _notes(comparison):
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(_cost_table(comparison))
-    console.print(_STATE, highlight=False, soft_wrap=True)
-    if rows := [(row.name, row.along) for row in comparison.rows if row.along is not None]:
-        first = rows[0][1]
-        table = plain_table(["", *(f"{one.x:g}" for one in first.values)], f"{first.metric} by {first.x}")
-        for name, along in rows:
-            table.add_row(name, *map(_text, along.values))
-        console.print(table)
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    rows = comparison.rows
 
+    def text(score: Scored) -> str:
+        return f"{score.mean:.4f}" + ("" if math.isnan(score.std) else f" ± {score.std:.4f}")
 
-def plain_table(columns: Sequence[str], title: str | None = None) -> Any:
-    """An empty table of rich, whose first column has names and whose others have numbers."""
-    from rich.table import Table
+    def number(value: float, unit: float = 1, digits: int = 0) -> str:
+        return "–" if math.isnan(value) else f"{value / unit:,.{digits}f}"
 
-    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", title=title)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=not i)
-    return table
-
-
-def _text(score: Scored) -> str:
-    return f"{score.mean:.4f}" + ("" if math.isnan(score.std) else f" ± {score.std:.4f}")
-
-
-def _score_table(comparison: Comparison) -> Any:
-    """The rows with their controls; with several seeds also intervals and the tests against the reference."""
-    tested = any(row.interval for row in comparison.rows)
-    columns = ["", comparison.metric, "seeds"]
-    columns += ["95 % interval", f"difference to {comparison.against}", "p (Holm)", "shown"] if tested else []
-    columns += ["learning rate"] if any(row.rate is not None for row in comparison.rows) else []
-    table = plain_table(columns)
-    for row in comparison.rows:
-        cells = [row.name, _text(row), str(row.seeds)]
+    # --- the scores, with their controls; with several seeds also intervals and tests against the reference ---
+    tested = any(row.interval for row in rows)
+    columns = ["95 % interval", f"difference to {comparison.against}", "p (Holm)", "shown"] if tested else []
+    columns += ["learning rate"] if any(row.rate is not None for row in rows) else []
+    table = plain_table(["", comparison.metric, "seeds", *columns])
+    for row in rows:
+        cells = [row.name, text(row), str(row.seeds)]
         if tested:
             cells.append("–" if row.interval is None else "{:.4f} to {:.4f}".format(*row.interval))
             test = row.against
@@ -312,49 +294,35 @@ def _score_table(comparison: Comparison) -> Any:
         table.add_row(*cells, *([] if row.rate is None else [f"{row.rate:.1e}"]))
         for control in comparison.controls:
             if control.name == row.name:
-                table.add_row(f"  cache {control.control}", _text(control), str(control.seeds))
+                table.add_row(f"  cache {control.control}", text(control), str(control.seeds))
     for name, value in comparison.reference.items():  # without learning
         table.add_row(name, f"{value:.4f}")
-    return table
+    console.print(table)
 
-
-def _notes(comparison: Comparison) -> list[str]:
-    """What was made equal, and how the differences are to be read."""
-    lines = [] if comparison.equal is None else [budget_text(comparison.equal)]
+    # --- what was made equal, and how the differences are to be read ---
+    if comparison.equal is not None:
+        say(budget_text(comparison.equal))
     if comparison.controls:
-        lines.append(f"caches {legend(one.control for one in comparison.controls)}")
-    scores = {row.name: row.mean for row in comparison.rows}
-    lines += no_better(scores, comparison.reference, comparison.metric, comparison.higher_is_better)
-    several = len(comparison.rows) > 1
-    if several and any(row.against for row in comparison.rows):
-        lines.append(
+        say(f"caches {legend(one.control for one in comparison.controls)}")
+    scores = {row.name: row.mean for row in rows}
+    for line in no_better(scores, comparison.reference, comparison.metric, comparison.higher_is_better):
+        say(line)
+    if len(rows) > 1 and any(row.against for row in rows):
+        say(
             f"differences: Welch's t-test against {comparison.against}, 95 % interval and p corrected over the rows by "
             f"Holm; no difference is shown where p ≥ {LEVEL:g}"
         )
-    elif several and any(row.seeds == 1 for row in comparison.rows):
-        lines.append(ONE_SEED)
-    if any(row.seeds > 1 and row.std == 0 for row in comparison.rows):
-        lines.append(NO_SPREAD)
-    return lines + cut_note(comparison, [row.interval for row in comparison.rows])
+    elif len(rows) > 1 and any(row.seeds == 1 for row in rows):
+        say(ONE_SEED)
+    if any(row.seeds > 1 and row.std == 0 for row in rows):
+        say(NO_SPREAD)
+    for line in cut_note(comparison, [row.interval for row in rows]):
+        say(line)
 
-
-def cut_note(comparison: Comparison, intervals: Sequence[tuple[float, float] | None]) -> list[str]:
-    """A sentence where an interval of a mean was cut at a bound of the comparison's metric."""
-    low, high = comparison.bounds
-    if not any(one is not None and (one[0] == low or one[1] == high) for one in intervals):
-        return []
-    ends = " and ".join(f"{end:g}" for end in comparison.bounds if math.isfinite(end))
-    return [f"intervals end at {ends}: {comparison.metric} has no value beyond"]
-
-
-def _cost_table(comparison: Comparison) -> Any:
-    columns = ["parameters", "steps", f"{comparison.unit} read", "training TFLOP", "forward MFLOP/row", "state KiB"]
-    table = plain_table(["", *columns, "seconds passed", "peak MiB"])
-
-    def number(value: float, unit: float = 1, digits: int = 0) -> str:
-        return "–" if math.isnan(value) else f"{value / unit:,.{digits}f}"
-
-    for row in comparison.rows:
+    # --- the costs ---
+    costs = ["parameters", "steps", f"{comparison.unit} read", "training TFLOP", "forward MFLOP/row", "state KiB"]
+    table = plain_table(["", *costs, "seconds passed", "peak MiB"])
+    for row in rows:
         table.add_row(
             row.name,
             number(row.parameters),
@@ -366,4 +334,32 @@ def _cost_table(comparison: Comparison) -> Any:
             number(row.seconds, 1, 1),
             number(row.peak_bytes, 2**20),
         )
+    console.print(table)
+    say(_STATE)
+
+    # --- the metric along the task's axis ---
+    if along := {row.name: row.along for row in rows if row.along is not None}:
+        first = next(iter(along.values()))
+        table = plain_table(["", *(f"{one.x:g}" for one in first.values)], f"{first.metric} by {first.x}")
+        for name, one in along.items():
+            table.add_row(name, *map(text, one.values))
+        console.print(table)
+
+
+def cut_note(comparison: Comparison, intervals: Sequence[tuple[float, float] | None]) -> list[str]:
+    """A sentence where an interval of a mean was cut at a bound of the comparison's metric."""
+    low, high = comparison.bounds
+    if not any(one is not None and (one[0] == low or one[1] == high) for one in intervals):
+        return []
+    ends = " and ".join(f"{end:g}" for end in comparison.bounds if math.isfinite(end))
+    return [f"intervals end at {ends}: {comparison.metric} has no value beyond"]
+
+
+def plain_table(columns: Sequence[str], title: str | None = None) -> Any:
+    """An empty table of rich, whose first column has names and whose others have numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", title=title)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=not i)
     return table
