@@ -49,6 +49,11 @@ class Sizes:
         """The number of slots of a memory, and of memory tokens."""
         return min(MOST, self.segment)
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The sizes that all models of blocks have."""
+        return {"dim": self.dim, "layers": self.layers, "num_heads": self.num_heads, "mlp": self.mlp}
+
 
 class Memory(NamedTuple):
     """A model, and how it reads a row: tokens per segment (0: the row in one call), and segments of gradient (0: all).
@@ -66,8 +71,8 @@ Builder = Callable[[Sizes], Memory]
 
 def _transformer(s: Sizes, **fields: Any) -> TransformerConfig:
     """Two sublayers per block, or attention alone; the data give vocabulary and length."""
-    sizes = {"dim": s.dim, "layers": s.layers, "num_heads": s.num_heads, "mlp": s.mlp}
-    return TransformerConfig.classic(vocab_size=0, max_length=0, head=HeadConfig(tied=s.tied), **{**sizes, **fields})
+    head = HeadConfig(tied=s.tied)
+    return TransformerConfig.classic(vocab_size=0, max_length=0, head=head, **s.fields, **fields)
 
 
 def _recurrent(config: Callable[..., AttentionConfig]) -> Builder:
@@ -83,10 +88,6 @@ def _recurrent(config: Callable[..., AttentionConfig]) -> Builder:
 def _segmented(s: Sizes, attention: AttentionConfig) -> Memory:
     """An attention to earlier segments, which are detached."""
     return Memory(_transformer(s, position="none", attention=attention), s.segment, 1)
-
-
-def _compressive(s: Sizes) -> CompressiveConfig:
-    return CompressiveConfig(memory=s.segment, compressed=s.slots, ratio=min(4, s.segment // 2))
 
 
 def _window(s: Sizes, cache: GRC | None = None) -> Memory:
@@ -114,9 +115,7 @@ def _memformer(s: Sizes) -> Memory:
 
 
 def _tokens(s: Sizes) -> dict[str, Any]:
-    """The sizes that models of memory tokens share."""
-    sizes = {"dim": s.dim, "layers": s.layers, "num_heads": s.num_heads, "mlp": s.mlp}
-    return {"vocab_size": 0, "segment": s.segment, "tied": s.tied, "norm": "pre", "activation": "gelu", **sizes}
+    return {"vocab_size": 0, "segment": s.segment, "tied": s.tied, "norm": "pre", "activation": "gelu", **s.fields}
 
 
 MEMORIES: dict[str, Builder] = {
@@ -130,7 +129,7 @@ MEMORIES: dict[str, Builder] = {
     "gated-delta": _recurrent(GatedDeltaConfig),
     "kimi-delta": _recurrent(KimiDeltaConfig),
     "transformer-xl": lambda s: _segmented(s, RelativeConfig(memory=s.segment)),
-    "compressive": lambda s: _segmented(s, _compressive(s)),
+    "compressive": lambda s: _segmented(s, CompressiveConfig(s.segment, s.slots, min(4, s.segment // 2))),
     "rmt": lambda s: Memory(RMTConfig(memory=TokensConfig(s.slots), **_tokens(s)), s.segment),
     "armt": lambda s: Memory(ARMTConfig(memory=AssociationsConfig(s.slots), **_tokens(s)), s.segment),
     "memformer": _memformer,

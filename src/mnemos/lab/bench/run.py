@@ -1,8 +1,9 @@
 """Train every memory on every benchmark: learning rates by the validation split, then the seeds at the best rate."""
 
 import difflib
+import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -38,7 +39,6 @@ from .tasks import BENCHMARKS, DEFAULT, Benchmark
 SEEDS = 3
 RATES = tuple(10 ** (-4 + 2 * i / 3) for i in range(4))  # logspace(−4, −2, 4), as Zoology sweeps
 ROWS = 200  # of a longer test
-HEAD = ("memory", "score", "rate", "state", "at segments", "parameters", "FLOPs", "training", "emptied", "longest")
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ def bench_memory(options: Options) -> JSONObject:
     seeds = options.seeds or (1 if options.quick else SEEDS)
     runs = len(benchmarks) * len(names) * (len(options.rates) + seeds - 1)
     compared = "1 memory" if len(names) == 1 else f"{len(names)} memories"
-    head = f"{plural(len(benchmarks), 'task')} × {compared}: {plural(runs, 'run')}, {options.jobs} at a time"
-    say(head, flush=True)
+    say(f"{plural(len(benchmarks), 'task')} × {compared}: {plural(runs, 'run')}, {options.jobs} at a time", flush=True)
     entries: list[JSONObject] = []
     result: JSONObject = {"quick": options.quick, "seeds": seeds, "benchmarks": entries}
     result["provenance"] = provenance(0, "cpu")
@@ -122,20 +121,16 @@ def choose(options: Options) -> dict[str, Benchmark]:
         steps = options.steps or (min(benchmark.steps, tasks.QUICK_STEPS) if options.quick else benchmark.steps)
         sizes = replace(benchmark.sizes, dim=options.dim) if options.dim else benchmark.sizes
         chosen[name] = replace(benchmark, steps=steps, sizes=sizes)
-    _check_books(chosen, options.books)
-    return chosen
 
-
-def _check_books(chosen: Mapping[str, Benchmark], books: str | None) -> None:
-    """Raise InputError, before anything is trained, for books that do not suffice or are missing, or no task reads."""
-    if books is not None and not any(benchmark.books for benchmark in chosen.values()):
+    # --- the texts, which must suffice for the longest rows before anything is trained ---
+    if options.books is not None and not any(benchmark.books for benchmark in chosen.values()):
         reading = ", ".join(name for name, benchmark in BENCHMARKS.items() if benchmark.books)
         raise InputError(
             f"--books: expected a task that reads books ({reading}), found {', '.join(chosen)}; leave it out"
         )
     for name, benchmark in chosen.items():
         try:
-            if books is None or not benchmark.books:
+            if options.books is None or not benchmark.books:
                 benchmark.data.files()
                 continue
             for settings in ({}, *benchmark.beyond):
@@ -143,6 +138,7 @@ def _check_books(chosen: Mapping[str, Benchmark], books: str | None) -> None:
         except InputError as error:
             fixed = str(error).replace("data.path", "--books").replace(", or lower data.length", "")
             raise InputError(f"{name}: {fixed}") from None
+    return chosen
 
 
 def recipe(memory: str, benchmark: Benchmark, rate: float, seed: int) -> Recipe:
@@ -185,12 +181,13 @@ def compare_memories(
     for run in (run for runs in trained.runs.values() for run in runs):
         measure(run, benchmark)
     comparison = summarise(trained.runs, folder, roles=roles_of(recipes), sweeps=trained.sweeps)
-    reference = {"guessing": benchmark.chance}
-    if benchmark.keyless:
-        reference["ignoring what is asked"] = benchmark.keyless
-    comparison = replace(comparison, reference=reference)
+    comparison = replace(comparison, reference=_reference(benchmark.chance, benchmark.keyless))
     comparison.write(folder)
     return comparison
+
+
+def _reference(chance: float, keyless: float) -> dict[str, float]:
+    return {"guessing": chance} | ({"ignoring what is asked": keyless} if keyless else {})
 
 
 def measure(folder: Path, benchmark: Benchmark) -> None:
@@ -281,13 +278,35 @@ def entry(
 def _controls(runs: Sequence[Path]) -> JSONObject:
     """The mean over runs of the scored segments as carried and under each control of the whole state."""
     memories = [explanation.memory for run in runs if (explanation := read_explanation(run))]
-    known = [one for one in memories if isinstance(one, StateControls)]
-    if not known:
+    measured = [one for one in memories if isinstance(one, StateControls)]
+    if not measured:
         return {"left": next((one.left for one in memories if one), "not recorded")}
-    metric = known[0].metric
-    scored = [{"carried": one.carried, **one.memories[0].scored()} for one in known]
+    scored = [{"carried": one.carried, **one.memories[0].scored()} for one in measured]
     controls = [control for control in ("carried", *STATE_CONTROLS) if all(control in one for one in scored)]
-    return {name: statistics.fmean(one[name].scores[metric] for one in scored) for name in controls}
+    return {name: statistics.fmean(one[name].scores[measured[0].metric] for one in scored) for name in controls}
+
+
+def _score(row: JSONObject) -> str:
+    return decimal(row["mean"]) + ("" if row["std"] is None else f" ± {decimal(row['std'])}")
+
+
+def _longest(row: JSONObject) -> str:
+    longest = row["beyond"][-1]
+    return f"{decimal(longest['mean'])} at {longest['at']:g}" if row["beyond"][1:] else "–"
+
+
+COLUMNS: dict[str, Callable[[JSONObject], str]] = {
+    "memory": lambda row: row["name"],
+    "score": _score,
+    "rate": lambda row: f"{row['rate']:.1e}",
+    "state": lambda row: memory(row["state_bytes"]),
+    "at segments": lambda row: memory(row["segment_state_bytes"]),
+    "parameters": lambda row: count(row["parameters"]),
+    "FLOPs": lambda row: operations(row["flops"]),
+    "training": lambda row: duration(row["seconds"]),
+    "emptied": lambda row: decimal(row["controls"].get("emptied", math.nan)),
+    "longest": _longest,
+}
 
 
 def show(entry: JSONObject) -> None:
@@ -296,13 +315,12 @@ def show(entry: JSONObject) -> None:
 
     beside = [*entry["rows"][0]["beside"]]
     console = Console(width=max(130 + 18 * len(beside), Console().width), markup=False)
-    table = plain_table([*HEAD, *beside])
+    reference = _reference(entry["chance"], entry["keyless"])
+    table = plain_table([*COLUMNS, *beside])
     for row in entry["rows"]:
-        table.add_row(*cells(row))
+        table.add_row(*(cell(row) for cell in COLUMNS.values()), *map(_score, row["beside"].values()))
     for name in entry["failed"]:
         table.add_row(name, "failed")
-    reference = {"guessing": entry["chance"]}
-    reference |= {"ignoring what is asked": entry["keyless"]} if entry["keyless"] else {}
     for name, value in reference.items():
         table.add_row(name, decimal(value))
     console.print(table)
@@ -313,24 +331,8 @@ def show(entry: JSONObject) -> None:
         console.print(theirs)
         data = "data of the same size" if entry["published_at_this_size"] else "other data, or of other sizes"
         say(f"Published scores are of {data}, and of wider models or longer training unless their name says so.")
-    failed = [(row["name"], row["failed_seeds"], row["seeds"]) for row in entry["rows"] if row["failed_seeds"]]
-    if failed:
-        names = listed([f"{name} ({some} of {some + others})" for name, some, others in failed])
+    if failed := [row for row in entry["rows"] if row["failed_seeds"]]:
+        names = listed([f"{r['name']} ({r['failed_seeds']} of {r['failed_seeds'] + r['seeds']})" for r in failed])
         say(f"Failed runs at the chosen rate, which are not in the mean: {names}.")
     for line in no_better({row["name"]: row["mean"] for row in entry["rows"]}, reference, entry["metric"], True):
         say(line)
-
-
-def cells(row: JSONObject) -> Iterator[str]:
-    """A row of the table: `HEAD`, and the further scores."""
-
-    def score(one: JSONObject) -> str:
-        return decimal(one["mean"]) + ("" if one["std"] is None else f" ± {decimal(one['std'])}")
-
-    yield from (row["name"], score(row), f"{row['rate']:.1e}")
-    yield from (memory(row["state_bytes"]), memory(row["segment_state_bytes"]), count(row["parameters"]))
-    yield from (operations(row["flops"]), duration(row["seconds"]))
-    emptied, longest = row["controls"].get("emptied"), row["beyond"][-1]
-    yield "–" if emptied is None else decimal(emptied)
-    yield f"{decimal(longest['mean'])} at {longest['at']:g}" if row["beyond"][1:] else "–"
-    yield from map(score, row["beside"].values())

@@ -47,7 +47,7 @@ class Benchmark:
     beside: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def at(self, settings: dict[str, Any]) -> float:
-        """The place of a test on the axis."""
+        """Where a test is on the axis."""
         return float({**vars(self.data), **settings}[self.axis])
 
     def of_books(self, path: str | None) -> "Benchmark":
@@ -93,6 +93,15 @@ def _mqar(length: int, pairs: int, batch: int) -> Benchmark:
     )
 
 
+def _longer(axis: str, *values: int) -> tuple[dict[str, Any], ...]:
+    return tuple({axis: n} for n in values)
+
+
+# Rows of 64 tokens, which fit into four segments, tested at up to 512.
+_SHORT: Any = {"steps": 2000, "batch": 16, "beyond": _longer("length", 128, 256, 512), "sizes": Sizes(segment=16)}
+_SHORT_MQAR = {**_SHORT, "sizes": replace(_ZOOLOGY, segment=16)}
+
+
 def _mad(about: str, chance: float, data: DataConfig, sizes: Sizes | None = None) -> Benchmark:
     return Benchmark(f"MAD, {about}", chance, data, steps=1200, sizes=sizes or Sizes(128, 32, 4, 8, 256))
 
@@ -102,10 +111,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "MQAR, small: 8 keys and values in 64 tokens of 64, each key asked once more",
         2 / 64,
         MQARConfig(64, 8, 64, rows=500),
-        steps=2000,
-        batch=16,
-        beyond=tuple({"length": n} for n in (128, 256, 512)),
-        sizes=replace(_ZOOLOGY, segment=16),
+        **_SHORT_MQAR,
         published=_FIGURE2[64],
         keyless=1 / 8,
     ),
@@ -113,10 +119,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "MQAR with rewritten keys, small: 8 keys and values in 64 tokens of 64, 4 keys again with a value that counts",
         2 / 64,
         MQARConfig(64, 8, 64, rows=500, rewritten=4),
-        steps=4000,  # softmax attention needs more than 2,000
-        batch=16,
-        beyond=tuple({"length": n} for n in (128, 256, 512)),
-        sizes=replace(_ZOOLOGY, segment=16),
+        **_SHORT_MQAR | {"steps": 4000},  # softmax attention needs more than 2,000
         keyless=1 / 8,
         beside={"rewritten keys": {"counted": "rewritten"}, "their old values": {"counted": "old"}},
     ),
@@ -124,10 +127,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "MQAR with keys of two tokens, small: 4 keys and values in 64 tokens of 64; one token of a key tells half",
         1 / 22,
         MQARConfig(64, 4, 64, rows=500, key_tokens=2),
-        steps=2000,
-        batch=16,
-        beyond=tuple({"length": n} for n in (128, 256, 512)),
-        sizes=replace(_ZOOLOGY, segment=16),
+        **_SHORT_MQAR,
         keyless=1 / 2,
     ),
     "rewriting": Benchmark(
@@ -136,7 +136,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         AssociativeRetrievalConfig(8, 1, rewrite=True, rows=500),
         steps=1000,
         batch=128,
-        beyond=tuple({"pairs": n} for n in (16, 32, 64)),
+        beyond=_longer("pairs", 16, 32, 64),
         axis="pairs",
         sizes=Sizes(segment=4),
     ),
@@ -144,10 +144,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         "MAD, noisy in-context recall, small: 8 keys and values among 64 tokens, a fifth of them noise",
         1 / 8,
         MADRecallConfig(64, 16, 0.2, examples=0, rows=500),
-        steps=2000,
-        batch=16,
-        beyond=tuple({"length": n} for n in (128, 256, 512)),
-        sizes=Sizes(segment=16),
+        **_SHORT,
         keyless=0.355,  # measured, as that of facts: log/2026-11-23-answers-without-the-key.md
     ),
     "facts": Benchmark(
@@ -156,7 +153,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         FactsConfig(1, 256, 2, rows=500),
         steps=6000,
         batch=16,
-        beyond=tuple({"length": n} for n in (512, 1024, 2048)),
+        beyond=_longer("length", 512, 1024, 2048),
         sizes=Sizes(segment=64),
         published=(("ARMT, GPT-2, qa1 at 50M tokens of BABILong (another task)", 0.799),),
         books=True,
@@ -166,17 +163,14 @@ BENCHMARKS: dict[str, Benchmark] = {
         "MAD, selective copying, small: 8 tokens among 64, written in order",
         1 / 6,
         MADCopyingConfig(64, 8, 8, examples=0, rows=500),
-        steps=2000,
-        batch=16,
-        beyond=tuple({"length": n} for n in (128, 256, 512)),
-        sizes=Sizes(segment=16),
+        **_SHORT,
     ),
     "retrieval": Benchmark(
         "associative retrieval: one pair per segment, all keys different",
         1 / 16,
         AssociativeRetrievalConfig(20, 2, rows=500),
         steps=2000,
-        beyond=tuple({"pairs": n} for n in (40, 80, 200)),
+        beyond=_longer("pairs", 40, 80, 200),
         axis="pairs",
         sizes=Sizes(segment=5),
     ),
@@ -186,7 +180,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         NeedleConfig(512, rows=200),
         steps=6000,
         batch=16,
-        beyond=tuple({"length": n} for n in (1024, 2048, 4096)),
+        beyond=_longer("length", 1024, 2048, 4096),
         sizes=Sizes(segment=64),
         published=(("DeltaNet, 1.3B, 1k tokens", 0.974), ("Mamba-2", 0.992), ("Gated DeltaNet", 0.984)),
         books=True,
@@ -196,7 +190,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         1 / 10,
         CopyConfig(64, rows=500),
         steps=1000,
-        beyond=tuple({"length": n} for n in (128, 256)),
+        beyond=_longer("length", 128, 256),
         sizes=Sizes(segment=16),
     ),
     "listops-32": Benchmark(

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -249,7 +248,10 @@ def _process(recipe: Recipe) -> Iterator[Callable[..., Future[Any]]]:
     """
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=begin_child) as pool:
-            call = partial(pool.submit, _with_learner, to_dict(recipe))
+
+            def call(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+                return pool.submit(_with_learner, to_dict(recipe), function, *arguments)
+
             with shielded():  # Ctrl-C ends this process, and this one ends the other, which starts at the first call
                 call(type)
             yield call
