@@ -114,6 +114,14 @@ def test_files_stay_small(tmp_path):
         assert torch.equal(cut, arrays["patches.0"][i])
 
 
+def test_a_model_of_another_type_is_explained_as_in_float32(tmp_path):
+    """A model that `mnemos.fit` trained stays in the type, and on the device, of its training."""
+    plain = explain(cached(VIT), photos(), tmp_path)
+    model = cached(VIT).double()
+    assert explain(model, photos(), tmp_path) == plain
+    assert next(model.parameters()).dtype == torch.float64
+
+
 def test_without_caches_the_controls_of_the_state_alone(tmp_path):
     found = explain(VIT.build(), photos(), tmp_path)
     assert found["memory"] == {"left": "the model keeps no state"}

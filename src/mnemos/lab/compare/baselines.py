@@ -39,29 +39,29 @@ def with_baselines(recipes: Sequence[Recipe]) -> list[Recipe]:
 def _insert(
     recipes: Sequence[Recipe], makers: Sequence[Callable[[Recipe], Recipe | None]], option: str
 ) -> list[Recipe]:
-    names, listed = {recipe.name for recipe in recipes}, [_without_name(recipe) for recipe in recipes]
+    names = {recipe.name for recipe in recipes}
     inserted: dict[str, Recipe] = {}
-    order: list[Recipe] = []
+    order: list[str] = []
     any_baseline = False
     for recipe in recipes:
-        order.append(recipe)
+        order.append(recipe.name)
         for baseline in filter(None, (make(recipe) for make in makers)):
             any_baseline = True
             settings = _without_name(baseline)
-            if settings not in listed and baseline.name not in names | inserted.keys():
-                inserted[baseline.name] = baseline
-                order.append(baseline)
-                listed.append(settings)
-            elif alike := next((one for one in inserted.values() if _without_name(one) == settings), None):
+            if alike := next((one for one in inserted.values() if _without_name(one) == settings), None):
                 about = f"{alike.about}; also the baseline of {recipe.name}"
                 inserted[alike.name] = replace(alike, about=about)
+            elif baseline.name not in names | inserted.keys() and settings not in map(_without_name, recipes):
+                inserted[baseline.name] = baseline
+                order.append(baseline.name)
     if not any_baseline:
         raise InputError(
             f"{option}: expected a recipe with a cache or slots that are written, found "
             f"{', '.join(recipe.name for recipe in recipes)}; leave the option out, or give a memory of your own its "
             "row in mnemos.lab.run.written.SEGMENT_MEMORIES"
         )
-    return [inserted.get(one.name, one) for one in order]
+    whole = inserted | {recipe.name: recipe for recipe in recipes}
+    return [whole[name] for name in order]
 
 
 def _without_name(recipe: Recipe) -> Recipe:
@@ -94,25 +94,23 @@ def roles_of(recipes: Sequence[Recipe]) -> dict[str, Role]:
     baselines = {one.name: spell_out(never) for one in recipes if (never := never_written(one)) is not None}
     roles = {}
     for one in recipes:
-        settings = spell_out(one)
-        owners = tuple(name for name, baseline in baselines.items() if baseline == settings)
-        roles[one.name] = Role(owners, _written_memory(one.model) if one.name in baselines else None)
+        settings, memory = spell_out(one), None
+        if one.name in baselines:
+            nouns = (about.noun for cls, about in SEGMENT_MEMORIES.items() if _has(one.model, cls, about.size))
+            memory = next(nouns, CACHE)
+        roles[one.name] = Role(tuple(name for name, baseline in baselines.items() if baseline == settings), memory)
     return roles
 
 
-def _written_memory(model: ModelConfig) -> str:
-    """What a model writes: the plural of its memory of segments, or "cache", a gated one."""
-    for cls, about in SEGMENT_MEMORIES.items():
-        sizes: list[int] = []
+def _has(model: ModelConfig, cls: type, size: str) -> bool:
+    sizes: list[int] = []
 
-        def note_size(memory: Any, sizes: list[int] = sizes, field: str = about.size) -> Any:
-            sizes.append(getattr(memory, field))
-            return memory
+    def note_size(memory: Any) -> Any:
+        sizes.append(getattr(memory, size))
+        return memory
 
-        mapped(model, cls, note_size)
-        if any(sizes):
-            return about.noun
-    return CACHE
+    mapped(model, cls, note_size)
+    return any(sizes)
 
 
 # --- equal parameters ---

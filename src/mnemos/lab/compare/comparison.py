@@ -216,7 +216,7 @@ def rows_of(
     for name, every in results.items():
         costs: dict[str, Any] = {}
         for key in ("seconds", "peak_bytes", "steps", "tokens", "train_flops"):
-            values = [getattr(one, key) for one in every]
+            values = [getattr(one, key) for one in every]  # a mean over some of the runs would be of other runs
             costs[key] = statistics.fmean(values) if values and None not in values else math.nan
         for key in ("parameters", "flops", "state_bytes"):
             value = getattr(every[0], key) if every else None

@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -34,49 +35,37 @@ def observe_branches(layers: dict[str, GatedBranch], observe: Callable[[str, Bra
 
     The model must be in eval mode and its inputs without padding.
     """
-    handles = []
     inputs: dict[GatedBranch, tuple[Tensor, Grid | None]] = {}
 
     def note_input(layer: GatedBranch, args: tuple, kwargs: dict) -> None:
         inputs[layer] = args[0], kwargs.get("grid")
 
-    def observe_host(name: str) -> Callable[[HostBranch, Tensor, Tensor], None]:
-        def report(layer: HostBranch, y: Tensor, o_mem: Tensor) -> None:
-            x, grid = inputs[layer]
-            source = (x if layer.grc.source == "input" else y)[..., : layer.cache_dim]
-            observe(name, BranchOutputs(layer.summarised(source, None, grid)[0], y, o_mem))
+    def of_host(name: str, layer: HostBranch, o_self: Tensor, o_mem: Tensor) -> None:
+        x, grid = inputs[layer]
+        source = (x if layer.grc.source == "input" else o_self)[..., : layer.cache_dim]
+        observe(name, BranchOutputs(layer.summarised(source, None, grid)[0], o_self, o_mem))
 
-        return report
+    def of_own(name: str, layer: GatedCacheAttention, args: tuple) -> None:
+        """A layer without a submodule to hook: both branches are computed from its input [B, T, D] once more."""
+        x = args[0]
+        o_self = layer.inner.heads(x, None, None)[0]
+        projected = layer.inner.project(o_self)
+        source = x if layer.grc.source == "input" else projected
+        summary = layer.summarised(source[..., : layer.cache_dim], None)[0]
+        x = x[..., : layer.cache_dim]
+        o_mem = layer.answer(x, layer.current(summary, None)) if layer.moves else layer.frozen(layer.queries(x))
+        mixed = o_self if layer.lift is None else projected
+        observe(name, BranchOutputs(summary, mixed.flatten(2), layer.lifted(o_mem).flatten(2)))
 
-    def observe_own(name: str) -> Callable[[GatedCacheAttention, tuple], None]:
-        return lambda layer, args: observe(name, _compute(layer, args[0]))
-
-    try:
+    with contextlib.ExitStack() as stack:
         for name, layer in layers.items():
             if isinstance(layer, HostBranch):
-                handles.append(layer.register_forward_pre_hook(note_input, with_kwargs=True))
-                layer.observer = observe_host(name)
+                stack.callback(layer.register_forward_pre_hook(note_input, with_kwargs=True).remove)
+                stack.callback(setattr, layer, "observer", None)
+                layer.observer = partial(of_host, name)
             else:
-                handles.append(layer.register_forward_pre_hook(observe_own(name)))
+                stack.callback(layer.register_forward_pre_hook(partial(of_own, name)).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for layer in layers.values():
-            if isinstance(layer, HostBranch):
-                layer.observer = None
-
-
-def _compute(layer: GatedCacheAttention, x: Tensor) -> BranchOutputs:
-    """Compute the branches of a `GatedCacheAttention` for input [B, T, D]; it has no submodule to hook."""
-    o_self = layer.inner.heads(x, None, None)[0]
-    projected = layer.inner.project(o_self)
-    source = x if layer.grc.source == "input" else projected
-    summary = layer.summarised(source[..., : layer.cache_dim], None)[0]
-    x = x[..., : layer.cache_dim]
-    o_mem = layer.answer(x, layer.current(summary, None)) if layer.moves else layer.frozen(layer.queries(x))
-    o_mem = layer.lifted(o_mem)
-    return BranchOutputs(summary, (o_self if layer.lift is None else projected).flatten(2), o_mem.flatten(2))
 
 
 def first_calls(model: nn.Module, layers: dict[str, GatedBranch], inputs: Tensor) -> dict[str, BranchOutputs]:

@@ -19,7 +19,6 @@ reads, is tested too: the slots of a Memformer reach the decoder through the enc
 segment after the first is scored.
 """
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
@@ -78,9 +77,24 @@ def controls(
     if not (names := control_names(model)):
         return scores
     with evaluating(model):  # entered first, because it promotes pending cache updates before the caches are copied
+        before = [(one, one.cache.clone(), one.mix.detach().clone()) for one in caches(model)]
         for name in names:
-            with _changing(model, name):
+            generator = torch.Generator().manual_seed(0)
+            try:
+                with torch.no_grad():
+                    for one, stored, _ in before:
+                        if name == "closed":
+                            one.mix.fill_(-torch.inf)
+                        elif one.grc.scope == "shared" and one.grc.write:
+                            noise = torch.randn(stored.shape, generator=generator).to(stored)
+                            noise = stored.mean(0) + noise * stored.std(0, correction=0)
+                            one.cache.copy_(torch.zeros_like(noise) if name == "emptied" else noise)
                 score = evaluate(model, batches(), task)
+            finally:
+                with torch.no_grad():
+                    for one, stored, mix in before:
+                        one.cache.copy_(stored)
+                        one.mix.copy_(mix)
             scores[name] = {key: value for key, value in score.items() if key != "count"}
     return scores
 
@@ -96,27 +110,6 @@ def control_names(model: nn.Module) -> list[str]:
 def legend(names: Iterable[str]) -> str:
     """What the names of these controls mean, in one line."""
     return ", ".join(f"{name} ({CONTROLS[name]})" for name in dict.fromkeys(names))
-
-
-@contextlib.contextmanager
-def _changing(model: nn.Module, control: str) -> Iterator[None]:
-    before = [(cache.cache.clone(), cache.mix.detach().clone()) for cache in caches(model)]
-    generator = torch.Generator().manual_seed(0)
-    try:
-        with torch.no_grad():
-            for one in caches(model):
-                if control == "closed":
-                    one.mix.fill_(-torch.inf)
-                elif one.grc.scope == "shared" and one.grc.write:
-                    noise = torch.randn(one.cache.shape, generator=generator).to(one.cache)
-                    noise = one.cache.mean(0) + noise * one.cache.std(0, correction=0)
-                    one.cache.copy_(torch.zeros_like(noise) if control == "emptied" else noise)
-        yield
-    finally:
-        with torch.no_grad():
-            for one, (stored, mix) in zip(caches(model), before, strict=True):
-                one.cache.copy_(stored)
-                one.mix.copy_(mix)
 
 
 # --- the state that passes from segment to segment ---

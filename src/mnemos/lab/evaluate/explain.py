@@ -17,8 +17,9 @@ The average of many tokens need not be near any one of them. So the numbers of e
 - `distinct`: the effective number of different tokens that are nearest to some slot.
 """
 
+import copy
 import math
-from dataclasses import replace
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,21 +62,26 @@ def explain(
     Cost: that of `state_controls`; with gated caches also forward passes for about 260 pictures, and about 10⁶·Dm²
     multiply-adds for the slots in each of at most six layers.
     """
-    caches = {name: module for name, module in model.named_modules() if isinstance(module, GatedBranch)}
+    pictures, left, middle = None, "the model has no gated cache", None
+    shown: defaultdict[str, dict[str, Any]] = defaultdict(dict)  # what pictures show of a layer, by its name
+    costs: dict[str, LayerCost | None] = {}
     with evaluating(model):
         memory = state_controls(model, task, "test", segment_length, segments)
-        costs = _costs(model, caches, task) if caches else {}
-        layers = {
-            name: CachedLayer(name, tuple(torch.sigmoid(layer.mix.float()).tolist()), layer.grc.inference, costs[name])
-            for name, layer in caches.items()
-        }
-        pictures, left, middle = None, "the model has no gated cache", None
-        if caches and (seen := task.pictured(model)) is not None:
-            pictures, left, middle = _record_pictures(*seen, model, caches, layers)
-        elif caches:
-            left = NO_PICTURES
-    sizes = {split: task.size(split) for split in ("train", "valid", "test")}
-    explanation = Explanation(tuple(layers.values()), memory, pictures, None if pictures else left, middle, sizes)
+        parameter = next(model.parameters())
+        if (parameter.device.type, parameter.dtype) != ("cpu", torch.float32):  # of `mnemos.fit`, whose model stays so
+            model = copy.deepcopy(model).cpu().float()
+        caches = {name: module for name, module in model.named_modules() if isinstance(module, GatedBranch)}
+        if caches:
+            costs, left = _costs(model, caches, task), NO_PICTURES
+            if (pictured := task.pictured(model)) is not None:
+                pictures, left, middle = _record_pictures(*pictured, model, caches, shown)
+    layers = tuple(
+        CachedLayer(
+            name, tuple(torch.sigmoid(layer.mix.float()).tolist()), layer.grc.inference, costs[name], **shown[name]
+        )
+        for name, layer in caches.items()
+    )
+    explanation = Explanation(layers, memory, pictures, None if pictures else left, middle)
     explanation.write(folder)
     return explanation
 
@@ -128,9 +134,9 @@ def _costs(model: nn.Module, caches: dict[str, GatedBranch], task: Task) -> dict
 
 
 def _record_pictures(
-    run: nn.Module, task: Any, model: nn.Module, caches: dict[str, GatedBranch], layers: dict[str, CachedLayer]
+    run: nn.Module, task: Any, model: nn.Module, caches: dict[str, GatedBranch], shown: dict[str, dict[str, Any]]
 ) -> tuple[Pictures | None, str, int | None]:
-    """Add maps and slots to `layers`; returns the pictures or why there are none, and the middle layer's number.
+    """Add maps and slots of each layer to `shown`; the pictures or why there are none, and the middle layer's number.
 
     run, task: see `Task.pictured`.
     """
@@ -138,34 +144,34 @@ def _record_pictures(
     observed = {}
     for name, layer in caches.items():
         if layer.grc.scope == "stream" or getattr(layer, "causal", False):
-            layers[name] = replace(layers[name], maps=Left("its cache changes along the sequence"))
+            shown[name]["maps"] = Left("its cache changes along the sequence")
         else:
             observed[name] = layer
     index, label, inputs = choose_pictures(task)
-    shown = read_pictures(task, "test", index)
+    pixels = read_pictures(task, "test", index)
     calls = first_calls(run, observed, inputs)
     layouts: dict[str, TokenPositions] = {}
-    size = (shown.shape[1], shown.shape[2])
+    size = (pixels.shape[1], pixels.shape[2])
     for name, positions in positions_of(model, calls, observed, len(index), size).items():
         if isinstance(positions, str):
-            layers[name] = replace(layers[name], maps=Left(positions))
+            shown[name]["maps"] = Left(positions)
             continue
         layouts[name] = positions
         numbers, own, memory = maps(observed[name], positions, calls[name])
-        layers[name] = replace(layers[name], maps=numbers, self_map=own.numpy(), memory_map=memory.numpy())
+        shown[name] |= {"maps": numbers, "self_map": own.numpy(), "memory_map": memory.numpy()}
     if not layouts:
         return None, "no layer's tokens have known positions in the picture", None
 
     # --- the pictures themselves, and what the slots hold ---
     about = str(task.about) if run is not model else None
     guess = label if about else run(inputs, None)[0].argmax(-1).tolist()
-    pixels = smaller(shown, SIDE).numpy()
-    pictures = Pictures(tuple(label), tuple(guess), tuple(task.names), tuple(index), about=about, pixels=pixels)
+    small = smaller(pixels, SIDE).numpy()
+    pictures = Pictures(tuple(label), tuple(guess), tuple(task.names), tuple(index), about=about, pixels=small)
     written = {name: positions for name, positions in layouts.items() if not caches[name].grc.constant}
     for name in layouts.keys() - written.keys():
-        layers[name] = replace(layers[name], slots=Left("its cache is a learned constant, which no token wrote"))
+        shown[name]["slots"] = Left("its cache is a learned constant, which no token wrote")
     if written:
-        _compare_layers(run, task, caches, written, layers)
+        _compare_layers(run, task, caches, written, shown)
     return pictures, "", list(caches).index(list(layouts)[(len(layouts) - 1) // 2])
 
 
@@ -174,7 +180,7 @@ def _compare_layers(
     task: Any,
     caches: dict[str, GatedBranch],
     layouts: dict[str, TokenPositions],
-    layers: dict[str, CachedLayer],
+    shown: dict[str, dict[str, Any]],
 ) -> None:
     """Compare the slots of some layers with tokens of training pictures, and record the nearest patches."""
     # --- which tokens: of every picture equally many, at its own random positions, without padding ---
@@ -215,7 +221,7 @@ def _compare_layers(
         image = torch.arange(len(index)).repeat_interleave(picks[name].shape[1])
         nearest = compare_slots(layer, torch.cat(tokens[name]).flatten(0, 1), pick % layer.cache.shape[0], image)
         if isinstance(nearest, str):
-            layers[name] = replace(layers[name], slots=Left(nearest))
+            shown[name]["slots"] = Left(nearest)
             continue
         where = centres[name][pick[nearest.token]]
         contents = SlotContents(
@@ -226,7 +232,7 @@ def _compare_layers(
             nearest=rounded(nearest.cosine),
         )
         cut = patches(pictures, image[nearest.token], where, layouts[name].grid)
-        layers[name] = replace(layers[name], slots=contents, patches=cut.numpy())
+        shown[name] |= {"slots": contents, "patches": cut.numpy()}
 
 
 def patches(pictures: Tensor, image: Tensor, where: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -88,8 +88,7 @@ def measure_gates(model: nn.Module, batch: object, task: Task = SUPERVISED) -> J
         per_stream = layer.grc.scope != "shared" and len(streams) == len(layers)
         contents = _describe((streams[i].cache if per_stream else layer.cache[None]).detach())
         measured.append(LayerGates(name, tuple(torch.sigmoid(layer.mix.detach()).tolist()), update, reset, contents))
-    content: JSONObject = to_json(Gates(tuple(measured)))
-    return content
+    return dict(to_json(Gates(tuple(measured))))
 
 
 def _describe(caches: Tensor) -> Contents:

@@ -48,14 +48,11 @@ class ControlledMemory:
 
     def scored(self) -> dict[str, ScoredSegments]:
         """The controls that were scored."""
-        return {name: one for name, one in self._controls().items() if isinstance(one, ScoredSegments)}
+        return {name: one for name, one in vars(self).items() if isinstance(one, ScoredSegments)}
 
     def unscored(self) -> dict[str, str]:
         """The controls that were not scored, with the reason."""
-        return {name: one.left for name, one in self._controls().items() if isinstance(one, Left)}
-
-    def _controls(self) -> dict[str, ScoredSegments | Left]:
-        return {"emptied": self.emptied, "exchanged": self.exchanged, "frozen": self.frozen}
+        return {name: one.left for name, one in vars(self).items() if isinstance(one, Left)}
 
 
 @dataclass(frozen=True)
@@ -167,7 +164,7 @@ class Pictures:
 class Explanation:
     """explain.json: controls of the state, the pictures or the reason for none, and the layers with a gated cache.
 
-    middle: the layer that Figure 4 of Cached Transformers shows. sizes: of the splits.
+    middle: the layer that Figure 4 of Cached Transformers shows.
     """
 
     layers: tuple[CachedLayer, ...]
@@ -175,7 +172,6 @@ class Explanation:
     pictures: Pictures | None = None
     left: str | None = None
     middle: int | None = None
-    sizes: dict[str, int] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write explain.json and, with pictures, explain.safetensors."""

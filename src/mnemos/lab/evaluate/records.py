@@ -75,8 +75,16 @@ class _WrongError(Exception):
     """(field, what was expected there, what was found)."""
 
 
-_WORDS: dict[Any, str] = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
-_WORDS |= {tuple: "a list", list: "a list", dict: "an object", np.ndarray: "a list of numbers"}
+# What JSON has for a type, and its name in errors; for a dataclass and a dict it is an object.
+_WRITTEN: dict[Any, tuple[Any, str]] = {
+    int: (int, "an integer"),
+    float: ((int, float), "a number"),
+    str: (str, "a text"),
+    bool: (bool, "true or false"),
+    tuple: (list, "a list"),
+    list: (list, "a list"),
+    np.ndarray: (list, "a list of numbers"),
+}
 
 
 def _read(cls: Any, value: Any, name: str) -> Any:
@@ -95,41 +103,39 @@ def _read(cls: Any, value: Any, name: str) -> Any:
         return value
 
     # --- a value of one type: what JSON has for it, and its parts ---
-    kind = origin or cls
-    written: Any = {float: (int, float), tuple: list, np.ndarray: list}.get(kind, dict if kind not in _WORDS else kind)
-    if not isinstance(value, written) or (isinstance(value, bool) and kind is not bool):
-        raise _WrongError(name, _WORDS.get(kind, "an object"), value)
+    base = origin or cls
+    written, words = _WRITTEN.get(base, (dict, "an object"))
+    if not isinstance(value, written) or (isinstance(value, bool) and base is not bool):
+        raise _WrongError(name, words, value)
     if isinstance(value, int) and abs(value) >= 2**63:  # charts and arrays have 64 bits
-        raise _WrongError(name, _WORDS.get(kind, "an object"), "one too large")
-    if kind is tuple:
+        raise _WrongError(name, words, "one too large")
+    if base is tuple:
         of = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(of) != len(value):
             raise _WrongError(name, f"a list of {len(of)}", value)
         return tuple(_read(one, part, f"{name}[{i}]") for i, (one, part) in enumerate(zip(of, value, strict=True)))
-    if kind is list:
+    if base is list:
         return [_read(arguments[0], one, f"{name}[{i}]") for i, one in enumerate(value)]
-    if kind is np.ndarray:
+    if base is np.ndarray:
         return np.array([_read(float, one, f"{name}[{i}]") for i, one in enumerate(value)])
-    if kind is dict:
+    if base is dict:
         return {key: _read(arguments[1], one, f"{name}.{key}") for key, one in value.items()}
-    if not dataclasses.is_dataclass(kind):
+    if not dataclasses.is_dataclass(base):
         return value
-    hints, parts = typing.get_type_hints(kind), {}
-    for field in dataclasses.fields(kind):
+    hints, parts = typing.get_type_hints(base), {}
+    for field in dataclasses.fields(base):
         inside = f"{name}.{field.name}" if name else field.name
         if field.name in value:
             parts[field.name] = _read(hints[field.name], value[field.name], inside)
-        elif not _has_default(field):
+        elif _is_required(field):
             raise _WrongError(inside, "given", "none")
     return cls(**parts)
 
 
 def _has_required(cls: Any, value: Any) -> bool:
-    """Whether a value has the required fields of a dataclass."""
-    if not (dataclasses.is_dataclass(cls) and isinstance(value, dict)):
-        return False
-    return all(field.name in value or _has_default(field) for field in dataclasses.fields(cls))
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) and isinstance(value, dict) else None
+    return fields is not None and all(field.name in value for field in fields if _is_required(field))
 
 
-def _has_default(field: dataclasses.Field[Any]) -> bool:
-    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

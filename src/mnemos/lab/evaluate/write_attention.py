@@ -147,8 +147,8 @@ def writing(
         after = model.advance(x, state, mask)
     finally:
         hook.remove()
-    place = [0] * len(x) if state is None else (state.seen % length).tolist()
-    steps = [step for step in stretches(place, PackedRows.of(x, mask).counts, length) if any(step.done)]
+    read = [0] * len(x) if state is None else (state.seen % length).tolist()  # tokens of the segment so far
+    steps = [step for step in stretches(read, PackedRows.of(x, mask).counts, length) if any(step.done)]
     most = max(sum(row) for row in zip(*(step.done for step in steps), strict=True))
     weights, written = writes[0].new_zeros(len(x), most, *writes[0].shape[1:]), [0] * len(x)
     for step, new in zip(steps, writes, strict=True):

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,36 +13,27 @@ from torch.utils.checkpoint import checkpoint
 from mnemos.memory_replay.rollout import replay
 from mnemos.types import State, leaves
 
-# The model is one step of a rollout, `loss, state = model(segment, state)`; `state = model.advance(segment, state)`
-# computes its state alone. Every way adds the gradient of the mean loss to the parameters' gradients.
-Way = Callable[[Any, Sequence[Tensor]], Any]
 
-
-def through_time(model: Any, segments: Sequence[Tensor]) -> None:
+def through_time(step: Callable[[Any, State], tuple[Tensor, State]], segments: Sequence[Tensor]) -> None:
     """Back-propagation through time: one graph over all segments."""
-    _mean(model, segments)
-
-
-def checkpointed(model: object, segments: Sequence[Tensor]) -> None:
-    """Back-propagation through time with `torch.utils.checkpoint` around each segment."""
-    _mean(lambda x, state: checkpoint(model, x, state, use_reentrant=False), segments)
-
-
-WAYS: dict[str, Way] = {
-    "through time": through_time,
-    "torch.utils.checkpoint": checkpointed,
-    "replay": replay,
-    "replay, advance": lambda model, segments: replay(model, segments, advance=model.advance),
-    "replay, advance, sqrt": lambda m, segments: replay(m, segments, advance=m.advance, checkpoints="sqrt"),
-}
-
-
-def _mean(step: Callable[[Any, State], tuple[Tensor, State]], segments: Sequence[Tensor]) -> None:
     total, state = torch.zeros(()), None
     for segment in segments:
         loss, state = step(segment, state)
         total = total + loss / len(segments)
     total.backward()
+
+
+# The model is one step of a rollout, `loss, state = model(segment, state)`; `state = model.advance(segment, state)`
+# computes its state alone. Every way adds the gradient of the mean loss to the parameters' gradients.
+WAYS: dict[str, Callable[[Any, Sequence[Tensor]], Any]] = {
+    "through time": through_time,
+    "torch.utils.checkpoint": lambda model, segments: through_time(
+        partial(checkpoint, model, use_reentrant=False), segments
+    ),
+    "replay": replay,
+    "replay, advance": lambda model, segments: replay(model, segments, advance=model.advance),
+    "replay, advance, sqrt": lambda m, segments: replay(m, segments, advance=m.advance, checkpoints="sqrt"),
+}
 
 
 def check_ways(model: nn.Module, segments: Sequence[Tensor]) -> None:
