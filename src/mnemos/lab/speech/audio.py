@@ -1,7 +1,4 @@
-"""Recordings of single words, from wav files in folders or archives, and their log-mel filterbanks.
-
-Filterbanks are the features of a waveform that a speech recogniser reads.
-"""
+"""Recordings of single words, from wav files in folders or archives, and log-mel filterbanks, which a model reads."""
 
 import functools
 import io
@@ -26,25 +23,21 @@ SHORTEST, LONGEST = 0.025, 60.0  # seconds: the permitted length of one recordin
 _NAME = re.compile(r"(?P<label>[^_]+)_(?P<speaker>.+)_(?P<take>\d+)\.wav", re.IGNORECASE)
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
 WINDOW, HOP = 0.025, 0.010  # seconds
-FLOOR = 1e-10  # minimum power of a band for samples in [-1, 1]: far below one quantisation step
+_FLOOR = 1e-10  # minimum power of a band for samples in [-1, 1]: far below one quantisation step
 
 
 @dataclass(frozen=True, eq=False)
 class Recordings:
-    """N recordings, concatenated: samples [total] int16 and starts [N + 1], with a label, speaker and take number [N].
+    """N recordings, one behind the other, each with a label, a speaker and the number of its take."""
 
-    `labels` index `words` and `speakers` index `people`; both tuples are sorted. `rate`: samples per second, the same
-    for all recordings.
-    """
-
-    samples: NDArray[np.int16]
-    starts: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    speakers: NDArray[np.int64]
-    takes: NDArray[np.int64]
-    words: tuple[str, ...]
-    people: tuple[str, ...]
-    rate: int
+    samples: NDArray[np.int16]  # of all
+    starts: NDArray[np.int64]  # [N + 1], in them
+    labels: NDArray[np.int64]  # [N], in `words`
+    speakers: NDArray[np.int64]  # [N], in `people`
+    takes: NDArray[np.int64]  # [N]
+    words: tuple[str, ...]  # sorted
+    people: tuple[str, ...]  # sorted
+    rate: int  # samples per second
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -60,7 +53,7 @@ def read_recordings(path: str | Path) -> Recordings:
     Cost: every file is read once; memory is two bytes per sample. Raises InputError, with the file's name, for a wav
     file with another name or format, and if there are no recordings.
     """
-    takes: dict[tuple[str, str, int], tuple[str, NDArray[np.int16]]] = {}
+    takes: dict[tuple[str, str, int], tuple[str, NDArray[np.int16]]] = {}  # file and samples by label, speaker, take
     rate = 0
     for name, data in _wavs(Path(path)):
         parts = _NAME.fullmatch(os.path.basename(name))
@@ -80,22 +73,16 @@ def read_recordings(path: str | Path) -> Recordings:
     if not takes:
         raise InputError(f"{path}: expected recordings named LABEL_SPEAKER_TAKE.wav, found none; name another folder")
     keys = sorted(takes)
-    words, people = tuple(sorted({word for word, _, _ in keys})), tuple(sorted({speaker for _, speaker, _ in keys}))
     waves = [takes[key][1] for key in keys]
-    return Recordings(
-        np.concatenate(waves),
-        np.concatenate([[0], np.cumsum([len(one) for one in waves])]).astype(np.int64),
-        np.array([words.index(key[0]) for key in keys]),
-        np.array([people.index(key[1]) for key in keys]),
-        np.array([key[2] for key in keys]),
-        words,
-        people,
-        rate,
-    )
+    (words, labels), (people, speakers) = (np.unique([key[i] for key in keys], return_inverse=True) for i in (0, 1))
+    starts = np.concatenate([[0], np.cumsum([len(one) for one in waves])])
+    numbers = np.array([key[2] for key in keys])
+    names = tuple(words.tolist()), tuple(people.tolist())
+    return Recordings(np.concatenate(waves), starts, labels, speakers, numbers, *names, rate)
 
 
 def read_wav(data: bytes, name: str) -> tuple[NDArray[np.int16], int]:
-    """Parse the bytes of a wav file: returns (samples [n], samples per second). `name` is used in error messages.
+    """The samples [n] in the bytes of a wav file, and their number per second. `name` is for error messages.
 
     Raises InputError unless it is PCM, mono, 16 bits, 8 or 16 kHz, complete and of a permitted length.
     """
@@ -158,14 +145,14 @@ def filterbanks(wave: Tensor, rate: int, bands: int = 40) -> Tensor:
     Cost: O(T·N·log N) for windows of N samples.
     """
     window, hop = _sizes(rate)
-    shape, triangles = _window(rate).to(wave), _triangles(rate, bands).to(wave)
+    shape, triangles = (one.to(wave) for one in _weights(rate, bands))
     size = 2 * (triangles.shape[0] - 1)
     spectrum = torch.fft.rfft(wave.unfold(0, window, hop) * shape, size)
-    return ((spectrum.real.square() + spectrum.imag.square()) @ triangles).clamp(min=FLOOR).log()
+    return ((spectrum.real.square() + spectrum.imag.square()) @ triangles).clamp(min=_FLOOR).log()
 
 
 def normalise(rows: Tensor) -> Tensor:
-    """Normalise rows [T, bands] of one utterance to mean 0 and variance 1 per band. A constant band becomes 0."""
+    """Rows [T, bands] of one utterance with mean 0 and variance 1 in each band; a constant band becomes 0."""
     centred = rows - rows.mean(0)
     return centred / centred.square().mean(0).sqrt().clamp(min=1e-5)
 
@@ -175,17 +162,14 @@ def _sizes(rate: int) -> tuple[int, int]:
 
 
 @functools.cache
-def _window(rate: int) -> Tensor:
-    return torch.hann_window(_sizes(rate)[0], periodic=True, dtype=torch.float64)
-
-
-@functools.cache
-def _triangles(rate: int, bands: int) -> Tensor:
-    """The weights w_b [F, bands] at F frequencies from 0 to rate/2."""
-    size = 1 << (_sizes(rate)[0] - 1).bit_length()
+def _weights(rate: int, bands: int) -> tuple[Tensor, Tensor]:
+    """The Hann window [N], and the triangles w_b [F, bands] at F frequencies from 0 to rate/2."""
+    window, _ = _sizes(rate)
+    size = 1 << (window - 1).bit_length()
     frequency = torch.linspace(0, rate / 2, size // 2 + 1, dtype=torch.float64)[:, None]
     top = torch.tensor(rate / 2, dtype=torch.float64)
     mel = torch.linspace(0, 1, bands + 2, dtype=torch.float64) * 2595 * torch.log10(1 + top / 700)
     corner = 700 * (10 ** (mel / 2595) - 1)
     low, middle, high = corner[:-2], corner[1:-1], corner[2:]
-    return torch.minimum((frequency - low) / (middle - low), (high - frequency) / (high - middle)).clamp(min=0)
+    triangles = torch.minimum((frequency - low) / (middle - low), (high - frequency) / (high - middle)).clamp(min=0)
+    return torch.hann_window(window, periodic=True, dtype=torch.float64), triangles

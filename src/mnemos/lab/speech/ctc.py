@@ -1,41 +1,55 @@
 """Connectionist temporal classification (Graves et al. 2006): what models that transcribe speech share."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemos.lab.hosted.model import Stateless
-from mnemos.types import InputError
-
-
-class Stack(nn.Module):
-    """Join `size` consecutive frames into one: x [B, T, D] -> [B, ⌈T/size⌉, size·D]; mask [B, T] -> [B, ⌈T/size⌉].
-
-    Padding becomes zeros, and zeros fill the last frame.
-    """
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        if mask is not None:
-            x = torch.where(mask[..., None], x, torch.zeros((), dtype=x.dtype, device=x.device))
-            mask = mask[:, :: self.size]
-        x = F.pad(x, (0, 0, 0, -x.shape[1] % self.size))
-        return x.unflatten(1, (-1, self.size)).flatten(2), mask
+from mnemos.types import InputError, check_stateful
 
 
 class Transcriber(Stateless, nn.Module):
-    """Base of models whose forward(x [B, T, bands], state, mask [B, T]) gives logits [B, ⌈T/stack⌉, vocab_size + 1].
+    """Base of models of frames: `logits, None = model(x, state=None, mask=None)`.
 
-    The last class, `vocab_size`, is the blank. `config` has bands, vocab_size and stack. mask: True for a row's frames,
-    which come first, False for the padding after them.
+    x [B, T, bands] floats, B, T ≥ 1; mask [B, T] bool, True for a row's frames, which come first, False for the padding
+    after them; logits [B, ⌈T/stack⌉, vocab_size + 1], where the last class is the blank; those of padding have no
+    meaning. Each row is read as a whole, so there is no state. `config` has bands, vocab_size and stack, the number of
+    consecutive frames that `encode` reads as one. Raises InputError for other shapes.
     """
 
     config: Any
+    head: nn.Module
+
+    def encode(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Stacked frames [B, T', stack·bands], zeros where the mask [B, T'] is False -> what `head` reads."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> tuple[Tensor, None]:
+        # --- checks ---
+        bands, size = self.config.bands, self.config.stack
+        if x.dim() != 3 or x.shape[-1] != bands or not x.is_floating_point() or not x.numel():
+            raise InputError(
+                f"expected frames [B, T, {bands}] of floats, B and T at least 1, found {x.dtype} of {tuple(x.shape)}"
+            )
+        if mask is not None and (mask.shape != x.shape[:2] or mask.dtype != torch.bool):
+            raise InputError(
+                f"expected a mask of booleans {tuple(x.shape[:2])}, True = valid; found {mask.dtype} "
+                f"{tuple(mask.shape)}"
+            )
+        if mask is not None and bool((mask[:, 1:] & ~mask[:, :-1]).any()):
+            raise InputError("expected the valid frames of a row before its padding, found some behind it; move them")
+        check_stateful(self.state_kind, state)
+
+        # --- `stack` frames become one; a last one that is half padding is a frame, so padding must be zeros in it ---
+        if mask is not None:
+            x, mask = torch.where(mask[..., None], x, 0.0), mask[:, ::size]
+        x = F.pad(x, (0, 0, 0, -x.shape[1] % size)).unflatten(1, (-1, size)).flatten(2)
+        return self.head(self.encode(x, mask)), None
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     @property
     def likelihood(self) -> "Transcriber":
@@ -52,7 +66,7 @@ class Transcriber(Stateless, nn.Module):
         real = targets >= 0
         counts = real.sum(1)
         lengths = self._lengths(outputs, mask)
-        spoken = torch.where(real, targets, 0)
+        spoken = torch.where(real, targets, 0)  # token 0 where there is none; `counts` excludes it
         # A path needs a frame per token, and a blank between two equal tokens.
         needed = counts + ((spoken[:, 1:] == spoken[:, :-1]) & real[:, 1:]).sum(1)
         wrong = (needed > lengths) & (counts > 0)
@@ -63,7 +77,6 @@ class Transcriber(Stateless, nn.Module):
                 f"between two equal ones), found {int(lengths[row])}, one for every {self.config.stack} frame(s); "
                 "remove the row, or lower model.stack"
             )
-        # Positions without a target hold the blank; the lengths exclude them.
         losses = F.ctc_loss(
             outputs.to(torch.promote_types(outputs.dtype, torch.float32)).log_softmax(-1).transpose(0, 1),
             spoken,
@@ -130,17 +143,3 @@ def edit_distance(a: Tensor, a_lengths: Tensor, b: Tensor, b_lengths: Tensor) ->
         row = (new - steps).cummin(1).values + steps
         last = torch.where(b_lengths[:, None] > j, row, last)
     return last.gather(1, a_lengths[:, None])[:, 0]
-
-
-def check_frames(x: Tensor, mask: Tensor | None, bands: int) -> None:
-    """Raise InputError unless x is [B, T, bands] of floats with B, T ≥ 1 and the mask bool, valid frames first."""
-    if x.dim() != 3 or x.shape[-1] != bands or not x.is_floating_point() or not x.numel():
-        raise InputError(
-            f"expected frames [B, T, {bands}] of floats, B and T at least 1, found {x.dtype} of {tuple(x.shape)}"
-        )
-    if mask is not None and (mask.shape != x.shape[:2] or mask.dtype != torch.bool):
-        raise InputError(
-            f"expected a mask of booleans {tuple(x.shape[:2])}, True = valid; found {mask.dtype} {tuple(mask.shape)}"
-        )
-    if mask is not None and bool((mask[:, 1:] & ~mask[:, :-1]).any()):
-        raise InputError("expected the valid frames of a row before its padding, found some behind it; move them")

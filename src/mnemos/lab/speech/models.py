@@ -3,9 +3,8 @@
 The bidirectional LSTM is the recurrent baseline.
 """
 
-import dataclasses
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +12,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import AttentionConfig, ModelConfig, default_config
-from mnemos.lab.speech.ctc import Stack, Transcriber, check_frames
+from mnemos.lab.speech.ctc import Transcriber
 from mnemos.models.shared import check_mode, checked_config, init_weights
 from mnemos.models.transformer import MLP, Block, Ungated, dropout_of, module_list
 from mnemos.ops.dense_layer import Linear
 from mnemos.ops.positions import sinusoids
 from mnemos.registry import register
-from mnemos.types import check_stateful
 
 
 @register
@@ -38,7 +36,7 @@ class SpeechConfig(ModelConfig):
     mlp: int = 768  # hidden width of the MLP
     activation: Ungated = "gelu"
     dropout: float = 0.0
-    attention: AttentionConfig = dataclasses.field(default_factory=SoftmaxConfig)  # or the name of one
+    attention: AttentionConfig = field(default_factory=SoftmaxConfig)  # or the name of one
 
     def __post_init__(self) -> None:
         if isinstance(self.attention, str):  # the name of an attention
@@ -49,14 +47,10 @@ class SpeechConfig(ModelConfig):
 
 
 class SpeechRecogniser(Transcriber):
-    """`logits, None = model(x, state=None, mask=None)`: blocks of bidirectional attention between two linear maps.
+    """A `Transcriber`: blocks of bidirectional attention between two linear maps.
 
-    x [B, T, bands] floats; mask [B, T] bool, True = valid, with a row's valid frames first; logits [B, ⌈T/stack⌉,
-    vocab_size + 1], where the last class is the blank; the logits of padding have no meaning. Positions are sinusoids,
-    so T has no limit. Each row is read as a whole, so there is no state. `score` and `transcribe`: see `Transcriber`.
-
-    `SpeechRecogniser(SpeechConfig(...))` or `SpeechRecogniser(dim=64, ...)` with the configuration's fields.
-    Raises InputError for impossible sizes and shapes.
+    Positions are sinusoids, so T has no limit. `SpeechRecogniser(SpeechConfig(...))` or `SpeechRecogniser(dim=64, ...)`
+    with the configuration's fields. Raises InputError for impossible sizes.
     """
 
     def __init__(self, config: SpeechConfig | None = None, **fields: Any) -> None:
@@ -64,7 +58,6 @@ class SpeechRecogniser(Transcriber):
         least = {"vocab_size": 1, "bands": 1, "stack": 1, "layers": 1, "mlp": 1}
         self.config = c = checked_config(self, config or SpeechConfig(), fields, **least)
         check_mode(c.attention, causal=False)
-        self.stack = Stack(c.stack)
         self.entry = Linear(c.stack * c.bands, c.dim)
         self.dropout = dropout_of(c.dropout)
         self.blocks = module_list(
@@ -80,18 +73,12 @@ class SpeechRecogniser(Transcriber):
         self.head = Linear(c.dim, c.vocab_size + 1)
         init_weights(self)
 
-    def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> tuple[Tensor, None]:
-        check_frames(x, mask, self.config.bands)
-        check_stateful(self.state_kind, state)
-        x, mask = self.stack(x, mask)
-        y = self.entry(x)
+    def encode(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        y: Tensor = self.entry(x)
         y = self.dropout(y + sinusoids(torch.arange(y.shape[1], device=y.device), y.shape[2]).to(y.dtype))
         for block in self.blocks:
             y, _ = block(y, None, mask)
-        return self.head(self.final_norm(y)), None
-
-    if TYPE_CHECKING:
-        __call__ = forward
+        return self.final_norm(y)
 
     @property
     def rows_independent(self) -> bool:
@@ -117,31 +104,22 @@ class BiLSTMConfig(ModelConfig):
 
 
 class BiLSTM(Transcriber):
-    """`logits, None = model(x, state=None, mask=None)`: an LSTM that reads frames in both directions, and a linear map.
+    """A `Transcriber`: an LSTM that reads frames in both directions, and a linear map.
 
-    x, mask and logits as for `SpeechRecogniser`. The backward direction starts at a row's last valid frame and reads no
-    padding. Cost: O(T·width²), sequential over frames. `score` and `transcribe`: see `Transcriber`.
-    Raises InputError for impossible sizes and shapes.
+    The backward direction starts at a row's last valid frame and reads no padding. Cost: O(T·width²), sequential over
+    frames. Raises InputError for impossible sizes.
     """
 
     def __init__(self, config: BiLSTMConfig) -> None:
         super().__init__()
         self.config = c = checked_config(self, config, {}, vocab_size=1, bands=1, stack=1, dim=1, layers=1)
-        self.stack = Stack(c.stack)
         dropout = c.dropout if c.layers > 1 else 0.0  # torch warns about dropout in a single layer
         self.lstm = nn.LSTM(c.stack * c.bands, c.dim, c.layers, batch_first=True, dropout=dropout, bidirectional=True)
         self.head = Linear(2 * c.dim, c.vocab_size + 1)
 
-    def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> tuple[Tensor, None]:
-        check_frames(x, mask, self.config.bands)
-        check_stateful(self.state_kind, state)
-        x, mask = self.stack(x, mask)
+    def encode(self, x: Tensor, mask: Tensor | None) -> Tensor:
         b, t, _ = x.shape
         # Packing needs lengths of at least 1, on the CPU.
         lengths = torch.full((b,), t) if mask is None else mask.sum(1).clamp(min=1).cpu()
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        y, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=t)
-        return self.head(y), None
-
-    if TYPE_CHECKING:
-        __call__ = forward
+        return pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=t)[0]

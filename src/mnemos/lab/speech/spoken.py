@@ -26,7 +26,8 @@ from .audio import Recordings, filterbanks, frames, normalise, read_recordings, 
 from .ctc import Transcriber
 
 _STEP = np.float32(32768)  # 16-bit samples are divided by it
-SHOWN = 8
+_USES = {"train": TRAIN, "valid": VALID, "test": TEST}  # of random numbers
+_SHOWN = 8  # strings
 
 
 @register
@@ -36,9 +37,7 @@ class SpokenConfig(DataConfig):
 
     `path`: a folder with files `{label}_{speaker}_{take}.wav`, or with .tar.gz archives of them, such as the Free
     Spoken Digit Dataset. No recording is in two splits: takes 0 … `test_takes` − 1 are for testing (the data set's own
-    split), the next `valid_takes` for validation, all others for training. The validation and the test split have
-    `rows` strings each, drawn from `seed`. Before, between and after the words is silence of 0 to `silence` seconds.
-    The inputs are `bands` log-mel filterbanks every 10 ms, normalised per string.
+    split), the next `valid_takes` for validation, all others for training.
     """
 
     name: ClassVar[str] = "spoken"
@@ -46,18 +45,18 @@ class SpokenConfig(DataConfig):
     path: str = "fsdd"
     shortest: int = 1
     longest: int = 5
-    silence: float = 0.2
-    bands: int = 40
+    silence: float = 0.2  # seconds at most, before, between and after the words
+    bands: int = 40  # log-mel filterbanks every 10 ms, normalised over a string
     test_takes: int = 5
     valid_takes: int = 5
-    rows: int = 256
-    seed: int = 0
+    rows: int = 256  # strings of the validation and of the test split
+    seed: int = 0  # of these
 
     def files(self) -> list[Path]:
         return recording_files(self.path)
 
     def build(self) -> "SpokenTask":
-        """Read every recording and return the task. Raises InputError for settings out of range and wrong files."""
+        """The task; every recording is read. Raises InputError for settings out of range and wrong files."""
         self.require(
             *(f"{name} >= 1" for name in ("shortest", "bands", "test_takes", "valid_takes", "rows")),
             "longest >= shortest",
@@ -70,9 +69,8 @@ class SpokenTask(Task):
     """A transcription `Task`: inputs [B, T, bands] float32, targets [B, L] word indices, padded with IGNORE.
 
     String i of a split is a pure function of (seed, i). Its speaker, number of words, words and silences are uniform
-    draws. Noise of one quantisation step is added everywhere, so that silence has no unique value. Training uses the
-    strings 0, 1, 2, … without end: each group of `POOL` batches is sorted by length and cut into batches, and these are
-    shuffled. An epoch has as many words as there are training recordings.
+    draws. Training uses the strings 0, 1, 2, … without end: each group of `POOL` batches is sorted by length and cut
+    into batches, and these are shuffled. An epoch has as many words as there are training recordings.
     Raises InputError for a split without recordings, and for a held-out word without a training recording.
     """
 
@@ -83,10 +81,12 @@ class SpokenTask(Task):
         self.recordings, self.config = recordings, config
         self.names, self.vocab_size = list(recordings.words), len(recordings.words)
         self._preprocessing = SpeechPreprocessing(recordings.rate, config.bands, names=recordings.words)
+
+        # --- the recordings of each split, an array per speaker who has some ---
         takes, edge = recordings.takes, config.test_takes + config.valid_takes
         inside = {"test": takes < config.test_takes, "train": takes >= edge}
         inside["valid"] = ~(inside["test"] | inside["train"])
-        self._rows: dict[str, list[NDArray[np.int64]]] = {}  # of each split, an array per speaker who has some
+        self._rows: dict[str, list[NDArray[np.int64]]] = {}
         for split, mask in inside.items():
             if not mask.any():
                 raise InputError(
@@ -103,33 +103,33 @@ class SpokenTask(Task):
                     f"{split} split: expected training recordings of the word {self.names[word]!r}, found none; add "
                     "takes of it"
                 )
+
+        # --- the longest string, and the order of strings ---
         longest = int(np.diff(recordings.starts).max())
         self._gap = round(config.silence * recordings.rate)
         self.max_length = frames(config.longest * longest + (config.longest + 1) * self._gap, recordings.rate)
         every = range(config.rows)
-        self._held_out: dict[Split, NDArray[np.int64]] = {
-            "valid": self._sort("valid", every, config.seed),
-            "test": self._sort("test", every, config.seed),
-        }
+        self._held_out = {split: self._sort(split, every, config.seed) for split in ("valid", "test")}
         self._pools = lru_cache(maxsize=4)(self._pool)
 
-    def _sort(self, split: Split, indices: range, seed: int) -> NDArray[np.int64]:
-        """The given strings of a split, shortest first, so that batches need little padding."""
-        lengths = [self._plan(split, i, seed).samples for i in indices]
-        return indices.start + np.argsort(lengths, kind="stable")
+    def _sort(self, split: str, strings: range, seed: int) -> NDArray[np.int64]:
+        """Strings of a split, shortest first, so that batches need little padding."""
+        lengths = [self._plan(split, i, seed).samples for i in strings]
+        return strings.start + np.argsort(lengths, kind="stable")
 
-    def _plan(self, split: Split, index: int, seed: int) -> "_Plan":
+    def _plan(self, split: str, index: int, seed: int) -> "_Plan":
         c, speakers = self.config, self._rows[split]
-        random = generator(seed, {"train": TRAIN, "valid": VALID, "test": TEST}[split], index)
+        random = generator(seed, _USES[split], index)
         words = random.integers(c.shortest, c.longest, endpoint=True)
         rows = random.choice(speakers[random.integers(len(speakers))], words)
         gaps = random.integers(0, self._gap, words + 1, endpoint=True)
         starts = self.recordings.starts
         return _Plan(rows, gaps, int(gaps.sum() + (starts[rows + 1] - starts[rows]).sum()), random)
 
-    def string(self, split: Split, index: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def string(self, split: str, index: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """String `index` of a split: samples [n] in [-1, 1] and word indices [L]."""
         plan = self._plan(split, index, seed)
+        # Noise of one quantisation step, so that silence has no value of its own; `SpeechPreprocessing` adds it too.
         samples = plan.random.standard_normal(plan.samples, np.float32)
         end = 0
         for gap, row in zip(plan.gaps, plan.rows, strict=False):  # the last gap follows the last word
@@ -139,24 +139,23 @@ class SpokenTask(Task):
         return samples / _STEP, self.recordings.labels[plan.rows]
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        """Training batch `index`, a pure function of (index, batch_size, seed). Cost: O(B·T), about 0.5 ms per row."""
+        """Training batch `index`. Cost: O(B·T), about 0.5 ms per row."""
         pool, number = divmod(index, POOL)
         return self._batch("train", self._pools(pool, batch_size, seed)[number], seed)
 
     def _pool(self, pool: int, batch_size: int, seed: int) -> NDArray[np.int64]:
-        """The strings of the batches of a pool, [POOL, B]."""
+        """The strings [POOL, B] of a pool's batches."""
         first = pool * POOL * batch_size
         batches = self._sort("train", range(first, first + POOL * batch_size), seed).reshape(POOL, batch_size)
         return batches[generator(seed, ORDER, pool).permutation(POOL)]
 
     def batches(self, split: HeldOut, batch_size: int) -> Iterator[Batch]:
-        """Batches that hold every string of a held-out split once, shortest first."""
-        order = self._held_out[split]
+        order = self._held_out[split]  # shortest first
         for first in range(0, len(order), batch_size):
             yield self._batch(split, order[first : first + batch_size], self.config.seed)
 
-    def _batch(self, split: Split, indices: NDArray[np.int64], seed: int) -> Batch:
-        strings = [self.string(split, i, seed) for i in indices.tolist()]
+    def _batch(self, split: str, chosen: NDArray[np.int64], seed: int) -> Batch:
+        strings = [self.string(split, i, seed) for i in chosen.tolist()]
         rows = [self._preprocessing.features(samples) for samples, _ in strings]
         lengths = torch.tensor([len(row) for row in rows])
         mask = torch.arange(int(lengths.max())) < lengths[:, None]
@@ -172,7 +171,7 @@ class SpokenTask(Task):
         return sum(len(self._plan(split, i, self.config.seed).rows) for i in range(self.config.rows))
 
     def epoch(self, batch_size: int) -> float:
-        """The number of updates per epoch: their strings have as many words as there are training recordings."""
+        """The updates whose strings have as many words as there are training recordings."""
         return self.size("train") / (batch_size * (self.config.shortest + self.config.longest) / 2)
 
     def example(self) -> Batch:
@@ -188,7 +187,7 @@ class SpokenTask(Task):
 
     def artifacts(self, model: nn.Module, folder: Path, split: HeldOut) -> JSONObject:
         """Some strings of the split: what was said, and what the model heard."""
-        heard = transcriptions(model, self._some(split), self.names)
+        heard = self._transcriptions(model, split)
         about = {
             "title": "What was heard",
             "given": "said",
@@ -198,39 +197,33 @@ class SpokenTask(Task):
         return {"transcriptions": heard, "examples": {"transcriptions": about}} if heard else {}
 
     def show(self, model: nn.Module, split: HeldOut) -> list[str]:
-        rows = transcriptions(model, self._some(split), self.names)
+        rows = self._transcriptions(model, split)
         return [f"  said   {one['said']}\n  heard  {one['heard'] or '(nothing)'}" for one in rows]
 
-    def _some(self, split: HeldOut) -> Iterator[Batch]:
-        """Batches whose first rows are the strings to show, spread evenly over the split."""
-        return self.batches(split, -(-self.config.rows // SHOWN))
+    def _transcriptions(self, model: nn.Module, split: HeldOut) -> list[dict[str, str]]:
+        return transcriptions(model, self.batches(split, -(-self.config.rows // _SHOWN)), self.names)
 
 
 class _Plan(NamedTuple):
-    """A string before it is built: recordings [L], silences [L + 1] and total length in samples, noise generator."""
+    """A string of L words before it is built."""
 
-    rows: NDArray[np.int64]
-    gaps: NDArray[np.int64]
-    samples: int
-    random: np.random.Generator
+    rows: NDArray[np.int64]  # [L], of the recordings
+    gaps: NDArray[np.int64]  # [L + 1], samples of silence
+    samples: int  # of words and silence
+    random: np.random.Generator  # for the noise
 
 
 @register
 @dataclass(frozen=True)
 class SpeechPreprocessing(Preprocessing):
-    """The words that are heard in wav files; a folder stands for the wav files in it.
-
-    Attributes:
-        rate: samples per second of the recordings that the model was trained on; files must have it.
-        bands: log-mel filterbanks per frame (`mnemos.lab.speech.audio`).
-    """
+    """The words that are heard in wav files; a folder stands for the wav files in it."""
 
     name: ClassVar[str] = "recordings"
     endings = (".wav",)
     files = "recordings"
 
-    rate: int
-    bands: int
+    rate: int  # samples per second of the recordings that the model was trained on; files must have it
+    bands: int  # log-mel filterbanks per frame
 
     def reader(self, model: Any) -> Transcriber:
         if not isinstance(model, Transcriber):
@@ -238,7 +231,6 @@ class SpeechPreprocessing(Preprocessing):
         return model
 
     def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
-        """The most likely words of a file, as evaluation decodes them."""
         samples, rate = read_wav(read_bytes(path), str(path))
         if rate != self.rate:
             raise InputError(f"{path}: expected {self.rate} Hz as in training, found {rate} Hz; resample it")
@@ -247,21 +239,16 @@ class SpeechPreprocessing(Preprocessing):
         return Predicted(str(path), " ".join(self.names[token] for token in heard))
 
     def features(self, samples: NDArray[np.float32]) -> Tensor:
-        """The model's input for samples [n] in [-1, 1]: frames [T, bands], normalised over the recording.
-
-        The samples must have noise of one quantisation step, as the training data have, so that silence has no unique
-        value.
-        """
+        """The frames [T, bands] of a recording's samples [n] in [-1, 1], which have the noise of training."""
         return normalise(filterbanks(torch.from_numpy(samples), self.rate, self.bands))
 
 
 def transcriptions(
-    model: nn.Module, batches: Iterable[Batch], names: Sequence[str], most: int = SHOWN
+    model: nn.Module, batches: Iterable[Batch], names: Sequence[str], most: int = _SHOWN
 ) -> list[dict[str, str]]:
-    """Transcribe the first row of up to `most` evenly spaced batches: [{"said": spoken, "heard": transcribed tokens}].
+    """[{"said": spoken, "heard": transcribed words}] of the first row of up to `most` evenly spaced batches.
 
-    names: the tokens' names. Returns [] for a model that is not a `Transcriber`. The model runs in eval mode; its mode
-    is restored.
+    names: of the tokens. [] for a model that is no `Transcriber`. The model runs in eval mode, its own is restored.
     """
     if not isinstance(model, Transcriber):
         return []

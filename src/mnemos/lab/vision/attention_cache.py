@@ -15,14 +15,15 @@ from mnemos.hosts.named import Reader, record_calls
 from mnemos.memory.gated_cache import StoredCache, begin_forward, end_forward, several_processes, stored
 from mnemos.types import InputError
 
-# Attentions with separate projections of keys and values, which accept more tokens than the queries'.
-_PROJECTED = {
+# Attentions, and their projections of keys and values, which accept more tokens than the queries'. Without these the
+# whole attention gets the stored tokens as tokens of its own, at the cost of unused queries. As it has no mask and no
+# positions, the outputs are the same as with additional keys and values alone.
+_PROJECTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     ("timm.models.pvt_v2", "Attention"): ("kv",),
     ("transformers.models.pvt.modeling_pvt", "PvtEfficientSelfAttention"): ("key", "value"),
+    ("timm.layers.attention", "Attention"): (),
+    ("transformers.models.vit.modeling_vit", "ViTAttention"): (),
 }
-# Attentions with one projection: the whole attention gets the stored tokens as tokens of its own, at the cost of unused
-# queries. As these have no mask and no positions, the outputs are the same as with additional keys and values alone.
-_WHOLE = ("timm.layers.attention", "Attention"), ("transformers.models.vit.modeling_vit", "ViTAttention")
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,6 @@ class TokenCache(StoredCache):
         """`before` unchanged: the first micro-batch holds the first rows of the whole batch."""
         return before
 
-    def extra_repr(self) -> str:
-        return f"images={self.images}, tokens={self.tokens}, dim={self.cache.shape[1]}"
-
 
 def cache_attention(model: nn.Module, config: AttentionCache, example: object) -> list[str]:
     """Let the self-attentions of an image model attend to tokens of earlier batches, in place; returns their names.
@@ -102,16 +100,15 @@ def cache_attention(model: nn.Module, config: AttentionCache, example: object) -
         raise InputError(
             f"expected a model without caches, found {len(present)}; build a new model for an attention cache"
         )
-    # A library that has not been imported has no models in this process.
-    projected = {getattr(sys.modules.get(module), name, None): parts for (module, name), parts in _PROJECTED.items()}
-    classes = [getattr(sys.modules.get(module), name, None) for module, name in _WHOLE]
+
+    # --- the modules that will read stored tokens, with the number of their tokens ---
     projections, whole = [], []
     for name, module in model.named_modules():
-        if any(cls is not None and isinstance(module, cls) for cls in classes):
-            whole.append(NamedModule(name, module, ()))
-        for cls, parts in projected.items():
-            if cls is not None and isinstance(module, cls):
+        for (library, attention), parts in _PROJECTIONS.items():
+            # A library that has not been imported has no models in this process.
+            if isinstance(module, getattr(sys.modules.get(library), attention, ())):
                 projections += [NamedModule(f"{name}.{part}", getattr(module, part), ()) for part in parts]
+                whole += [] if parts else [NamedModule(name, module, ())]
     modules = [*projections, *whole]
     if not modules:
         raise InputError(
@@ -121,6 +118,8 @@ def cache_attention(model: nn.Module, config: AttentionCache, example: object) -
     calls, refused = record_calls(model, dict.fromkeys(modules, Reader()), example)
     for error in refused.values():
         raise error
+
+    # --- their caches ---
     caches = []
     for one in modules:
         call = calls[one.name]

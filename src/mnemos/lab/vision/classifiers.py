@@ -41,7 +41,6 @@ class ImageConfig(ModelConfig):
 
     def build(self) -> "ImageModel":
         """The model, initialised as its library does. Raises InputError for sizes that do not fit together."""
-        self._check()
         host = self._host()
         example = torch.zeros(1, self.channels, self.image, self.image)
         if isinstance(self.cache, GRC):
@@ -56,10 +55,11 @@ class ImageConfig(ModelConfig):
         return ImageModel(self, host)
 
     def _host(self) -> nn.Module:
+        """The model of another library, after the checks of its sizes."""
         raise NotImplementedError
 
     def _check(self) -> None:
-        """Raise InputError for sizes that are not possible."""
+        """Raise InputError for sizes that no classifier can have."""
         check_sizes(self, image=1, channels=1, classes=1)
         if not 0 <= self.drop_path < 1:
             raise InputError(
@@ -130,10 +130,13 @@ class ViTConfig(ImageConfig):
     pool: Literal["cls", "mean"] = "cls"  # the classified vector: a class token, or the mean over patches
 
     def _host(self) -> nn.Module:
-        timm()
-        from timm.models.vision_transformer import VisionTransformer
-
-        return VisionTransformer(
+        self._check()
+        check_heads(self.dim, self.num_heads)
+        check_sizes(self, patch=1, depth=1, mlp_ratio=1 / self.dim)
+        check_dropout(self.dropout)
+        if self.image % self.patch:
+            raise InputError(f"vit: image: expected a multiple of patch {self.patch}, found {self.image}; change one")
+        return timm().models.vision_transformer.VisionTransformer(
             img_size=self.image,
             patch_size=self.patch,
             in_chans=self.channels,
@@ -148,14 +151,6 @@ class ViTConfig(ImageConfig):
             proj_drop_rate=self.dropout,
             drop_path_rate=self.drop_path,
         )
-
-    def _check(self) -> None:
-        super()._check()
-        check_heads(self.dim, self.num_heads)
-        check_sizes(self, patch=1, depth=1, mlp_ratio=1 / self.dim)
-        check_dropout(self.dropout)
-        if self.image % self.patch:
-            raise InputError(f"vit: image: expected a multiple of patch {self.patch}, found {self.image}; change one")
 
 
 @register
@@ -180,10 +175,12 @@ class SwinConfig(ImageConfig):
         return tuple(self.dim * 2**i for i in range(len(self.depths)))
 
     def _host(self) -> nn.Module:
-        timm()
-        from timm.models.swin_transformer import SwinTransformer
-
-        return SwinTransformer(
+        self._check()
+        check_stages(self, "num_heads")
+        check_sizes(self, patch=1, window=1, mlp_ratio=1 / self.dim)
+        if self.image % self.patch:
+            raise InputError(f"swin: image: expected a multiple of patch {self.patch}, found {self.image}; change one")
+        return timm().models.swin_transformer.SwinTransformer(
             img_size=self.image,
             patch_size=self.patch,
             in_chans=self.channels,
@@ -196,18 +193,14 @@ class SwinConfig(ImageConfig):
             drop_path_rate=self.drop_path,
         )
 
-    def _check(self) -> None:
-        super()._check()
-        check_stages(self, "num_heads")
-        check_sizes(self, patch=1, window=1, mlp_ratio=1 / self.dim)
-        if self.image % self.patch:
-            raise InputError(f"swin: image: expected a multiple of patch {self.patch}, found {self.image}; change one")
 
+class Features(nn.Module):
+    """Base of backbones: images [B, 3, H, W] of any size -> the maps [B, C_i, H/4·2^i, W/4·2^i] of each stage."""
 
-class _Features(nn.Module):
-    """A backbone of feature maps that can start from a classifier."""
+    channels: list[int]  # C_i
 
-    channels: list[int]
+    def first_stages(self, count: int) -> list[nn.Module]:
+        raise NotImplementedError
 
     def classifier_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights of a classifier of the same PVT by this module's names, for `load_state_dict(…, strict=False)`.
@@ -216,19 +209,25 @@ class _Features(nn.Module):
         caches. What only a classifier has (head, last norm, class token) is left out, and so are the contents of its
         caches, which start empty (Appendix B of the paper).
         """
+        own = self.state_dict()
+        first = next(iter(own))  # it shows what stands before the names of a classifier
+        prefix = next((name.removesuffix(first) for name in weights if name.endswith(first)), "")
         caches = {f"{name}.cache" for name, module in self.named_modules() if isinstance(module, StoredCache)}
-        return {name: value for name, value in self._by_own_names(weights).items() if name not in caches}
+        named = {
+            name: weights[f"{prefix}{name}"] for name in own if f"{prefix}{name}" in weights and name not in caches
+        }
+        for name, x in named.items():
+            if name.endswith("position_embeddings") and x.shape[1] == own[name].shape[1] + 1:
+                named[name] = x[:, 1:]  # without the class token's
+        return named
 
-    def _by_own_names(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        raise NotImplementedError
 
-
-class PVTFeatures(_Features):
-    """The maps [B, C_i, H/4·2^i, W/4·2^i] of each stage of Hugging Face's PVT, for images [B, 3, H, W] of any size.
+class PVTFeatures(Features):
+    """Of Hugging Face's PVT, whose own interpolation of positions does not take other sizes.
 
     As in the authors' detectors there is no class token, no last norm, and tables of positions are interpolated
-    (bilinear) to the grid of each call; Hugging Face's own interpolation does not take other sizes. The encoder becomes
-    part of this module and is changed: pass a model that nothing else uses.
+    (bilinear) to the grid of each call. The encoder becomes part of this module and is changed: pass a model that
+    nothing else uses.
     """
 
     encoder: Any  # its parts are those of a library without types
@@ -243,9 +242,8 @@ class PVTFeatures(_Features):
         self.encoder.layer_norm = nn.Identity()
         self.channels = [stage.projection.out_channels for stage in self.encoder.patch_embeddings]
 
-    def forward(self, images: Tensor) -> list[Tensor]:
+    def forward(self, x: Tensor) -> list[Tensor]:
         maps: list[Tensor] = []
-        x = images
         for embedding, blocks in zip(self.encoder.patch_embeddings, self.encoder.block, strict=True):
             patches = embedding.projection(x)
             height, width = patches.shape[-2:]
@@ -265,17 +263,9 @@ class PVTFeatures(_Features):
     def first_stages(self, count: int) -> list[nn.Module]:
         return [*self.encoder.patch_embeddings[:count], *self.encoder.block[:count]]
 
-    def _by_own_names(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = {f"encoder.{name.rpartition('encoder.')[2]}": x for name, x in weights.items() if "encoder." in name}
-        own = self.state_dict()
-        table = f"encoder.patch_embeddings.{len(self.channels) - 1}.position_embeddings"
-        if table in found and found[table].shape[1] == own[table].shape[1] + 1:
-            found[table] = found[table][:, 1:]  # without the class token's
-        return {name: found[name] for name in own if name in found}
 
-
-class PVT2Features(_Features):
-    """The maps [B, C_i, H/4·2^i, W/4·2^i] of each stage of timm's PVT v2, for images [B, 3, H, W] of any size."""
+class PVT2Features(Features):
+    """Of timm's PVT v2, which has no tables of positions."""
 
     def __init__(self, host: nn.Module) -> None:
         super().__init__()
@@ -283,8 +273,8 @@ class PVT2Features(_Features):
         self.patch_embed, self.stages = parts.patch_embed, parts.stages
         self.channels = [stage["num_chs"] for stage in parts.feature_info]
 
-    def forward(self, images: Tensor) -> list[Tensor]:
-        maps, x = [], self.patch_embed(images)
+    def forward(self, x: Tensor) -> list[Tensor]:
+        x, maps = self.patch_embed(x), []
         for stage in self.stages:
             x = stage(x)
             maps.append(x)
@@ -292,11 +282,6 @@ class PVT2Features(_Features):
 
     def first_stages(self, count: int) -> list[nn.Module]:
         return [*([self.patch_embed] if count else []), *self.stages[:count]]
-
-    def _by_own_names(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        first = "patch_embed.proj.weight"
-        host = next((name.removesuffix(first) for name in weights if name.endswith(first)), "")
-        return {name: weights[f"{host}{name}"] for name in self.state_dict() if f"{host}{name}" in weights}
 
 
 @register
@@ -319,52 +304,60 @@ class PVTConfig(ImageConfig):
     mlp_ratios: tuple[int, ...] = (2, 2)
     reductions: tuple[int, ...] = (2, 1)
 
-    @property
-    def sides(self) -> tuple[int, ...]:
-        return tuple(self.image // (self.patch * 2**i) for i in range(len(self.depths)))
-
-    def features(self) -> PVTFeatures | PVT2Features:
+    def features(self) -> Features:
         """The model without its classifier, and without a cache: a backbone of feature maps for images of any size."""
-        self._check()
         host: Any = self._host()
         return PVTFeatures(host.pvt.encoder) if self.version == 1 else PVT2Features(host)
 
     def _host(self) -> nn.Module:
-        return self._of_transformers() if self.version == 1 else self._of_timm()
+        # --- checks ---
+        self._check()
+        check_stages(self, "dims", "num_heads", "mlp_ratios", "reductions")
+        check_sizes(self, patch=2)
+        if self.image % (unit := self.patch * 2 ** (len(self.depths) - 1)):
+            raise InputError(
+                f"pvt: image: expected a multiple of {unit} for {len(self.depths)} stages, found {self.image}"
+            )
+        sides = [self.image // (self.patch * 2**i) for i in range(len(self.depths))]
+        for side, reduction in zip(sides, self.reductions, strict=True):
+            if side % reduction:
+                raise InputError(
+                    f"pvt: reductions: expected a divisor of the stage's side of {side} tokens, found {reduction}"
+                )
+        if self.version == 1 and self.reductions[-1] != 1:
+            raise InputError(
+                f"pvt: reductions: expected 1 for the last stage, which has a class token in version 1, found "
+                f"{self.reductions}; change it"
+            )
 
-    def _of_transformers(self) -> nn.Module:
-        transformers()
-        from transformers import PvtConfig, PvtForImageClassification
+        # --- version 1 ---
+        if self.version == 1:
+            library, strides = transformers(), (self.patch, *(2 for _ in self.depths[1:]))
+            config = library.PvtConfig(
+                image_size=self.image,
+                num_channels=self.channels,
+                num_labels=self.classes,
+                num_encoder_blocks=len(self.depths),
+                depths=self.depths,
+                hidden_sizes=self.dims,
+                num_attention_heads=self.num_heads,
+                mlp_ratios=self.mlp_ratios,
+                sequence_reduction_ratios=self.reductions,
+                patch_sizes=strides,
+                strides=strides,
+                drop_path_rate=self.drop_path,
+            )
+            host = library.PvtForImageClassification(config)
+            if self.patch != 4:  # after the first stage, the library's tables of positions fit a patch of 4 only
+                for side, width, embedding in zip(sides, self.dims, host.pvt.encoder.patch_embeddings, strict=True):
+                    table = torch.empty(1, side * side + (embedding.cls_token is not None), width)
+                    nn.init.trunc_normal_(table, std=config.initializer_range)
+                    embedding.position_embeddings = nn.Parameter(table)
+            return host
 
-        strides = (self.patch, *(2 for _ in self.depths[1:]))
-        config = PvtConfig(
-            image_size=self.image,
-            num_channels=self.channels,
-            num_labels=self.classes,
-            num_encoder_blocks=len(self.depths),
-            depths=self.depths,
-            hidden_sizes=self.dims,
-            num_attention_heads=self.num_heads,
-            mlp_ratios=self.mlp_ratios,
-            sequence_reduction_ratios=self.reductions,
-            patch_sizes=strides,
-            strides=strides,
-            drop_path_rate=self.drop_path,
-        )
-        host = PvtForImageClassification(config)
-        if self.patch != 4:  # after the first stage, the library's tables of positions fit a patch of 4 only
-            parts = zip(self.sides, self.dims, host.pvt.encoder.patch_embeddings, strict=True)
-            for side, width, embedding in parts:
-                table = torch.empty(1, side * side + (embedding.cls_token is not None), width)
-                nn.init.trunc_normal_(table, std=config.initializer_range)
-                embedding.position_embeddings = nn.Parameter(table)
-        return host
-
-    def _of_timm(self) -> nn.Module:
-        timm()
-        from timm.models.pvt_v2 import OverlapPatchEmbed, PyramidVisionTransformerV2
-
-        host = PyramidVisionTransformerV2(
+        # --- version 2 ---
+        library = timm().models.pvt_v2
+        host = library.PyramidVisionTransformerV2(
             in_chans=self.channels,
             num_classes=self.classes,
             depths=self.depths,
@@ -375,29 +368,9 @@ class PVTConfig(ImageConfig):
             drop_path_rate=self.drop_path,
         )
         if self.patch != 4:  # timm builds a patch of 4; here the same module in proportion, initialised alike
-            host.patch_embed = OverlapPatchEmbed(2 * self.patch - 1, self.patch, self.channels, self.dims[0])
+            host.patch_embed = library.OverlapPatchEmbed(2 * self.patch - 1, self.patch, self.channels, self.dims[0])
             projection = host.patch_embed.proj
             fan_out = projection.kernel_size[0] * projection.kernel_size[1] * projection.out_channels
             nn.init.normal_(projection.weight, std=math.sqrt(2.0 / fan_out))
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
+            nn.init.zeros_(projection.bias)
         return host
-
-    def _check(self) -> None:
-        super()._check()
-        check_stages(self, "dims", "num_heads", "mlp_ratios", "reductions")
-        check_sizes(self, patch=2)
-        if self.image % (unit := self.patch * 2 ** (len(self.depths) - 1)):
-            raise InputError(
-                f"pvt: image: expected a multiple of {unit} for {len(self.depths)} stages, found {self.image}"
-            )
-        for side, reduction in zip(self.sides, self.reductions, strict=True):
-            if side % reduction:
-                raise InputError(
-                    f"pvt: reductions: expected a divisor of the stage's side of {side} tokens, found {reduction}"
-                )
-        if self.version == 1 and self.reductions[-1] != 1:
-            raise InputError(
-                f"pvt: reductions: expected 1 for the last stage, which has a class token in version 1, found "
-                f"{self.reductions}; change it"
-            )

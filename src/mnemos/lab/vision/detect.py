@@ -1,6 +1,5 @@
 """Objects that a trained run finds in photos: `mnemos.detect`, `mnemos detect RUN PHOTOS` and `mnemos predict`."""
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,17 +31,13 @@ Progress = Callable[["Photo", int, int], None]  # (a photo, how many are done, h
 
 
 class Photo(NamedTuple):
-    """A photo and its objects, in COCO's result format with `file_name`, best first.
-
-    text: the names and scores of the objects. drawn: the file of the photo with its objects drawn on it, or None.
-    problem: why the photo could not be read, with its name; "" if it was read.
-    """
+    """A photo and its objects."""
 
     file: Path
-    objects: list[Annotation]
-    text: str = ""
-    drawn: Path | None = None
-    problem: str = ""
+    objects: list[Annotation]  # in COCO's result format with `file_name`, best first
+    text: str = ""  # the names and scores of the objects
+    drawn: Path | None = None  # the file of the photo with its objects drawn on it
+    problem: str = ""  # why the photo could not be read, with its name
 
 
 @near_arguments
@@ -83,19 +78,15 @@ def detect(
 
 
 class TrainedDetector:
-    """The model and the classes of a finished run, or of the folder of its model.
-
-    Raises InputError for a path that is no folder, or whose task is not detection.
-    """
+    """The model and the classes of a finished run, or of the folder of its model. Raises InputError for any other."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        about = read_preprocessing(self.folder)
+        about = read_preprocessing(Path(folder))
         if not isinstance(about, DetectionPreprocessing):
             raise InputError(
                 f"{folder}: expected a run whose task is detection, found one of {about.name}; use mnemos predict"
             )
-        self.about, self.model = about, load(self.folder).eval()
+        self.about, self.model = about, load(folder).eval()
 
     def detect(
         self, photos: Sequence[str | Path], score: float = 0.5, out: str | Path | None = None
@@ -108,34 +99,34 @@ class TrainedDetector:
             raise InputError(f"score: expected 0 to 1, the least score of an object, found {score}; change it")
         if out is not None:
             check_output_folder(out)
-        files = files_below([Path(photo) for photo in photos], ENDINGS, "photos")
+        named = [Path(photo) for photo in photos]
+        files = files_below(named, ENDINGS, "photos")
         if not files:
             raise InputError("photos: expected at least one file or folder, found none; name some")
-        drawn = None if out is None else _output_files(files, [Path(photo) for photo in photos], Path(out))
-        return self._detect(files, score, drawn, out)
-
-    def _detect(
-        self, files: list[Path], score: float, drawn: list[Path] | None, out: str | Path | None
-    ) -> Iterator[tuple[Photo, int]]:
-        every: list[Annotation] = []
+        drawings = [None] * len(files) if out is None else _output_files(files, named, Path(out))
         numbers = [int(file.stem) for file in files if file.stem.isascii() and file.stem.isdigit()]
         ids = numbers if len(set(numbers)) == len(files) else range(1, len(files) + 1)
-        for number, (file, image_id) in enumerate(zip(files, ids, strict=True)):
-            try:
-                pixels = np.array(read_image(file))
-            except InputError as error:
-                yield Photo(file, [], problem=str(error)), len(files)
-                continue
-            entries = self.about.objects(self.model, pixels, image_id, score)
-            entries = [{**one, "file_name": file.name} for one in entries]
-            every += entries
-            if drawn is not None:
-                drawn[number].parent.mkdir(parents=True, exist_ok=True)
-                write_bytes(drawn[number], jpeg(overlay(pixels, entries, self.about.names_by_id), _QUALITY))
-            yield Photo(file, entries, self.about.describe(entries), drawn[number] if drawn else None), len(files)
-        if out is not None:
-            Path(out).mkdir(parents=True, exist_ok=True)
-            write_json(Path(out) / DETECTIONS, every)
+
+        def read() -> Iterator[tuple[Photo, int]]:
+            every: list[Annotation] = []
+            for file, image_id, drawn in zip(files, ids, drawings, strict=True):
+                try:
+                    pixels = np.array(read_image(file))
+                except InputError as error:
+                    yield Photo(file, [], problem=str(error)), len(files)
+                    continue
+                entries = self.about.objects(self.model, pixels, image_id, score)
+                entries = [{**one, "file_name": file.name} for one in entries]
+                every += entries
+                if drawn is not None:
+                    drawn.parent.mkdir(parents=True, exist_ok=True)
+                    write_bytes(drawn, jpeg(overlay(pixels, entries, self.about.names_by_id), _QUALITY))
+                yield Photo(file, entries, self.about.describe(entries), drawn), len(files)
+            if out is not None:
+                Path(out).mkdir(parents=True, exist_ok=True)
+                write_json(Path(out) / DETECTIONS, every)
+
+        return read()
 
 
 def _output_files(files: Sequence[Path], named: Sequence[Path], out: Path) -> list[Path]:
@@ -164,18 +155,14 @@ def _output_files(files: Sequence[Path], named: Sequence[Path], out: Path) -> li
 @register
 @dataclass(frozen=True)
 class DetectionPreprocessing(Preprocessing):
-    """The objects in photos; a folder stands for the photos in it.
-
-    Attributes:
-        categories: for each name, the id by which the data set's annotations name the class.
-    """
+    """The objects in photos; a folder stands for the photos in it."""
 
     name: ClassVar[str] = "detection"
     options: ClassVar[Mapping[str, int]] = MappingProxyType({"top": 10})
     endings = ENDINGS
     files = "photos"
 
-    categories: tuple[int, ...]
+    categories: tuple[int, ...]  # for each name, the id by which the data set's annotations name the class
 
     @property
     def names_by_id(self) -> dict[int, str]:
@@ -195,9 +182,9 @@ class DetectionPreprocessing(Preprocessing):
     def objects(self, model: Any, pixels: NDArray[np.uint8], image_id: int, score: float) -> list[Annotation]:
         """The objects of a photo [H, W, 3] in COCO's result format, best first, with at least `score`.
 
-        Boxes and masks are in the pixels of the photo. A photo of more than 1600 pixels is read at that size. model: a
-        detector, or a module with one as `host`, in eval mode. No cache is written.
+        Boxes and masks are in the pixels of the photo. model: a detector, or a module with one as `host`, in eval mode.
         """
+        # --- the photo, at most as large as `LONGEST` ---
         library, detector = pillow(), getattr(model, "host", model)
         height, width = pixels.shape[:2]
         shrunk = LONGEST / max(height, width)
@@ -206,34 +193,29 @@ class DetectionPreprocessing(Preprocessing):
             pixels = np.array(library.fromarray(pixels).resize(size, library.Resampling.BICUBIC))
         parameter = next(p for p in detector.parameters() if p.is_floating_point())
         image = torch.from_numpy(pixels).permute(2, 0, 1).to(parameter.device, parameter.dtype) / 255
-        with _scores_from(detector, score):
+
+        # --- detection; objects of lower scores are left out before their masks are computed ---
+        part = getattr(detector, "roi_heads", detector)
+        own = getattr(part, "score_thresh", None)
+        try:
+            if own is not None:
+                part.score_thresh = max(own, score - _BELOW)
             (detections,) = detector([image])
+        finally:
+            if own is not None:
+                part.score_thresh = own
         entries = [one for one in as_results(detections, image_id, self.categories) if one["score"] >= score]
+
+        # --- in pixels of the whole photo ---
         if shrunk < 1.0:
             down, across = height / pixels.shape[0], width / pixels.shape[1]
             for entry in entries:
-                entry["bbox"] = [
-                    n * scale for n, scale in zip(entry["bbox"], (across, down, across, down), strict=True)
-                ]
+                x, y, w, h = entry["bbox"]
+                entry["bbox"] = [x * across, y * down, w * across, h * down]
                 if "segmentation" in entry:
                     small = library.fromarray(decode(entry["segmentation"]))
                     entry["segmentation"] = encode(np.array(small.resize((width, height), library.Resampling.NEAREST)))
         return sorted(entries, key=lambda one: -float(one["score"]))
-
-
-@contextlib.contextmanager
-def _scores_from(detector: Any, score: float) -> Iterator[None]:
-    """Inside, a detector leaves out objects of lower scores before it computes their masks."""
-    part = getattr(detector, "roi_heads", detector)
-    own = getattr(part, "score_thresh", None)
-    if own is None:
-        yield
-        return
-    part.score_thresh = max(own, score - _BELOW)
-    try:
-        yield
-    finally:
-        part.score_thresh = own
 
 
 def as_results(detections: dict[str, Tensor], image_id: int, categories: Sequence[int]) -> list[Annotation]:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mnemos.config import ModelConfig
 from mnemos.hosts.attach import cache, list_sites
@@ -27,23 +28,16 @@ from mnemos.types import InputError
 
 _ASPECTS = (0.5, 1.0, 2.0)
 _BACKBONE = "backbone.backbone"  # in the pyramid, in the detector
-Coarser = Literal["pool", "convolutions"]
-Levels = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class RegionConfig:
-    """The second stage of R-CNN detectors; the defaults are torchvision's.
+    """The second stage of R-CNN detectors; the defaults are torchvision's."""
 
-    proposals: boxes of a picture that the second stage reads in evaluation, twice as many before the sampling of
-    training. sampled: of these, the boxes that a training loss reads. dim: width of the two layers that classify a box.
-    mask_dims: widths of the convolutions of the mask branch.
-    """
-
-    proposals: int = 1000
-    sampled: int = 512
-    dim: int = 1024
-    mask_dims: tuple[int, ...] = (256, 256, 256, 256)
+    proposals: int = 1000  # boxes that it reads in evaluation, twice as many before the sampling of training
+    sampled: int = 512  # of these, the boxes that a training loss reads
+    dim: int = 1024  # width of the two layers that classify a box
+    mask_dims: tuple[int, ...] = (256, 256, 256, 256)  # widths of the convolutions of the mask branch
 
 
 @register
@@ -51,31 +45,27 @@ class RegionConfig:
 class DetectorConfig(ModelConfig):
     """Detectors of torchvision on a PVT: Mask R-CNN (boxes and masks), Faster R-CNN and RetinaNet (boxes).
 
-    backbone: the PVT; its `image` is the size for which the lengths of its caches are chosen, and pictures may have any
-    size. classes: of objects, without the background. channels: width of the feature pyramid.
-    sides: pictures are scaled so that their shorter side is one of these in training, chosen at random, and the last
-    one in evaluation; longest: but their longer side at most this. anchor: side of the smallest anchor boxes, twice as
-    large at each coarser level. finest: the backbone's finest map that RetinaNet reads; 1, the second, as published
-    (stride 8 of a PVT); 0 for small objects. The others read all maps. frozen_stages: the first stages of the backbone,
-    whose parameters are not trained. group_norm: normalise after the convolutions of the pyramid's levels and within
-    RetinaNet's heads and the mask branch, in groups of 8 channels (Wu and He 2018); RetinaNet's two coarsest levels and
-    the region proposals have no normalisation. For training without a pretrained backbone: RetinaNet's heads begin with
-    weights of 0.01, through four layers of which almost nothing comes if they are narrow. False, as in the paper, is
-    torchvision's default.
+    Pictures may have any size. They are scaled so that their shorter side is one of `sides` in training, chosen at
+    random, and the last one in evaluation, but their longer side at most `longest`. finest: 1, the second map, as
+    published (stride 8 of a PVT); 0 for small objects. group_norm: after the convolutions of the pyramid's levels and
+    within RetinaNet's heads and the mask branch, in groups of 8 channels (Wu and He 2018); RetinaNet's two coarsest
+    levels and the region proposals have no normalisation. For training without a pretrained backbone: RetinaNet's heads
+    begin with weights of 0.01, through four layers of which almost nothing comes if they are narrow. False, as in the
+    paper, is torchvision's default.
     """
 
     name: ClassVar[str] = "detector"
     inputs: ClassVar[str] = "photos"
 
-    backbone: PVTConfig = field(default_factory=PVTConfig)
+    backbone: PVTConfig = field(default_factory=PVTConfig)  # image: the size by which its caches' lengths are chosen
     detector: Literal["mask-rcnn", "faster-rcnn", "retinanet"] = "mask-rcnn"
-    classes: int = 80
-    channels: int = 256
+    classes: int = 80  # of objects, without the background
+    channels: int = 256  # width of the feature pyramid
     sides: tuple[int, ...] = (800,)
     longest: int = 1333
-    anchor: int = 32
-    finest: int = 1
-    frozen_stages: int = 0
+    anchor: int = 32  # side of the smallest anchor boxes, twice as large at each coarser level
+    finest: int = 1  # the backbone's finest map that RetinaNet reads; the others read all
+    frozen_stages: int = 0  # the first stages of the backbone, whose parameters are not trained
     group_norm: bool = False
     regions: RegionConfig = field(default_factory=RegionConfig)
 
@@ -84,13 +74,15 @@ class DetectorConfig(ModelConfig):
         check_sizes(self, classes=1, channels=1, longest=1, anchor=1)
         if not self.sides or min(self.sides) < 1:
             raise InputError(f"detector: sides: expected at least one of at least 1, found {self.sides}; change them")
-        stages = len(self.backbone.depths)
+        stages, single = len(self.backbone.depths), self.detector == "retinanet"  # in a single stage, without regions
         for name, most in (("frozen_stages", stages), ("finest", stages - 1)):
-            if not 0 <= getattr(self, name) <= most and (name != "finest" or self.detector == "retinanet"):
+            if not 0 <= getattr(self, name) <= most and (name != "finest" or single):
                 raise InputError(
                     f"detector: {name}: expected 0 to {most}, of the {stages} stages of the backbone, found "
                     f"{getattr(self, name)}; change it"
                 )
+
+        # --- backbone ---
         features = self.backbone.features()
         if isinstance(self.backbone.cache, GRC):
             side = self.backbone.image
@@ -99,66 +91,45 @@ class DetectorConfig(ModelConfig):
             raise InputError("detector: backbone.cache: expected a gated cache (GRC) or none, found another; change it")
         for part in features.first_stages(self.frozen_stages):
             part.requires_grad_(False)
-        host = self._retinanet(features) if self.detector == "retinanet" else self._rcnn(features)
+
+        # --- feature pyramid and anchors ---
+        library, norm = torchvision().models.detection, _group_norm if self.group_norm else None
+        levels = tuple(range(self.finest if single else 0, stages))
+        pyramid = FeaturePyramid(features, self.channels, levels, "convolutions" if single else "pool", norm)
+        scales = [self.anchor * 2**i for i in range(pyramid.maps)]
+        sizes = tuple(tuple(round(scale * 2 ** (i / 3)) for i in range(3 if single else 1)) for scale in scales)
+        anchors = library.anchor_utils.AnchorGenerator(sizes, (_ASPECTS,) * pyramid.maps)
+        classes = self.classes + 1
+        settings: dict[str, Any] = {"min_size": self.sides, "max_size": self.longest}
+
+        # --- detector; in another order these lines would draw other weights from the same seed ---
+        if single:
+            head = library.retinanet.RetinaNetHead(self.channels, 3 * len(_ASPECTS), classes, norm)
+            settings |= {"anchor_generator": anchors, "head": head, "detections_per_img": 100}
+            host = library.RetinaNet(pyramid, classes, **settings)
+        else:
+            regions, align = self.regions, torchvision().ops.MultiScaleRoIAlign
+            names = [str(i) for i in range(pyramid.maps - 1)]
+            settings |= {
+                "rpn_anchor_generator": anchors,
+                "rpn_pre_nms_top_n_train": 2 * regions.proposals,
+                "rpn_pre_nms_top_n_test": regions.proposals,
+                "rpn_post_nms_top_n_train": 2 * regions.proposals,
+                "rpn_post_nms_top_n_test": regions.proposals,
+                "box_roi_pool": align(names, 7, 2),
+                "box_head": library.faster_rcnn.TwoMLPHead(self.channels * 49, regions.dim),
+                "box_predictor": library.faster_rcnn.FastRCNNPredictor(regions.dim, classes),
+                "box_batch_size_per_image": regions.sampled,
+            }
+            if self.detector == "mask-rcnn":
+                widths, masks = regions.mask_dims, library.mask_rcnn
+                settings["mask_roi_pool"] = align(names, 14, 2)
+                settings["mask_head"] = masks.MaskRCNNHeads(self.channels, widths, 1, norm)
+                settings["mask_predictor"] = masks.MaskRCNNPredictor(widths[-1], widths[-1], classes)
+            host = (library.MaskRCNN if self.detector == "mask-rcnn" else library.FasterRCNN)(pyramid, **settings)
         if caches(features):
             leave_out_padding(host)
         return Detector(self, host)
-
-    def _retinanet(self, features: nn.Module) -> nn.Module:
-        torchvision()
-        from torchvision.models.detection import RetinaNet
-        from torchvision.models.detection.retinanet import RetinaNetHead
-        from torchvision.models.detection.rpn import AnchorGenerator
-
-        levels = tuple(range(self.finest, len(self.backbone.depths)))
-        norm = _group_norm if self.group_norm else None
-        pyramid = FeaturePyramid(features, self.channels, levels, "convolutions", norm)
-        scales = [self.anchor * 2**i for i in range(pyramid.maps)]
-        sizes = tuple(tuple(round(scale * 2 ** (third / 3)) for third in range(3)) for scale in scales)
-        return RetinaNet(
-            pyramid,
-            self.classes + 1,
-            anchor_generator=AnchorGenerator(sizes, (_ASPECTS,) * pyramid.maps),
-            head=RetinaNetHead(self.channels, 3 * len(_ASPECTS), self.classes + 1, norm),
-            detections_per_img=100,
-            min_size=self.sides,
-            max_size=self.longest,
-        )
-
-    def _rcnn(self, features: nn.Module) -> nn.Module:
-        torchvision()
-        from torchvision.models.detection import FasterRCNN, MaskRCNN
-        from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
-        from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-        from torchvision.models.detection.rpn import AnchorGenerator
-        from torchvision.ops import MultiScaleRoIAlign
-
-        norm = _group_norm if self.group_norm else None
-        pyramid = FeaturePyramid(features, self.channels, norm=norm)
-        names, regions, classes = [str(i) for i in range(pyramid.maps - 1)], self.regions, self.classes + 1
-        sizes = tuple((self.anchor * 2**i,) for i in range(pyramid.maps))
-        settings: dict[str, Any] = {
-            "rpn_anchor_generator": AnchorGenerator(sizes, (_ASPECTS,) * pyramid.maps),
-            "rpn_pre_nms_top_n_train": 2 * regions.proposals,
-            "rpn_pre_nms_top_n_test": regions.proposals,
-            "rpn_post_nms_top_n_train": 2 * regions.proposals,
-            "rpn_post_nms_top_n_test": regions.proposals,
-            "box_roi_pool": MultiScaleRoIAlign(names, 7, 2),
-            "box_head": TwoMLPHead(self.channels * 49, regions.dim),
-            "box_predictor": FastRCNNPredictor(regions.dim, classes),
-            "box_batch_size_per_image": regions.sampled,
-            "min_size": self.sides,
-            "max_size": self.longest,
-        }
-        if self.detector == "faster-rcnn":
-            return FasterRCNN(pyramid, **settings)
-        return MaskRCNN(
-            pyramid,
-            mask_roi_pool=MultiScaleRoIAlign(names, 14, 2),
-            mask_head=MaskRCNNHeads(self.channels, regions.mask_dims, 1, norm),
-            mask_predictor=MaskRCNNPredictor(regions.mask_dims[-1], regions.mask_dims[-1], classes),
-            **settings,
-        )
 
 
 class Detector(Stateless, nn.Module):
@@ -217,13 +188,11 @@ class FeaturePyramid(nn.Module):
         self,
         backbone: nn.Module,
         channels: int = 256,
-        levels: Levels = (),
-        coarser: Coarser = "pool",
+        levels: tuple[int, ...] = (),
+        coarser: Literal["pool", "convolutions"] = "pool",
         norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
-        torchvision()
-        from torchvision.ops import feature_pyramid_network as library
 
         # --- the widths of the backbone's maps, and whether all have one size ---
         info, widths = getattr(backbone, "feature_info", None), getattr(backbone, "channels", None)
@@ -241,7 +210,7 @@ class FeaturePyramid(nn.Module):
         self.backbone_widths = widths
         self.simple = _SimplePyramid(widths[-1]) if alike else None
         if self.simple is not None:
-            widths = [widths[-1]] * _SimplePyramid.maps
+            widths = [widths[-1]] * 4
 
         # --- the pyramid of the chosen ones ---
         chosen = levels or tuple(range(len(widths)))
@@ -250,6 +219,7 @@ class FeaturePyramid(nn.Module):
                 f"levels: expected 0 to {len(widths) - 1}, the backbone's maps, found {levels}; change them"
             )
         self.backbone, self.levels, self.out_channels = backbone, chosen, channels
+        library = torchvision().ops.feature_pyramid_network
         after = library.LastLevelMaxPool() if coarser == "pool" else library.LastLevelP6P7(channels, channels)
         self.merge = library.FeaturePyramidNetwork([widths[i] for i in chosen], channels, after, norm)
         self.maps = len(chosen) + (1 if coarser == "pool" else 2)
@@ -259,38 +229,35 @@ class FeaturePyramid(nn.Module):
 
         Raises InputError if the backbone's maps have other widths than it says.
         """
-        outputs = self.backbone(images)
+        outputs, widths, nhwc = self.backbone(images), self.backbone_widths, self.channels_last
         maps: Sequence[Tensor] = getattr(outputs, "feature_maps", outputs)
-        if self.simple is not None:
+        if self.simple is not None:  # of the last map alone
             if not (torch.jit.is_tracing() or torch.compiler.is_compiling()):  # sizes are no numbers there
-                sizes = {tuple(x.shape[1:3] if self.channels_last else x.shape[2:]) for x in maps}
-                if len(sizes) > 1:  # all but the last are not used
+                sizes = {tuple(x.shape[1:3] if nhwc else x.shape[2:]) for x in maps}
+                if len(sizes) > 1:
                     raise InputError(
                         f"expected maps of one size of a backbone whose `channels` are all equal, found "
                         f"{sorted(sizes)}; let its maps have different widths, or return the last map alone"
                     )
-            maps = self.simple(self._channels_first(maps[-1], self.backbone_widths[-1]))
-        else:
-            maps = [self._channels_first(x, width) for x, width in zip(maps, self.backbone_widths, strict=True)]
+            maps, widths = maps[-1:], widths[-1:]
+        for x, width in zip(maps, widths, strict=True):
+            # The sizes do not show the order: a map of as many rows as channels fits both.
+            if x.shape[-1 if nhwc else 1] != width:
+                order = "[B, H, W, C]" if nhwc else "[B, C, H, W]"
+                raise InputError(
+                    f"expected maps {order} of the widths {self.backbone_widths}, found a map {list(x.shape)} for "
+                    f'{width}; correct `channels`, and set the backbone\'s output_fmt to "NHWC" if its maps are '
+                    "[B, H, W, C]"
+                )
+        maps = [x.permute(0, 3, 1, 2).contiguous() if nhwc else x for x in maps]
+        if self.simple is not None:
+            maps = self.simple(maps[0])
         merged: OrderedDict[str, Tensor] = self.merge(OrderedDict((str(i), maps[n]) for i, n in enumerate(self.levels)))
         return merged
-
-    def _channels_first(self, x: Tensor, width: int) -> Tensor:
-        """A map as [B, C, H, W]. The sizes do not show the order: a map of as many rows as channels fits both."""
-        if x.shape[-1 if self.channels_last else 1] != width:
-            order = "[B, H, W, C]" if self.channels_last else "[B, C, H, W]"
-            raise InputError(
-                f"expected maps {order} of the widths {self.backbone_widths}, found a map {list(x.shape)} for "
-                f'{width}; correct `channels`, and set the backbone\'s output_fmt to "NHWC" if its maps are '
-                "[B, H, W, C]"
-            )
-        return x.permute(0, 3, 1, 2).contiguous() if self.channels_last else x
 
 
 class _SimplePyramid(nn.Module):
     """Four maps of one: twice and once transposed convolutions, the map itself, and every second pixel."""
-
-    maps = 4
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -298,10 +265,9 @@ class _SimplePyramid(nn.Module):
             nn.ConvTranspose2d(width, width, 2, 2), nn.GELU(), nn.ConvTranspose2d(width, width, 2, 2)
         )
         self.once = nn.ConvTranspose2d(width, width, 2, 2)
-        self.coarser = nn.MaxPool2d(2)
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        return [self.twice(x), self.once(x), x, self.coarser(x)]
+        return [self.twice(x), self.once(x), x, F.max_pool2d(x, 2)]
 
 
 def leave_out_padding(detector: nn.Module) -> nn.Module:
@@ -323,12 +289,12 @@ def leave_out_padding(detector: nn.Module) -> nn.Module:
             f"expected a detector of torchvision, with its transform, found {type(detector).__name__}; pass the whole "
             "detector"
         )
-    pairs = ((one, getattr(one.module, "grc", None)) for one in list_sites(detector))
-    branches = [(one, grc) for one, grc in pairs if isinstance(grc, HostBranch)]
-    if not branches:
+    sites = [one for one in list_sites(detector) if isinstance(getattr(one.module, "grc", None), HostBranch)]
+    if not sites:
         raise InputError("expected a detector with gated caches, found none; call mnemos.cache() on its backbone first")
     part = ValidPart()
-    for one, branch in branches:
+    for one in sites:
+        branch: Any = one.module.grc
         if not branch.needs_grid:
             follow_grid(one, branch)
         if branch.own_grid is None and branch.grids is None:
@@ -336,23 +302,22 @@ def leave_out_padding(detector: nn.Module) -> nn.Module:
                 f"{one.name}: expected an attention whose calls show the grid of their tokens, found "
                 f"{type(one.module).__name__}; leave the padding in, or train with images of one size"
             )
-    for _, branch in branches:
         branch.valid_part = part
     transform.valid_part = part  # type: ignore[assignment]
-    keep_handle(transform, transform.register_forward_hook(_note))
-    keep_handle(detector, detector.register_forward_hook(_end, always_call=True))
+    keep_handle(transform, transform.register_forward_hook(_begin_call))
+    keep_handle(detector, detector.register_forward_hook(_end_call, always_call=True))
     return detector
 
 
 # Plain functions that find what they need in their module, so that copies of a detector have their own.
-def _note(transform: Any, args: tuple, output: Any) -> None:
+def _begin_call(transform: Any, args: tuple, output: Any) -> None:
     images = output[0]
     height, width = images.tensors.shape[-2:]
     transform.valid_part.note(images.image_sizes, (height, width))
 
 
-def _end(detector: Any, args: tuple, output: Any) -> None:
-    detector.transform.valid_part.end()
+def _end_call(detector: Any, args: tuple, output: Any) -> None:
+    detector.transform.valid_part.ended = True
 
 
 class ValidPart:
@@ -363,26 +328,19 @@ class ValidPart:
     """
 
     def __init__(self) -> None:
-        self._images: Sequence[Grid] = ()
-        self._padded: Grid = (1, 1)
-        self._ended = True
+        self.note((), (1, 1))
+        self.ended = True
 
     def note(self, images: Sequence[Grid], padded: Grid) -> None:
         """A call begins with images of these (height, width), padded to one size."""
-        self._images, self._padded, self._ended = images, padded, False
-
-    def end(self) -> None:
-        """The call ends, with or without an error."""
-        self._ended = True
+        self._images, self._padded, self.ended = images, padded, False
 
     def at(self, grid: Grid) -> Sequence[Grid] | None:
         """The (height, width) of each image in tokens of a grid, with parts of tokens.
 
         None: no image is padded, or there is no call with images of known sizes.
         """
-        if self._ended and not recomputing():
-            return None
-        if all(tuple(size) == self._padded for size in self._images):
+        if (self.ended and not recomputing()) or all(tuple(size) == self._padded for size in self._images):
             return None
         (rows, columns), (height, width) = grid, self._padded
         return [(max(1, -(-h * rows // height)), max(1, -(-w * columns // width))) for h, w in self._images]

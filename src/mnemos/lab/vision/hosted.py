@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,72 +21,67 @@ _AUTO = "AutoModelForImageClassification"
 class HostedClassifierConfig(ImageConfig):
     """An image classifier of timm or Hugging Face, with or without a cache: what `--model timm:NAME` chooses.
 
-    host: timm:NAME, or the settings of a model of Transformers as JSON (`hub.settings_of`). Images of the data are
-    scaled (bilinear) to the size that the host was made for, if it declares one, and one channel is repeated for a host
-    of several.
-    `build` makes new weights; `train.init_from` names those to start with.
+    Images of the data are scaled (bilinear) to the size that the host was made for, if it declares one, and one channel
+    is repeated for a host of several. `build` makes new weights; `train.init_from` names those to start with.
     """
 
     name: ClassVar[str] = "hosted-classifier"
-    host: str = "timm:test_vit"
+    host: str = "timm:test_vit"  # or the settings of a model of Transformers as JSON (`hub.settings_of`)
 
     def build(self) -> "HostedClassifier":
         return HostedClassifier(self, super().build().host)
 
     def _host(self) -> nn.Module:
-        model, channels, size = self._of_timm() if self.host.startswith(TIMM) else self._of_transformers()
+        self._check()
+        size: Any  # of the images that it is made for: the side, or height and width; None: any
+        if self.host.startswith(TIMM):
+            # --- of timm ---
+            name = self.host.removeprefix(TIMM)
+            create = partial(timm().create_model, name, pretrained=False, num_classes=self.classes)
+            try:
+                try:
+                    model = create(drop_path_rate=self.drop_path)  # also 0: some have another default
+                except TypeError:  # some have none
+                    if self.drop_path:
+                        raise
+                    model = create()
+            except (RuntimeError, TypeError) as error:
+                problem = " ".join(str(error).split())
+                raise InputError(f"{self.name}: host: expected a model of timm, found {name!r} ({problem})") from None
+            channels, *size = model.default_cfg["input_size"]
+        else:
+            # --- of Transformers ---
+            config = host_config(self.host)
+            config.num_labels = self.classes
+            if hasattr(config, "drop_path_rate"):
+                config.drop_path_rate = self.drop_path
+            elif self.drop_path:
+                raise InputError(
+                    f"{self.name}: drop_path: expected 0 for a {config.model_type}, which has none, found "
+                    f"{self.drop_path}"
+                )
+            model, channels = host_of(_AUTO, config), getattr(config, "num_channels", 3)
+            size = getattr(config, "image_size", None)
         if self.channels not in (1, channels):
             raise InputError(
                 f"{self.name}: channels: expected 1 or the {channels} of the host, found {self.channels}; choose "
                 "another host"
             )
-        return Scaled(model, channels, size)
-
-    def _of_timm(self) -> tuple[nn.Module, int, tuple[int, int] | None]:
-        """The model, its channels and the size of its images."""
-        name = self.host.removeprefix(TIMM)
-        try:
-            create = partial(timm().create_model, name, pretrained=False, num_classes=self.classes)
-            try:
-                model = create(drop_path_rate=self.drop_path)  # also 0: some have another default
-            except TypeError:  # some have none
-                if self.drop_path:
-                    raise
-                model = create()
-        except (RuntimeError, TypeError) as error:
-            problem = " ".join(str(error).split())
-            raise InputError(f"{self.name}: host: expected a model of timm, found {name!r} ({problem})") from None
-        channels, height, width = model.default_cfg["input_size"]
-        return model, channels, (height, width)
-
-    def _of_transformers(self) -> tuple[nn.Module, int, tuple[int, int] | None]:
-        config = host_config(self.host)
-        config.num_labels = self.classes
-        if self.drop_path and not hasattr(config, "drop_path_rate"):
-            raise InputError(
-                f"{self.name}: drop_path: expected 0 for a {config.model_type}, which has none, found {self.drop_path}"
-            )
-        if hasattr(config, "drop_path_rate"):
-            config.drop_path_rate = self.drop_path
-        size = getattr(config, "image_size", None)
-        pair = (size, size) if isinstance(size, int) else tuple(size) if size else None
-        return host_of(_AUTO, config), getattr(config, "num_channels", 3), pair
+        return Scaled(model, channels, (size, size) if isinstance(size, int) else tuple(size) if size else None)
 
 
 class Scaled(nn.Module):
-    """`logits = scaled(x)`: a classifier `host` that is given images x [B, C, H, W] in its own size and channels."""
+    """A classifier `host` that is given images x [B, C, H, W] in its own size and channels."""
 
     def __init__(self, host: nn.Module, channels: int, size: tuple[int, int] | None) -> None:
         super().__init__()
         self.host, self.channels, self.size = host, channels, size
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         if self.size is not None and x.shape[-2:] != self.size:
             smaller = any(a > b for a, b in zip(x.shape[-2:], self.size, strict=True))
             x = F.interpolate(x, self.size, mode="bilinear", antialias=smaller)
-        y = self.host(x.expand(-1, self.channels, -1, -1))
-        logits: Tensor = getattr(y, "logits", y)
-        return logits
+        return self.host(x.expand(-1, self.channels, -1, -1))
 
 
 class HostedClassifier(ImageModel):

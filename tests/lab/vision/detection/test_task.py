@@ -23,7 +23,7 @@ from mnemos.lab.vision.classifiers import PVTConfig
 from mnemos.lab.vision.detection.coco import COCOConfig
 from mnemos.lab.vision.detection.scenes import Objects, collate, ground_truth, mirror, objects
 from mnemos.lab.vision.detection.shapes import ShapesConfig
-from mnemos.lab.vision.detection.task import DetectorOutputs, run_detector
+from mnemos.lab.vision.detection.task import DetectorOutputs
 from mnemos.lab.vision.detectors import DetectorConfig, RegionConfig
 from mnemos.memory.gated_cache import caches
 from mnemos.types import InputError
@@ -187,11 +187,12 @@ def test_a_detector_of_ones_own_is_explained_at_its_own_size():
 
 def test_losses_of_an_evaluation_leave_the_generators_and_modes():
     model = replace(detector(), classes=4).build().eval()
-    (batch,) = SHAPES.build().batches("valid", 3)
+    task = SHAPES.build()
+    (batch,) = task.batches("valid", 3)
     torch.manual_seed(3)
     before = torch.get_rng_state()
     with torch.no_grad():
-        first, second = run_detector(model, batch), run_detector(model, batch)
+        first, second = (task.forward(model, batch, None)[0] for _ in range(2))
     assert {k: v.item() for k, v in first.losses.items()} == {k: v.item() for k, v in second.losses.items()}
     assert len(first.losses) == 5
     assert torch.equal(torch.get_rng_state(), before)

@@ -43,23 +43,21 @@ class COCOConfig(DataConfig):
     """Photos with annotations in COCO's format: COCO 2017 itself, or any folder of that format.
 
     `folder` has annotations/instances_SPLIT.json and the photos in SPLIT (or annotations/SPLIT.json,
-    SPLIT/_annotations.coco.json, SPLIT.json; photos also in images/SPLIT or images). train, test: the names of the
-    splits; "": train2017 and val2017, or their usual other names. The test split is COCO's validation split, whose
-    annotations are public. A test split with the name of the training split scores photos that are trained on.
-    `valid_size` training photos, chosen at random, are the validation split; 0: it is the test split, as is usual for
-    COCO, and then nothing may be chosen by it. masks, flip: see `ShapesConfig`. workers: processes that read and decode
-    photos and masks in advance; 0: the training process does.
+    SPLIT/_annotations.coco.json, SPLIT.json; photos also in images/SPLIT or images). The test split is COCO's
+    validation split, whose annotations are public; one with the name of the training split scores photos that are
+    trained on. `valid_size` training photos, chosen at random, are the validation split; 0: it is the test split, as is
+    usual for COCO, and then nothing may be chosen by it.
     """
 
     name: ClassVar[str] = "coco"
 
     folder: str = "coco"
-    train: str = ""
-    test: str = ""
+    train: str = ""  # the name of the split; "": train2017, or its usual other names
+    test: str = ""  # likewise: val2017
     valid_size: int = 0
-    masks: bool = True
-    flip: bool = True
-    workers: int = 0
+    masks: bool = True  # whether masks are trained and scored
+    flip: bool = True  # mirror half of the training pictures
+    workers: int = 0  # processes that read and decode photos and masks in advance; 0: the training process does
 
     def files(self) -> tuple[Path, ...]:
         return find_split(self.folder, self.train, True)[0], find_split(self.folder, self.test, False)[0]
@@ -70,29 +68,28 @@ class COCOConfig(DataConfig):
         Raises InputError for a folder of another layout, wrong annotations, and missing or truncated photos.
         """
         # --- the splits ---
-        train = whole = read_coco(*find_split(self.folder, self.train, training=True))
-        if self.test and self.test == self.train:
-            test = train
-        else:
-            known = dict(zip(train.categories, train.classes, strict=True))
+        whole = read_coco(*find_split(self.folder, self.train, training=True))
+        test = whole
+        if not self.test or self.test != self.train:
+            known = dict(zip(whole.categories, whole.classes, strict=True))
             test = read_coco(*find_split(self.folder, self.test, training=False), known)
-        if not 0 <= self.valid_size < len(train):
+        if not 0 <= self.valid_size < len(whole):
             raise InputError(
-                f"data.valid_size: expected 0 to {len(train) - 1:,}, fewer than the training photos, found "
+                f"data.valid_size: expected 0 to {len(whole) - 1:,}, fewer than the training photos, found "
                 f"{self.valid_size}; change it"
             )
-        valid = test
+        valid, rows = test, np.arange(len(whole))
         if self.valid_size:
-            chosen, rest = held_out(len(train), (self.valid_size,), "data.valid_size")
-            valid, train = whole.only(chosen), whole.only(rest)
+            chosen, rows = held_out(len(whole), (self.valid_size,), "data.valid_size")
+            valid = whole.only(chosen)
         for split, scenes in (("valid", valid), ("test", test)):
             if not scenes.areas():
                 found = "none; raise data.valid_size, or name an annotated split as data.test"
                 if any(scenes.annotations(row) for row in range(len(scenes))):
                     found = "groups (iscrowd 1) alone; set iscrowd to 0 where one is a plain object"
                 raise InputError(f"{split} split: expected an annotated object, to score detections, found {found}")
-        with_objects = [r for r in range(len(train)) if any(not one["iscrowd"] for one in train.annotations(r))]
-        left_out = len(train) - len(with_objects)
+        useful = [row for row in rows.tolist() if whole.plain(row)]
+        splits: dict[Split, Scenes] = {"train": whole.only(np.array(useful, np.int64)), "valid": valid, "test": test}
 
         # --- the figures of sizes of which every held-out split has an object ---
         absent = set()
@@ -101,12 +98,9 @@ class COCOConfig(DataConfig):
                 absent |= {f"AP {size}", f"AR {size}"}
         figures = [figure for figure in FIGURES if figure not in absent]
 
-        splits: dict[Split, Scenes] = {
-            "train": train.only(np.array(with_objects, np.int64)),
-            "valid": valid,
-            "test": test,
-        }
+        # --- what is printed before training ---
         task = DetectionTask(splits, self.masks, self.flip, figures, self.workers)
+        left_out = len(rows) - len(useful)
         more = f"; {left_out:,} without an object are not trained on" if left_out else ""
         held = "the test split, so nothing may be chosen by it"
         if self.valid_size:
@@ -140,8 +134,13 @@ def read_coco(file: Path, folders: tuple[Path, ...], categories: dict[int, str] 
 
     folders: all pictures are read from the first one that has the file of the first picture. categories: {id: name} of
     a training split, whose labels another split must share; by default the file's own, by id.
-    Raises InputError for a file of another format, for an id that has another name in `categories`, and as
-    `FileScenes`.
+
+    Annotations whose box has no area within the picture, or whose segmentation encloses nothing, are left out, and
+    counted by reason. A box that leaves the picture in part is kept, and counted as "cut at the edge". A side below
+    0.01 pixels is no area. An annotation without "area" gets that of its segmentation, or else of its box, and is
+    counted too: the figures by size depend on it.
+    Raises InputError for a file of another format, for an id that has another name in `categories`, for annotations of
+    unknown categories or pictures or without numbers, and for missing and truncated pictures.
     """
     try:
         content = json.loads(read_bytes(file))
@@ -169,11 +168,15 @@ def read_coco(file: Path, folders: tuple[Path, ...], categories: dict[int, str] 
                 f"{file}: expected category {number} to be {categories[number]!r}, as in the training split, found "
                 f"{name!r}; number the categories of both files alike"
             )
+    if categories is None:
+        categories = dict(sorted(own.items()))
 
     # --- pictures ---
     # Tools that ran on Windows separate folders by backslashes.
     names = [str(_value(image, "file_name", file)).replace("\\", "/") for image in content["images"]]
-    photos = next((one for one in folders if names and (one / names[0]).is_file()), folders[0])
+    if not names:
+        raise InputError(f"{file}: expected at least one picture, found none; check the annotations")
+    photos = next((one for one in folders if (one / names[0]).is_file()), folders[0])
     listed: dict[int, ListedPicture] = {}
     for image, name in zip(content["images"], names, strict=True):
         number, height, width = (_integer(image, key, file) for key in ("id", "height", "width"))
@@ -184,15 +187,56 @@ def read_coco(file: Path, folders: tuple[Path, ...], categories: dict[int, str] 
                 f"{file}: expected a height and width of at least 1, found {height} and {width} of {name}; correct them"
             )
         listed[number] = ListedPicture(photos / name, number, height, width)
-    for one in content["annotations"]:
-        number = _integer(one, "image_id", file)
+    if missing := [one.path for one in listed.values() if not one.path.is_file()]:
+        more = f", and {len(missing) - 1:,} more" if missing[1:] else ""
+        raise InputError(
+            f"{file}: expected every picture that it names, found no {missing[0]}{more}; add them or name their folder"
+        )
+    check_image_files([str(one.path) for one in listed.values()])
+
+    # --- annotations ---
+    skipped, ids = Counter[str](), tuple(categories)
+    for entry in content["annotations"]:
+        number = _integer(entry, "image_id", file)
         if number not in listed:
             raise InputError(
-                f"{file}: expected annotations of its pictures, found annotation {one.get('id', '?')} of an unknown "
+                f"{file}: expected annotations of its pictures, found annotation {entry.get('id', '?')} of an unknown "
                 f"picture {number}; add the picture or remove the annotation"
             )
-        listed[number].annotations.append(dict(one))
-    return FileScenes(list(listed.values()), dict(sorted(own.items())) if categories is None else categories, str(file))
+        one = listed[number]
+        name = f"{file}: annotation {entry.get('id', '?')} of {one.path.name}"
+        if entry.get("category_id") not in ids:
+            known = ", ".join(map(str, ids[:10])) or "the file's list, which is empty"
+            raise InputError(
+                f"{name}: expected a category of {known}{', …' if ids[10:] else ''}, found "
+                f"{entry.get('category_id')!r}; add it to the categories or remove the annotation"
+            )
+        box, crowd, area = entry.get("bbox"), entry.get("iscrowd") or 0, entry.get("area")
+        if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
+            raise InputError(f"{name}: expected bbox [x, y, width, height], found {str(box)[:60]}; correct it")
+        if crowd not in (0, 1):
+            raise InputError(f"{name}: expected 0 or 1 as iscrowd, found {str(crowd)[:60]!r}; correct it")
+        if area is not None and not (_is_number(area) and area >= 0):
+            raise InputError(f"{name}: expected at least 0 as area, found {str(area)[:60]!r}; correct it")
+        entry["iscrowd"] = int(crowd)
+
+        # --- what is left out, and what is counted ---
+        x, y, w, h = box
+        if min(x + w, one.width) - max(x, 0) < _LEAST or min(y + h, one.height) - max(y, 0) < _LEAST:
+            skipped["boxes without an area in the picture"] += 1
+            continue
+        if entry.get("segmentation") and not _encloses(entry, one, name):
+            skipped["objects whose segmentation encloses nothing"] += 1
+            continue
+        if x < 0 or y < 0 or x + w > one.width or y + h > one.height:
+            skipped["boxes cut at the edge"] += 1
+        if area is None:
+            shape = entry.get("segmentation")
+            area = coco_masks().area(run_lengths(shape, one.height, one.width)) if shape else w * h
+            entry["area"] = float(area)
+            skipped["objects without an area, measured here"] += 1
+        one.annotations.append(entry)
+    return FileScenes(list(listed.values()), categories, skipped)
 
 
 def _value(entry: dict[str, Any], name: str, file: Path) -> Any:
@@ -222,70 +266,14 @@ class ListedPicture:
 
 
 class FileScenes(Scenes):
-    """`Scenes` of files, decoded when they are read.
+    """`Scenes` of files, decoded when they are read. skipped: what `read_coco` left out or counted."""
 
-    Annotations whose box has no area within the picture, or whose segmentation encloses nothing, are left out;
-    `skipped` counts them by reason. A box that leaves the picture in part is kept, and counted as "cut at the edge". A
-    side below 0.01 pixels is no area. An annotation without "area" gets that of its segmentation, or else of its box,
-    and is counted too: the figures by size depend on it.
-    Raises InputError for missing and truncated files, and for annotations of unknown categories or without numbers.
-    """
-
-    def __init__(self, listed: Sequence[ListedPicture], categories: dict[int, str], where: str) -> None:
-        if not listed:
-            raise InputError(f"{where}: expected at least one picture, found none; check the annotations")
-        if missing := [one.path for one in listed if not one.path.is_file()]:
-            more = f", and {len(missing) - 1:,} more" if missing[1:] else ""
-            raise InputError(
-                f"{where}: expected every picture that it names, found no {missing[0]}{more}; add them or name their "
-                "folder"
-            )
-        check_image_files([str(one.path) for one in listed])
+    def __init__(self, listed: Sequence[ListedPicture], categories: dict[int, str], skipped: Counter[str]) -> None:
         self.classes, self.categories = tuple(categories.values()), tuple(categories)
-        self._listed = list(listed)
-        self.skipped: Counter[str] = Counter()
-        for one in listed:
-            one.annotations = [a for a in one.annotations if self._keeps(a, one, where)]
-        plain = [a for one in listed for a in one.annotations if not a["iscrowd"]]
-        self.has_masks = bool(plain) and all(a.get("segmentation") for a in plain)
+        self._listed, self.skipped = list(listed), skipped
         self.sizes = np.array([(one.height, one.width) for one in listed], np.int64)
-
-    def _keeps(self, annotation: Annotation, of: ListedPicture, where: str) -> bool:
-        """Whether an annotation is of use; fills in what it lacks. Raises InputError for one that is wrong."""
-        name = f"{where}: annotation {annotation.get('id', '?')} of {of.path.name}"
-
-        # --- what is wrong ---
-        if annotation.get("category_id") not in self.categories:
-            known = ", ".join(map(str, self.categories[:10])) or "the file's list, which is empty"
-            raise InputError(
-                f"{name}: expected a category of {known}{', …' if self.categories[10:] else ''}, found "
-                f"{annotation.get('category_id')!r}; add it to the categories or remove the annotation"
-            )
-        box, crowd, area = annotation.get("bbox"), annotation.get("iscrowd") or 0, annotation.get("area")
-        if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
-            raise InputError(f"{name}: expected bbox [x, y, width, height], found {str(box)[:60]}; correct it")
-        if crowd not in (0, 1):
-            raise InputError(f"{name}: expected 0 or 1 as iscrowd, found {str(crowd)[:60]!r}; correct it")
-        if area is not None and not (_is_number(area) and area >= 0):
-            raise InputError(f"{name}: expected at least 0 as area, found {str(area)[:60]!r}; correct it")
-        annotation["iscrowd"] = int(crowd)
-
-        # --- what is left out, and what is counted ---
-        x, y, w, h = box
-        if min(x + w, of.width) - max(x, 0) < _LEAST or min(y + h, of.height) - max(y, 0) < _LEAST:
-            self.skipped["boxes without an area in the picture"] += 1
-            return False
-        if annotation.get("segmentation") and not _encloses(annotation, of, name):
-            self.skipped["objects whose segmentation encloses nothing"] += 1
-            return False
-        if x < 0 or y < 0 or x + w > of.width or y + h > of.height:
-            self.skipped["boxes cut at the edge"] += 1
-        if area is None:
-            shape = annotation.get("segmentation")
-            area = coco_masks().area(run_lengths(shape, of.height, of.width)) if shape else w * h
-            annotation["area"] = float(area)
-            self.skipped["objects without an area, measured here"] += 1
-        return True
+        objects = [one for row in range(len(self)) for one in self.plain(row)]
+        self.has_masks = bool(objects) and all(one.get("segmentation") for one in objects)
 
     def only(self, rows: NDArray[np.int64]) -> "FileScenes":
         """Some of the pictures, in the order of `rows`."""
@@ -317,7 +305,7 @@ class FileScenes(Scenes):
 
     def areas(self) -> list[float]:
         """The areas of all objects, without groups."""
-        return [a["area"] for one in self._listed for a in one.annotations if not a["iscrowd"]]
+        return [one["area"] for row in range(len(self)) for one in self.plain(row)]
 
     def describe(self) -> str:
         """How many pictures, objects and classes there are, and what was left out."""
@@ -358,20 +346,16 @@ def _encloses(annotation: Annotation, of: ListedPicture, name: str) -> bool:
         return bool(annotation["segmentation"])
     pixels = of.height * of.width
     try:
-        if (size := list(shape["size"])) != [of.height, of.width]:
-            raise InputError(
-                f"{name}: expected run lengths of size {[of.height, of.width]}, found {size}; correct them"
-            )
-        if isinstance(shape["counts"], list) and sum(shape["counts"]) != pixels:  # which the library fills up
-            raise ValueError("their sum")
-        return bool(decode(run_lengths(shape, of.height, of.width)).any())
-    except InputError:
-        raise
+        if (size := list(shape["size"])) == [of.height, of.width]:
+            if isinstance(shape["counts"], list) and sum(shape["counts"]) != pixels:  # which the library fills up
+                raise ValueError("their sum")
+            return bool(decode(run_lengths(shape, of.height, of.width)).any())
     except Exception as error:  # the library raises any
         raise InputError(
             f"{name}: segmentation: expected polygons [[x, y, …], …] or run lengths {{size, counts}} of {pixels:,} "
             f"pixels, found {str(shape)[:60]} ({type(error).__name__}); correct the annotation"
         ) from None
+    raise InputError(f"{name}: expected run lengths of size {[of.height, of.width]}, found {size}; correct them")
 
 
 def _has_extent(polygon: list[float], of: ListedPicture) -> bool:

@@ -79,9 +79,10 @@ class AveragePrecision:
                 "mask branch (model.detector mask-rcnn)"
             )
         # COCO.loadRes is not used: it fails where nothing was detected, and takes the area of a mask from its box.
-        entries = [
-            {**one, "id": number, "iscrowd": 0, "area": _area(one, mode)} for number, one in enumerate(detections, 1)
-        ]
+        entries = []
+        for number, one in enumerate(detections, 1):
+            area = coco_masks().area(one["segmentation"]) if mode == "mask" else one["bbox"][2] * one["bbox"][3]
+            entries.append({**one, "id": number, "iscrowd": 0, "area": float(area)})
         if mode == "mask":  # a group may have none
             truth = {**truth, "annotations": [one for one in truth["annotations"] if one.get("segmentation")]}
         with contextlib.redirect_stdout(io.StringIO()):  # the library prints
@@ -112,10 +113,6 @@ class AveragePrecision:
         return values
 
 
-def _area(one: Annotation, mode: Mode) -> float:
-    return float(coco_masks().area(one["segmentation"]) if mode == "mask" else one["bbox"][2] * one["bbox"][3])
-
-
 def class_figures(scenes: Scenes, scored: Mapping[Mode, AveragePrecision], figures: Sequence[str]) -> list[JSONObject]:
     """[{"class", "box AP", "box AP50", …}] of each class, in per cent; None where the pictures have no such object.
 
@@ -141,7 +138,7 @@ def write_detections(folder: Path, scenes: Scenes, detected: Sequence[tuple[int,
     named = [{**one, "image_id": scenes.image_id(row)} for row, entries in detected for one in entries]
     write_json(folder / DETECTIONS, named)
     names = dict(zip(scenes.categories, scenes.classes, strict=True))
-    shown = [one for one in detected if any(not a.get("iscrowd", 0) for a in scenes.annotations(one[0]))]
+    shown = [(row, entries) for row, entries in detected if scenes.plain(row)]
     (folder / SHOWN).mkdir(exist_ok=True)
     for old in (folder / SHOWN).glob("*.jpg"):
         old.unlink()
@@ -186,8 +183,13 @@ def overlay(
     size = (max(1, round(scale * width)), max(1, round(scale * height)))
     image = library.fromarray(picture).resize(size, library.Resampling.BICUBIC)
 
+    # --- a saturated colour for each category; those of successive ones differ in hue, every second one is darker ---
+    colours: dict[int, tuple[int, int, int]] = {}
+    for number, category in enumerate(names):
+        red, green, blue = colorsys.hsv_to_rgb((number * _GOLDEN) % 1.0, 0.85, 1.0 if number % 2 == 0 else 0.75)
+        colours[category] = round(255 * red), round(255 * green), round(255 * blue)
+
     # --- masks, the larger below ---
-    colours = {category: _colour(number) for number, category in enumerate(names)}
     masked = [one for one in entries if one.get("segmentation")]
     for one in sorted(masked, key=lambda one: -one["bbox"][2] * one["bbox"][3]):
         inside = np.uint8(255 * _OPACITY) * decode(run_lengths(one["segmentation"], height, width))
@@ -213,9 +215,3 @@ def overlay(
         bright = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 140
         pen.text((x + line - left, y + line - top), text, fill="black" if bright else "white", font=font)
     return np.array(image)
-
-
-def _colour(number: int) -> tuple[int, int, int]:
-    """A saturated colour; those of successive numbers differ in hue, and every second one is darker."""
-    red, green, blue = colorsys.hsv_to_rgb((number * _GOLDEN) % 1.0, 0.85, 1.0 if number % 2 == 0 else 0.75)
-    return round(255 * red), round(255 * green), round(255 * blue)

@@ -22,17 +22,12 @@ Annotation = dict[str, Any]  # an entry of COCO's "annotations"
 
 
 class Scenes:
-    """Base of N pictures with the objects that they show.
+    """Base of N pictures with the objects that they show."""
 
-    classes: the names of the labels 1, 2, …; label 0 is the background. categories: for each class, the id by which
-    annotations and result files name it. has_masks: whether every object has a segmentation. sizes: [N, 2], (height,
-    width) of each picture.
-    """
-
-    classes: Sequence[str]
-    categories: Sequence[int]
-    has_masks: bool
-    sizes: NDArray[np.int64]
+    classes: Sequence[str]  # the names of the labels 1, 2, …; label 0 is the background
+    categories: Sequence[int]  # for each class, the id by which annotations and result files name it
+    has_masks: bool  # whether every object has a segmentation
+    sizes: NDArray[np.int64]  # [N, 2], (height, width) of each picture
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -51,25 +46,26 @@ class Scenes:
         """
         raise NotImplementedError
 
+    def plain(self, index: int) -> list[Annotation]:
+        """The entries that are one object each, and no group."""
+        return [one for one in self.annotations(index) if not one["iscrowd"]]
+
 
 class Objects(NamedTuple):
-    """The objects of a picture for training: boxes [N, 4] float32 as (x1, y1, x2, y2) in pixels, labels [N] from 1.
+    """The objects of a picture for training."""
 
-    masks: [N, H, W] bool, or None. Groups of objects (`iscrowd`) and boxes without an area are left out.
-    """
-
-    boxes: NDArray[np.float32]
-    labels: NDArray[np.int64]
-    masks: NDArray[np.bool_] | None
+    boxes: NDArray[np.float32]  # [N, 4] as (x1, y1, x2, y2) in pixels
+    labels: NDArray[np.int64]  # [N] from 1
+    masks: NDArray[np.bool_] | None  # [N, H, W]
 
 
 def objects(scenes: Scenes, index: int, masks: bool = True) -> Objects:
-    """The objects of a picture that a detector is trained to find. Boxes are cut at the picture's edge.
+    """The objects of a picture that a detector is trained to find: no groups (`iscrowd`), no boxes without an area.
 
-    masks: also those, where the data have them. Cost: N·H·W for masks.
+    Boxes are cut at the picture's edge. masks: also those, where the data have them. Cost: N·H·W for masks.
     """
     height, width = scenes.sizes[index].tolist()
-    entries = [one for one in scenes.annotations(index) if not one.get("iscrowd", 0)]
+    entries = scenes.plain(index)
     x, y, w, h = np.array([one["bbox"] for one in entries], np.float64).reshape(-1, 4).T
     corners = np.stack([x.clip(0), y.clip(0), (x + w).clip(max=width), (y + h).clip(max=height)], 1).astype(np.float32)
     has_area = np.flatnonzero((corners[:, 2:] > corners[:, :2]).all(1))
@@ -94,8 +90,7 @@ def ground_truth(pictures: Iterable[tuple[int, Scenes, int]]) -> dict[str, list[
         height, width = scenes.sizes[index].tolist()
         images.append({"id": number, "height": height, "width": width})
         for one in scenes.annotations(index):
-            own = {"id": len(entries) + 1, "image_id": number, "iscrowd": int(one.get("iscrowd", 0))}
-            entries.append({**one, **own})
+            entries.append({**one, "id": len(entries) + 1, "image_id": number})
     categories = [{"id": i, "name": name} for i, name in zip(scenes.categories, scenes.classes, strict=True)]
     return {"images": images, "annotations": entries, "categories": categories}
 
@@ -104,8 +99,8 @@ def ground_truth(pictures: Iterable[tuple[int, Scenes, int]]) -> dict[str, list[
 
 
 def coco_masks() -> Any:
-    """The module of run lengths. Raises InputError with the install command if it is missing."""
-    pycocotools()
+    """The module of run lengths."""
+    pycocotools()  # or how to install it
     from pycocotools import mask
 
     return mask
@@ -136,20 +131,15 @@ def encode(mask: NDArray[np.bool_]) -> Annotation:
 
 
 class DetectionBatch(NamedTuple):
-    """B pictures and their N objects at most.
+    """B pictures and their N objects at most."""
 
-    pictures: [B, 3, H, W] uint8, each in the upper left corner, zeros around it. sizes: [B, 2] int64, (height, width)
-    of each. boxes: [B, N, 4] float32, (x1, y1, x2, y2) in pixels. labels: [B, N] int64 from 1; 0 where there is no
-    object. masks: [B, N, H, ⌈W/8⌉] uint8, or None: a bit per pixel, the first pixel in the highest bit. Masks of bytes
-    would be most of a batch. rows: [B], the pictures' numbers in the held-out splits.
-    """
-
-    pictures: Tensor
-    sizes: Tensor
-    boxes: Tensor
-    labels: Tensor
+    pictures: Tensor  # [B, 3, H, W] uint8, each in the upper left corner, zeros around it
+    sizes: Tensor  # [B, 2] int64, (height, width) of each
+    boxes: Tensor  # [B, N, 4] float32, (x1, y1, x2, y2) in pixels
+    labels: Tensor  # [B, N] int64 from 1; 0 where there is no object
+    # [B, N, H, ⌈W/8⌉] uint8: a bit per pixel, the first one in the highest bit. Bytes would be most of a batch.
     masks: Tensor | None
-    rows: Tensor
+    rows: Tensor  # [B], the pictures' numbers in the held-out splits
 
     def images(self, dtype: torch.dtype) -> list[Tensor]:
         """The pictures [3, H_i, W_i] with values in [0, 1], as torchvision's detectors take them."""
@@ -175,24 +165,18 @@ def collate(pictures: Sequence[NDArray[np.uint8]], objects: Sequence[Objects], r
     sizes = np.array([picture.shape[:2] for picture in pictures], np.int64)
     (height, width), most = sizes.max(0).tolist(), max(1, *(len(one.labels) for one in objects))
     count = len(pictures)
-    pixels = np.zeros((count, 3, height, width), np.uint8)
-    boxes, labels = np.zeros((count, most, 4), np.float32), np.zeros((count, most), np.int64)
-    masks = None if objects[0].masks is None else np.zeros((count, most, height, -(-width // 8)), np.uint8)
+    pixels = torch.zeros(count, 3, height, width, dtype=torch.uint8)
+    boxes, labels = torch.zeros(count, most, 4), torch.zeros(count, most, dtype=torch.int64)
+    masks = None
+    if objects[0].masks is not None:  # all objects of a split have masks, or none has
+        masks = torch.zeros(count, most, height, -(-width // 8), dtype=torch.uint8)
     for i, (picture, one) in enumerate(zip(pictures, objects, strict=True)):
-        h, w = picture.shape[:2]
-        pixels[i, :, :h, :w] = picture.transpose(2, 0, 1)
-        boxes[i, : len(one.labels)], labels[i, : len(one.labels)] = one.boxes, one.labels
-        if masks is not None:
-            assert one.masks is not None  # all objects of a split have masks, or none has
-            masks[i, : len(one.labels), :h, : -(-w // 8)] = np.packbits(one.masks, axis=-1)
-    return DetectionBatch(
-        torch.from_numpy(pixels),
-        torch.from_numpy(sizes),
-        torch.from_numpy(boxes),
-        torch.from_numpy(labels),
-        None if masks is None else torch.from_numpy(masks),
-        torch.tensor(list(rows)),
-    )
+        (h, w), n = picture.shape[:2], len(one.labels)
+        pixels.numpy()[i, :, :h, :w] = picture.transpose(2, 0, 1)
+        boxes.numpy()[i, :n], labels.numpy()[i, :n] = one.boxes, one.labels
+        if masks is not None and one.masks is not None:
+            masks.numpy()[i, :n, :h, : -(-w // 8)] = np.packbits(one.masks, axis=-1)
+    return DetectionBatch(pixels, torch.from_numpy(sizes), boxes, labels, masks, torch.tensor(list(rows)))
 
 
 def mirror(picture: NDArray[np.uint8], objects: Objects) -> tuple[NDArray[np.uint8], Objects]:
@@ -203,33 +187,31 @@ def mirror(picture: NDArray[np.uint8], objects: Objects) -> tuple[NDArray[np.uin
     return picture[:, ::-1], Objects(boxes, objects.labels, masks)
 
 
-class Key(NamedTuple):
-    """What determines a batch: rows of a split, what to add for their numbers, and (seed, index) of mirrors or None."""
-
-    rows: NDArray[np.int64]
-    before: int
-    mirrors: tuple[int, int] | None
+Key = tuple[NDArray[np.int64], tuple[int, int] | None]  # of a batch: rows of a split, (seed, index) of random mirrors
 
 
 def keys_from(order: Order, number: BatchNumber) -> Iterator[Key]:
     """The keys of a training batch and of all later ones."""
     index, batch_size, seed = number
-    return (Key(order.batch(i, batch_size, seed), 0, (seed, i)) for i in itertools.count(index))
+    return ((order.batch(i, batch_size, seed), (seed, i)) for i in itertools.count(index))
 
 
 class BatchMaker:
-    """Makes batches of the pictures of a split, as a pure function of a key. flip: half of them are mirrored."""
+    """Makes batches of the pictures of a split, as a pure function of a key; worker processes have copies of it.
 
-    def __init__(self, scenes: Scenes, masks: bool, flip: bool) -> None:
-        self._scenes, self._masks, self._flip = scenes, masks, flip
+    flip: half of the training pictures are mirrored. first: the number of the split's first picture.
+    """
+
+    def __init__(self, scenes: Scenes, masks: bool, flip: bool, first: int) -> None:
+        self._scenes, self._masks, self._flip, self._first = scenes, masks, flip, first
 
     def __call__(self, key: Key) -> DetectionBatch:
         """The batch. Raises InputError for a picture that cannot be read."""
-        rows = key.rows.tolist()
+        rows, mirrors = key[0].tolist(), key[1]
         shown = [(self._scenes.picture(row), objects(self._scenes, row, self._masks)) for row in rows]
-        if key.mirrors is not None and self._flip:
-            seed, index = key.mirrors
+        if mirrors is not None and self._flip:
+            seed, index = mirrors
             turned = generator(seed, AUGMENT, index).random(len(rows)) < 0.5
             shown = [mirror(*one) if turn else one for one, turn in zip(shown, turned.tolist(), strict=True)]
         pictures, targets = zip(*shown, strict=True)
-        return collate(pictures, targets, [row + key.before for row in rows])
+        return collate(pictures, targets, [row + self._first for row in rows])

@@ -23,7 +23,7 @@ from .task import DetectionTask
 _KEPT = 4096  # pictures of a split that are kept once drawn: 50 MB of pixels at side 64, and their annotations
 NAMES = ("circle", "triangle", "rectangle", "star")
 SMALLEST, LARGEST = 0.07, 0.25  # radii of shapes, as a share of the side
-_TRIES = 20  # places that are tried for a shape
+_TRIES = 20  # positions that are tried for a shape
 _VISIBLE = 0.5  # the least share of every shape that later shapes leave visible
 _CONTRAST = 60.0  # the least distance of a shape's colour from the background's, of 255 per channel
 
@@ -33,21 +33,19 @@ _CONTRAST = 60.0  # the least distance of a shape's colour from the background's
 class ShapesConfig(DataConfig):
     """Generated pictures of circles, triangles, rectangles and stars that hide each other, with boxes and masks.
 
-    A picture has `side` × `side` pixels and 1 to `most` shapes in front of lines, rings and crosses, which are not to
-    be found. `train`, `valid` and `test` are the numbers of pictures; all are drawn from `seed` when they are read.
-    masks: whether masks are trained and scored. flip: mirror half of the training pictures.
+    Pictures are drawn when they are read; behind the shapes are lines, rings and crosses, which are not to be found.
     """
 
     name: ClassVar[str] = "shapes"
 
-    side: int = 128
-    most: int = 6
-    train: int = 4000
+    side: int = 128  # pixels
+    most: int = 6  # shapes in a picture; one at least
+    train: int = 4000  # pictures
     valid: int = 200
     test: int = 500
     seed: int = 0
-    masks: bool = True
-    flip: bool = True
+    masks: bool = True  # whether masks are trained and scored
+    flip: bool = True  # mirror half of the training pictures
 
     def files(self) -> tuple[()]:
         return ()
@@ -101,19 +99,18 @@ class ShapeScenes(Scenes):
 
 
 class Drawing(NamedTuple):
-    """A picture [side, side, 3], and its shapes: numbers in `NAMES` [N], masks [N, side, side] of what is visible."""
+    """A picture and its shapes."""
 
-    pixels: NDArray[np.uint8]
-    shapes: NDArray[np.int64]
-    masks: NDArray[np.bool_]
+    pixels: NDArray[np.uint8]  # [side, side, 3]
+    shapes: NDArray[np.int64]  # [N], in `NAMES`
+    masks: NDArray[np.bool_]  # [N, side, side], of what is visible
 
 
 def draw(random: np.random.Generator, side: int, most: int) -> Drawing:
     """A picture of 1 to `most` shapes in front of lines, rings and crosses, with noise over all.
 
-    A shape hides what was drawn before it, but at
-    least half of every shape stays visible; a shape that finds no such place in 20 tries is left out. Cost: about 40
-    side² operations per shape.
+    A shape hides what was drawn before it, but at least half of every shape stays visible; a shape that finds no such
+    position in 20 tries is left out. Cost: about 40 side² operations per shape.
     """
     # --- background: a gradient, and what is not to be found ---
     grid = np.mgrid[:side, :side].astype(np.float32) + 0.5  # pixel centres as (y, x)

@@ -1,6 +1,5 @@
 """The task of detection: pictures with objects, a detector's own losses, and COCO's average precision."""
 
-import contextlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from mnemos.types import InputError, JSONObject
 
 from ..detect import DetectionPreprocessing, as_results
 from .results import FIGURES, AveragePrecision, Mode, class_figures, write_detections
-from .scenes import Annotation, BatchMaker, DetectionBatch, Key, Scenes, ground_truth, keys_from
+from .scenes import Annotation, BatchMaker, DetectionBatch, Scenes, ground_truth, keys_from
 
 _PRINTED = ("AP", "AP50", "AP75")  # in lines of several metrics; all twelve are in results
 _MULTIPLE = 32  # pixels: detectors pad images to multiples of it, and some backbones take no others
@@ -34,9 +33,9 @@ Record = tuple[int, list[Annotation]]  # the number of a picture, and its detect
 class DetectionTask(Task):
     """A `Task` over pictures with objects. The first metric is "box AP", in per cent.
 
-    The model is a detector of torchvision, or a module with one as `host`. splits: pictures of each split. masks:
-    whether objects have masks, which are then scored too. flip: mirror half of the training pictures. figures: those of
-    `FIGURES` that are reported. The figure of a size is NaN if the scored pictures have no object of that size.
+    The model is a detector of torchvision, or a module with one as `host`. masks: whether objects have masks, which are
+    then scored too. flip: mirror half of the training pictures. figures: those of `FIGURES` that are reported. The
+    figure of a size is NaN if the scored pictures have no object of that size.
 
     Training batch i is a pure function of (i, batch_size, seed): pictures of similar proportions, in an order of their
     own in each epoch. With `workers` > 0, that many processes read and decode the following pictures in advance
@@ -59,27 +58,42 @@ class DetectionTask(Task):
             if not len(scenes):
                 raise InputError(f"{split} split: expected at least one picture with an object, found none; add some")
             if masks and not scenes.has_masks:
+                objects = [(scenes.image_id(row), one) for row in range(len(scenes)) for one in scenes.plain(row)]
+                bare = [(image, one.get("id", "?")) for image, one in objects if not one.get("segmentation")]
+                found = f"annotation {bare[0][1]} of picture {bare[0][0]} without" if bare else "no object"
                 raise InputError(
-                    f"{split} split: expected a segmentation of every object, found {_describe_unmasked(scenes)}; add "
-                    "it, or set data.masks False and use a detector of boxes (model.detector faster-rcnn or retinanet)"
+                    f"{split} split: expected a segmentation of every object, found {found}; add it, or set data.masks "
+                    "False and use a detector of boxes (model.detector faster-rcnn or retinanet)"
                 )
         self.splits: dict[Split, Scenes] = dict(splits)
         self.names, self._masks, self._workers = list(splits["train"].classes), masks, workers
         self.classes = len(self.names)
+
+        # --- training batches ---
         height, width = self.splits["train"].sizes.T
         order = Order(len(height), np.round(1000 * np.log(width / height)).astype(np.int64))
-        self._makers = {split: BatchMaker(scenes, masks, flip) for split, scenes in self.splits.items()}
+        # Records of metrics name a picture by a number: those of the test split follow those of the validation split.
+        self._first = {"train": 0, "valid": 0, "test": len(self.splits["valid"])}
+        makers = ((split, BatchMaker(scenes, masks, flip, self._first[split])) for split, scenes in splits.items())
+        self._makers = dict(makers)
         self._prefetched = Prefetched(self._makers["train"], partial(keys_from, order), workers)
+
+        # --- metrics ---
         self._figures = tuple(figures)
         self._modes: tuple[Mode, ...] = ("box", "mask") if masks else ("box",)
         self._scored: dict[Mode, tuple[list[Record], AveragePrecision]] = {}
-        self.metrics = tuple(self._metric(mode, figure) for mode in self._modes for figure in figures)
-
-    def _metric(self, mode: Mode, figure: str) -> CorpusMetric:
-        about = f"{FIGURES[figure]} In per cent, of {'boxes' if mode == 'box' else 'masks'}."
-        form = "{name} {value:.2f}" if figure in _PRINTED else ""
-        value = partial(self._value, mode, figure)
-        return CorpusMetric(f"{mode} {figure}", True, about, form, self.collect, value)
+        self.metrics = tuple(
+            CorpusMetric(
+                f"{mode} {figure}",
+                True,
+                f"{FIGURES[figure]} In per cent, of {'boxes' if mode == 'box' else 'masks'}.",
+                "{name} {value:.2f}" if figure in _PRINTED else "",
+                self.collect,
+                partial(self._value, mode, figure),
+            )
+            for mode in self._modes
+            for figure in figures
+        )
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -88,7 +102,6 @@ class DetectionTask(Task):
     # ---- data ----
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> DetectionBatch:
-        """Training batch `index`; each row is mirrored with probability ½."""
         return self._prefetched.batch(index, batch_size, seed)
 
     def close(self) -> None:
@@ -106,10 +119,9 @@ class DetectionTask(Task):
         self, split: HeldOut, batch_size: int, numbers: Container[int]
     ) -> Iterator[tuple[int, DetectionBatch]]:
         """(number, batch) of some of `batches`; the others are not decoded."""
-        before = len(self.splits["valid"]) if split == "test" else 0
         sizes = self.rows_of_batches(split, batch_size)
         chosen = [number for number in range(len(sizes)) if number in numbers]
-        keys = (Key(np.arange(sizes[number]) + number * batch_size, before, None) for number in chosen)
+        keys = ((np.arange(sizes[number]) + number * batch_size, None) for number in chosen)
         batches = prefetch(self._makers[split], keys, min(self._workers, len(chosen)))
         return zip(chosen, batches, strict=True)
 
@@ -122,8 +134,28 @@ class DetectionTask(Task):
     # ---- loss and metrics ----
 
     def forward(self, model: nn.Module, batch: DetectionBatch, state: None) -> "tuple[DetectorOutputs, None]":
-        """The detector's losses; in eval mode its detections too."""
-        return run_detector(model, batch), None
+        """The detector's losses; in eval mode its detections too, for which it runs twice."""
+        self.check_model(model)
+        detector: Any = getattr(model, "host", model)
+        dtype = next(p.dtype for p in detector.parameters() if p.is_floating_point())
+        images, targets = batch.images(dtype), batch.targets()
+        if detector.training:
+            return DetectorOutputs(detector(images, targets), None), None
+        detections = detector(images)
+
+        # --- losses; what gives them is in training mode, and backbone, heads and transform stay in eval mode ---
+        heads = (getattr(detector, name, None) for name in ("rpn", "roi_heads"))
+        parts = [detector, *(part for part in heads if part is not None)]
+        try:
+            for part in parts:
+                part.training = True  # of the module alone: `train()` would reach the backbone
+            # Which anchors and boxes are sampled is random: the same ones each time, without a trace in the generators.
+            with torch.no_grad(), generators.preserve():
+                torch.manual_seed(0)
+                return DetectorOutputs(detector(images, targets), detections), None
+        finally:
+            for part in parts:
+                part.training = False
 
     def loss(self, model: nn.Module, outputs: "DetectorOutputs", batch: DetectionBatch) -> Tensor:
         """The sum of the detector's losses, times the number of pictures: they are means over a batch."""
@@ -145,25 +177,38 @@ class DetectionTask(Task):
         """The evaluation of the detections of some held-out pictures; that of the last records is kept."""
         if mode not in self._scored or self._scored[mode][0] is not records:
             valid, test = self.splits["valid"], self.splits["test"]
-            known = len(valid)  # rows of the test split are counted behind them
-            rows = (row for row, _ in records)
-            truth = ground_truth((row, valid, row) if row < known else (row, test, row - known) for row in rows)
+            held_out = [*((valid, row) for row in range(len(valid))), *((test, row) for row in range(len(test)))]
+            truth = ground_truth((number, *held_out[number]) for number, _ in records)
             detections = [one for _, entries in records for one in entries]
             self._scored[mode] = records, AveragePrecision(truth, detections, mode)
         return self._scored[mode][1]
 
     def check_model(self, model: nn.Module) -> None:
-        """Raise InputError for a detector of torchvision of other classes, or whose masks are not those of the data."""
-        check_masks(model, self._masks)
+        """Raise InputError for a detector of torchvision of other classes, or whose masks are not those of the data.
+
+        Of detectors and heads of one's own it is not known, but for a mask branch.
+        """
         detector: Any = getattr(model, "host", model)
-        predictor = getattr(getattr(detector, "roi_heads", None), "box_predictor", None)
-        head = getattr(getattr(detector, "head", None), "classification_head", None)
-        classes = getattr(getattr(predictor, "cls_score", None), "out_features", getattr(head, "num_classes", None))
-        wanted = self.classes + 1
-        if isinstance(classes, int) and classes != wanted:  # of detectors and heads of one's own it is not known
+        name, heads = type(detector).__name__, getattr(detector, "roi_heads", None)
+        has_mask = getattr(heads, "has_mask", False)
+        has_mask = bool(has_mask() if callable(has_mask) else has_mask)  # a method of torchvision's
+        if has_mask and not self._masks:
             raise InputError(
-                f"expected {wanted} classes of {type(detector).__name__}, those of the data and the background, found "
-                f"{classes}; make it with num_classes={wanted}"
+                f"expected masks for {name}, found data without them; use a data set with segmentations and data.masks "
+                "True, or a detector of boxes (model.detector faster-rcnn or retinanet)"
+            )
+        if self._masks and not has_mask and type(detector).__module__.startswith("torchvision."):
+            raise InputError(
+                f"expected data of boxes for {name}, which finds no masks, found masks to score; set data.masks False, "
+                "or use model.detector mask-rcnn"
+            )
+        score = getattr(getattr(heads, "box_predictor", None), "cls_score", None)
+        head = getattr(getattr(detector, "head", None), "classification_head", None)
+        classes, wanted = getattr(score, "out_features", getattr(head, "num_classes", None)), self.classes + 1
+        if isinstance(classes, int) and classes != wanted:
+            raise InputError(
+                f"expected {wanted} classes of {name}, those of the data and the background, found {classes}; make it "
+                f"with num_classes={wanted}"
             )
 
     # ---- results ----
@@ -172,7 +217,6 @@ class DetectionTask(Task):
         return DetectionPreprocessing(names=tuple(self.names), categories=tuple(self.splits["train"].categories))
 
     def artifacts(self, model: nn.Module, folder: Path, split: HeldOut) -> JSONObject:
-        """`scored_artifacts` of a whole split, picture by picture."""
         return self.scored_artifacts(model, folder, split, self.batches(split, 1))
 
     def scored_artifacts(
@@ -182,7 +226,6 @@ class DetectionTask(Task):
 
         Cost: an evaluation of these batches.
         """
-        scenes, before = self.splits[split], len(self.splits["valid"]) * (split == "test")
         records: list[Record] = []
         with evaluating(model), torch.no_grad():
             detector: Any = getattr(model, "host", model)
@@ -190,7 +233,8 @@ class DetectionTask(Task):
             for batch in batches:
                 images = [image.to(parameter.device) for image in batch.images(parameter.dtype)]
                 records += self._records(batch, detector(images))
-        write_detections(folder, scenes, [(row - before, entries) for row, entries in records])
+        scenes, first = self.splits[split], self._first[split]
+        write_detections(folder, scenes, [(number - first, entries) for number, entries in records])
         scored = {mode: self.evaluate(mode, records) for mode in self._modes}
         return {"by_class": class_figures(scenes, scored, self._figures)}
 
@@ -207,84 +251,21 @@ class DetectionTask(Task):
         return Backbone(backbone), Squares(self.splits, side, colours)
 
 
-def _describe_unmasked(scenes: Scenes) -> str:
-    """The first object without a segmentation, by the ids of the annotation file."""
-    for row in range(len(scenes)):
-        for one in scenes.annotations(row):
-            if not one.get("iscrowd", 0) and not one.get("segmentation"):
-                return f"annotation {one.get('id', '?')} of picture {scenes.image_id(row)} without"
-    return "no object"
-
-
-# ---- what a detector of torchvision computes of a batch ----
-
-
 class DetectorOutputs(NamedTuple):
-    """losses: scalars by name, means over a batch. detections: of each picture, in evaluation; None in training."""
+    """What a detector of torchvision computes of a batch."""
 
-    losses: dict[str, Tensor]
-    detections: list[dict[str, Tensor]] | None
-
-
-def run_detector(model: nn.Module, batch: DetectionBatch) -> DetectorOutputs:
-    """Run a detector on a batch. In eval mode also its losses are computed, which costs a second forward.
-
-    model: a detector of torchvision, or a module with one as `host`. Raises InputError as `check_masks`.
-    """
-    detector: Any = getattr(model, "host", model)
-    check_masks(model, batch.masks is not None)
-    dtype = next(p.dtype for p in detector.parameters() if p.is_floating_point())
-    images, targets = batch.images(dtype), batch.targets()
-    if detector.training:
-        return DetectorOutputs(detector(images, targets), None)
-    detections = detector(images)
-    # Which anchors and boxes the losses sample is random: the same in each evaluation, without changing the generators.
-    with torch.no_grad(), generators.preserve(), _compute_losses(detector):
-        torch.manual_seed(0)
-        return DetectorOutputs(detector(images, targets), detections)
-
-
-@contextlib.contextmanager
-def _compute_losses(detector: Any) -> Iterator[None]:
-    """Inside, a detector in eval mode returns its losses; its backbone, heads and transform stay in eval mode."""
-    parts = [detector, *(part for name in ("rpn", "roi_heads") if (part := getattr(detector, name, None)) is not None)]
-    try:
-        for part in parts:
-            part.training = True  # of the module alone: `train()` would reach the backbone
-        yield
-    finally:
-        for part in parts:
-            part.training = False
-
-
-def check_masks(model: nn.Module, masks: bool) -> None:
-    """Raise InputError for a mask branch without masks to learn, and for masks to score without a mask branch.
-
-    Of a detector that is not torchvision's, only the former is known.
-    """
-    detector: Any = getattr(model, "host", model)
-    has_mask = getattr(getattr(detector, "roi_heads", None), "has_mask", False)
-    has_mask = bool(has_mask() if callable(has_mask) else has_mask)  # a method of torchvision's
-    if has_mask and not masks:
-        raise InputError(
-            f"expected masks for {type(detector).__name__}, found data without them; use a data set with segmentations "
-            "and data.masks True, or a detector of boxes (model.detector faster-rcnn or retinanet)"
-        )
-    if masks and not has_mask and type(detector).__module__.startswith("torchvision."):
-        raise InputError(
-            f"expected data of boxes for {type(detector).__name__}, which finds no masks, found masks to score; set "
-            "data.masks False, or use model.detector mask-rcnn"
-        )
+    losses: dict[str, Tensor]  # scalars by name, means over the batch
+    detections: list[dict[str, Tensor]] | None  # of each picture, in evaluation
 
 
 # ---- what a report shows of the caches in a backbone ----
 
 
 class Squares:
-    """The parts of an image task that `evaluate.explain` reads: pictures of one size, a class of each, their colours.
+    """The parts of an image task that `evaluate.explain` reads: `Task.pictured`.
 
     A picture [side, side, 3] is the centre square of a photo, scaled. Its class is that of the photo's largest object.
-    colours: (mean, std) of pixels in [0, 1], by which the detector normalises. about: what the pictures are, in words.
+    colours: (mean, std) of pixels in [0, 1], by which the detector normalises.
     """
 
     inputs = "images"
@@ -305,17 +286,15 @@ class Squares:
 
     def batches(self, split: Split, batch_size: int) -> Iterator[Batch]:
         """The squares, normalised [B, 3, side, side], with their classes [B]."""
-        for start in range(0, self.size(split), batch_size):
-            rows = range(start, min(start + batch_size, self.size(split)))
-            pixels = np.stack([self.picture(split, row) for row in rows])
-            yield Batch(normalise(pixels, *self.colours), torch.tensor([self._label(split, row) for row in rows]))
-
-    def _label(self, split: Split, row: int) -> int:
         scenes = self._splits[split]
-        plain = [one for one in scenes.annotations(row) if not one.get("iscrowd", 0)]
-        if not plain:
-            return len(self.names) - 1
-        return scenes.categories.index(max(plain, key=lambda one: float(one.get("area", 0)))["category_id"])
+        for start in range(0, len(scenes), batch_size):
+            pixels, labels = [], []
+            for row in range(start, min(start + batch_size, len(scenes))):
+                pixels.append(self.picture(split, row))
+                largest = max(scenes.plain(row), key=lambda one: float(one["area"]), default=None)
+                label = len(scenes.classes) if largest is None else scenes.categories.index(largest["category_id"])
+                labels.append(label)
+            yield Batch(normalise(np.stack(pixels), *self.colours), torch.tensor(labels))
 
 
 class Backbone(nn.Module):
