@@ -91,9 +91,8 @@ def cache_attention(model: nn.Module, config: AttentionCache, example: object) -
     """Let the self-attentions of an image model attend to tokens of earlier batches, in place; returns their names.
 
     Works on timm's vision transformers and PVT v2, and on Hugging Face's ViT and PVT. The model is run once, in eval
-    mode, on `example`, an input of the size that all inputs will have, to find the number of tokens of each attention.
-    Each cache (a `TokenCache`) is a child `attention_cache` of the projections of keys and values, or of the whole
-    attention where these are not separate. Cost: attention to (1 + images)·T keys; for ViT also as many more queries.
+    mode, on `example`, an input of the size that all inputs will have. Each cache (a `TokenCache`) is a child
+    `attention_cache`. Cost: attention to (1 + images)·T keys; for ViT also as many more queries.
     Raises InputError, and leaves the model unchanged, if it has no such attention or has caches already.
     """
     if present := stored(model):

@@ -205,9 +205,9 @@ class Features(nn.Module):
     def classifier_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights of a classifier of the same PVT by this module's names, for `load_state_dict(…, strict=False)`.
 
-        weights: the state of the host library's model, or of an image model of this library, with or without gated
-        caches. What only a classifier has (head, last norm, class token) is left out, and so are the contents of its
-        caches, which start empty (Appendix B of the paper).
+        weights: the state of the library's model, or of an `ImageModel` around it. What only a classifier has (head,
+        last norm, class token) is left out, and so are the contents of its caches, which start empty (Appendix B of the
+        paper).
         """
         own = self.state_dict()
         first = next(iter(own))  # it shows what stands before the names of a classifier
@@ -223,7 +223,7 @@ class Features(nn.Module):
 
 
 class PVTFeatures(Features):
-    """Of Hugging Face's PVT, whose own interpolation of positions does not take other sizes.
+    """`Features` of Hugging Face's PVT, whose own interpolation of positions does not take other sizes.
 
     As in the authors' detectors there is no class token, no last norm, and tables of positions are interpolated
     (bilinear) to the grid of each call. The encoder becomes part of this module and is changed: pass a model that
@@ -265,7 +265,7 @@ class PVTFeatures(Features):
 
 
 class PVT2Features(Features):
-    """Of timm's PVT v2, which has no tables of positions."""
+    """`Features` of timm's PVT v2, which has no tables of positions."""
 
     def __init__(self, host: nn.Module) -> None:
         super().__init__()

@@ -53,17 +53,15 @@ def detect(
         for photo in mnemos.detect("runs/shapes", ["photos"], out="found"):
             print(photo.file, photo.text)
 
-    run: the folder of a finished run or of its model; to detect again and again, a `TrainedDetector`, which loads them
-    once. photos: files, and folders, which stand for the photos in them at any depth. score: the least score of an
-    object. out: a folder for the photos with boxes, masks, names and scores drawn on them, as JPEG, and for
-    detections.json, a list of all objects; files of the same names are replaced. progress(photo, done, all) is called
-    after each photo.
+    run: the folder of a finished run or of its model; to detect again and again, a `TrainedDetector`. photos: files,
+    and folders, which stand for the photos in them at any depth. score: the least score of an object. out: a folder for
+    the photos with their objects drawn on them, as JPEG, and for detections.json, a list of all objects; files of the
+    same names are replaced. progress(photo, done, all) is called after each photo.
 
     An object is {"image_id", "category_id" (the id of the training data), "bbox" [x, y, width, height] in the photo's
     pixels, "score", "file_name"}, with masks also "segmentation" (run lengths). image_id: the number that is the file's
     name, if all files are named by different numbers, as in COCO; else 1, 2, … in the order of the photos. Photos are
-    turned as their EXIF data say. One that cannot be read has a `problem` and no objects; the others are still read.
-    Cost: a forward pass per photo; a photo with more than 1600 pixels a side is read at that size.
+    turned as their EXIF data say; one with more than 1600 pixels a side is read at that size.
     Raises InputError for a run of another task, a folder without photos, and an `out` in a folder of photos.
     """
     if isinstance(photos, str | Path):
@@ -91,10 +89,7 @@ class TrainedDetector:
     def detect(
         self, photos: Sequence[str | Path], score: float = 0.5, out: str | Path | None = None
     ) -> Iterator[tuple[Photo, int]]:
-        """Each photo with its objects, and the number of photos. See `mnemos.detect`.
-
-        The arguments are checked before this returns. detections.json is written after the last photo.
-        """
+        """Each photo with its objects, and the number of photos. See `mnemos.detect`."""
         if not 0 <= score <= 1:
             raise InputError(f"score: expected 0 to 1, the least score of an object, found {score}; change it")
         if out is not None:
@@ -107,6 +102,7 @@ class TrainedDetector:
         numbers = [int(file.stem) for file in files if file.stem.isascii() and file.stem.isdigit()]
         ids = numbers if len(set(numbers)) == len(files) else range(1, len(files) + 1)
 
+        # A function of its own, so that the arguments are checked before the first photo is asked for.
         def read() -> Iterator[tuple[Photo, int]]:
             every: list[Annotation] = []
             for file, image_id, drawn in zip(files, ids, drawings, strict=True):
@@ -219,10 +215,7 @@ class DetectionPreprocessing(Preprocessing):
 
 
 def as_results(detections: dict[str, Tensor], image_id: int, categories: Sequence[int]) -> list[Annotation]:
-    """A picture's detections in COCO's result format: image_id, category_id, bbox, score, and with masks segmentation.
-
-    detections: as torchvision's detectors return them. Pixels with a mask probability above 0.5 belong to the object.
-    """
+    """A picture's detections, as torchvision's detectors return them, in COCO's result format."""
     results: list[Annotation] = []
     corners, scores, labels = (detections[name].cpu().double().tolist() for name in ("boxes", "scores", "labels"))
     for (x1, y1, x2, y2), score, label in zip(corners, scores, labels, strict=True):

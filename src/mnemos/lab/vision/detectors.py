@@ -45,13 +45,9 @@ class RegionConfig:
 class DetectorConfig(ModelConfig):
     """Detectors of torchvision on a PVT: Mask R-CNN (boxes and masks), Faster R-CNN and RetinaNet (boxes).
 
-    Pictures may have any size. They are scaled so that their shorter side is one of `sides` in training, chosen at
-    random, and the last one in evaluation, but their longer side at most `longest`. finest: 1, the second map, as
-    published (stride 8 of a PVT); 0 for small objects. group_norm: after the convolutions of the pyramid's levels and
-    within RetinaNet's heads and the mask branch, in groups of 8 channels (Wu and He 2018); RetinaNet's two coarsest
-    levels and the region proposals have no normalisation. For training without a pretrained backbone: RetinaNet's heads
-    begin with weights of 0.01, through four layers of which almost nothing comes if they are narrow. False, as in the
-    paper, is torchvision's default.
+    group_norm (Wu and He 2018) is for training without a pretrained backbone: RetinaNet's heads begin with weights of
+    0.01, through four layers of which almost nothing comes if they are narrow. RetinaNet's two coarsest levels and the
+    region proposals have no normalisation. False, as in the paper, is torchvision's default.
     """
 
     name: ClassVar[str] = "detector"
@@ -61,12 +57,12 @@ class DetectorConfig(ModelConfig):
     detector: Literal["mask-rcnn", "faster-rcnn", "retinanet"] = "mask-rcnn"
     classes: int = 80  # of objects, without the background
     channels: int = 256  # width of the feature pyramid
-    sides: tuple[int, ...] = (800,)
-    longest: int = 1333
+    sides: tuple[int, ...] = (800,)  # of the scaled picture, the shorter one: any in training, the last in evaluation
+    longest: int = 1333  # the longer side at most
     anchor: int = 32  # side of the smallest anchor boxes, twice as large at each coarser level
-    finest: int = 1  # the backbone's finest map that RetinaNet reads; the others read all
+    finest: int = 1  # the first map that RetinaNet reads: 1 as published, 0 for small objects; the others read all
     frozen_stages: int = 0  # the first stages of the backbone, whose parameters are not trained
-    group_norm: bool = False
+    group_norm: bool = False  # in the pyramid, RetinaNet's heads and the mask branch, of 8 channels a group
     regions: RegionConfig = field(default_factory=RegionConfig)
 
     def build(self) -> "Detector":
@@ -94,7 +90,7 @@ class DetectorConfig(ModelConfig):
 
         # --- feature pyramid and anchors ---
         library, norm = torchvision().models.detection, _group_norm if self.group_norm else None
-        levels = tuple(range(self.finest if single else 0, stages))
+        levels = tuple(range(self.finest, stages)) if single else ()  # (): all, also of a simple pyramid
         pyramid = FeaturePyramid(features, self.channels, levels, "convolutions" if single else "pool", norm)
         scales = [self.anchor * 2**i for i in range(pyramid.maps)]
         sizes = tuple(tuple(round(scale * 2 ** (i / 3)) for i in range(3 if single else 1)) for scale in scales)
@@ -170,8 +166,6 @@ def _group_norm(channels: int) -> nn.Module:
 class FeaturePyramid(nn.Module):
     """Feature maps of a backbone merged from coarse to fine (Lin et al. 2017): {"0": [B, channels, H/4, W/4], …}.
 
-        backbone = timm.create_model("pvt_v2_b0", features_only=True)
-        mnemos.cache(backbone, mnemos.GRC(length="paper"), example=torch.zeros(1, 3, 224, 224))
         detector = torchvision.models.detection.MaskRCNN(FeaturePyramid(backbone), num_classes=91)
 
     backbone: a model of timm with features_only=True, a backbone of Hugging Face (`AutoBackbone`), `PVTFeatures`, or
@@ -180,8 +174,8 @@ class FeaturePyramid(nn.Module):
     become a simple pyramid of the last one (Li et al. 2022): times 4, 2, 1 and 1/2.
     levels: the maps that are used, such as (1, 2, 3) for RetinaNet; (): all. coarser: what comes after the coarsest
     level: "pool", one map of every second pixel (Mask R-CNN), or "convolutions", two maps by strided convolutions
-    (RetinaNet). norm: makes the normalisation after each convolution of the pyramid, for a number of channels; None:
-    there is none. Raises InputError for a backbone whose maps it does not know.
+    (RetinaNet). norm: makes the normalisation after each convolution of the pyramid, for a number of channels.
+    Raises InputError for a backbone whose maps it does not know, and for maps of other widths than it says.
     """
 
     def __init__(
@@ -225,10 +219,7 @@ class FeaturePyramid(nn.Module):
         self.maps = len(chosen) + (1 if coarser == "pool" else 2)
 
     def forward(self, images: Tensor) -> OrderedDict[str, Tensor]:
-        """The maps by name, the finest first. images [B, 3, H, W].
-
-        Raises InputError if the backbone's maps have other widths than it says.
-        """
+        """The maps by name, the finest first. images [B, 3, H, W]."""
         outputs, widths, nhwc = self.backbone(images), self.backbone_widths, self.channels_last
         maps: Sequence[Tensor] = getattr(outputs, "feature_maps", outputs)
         if self.simple is not None:  # of the last map alone
@@ -273,13 +264,9 @@ class _SimplePyramid(nn.Module):
 def leave_out_padding(detector: nn.Module) -> nn.Module:
     """Let each cache below a detector of torchvision summarise every image without its padding; returns the detector.
 
-        mnemos.cache(backbone, grc)
-        detector = leave_out_padding(MaskRCNN(FeaturePyramid(backbone), num_classes=91))
-
     A detector pads the images of a batch to one size. Its caches then resample the tokens of each image alone, so that
-    the tokens of an image have the same weight in any batch. This concerns training, where caches are written, and
-    calls of the detector; a call of its backbone alone summarises whole images. `mnemos.uncache` undoes it. Call it
-    after `mnemos.cache`. Cost: one resampling per image instead of one per batch.
+    the tokens of an image have the same weight in any batch. A call of the backbone alone summarises whole images. Call
+    it after `mnemos.cache`; `mnemos.uncache` undoes it. Cost: one resampling per image instead of one per batch.
     Raises InputError for a module without torchvision's `transform`, without caches, or with an attention whose calls
     do not show the grid of their tokens.
     """
@@ -324,7 +311,7 @@ class ValidPart:
     """The sizes of the images of the present call, between what pads them and the caches that summarise them.
 
     Images are in the upper left corner. The sizes hold until the call ends: what calls the backbone alone has other
-    images. A repeated forward (activation checkpointing) reads the sizes of the last call, which has ended.
+    images.
     """
 
     def __init__(self) -> None:
@@ -336,10 +323,8 @@ class ValidPart:
         self._images, self._padded, self.ended = images, padded, False
 
     def at(self, grid: Grid) -> Sequence[Grid] | None:
-        """The (height, width) of each image in tokens of a grid, with parts of tokens.
-
-        None: no image is padded, or there is no call with images of known sizes.
-        """
+        """The (height, width) of each image in tokens of a grid, with parts of tokens; None: no image is padded."""
+        # A repeated forward (activation checkpointing) has the sizes of the last call, which has ended.
         if (self.ended and not recomputing()) or all(tuple(size) == self._padded for size in self._images):
             return None
         (rows, columns), (height, width) = grid, self._padded

@@ -1,7 +1,4 @@
-"""Photos with annotations in COCO's format: the files of a split, what they say, checked and counted, and their task.
-
-One JSON file has the annotations of a split, in COCO's own folders or in others of that format.
-"""
+"""Photos with annotations in COCO's format: the files of a split, what they say, checked and counted; their task."""
 
 import copy
 import json
@@ -63,9 +60,9 @@ class COCOConfig(DataConfig):
         return find_split(self.folder, self.train, True)[0], find_split(self.folder, self.test, False)[0]
 
     def build(self) -> DetectionTask:
-        """The task. Cost: annotations in memory; the first and last bytes of up to 20,000 photos are read.
+        """The task. Raises InputError for a folder of another layout, wrong annotations, missing or truncated photos.
 
-        Raises InputError for a folder of another layout, wrong annotations, and missing or truncated photos.
+        Cost: annotations in memory; the first and last bytes of up to 20,000 photos are read.
         """
         # --- the splits ---
         whole = read_coco(*find_split(self.folder, self.train, training=True))
@@ -110,11 +107,7 @@ class COCOConfig(DataConfig):
 
 
 def find_split(folder: str | Path, split: str, training: bool) -> tuple[Path, tuple[Path, ...]]:
-    """(annotation file, folders for the photos) of a split; "": COCO's usual names of the training or validation split.
-
-    Photos may be in a folder of the split's name, in one of that name in `images`, in `images`, or in the folder
-    itself, which is the last. Raises InputError if there are no annotations.
-    """
+    """(annotation file, folders where its photos may be) of a split; "": the first with one of COCO's usual names."""
     folder = Path(folder)
     names = (split,) if split else (_TRAIN if training else _TEST)
     for name in names:
@@ -134,11 +127,8 @@ def read_coco(file: Path, folders: tuple[Path, ...], categories: dict[int, str] 
 
     folders: all pictures are read from the first one that has the file of the first picture. categories: {id: name} of
     a training split, whose labels another split must share; by default the file's own, by id.
-
-    Annotations whose box has no area within the picture, or whose segmentation encloses nothing, are left out, and
-    counted by reason. A box that leaves the picture in part is kept, and counted as "cut at the edge". A side below
-    0.01 pixels is no area. An annotation without "area" gets that of its segmentation, or else of its box, and is
-    counted too: the figures by size depend on it.
+    Annotations whose box has no area within the picture, or whose segmentation encloses nothing, are left out. One
+    without "area" gets that of its segmentation, or else of its box.
     Raises InputError for a file of another format, for an id that has another name in `categories`, for annotations of
     unknown categories or pictures or without numbers, and for missing and truncated pictures.
     """
@@ -234,7 +224,7 @@ def read_coco(file: Path, folders: tuple[Path, ...], categories: dict[int, str] 
             shape = entry.get("segmentation")
             area = coco_masks().area(run_lengths(shape, one.height, one.width)) if shape else w * h
             entry["area"] = float(area)
-            skipped["objects without an area, measured here"] += 1
+            skipped["objects without an area, measured here"] += 1  # told, because the figures by size depend on it
         one.annotations.append(entry)
     return FileScenes(list(listed.values()), categories, skipped)
 

@@ -47,7 +47,6 @@ DETECTIONS = "detections.json"  # in a run's folder: those of the scored picture
 SHOWN = "detections"  # the folder of photos with the objects that are there, and beside them those that were found
 _PHOTOS, _LEAST_SCORE = 8, 0.3  # how many are shown, and the least score of a detection that is drawn
 _LONGEST, _GAP, _QUALITY = 480, 12, 85  # pixels of a drawn photo and between the two; quality of the JPEG
-_READABLE, _ENLARGED, _JPEG = 400, 4_000, 65_500  # pixels: see `overlay`
 _OPACITY = 0.45  # of a mask
 _GOLDEN = 0.618034  # hues of successive numbers that are far apart
 
@@ -114,10 +113,7 @@ class AveragePrecision:
 
 
 def class_figures(scenes: Scenes, scored: Mapping[Mode, AveragePrecision], figures: Sequence[str]) -> list[JSONObject]:
-    """[{"class", "box AP", "box AP50", …}] of each class, in per cent; None where the pictures have no such object.
-
-    scored: {"box" or "mask": its evaluation}; figures: of those, the ones "AP …" have a value for each class.
-    """
+    """[{"class", "box AP", "box AP50", …}] of each class, in per cent; None where the pictures have no such object."""
     columns = {f"{mode} {name}": of.by_class(name) for mode, of in scored.items() for name in figures if name in _PARTS}
     rows: list[JSONObject] = [{"class": name} for name in scenes.classes]
     for row, category in zip(rows, scenes.categories, strict=True):
@@ -130,10 +126,10 @@ def class_figures(scenes: Scenes, scored: Mapping[Mode, AveragePrecision], figur
 
 
 def write_detections(folder: Path, scenes: Scenes, detected: Sequence[tuple[int, list[Annotation]]]) -> None:
-    """Write detections.json, and the first photos with an object twice: with what is there, and with what was found.
+    """Write detections.json, and the first photos with an object as detections/NUMBER-ID.jpg, each twice.
 
-    detected: (index of a picture, its detections in COCO's result format). The files are detections/NUMBER-ID.jpg:
-    annotations on the left, detections of a score of at least 0.3 on the right.
+    detected: (index of a picture, its detections in COCO's result format). Annotations are on the left, detections of a
+    score of at least 0.3 on the right.
     """
     named = [{**one, "image_id": scenes.image_id(row)} for row, entries in detected for one in entries]
     write_json(folder / DETECTIONS, named)
@@ -163,9 +159,7 @@ def overlay(
 ) -> NDArray[np.uint8]:
     """A picture [H, W, 3] with objects drawn on it: [h, w, 3], scaled so that max(h, w) is `longest`.
 
-    longest: None leaves the size, or enlarges the picture by a whole number to a shorter side of at least 400, so that
-    names can be read, but to at most 4,000 pixels; above 65,500, which JPEG does not have, it is scaled to these.
-    entries: annotations or detections in COCO's format, with bbox, category_id, and optionally segmentation and score.
+    longest: None leaves the size, but small pictures are enlarged. entries: annotations or detections in COCO's format.
     names: of the categories; each category has a colour of its own. Cost: h·w per mask.
     """
     library = pillow()
@@ -176,10 +170,10 @@ def overlay(
     longer = max(height, width)
     if longest is not None:
         scale = longest / longer
-    elif longer > _JPEG:
-        scale = _JPEG / longer
-    else:
-        scale = max(1, min(math.ceil(_READABLE / min(height, width)), _ENLARGED // longer))
+    elif longer > 65_500:  # a JPEG has no more
+        scale = 65_500 / longer
+    else:  # names can be read from a shorter side of 400 pixels on; a whole number keeps pixels square
+        scale = max(1, min(math.ceil(400 / min(height, width)), 4_000 // longer))
     size = (max(1, round(scale * width)), max(1, round(scale * height)))
     image = library.fromarray(picture).resize(size, library.Resampling.BICUBIC)
 

@@ -1,7 +1,6 @@
 """The one form of detection data, whatever files they come from: pictures with annotations in COCO's format.
 
-`Scenes` are pictures with annotations, `objects` what a detector is trained to find in one, and `BatchMaker` makes
-batches of them, padded to one size and one number of objects.
+`Scenes` are these, `objects` what a detector is trained to find in one, and `BatchMaker` makes batches of them.
 """
 
 import itertools
@@ -80,16 +79,14 @@ def objects(scenes: Scenes, index: int, masks: bool = True) -> Objects:
 
 
 def ground_truth(pictures: Iterable[tuple[int, Scenes, int]]) -> dict[str, list[Annotation]]:
-    """Pictures as the content of a COCO annotation file. pictures: (id in the file, scenes, index), at least one.
-
-    Entries have ids of their own, from 1: the evaluation takes an id of 0 for no match.
-    """
+    """Pictures as the content of a COCO annotation file. pictures: (id in the file, scenes, index), at least one."""
     images: list[Annotation] = []
     entries: list[Annotation] = []
     for number, scenes, index in pictures:
         height, width = scenes.sizes[index].tolist()
         images.append({"id": number, "height": height, "width": width})
         for one in scenes.annotations(index):
+            # Ids of their own, from 1: the evaluation takes an id of 0 for no match.
             entries.append({**one, "id": len(entries) + 1, "image_id": number})
     categories = [{"id": i, "name": name} for i, name in zip(scenes.categories, scenes.classes, strict=True)]
     return {"images": images, "annotations": entries, "categories": categories}

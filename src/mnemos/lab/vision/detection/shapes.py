@@ -1,7 +1,4 @@
-"""Generated pictures of shapes with boxes and masks, which a small detector learns in minutes.
-
-The shapes are filled circles, triangles, rectangles and stars, which hide parts of each other.
-"""
+"""Generated pictures of shapes with boxes and masks, which a small detector learns in minutes."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +14,7 @@ from mnemos.lab.tasks.task import DataConfig, Split
 from mnemos.registry import register
 
 from .results import FIGURES, LARGE, SMALL
-from .scenes import Annotation, Scenes, encode
+from .scenes import Annotation, Scenes, coco_masks, encode
 from .task import DetectionTask
 
 _KEPT = 4096  # pictures of a split that are kept once drawn: 50 MB of pixels at side 64, and their annotations
@@ -88,13 +85,9 @@ class ShapeScenes(Scenes):
         drawn = draw(generator(self._seed, self._use, index), self._side, self._most)
         entries: list[Annotation] = []
         for shape, mask in zip(drawn.shapes.tolist(), drawn.masks, strict=True):
-            rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
-            top, left = int(rows[0]), int(columns[0])
-            box = [left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top]
-            area = int(np.count_nonzero(mask))
-            entries.append(
-                {"category_id": shape + 1, "bbox": box, "area": area, "iscrowd": 0, "segmentation": encode(mask)}
-            )
+            lengths = encode(mask)
+            box, area = coco_masks().toBbox(lengths).tolist(), int(coco_masks().area(lengths))
+            entries.append({"category_id": shape + 1, "bbox": box, "area": area, "iscrowd": 0, "segmentation": lengths})
         return drawn.pixels, entries
 
 

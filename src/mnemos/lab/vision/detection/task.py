@@ -34,13 +34,9 @@ class DetectionTask(Task):
     """A `Task` over pictures with objects. The first metric is "box AP", in per cent.
 
     The model is a detector of torchvision, or a module with one as `host`. masks: whether objects have masks, which are
-    then scored too. flip: mirror half of the training pictures. figures: those of `FIGURES` that are reported. The
-    figure of a size is NaN if the scored pictures have no object of that size.
-
-    Training batch i is a pure function of (i, batch_size, seed): pictures of similar proportions, in an order of their
-    own in each epoch. With `workers` > 0, that many processes read and decode the following pictures in advance
-    (`Prefetched`); each holds up to two batches of shared memory. Raises InputError for a split without a picture,
-    for masks of data that have none, and for a negative number of workers.
+    then scored too. flip: mirror half of the training pictures. figures: those of `FIGURES` that are reported. A
+    training batch has pictures of similar proportions. workers: see `Prefetched`; each has up to two batches in shared
+    memory. Raises InputError for a split without a picture, and for masks of data that have none.
     """
 
     inputs = "photos"
@@ -222,10 +218,7 @@ class DetectionTask(Task):
     def scored_artifacts(
         self, model: nn.Module, folder: Path, split: HeldOut, batches: Iterable[DetectionBatch]
     ) -> JSONObject:
-        """detections.json, drawn photos (`detections`), and the figures of each class, of the pictures in `batches`.
-
-        Cost: an evaluation of these batches.
-        """
+        """detections.json, drawn photos (`detections`), and the figures of each class, of the pictures in `batches`."""
         records: list[Record] = []
         with evaluating(model), torch.no_grad():
             detector: Any = getattr(model, "host", model)
