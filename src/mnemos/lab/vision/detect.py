@@ -23,7 +23,7 @@ from mnemos.types import InputError
 from .detection.results import DETECTIONS, jpeg, overlay
 from .detection.scenes import Annotation, decode, encode
 
-LONGEST = 1600  # pixels: a larger photo is read at this size, because masks of all its objects are held at once
+LONGEST = 1600  # pixels: a larger photo is read at this size, because masks of all its objects are in memory at once
 _BELOW = 1e-6  # detectors leave out a score that equals their threshold
 _QUALITY = 92  # of the drawn JPEGs
 
@@ -50,7 +50,7 @@ def detect(
 ) -> list[Photo]:
     """Find objects in photos with a trained detector: a `Photo` for each, with its objects in COCO's result format.
 
-        for photo in mnemos.detect("runs/shapes", ["photos"], out="found"):
+        for photo in mnemos.detect("runs/shapes", ["photos"], out="objects"):
             print(photo.file, photo.text)
 
     run: the folder of a finished run or of its model; to detect again and again, a `TrainedDetector`. photos: files,
@@ -126,7 +126,7 @@ class TrainedDetector:
 
 
 def _output_files(files: Sequence[Path], named: Sequence[Path], out: Path) -> list[Path]:
-    """The file in `out` for each photo: as below the named folder, but .jpg, with a number if that is taken."""
+    """The file in `out` for each photo: as below the named folder, but .jpg; with a number where a name repeats."""
     folders = [folder for folder in named if folder.is_dir()]
     inside = next((f for f in folders if out.resolve() == f.resolve() or f.resolve() in out.resolve().parents), None)
     if inside is not None:

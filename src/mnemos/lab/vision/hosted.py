@@ -71,7 +71,7 @@ class HostedClassifierConfig(ImageConfig):
 
 
 class Scaled(nn.Module):
-    """A classifier `host` that is given images x [B, C, H, W] in its own size and channels."""
+    """A classifier `host` that reads images x [B, C, H, W] in its own size and channels."""
 
     def __init__(self, host: nn.Module, channels: int, size: tuple[int, int] | None) -> None:
         super().__init__()

@@ -81,10 +81,10 @@ class COCOConfig(DataConfig):
             valid = whole.only(chosen)
         for split, scenes in (("valid", valid), ("test", test)):
             if not scenes.areas():
-                found = "none; raise data.valid_size, or name an annotated split as data.test"
+                problem = "none; raise data.valid_size, or name an annotated split as data.test"
                 if any(scenes.annotations(row) for row in range(len(scenes))):
-                    found = "groups (iscrowd 1) alone; set iscrowd to 0 where one is a plain object"
-                raise InputError(f"{split} split: expected an annotated object, to score detections, found {found}")
+                    problem = "groups (iscrowd 1) alone; set iscrowd to 0 where one is a plain object"
+                raise InputError(f"{split} split: expected an annotated object, to score detections, found {problem}")
         useful = [row for row in rows.tolist() if whole.plain(row)]
         splits: dict[Split, Scenes] = {"train": whole.only(np.array(useful, np.int64)), "valid": valid, "test": test}
 
@@ -99,10 +99,10 @@ class COCOConfig(DataConfig):
         task = DetectionTask(splits, self.masks, self.flip, figures, self.workers)
         left_out = len(rows) - len(useful)
         more = f"; {left_out:,} without an object are not trained on" if left_out else ""
-        held = "the test split, so nothing may be chosen by it"
+        origin = "the test split, so nothing may be chosen by it"
         if self.valid_size:
-            held = f"{self.valid_size:,} of the training photos, chosen at random"
-        task.about = f"train  {whole.describe()}{more}", f"valid  {held}", f"test   {test.describe()}"
+            origin = f"{self.valid_size:,} of the training photos, chosen at random"
+        task.about = f"train  {whole.describe()}{more}", f"valid  {origin}", f"test   {test.describe()}"
         return task
 
 

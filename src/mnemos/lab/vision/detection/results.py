@@ -44,7 +44,7 @@ _PARTS = {  # of the overlaps 50, 55, …, 95 %, and of the sizes all, small, me
 Mode = Literal["box", "mask"]
 
 DETECTIONS = "detections.json"  # in a run's folder: those of the scored pictures, in COCO's result format
-SHOWN = "detections"  # the folder of photos with the objects that are there, and beside them those that were found
+SHOWN = "detections"  # the folder of photos with their annotations, and beside them the detections
 _PHOTOS, _LEAST_SCORE = 8, 0.3  # how many are shown, and the least score of a detection that is drawn
 _LONGEST, _GAP, _QUALITY = 480, 12, 85  # pixels of a drawn photo and between the two; quality of the JPEG
 _OPACITY = 0.45  # of a mask

@@ -30,7 +30,7 @@ _CONTRAST = 60.0  # the least distance of a shape's colour from the background's
 class ShapesConfig(DataConfig):
     """Generated pictures of circles, triangles, rectangles and stars that hide each other, with boxes and masks.
 
-    Pictures are drawn when they are read; behind the shapes are lines, rings and crosses, which are not to be found.
+    Pictures are drawn when they are read; behind the shapes are lines, rings and crosses, which are no objects.
     """
 
     name: ClassVar[str] = "shapes"
@@ -105,7 +105,7 @@ def draw(random: np.random.Generator, side: int, most: int) -> Drawing:
     A shape hides what was drawn before it, but at least half of every shape stays visible; a shape that finds no such
     position in 20 tries is left out. Cost: about 40 side² operations per shape.
     """
-    # --- background: a gradient, and what is not to be found ---
+    # --- background: a gradient, and what is no object ---
     grid = np.mgrid[:side, :side].astype(np.float32) + 0.5  # pixel centres as (y, x)
     colour = random.uniform(40, 215, 3).astype(np.float32)
     slope = random.uniform(-40, 40, (3, 2)).astype(np.float32)
@@ -160,7 +160,7 @@ def _shape(random: np.random.Generator, grid: NDArray[np.float32], side: int, sh
 def _inside(
     grid: NDArray[np.float32], centre: NDArray[np.floating], angles: NDArray[np.floating], radii: NDArray[np.floating]
 ) -> NDArray[np.bool_]:
-    """The pixels whose centre is in a polygon, given by polar coordinates of its corners (even-odd rule)."""
+    """The pixels whose centre is in a polygon (even-odd rule). angles, radii: of its corners around the centre."""
     y, x = grid
     corners = centre[:, None] + radii * np.stack([np.sin(angles), np.cos(angles)])
     inside = np.zeros(y.shape, np.bool_)

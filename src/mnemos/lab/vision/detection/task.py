@@ -56,9 +56,9 @@ class DetectionTask(Task):
             if masks and not scenes.has_masks:
                 objects = [(scenes.image_id(row), one) for row in range(len(scenes)) for one in scenes.plain(row)]
                 bare = [(image, one.get("id", "?")) for image, one in objects if not one.get("segmentation")]
-                found = f"annotation {bare[0][1]} of picture {bare[0][0]} without" if bare else "no object"
+                first = f"annotation {bare[0][1]} of picture {bare[0][0]} without" if bare else "no object"
                 raise InputError(
-                    f"{split} split: expected a segmentation of every object, found {found}; add it, or set data.masks "
+                    f"{split} split: expected a segmentation of every object, found {first}; add it, or set data.masks "
                     "False and use a detector of boxes (model.detector faster-rcnn or retinanet)"
                 )
         self.splits: dict[Split, Scenes] = dict(splits)
