@@ -78,16 +78,14 @@ def checked_settings(
     """top_k, top_p and min_p as numbers, None being 0, 1 and 0. Raises InputError for settings out of range."""
     top_k, top_p = 0 if top_k is None else top_k, 1.0 if top_p is None else top_p
     min_p = 0.0 if min_p is None else min_p
-    if not (all(isinstance(x, Real) for x in (temperature, top_p, min_p)) and isinstance(top_k, Integral)):
-        raise InputError(
-            "expected a number as temperature, top_p and min_p and an integer as top_k, "
-            f"found {temperature!r}, {top_p!r}, {min_p!r} and {top_k!r}"
-        )
-    if not 0 <= temperature < torch.inf or top_k < 0 or not 0 < top_p <= 1 or not 0 <= min_p <= 1:
-        raise InputError(
-            "expected a finite temperature of at least 0, top_k of at least 0, top_p in (0, 1] and min_p in [0, 1], "
-            f"found {temperature}, {top_k}, {top_p} and {min_p}"
-        )
+    for name, value, expected, right in (
+        ("temperature", temperature, "a finite number of at least 0", lambda x: 0 <= x < torch.inf),
+        ("top_k", top_k, "a whole number of at least 0", lambda x: is_whole(x) and x >= 0),
+        ("top_p", top_p, "a number above 0 and at most 1", lambda x: 0 < x <= 1),
+        ("min_p", min_p, "a number of 0 to 1", lambda x: 0 <= x <= 1),
+    ):
+        if not (isinstance(value, Real) and right(value)):
+            raise InputError(f"{name}: expected {expected}, found {value!r}; change it")
     return top_k, top_p, min_p
 
 

@@ -89,6 +89,8 @@ def test_one_column_or_a_class_is_predicted(table):
     path, _ = table
     one = SeriesConfig(path, target="b").build()
     assert (one.sizes["vocab_size"], one.sizes["features"]) == (1, 2)
+    with pytest.raises(InputError, match=r"found 400 different ones in 400 rows of time; name another column$"):
+        SeriesConfig(path, target="time").build()
     task = SeriesConfig(path, target="on", segment=30).build()
     assert (task.sizes["vocab_size"], task.metrics[0].name, task.reference) == (2, "accuracy", {"majority class": 0.5})
     batch = next(task.batches("test", 1))
@@ -100,8 +102,14 @@ def test_gaps_have_the_value_before_and_columns_are_named(tmp_path):
     path = write(tmp_path / "g.csv", a=["", 1, 2, "", "", 5, *range(30)], b=range(36))
     task = SeriesConfig(path, columns=("a",)).build()
     mean, std = task.prepared.mean[0], task.prepared.std[0]
-    assert (task.values[:7, 0] * std + mean).round().tolist() == [1, 1, 2, 2, 2, 5, 0]
-    assert "3 values are missing" in str(task.about)
+    assert mean == pytest.approx(np.mean([1, 2, 2, 2, 5, *range(20)])), (
+        "of the training split, and of no gap at its start"
+    )
+    assert task.values[0] == 0, "its mean, and no value from the future"
+    assert (task.values[1:7, 0] * std + mean).round().tolist() == [1, 2, 2, 2, 5, 0]
+    assert "3 values are missing: each is read as that of the step before, 1 before the first of their" in str(
+        task.about
+    )
     assert "left out: b" in str(task.about)
     for change in ({"columns": ("c",)}, {"target": "d"}):
         with pytest.raises(InputError, match=r"g.csv: .*found '[cd]'; it has the columns a, b"):

@@ -35,7 +35,7 @@ def test_each_row_is_a_document(tmp_path, ending):
     texts = [documents(task, split) for split in ("train", "valid", "test")]
     assert [len(one) for one in texts] == [24, 8, 8]
     assert set.union(*texts) == {*ROWS["body"]}
-    assert "24 rows" in task.about[0]
+    assert "24 documents" in task.about[0]
     scored = TextConfig(str(path), column="body").build_to_score("test", task.preprocessing())
     assert documents(scored, "test") == {*ROWS["body"]}
     assert all(file.is_file() for file in TextConfig(str(path)).files())

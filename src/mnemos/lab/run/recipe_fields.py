@@ -5,6 +5,7 @@ Some parts are chosen by name: an attention, the preset of a gated cache, anothe
 
 import contextlib
 import dataclasses
+import difflib
 import io
 import re
 import typing
@@ -80,7 +81,9 @@ def _one_line(message: str, recipe: Recipe, words: list[str], program: str) -> s
         option = next((word for word in unknown if word.startswith("--")), None)
         if option is None:
             return f"expected settings --field value, found {' '.join(unknown)} without its field; {hint}"
-        return f"expected a setting of {recipe.name}, found {option}; {missing_cache(recipe, option) or hint}"
+        near = _near_field(recipe, option)
+        hint = missing_cache(recipe, option) or (f"did you mean {near}?" if near else f"see {program} --help")
+        return f"expected a setting of {recipe.name}, found {option}; {hint}"
     if refused := re.match(r"Error parsing ([\w.]+): (.*)", problem):  # by the settings themselves, such as GRC
         return _of_field(recipe, *refused.groups())
     wrong = re.match(r"(?:Error parsing|Missing value for|invalid choice .* for)(?: argument)? '?--([\w.-]+)", problem)
@@ -199,13 +202,29 @@ def path_of(option: str) -> str:
     return option.lstrip("-").replace("-", "_")
 
 
-def _attentions(value: object, path: str = "") -> Iterator[str]:
+def _near_field(recipe: Recipe, option: str) -> str | None:
+    """The option whose field has the most similar name, at any level, and of several that with the nearest path."""
+    names: dict[str, list[str]] = {}
+    for path in _paths(recipe):
+        names.setdefault(path.rpartition(".")[2], []).append(path)
+    wrong = path_of(option)
+    near = difflib.get_close_matches(wrong.rpartition(".")[2], names, 1)
+    if not near:
+        return None
+    return "--" + difflib.get_close_matches(wrong, names[near[0]], 1, 0)[0].replace("_", "-")
+
+
+def _paths(value: object, path: str = "") -> Iterator[str]:
+    """The paths of all fields."""
+    for field in dataclasses.fields(value) if dataclasses.is_dataclass(value) else ():
+        here = f"{path}.{field.name}".lstrip(".")
+        yield here
+        yield from _paths(getattr(value, field.name), here)
+
+
+def _attentions(recipe: Recipe) -> Iterator[str]:
     """The paths of the fields that hold an attention's configuration."""
-    if isinstance(value, AttentionConfig):
-        yield path
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _attentions(getattr(value, field.name), f"{path}.{field.name}".lstrip("."))
+    return (path for path in _paths(recipe) if isinstance(_value(recipe, path), AttentionConfig))
 
 
 def _caches(value: object, path: str = "") -> Iterator[str]:

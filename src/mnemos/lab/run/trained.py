@@ -12,6 +12,7 @@ from torch import nn
 
 from mnemos.config import to_dict
 from mnemos.errors import say
+from mnemos.generate.sampling import checked_settings
 from mnemos.lab.evaluate.controls import CONTROLS, control_lines, controls, state_controls
 from mnemos.lab.evaluate.predict import has_preprocessing, read_preprocessing
 from mnemos.lab.evaluate.scores import evaluate, metrics_text
@@ -207,6 +208,10 @@ def sample_run(folder: Path, sampling: Sampling) -> Path | None:
     for option, number in (("--count", sampling.count), ("--length", sampling.length)):
         if number is not None and number < 1:
             raise InputError(f"{option}: expected at least 1, found {number}; raise it")
+    try:
+        checked_settings(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    except InputError as error:
+        raise InputError(f"--{str(error).replace('_', '-', 1)}") from None
     _, task, model = open_run(folder)
     try:
         if sampling.stop is not None and not task.writes_text:

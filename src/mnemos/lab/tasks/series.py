@@ -53,7 +53,7 @@ class SeriesConfig(DataConfig):
 
     `path`: a file .csv, .tsv, .jsonl or .parquet, whose rows are in the order of time. The features are its columns of
     numbers but those that only grow, as the time does, or `columns`; a missing value is read as that of the step
-    before, and not scored.
+    before, or before the first as the mean of the training split, and not scored.
     Without `target` the next values of all features are predicted, with it those of this column. If it holds words, or
     at most 100 different whole numbers and is none of `columns`, the class of each step is predicted, from the steps
     up to it.
@@ -101,7 +101,10 @@ class SeriesConfig(DataConfig):
 
 
 class Series(NamedTuple):
-    """What is read and what is predicted at each step: columns of numbers, their gaps filled, or a class."""
+    """What is read and what is predicted at each step: columns of numbers, or a class.
+
+    A gap has the value before it, and NaN where there is none.
+    """
 
     columns: tuple[str, ...]
     values: NDArray[np.float64]  # [steps, columns]
@@ -147,6 +150,12 @@ def read_series(
             )
         if classified:
             names = names or tuple(sorted({*words}))
+            if run is None and len(names) > len(words) / 2:
+                numbered = ", or add it to data.columns to predict its number" if target in numbers else ""
+                raise InputError(
+                    f"{path}: expected classes that come again as data.target, found {len(names):,} different ones in "
+                    f"{len(words):,} rows of {target}; name another column{numbered}"
+                )
             if unknown := sorted({*words} - {*names}):
                 raise InputError(f"{path}: expected the classes of the run, found {unknown[0]!r}; remove these rows")
             number = {name: i for i, name in enumerate(names)}
@@ -166,12 +175,12 @@ def read_series(
         raise InputError(f"{path}: expected rows with columns of numbers, found none; name another file")
     # --- numbers, and for a gap the value before ---
     known = np.array([np.isfinite(arrays[name]) for name in targets], bool).reshape(len(targets), len(table)).T
-    gaps = 0
+    gaps = first = 0
     for name in {*features, *targets}:
         finite = np.isfinite(arrays[name])
         last = np.maximum.accumulate(np.where(finite, np.arange(len(table)), -1))
-        arrays[name] = np.where(last >= 0, arrays[name][last], arrays[name][finite][0] if finite.any() else 0.0)
-        gaps += int((~finite).sum())
+        arrays[name] = np.where(last >= 0, arrays[name][last], np.nan)  # nothing of later steps
+        gaps, first = gaps + int((~finite).sum()), first + int((last < 0).sum())
     # --- what is printed about them ---
     about = [f"{len(features)} columns: {', '.join(features)}; predicted: {target or 'all'}"]
     if left_out := [name for name in dtypes if name not in (*features, target)]:
@@ -180,7 +189,8 @@ def read_series(
     if len(labels) and (without := sum(one is None for one in table[target])):
         about.append(f"{without:,} steps have no {target}: they are the class None")
     if gaps:
-        about.append(f"{gaps:,} values are missing: each is that of the step before, and is not scored")
+        before = f", {first:,} before the first of their column as its training mean" if first else ""
+        about.append(f"{gaps:,} values are missing: each is read as that of the step before{before}; none is scored")
     times = (name for name in dtypes if name in clocks or name not in (*numbers, target))
     about += filter(None, (_jump(name, table[name]) for name in times))
     values, own = (
@@ -233,7 +243,7 @@ class SeriesTask(SegmentedTask):
         self.values = torch.from_numpy(prepared.normalised(series.values))
         self.labels = torch.from_numpy(series.labels)
         shift, scale = np.array(prepared.target_mean), np.array(prepared.target_std)
-        filled = torch.from_numpy(((series.numbers - shift) / scale).astype(np.float32))
+        filled = torch.from_numpy(((series.numbers - shift) / scale).astype(np.float32)).nan_to_num()
         self.numbers = filled.masked_fill(~torch.from_numpy(series.known), torch.nan)
         # --- what it is judged by ---
         self.vocab_size = len(prepared.names) or len(series.targets)  # the number of outputs of the model
@@ -323,14 +333,16 @@ class SeriesPreprocessing(Preprocessing):
     def of(cls, series: Series, train: range, segment: int) -> "SeriesPreprocessing":
         moments = []
         for values in (series.values[train.start : train.stop], series.numbers[train.start : train.stop]):
-            middle, spread = values.mean(0), values.std(0)
+            with warnings.catch_warnings(action="ignore"):  # of a column without a value
+                middle, spread = np.nan_to_num(np.nanmean(values, 0)), np.nanstd(values, 0)
             varies = spread > 1e-12 * np.abs(middle)  # of equal values rounding leaves more than 0
             moments += [tuple(middle.tolist()), tuple(np.where(varies, spread, 1.0).tolist())]
         mean, std, *own = moments
         return cls(series.columns, mean, std, series.targets, own[0], own[1], segment, names=series.classes)
 
     def normalised(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
-        return ((values - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
+        """The values in standard deviations from the mean; 0, the mean, where a column has had none so far."""
+        return np.nan_to_num((values - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
 
     def difference(self, other: Preprocessing) -> str | None:
         if not isinstance(other, SeriesPreprocessing) or self.names:

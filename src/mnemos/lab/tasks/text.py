@@ -102,7 +102,7 @@ class TextConfig(DataConfig):
             about += ["text   Python's standard library, the default: --data.path names a text of your own"]
         for split in SPLITS:
             shared = split != "train" and split not in corpus.splits
-            whole = "train" if corpus.splits else "the rows" if corpus.has_tables else "the files"
+            whole = "train" if corpus.splits else "the documents" if corpus.has_tables else "the files"
             about.append(
                 f"{split:5}  {self._describe(corpus, splits[split], f', a share of {whole}' if shared else '')}"
             )
@@ -170,7 +170,7 @@ class TextConfig(DataConfig):
         return task
 
     def _describe(self, corpus: TextFiles, documents: Mapping[str, Document], source: str = "") -> str:
-        unit = "article" if self.articles else "row" if corpus.has_tables else "file"
+        unit = "article" if self.articles else "document" if corpus.has_tables else "file"
         count = f"{len(documents):,} {unit}{'s' if len(documents) != 1 else ''}"
         return f"{count}, {sum(map(len, documents.values())):,} bytes{source}: {first_names(list(documents))}"
 

@@ -138,7 +138,7 @@ def _recurrence(
     """Either operator on checked tensors: mask and resets become values, then the backend runs."""
     d, shared, h = sizes["D"], sizes["K"], sizes["H"]
     if not d or not shared or h % shared:
-        raise InputError(f"expected q with D at least 1 and H a multiple of K, found {d}, {h} and {shared}")
+        raise InputError(f"expected q with D at least 1 and H a multiple of K, found D {d}, H {h} and K {shared}")
     if scale is not None and not isinstance(scale, int | float):
         raise InputError(f"expected a number or None as scale, found {scale!r}; None is D^-½")
 
