@@ -298,15 +298,17 @@ class Training:
             if left < 0 or (not left and Result.exists(self.folder / stage)):
                 continue
 
-            # --- the teacher's predictions of the first group, by which those that are not kept yet are judged ---
+            # --- the teacher's predictions of a piece that it has not kept ---
             unseen: set[int] = set()
+            predicting = 0.0
             if isinstance(task, NextToken) and self.teacher is not None:
                 groups = range(done // task.parts, recipe.train.steps // task.parts)
                 numbers = {number for group in groups for number in self.pieces.group(group, rows)}
                 unseen = {number for number in numbers if not self.teacher.path(number).is_file()}
-            began = time.perf_counter()
-            task.train_batch(0, rows, seed)
-            predicting = (time.perf_counter() - began) / rows * len(unseen)
+                if unseen:
+                    began, piece = time.perf_counter(), [min(unseen)]
+                    self.teacher.predictions(piece, self.pieces.ids[piece])
+                    predicting = (time.perf_counter() - began) * len(unseen)
 
             # --- forward and backward of an update; of a second one, where the first is quick, to be warm ---
             state: State = None
