@@ -208,6 +208,9 @@ def test_runs_are_compared_by_the_paired_bootstrap(plain, cached, capsys, tmp_pa
     (tmp_path / "other/translations.jsonl").write_text("\n".join(lines[1:]))
     assert main(["score", str(plain), str(tmp_path / "other")]) == 2
     assert "expected translations of the sentences of" in capsys.readouterr().err
+    (tmp_path / "other/translations.jsonl").write_text("")
+    assert main(["score", str(tmp_path / "other")]) == 2
+    assert "other: expected a finished run whose task is translation, found no" in capsys.readouterr().err
 
 
 def test_an_averaged_model_and_a_file_are_scored_as_a_run_is(plain, tmp_path, capsys):

@@ -238,6 +238,7 @@ class Teacher:
             pieces = [self._piece(number, row) for number, row in zip(numbers, ids, strict=True)]
             tokens, logs, rest = (torch.stack([one[name] for one in pieces]) for name in ("tokens", "logs", "rest"))
             likely = logs.float().exp()
+            # The logarithms are kept in half precision: what they give is scaled to add up to 1 with the rest.
             self._last = [*numbers], (tokens.long(), likely * ((1 - rest) / likely.sum(-1))[..., None], rest)
         return self._last[1]
 
@@ -265,6 +266,7 @@ class _Divergence(torch.autograd.Function):
         left = (1 - own.double().sum(-1)).clamp(min=1e-9).float()
         terms = probabilities * (probabilities.clamp(min=1e-9).log() - logs)
         value = terms.sum(-1) + rest * (rest.log() - left.log())
+        # The gradient of a kept token's logit is q − p, that of another one q·(1 − rest/left).
         p.exp_().mul_((1 - rest / left)[..., None])
         p.scatter_(-1, tokens, own - probabilities)
         ctx.save_for_backward(p)

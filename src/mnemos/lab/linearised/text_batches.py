@@ -24,11 +24,11 @@ def read_texts(paths: Sequence[str | Path]) -> dict[str, str]:
     """
     texts: dict[str, str] = {}
     for path in paths:
-        found = find_text(path) if Path(path).exists() else None
-        if found is None or not any(file.stat().st_size for file in found.read):
-            problem = "no such file or folder" if found is None else "none in it"
+        files = find_text(path) if Path(path).exists() else None
+        if files is None or not any(file.stat().st_size for file in files.read):
+            problem = "no such file or folder" if files is None else "none in it"
             raise InputError(f"{path}: expected a file or a folder of text, found {problem}; check --text and --test")
-        for name, document in read_documents(found, characters=True).items():
+        for name, document in read_documents(files, characters=True).items():
             if name in texts:
                 raise InputError(f"{path}: expected texts with names of their own, found a second {name}; rename one")
             text = document.tobytes().decode().replace("\r\n", "\n")

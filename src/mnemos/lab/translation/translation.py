@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -230,7 +230,7 @@ class TranslationTask(Task):
         self.decoding = beam_config(config.longest, config.beams, 1, config.length_penalty)
         self.vocab_size, self.max_length = vocabularies.target.size, config.longest + 1
         self._dropouts = [BPEDropout(one, config.bpe_dropout) for one in vocabularies] if config.bpe_dropout else []
-        self._batches: dict[tuple[Split, int], TokenBatches] = {}
+        self._plan = cache(lambda split, rows: TokenBatches(corpora[split].lengths, config.batch_tokens, rows))
         self.scorer = Scorer(config.target, vocabularies.target.lowercase)
         held_out = len(corpora["valid"])
         self._some = {*np.linspace(0, held_out - 1, min(held_out, config.valid_translated)).astype(int).tolist()}
@@ -274,12 +274,6 @@ class TranslationTask(Task):
     def batches(self, split: HeldOut, batch_size: int) -> Iterator[PairBatch]:
         return (self._batch(split, rows) for rows in self._plan(split, batch_size).once())
 
-    def _plan(self, split: Split, batch_size: int) -> TokenBatches:
-        key = split, batch_size
-        if key not in self._batches:
-            self._batches[key] = TokenBatches(self.corpora[split].lengths, self.config.batch_tokens, batch_size)
-        return self._batches[key]
-
     def _batch(self, split: Split, rows: Any, random: np.random.Generator | None = None) -> PairBatch:
         """The pairs with these numbers; random: divides their words by BPE dropout."""
         corpus, numbers = self.corpora[split], torch.as_tensor(rows)
@@ -287,6 +281,7 @@ class TranslationTask(Task):
         for row in numbers.tolist():
             for side, tokens in enumerate((corpus.source.row(row), corpus.target.row(row))):
                 divided = tokens if random is None else self._dropouts[side](tokens, random)
+                # The model may have no positions for more than `longest` and the end.
                 sides[side].append(divided if len(divided) <= self.config.longest else tokens)
         source, source_mask = pad(sides[0], END)
         targets, mask = pad(sides[1], END)

@@ -182,10 +182,11 @@ def score_runs(runs: Sequence[str | Path], samples: int = 1000) -> JSONObject:
 def _read(folder: Path) -> _Translated:
     about = read_preprocessing(folder)
     path = folder / TRANSLATIONS
-    if not isinstance(about, TranslationPreprocessing) or not path.is_file():
+    written = path.is_file() and path.stat().st_size > 0
+    if not isinstance(about, TranslationPreprocessing) or not written:
         raise InputError(
-            f"{folder}: expected a finished run whose task is translation, found no {TRANSLATIONS}; train one, or name "
-            "an averaged model"
+            f"{folder}: expected a finished run whose task is translation, found no {TRANSLATIONS} or an empty "
+            "one; train one, or name an averaged model"
         )
     rows = []
     for number, line in enumerate(read_lines(path), start=1):
