@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from mnemos import GRC, Transformer
@@ -144,6 +145,12 @@ def test_zeros_that_a_kernel_needs_are_not_counted(values):
     assert count_flops(lambda: attend(q, k, v, None, False)) == forward
     backward = count_flops(lambda: attend(q, k, v, None, False).sum().backward()) - forward
     assert 2 * forward <= backward <= 5 * forward // 2  # a fused kernel computes the scores again
+
+
+def test_attention_that_is_called_by_keywords_counts_as_much():
+    q, k, v = (torch.randn(B, 2, 70, 4) for _ in range(3))
+    by_keywords = count_flops(lambda: F.scaled_dot_product_attention(query=q, key=k, value=v))
+    assert by_keywords == count_flops(lambda: F.scaled_dot_product_attention(q, k, v)) == 2 * B * 2 * 70 * 70 * 8
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])

@@ -62,11 +62,13 @@ def compare(
     _check_names(recipes)
     check_equal(recipes, budget.kind)  # before the sizes of models are taken from the data
     recipes = scored_alike(recipes)
+    if PARAMETERS in equal or baselines:
+        recipes = completed(recipes)  # parameters depend on the sizes of the data
     if PARAMETERS in equal:
-        first, *others = completed(recipes)
+        first, *others = recipes
         recipes = [first, *(with_parameters(one, parameters(first.model), first.name) for one in others)]
     if baselines:
-        recipes = with_baselines(completed(recipes))
+        recipes = with_baselines(recipes)
     elif unwritten:
         recipes = with_unwritten(recipes)
     if PARAMETERS in equal:
