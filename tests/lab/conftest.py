@@ -39,7 +39,7 @@ class Child:
 def runs_here(monkeypatch):
     """Makes comparisons call `trained(recipe, folder)` in place of a process; what it raises is how the run ends.
 
-    Returns the children that were started. `trained` returns "working" for a run that does not end.
+    Returns the children that were started. `trained` returns "working" for a run that does not end, or an exit code.
     """
     from mnemos.lab.compare import processes
 
@@ -48,7 +48,8 @@ def runs_here(monkeypatch):
 
         def start(recipe, folder, quiet, among):
             try:
-                code = None if trained(recipe, folder) == "working" else 0
+                ended = trained(recipe, folder)
+                code = None if ended == "working" else ended or 0
             except tuple(CODES) as error:
                 print(error)
                 code = CODES[type(error)]

@@ -161,6 +161,12 @@ def test_a_run_that_fails_or_was_interrupted_ends_the_others(text, runs_here, tm
     assert [child.terminated for child in children] == [True, False]
 
 
+def test_a_run_that_was_killed_has_no_lines_above(text, runs_here, tmp_path):
+    runs_here(lambda recipe, folder: -signal.SIGKILL)
+    with pytest.raises(TrainingFailed, match="exit code -9; it was killed, perhaps for want of memory"):
+        train_several([(text, tmp_path / "text")])
+
+
 @pytest.mark.parametrize(("error", "code"), [(Interrupted("a"), 130), (InputError("a"), 2), (OSError("a"), 1)])
 def test_a_child_ends_with_a_code_and_one_line(text, capsys, monkeypatch, tmp_path, error, code):
     def failing(*_: object, **__: object) -> None:

@@ -147,9 +147,11 @@ def train_several(
                     if run.child.exitcode == 2:
                         raise InputError(f"{run.folder}: the run could not start; the line above gives the reason")
                     problem = None
-                    if run.child.exitcode:
-                        problem = f"{run.folder}: the run failed with exit code {run.child.exitcode}; "
-                        problem += "the lines above give the reason"
+                    if code := run.child.exitcode:
+                        why = "the lines above give the reason"
+                        if code < 0:  # the system ended it, and it could not say anything
+                            why = "it was killed, perhaps for want of memory: use fewer --jobs"
+                        problem = f"{run.folder}: the run failed with exit code {code}; {why}"
                     if problem and not keep_going:
                         raise TrainingFailed(problem)
                     counted = left.done(run.recipe.name, time.monotonic() - run.start)

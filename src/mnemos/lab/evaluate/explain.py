@@ -17,9 +17,11 @@ The average of many tokens need not be near any one of them. So the numbers of e
 - `distinct`: the effective number of different tokens that are nearest to some slot.
 """
 
+import contextlib
 import copy
 import math
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,15 +94,14 @@ def _costs(model: nn.Module, caches: dict[str, GatedBranch], task: Task) -> dict
     None for a causal cache, and for a layer that the sample does not call.
     """
     shapes: dict[str, tuple[int, int]] = {}  # (rows, tokens) of each layer's first call
-    handles = [
-        layer.register_forward_pre_hook(lambda _, args, name=name: shapes.setdefault(name, args[0].shape[:2]) and None)
-        for name, layer in caches.items()
-    ]
-    try:
+
+    def note_shape(name: str, _: nn.Module, args: tuple) -> None:
+        shapes.setdefault(name, args[0].shape[:2])
+
+    with contextlib.ExitStack() as stack:
+        for name, layer in caches.items():
+            stack.callback(layer.register_forward_pre_hook(partial(note_shape, name)).remove)
         task.forward(model, task.example(), None)
-    finally:
-        for handle in handles:
-            handle.remove()
     costs: dict[str, LayerCost | None] = dict.fromkeys(caches)
     for name, layer in caches.items():
         if name not in shapes or getattr(layer, "causal", False):

@@ -108,7 +108,7 @@ class _Unpadded(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., object], types: object, args: tuple = (), kwargs: dict | None = None
     ) -> object:
-        fused = func is F.scaled_dot_product_attention and len(args) > 1  # others pass queries by keyword, not padded
+        fused = func is F.scaled_dot_product_attention and len(args) > 1  # by keyword: nothing of ours, so not padded
         if fused and args[0] in self.before and args[1] in self.before:
             args = (*(x[..., : self.before[x]] for x in args[:2]), *args[2:])
         kwargs = kwargs or {}
