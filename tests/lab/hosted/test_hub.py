@@ -73,6 +73,8 @@ def test_code_of_a_folder_is_not_run(strange, tmp_path):
     ):
         with pytest.raises(InputError, match="Python code of its own, found one that brings some"):
             read()
+    with pytest.raises(InputError, match="choose a model that Transformers has itself"):  # training runs no such code
+        hub.host_weights("AutoModelForCausalLM", str(strange))
     with pytest.raises(ValueError, match="trust_remote_code"):
         mnemos.hosts.from_pretrained(auto, strange)
     assert not (tmp_path / "RAN").exists()

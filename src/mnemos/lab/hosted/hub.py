@@ -20,6 +20,7 @@ from mnemos.types import InputError
 HF, TIMM = "hf:", "timm:"
 _DECODER = "AutoModelForCausalLM"
 _WRITES = ", which AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER) writes"
+_CHOOSE = "choose a model that Transformers has itself"  # where nothing lets its code run: in training
 _ALLOW = "if you trust its code, add --trust-remote-code (mnemos chat, linearise), or trust_remote_code=True in Python"
 # What a saved configuration says beside the architecture: where it is from, and how it was stored.
 _LEFT_OUT = {"_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "mnemos"}
@@ -78,12 +79,12 @@ def host_weights(auto: str, source: str) -> dict[str, Tensor]:
         with _from_hub(source):
             model: nn.Module = timm().create_model(source.removeprefix(TIMM), pretrained=True)
     else:
-        model = _read(auto, source, trust_remote_code=False, dtype=torch.float32)
+        model = _read(auto, source, _CHOOSE, trust_remote_code=False, dtype=torch.float32)
     return model.state_dict()
 
 
-def _read(auto: str, source: str, **named: Any) -> nn.Module:
-    with _from_hub(source, remedy=_ALLOW) as name:
+def _read(auto: str, source: str, remedy: str, **named: Any) -> nn.Module:
+    with _from_hub(source, remedy=remedy) as name:
         model, read = getattr(transformers(), auto).from_pretrained(name, output_loading_info=True, **named)
     lacking = sorted(read["missing_keys"]) if auto == _DECODER else []  # of another class, heads may be new
     if lacking:  # Transformers would draw them at random
@@ -132,7 +133,7 @@ def read_decoder(source: str, trust_remote_code: bool = False, **named: Any) -> 
     if {"mnemos", "mnemos_linearised"} & {*read_config(source, trust_remote_code).to_diff_dict()}:
         with _from_hub(source, remedy=_ALLOW) as name:
             return from_pretrained(getattr(transformers(), _DECODER), name, **named)
-    return _read(_DECODER, source, **named)
+    return _read(_DECODER, source, _ALLOW, **named)
 
 
 def check_folder(source: str, inside: str = "") -> None:
@@ -185,7 +186,7 @@ def _check_timm(source: str) -> None:
 def _from_hub(
     source: str,
     what: str = "a model of the Hugging Face hub, or the folder of a saved one",
-    remedy: str = "choose a model that Transformers has itself",
+    remedy: str = _CHOOSE,
 ) -> Iterator[str]:
     """Inside, an error of the hub, or of files that are missing or damaged, is an InputError; no library prints.
 
