@@ -202,9 +202,13 @@ class FeaturePyramid(nn.Module):
         order = getattr(backbone, "output_fmt", "NCHW")  # of timm: a text, or an enum of texts
         self.channels_last = bool(getattr(order, "value", order) == "NHWC")
         self.backbone_widths = widths
-        self.simple = _SimplePyramid(widths[-1]) if alike else None
-        if self.simple is not None:
-            widths = [widths[-1]] * 4
+        self.simple: nn.ModuleDict | None = None
+        if alike:
+            width, widths = widths[-1], [widths[-1]] * 4
+            double = nn.ConvTranspose2d(width, width, 2, 2), nn.GELU(), nn.ConvTranspose2d(width, width, 2, 2)
+            self.simple = nn.ModuleDict(
+                {"twice": nn.Sequential(*double), "once": nn.ConvTranspose2d(width, width, 2, 2)}
+            )
 
         # --- the pyramid of the chosen ones ---
         chosen = levels or tuple(range(len(widths)))
@@ -242,23 +246,10 @@ class FeaturePyramid(nn.Module):
                 )
         maps = [x.permute(0, 3, 1, 2).contiguous() if nhwc else x for x in maps]
         if self.simple is not None:
-            maps = self.simple(maps[0])
+            x = maps[0]
+            maps = [self.simple["twice"](x), self.simple["once"](x), x, F.max_pool2d(x, 2)]
         merged: OrderedDict[str, Tensor] = self.merge(OrderedDict((str(i), maps[n]) for i, n in enumerate(self.levels)))
         return merged
-
-
-class _SimplePyramid(nn.Module):
-    """Four maps of one: twice and once transposed convolutions, the map itself, and every second pixel."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.twice = nn.Sequential(
-            nn.ConvTranspose2d(width, width, 2, 2), nn.GELU(), nn.ConvTranspose2d(width, width, 2, 2)
-        )
-        self.once = nn.ConvTranspose2d(width, width, 2, 2)
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        return [self.twice(x), self.once(x), x, F.max_pool2d(x, 2)]
 
 
 def leave_out_padding(detector: nn.Module) -> nn.Module:

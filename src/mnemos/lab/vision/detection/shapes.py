@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mnemos.generators import TEST, TRAIN, VALID, generator
-from mnemos.lab.tasks.task import DataConfig, Split
+from mnemos.lab.tasks.task import SPLITS, DataConfig
 from mnemos.registry import register
 
 from .results import FIGURES, LARGE, SMALL
@@ -50,11 +50,8 @@ class ShapesConfig(DataConfig):
     def build(self) -> DetectionTask:
         """The task, with four classes. Raises InputError for settings out of range."""
         self.require("side >= 32", "most >= 1", "train >= 1", "valid >= 1", "test >= 1")
-        splits: dict[Split, Scenes] = {
-            "train": ShapeScenes(self.train, self.side, self.most, self.seed, TRAIN),
-            "valid": ShapeScenes(self.valid, self.side, self.most, self.seed, VALID),
-            "test": ShapeScenes(self.test, self.side, self.most, self.seed, TEST),
-        }
+        counts = zip(SPLITS, (self.train, self.valid, self.test), (TRAIN, VALID, TEST), strict=True)
+        splits = {split: ShapeScenes(count, self.side, self.most, self.seed, use) for split, count, use in counts}
         # The sizes that occur; of the smallest ones there may be none in a few large pictures.
         largest = math.pi * (LARGEST * self.side) ** 2
         absent = {"medium": largest < SMALL, "large": largest < LARGE}
