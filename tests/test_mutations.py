@@ -1,11 +1,13 @@
 """The small faults by which the suite's power is measured."""
 
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import reached
 from mutations import faults
 
 DELTA = Path(__file__).parents[1] / "src" / "mnemos" / "ops" / "delta"
@@ -56,3 +58,23 @@ def test_faults_are_other_programs(path):
         assert fault.changes(source)
         assert fault.before in source
         assert fault.after in fault.apply(source)
+
+
+def test_probes_note_which_tests_reach_a_fault_and_change_no_value(tmp_path, monkeypatch):
+    source = "def f(x):\n    y = [x]\n    y.reverse()\n    return x + 1 if x > 2 else x - 1\n"
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "probed.py").write_text(source)
+    every = faults(source, "src/probed.py")
+    reached.insert_probes(tmp_path, every)
+    monkeypatch.syspath_prepend(tmp_path / "src")
+    try:
+        runs = reached.Tests(tmp_path)
+        for name, x in (("t.py::test_high", 3), ("t.py::test_low", 0)):
+            runs.begin(name)
+            assert importlib.import_module("probed").f(x) == (4 if x == 3 else -1)
+    finally:
+        for name in ("probed", "mutant_probe"):
+            sys.modules.pop(name, None)
+    found = {fault.new: tests for fault, tests in zip(every, reached.tests_of(tmp_path, every), strict=True)}
+    high, low = ["t.py::test_high"], ["t.py::test_low"]
+    assert (found["(x - 1)"], found["(x + 1)"], found["(x >= 2)"], found["pass"]) == (high, low, high + low, high + low)

@@ -3,7 +3,7 @@
 import errno
 import re
 
-_FIXES = {
+FIXES = {  # what to do where the system refuses, by the number of the error
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space, or choose another folder"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or choose another folder"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "close other files, or raise the limit (ulimit -n)"),
@@ -34,7 +34,7 @@ def one_line(error: BaseException) -> str | None:
     """
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename is not None else ""
-        return f"{where}{error.strerror or error}; {_FIXES.get(error.errno or 0, 'check the path')}"
+        return f"{where}{error.strerror or error}; {FIXES.get(error.errno or 0, 'check the path')}"
     first = (str(error).splitlines() or [type(error).__name__])[0]
     if type(error).__name__ == "SafetensorError" and "os error" in first.lower():
         return f"a file could not be written or read ({first}); free disk space, or choose a folder that can be written"

@@ -6,6 +6,7 @@ which checks its files before it unpickles them.
 """
 
 import math
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,6 +19,7 @@ from torch import nn
 
 from mnemos import libraries
 from mnemos.errors import install_command
+from mnemos.lab.errors import FIXES
 from mnemos.registry import register
 from mnemos.types import InputError
 
@@ -78,6 +80,8 @@ class MNISTConfig(DataConfig):
             try:
                 MNIST(self.path, download=True)  # into PATH/MNIST/raw unless the files are there
             except Exception as error:  # of the network and of the checks
+                if isinstance(error, OSError) and error.errno in FIXES:  # the disk refuses
+                    raise
                 raise InputError(
                     f"{self.path}: the download failed ({' '.join(str(error).split()):.160}); try again, or put the "
                     "four files into this folder"
@@ -248,7 +252,7 @@ def find_mnist(folder: str | Path, part: str) -> tuple[Path, Path]:
 class CIFARConfig(DataConfig):
     """CIFAR-10 or CIFAR-100 from `folder`: the official release, packed or unpacked, or pictures in class folders.
 
-    The release is that for Python, as torchvision reads it; `download` first fetches its archive into `folder`.
+    The release is that for Python, as torchvision reads it; `download` first fetches it into `folder`, and unpacks it.
     Pictures are in train/CLASS/*.jpg and test/CLASS/*.jpg, or in one tar file with "train" and one with "test" in its
     name. A fixed random choice of `valid_size` training images is the validation split; the test split is the official
     one. Images are decoded once into memory (150 MB), and scaled if `size` is not 32. `workers`: processes that prepare
@@ -295,16 +299,23 @@ class Images(NamedTuple):
 def read_cifar(folder: str | Path, variant: Variant, download: bool = False) -> Images:
     """Read the images in a folder (`CIFARConfig`)."""
     folder, release = Path(folder), _release(variant)
-    from torchvision.datasets.utils import check_integrity
+    from torchvision.datasets.utils import check_integrity, extract_archive
 
     # --- the release ---
     packed = (folder / release.filename).is_file() and not (folder / release.base_folder).is_dir()
     if download or packed or (folder / release.base_folder).is_dir():
         try:
-            if packed and not download and not check_integrity(folder / release.filename, release.tgz_md5):
-                raise ValueError("its sum is another")  # torchvision would fetch it, unasked
-            known, test = (release(folder, train=train, download=download or packed) for train in (True, False))
+            with tempfile.TemporaryDirectory() as unpacked:
+                if in_archive := packed and not download:
+                    # Not into the folder, which may be read-only or read by others: a run's data stay the archive.
+                    if not check_integrity(folder / release.filename, release.tgz_md5):
+                        raise ValueError("its sum is another")
+                    extract_archive(str(folder / release.filename), unpacked)
+                root = unpacked if in_archive else folder
+                known, test = (release(root, train=train, download=download) for train in (True, False))
         except Exception as error:  # of the network, the archive and the checks
+            if isinstance(error, OSError) and error.errno in FIXES:  # the disk refuses
+                raise
             raise InputError(
                 f"{folder}: expected {release.filename} or its files in {release.base_folder}, but torchvision could "
                 f"not read them ({' '.join(str(error).split()):.160}); fetch them again, or set data.download True"
