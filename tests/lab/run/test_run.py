@@ -11,7 +11,8 @@ from trained_runs import lines
 
 from mnemos.lab.errors import TrainingFailed
 from mnemos.lab.run import checkpoint, devices, model_with_loss
-from mnemos.lab.run.checks import precision_warning
+from mnemos.lab.run.checks import precision_warning, schedule_warning
+from mnemos.lab.run.fit import OwnModel
 from mnemos.lab.run.learner import Learner
 from mnemos.lab.run.recipe import ScheduleConfig
 from mnemos.lab.run.run import Run
@@ -306,6 +307,8 @@ def test_a_warm_up_that_is_longer_than_the_run_is_a_warning(tmp_path, capsys, mo
     assert "train.precision" in said[1]
     assert "toy: warning: optim.schedule.warmup is 48 steps and the run has 12" in said[0]
     assert "0.25 times optim.lr" in said[0]
+    own = replace(Toys(optim={"schedule": schedule}).recipe(), model=OwnModel("linearised decoder", 9))
+    assert "rises for 48 updates and the training has 12: it ends at 0.25 times the highest" in schedule_warning(own)
 
 
 @pytest.mark.parametrize(
