@@ -31,18 +31,14 @@ MOST = 16  # slots of a memory
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a benchmark fixes for every memory.
-
-    dim: the width. segment: tokens that a memory reads at a time, and that a window spans. layers, num_heads: of
-    Transformers. mlp: hidden width; 0: no MLPs. tied: the head shares the embedding's weights.
-    """
+    """What a benchmark fixes for every memory."""
 
     dim: int = 64
-    segment: int = 32
-    layers: int = 2
+    segment: int = 32  # tokens that a memory reads at a time, and that a window spans
+    layers: int = 2  # of Transformers, as their heads
     num_heads: int = 1
-    mlp: int = 128
-    tied: bool = False
+    mlp: int = 128  # hidden width; 0: no MLPs
+    tied: bool = False  # the head shares the embedding's weights
 
     @property
     def slots(self) -> int:

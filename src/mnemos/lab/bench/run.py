@@ -43,25 +43,18 @@ ROWS = 200  # of a longer test
 
 @dataclass(frozen=True)
 class Options:
-    """How to run the benchmarks.
+    """How to run the benchmarks."""
 
-    out: the folder of all runs and results; an interrupted command continues in it. tasks, memories: their names; ():
-    the default ones. quick: fewer tasks, memories, updates and one seed: about ten minutes on two cores. seeds: runs at
-    the best rate (0: `SEEDS`, or one of `quick`). steps: updates per run (0: each benchmark's own). dim: the width (0:
-    each benchmark's own). rates: learning rates. books: a file or folder for the benchmarks with text. jobs: runs at a
-    time, with one thread each.
-    """
-
-    out: Path
-    tasks: Sequence[str] = ()
+    out: Path  # of all runs and results; an interrupted command continues in it
+    tasks: Sequence[str] = ()  # their names, as of memories; (): the default ones
     memories: Sequence[str] = ()
-    quick: bool = False
-    seeds: int = 0
-    steps: int = 0
+    quick: bool = False  # fewer tasks, memories, updates and one seed: about ten minutes on two cores
+    seeds: int = 0  # runs at the best rate; 0: `SEEDS`, or one of `quick`
+    steps: int = 0  # updates of a run; 0: each benchmark's own, as of the width
     dim: int = 0
     rates: Sequence[float] = RATES
-    books: str | None = None
-    jobs: int = 2
+    books: str | None = None  # a file or folder for the benchmarks with text
+    jobs: int = 2  # runs at a time, with one thread each
 
 
 def bench_memory(options: Options) -> JSONObject:

@@ -23,28 +23,21 @@ Published = tuple[str, float]  # (model and its size in the publication, score)
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A task and how memories are trained on it.
-
-    about: the task in a sentence. chance: the score of a guess. keyless: that of an answer which ignores what is asked,
-    such as the row's most frequent value, or a part of it; 0: not known. data: the task in training. beyond: settings
-    of longer tests, one dict of changed fields each. axis: what grows in them. steps and batch: updates and rows per
-    update. sizes: of the models. published: scores in publications, at other sizes unless `exact`. books: whether
-    `path` of the data may name books. beside: further scores, by the changed fields of the data that they are of.
-    """
+    """A task and how memories are trained on it."""
 
     about: str
-    chance: float
+    chance: float  # the score of a guess
     data: DataConfig
     steps: int
     batch: int = 64
-    beyond: tuple[dict[str, Any], ...] = ()
-    axis: str = "length"
+    beyond: tuple[dict[str, Any], ...] = ()  # longer tests, by the fields of the data that they change
+    axis: str = "length"  # what grows in them
     sizes: Sizes = field(default_factory=Sizes)
-    published: tuple[Published, ...] = ()
+    published: tuple[Published, ...] = ()  # scores at other sizes, unless `exact`
     exact: bool = False
-    books: bool = False
-    keyless: float = 0.0
-    beside: dict[str, dict[str, Any]] = field(default_factory=dict)
+    books: bool = False  # whether `path` of the data may name books
+    keyless: float = 0.0  # the score of an answer that ignores what is asked, or a part of it; 0: not known
+    beside: dict[str, dict[str, Any]] = field(default_factory=dict)  # further scores, by the fields that they change
 
     def at(self, settings: dict[str, Any]) -> float:
         """Where a test is on the axis."""

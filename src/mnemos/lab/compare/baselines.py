@@ -69,14 +69,10 @@ def _without_name(recipe: Recipe) -> Recipe:
 
 
 class Role(NamedTuple):
-    """What a recipe is in a comparison.
+    """What a recipe is in a comparison."""
 
-    baseline_of: the recipes whose never-written baseline it is. memory: what its model writes: "cache" or the plural of
-    a memory of segments, such as "slots"; None for a model that writes none of these.
-    """
-
-    baseline_of: tuple[str, ...] = ()
-    memory: str | None = None
+    baseline_of: tuple[str, ...] = ()  # the recipes whose never-written baseline it is
+    memory: str | None = None  # what its model writes: "cache", or the plural of a memory of segments, such as "slots"
 
 
 def roles_of(recipes: Sequence[Recipe]) -> dict[str, Role]:

@@ -72,62 +72,50 @@ class Control:
 
 @dataclass(frozen=True)
 class Row:
-    """One recipe of a comparison: mean and standard deviation of the metric over its runs, and the mean cost of a run.
-
-    baseline_of: the rows whose never-written baseline it is. memory: what its model writes ("cache", "slots", …); None
-    for nothing. interval: of the mean (95 %). against: the difference to the reference row. flops: of a forward of one
-    row; train_flops: of all updates. state_bytes: of a stream, after a row of the greatest length. tokens: that
-    updates read, without padding, in the comparison's unit. rate, rates: the chosen learning rate and [rate, score on
-    the validation split], where rates were swept. runs: the folder, seed and commit of each run.
-    """
+    """One recipe of a comparison: the mean and the spread of the metric over its runs, and the mean cost of a run."""
 
     name: str
     mean: float
     std: float = math.nan
     seeds: int = 1
     parameters: float = math.nan
-    flops: float = math.nan
-    state_bytes: float = math.nan
+    flops: float = math.nan  # of a forward of one row
+    state_bytes: float = math.nan  # of a stream, after a row of the greatest length
     seconds: float = math.nan
     peak_bytes: float = math.nan
     steps: float = math.nan
-    tokens: float = math.nan
-    train_flops: float = math.nan
-    baseline_of: tuple[str, ...] = ()
-    memory: str | None = None
-    interval: tuple[float, float] | None = None
-    against: Difference | None = None
+    tokens: float = math.nan  # that updates read, without padding, in the comparison's unit
+    train_flops: float = math.nan  # of all updates
+    baseline_of: tuple[str, ...] = ()  # the rows whose never-written baseline it is
+    memory: str | None = None  # what its model writes ("cache", "slots", …)
+    interval: tuple[float, float] | None = None  # of the mean (95 %)
+    against: Difference | None = None  # to the reference row
     along: MetricByX | None = field(default=None, metadata=OMITTED)
+    # Where rates were swept: the best, and [rate, score on the validation split] of each.
     rate: float | None = field(default=None, metadata=OMITTED)
     rates: tuple[tuple[float, float | None], ...] | None = field(default=None, metadata=OMITTED)
-    runs: tuple[dict[str, Any], ...] = ()
+    runs: tuple[dict[str, Any], ...] = ()  # the folder, seed and commit of each
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The content of comparison.json.
+    """The content of comparison.json."""
 
-    metric: the first of the task, on the test split; about: one sentence on it; bounds: its least and greatest value,
-    with null in the file for an infinite one. majority: the score of the most frequent class; reference: scores without
-    learning (`Task.reference`). against: the row that the others are tested against. unit: what "tokens" of the rows
-    counts. runs: the folders of each row's runs. equal: what was made equal (`Budget.apply`), with "parameters":
-    whether they are; None where files do not say. provenance: see `provenance.shared`.
-    """
-
-    metric: str
+    metric: str  # the first of the task, on the test split
     higher_is_better: bool
     rows: tuple[Row, ...]
-    about: str = ""
-    bounds: Bounds = UNBOUNDED
-    majority: float | None = None
-    reference: dict[str, float] = field(default_factory=dict)
-    against: str = ""
-    unit: str = Result.unit
+    about: str = ""  # one sentence on the metric
+    bounds: Bounds = UNBOUNDED  # its least and greatest value; null in the file for an infinite one
+    majority: float | None = None  # the score of the most frequent class
+    reference: dict[str, float] = field(default_factory=dict)  # scores without learning (`Task.reference`)
+    against: str = ""  # the row that the others are tested against
+    unit: str = Result.unit  # what "tokens" of the rows counts
     scored_rows: dict[str, Any] = field(default_factory=dict)
     scored_targets: dict[str, int] = field(default_factory=dict, metadata=OMITTED)
     controls: tuple[Control, ...] = ()
-    runs: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    provenance: dict[str, Any] = field(default_factory=dict)
+    runs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # the folders of each row's runs
+    provenance: dict[str, Any] = field(default_factory=dict)  # `provenance.shared`
+    # What was made equal (`Budget.apply`), and "parameters": whether they are. None where files do not say.
     equal: dict[str, Any] | None = field(default=None, metadata=OMITTED)
 
     def as_json(self) -> JSONObject:

@@ -54,16 +54,12 @@ class Scored(Protocol):
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two means in the metric's units, and its 95 % interval; None where there is no spread.
-
-    p: two-sided; p_holm: corrected for several differences, as the interval then is (`compared`). Both are NaN where
-    they were not computed.
-    """
+    """The difference of two means in the metric's units, and its 95 % interval; None where there is no spread."""
 
     difference: float
     interval: tuple[float, float] | None = None
-    p: float = math.nan
-    p_holm: float = math.nan
+    p: float = math.nan  # two-sided
+    p_holm: float = math.nan  # corrected for several differences, as the interval then is (`compared`)
 
     def finding(self, higher_is_better: bool) -> str:
         """`BETTER`, `WORSE` or `NO_DIFFERENCE`; "" where there is no interval to judge by."""

@@ -57,21 +57,17 @@ class ControlledMemory:
 
 @dataclass(frozen=True)
 class StateControls:
-    """Segments read with a changed state.
+    """Segments read with a changed state."""
 
-    rows: read at once; segments: numbers of the scored ones, from 1; cut: tokens per segment if rows were cut for this;
-    targets: scored ones; metric: the task's first (or "loss" if that is not a sum); carried: the unchanged state.
-    """
-
-    rows: int
-    segments: tuple[int, ...]
-    targets: int
-    metric: str
-    carried: ScoredSegments
+    rows: int  # read at once
+    segments: tuple[int, ...]  # numbers of the scored ones, from 1
+    targets: int  # scored
+    metric: str  # the task's first, or "loss" if that is not a sum
+    carried: ScoredSegments  # with the unchanged state
     memories: tuple[ControlledMemory, ...]
-    cut: int | None = None
+    cut: int | None = None  # tokens per segment, if rows were cut for this
     split: str = "test"
-    left: None = None
+    left: None = None  # which says that nothing was left out
 
 
 @dataclass(frozen=True)
@@ -102,11 +98,7 @@ class BranchMaps:
 
 @dataclass(frozen=True)
 class SlotContents:
-    """What the stored slots of a layer hold (see `explain.compare_slots`).
-
-    shown: numbers of some slots; of each, image, centres and nearest: the training picture, the centre and the cosine
-    of the tokens that are nearest to it.
-    """
+    """What the stored slots of a layer hold (see `explain.compare_slots`)."""
 
     compared: int
     tokens: int
@@ -117,61 +109,51 @@ class SlotContents:
     distance: float
     place: float
     distinct: float
-    shown: tuple[int, ...]
-    image: tuple[tuple[int, ...], ...]
-    centres: tuple[tuple[tuple[float, float], ...], ...]
-    nearest: tuple[tuple[float, ...], ...]
+    shown: tuple[int, ...]  # numbers of some slots, and of the tokens nearest to each:
+    image: tuple[tuple[int, ...], ...]  # the training picture,
+    centres: tuple[tuple[tuple[float, float], ...], ...]  # the centre in it,
+    nearest: tuple[tuple[float, ...], ...]  # and the cosine
 
 
 @dataclass(frozen=True)
 class CachedLayer:
-    """One layer with a gated cache. share: σ(λ) per head. None: not measured.
-
-    inference: "transient" if evaluation reads the slots after its own tokens updated them. self_map, memory_map
-    [N, h, w]: mean of o_self and o_mem over heads and channels at every token, not scaled. patches
-    [slots, K, side, side, C] uint8: the training patches nearest to the slots; the patch itself is the central half of
-    each side.
-    """
+    """One layer with a gated cache. None: not measured."""
 
     name: str
-    share: tuple[float, ...]
-    inference: str | None = None
+    share: tuple[float, ...]  # σ(λ) per head
+    inference: str | None = None  # "transient" if evaluation reads the slots after its own tokens updated them
     cost: LayerCost | None = None
     maps: BranchMaps | Left | None = None
     slots: SlotContents | Left | None = None
+    # [N, h, w]: the mean of o_self and of o_mem over heads and channels at every token, not scaled.
     self_map: np.ndarray | None = field(default=None, metadata=APART)
     memory_map: np.ndarray | None = field(default=None, metadata=APART)
+    # [slots, K, side, side, C] uint8: the training patches nearest to the slots, in the central half of each side.
     patches: np.ndarray | None = field(default=None, metadata=APART)
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """The pictures of a split that were shown. about: what they are, where they are not the model's own inputs.
-
-    pixels [N, H, W, 1 or 3] uint8.
-    """
+    """The pictures of a split that were shown."""
 
     label: tuple[int, ...]
     guess: tuple[int, ...]
     names: tuple[str, ...]
     index: tuple[int, ...] = ()
     split: str = "test"
-    about: str | None = field(default=None, metadata=OMITTED)
-    pixels: np.ndarray = field(default_factory=lambda: np.zeros((0, 1, 1, 1), np.uint8), metadata=APART)
+    about: str | None = field(default=None, metadata=OMITTED)  # what they are, where they are not the model's inputs
+    pixels: np.ndarray = field(default_factory=lambda: np.zeros((0, 1, 1, 1), np.uint8), metadata=APART)  # [N, H, W, C]
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """explain.json: controls of the state, the pictures or the reason for none, and the layers with a gated cache.
-
-    middle: the layer that Figure 4 of Cached Transformers shows.
-    """
+    """explain.json: controls of the state, the pictures or the reason for none, and the layers with a gated cache."""
 
     layers: tuple[CachedLayer, ...]
     memory: StateControls | Left | None = None
     pictures: Pictures | None = None
     left: str | None = None
-    middle: int | None = None
+    middle: int | None = None  # the layer that Figure 4 of Cached Transformers shows
 
     def write(self, folder: Path) -> None:
         """Write explain.json and, with pictures, explain.safetensors."""
@@ -238,38 +220,28 @@ class SlotExample:
 
 @dataclass(frozen=True)
 class ShownSegment:
-    """Segment `place` of the `of` segments of the first document, with the median slot of each kind.
+    """A segment of the first document, with the median slot of each kind."""
 
-    first: the number of its tokens; the examples have weights on those of the following segments too. words: the text
-    as (text, number of tokens), None if the task has no text.
-    """
-
-    place: int
+    place: int  # its number, of `of`
     of: int
-    first: int
+    first: int  # the number of its tokens; the examples have weights on those of the following segments too
     examples: tuple[SlotExample, ...]
-    words: tuple[tuple[str, int], ...] | None = None
+    words: tuple[tuple[str, int], ...] | None = None  # (text, number of tokens); None if the task has no text
 
 
 @dataclass(frozen=True)
 class WriteAttention:
-    """write_attention.json: what the slots attend to when they are written.
-
-    segment: tokens between two writes; thresholds: of a slot's weight on itself, below which it is overwritten and
-    above which it holds; counts [S]: the documents that reach segment s; shares: {kind: share of slots in segment s
-    [S], over these documents}; middle: {kind: share of slots over the middle half of every document}; kinds: by the
-    mean weight on themselves in the middle halves.
-    """
+    """write_attention.json: what the slots attend to when they are written."""
 
     documents: int
-    segment: int
+    segment: int  # tokens between two writes
     slots: int
     radius: float
-    thresholds: tuple[float, float]
-    counts: tuple[int, ...]
-    shares: dict[str, np.ndarray]
-    middle: dict[str, float]
-    kinds: dict[str, SlotKind]
+    thresholds: tuple[float, float]  # of a slot's weight on itself: below it is overwritten, above it holds
+    counts: tuple[int, ...]  # [S]: the documents that reach segment s
+    shares: dict[str, np.ndarray]  # {kind: share of slots in segment s [S], over these documents}
+    middle: dict[str, float]  # {kind: share of slots over the middle half of every document}
+    kinds: dict[str, SlotKind]  # by the mean weight on themselves in the middle halves
     shown: ShownSegment
     heads: int = 0
     split: str = "test"
