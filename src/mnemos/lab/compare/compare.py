@@ -71,8 +71,14 @@ def compare(
         recipes = with_baselines(recipes)
     elif unwritten:
         recipes = with_unwritten(recipes)
-    if PARAMETERS in equal:
-        _check_parameters(recipes)
+    if PARAMETERS in equal:  # baselines may not have as many
+        wanted = parameters(recipes[0].model)
+        for one in recipes[1:]:
+            if abs((count := parameters(one.model)) / wanted - 1) > NEAR:
+                raise InputError(
+                    f"--equal parameters: expected {wanted:,} parameters as of {recipes[0].name}, within {NEAR:.0%}, "
+                    f"found {count:,} of {one.name}; leave it out"
+                )
     _check_folder(folder, [one.name for one in recipes], shared=of_claim)
     if against is not None and against not in (names := [one.name for one in recipes]):
         raise InputError(f"--against: expected one of {', '.join(names)}, found {against!r}; change it")
@@ -128,18 +134,6 @@ def _check_names(recipes: list[Recipe]) -> None:
                 f'{difference}; change "name" in the file of one'
             )
         raise InputError(f"compare: expected different recipes, found {', '.join(names)}; name each recipe once")
-
-
-def _check_parameters(recipes: list[Recipe]) -> None:
-    """Raise InputError unless each recipe has as many parameters as the first, within 5 %; baselines may not."""
-    wanted = parameters(recipes[0].model)
-    for recipe in recipes[1:]:
-        count = parameters(recipe.model)
-        if abs(count / wanted - 1) > NEAR:
-            raise InputError(
-                f"--equal parameters: expected {wanted:,} parameters as of {recipes[0].name}, within {NEAR:.0%}, found "
-                f"{count:,} of {recipe.name}; leave it out"
-            )
 
 
 def _check_folder(folder: Path, names: Sequence[str], shared: bool) -> None:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mnemos import generators
 from mnemos._compat import pytree
@@ -85,16 +85,13 @@ def measure_gates(model: nn.Module, batch: object, task: Task = SUPERVISED) -> J
         update, reset = (
             Gate(*(means.get(f"{gate}_{of}", math.nan) for of in ("mean", "saturated"))) for gate in ("update", "reset")
         )
+
+        # --- its cache [rows, Tm, Dm]; the rank is the mean over rows ---
         per_stream = layer.grc.scope != "shared" and len(streams) == len(layers)
-        contents = _describe((streams[i].cache if per_stream else layer.cache[None]).detach())
+        cache = (streams[i].cache if per_stream else layer.cache[None]).detach()
+        singular = torch.linalg.svdvals(cache.float())
+        share = singular / singular.sum(-1, keepdim=True).clamp(min=1e-30)
+        rank = torch.exp(-(share * share.clamp(min=1e-30).log()).sum(-1)) * (singular.sum(-1) > 0)
+        contents = Contents(float(cache.square().mean().sqrt()), float(cache.abs().max()), float(rank.mean()))
         measured.append(LayerGates(name, tuple(torch.sigmoid(layer.mix.detach()).tolist()), update, reset, contents))
     return dict(to_json(Gates(tuple(measured))))
-
-
-def _describe(caches: Tensor) -> Contents:
-    """Root mean square, maximum and effective rank of caches [rows, Tm, Dm]; the rank is the mean over rows."""
-    values = torch.linalg.svdvals(caches.float())
-    share = values / values.sum(-1, keepdim=True).clamp(min=1e-30)
-    rank = torch.exp(-(share * share.clamp(min=1e-30).log()).sum(-1)) * (values.sum(-1) > 0)
-    rms, largest = caches.square().mean().sqrt(), caches.abs().max()
-    return Contents(float(rms), float(largest), float(rank.mean()))
