@@ -273,12 +273,12 @@ def fast() -> None:
 
 
 def attention_needs() -> None:
-    """What a decoder loses when one attention has a window, by layer, and which eight stay whole in a hybrid."""
+    """What a decoder loses when one attention or key head has a window, and which eight attentions stay whole."""
     ranking = _load("attention_ranking")
     names, chosen = ranking["names"], set(ranking["order"][:8])
     d = Drawing(720, 290, "What SmolLM2-135M loses when one of its 30 attentions reads a window alone, by layer")
     d.text(20, 30, "Few attentions need what is beyond a window", size=15, bold=True)
-    lines = "SmolLM2-135M: nats a token lost when this attention alone reads 64 tokens and 4 sinks."
+    lines = "SmolLM2-135M: nats a token lost when one attention (bars), or one of its key heads (blue), reads a window."
     d.text(20, 50, lines, size=12, colour="soft")
     most = max(ranking["alone"].values())
     top = math.ceil(100 * most) / 100
@@ -289,6 +289,8 @@ def attention_needs() -> None:
     for i, name in enumerate(names):
         x, height = 66 + 21 * i, 150 * max(ranking["alone"][name], 0) / top
         d.box(x, 230 - height, 15, max(height, 1), "", "green" if name in chosen else "plain")
+        for j, nats in enumerate(ranking["heads"][name]):
+            d.line(x + 3.5 + 4 * j, 230, x + 3.5 + 4 * j, 230 - 150 * max(nats, 0) / top, strong=True)
         d.text(x + 7.5, 246, str(i), "middle", 11, "soft")
     d.text(380, 264, "layer", "middle", 12, "soft")
     d.text(20, 282, "Green: the eight that stay whole in a hybrid, chosen jointly.", size=12)
