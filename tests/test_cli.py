@@ -255,6 +255,10 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
         ("train text --model.windw 3", "found --model.windw; did you mean --model.attention.window?"),
         ("train text --model.attenton linear", "did you mean --model.attention?"),
         ("train text --batchsize 3", "did you mean --train.batch-size?"),
+        ("train text --lrr=0.003", "found --lrr=0.003; did you mean --optim.lr?"),
+        (["train", "text", "--train.init-from", __file__], "expected the folder of a run, found a file"),
+        (["linearise", __file__, "--text", __file__, "--out", "new"], "or hf:NAME of the hub, found a file"),
+        (["look", __file__], "expected the folder of a run, found a file"),
         ("compare short-listops short-listops", "found short-listops, short-listops"),
         ("compare short-listops short-listops-wider --unwritten", "found short-listops, short-listops-wider"),
         ("report nowhere", "nowhere"),
@@ -483,7 +487,7 @@ def test_a_comparison_is_reported_and_its_runs_are_evaluated_and_loaded(comparis
     assert f"; mnemos train --resume {run} continues it" in refused(capsys, "train", str(run))
     assert f"found its model; name {run}\n" in refused(capsys, "train", "--resume", str(run / "model"))
     assert f"found a part of a run; name {run}\n" in refused(capsys, "report", str(run / "model"))
-    for folder in (run, run / "model"):
+    for folder in (run, run / "model", run / "recipe.json"):
         assert f"found a run of mnemos; mnemos sample {run} uses" in refused(capsys, "chat", str(folder))
 
 

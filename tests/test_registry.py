@@ -51,6 +51,14 @@ def test_every_name_loads_what_its_description_says(monkeypatch):
             assert (found.kind, found.name) == (kind, name)
 
 
+def test_a_missing_folder_is_named_without_the_laboratory(monkeypatch):
+    """Recipes need its libraries; mnemos.load of a wrong path does not ask for them."""
+    monkeypatch.setattr(registry, "find_missing", list)
+    monkeypatch.setattr(registry, "names", lambda kind: pytest.fail("recipes were imported"))
+    with pytest.raises(mnemos.InputError, match="no such folder; check the path"):
+        mnemos.load("nowhere")
+
+
 def test_attentions_memories_and_models_are_set_up_from_the_top_level():
     for room in (mnemos.attention, mnemos.memory, mnemos.models):
         for name in (name for name in room.__all__ if name.endswith("Config")):

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from .errors import InputError
+from .face import LABORATORY, find_missing
 
 GROUP = "mnemos.plugins"
 
@@ -180,8 +181,10 @@ def is_empty(kind: str) -> bool:
 
 
 def missing_folder(name: str | Path) -> str:
-    """What an error about a folder that does not exist goes on with after "found": it may be the name of a recipe."""
-    if str(name) in names("recipe"):
+    """What an error about a path that is no folder goes on with after "found": it may be the name of a recipe."""
+    if Path(name).exists():
+        return "a file; name a folder"
+    if not find_missing(LABORATORY) and str(name) in names("recipe"):  # the library alone has none
         return f"the name of a recipe; mnemos train {name} trains it: name the folder that it writes"
     return "no such folder; check the path"
 

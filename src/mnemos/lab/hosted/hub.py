@@ -144,12 +144,14 @@ def check_folder(source: str, inside: str = "") -> None:
     if not source.startswith(HF) and "model_type" not in _saved_config(Path(source)):
         folder = Path(source)
         found, hint = "a folder without its config.json", "check the path"
+        parents = (folder, folder.parent) if folder.exists() else ()
+        run = next((one for one in parents if (one / "recipe.json").is_file()), None)
         if inside and "model_type" in _saved_config(folder / inside):
             hint = f"name {folder / inside}"
-        elif run := next((one for one in (folder, folder.parent) if (one / "recipe.json").is_file()), None):
+        elif run is not None:
             found = "a run of mnemos"
             hint = f"mnemos sample {run} uses its model, mnemos export {run} makes it one of Transformers"
-        found = f"{found}; {hint}" if folder.is_dir() else registry.missing_folder(source)
+        found = f"{found}; {hint}" if folder.is_dir() or run else registry.missing_folder(source)
         raise InputError(
             f"{source}: expected the folder of a saved model of Transformers, or {HF}NAME of the hub, found {found}"
         )

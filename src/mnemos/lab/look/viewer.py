@@ -132,7 +132,8 @@ def look_at_runs(
             f"--segments, --document: expected at least 1 and 0, found {segments} and {number}; raise them"
         )
     target = Path(folders[0]) / PAGE if out is None else Path(out)
-    check_output_file(target)
+    if out is not None:
+        check_output_file(target)
     opened = [_open(run, text) for folder in folders for run in find_runs(Path(folder))]
     pictured = [one for one in opened if getattr(one.model, "state_kind", "none") == "none"]
     if len(pictured) == len(opened):

@@ -197,7 +197,7 @@ def read_tasks(folders: Sequence[Path]) -> list[Results]:
 def _instead(folder: Path) -> str:
     """What a folder is that is neither a run nor a comparison, and what to do."""
     if not folder.is_dir():
-        return "a file; name a folder" if folder.exists() else registry.missing_folder(folder)
+        return registry.missing_folder(folder)
     if (folder / "benchmarks.json").is_file():
         return "the results of bench-memory, whose page is benchmarks.html; name the folder of a task in it"
     if (folder / BUDGET).is_file() or any(any(folder.glob(f"{part}seed-*/recipe.json")) for part in ("*/", "*/*/")):

@@ -207,7 +207,7 @@ def _near_field(recipe: Recipe, option: str) -> str | None:
     names: dict[str, list[str]] = {}
     for path in _paths(recipe):
         names.setdefault(path.rpartition(".")[2], []).append(path)
-    wrong = path_of(option)
+    wrong = path_of(option.partition("=")[0])
     near = difflib.get_close_matches(wrong.rpartition(".")[2], names, 1)
     if not near:
         return None
