@@ -153,6 +153,16 @@ def test_attention_that_is_called_by_keywords_counts_as_much():
     assert by_keywords == count_flops(lambda: F.scaled_dot_product_attention(q, k, v)) == 2 * B * 2 * 70 * 70 * 8
 
 
+@pytest.mark.parametrize(("holds", "products"), [(True, 2), (False, 1)])
+def test_of_a_condition_the_branch_that_runs_is_counted(holds, products):
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    found = []
+    branches = (lambda x: x @ w @ w, lambda x: x @ w)
+    count = count_flops(lambda: found.append(torch.cond(torch.tensor(holds), *branches, (x,))))
+    assert count == products * 2 * 4 * 8 * 8
+    assert torch.allclose(found[0], branches[not holds](x))
+
+
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 def test_it_is_pytorchs_count_of_the_whole(mode):
     """Inference mode leaves operators whole that are made of others: scaled_dot_product_attention, linear, matmul."""

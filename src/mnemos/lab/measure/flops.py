@@ -126,6 +126,8 @@ class Operators(DispatchMode):
     the same, but attributes all to modules by hooks on tensors, which take as long as the rest.
     """
 
+    supports_higher_order_operators = True  # or they would raise an error: those of torch.cond
+
     def __init__(self, note: Callable[[Any, Any, tuple, dict, object, int | None], object]) -> None:
         super().__init__()
         self.note = note
@@ -135,6 +137,10 @@ class Operators(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if func not in self.formulas:
+            if func is torch.ops.higher_order.cond:
+                holds, if_true, if_false, operands = args
+                with self:
+                    return (if_true if holds else if_false)(*operands)
             if not is_elementary(func):
                 with self:
                     parts = func.decompose(*args, **kwargs)
