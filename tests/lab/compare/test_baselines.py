@@ -159,6 +159,23 @@ def test_a_model_without_mlps_is_refused_and_one_without_a_cache_has_no_baseline
         equal_parameters(replace(recipe, model=replace(narrow, mlp=0)))
 
 
+@dataclass(frozen=True)
+class IdleMLP(NoMLP):
+    mlp: int = 4
+
+
+@dataclass(frozen=True)
+class IdleStages(NoMLP):
+    mlp_ratios: tuple[int, ...] = (2, 2)
+
+
+@pytest.mark.parametrize("model", [IdleMLP(), IdleStages()])
+def test_a_field_that_changes_no_parameters_is_refused(model):
+    recipe = replace(registry.load("recipe", "short-listops-cached")(), model=model)
+    with pytest.raises(InputError, match=r"of a model with a larger mlp.*, found as many; write this baseline"):
+        equal_parameters(recipe)
+
+
 def test_as_many_recipes_as_a_table_may_have(monkeypatch):
     monkeypatch.setattr(arguments, "MOST", 2)
     assert len(variants(["demo-linear"], [], [("optim.lr", "0.1,0.2")])) == 2

@@ -13,7 +13,7 @@ from mnemos.atomic import write_json
 from mnemos.config import to_dict
 from mnemos.lab.compare import budgets, compare
 from mnemos.lab.compare.baselines import parameters, with_parameters
-from mnemos.lab.compare.budgets import Budget, Seconds, budget_text, with_steps
+from mnemos.lab.compare.budgets import Budget, Seconds, budget_text, samples_per_update, with_steps
 from mnemos.lab.compare.equal import check_equal, check_scored, read_equal
 from mnemos.lab.measure.flops import count_flops, task_flops
 from mnemos.lab.report.read import read
@@ -24,6 +24,7 @@ from mnemos.lab.run.checks import complete
 from mnemos.lab.run.learner import Learner
 from mnemos.lab.run.loop import update
 from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
+from mnemos.lab.tasks.task import Task
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.memory.tokens import TokensConfig
 from mnemos.models.lstm import LSTMConfig
@@ -70,6 +71,13 @@ def finished(recipe: Recipe, folder: Path) -> None:
     costs = {"steps": recipe.train.steps, "update_flops": 2.0, "flops": 1, "parameters": 1, "seconds": 1.0}
     result = {"recipe": recipe.name, "seed": recipe.train.seed, "metric": "bits per byte", **costs}
     write_json(folder / "result.json", {**result, "valid": scores, "test": scores})
+
+
+def test_data_that_are_opened_to_count_rows_are_closed(text, monkeypatch):
+    closed = []
+    monkeypatch.setattr(Task, "close", lambda self: closed.append(self))  # one's own may have processes
+    assert samples_per_update(plain(text)) == 2 * 32
+    assert len(closed) == 1
 
 
 def test_kinds_are_read():

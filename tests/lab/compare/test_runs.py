@@ -161,6 +161,13 @@ def test_a_run_that_fails_or_was_interrupted_ends_the_others(text, runs_here, tm
     assert [child.terminated for child in children] == [True, False]
 
 
+def test_a_signal_that_comes_when_the_last_run_has_ended_is_not_lost(text, runs_here, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_score", lambda run: signal.raise_signal(signal.SIGINT))
+    runs_here(lambda recipe, folder: None)
+    with pytest.raises(Interrupted, match="interrupted; the same command continues"):
+        train_several([(text, tmp_path / "text")])
+
+
 def test_a_run_that_was_killed_has_no_lines_above(text, runs_here, tmp_path):
     runs_here(lambda recipe, folder: -signal.SIGKILL)
     with pytest.raises(TrainingFailed, match="exit code -9; it was killed, perhaps for want of memory"):

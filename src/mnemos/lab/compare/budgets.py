@@ -169,9 +169,10 @@ def samples_per_update(recipe: Recipe) -> float:
 
     A rollout reads `rollout.stride` new batches per update; a batch of text has one segment per row. Rows count whole,
     with their padding. Where tokens limit a batch as well (`data.batch_tokens`), its rows are the mean over an epoch
-    (`Task.mean_rows`). Opens the data.
+    (`Task.mean_rows`). Opens the data, and closes them.
     """
-    rows: float = recipe.data.build().mean_rows(recipe.train.batch_size)
+    with contextlib.closing(recipe.data.build()) as task:
+        rows: float = task.mean_rows(recipe.train.batch_size)
     return rows * recipe.train.rollout.stride * int(getattr(recipe.data, "segment", 1))
 
 

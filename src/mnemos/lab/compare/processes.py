@@ -157,6 +157,8 @@ def train_several(
                     counted = left.done(run.recipe.name, time.monotonic() - run.start)
                     if problem or tell:
                         say(f"  {problem or _score(run)} ({counted})", flush=True)
+            if stopping:  # since the last one has ended
+                raise interrupted
         finally:
             for run in working.values():
                 run.child.terminate()

@@ -149,7 +149,7 @@ def test_the_backward_keeps_memory_linear_in_the_length():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"window": 2}, "an odd window"),
+        ({"window": 2}, "an odd window.*, found block 2, global_blocks 1, window 2 and random_blocks 3; change"),
         ({"random_blocks": torch.zeros(2, 5, 3, dtype=torch.int64)}, "expected random_blocks"),
         ({"random_blocks": torch.full((2, 13, 3), 14)}, "expected 0 to 13"),
         ({"v": torch.zeros(2, 8, 3, 4)}, "expected floating v"),

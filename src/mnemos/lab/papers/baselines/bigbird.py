@@ -211,7 +211,8 @@ def _check_pattern(block: int, window: int, random_blocks: int, global_blocks: i
     if block < 1 or global_blocks < 1 or random_blocks < 0 or window < 1 or window % 2 == 0:
         raise InputError(
             f"block-sparse attention: expected block and global_blocks of at least 1, an odd window, and random_blocks "
-            f"of at least 0, found {block}, {global_blocks}, {window} and {random_blocks}; change them"
+            f"of at least 0, found block {block}, global_blocks {global_blocks}, window {window} and random_blocks "
+            f"{random_blocks}; change them"
         )
 
 
