@@ -85,7 +85,7 @@ def test_the_iterator_makes_tokens_when_asked(monkeypatch):
         ({"eos": "."}, "eos .* found '.'; encode the text"),
         ({"stop": "end"}, "stop as a sequence of token ids, or several, found 'end'; encode"),
         ({"stop": [[1], []]}, r"stop .* found \[\]"),
-        ({"min_p": 1.5}, r"min_p in \[0, 1\]"),
+        ({"min_p": 1.5}, "min_p: expected a number of 0 to 1, found 1.5"),
     ],
 )
 def test_ends_that_are_none_are_refused(settings, message):
