@@ -8,6 +8,7 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
+import fork_server
 import pytest
 import quick
 from pairwise import cover
@@ -44,6 +45,8 @@ class _Marks:
 
 def pytest_configure(config):
     config.pluginmanager.register(_Marks())
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        fork_server.serve_others()
 
 
 @pytest.hookimpl(trylast=True)  # after `-m` has left out what is slow
@@ -150,9 +153,7 @@ def pytest_collection_finish(session):
     gc.set_threshold(5000, 20, 10)
     gc.enable()
     if any("slow" in item.keywords or "forks" in item.fixturenames for item in session.items):
-        import processes
-
-        processes.serve()
+        fork_server.serve()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Processes of their own for tests, forked from one server that has imported everything once.
 
-A cold interpreter takes two to five seconds of imports, a fork some hundredths. What is tested of an interpreter itself
-(its launchers, its imports) still starts one.
+A cold interpreter takes two to five seconds of imports, a fork some hundredths. `fork_server` starts the server. What
+is tested of an interpreter itself (its launchers, its imports) still starts one.
 """
 
 import multiprocessing
@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,29 +18,6 @@ import torch
 import torch.distributed as dist
 
 CONTEXT = multiprocessing.get_context("forkserver")
-TESTS = Path(__file__).parent
-
-
-def serve() -> None:
-    """Start the server, which imports `serving` while the tests go on; once is enough.
-
-    What its forks print goes nowhere, unless they are a `Process`, which keeps it.
-    """
-    CONTEXT.set_forkserver_preload(["serving"])
-    before = os.environ.get("PYTHONPATH")
-    places = [str(TESTS), str(TESTS / "lab/run"), *([before] if before else [])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(places)  # Python 3.11's server does not take the path it is told
-    kept, nowhere = [os.dup(1), os.dup(2)], os.open(os.devnull, os.O_WRONLY)
-    try:
-        for number in (1, 2):
-            os.dup2(nowhere, number)
-        forkserver.ensure_running()
-    finally:
-        for number, file in enumerate(kept, start=1):
-            os.dup2(file, number)
-            os.close(file)
-        os.close(nowhere)
-        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
 
 
 class Ended(NamedTuple):

@@ -129,7 +129,7 @@ SAID = {  # where, what is said of some rows, and other rows of which it would b
     ),
     "no better": (
         caveats,
-        "No better than majority class, 0.650",
+        "No better than always answering the majority class, 0.650",
         made(*WHOLE, majority=0.65),
         made(*WHOLE, majority=0.3),
     ),

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from .metrics import MAJORITY
 from .vocabulary import Tokens, Vocabulary
 
 UNIGRAMS, BIGRAMS = "unigrams", "bigrams"  # after the unit of the tokens, such as "byte unigrams"
@@ -105,5 +106,6 @@ def no_better(
         if low:
             models = ", ".join(f"{name} {left.pop(name):.3f}" for name in low)
             better = f"not {NEAR:.0%} better" if of_text else "no better"
-            sentences.append(f"{better.capitalize()} than {what}, {value:.3f} {metric}: {models}.")
+            of_what = "always answering the majority class" if what == MAJORITY else what
+            sentences.append(f"{better.capitalize()} than {of_what}, {value:.3f} {metric}: {models}.")
     return sentences
