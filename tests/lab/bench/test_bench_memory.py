@@ -17,6 +17,7 @@ from mnemos.lab.errors import TrainingFailed
 from mnemos.lab.run.checks import complete
 from mnemos.lab.run.files import Result
 from mnemos.lab.tasks.recall import MQARConfig
+from mnemos.types import InputError
 
 SMALL = replace(
     BENCHMARKS["mqar"],
@@ -128,6 +129,13 @@ def bench(monkeypatch, tmp_path):
         return bench_memory(Options(tmp_path / "out", **asked))
 
     return call
+
+
+def test_a_runs_folder_is_not_written_into(bench, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "recipe.json").write_text("{}")
+    with pytest.raises(InputError, match="expected a new folder or that of this command, found a run; name another"):
+        bench()
 
 
 def test_a_benchmark_from_training_to_page(bench, tmp_path, capsys, trained_here):

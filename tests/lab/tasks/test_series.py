@@ -183,10 +183,37 @@ def test_a_forecast_reads_segments_as_the_training_did(table, monkeypatch):
             next(about.predict(model, [Path(path)], options))
 
 
-def test_steps_without_a_class_are_named(tmp_path):
-    path = write(tmp_path / "n.csv", a=np.random.default_rng(0).normal(size=STEPS), b=["x", ""] * 200)
-    about = SeriesConfig(path, target="b").build().about
-    assert "200 steps have no b: they are the class None" in about
+def test_steps_without_a_class_are_named_and_not_scored(tmp_path):
+    path = write(tmp_path / "n.csv", a=np.random.default_rng(0).normal(size=STEPS), b=["x", "", "y", ""] * 100)
+    task = SeriesConfig(path, target="b").build()
+    assert "200 steps have no b: they are read and not scored" in task.about
+    assert (task.sizes["vocab_size"], task.reference) == (2, {"majority class": 0.5})
+    assert sum(map(task.count, task.batches("test", 1))) == 30
+
+
+def test_rows_out_of_order_and_a_sensor_with_words_are_warnings(tmp_path):
+    days = [str(np.datetime64("2024-01-30") + i) for i in range(STEPS)]
+    wave = np.sin(np.arange(STEPS) / 3)
+    shuffled = [*days[:7], days[8], days[7], *days[9:]]
+    for column, does in (
+        (days[::-1], f"goes back after {STEPS - 1} of the rows, first after row 1;"),
+        (shuffled, "goes back after 1 of the rows, first after row 8;"),
+        (np.repeat(days[: STEPS // 2], 2), f"stands still after {STEPS // 2} of the rows, first after row 1;"),
+    ):
+        about = SeriesConfig(write(tmp_path / "d.csv", day=column, a=wave)).build().about
+        assert any(f"the column day {does}" in line for line in about)
+    flow = ["ERR" if i == 5 else i % 4 for i in range(STEPS)]
+    about = SeriesConfig(write(tmp_path / "f.csv", flow=flow, a=wave)).build().about
+    assert any("flow is left out, for 1 of 400 values are no numbers, first 'ERR' in row 6" in one for one in about)
+
+
+def test_a_column_without_a_value_to_train_on_is_refused(tmp_path):
+    wave = np.sin(np.arange(STEPS) / 3)
+    late = ["" if i < 300 else i % 3 for i in range(STEPS)]
+    path = write(tmp_path / "e.csv", a=wave, late=late)
+    with pytest.raises(InputError, match="in the training split, rows 1 to 280, found none in late; name the others"):
+        SeriesConfig(path).build()
+    SeriesConfig(path, columns=("a",)).build()
 
 
 def test_a_gap_is_not_scored(tmp_path):
@@ -254,6 +281,6 @@ def test_a_hole_in_the_dates_is_a_warning(tmp_path):
         (warning,) = (line for line in about if line.startswith("warning: "))
         assert f"the column {name} jumps after 1 of the rows, first after row 100, by 41 usual steps" in warning
     months = [f"{2000 + i // 12}-{1 + i % 12:02}-01" for i in range(STEPS)]
-    for column in (months, ["x", *months[1:]], ["", *months[1:]], np.cumsum(1 + np.arange(STEPS) % 7), days[::-1]):
+    for column in (months, ["x", *months[1:]], ["", *months[1:]], np.cumsum(1 + np.arange(STEPS) % 7)):
         about = SeriesConfig(write(tmp_path / "even.csv", when=column, a=wave)).build().about
         assert not any("warning" in line for line in about)

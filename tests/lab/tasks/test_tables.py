@@ -71,6 +71,14 @@ def test_a_column_that_is_not_there_is_named_with_the_candidates(tmp_path):
         assert "\n" not in str(error.value)
 
 
+def test_a_column_without_a_table_is_refused_but_not_where_a_text_is_scored(tmp_path):
+    (tmp_path / "r.json").write_text('{"review": "words"}\n' * 2000)
+    for path in (tmp_path / "r.json", tmp_path):
+        with pytest.raises(InputError, match=r"data.column: expected a table \(.jsonl.* found none in .*; leave"):
+            TextConfig(str(path), column="review").build()
+    assert TextConfig(str(tmp_path / "r.json"), column="review").build_to_score("test").has_test
+
+
 def test_damaged_tables_and_a_missing_library_are_one_line(tmp_path, monkeypatch, capfd):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and more")
     (tmp_path / "b.jsonl").write_text('{"text": \n')

@@ -71,6 +71,8 @@ def bench_memory(options: Options) -> JSONObject:
     from mnemos.lab.report import report
 
     benchmarks, table, page = choose(options), options.out / "benchmarks.json", options.out / "benchmarks.html"
+    if (options.out / "recipe.json").exists():
+        raise InputError(f"{options.out}: expected a new folder or that of this command, found a run; name another")
     for path in (table, page):
         check_output_file(path)
     for name in benchmarks:

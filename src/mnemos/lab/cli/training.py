@@ -40,8 +40,8 @@ def train(
         if names or out or start or log or (fields and not count.isdecimal()):
             raise InputError(
                 "expected --resume RUN alone or with --train.steps N, because a resumed run keeps its recipe and "
-                "folder, found others; leave them out, or start a new run with its weights: "
-                f"mnemos train {Path(resume) / 'recipe.json'} --from {resume}"
+                f"folder, found {' '.join([*names, *fields]) or 'other options'} too; leave it out, or start a new run "
+                f"with its weights: mnemos train {Path(resume) / 'recipe.json'} --from {resume}"
             )
         steps = int(count) if fields else None
         run(None, Path(resume), True, steps=steps, accept_changed_data=accept_changed_data)

@@ -83,9 +83,8 @@ def detect(
             _show_progress(done, count, "photos")
     if as_json:
         say(json.dumps(objects))
-    left = f"; {unread:,} of {done:,} photos could not be read" if unread else ""
-    pictures = len({one["image_id"] for one in objects})
-    say(f"{out / DETECTIONS}: {len(objects):,} objects in {pictures:,} photos{left}", file=sys.stderr)
+    left = f"; {unread:,} of them could not be read" if unread else ""
+    say(f"{out / DETECTIONS}: {len(objects):,} objects in {done:,} photos{left}", file=sys.stderr)
     return _unread_code(unread, done)
 
 

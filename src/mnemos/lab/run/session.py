@@ -48,7 +48,10 @@ def carry_out(run: Run, count_flops: bool = True) -> Result:
         if run.recipe.train.test_rows and run.task.has_test:
             rows = result.scored_rows["test"]
             rounded = ", in whole batches" if rows > run.recipe.train.test_rows else ""
-            say(f"{name}: {rows:,} rows of the test split were scored{rounded}; mnemos eval --rows 0 scores all")
+            say(
+                f"{name}: {rows:,} rows of the test split were scored{rounded}; "
+                f"mnemos eval {run.path} --rows 0 scores all of it"
+            )
         if finished:
             steps = run.recipe.train.steps
             say(f"{name}: this run had finished its {steps:,} steps; --train.steps N trains it for longer")

@@ -20,7 +20,7 @@ from mnemos.types import InputError
 from .batch import IGNORE, Batch
 from .metrics import ACCURACY, MAJORITY, SumMetric, ratio
 from .preprocessing import Predicted, Preprocessing, likely_classes
-from .tables import READERS, read_table
+from .tables import READERS, is_number, read_table
 from .task import SPLITS, DataConfig, HeldOut, Split
 from .token_task import SegmentedTask
 
@@ -84,6 +84,13 @@ class SeriesConfig(DataConfig):
             raise InputError(f"{self.path}: expected at least two steps in each split, found {steps} in all; add some")
         bounds = 0, steps - 2 * count, steps - count, steps
         ranges = {split: range(*bounds[i : i + 2]) for i, split in enumerate(SPLITS)}
+        for names, columns in ((series.columns, series.values), (series.targets, series.numbers)):
+            empty = [name for name, one in zip(names, columns[ranges["train"]].T, strict=True) if np.isnan(one).all()]
+            if empty:
+                raise InputError(
+                    f"{self.path}: expected a value of each column in the training split, rows 1 to "
+                    f"{ranges['train'].stop:,}, found none in {', '.join(empty)}; name the others with --data.columns"
+                )
         prepared = SeriesPreprocessing.of(series, ranges["train"], self.segment)
         task = SeriesTask(series, ranges, self.segment, self.longest, prepared)
         task.about = (*(f"{split:5}  {len(steps):,} steps" for split, steps in ranges.items()), *series.about)
@@ -141,7 +148,8 @@ def read_series(
     # --- what is predicted ---
     labels, names = np.zeros(0, np.int64), () if run is None else run.names
     if target is not None and target not in columns:
-        words = [str(one) for one in table[target]]
+        cells = table[target][:]
+        words = [str(one) for one in cells if one is not None]
         whole = dtypes[target].startswith(("int", "uint", "bool")) and len({*words}) <= MOST_CLASSES
         classified = (target not in numbers or whole) if run is None else bool(run.names)
         if target not in numbers and not classified:
@@ -159,7 +167,7 @@ def read_series(
             if unknown := sorted({*words} - {*names}):
                 raise InputError(f"{path}: expected the classes of the run, found {unknown[0]!r}; remove these rows")
             number = {name: i for i, name in enumerate(names)}
-            labels = np.array([number[word] for word in words], np.int64)
+            labels = np.array([IGNORE if one is None else number[str(one)] for one in cells], np.int64)
     # --- what is read: no column that only grows, whose later values training never sees, unless there is no other ---
     features = tuple(columns) or tuple(name for name in numbers if not (len(labels) and name == target))
     arrays = {name: np.array(table[name], np.float64) for name in numbers}
@@ -186,8 +194,9 @@ def read_series(
     if left_out := [name for name in dtypes if name not in (*features, target)]:
         grows = [f"{name}, which only grows (--data.columns reads it)" if name in clocks else name for name in left_out]
         about.append(f"left out: {', '.join(grows)}")
-    if len(labels) and (without := sum(one is None for one in table[target])):
-        about.append(f"{without:,} steps have no {target}: they are the class None")
+        about += filter(None, (_bad_cells(name, table[name][:]) for name in left_out if name not in numbers))
+    if without := int((labels == IGNORE).sum()):
+        about.append(f"{without:,} steps have no {target}: they are read and not scored")
     if gaps:
         before = f", {first:,} before the first of their column as its training mean" if first else ""
         about.append(f"{gaps:,} values are missing: each is read as that of the step before{before}; none is scored")
@@ -199,14 +208,32 @@ def read_series(
     return Series(features, values, targets, own, known, names if len(labels) else (), labels, tuple(about))
 
 
+def _bad_cells(name: str, cells: Sequence[Any]) -> str | None:
+    """A warning about a column of which most values are numbers, and some words: all of it is left out."""
+    words = [i for i, cell in enumerate(cells) if isinstance(cell, str) and not is_number(cell)]
+    numbers = sum(cell is not None for cell in cells) - len(words)
+    if not words or numbers <= len(cells) / 2:
+        return None
+    return (
+        f"warning: {name} is left out, for {len(words):,} of {len(cells):,} values are no numbers, first "
+        f"{cells[words[0]]!r} in row {words[0] + 1:,}: correct them, or leave these cells empty"
+    )
+
+
 def _jump(name: str, values: Sequence[Any]) -> str | None:
-    """A warning where a column of times, most of whose steps are alike, leaves some out."""
+    """A warning where a column of times goes back, or leaves some out where most of its steps are alike."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of times with a zone
             times = np.array(values[:], None if isinstance(values[0], int | float) else "datetime64[us]")
         steps = np.diff(times.astype(np.float64))
     except (ValueError, TypeError, OverflowError):  # words
         return None
+    if len(back := np.flatnonzero(steps <= 0)) and not np.isnan(times).any():
+        does = "goes back" if (steps < 0).any() else "stands still"
+        return (
+            f"warning: the column {name} {does} after {len(back):,} of the rows, first after row {back[0] + 1:,}; the "
+            f"model takes the order of rows for that of time: sort them by {name}, and give it one row for each time"
+        )
     usual = np.median(steps) if len(steps) else 0.0
     if usual <= 0 or np.isnan(times).any() or np.isclose(steps, usual, rtol=0.15).mean() <= 0.5:  # months are alike
         return None
@@ -249,8 +276,10 @@ class SeriesTask(SegmentedTask):
         self.vocab_size = len(prepared.names) or len(series.targets)  # the number of outputs of the model
         test = steps["test"]
         if len(self.labels):
-            self.metrics, share = (ACCURACY,), np.bincount(series.labels[test]).max() / len(test)
-            self.reference = {MAJORITY: float(share)}
+            known = series.labels[test][series.labels[test] != IGNORE]
+            if not len(known):
+                raise InputError("data.target: expected a class in the test split, found none; add some")
+            self.metrics, self.reference = (ACCURACY,), {MAJORITY: float(np.bincount(known).max() / len(known))}
         else:
             self.metrics = (ERROR,)
             if not series.known[test].any():
@@ -333,8 +362,7 @@ class SeriesPreprocessing(Preprocessing):
     def of(cls, series: Series, train: range, segment: int) -> "SeriesPreprocessing":
         moments = []
         for values in (series.values[train.start : train.stop], series.numbers[train.start : train.stop]):
-            with warnings.catch_warnings(action="ignore"):  # of a column without a value
-                middle, spread = np.nan_to_num(np.nanmean(values, 0)), np.nanstd(values, 0)
+            middle, spread = np.nanmean(values, 0), np.nanstd(values, 0)
             varies = spread > 1e-12 * np.abs(middle)  # of equal values rounding leaves more than 0
             moments += [tuple(middle.tolist()), tuple(np.where(varies, spread, 1.0).tolist())]
         mean, std, *own = moments

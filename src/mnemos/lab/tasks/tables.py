@@ -65,7 +65,7 @@ def read_table(file: Path) -> Any:
             if "__index_level_0__" in names:  # of pandas, for a first value
                 raise ValueError("its rows have more columns than its first line has names, as with decimal commas")
             # What pandas and NumPy's tables call columns, 0, 1, …, are names.
-            if all(map(_is_number, names)) and names != [*map(str, range(len(names)))]:
+            if all(map(is_number, names)) and names != [*map(str, range(len(names)))]:
                 raise ValueError("its first line has numbers where names of columns are expected; add a line of names")
         return table
     except Exception as error:  # of the library's readers
@@ -79,7 +79,8 @@ def read_table(file: Path) -> Any:
             library.enable_progress_bars()
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a cell holds a number, as Python writes it."""
     with contextlib.suppress(ValueError):
         float(text)
         return True

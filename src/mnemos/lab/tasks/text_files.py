@@ -24,7 +24,7 @@ from mnemos.types import InputError
 
 from .files import HEAD, check_text, not_text, read_bytes, skipped
 from .pictures import is_image
-from .tables import DESCRIPTIONS, is_table, read_column
+from .tables import DESCRIPTIONS, READERS, is_table, read_column
 from .task import SPLITS, Split
 from .vocabulary import as_characters
 
@@ -102,15 +102,27 @@ def find_text(
     if folder.is_file():
         if pattern is None and not (tables and is_table(folder)):
             check_text(_head(folder), str(folder))
+            _refuse_column(None if scoring else column, folder)  # a run's column may meet a text that is scored
         return TextFiles(folder, {}, [folder], [], pattern, column)
     every = sorted(_files(folder))
     texts = [file for file in every if _is_wanted(file, folder, pattern)]
     if tables and pattern is None and (column is not None or not texts):
-        texts = [file for file in every if is_table(file)] or texts
+        in_tables = [file for file in every if is_table(file)]
+        if not in_tables:
+            _refuse_column(None if scoring else column, folder)
+        texts = in_tables or texts
     splits = _named_splits(folder, every, {*texts}, scoring)
     read = {file for files in splits.values() for file in files} or {*texts}
     left_out = [file for file in every if file not in read]
     return TextFiles(folder, splits, [] if splits else texts, left_out, pattern, column)
+
+
+def _refuse_column(column: str | None, path: Path) -> None:
+    if column is not None:
+        raise InputError(
+            f"data.column: expected a table ({', '.join(READERS)}) in data.path, found none in {path}; leave "
+            "data.column out, or convert the text"
+        )
 
 
 def nothing_found(folder: Path, files: Sequence[Path], what: str = "text") -> InputError:

@@ -54,7 +54,7 @@ def test_photos_are_drawn_and_listed(model, tmp_path, capsys):
     assert main(["detect", str(model), str(folder), "--out", str(out), "--score", "0.2"]) == 1
     said = capsys.readouterr()
     assert "000000000632.png: expected an image" in said.err
-    assert "1 of 3 photos could not be read" in said.err
+    assert "objects in 3 photos; 1 of them could not be read" in said.err
     assert said.out.count("\n") == 2
     found = json.loads((out / "detections.json").read_text())
     assert {one["image_id"] for one in found} == {139, 285}, "COCO's names are ids"
