@@ -79,6 +79,12 @@ def test_a_column_without_a_table_is_refused_but_not_where_a_text_is_scored(tmp_
     assert TextConfig(str(tmp_path / "r.json"), column="review").build_to_score("test").has_test
 
 
+def test_columns_between_semicolons_are_said(tmp_path):
+    (tmp_path / "s.csv").write_text("id;body\n" + "1;some words\n" * 40)
+    with pytest.raises(InputError, match=r"its columns are separated by ';'; save it with ','"):
+        TextConfig(str(tmp_path / "s.csv")).build()
+
+
 def test_damaged_tables_and_a_missing_library_are_one_line(tmp_path, monkeypatch, capfd):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and more")
     (tmp_path / "b.jsonl").write_text('{"text": \n')

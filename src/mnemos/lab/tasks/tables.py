@@ -64,6 +64,8 @@ def read_table(file: Path) -> Any:
             names = table.column_names
             if "__index_level_0__" in names:  # of pandas, for a first value
                 raise ValueError("its rows have more columns than its first line has names, as with decimal commas")
+            if len(names) == 1 and (wrong := next((mark for mark in ";\t" if mark in names[0]), None)):
+                raise ValueError(f"its columns are separated by {wrong!r}; save it with {options.get('sep', ',')!r}")
             # What pandas and NumPy's tables call columns, 0, 1, …, are names.
             if all(map(is_number, names)) and names != [*map(str, range(len(names)))]:
                 raise ValueError("its first line has numbers where names of columns are expected; add a line of names")
