@@ -292,6 +292,8 @@ def test_a_quick_run_scores_as_many_rows_as_it_says(tmp_path, capsys):
     assert whole["scored_rows"] == rows
     part = carry_out(Run.open(replace(recipe, train=replace(recipe.train, test_rows=3)), tmp_path / "part")).to_json()
     assert "5 rows of the test split were scored, in whole batches; mnemos eval" in capsys.readouterr().out
+    carry_out(Run.open(replace(recipe, train=replace(recipe.train, test_rows=9999)), tmp_path / "all"))
+    assert "rows of the test split were scored" not in capsys.readouterr().out, "all of them were"
     assert part["scored_rows"]["valid"] == rows["valid"]
     assert part["scored_rows"]["test"] == 5 < rows["test"]  # batches of four rows and the last of one
     assert part["valid"] == whole["valid"]

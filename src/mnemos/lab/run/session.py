@@ -45,9 +45,9 @@ def carry_out(run: Run, count_flops: bool = True) -> Result:
     result = run.assess()
     if run.first and not run.quiet:
         name = run.recipe.name
-        if run.recipe.train.test_rows and run.task.has_test:
-            rows = result.scored_rows["test"]
-            rounded = ", in whole batches" if rows > run.recipe.train.test_rows else ""
+        wanted, rows = run.recipe.train.test_rows, result.scored_rows.get("test", 0)
+        if 0 < wanted <= rows:  # fewer than wanted are all rows of the split
+            rounded = ", in whole batches" if rows > wanted else ""
             say(
                 f"{name}: {rows:,} rows of the test split were scored{rounded}; "
                 f"mnemos eval {run.path} --rows 0 scores all of it"
