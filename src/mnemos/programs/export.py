@@ -115,7 +115,7 @@ def check_new(folder: Path) -> None:
     """Raise InputError unless a folder is new or empty."""
     check_output_folder(folder)
     if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder}: expected a new or empty folder, found files in it; name another with --out")
+        raise InputError(f"{folder}: expected a new or empty folder, found files in it; name another")
 
 
 def after(name: str) -> str:

@@ -115,7 +115,7 @@ def train_several(
     waiting, working, stopping = deque(runs), dict[int, _Working](), False
 
     def stop() -> None:
-        # Nothing is raised here: a signal may come while a child is started, which is then known to nobody.
+        # It raises nothing: an error while a child is being started would leave that child without an owner.
         nonlocal stopping
         stopping = True
         for run in working.values():
