@@ -6,7 +6,7 @@
 Prints a report of each. Nothing is timed.
 """
 
-import sys
+import argparse
 
 import torch
 from torch import nn
@@ -94,6 +94,11 @@ class XLSTM(nn.Module):
 LAYERS = {layer.__name__: layer for layer in (MinGRU, Mamba, Titans, Titans1, XLSTM)}
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or LAYERS:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(LAYERS)}; by default all")
+    names = parser.parse_args().names
+    if unknown := {*names} - {*LAYERS}:
+        parser.error(f"expected names of {', '.join(LAYERS)}, found {', '.join(sorted(unknown))}")
+    for name in names or LAYERS:
         torch.manual_seed(0)
         print(f"{check_memory(LAYERS[name](), DIM)}\n", flush=True)

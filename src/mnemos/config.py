@@ -5,7 +5,6 @@ registered. Reading a file therefore imports only modules that `registry.py` nam
 """
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import types
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 from . import registry
+from .errors import near_name
 from .types import InputError
 
 _Value = TypeVar("_Value")
@@ -239,10 +239,7 @@ def with_signature(config: type) -> Callable[[type[_Model]], type[_Model]]:
 def unknown_field(name: str, known: Iterable[str], where: str) -> str:
     """The error message for a field that does not exist, with the most similar field that does."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, 1)
-    return f"{where} has no field {name!r}; " + (
-        f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known)}"
-    )
+    return f"{where} has no field {name!r}; {near_name(name, known, 'it has: ' + ', '.join(known))}"
 
 
 def _wrong(where: str, cls: object, value: object) -> InputError:

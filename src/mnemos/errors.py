@@ -50,11 +50,21 @@ def say(*parts: object, sep: str = " ", end: str = "\n", file: TextIO | None = N
     print(printable(sep.join(map(str, parts))), end=end, file=file, flush=flush)
 
 
+def plural(count: int, noun: str) -> str:
+    """1 seed, 2 seeds."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def near_name(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """The hint for an unknown name: the most similar one, or `otherwise`, by default all."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else otherwise or f"known: {', '.join(known)}"
+    near = nearest(name, known)
+    return f"did you mean {near!r}?" if near else otherwise or f"known: {', '.join(known)}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most similar; None if none is alike."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1)), None)
 
 
 def near_arguments(
@@ -76,7 +86,7 @@ def near_arguments(
                 raise
         fields = [field.name for field in dataclasses.fields(settings)] if settings else []
         known = [one for one in parameters if one != "self"]
-        near = next(iter(difflib.get_close_matches(unknown, [*known, *fields], 1)), None)
+        near = nearest(unknown, [*known, *fields])
         hint = f"did you mean {near!r}?" if near else f"it has {', '.join(known)}"
         if settings and near in fields:
             hint = f"did you mean {settings.__name__}({near}=...) as an argument?"

@@ -7,7 +7,6 @@ classes, is answered with the one that is alike.
 """
 
 import ast
-import difflib
 import functools
 import importlib
 import importlib.util
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import near_arguments
+from .errors import near_arguments, nearest
 
 LABORATORY = ("lightning_fabric", "matplotlib", "rich", "scipy", "tyro")  # what the extra `lab` of pyproject.toml adds
 # What these packages offer is listed only where these libraries are installed.
@@ -63,8 +62,8 @@ def lazy(
     def find(name: str) -> Any:
         module = names.get(name, f"{package}.{name}")
         if name not in names and (name.startswith("_") or importlib.util.find_spec(module) is None):
-            near = [] if name.startswith("_") else difflib.get_close_matches(name, listed, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            near = None if name.startswith("_") else nearest(name, listed)
+            hint = f"; did you mean {near!r}?" if near else ""
             raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
         loaded = load(module)
         value = loaded if module == f"{package}.{name}" else getattr(loaded, name)

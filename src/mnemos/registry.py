@@ -20,7 +20,6 @@ attention and model that this package registers.
 """
 
 import ast
-import difflib
 import functools
 import hashlib
 import importlib
@@ -32,7 +31,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from .errors import InputError
+from .errors import InputError, nearest
 from .face import LABORATORY, find_missing
 
 GROUP = "mnemos.plugins"
@@ -300,8 +299,8 @@ def load(kind: str, name: str, file: object = None) -> Any:
         hint = f"its plug-in {file} is missing: give the file with --plugin FILE"
     elif kind == "recipe" and any(name == default_name(one.attribute) for one in known.values()):
         hint = f"this is a family: mnemos list {name} prints its recipes"
-    elif near := difflib.get_close_matches(name, known, 1):
-        hint = f"did you mean {near[0]!r}?"
+    elif near := nearest(name, known):
+        hint = f"did you mean {near!r}?"
     else:
         hint = f"known: {', '.join(known)}" if len(known) <= 20 else "mnemos list prints the known names"
     article = "an" if kind[0] in "aeiou" else "a"

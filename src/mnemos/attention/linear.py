@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mnemos._compat import exportable
 from mnemos.config import AttentionConfig
-from mnemos.ops.backend import nearest
+from mnemos.errors import near_name
 from mnemos.ops.dense_layer import Linear
 from mnemos.ops.linear import BACKENDS, LinearState, linear_attention
 from mnemos.ops.linear.feature_maps import FeatureMap, favor, find, random_projection
@@ -100,7 +100,7 @@ class LinearAttention(MultiHeadAttention[Sums]):
         self.rotary = rotary_of(rotary, dim // num_heads)
         names = ("auto", *BACKENDS.by_name)
         if backend not in names:
-            raise InputError(f"expected a backend of linear attention, found {backend!r}; {nearest(backend, names)}")
+            raise InputError(f"expected a backend of linear attention, found {backend!r}; {near_name(backend, names)}")
         self.feature_map, self.eps, self.backend = feature_map, eps, backend
         self.qkv = Linear(dim, 3 * dim)
         self.output = Linear(dim, dim)

@@ -23,7 +23,7 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class SkippedFile(UserWarning):
-    """A path in a folder of data is no file (a named pipe, a socket or a device), and is not read."""
+    """Some of the data are not read: a named pipe, a socket or a device in a folder, rows of a table without text."""
 
 
 def one_line(error: BaseException) -> str | None:

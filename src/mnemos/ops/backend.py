@@ -1,13 +1,12 @@
 """The backends of an operator, and the rules by which one of them computes a call."""
 
-import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from mnemos.errors import InputError
+from mnemos.errors import InputError, near_name
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Backends:
                     return one
         if name not in self.by_name:
             raise InputError(
-                f"{self.operator}: expected a known backend, found {name!r}; {nearest(name, ('auto', *self.by_name))}"
+                f"{self.operator}: expected a known backend, found {name!r}; {near_name(name, ('auto', *self.by_name))}"
             )
         one = self.by_name[name]
         if why := one.why_not():
@@ -51,9 +50,3 @@ class Backends:
             found = ", ".join(f"{x.dtype} {list(x.shape)} on {x.device.type}" for x in tensors)
             raise InputError(f"{self.operator}: backend {name!r} does not take {found}; use 'auto'")
         return one
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the nearest known one, or all."""
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"

@@ -27,8 +27,8 @@ from mnemos._compat import (
     function_mode_active,
     is_tracing,
 )
-from mnemos.errors import InputError
-from mnemos.ops.backend import Backend, Backends, nearest
+from mnemos.errors import InputError, near_name
+from mnemos.ops.backend import Backend, Backends
 from mnemos.ops.precision import full_precision
 from mnemos.types import JSONObject
 
@@ -233,7 +233,7 @@ def choice() -> Choice:
             if _state.choice is None:
                 name = os.environ.get(VARIABLE)
                 if name is not None and name not in FIXED:
-                    raise InputError(f"{VARIABLE}: expected blas or onednn, found {name!r}; {nearest(name, FIXED)}")
+                    raise InputError(f"{VARIABLE}: expected blas or onednn, found {name!r}; {near_name(name, FIXED)}")
                 _put(measure() if name is None else FIXED[name])
     return _state.choice  # type: ignore[return-value]
 

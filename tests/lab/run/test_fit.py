@@ -287,6 +287,9 @@ def test_what_does_not_fit_is_refused(tmp_path):
         mnemos.fit(classifier(), rows(), rows(), tmp_path / "shape", 2, loss=per_token, train=SETTINGS)
     with pytest.raises(InputError, match="fsdp"):
         mnemos.fit(classifier(), rows(), rows(), tmp_path / "fsdp", 2, train=replace(SETTINGS, strategy="fsdp"))
+    ids = [(torch.full((4, 3), 9), torch.zeros(4, 3, dtype=torch.int64))]
+    with pytest.raises(InputError, match=r"tables of 9 rows, found ids 9 to 9, shape \[4, 3\]; correct"):
+        mnemos.fit(torch.nn.Embedding(9, 5), ids, ids, tmp_path / "ids", 2, train=SETTINGS)
     mnemos.fit(classifier(), rows(), rows(), tmp_path / "other", 2, train=SETTINGS)
     with pytest.raises(InputError, match=r"another data\.train"):
         mnemos.fit(classifier(), rows(21), rows(), tmp_path / "other", 2, train=SETTINGS, resume=True)

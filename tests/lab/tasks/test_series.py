@@ -107,9 +107,7 @@ def test_gaps_have_the_value_before_and_columns_are_named(tmp_path):
     )
     assert task.values[0] == 0, "its mean, and no value from the future"
     assert (task.values[1:7, 0] * std + mean).round().tolist() == [1, 2, 2, 2, 5, 0]
-    assert "3 values are missing: each is read as that of the step before, 1 before the first of their" in str(
-        task.about
-    )
+    assert "3 missing values: read as that of the step before, 1 before the first of their" in str(task.about)
     assert "left out: b" in str(task.about)
     for change in ({"columns": ("c",)}, {"target": "d"}):
         with pytest.raises(InputError, match=r"g.csv: .*found '[cd]'; it has the columns a, b"):
@@ -186,7 +184,7 @@ def test_a_forecast_reads_segments_as_the_training_did(table, monkeypatch):
 def test_steps_without_a_class_are_named_and_not_scored(tmp_path):
     path = write(tmp_path / "n.csv", a=np.random.default_rng(0).normal(size=STEPS), b=["x", "", "y", ""] * 100)
     task = SeriesConfig(path, target="b").build()
-    assert "200 steps have no b: they are read and not scored" in task.about
+    assert "200 steps without b: read and not scored" in task.about
     assert (task.sizes["vocab_size"], task.reference) == (2, {"majority class": 0.5})
     assert sum(map(task.count, task.batches("test", 1))) == 30
 

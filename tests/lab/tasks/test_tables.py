@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from mnemos.lab.errors import SkippedFile
 from mnemos.lab.tasks.tables import read_table
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.types import InputError
@@ -43,7 +44,19 @@ def test_each_row_is_a_document(tmp_path, ending):
 
 def test_rows_without_text_are_left_out(tmp_path):
     path = write(tmp_path, ".parquet", {"body": [None, "", "words " * 200] * 9})
-    assert sum(len(documents) for documents in TextConfig(str(path)).build()._splits.values()) == 9
+    with pytest.warns(SkippedFile, match=r"data.parquet: 18 of 27 rows have no text in 'body', and are left out"):
+        splits = TextConfig(str(path)).build()._splits
+    assert sum(map(len, splits.values())) == 9
+
+
+def test_an_empty_line_is_a_row_unless_nothing_follows(tmp_path):
+    for text, a in (("a\n1\n\n3\n\n\n", [1, None, 3]), ("a,b\n1,2\n\n3,4\n\n", [1, None, 3]), ("a\n1\n", [1])):
+        (tmp_path / "t.csv").write_text(text)
+        assert read_table(tmp_path / "t.csv")["a"][:] == a
+    for text in ("\na,b\n1,2\n", "\na\n1\n"):
+        (tmp_path / "t.csv").write_text(text)
+        with pytest.raises(InputError, match="its first line is empty; remove it"):
+            read_table(tmp_path / "t.csv")
 
 
 def test_a_folder_of_tables_gives_its_splits(tmp_path):
@@ -101,6 +114,10 @@ def test_damaged_tables_and_a_missing_library_are_one_line(tmp_path, monkeypatch
         read_table(tmp_path / "c.csv")
     (tmp_path / "d.csv").write_text("0,1\n2.5,3\n")  # as pandas writes a table without names
     assert read_table(tmp_path / "d.csv").column_names == ["0", "1"]
+    (tmp_path / "e.csv").write_bytes("a,b\n1,café\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"e\.csv: .* it is no UTF-8: .* 0xe9; save it as UTF-8"):
+        read_table(tmp_path / "e.csv")
+    assert capfd.readouterr() == ("", ""), "what the library prints before it raises"
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"library datasets, .*not installed; run: pip install"):
         read_table(tmp_path / "b.jsonl")

@@ -1,6 +1,5 @@
 """Train every memory on every benchmark: learning rates by the validation split, then the seeds at the best rate."""
 
-import difflib
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from mnemos.atomic import check_output_file, check_output_folder, write_json
-from mnemos.errors import say
+from mnemos.errors import near_name, plural, say
 from mnemos.lab.compare.baselines import roles_of
 from mnemos.lab.compare.comparison import Comparison, plain_table, summarise
 from mnemos.lab.compare.runs import check_rates, train
@@ -20,7 +19,7 @@ from mnemos.lab.evaluate.controls import STATE_CONTROLS
 from mnemos.lab.evaluate.recorded import StateControls, read_explanation
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.measure.gradients import state_bytes
-from mnemos.lab.report.markup import count, decimal, duration, listed, memory, operations, plural
+from mnemos.lab.report.markup import count, decimal, duration, listed, memory, operations
 from mnemos.lab.run.checks import complete, on_meta
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.provenance import provenance
@@ -103,9 +102,9 @@ def choose(options: Options) -> dict[str, Benchmark]:
             if names.count(name) > 1:
                 raise InputError(f"bench-memory: expected each {what} once, found {name!r} again; leave one out")
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-                raise InputError(f"bench-memory: expected the name of a {what}, found {name!r}; {hint}")
+                raise InputError(
+                    f"bench-memory: expected the name of a {what}, found {name!r}; {near_name(name, known)}"
+                )
     for name, least in (("seeds", 0), ("jobs", 1), ("steps", 0), ("dim", 0)):
         if getattr(options, name) < least:
             raise InputError(f"--{name}: expected at least {least}, found {getattr(options, name)}; raise it")

@@ -18,7 +18,7 @@ import tyro
 from tyro.conf import Suppress
 
 from mnemos import registry
-from mnemos.errors import InputError, say
+from mnemos.errors import InputError, nearest, say
 from mnemos.lab.errors import problem_of_tyro
 
 if TYPE_CHECKING:
@@ -30,10 +30,13 @@ _STYLE = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
 # What tyro says, and how we say it.
 _OURS = {
     r"Missing from [^:]+: (\S+).*": r"the following arguments are required: \1",
-    r"invalid choice ('.*') for argument '(.*)'. Expected one of \((.*)\)": r"\2: expected one of \3, found \1",
     r"Error parsing (\S+): .*\bint\b.*?('[^']*')\]?$": r"\1: expected an integer, found \2",
     r"Error parsing (\S+): .*\bfloat\b.*?('[^']*')\]?$": r"\1: expected a number, found \2",
 }
+_CHOICES = (
+    r"invalid choice '(?P<found>.*)' for argument '(?P<option>.*)'. Expected one of \((?P<known>.*)\)",
+    r"Error parsing (?P<option>\S+): no type matching \{(?P<known>.*)\} could .* from \['(?P<found>None)'\]",
+)
 
 
 def run_command(function: Callable[..., int], verb: str, takes: str, arguments: list[str]) -> int:
@@ -81,6 +84,10 @@ def run_command(function: Callable[..., int], verb: str, takes: str, arguments: 
         problem, meant = problem_of_tyro(output.getvalue())
         for pattern, ours in _OURS.items():
             problem = re.sub(pattern, ours, problem)
+        if choice := next(filter(None, (re.match(pattern, problem) for pattern in _CHOICES)), None):
+            known = sorted({*re.findall(r"\w[\w-]*", choice["known"])} - {"None"})
+            problem = f"{choice['option']}: expected one of {', '.join(known)}, found {choice['found']!r}"
+            meant = nearest(choice["found"], known) or ""
         raise InputError(f"{problem}; " + (f"did you mean {meant}?" if meant else f"see {program} --help")) from None
     bound, unknown = parsed if rest else (parsed, [])
 

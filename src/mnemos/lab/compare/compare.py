@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mnemos.atomic import check_output_folder, is_temporary
-from mnemos.errors import say
+from mnemos.errors import plural, say
 from mnemos.lab.run.checks import unresolved
 from mnemos.lab.run.recipe import Recipe, as_json, differing
 from mnemos.types import InputError, JSONObject
@@ -59,26 +59,7 @@ def compare(
         check_rates(rates)
     folder, asked, equal = Path(folder), recipes, read_equal(",".join(equal))
     budget = Budget(equal[0], minutes)
-    _check_names(recipes)
-    check_equal(recipes, budget.kind)  # before the sizes of models are taken from the data
-    recipes = scored_alike(recipes)
-    if PARAMETERS in equal or baselines:
-        recipes = completed(recipes)  # parameters depend on the sizes of the data
-    if PARAMETERS in equal:
-        first, *others = recipes
-        recipes = [first, *(with_parameters(one, parameters(first.model), first.name) for one in others)]
-    if baselines:
-        recipes = with_baselines(recipes)
-    elif unwritten:
-        recipes = with_unwritten(recipes)
-    if PARAMETERS in equal:  # baselines may not have as many
-        wanted = parameters(recipes[0].model)
-        for one in recipes[1:]:
-            if abs((count := parameters(one.model)) / wanted - 1) > NEAR:
-                raise InputError(
-                    f"--equal parameters: expected {wanted:,} parameters as of {recipes[0].name}, within {NEAR:.0%}, "
-                    f"found {count:,} of {one.name}; leave it out"
-                )
+    recipes = _compared(recipes, budget, PARAMETERS in equal, baselines, unwritten)
     _check_folder(folder, [one.name for one in recipes], shared=of_claim)
     if against is not None and against not in (names := [one.name for one in recipes]):
         raise InputError(f"--against: expected one of {', '.join(names)}, found {against!r}; change it")
@@ -90,10 +71,11 @@ def compare(
 
     # --- what will be trained, and for how many steps ---
     folder.mkdir(parents=True, exist_ok=True)
-    of_seeds = f"{seeds} seed{'s' * (seeds > 1)}"
+    of_seeds = plural(seeds, "seed")
     if rates:
-        of_seeds = f"{len(rates)} learning rate{'s' * (len(rates) > 1)}, then {of_seeds} of the best"
-    lines = [f"{len(recipes)} recipes × {of_seeds}: {len(recipes) * (max(1, len(rates)) + seeds - 1)} runs"]
+        of_seeds = f"{plural(len(rates), 'learning rate')}, then {of_seeds} of the best"
+    runs = len(recipes) * (max(1, len(rates)) + seeds - 1)
+    lines = [f"{plural(len(recipes), 'recipe')} × {of_seeds}: {plural(runs, 'run')}"]
     for one in recipes:
         before = next((each for each in asked if each.name == one.name), None)
         if (line := one.about if before is None else widths_text(before.model, one.model)) is not None:
@@ -121,6 +103,36 @@ def compare(
         show(comparison)
         say(folder)
     return comparison.as_json()
+
+
+def _compared(
+    recipes: list[Recipe], budget: Budget, of_equal_size: bool, baselines: bool, unwritten: bool
+) -> list[Recipe]:
+    """All recipes of a comparison: those that were named, widened to one size, with their baselines.
+
+    Raises InputError if they differ in names, data or settings.
+    """
+    _check_names(recipes)
+    check_equal(recipes, budget.kind)  # before the sizes of models are taken from the data
+    recipes = scored_alike(recipes)
+    if of_equal_size or baselines:
+        recipes = completed(recipes)  # parameters depend on the sizes of the data
+    if of_equal_size:
+        first, *others = recipes
+        recipes = [first, *(with_parameters(one, parameters(first.model), first.name) for one in others)]
+    if baselines:
+        recipes = with_baselines(recipes)
+    elif unwritten:
+        recipes = with_unwritten(recipes)
+    if of_equal_size:  # baselines may not have as many
+        wanted = parameters(recipes[0].model)
+        for one in recipes[1:]:
+            if abs((count := parameters(one.model)) / wanted - 1) > NEAR:
+                raise InputError(
+                    f"--equal parameters: expected {wanted:,} parameters as of {recipes[0].name}, within {NEAR:.0%}, "
+                    f"found {count:,} of {one.name}; leave it out"
+                )
+    return recipes
 
 
 def _check_names(recipes: list[Recipe]) -> None:

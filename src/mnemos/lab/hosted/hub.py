@@ -1,7 +1,6 @@
 """Host models of Hugging Face and timm by name: their settings as JSON, and their trained weights."""
 
 import contextlib
-import difflib
 import json
 import logging
 import pickle
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from mnemos import registry
 from mnemos.atomic import check_file, parse, read_text
+from mnemos.errors import nearest
 from mnemos.libraries import timm, transformers
 from mnemos.types import InputError
 
@@ -179,8 +179,8 @@ def _check_timm(source: str) -> None:
     library: Any = timm()
     name = source.removeprefix(TIMM)
     if not library.is_model(name.partition(".")[0]):
-        near = difflib.get_close_matches(name, library.list_models(), 1)
-        hint = f"did you mean {TIMM}{near[0]}?" if near else "timm.list_models() names them"
+        near = nearest(name, library.list_models())
+        hint = f"did you mean {TIMM}{near}?" if near else "timm.list_models() names them"
         raise InputError(f"{source}: expected the name of a model of timm, found {name!r}; {hint}")
 
 

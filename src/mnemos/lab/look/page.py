@@ -5,8 +5,9 @@ from functools import partial
 
 import numpy as np
 
+from mnemos.errors import plural
 from mnemos.lab.report.charts import Axis, Chart, chart_figure, variant
-from mnemos.lab.report.markup import decimal, escape, listed, paragraph, plural, table, table_of
+from mnemos.lab.report.markup import decimal, escape, listed, paragraph, table, table_of
 from mnemos.lab.report.shell import chart_library, embedded, html_page, script
 
 from .images import PictureRecording

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from mnemos.lab.report.markup import capital, listed, plural
+from mnemos.errors import plural
+from mnemos.lab.report.markup import capital, listed
 
 from .effects import KNOWN, LOST, WHOLE, Prediction
 from .images import PictureRecording

@@ -14,13 +14,14 @@ import numpy as np
 
 from mnemos import registry
 from mnemos.config import from_dict
+from mnemos.errors import plural
 from mnemos.lab.compare.significance import wilson
 from mnemos.lab.evaluate.records import number
 from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import InputError
 
 from .charts import MOST, WHOLE, Axis, Chart, chart_figure, variant
-from .markup import capital, decimal, listed, missing, plural, table
+from .markup import capital, decimal, listed, missing, table
 from .read import Results, finite_spread
 from .run_records import OWN, RunRecord
 from .shell import variant_name

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from mnemos.errors import plural
 from mnemos.lab.evaluate.recorded import NO_PICTURES, BranchMaps, Explanation, Left, Pictures, SlotContents
 
 from .charts import MOST, WHOLE, Axis, Chart, Series, chart_figure
 from .curves import intervals, means
-from .markup import decimal, escape, figure, img, listed, missing, paragraph, plural, short, shortened, strips, table_of
+from .markup import decimal, escape, figure, img, listed, missing, paragraph, short, shortened, strips, table_of
 from .read import Results
 from .run_records import GateCurves, RunRecord
 from .shell import HEADS, NEGATIVE, POSITIVE, layer_variable

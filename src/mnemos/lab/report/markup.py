@@ -136,11 +136,6 @@ def short(name: str, most: int = 24) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
-def plural(count: int, noun: str) -> str:
-    """1 seed, 2 seeds."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
 def decimal(value: float, signed: bool = False) -> str:
     """A measured value with three decimals, fewer for large values, and a minus sign; an en dash for NaN."""
     if math.isnan(value):

@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 
+from mnemos.errors import plural
 from mnemos.lab.evaluate.recorded import ControlledMemory, StateControls
 
 from .charts import WHOLE, Axis, Chart, chart_figure, variant
-from .markup import capital, decimal, escape, listed, missing, paragraph, plural, short, table
+from .markup import capital, decimal, escape, listed, missing, paragraph, short, table
 from .read import Results
 from .shell import variant_name
 

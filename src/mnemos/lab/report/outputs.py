@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from mnemos.atomic import write_bytes
+from mnemos.errors import plural
 from mnemos.types import JSONObject
 
-from .markup import decimal, escape, figure, img, paragraph, plural, png, table
+from .markup import decimal, escape, figure, img, paragraph, png, table
 from .read import Results
 from .run_records import DETECTIONS, Generated, RunRecord, read_generated
 

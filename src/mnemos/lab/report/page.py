@@ -5,9 +5,10 @@ from pathlib import Path
 
 from mnemos import registry
 from mnemos.atomic import check_output_file, write_text
+from mnemos.errors import plural
 
 from . import costs, curves, gated_caches, memory_use, outputs, provenance, scores, slot_attention
-from .markup import contents, escape, folded, listed, own_ids, paragraph, plural, prose
+from .markup import contents, escape, folded, listed, own_ids, paragraph, prose
 from .read import Results, read_tasks, task_differences
 from .run_records import flat
 from .shell import chart_library, html_page, script

@@ -4,11 +4,12 @@ import json
 import math
 import shlex
 
+from mnemos.errors import plural
 from mnemos.lab.evaluate.records import number
 from mnemos.lab.run.files import Provenance, Result
 from mnemos.types import JSONObject
 
-from .markup import count, escape, listed, missing, paragraph, plural, table, table_of
+from .markup import count, escape, listed, missing, paragraph, table, table_of
 from .read import Results
 from .run_records import RunRecord, flat
 

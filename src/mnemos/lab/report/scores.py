@@ -3,11 +3,12 @@
 import math
 from collections.abc import Sequence
 
+from mnemos.errors import plural
 from mnemos.lab.compare.significance import Difference
 
 from .charts import Axis, Chart, chart_figure, variant
 from .curves import seed_names
-from .markup import OPERATIONS, capital, count, decimal, escape, memory, missing, operations, plural, table, table_of
+from .markup import OPERATIONS, capital, count, decimal, escape, memory, missing, operations, table, table_of
 from .read import Results, finite_spread
 from .run_records import flat
 from .shell import variant_name

@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 
+from mnemos.errors import plural
 from mnemos.lab.evaluate.recorded import KINDS, SlotExample, WriteAttention
 
 from .charts import WHOLE, Axis, Chart, Series, chart_figure
-from .markup import decimal, escape, figure, listed, paragraph, plural, table_of
+from .markup import decimal, escape, figure, listed, paragraph, table_of
 from .read import Results
 
 # The paper's shares of 1,024 slots "during the middle of processing a document", and ‖v_bias‖ of two slots at ρ = 1.

@@ -9,13 +9,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from mnemos.errors import plural
 from mnemos.lab.compare.comparison import Row, cut_note
 from mnemos.lab.compare.significance import BETTER, NO_DIFFERENCE, WORSE, Difference, Scored, compared, interval, wilson
 from mnemos.lab.tasks.metrics import ACCURACY, GUESS, MAJORITY, TOP5
 from mnemos.lab.tasks.no_learning import no_better
 
 from .curves import read_by_x, rows_by_x
-from .markup import capital, decimal, duration, escape, listed, memory, plural, table
+from .markup import capital, decimal, duration, escape, listed, memory, table
 from .read import Results
 from .shell import variant_name
 

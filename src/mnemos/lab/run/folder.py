@@ -112,7 +112,7 @@ class RunFolder:
         if not (folder / "recipe.json").is_file():
             raise InputError(f"{folder}: expected a run to resume, found no recipe.json; start it anew")
         if difference := differing(as_written(read_object(folder / "recipe.json")), as_json(recipe)):
-            raise InputError(f"{folder}: the run has another {difference}; resume it with its own recipe")
+            raise InputError(f"{folder}: the run has another {difference}; resume it with its own settings")
         run = cls(folder, recipe)
         with run._unlocked_on_error():
             run.checkpoints.mkdir(exist_ok=True)

@@ -82,7 +82,10 @@ def _one_line(message: str, recipe: Recipe, words: list[str], program: str) -> s
         if option is None:
             return f"expected settings --field value, found {' '.join(unknown)} without its field; {hint}"
         near = _near_field(recipe, option)
-        hint = missing_cache(recipe, option) or (f"did you mean {near}?" if near else f"see {program} --help")
+        part = option.lstrip("-").partition(".")[0]
+        fields = [path.partition(".")[2] for path in _paths(recipe) if re.fullmatch(rf"{part}\.\w+", path)]
+        known = f"{part} has {', '.join(fields)}" if fields else f"see {program} --help"
+        hint = missing_cache(recipe, option) or (f"did you mean {near}?" if near else known)
         return f"expected a setting of {recipe.name}, found {option}; {hint}"
     if refused := re.match(r"Error parsing ([\w.]+): (.*)", problem):  # by the settings themselves, such as GRC
         return _of_field(recipe, *refused.groups())
@@ -203,15 +206,21 @@ def path_of(option: str) -> str:
 
 
 def _near_field(recipe: Recipe, option: str) -> str | None:
-    """The option whose field has the most similar name, at any level, and of several that with the nearest path."""
-    names: dict[str, list[str]] = {}
-    for path in _paths(recipe):
-        names.setdefault(path.rpartition(".")[2], []).append(path)
+    """The option whose field has the most similar name, first of those below the same part of the recipe.
+
+    Of several with that name it is the one with the nearest path.
+    """
     wrong = path_of(option.partition("=")[0])
-    near = difflib.get_close_matches(wrong.rpartition(".")[2], names, 1)
-    if not near:
-        return None
-    return "--" + difflib.get_close_matches(wrong, names[near[0]], 1, 0)[0].replace("_", "-")
+    part, name = wrong.partition(".")[0], wrong.rpartition(".")[2]
+    everywhere = list(_paths(recipe))
+    inside = [path for path in everywhere if path.startswith(f"{part}.")]
+    # Where the part is right, a field of another part has to have the very name.
+    for paths, likeness in ((inside, 0.6), (everywhere, 1.0 if inside else 0.6)):
+        near = difflib.get_close_matches(name, {path.rpartition(".")[2] for path in paths}, 1, likeness)
+        if near:
+            alike = [path for path in paths if path.rpartition(".")[2] == near[0]]
+            return "--" + difflib.get_close_matches(wrong, alike, 1, 0)[0].replace("_", "-")
+    return None
 
 
 def _paths(value: object, path: str = "") -> Iterator[str]:

@@ -4,7 +4,6 @@ A metric has its name, its direction (is higher better?) and its printed form, s
 reports depends on no particular metric.
 """
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mnemos.errors import near_name
 from mnemos.types import InputError, JSONObject, likelihood_of
 
 from .batch import IGNORE, Batch, counted
@@ -263,8 +263,7 @@ def find_metrics(metrics: Sequence[Metric | str]) -> tuple[Metric, ...]:
         raise InputError(f"metrics: expected a list, found {metrics!r:.80}; put it in a list")
     for one in metrics:
         if not isinstance(one, Metric) and one not in KNOWN:
-            near = difflib.get_close_matches(str(one), KNOWN, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(KNOWN)}; or pass a SumMetric"
+            hint = near_name(str(one), KNOWN, f"known: {', '.join(KNOWN)}; or pass a SumMetric")
             raise InputError(f"metrics: expected a metric or the name of one, found {one!r:.80}; {hint}")
     return tuple(one if isinstance(one, Metric) else KNOWN[one] for one in metrics)
 

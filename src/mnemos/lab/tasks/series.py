@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mnemos.errors import near_name
+from mnemos.errors import near_name, plural
 from mnemos.registry import register
 from mnemos.types import InputError
 
@@ -190,16 +190,16 @@ def read_series(
         arrays[name] = np.where(last >= 0, arrays[name][last], np.nan)  # nothing of later steps
         gaps, first = gaps + int((~finite).sum()), first + int((last < 0).sum())
     # --- what is printed about them ---
-    about = [f"{len(features)} columns: {', '.join(features)}; predicted: {target or 'all'}"]
+    about = [f"{plural(len(features), 'column')}: {', '.join(features)}; predicted: {target or 'all'}"]
     if left_out := [name for name in dtypes if name not in (*features, target)]:
         grows = [f"{name}, which only grows (--data.columns reads it)" if name in clocks else name for name in left_out]
         about.append(f"left out: {', '.join(grows)}")
         about += filter(None, (_bad_cells(name, table[name][:]) for name in left_out if name not in numbers))
     if without := int((labels == IGNORE).sum()):
-        about.append(f"{without:,} steps have no {target}: they are read and not scored")
+        about.append(f"{plural(without, 'step')} without {target}: read and not scored")
     if gaps:
         before = f", {first:,} before the first of their column as its training mean" if first else ""
-        about.append(f"{gaps:,} values are missing: each is read as that of the step before{before}; none is scored")
+        about.append(f"{plural(gaps, 'missing value')}: read as that of the step before{before}, and not scored")
     times = (name for name in dtypes if name in clocks or name not in (*numbers, target))
     about += filter(None, (_jump(name, table[name]) for name in times))
     values, own = (

@@ -2,12 +2,13 @@
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+import warnings
 from pathlib import Path
 from typing import Any
 
 from mnemos import libraries
 from mnemos.errors import near_name
+from mnemos.lab.errors import SkippedFile
 from mnemos.types import InputError
 
 READERS = {
@@ -27,8 +28,8 @@ def is_table(file: Path) -> bool:
     return ending in READERS or (ending == ARROW and not file.name.startswith("cache-"))
 
 
-def read_column(file: Path, column: str | None) -> Iterator[str]:
-    """The texts of a column, row by row; None: the only column of text. Empty values are left out."""
+def read_column(file: Path, column: str | None) -> list[str]:
+    """The texts of a column, row by row, "" where there is none; None: the only column of text."""
     table = read_table(file)
     texts = [
         name for name, feature in table.features.items() if getattr(feature, "dtype", "") in ("string", "large_string")
@@ -38,7 +39,11 @@ def read_column(file: Path, column: str | None) -> Iterator[str]:
         hint = f"it has {', '.join(texts) or 'no column of text'}"
         problem = f"none; {hint}" if column is None else f"{column!r}; {near_name(column, texts, hint)}"
         raise InputError(f"{file}: expected the name of a column of text in data.column, found {problem}")
-    return (text for text in table[name] if text)
+    rows = [text or "" for text in table[name]]
+    if empty := rows.count(""):
+        without = f"{empty:,} of {len(rows):,} rows have no text in {name!r}"
+        warnings.warn(f"{file}: {without}, and are left out", SkippedFile, stacklevel=2)
+    return rows
 
 
 def read_table(file: Path) -> Any:
@@ -50,18 +55,23 @@ def read_table(file: Path) -> Any:
     if ending not in READERS and ending != ARROW:
         raise InputError(f"{file}: expected a table ({', '.join(READERS)}), found the ending {ending!r}; convert it")
     library = libraries.datasets()
-    silent = library.are_progress_bars_disabled()
+    silent, log = library.are_progress_bars_disabled(), library.logging.get_verbosity()
     library.disable_progress_bars()  # of the conversion: this program has its own
+    library.logging.set_verbosity(library.logging.CRITICAL)  # it prints an error before it raises it
     try:
         if ending == ARROW:
             return library.Dataset.from_file(str(file))
-        options = {"sep": "\t"} if ending == ".tsv" else {}
+        options: dict[str, Any] = {"sep": "\t"} if ending == ".tsv" else {}
+        if READERS[ending] == "from_csv":
+            options["skip_blank_lines"] = False  # in a table of one column it is a step without a value
         with tempfile.TemporaryDirectory() as cache:  # the library converts a file into Arrow once, there
             read = getattr(library.Dataset, READERS[ending])
             table = read(str(file), cache_dir=cache, keep_in_memory=True, **options)
-        # --- first lines that are no names ---
+        # --- first lines that are no names, and last lines without a value ---
         if READERS[ending] == "from_csv":
             names = table.column_names
+            if all(name == "Unnamed: 0" or name.startswith("__index_") for name in names):  # of pandas, for none
+                raise ValueError("its first line is empty; remove it")
             if "__index_level_0__" in names:  # of pandas, for a first value
                 raise ValueError("its rows have more columns than its first line has names, as with decimal commas")
             if len(names) == 1 and (wrong := next((mark for mark in ";\t" if mark in names[0]), None)):
@@ -69,14 +79,19 @@ def read_table(file: Path) -> Any:
             # What pandas and NumPy's tables call columns, 0, 1, …, are names.
             if all(map(is_number, names)) and names != [*map(str, range(len(names)))]:
                 raise ValueError("its first line has numbers where names of columns are expected; add a line of names")
+            rows = len(table)
+            while rows and all(value is None for value in table[rows - 1].values()):
+                rows -= 1
+            table = table.select(range(rows)) if rows < len(table) else table
         return table
     except Exception as error:  # of the library's readers
         cause = error.__cause__ or error
-        raise InputError(
-            f"{file}: expected a table ({ending}), but it cannot be read ({' '.join(str(cause).split()):.160}); "
-            "correct the file"
-        ) from None
+        problem, fix = f"it cannot be read ({' '.join(str(cause).split()):.160})", "correct the file"
+        if isinstance(cause, UnicodeDecodeError):
+            problem, fix = f"it is no UTF-8: {cause.reason} {cause.object[cause.start]:#04x}", "save it as UTF-8"
+        raise InputError(f"{file}: expected a table ({ending}), but {problem}; {fix}") from None
     finally:
+        library.logging.set_verbosity(log)
         if not silent:
             library.enable_progress_bars()
 

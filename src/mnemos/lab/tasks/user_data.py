@@ -156,10 +156,21 @@ class OwnTask(Task):
             options["state"] = state
         if self._own_loss:
             options |= {"labels": batch.targets} | ({"use_cache": False} if "use_cache" in self._accepts else {})
-        if isinstance(inputs := batch.inputs, Mapping):
-            outputs = model(**inputs, **options)
-        else:
-            outputs = model(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)), **options)
+        try:
+            if isinstance(inputs := batch.inputs, Mapping):
+                outputs = model(**inputs, **options)
+            else:
+                outputs = model(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)), **options)
+        except IndexError as error:  # what an nn.Embedding raises; it names neither the ids nor its size
+            tables = sorted({part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)})
+            ids = [x for x in leaves(batch.inputs) if x.numel() and not x.is_floating_point()]
+            if not tables or not ids or "out of range" not in str(error):
+                raise
+            found = f"{min(int(x.min()) for x in ids)} to {max(int(x.max()) for x in ids)}, shape {list(ids[0].shape)}"
+            raise InputError(
+                f"fit: expected ids and positions within the model's tables of {', '.join(map(str, tables))} rows, "
+                f"found ids {found}; correct the ids, shorten the rows, or give the model a larger table"
+            ) from error
         if "state" not in self._accepts:
             return outputs, None
         if not isinstance(outputs, tuple) or len(outputs) != 2:

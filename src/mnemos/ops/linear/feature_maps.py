@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mnemos.errors import InputError
-from mnemos.ops.backend import nearest
+from mnemos.errors import InputError, near_name
 from mnemos.ops.precision import full_precision
 
 FeatureMap = Callable[[Tensor], Tensor]
@@ -123,6 +122,6 @@ def find(feature_map: str | FeatureMap) -> FeatureMap:
     if feature_map not in FEATURE_MAPS:
         raise InputError(
             f"linear_attention: expected a feature map, found {feature_map!r}; "
-            f"{nearest(feature_map, (*FEATURE_MAPS, 'favor'))}"
+            f"{near_name(feature_map, (*FEATURE_MAPS, 'favor'))}"
         )
     return FEATURE_MAPS[feature_map]
