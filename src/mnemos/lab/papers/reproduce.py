@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mnemos.atomic import check_output_folder, read_bytes, write_json, write_text
-from mnemos.errors import say
+from mnemos.errors import plural, say
 from mnemos.lab.run.provenance import provenance, trained
 from mnemos.types import InputError, JSONObject
 
@@ -140,6 +140,6 @@ def claim_page(result: JSONObject, finding: Finding) -> str:
     ]
     body = f'<section id="verdict" class="opening">\n{chr(10).join(filter(None, opening))}</section>\n'
     body += "\n".join(markup.folded(slug, name, text, slug == "figures") for slug, (name, text) in filled.items())
-    runs = f" · {markup.plural(len(finding.runs), 'run')}" if finding.runs else ""
+    runs = f" · {plural(len(finding.runs), 'run')}" if finding.runs else ""
     byline = paragraph(f"{result['paper']}/{result['claim']}{runs}", "byline")
     return html_page(f"{result['title']}: {result['about']}", body, byline, [script("page.js")])
