@@ -1,7 +1,8 @@
-"""What benchmarks/stability.py and forgetting.py rest on: they run the library's code, and the bounds hold."""
+"""What benchmarks/stability.py rests on: it runs the library's code, and the bounds hold."""
 
 import importlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,15 +15,10 @@ BOUNDED, UPDATES = ("official", "mnemos"), 2000
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> Any:
+def stability() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.syspath_prepend(str(BENCHMARKS))
-        yield importlib.import_module
-
-
-@pytest.fixture
-def stability(benchmark) -> ModuleType:
-    return benchmark("stability")
+        yield importlib.import_module("stability")
 
 
 def lanes(stability: ModuleType, preset: str) -> tuple[list, tuple[torch.Tensor, ...], Any]:
@@ -96,18 +92,3 @@ def test_the_linear_candidate_overflows_with_large_weights(stability):
     assert diverged["rms"][0] < 1.5, "it began like any other"
     assert diverged["rms"][-1] is None
     assert max(diverged["radius"][:3]) > 1 > max(rows["default"]["radius"][:3])
-
-
-def test_half_lives_of_what_is_known(benchmark):
-    forgetting = benchmark("forgetting")
-    k = torch.arange(200)
-    share = torch.stack([0.5 ** (k / h) for h in (0.4, 1.0, 7.5)] + [torch.ones(200)], 1)
-    torch.testing.assert_close(forgetting.half_life(share)[:3], torch.tensor([0.4, 1.0, 7.5]))
-    assert forgetting.half_life(share)[3].isnan()
-    generator, x, kept = torch.Generator().manual_seed(0), torch.zeros(2, 50), []
-    keep = 0.5 ** (1 / torch.tensor([[2.0], [10.0]]))
-    for _ in range(5000):
-        x = keep * x + torch.randn(2, 50, generator=generator)
-        kept.append(x)
-    found = forgetting.half_life(forgetting.autocorrelation(torch.stack(kept[200:]), 100))
-    torch.testing.assert_close(found, torch.tensor([2.0, 10.0]), rtol=0.05, atol=0)
