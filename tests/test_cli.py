@@ -271,6 +271,7 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
         (["bench-memory", "mqar", "--out", __file__], "expected a folder or a new name, found a file"),
         (["train", "copy-small", "--out", f"{__file__}/a/b"], f"found that {__file__} is a file"),
         ("reproduce cached_transformers/tabel1", "did you mean 'table1'"),
+        ("reproduce memformer/table1 --jobs 0", "--jobs: expected at least 1, found 0; raise it"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, words, capsys, tmp_path, monkeypatch):

@@ -108,6 +108,7 @@ def reproduce(
     data: Path | None = None,
     steps: int | None = None,
     seeds: int = 1,
+    jobs: int = 1,
     out: Path | None = None,
     run: Path | None = None,
     recipes_only: bool = False,
@@ -119,6 +120,7 @@ def reproduce(
         data: a folder of CIFAR-10, MNIST or recordings; a text
         steps: steps (updates) per run
         seeds: runs per recipe
+        jobs: runs at a time; several have one thread each
         out: the results' folder; by default runs/reproduce/PAPER
         run: a finished run to draw, instead of training a new one
         recipes_only: train nothing: print the recipes that would run
@@ -129,7 +131,8 @@ def reproduce(
         say(listing())
         return 0
     out = out or Path("runs") / "reproduce" / chosen(target)[0].name
-    reproduce(target, Options(out=out, data=data, steps=steps, seeds=seeds, run=run, recipes_only=recipes_only))
+    options = Options(out=out, data=data, steps=steps, seeds=seeds, jobs=jobs, run=run, recipes_only=recipes_only)
+    reproduce(target, options)
     return 0
 
 

@@ -21,15 +21,16 @@ class Options:
     """How to reproduce a claim.
 
     out: the output folder, one per paper. data: a folder with the claim's data: CIFAR-10 or MNIST (None: scikit-learn's
-    digits), recordings, or text. steps: the number of updates of each run (None: the claim's own number). run: a
-    finished run to draw instead of training one. recipes_only: only print which recipes would be trained; no model
-    runs, and no file is written.
+    digits), recordings, or text. steps: the number of updates of each run (None: the claim's own number). jobs: runs at
+    a time, as `compare` has them. run: a finished run to draw instead of training one. recipes_only: only print which
+    recipes would be trained; no model runs, and no file is written.
     """
 
     out: Path
     data: Path | None = None
     steps: int | None = None
     seeds: int = 1
+    jobs: int = 1
     run: Path | None = None
     recipes_only: bool = False
 
@@ -41,9 +42,9 @@ def reproduce(target: str, options: Options) -> list[JSONObject]:
     Raises InputError for an unknown name, with the most similar one, and for options out of range.
     """
     paper, claims = chosen(target)
-    for name, count in (("seeds", options.seeds), ("steps", options.steps)):
+    for name, count in (("seeds", options.seeds), ("jobs", options.jobs), ("steps", options.steps)):
         if count is not None and count < 1:
-            raise InputError(f"--{name}: expected at least 1, found {count}")
+            raise InputError(f"--{name}: expected at least 1, found {count}; raise it")
     if options.data is not None and not options.data.exists():
         raise InputError(
             f"--data {options.data}: expected a folder of data or a file of text, but the path does not exist"

@@ -95,7 +95,8 @@ def train(
     """
     plain = [replace(one, about="") for one in recipes.values()]  # they are not what the registered ones say
     folder = options.out / "runs" / f"{name}-{plain[0].train.steps}"
-    comparison = compare(plain, folder, seeds or options.seeds, of_claim=True, baselines=baselines)
+    seeds = seeds or options.seeds
+    comparison = compare(plain, folder, seeds, of_claim=True, baselines=baselines, jobs=options.jobs)
     names = {recipe.name: row for row, recipe in recipes.items()}
     rows = {names.get(row["name"], row["name"]): row for row in comparison["rows"]}
     runs = {names.get(one, one): [folder / path for path in paths] for one, paths in comparison["runs"].items()}
