@@ -99,30 +99,24 @@ def find_text(
     folder = Path(path)
     if (what := special(folder)) or not folder.exists():
         raise InputError(f"{folder}: expected a file or a folder of text, found {what or 'nothing'}; check data.path")
+    every = [folder] if folder.is_file() else sorted(_files(folder))
+    in_tables = [file for file in every if is_table(file)] if tables and pattern is None else []
+    if column is not None and pattern is None and not in_tables and not scoring:  # a run's column may meet other text
+        raise InputError(
+            f"data.column: expected a table ({', '.join(READERS)}) in data.path, found none in {folder}; leave "
+            "data.column out, or convert the text"
+        )
     if folder.is_file():
-        if pattern is None and not (tables and is_table(folder)):
+        if pattern is None and not in_tables:
             check_text(_head(folder), str(folder))
-            _refuse_column(None if scoring else column, folder)  # a run's column may meet a text that is scored
         return TextFiles(folder, {}, [folder], [], pattern, column)
-    every = sorted(_files(folder))
     texts = [file for file in every if _is_wanted(file, folder, pattern)]
-    if tables and pattern is None and (column is not None or not texts):
-        in_tables = [file for file in every if is_table(file)]
-        if not in_tables:
-            _refuse_column(None if scoring else column, folder)
-        texts = in_tables or texts
+    if in_tables and (column is not None or not texts):
+        texts = in_tables
     splits = _named_splits(folder, every, {*texts}, scoring)
     read = {file for files in splits.values() for file in files} or {*texts}
     left_out = [file for file in every if file not in read]
     return TextFiles(folder, splits, [] if splits else texts, left_out, pattern, column)
-
-
-def _refuse_column(column: str | None, path: Path) -> None:
-    if column is not None:
-        raise InputError(
-            f"data.column: expected a table ({', '.join(READERS)}) in data.path, found none in {path}; leave "
-            "data.column out, or convert the text"
-        )
 
 
 def nothing_found(folder: Path, files: Sequence[Path], what: str = "text") -> InputError:
