@@ -126,18 +126,15 @@ def test_the_table_of_emptied_parts_leaves_out_what_was_emptied_earlier_alone():
     assert ".625" not in text
 
 
-def test_the_page_of_a_question_says_when_it_is_put_and_what_is_known():
-    text = page([asked(0.1, 0.9, 0.9)])
+def test_the_page_says_when_a_question_is_put_and_explains_a_word_outside_the_vocabulary_once():
+    text, plain = page([asked(0.1, 0.9, 0.9)]), page([made()])
     for said in ("asked after every 8 tokens", "Enough alone:"):
         assert said in text
-        assert said not in page([made()])
-
-
-def test_a_word_outside_the_vocabulary_is_explained_once_if_the_text_has_it():
-    one, said = made(), "in the text is a word outside the vocabulary"
-    for other, count in (("word1", 1), ("…", 0), ("", 0)):
+        assert said not in plain
+    one = made()
+    for other, count in (("word1", 1), ("…", 0), ("", 0)):  # only if the text has it
         one.document = replace(one.document, other=other)
-        assert page([one, one]).count(said) == count
+        assert page([one, one]).count("in the text is a word outside the vocabulary") == count
 
 
 def test_a_notebook_shows_the_page_of_a_stream():
@@ -241,15 +238,6 @@ def test_the_viewer_opens_at_what_is_asked_of_the_first_model_that_knows_it(tmp_
     assert view.errors == []
 
 
-@pytest.mark.slow
-def test_numbers_have_four_digits_at_most_and_one_rounding(tmp_path, view):
-    view.open(Look([made()]).write(tmp_path / "look.html").as_uri())
-    for number, text in ((3236.29, "3236"), (98765.4, "98770"), (12.3456, "12.35"), (9.99996, "10.00"), (0, "0.000")):
-        assert view.run(f"mnemosLook.number({number}, 3)") == text
-    for number in (1 / 16, 3 / 16, -1 / 16, 0.0624999, 0.0625001, 2.5, 0.9999):
-        assert view.run(f"mnemosLook.number({number}, 3)") == decimal(number)
-
-
 def test_what_is_shown_is_rounded_once():
     one = asked(0.06252, 0.06252, 0.5)
     one.predictions[0].probability = 0.06252
@@ -258,7 +246,7 @@ def test_what_is_shown_is_rounded_once():
 
 
 @pytest.mark.slow
-def test_long_documents_and_long_segments_are_shown(tmp_path, view):
+def test_long_documents_long_segments_and_numbers_are_shown(tmp_path, view):
     first = made(200, 32, 8)
     path = Look([first, made(), made(1, 5000, 2)]).write(tmp_path / "look.html")
     view.open(path.as_uri(), 420, dark=True)
@@ -268,6 +256,10 @@ def test_long_documents_and_long_segments_are_shown(tmp_path, view):
     numbers = re.search(r"Its probability was (\S+), (\S+) with the caches emptied before this segment", view.run(LOOK))
     wanted = [math.exp(-array[31]) for array in (first.surprise, first.emptied["caches"])]  # of the last word
     assert [float(one) for one in numbers.groups()] == pytest.approx(wanted, abs=0.01)
+    for number, text in ((3236.29, "3236"), (98765.4, "98770"), (12.3456, "12.35"), (9.99996, "10.00"), (0, "0.000")):
+        assert view.run(f"mnemosLook.number({number}, 3)") == text
+    for number in (1 / 16, 3 / 16, -1 / 16, 0.0624999, 0.0625001, 2.5, 0.9999):
+        assert view.run(f"mnemosLook.number({number}, 3)") == decimal(number), "one rounding, of the report's"
     view.run("mnemosLook.go(199)")
     assert view.run(OUTPUT).startswith("segment 200 of 200")
     view.run("document.querySelectorAll('input[name=look-model]')[2].click()")

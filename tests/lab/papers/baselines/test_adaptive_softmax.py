@@ -7,6 +7,7 @@ import torch
 
 import mnemos
 from mnemos import InputError, Memformer, Transformer
+from mnemos.attention.linear import LinearConfig
 from mnemos.generate.sampling import draw
 from mnemos.lab.measure.flops import task_flops
 from mnemos.lab.tasks.batch import IGNORE, Batch
@@ -18,10 +19,12 @@ from mnemos.models.transformer import HeadConfig
 V, CUTOFFS = 40, (6, 15, 28)
 
 
+SIZES = {"vocab_size": V, "dim": 16, "layers": 1, "num_heads": 2, "mlp": 16}
+
+
 def model() -> Transformer:
     torch.manual_seed(0)
-    head = HeadConfig(tied=True, cutoffs=CUTOFFS)
-    found = Transformer(vocab_size=V, dim=16, layers=1, num_heads=2, mlp=16, head=head).double()
+    found = Transformer(**SIZES, head=HeadConfig(tied=True, cutoffs=CUTOFFS)).double()
     with torch.no_grad():
         for p in found.head.parameters():
             p.add_(torch.randn_like(p) * 0.3)
@@ -102,17 +105,8 @@ def test_under_autocast_it_is_computed_in_float32():
 
 def test_the_other_language_models_have_it(tmp_path):
     lstm = LSTMConfig(vocab_size=V, dim=8, layers=1, cutoffs=CUTOFFS, tied=True).build()
-    memformer = Memformer(
-        vocab_size=V,
-        dim=8,
-        encoder_layers=1,
-        decoder_layers=1,
-        num_heads=2,
-        mlp=8,
-        segment=4,
-        tied=True,
-        cutoffs=CUTOFFS,
-    )
+    sizes = {"dim": 8, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "mlp": 8, "segment": 4}
+    memformer = Memformer(vocab_size=V, **sizes, tied=True, cutoffs=CUTOFFS)
     for network in (lstm, memformer):
         given = batch()
         hidden, _ = network(given.inputs)
@@ -126,27 +120,17 @@ def test_the_other_language_models_have_it(tmp_path):
 
 
 def test_a_fused_step_says_that_it_has_no_kernel_for_it():
-    from mnemos.attention.linear import LinearConfig
-
-    network = Transformer(
-        vocab_size=V,
-        dim=8,
-        layers=1,
-        num_heads=2,
-        mlp=8,
-        attention=LinearConfig(),
-        head=HeadConfig(tied=True, cutoffs=CUTOFFS),
-    ).eval()
-    step = mnemos.fused_step(network)
+    head = HeadConfig(tied=True, cutoffs=CUTOFFS)
+    step = mnemos.fused_step(Transformer(**SIZES, attention=LinearConfig(), head=head).eval())
     assert "AdaptiveSoftmax" in step.why or not step.fused
-    assert step(torch.tensor([[1]]))[0].shape == (1, 1, 8)
+    assert step(torch.tensor([[1]]))[0].shape == (1, 1, 16)
 
 
 def test_its_products_are_counted():
     network, given = model(), batch(CUTOFFS[0])
     rows = int((given.targets != IGNORE).sum())
     head = 2 * rows * 16 * (CUTOFFS[0] + len(CUTOFFS))
-    hidden = Transformer(vocab_size=V, dim=16, layers=1, num_heads=2, mlp=16, head=HeadConfig(tied=True)).double()
+    hidden = Transformer(**SIZES, head=HeadConfig(tied=True)).double()
     logits = 2 * given.inputs.numel() * 16 * V
     assert task_flops(network, SUPERVISED, given) - head == task_flops(hidden, SUPERVISED, given) - logits
 
@@ -161,4 +145,4 @@ def test_its_products_are_counted():
 )
 def test_heads_that_cannot_be(head, words):
     with pytest.raises(InputError, match=words):
-        Transformer(vocab_size=V, dim=16, layers=1, num_heads=2, mlp=16, causal=not head.classes, head=head)
+        Transformer(**SIZES, causal=not head.classes, head=head)

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from sparse_layers import compare, kept_by_backward, spoilt, tokens
 from torch.utils.flop_counter import FlopCounterMode
 
 from mnemos import GRC
@@ -34,14 +35,6 @@ def holes(t, block):
     return mask
 
 
-def compare(found, expected, given):
-    upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    gradients = [torch.autograd.grad(y, given, upstream) for y in (found, expected)]
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-
-
 CASES = [  # tokens, block, window, random blocks, global blocks
     (29, 2, 3, 3, 1),  # 15 blocks, the last one of one token
     (27, 3, 3, 3, 1),  # 9 blocks, one more than a block reads
@@ -59,8 +52,7 @@ def test_equals_the_definition(case, masked):
     t, block, window, extra, ends = case
     given = inputs(t)
     mask = holes(t, block) if masked else None
-    if masked:  # padding may hold anything
-        given = [x.detach().masked_fill(~mask[..., None, None], torch.nan).requires_grad_() for x in given]
+    given = spoilt(given, mask) if masked else given
     drawn = draw_random_blocks(2, -(-t // block), extra, window, ends, seed=3)
     y = block_sparse_attention(*given, drawn, block, window, ends, mask)
     compare(y, reference_block_sparse(*given, drawn, block, window, ends, mask), given)
@@ -139,9 +131,7 @@ def test_flops_are_those_of_the_blocks_that_are_read():
 def test_the_backward_keeps_memory_linear_in_the_length():
     kept = []
     for t in (512, 1024):
-        saved = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x) or x, lambda x: x):
-            block_sparse_attention(*inputs(t, d=4, m=4), draw_random_blocks(2, t // 8), 8)
+        saved = kept_by_backward(block_sparse_attention, *inputs(t, d=4, m=4), draw_random_blocks(2, t // 8), 8)
         kept.append(sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in saved}.values()))
     assert kept[1] < 2.3 * kept[0]
 
@@ -175,10 +165,6 @@ def layer(dropout=0.0, **settings):
     torch.manual_seed(0)
     settings = BlockSparseConfig(**{"block": 2} | settings)
     return BlockSparseAttention(12, 3, dropout=dropout, settings=settings).double()
-
-
-def tokens(t=41, seed=1, rows=2):
-    return torch.randn(rows, t, 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @pytest.mark.parametrize(("t", "padded"), [(48, 0), (60, 9)])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from sparse_layers import compare, kept_by_backward, spoilt, tokens
 
 from mnemos.lab.papers.baselines import reformer
 from mnemos.lab.papers.baselines.reference import reference_reformer
@@ -29,14 +30,6 @@ def holes(t):
     return mask
 
 
-def compare(found, expected, given):
-    upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    gradients = [torch.autograd.grad(y, given, upstream, materialize_grads=True) for y in (found, expected)]
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-
-
 CASES = [  # tokens, chunk, rounds, factors
     (1, 3, 2, (4,)),
     (4, 4, 2, (4,)),  # one chunk: no hash
@@ -54,9 +47,7 @@ def test_equals_the_equations(case, masked, causal, poisoned):
     t, chunk, rounds, factors = case
     qk, v, rotations = inputs(t, rounds, factors)
     mask = holes(t) if masked else None
-    given = [qk, v]
-    if masked:  # padding may hold anything
-        given = [x.detach().masked_fill(~mask[..., None, None], torch.nan).requires_grad_() for x in given]
+    given = spoilt([qk, v], mask) if masked else [qk, v]
     y = reformer_attention(*given, rotations, chunk, causal, mask)
     compare(y, reference_reformer(*given, rotations, chunk, causal, mask), given)
 
@@ -75,10 +66,7 @@ def test_the_backward_keeps_no_scores_of_several_steps(monkeypatch):
     kept = []
     for most in (scores, scores // 16):
         monkeypatch.setattr(reformer, "SCORES_AT_A_TIME", {"cpu": most})
-        saved = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x) or x, lambda x: x):
-            y = reformer_attention(qk, v, rotations, 16)
-        assert y.requires_grad
+        saved = kept_by_backward(reformer_attention, qk, v, rotations, 16)
         floats = {x.data_ptr(): x.numel() for x in saved if x.is_floating_point()}
         kept.append(sum(floats.values()))
     assert kept[0] > scores > kept[1]
@@ -90,21 +78,6 @@ def test_the_last_tokens_alone(last, causal):
     qk, v, rotations = inputs(29)
     whole = reformer_attention(qk, v, rotations, 4, causal, holes(29))[:, 29 - last :]
     compare(reformer_attention(qk, v, rotations, 4, causal, holes(29), last=last), whole, (qk, v))
-
-
-def test_one_chunk_is_softmax_attention_without_the_token_itself():
-    qk, v, rotations = inputs(9)
-    y = reformer_attention(qk, v, rotations, 9, causal=False)
-    scores = torch.einsum("bihd,bjhd->bhij", qk, torch.nn.functional.normalize(qk, dim=-1))
-    weights = scores.masked_fill(torch.eye(9).bool(), -torch.inf).softmax(-1)
-    torch.testing.assert_close(y, torch.einsum("bhij,bjhm->bihm", weights, v), rtol=1e-4, atol=1e-5)
-
-
-def test_a_later_token_is_never_read():
-    qk, v, rotations = inputs(30)
-    for i in (0, 11, 28):
-        reads = torch.autograd.grad(reformer_attention(qk, v, rotations, 4)[:, i].sum(), (qk, v))
-        assert not any(x[:, i + 1 :].any() for x in reads)
 
 
 def test_low_precision_and_scores_far_apart():
@@ -172,10 +145,6 @@ def layer(causal=True, dropout=0.0, **settings):
     torch.manual_seed(0)
     settings = ReformerConfig(**{"rounds": 2, "chunk": 4, "buckets": 4} | settings)
     return ReformerAttention(12, 3, causal, dropout, settings).double()
-
-
-def tokens(t=41, seed=1, rows=2):
-    return torch.randn(rows, t, 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
