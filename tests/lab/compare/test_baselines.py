@@ -31,10 +31,15 @@ SIZES = {
 ATTENTIONS = {"": "softmax", "-bigbird": "block-sparse", "-reformer": "reformer", "-linear": "linear"}
 
 
+def load(name: str, **sizes):
+    """A recipe whose model has the sizes that its data would give it."""
+    recipe = registry.load("recipe", name)()
+    return replace(recipe, model=replace(recipe.model, **sizes))
+
+
 @pytest.mark.parametrize("name", SIZES)
 def test_a_baseline_of_equal_parameters_has_no_cache(name):
-    recipe = registry.load("recipe", name)()
-    recipe = replace(recipe, model=replace(recipe.model, **SIZES[name]))
+    recipe = load(name, **SIZES[name])
     made = equal_parameters(recipe)
     assert (made.name, made.model.cache) == (f"{name}-wider", None)
     assert (made.data, made.optim, made.train) == (recipe.data, recipe.optim, recipe.train)
@@ -43,15 +48,9 @@ def test_a_baseline_of_equal_parameters_has_no_cache(name):
 
 
 def test_baselines_follow_each_recipe_with_a_cache():
-    demo, cached = (registry.load("recipe", name)() for name in ("short-listops", "short-listops-cached"))
-    cached = replace(cached, model=replace(cached.model, vocab_size=16, max_length=25))
+    demo, cached = load("short-listops"), load("short-listops-cached", **SIZES["short-listops-cached"])
     names = [recipe.name for recipe in with_baselines([demo, cached])]
-    assert names == [
-        "short-listops",
-        "short-listops-cached",
-        "short-listops-cached-unwritten",
-        "short-listops-cached-wider",
-    ]
+    assert names == [f"short-listops{end}" for end in ("", "-cached", "-cached-unwritten", "-cached-wider")]
     named = replace(demo, name="short-listops-cached-wider")  # the user's own
     assert [recipe.name for recipe in with_baselines([named, cached])] == [names[3], *names[1:3]]
     longer = replace(cached, name="longer", model=replace(cached.model, cache=GRC(length=50)))
@@ -65,7 +64,7 @@ def test_baselines_follow_each_recipe_with_a_cache():
 
 
 def test_whose_baseline_a_recipe_is_follows_from_its_settings():
-    cached = registry.load("recipe", "short-listops-cached")()
+    cached = load("short-listops-cached")
 
     def other(name, **switches):
         return replace(cached, name=name, model=replace(cached.model, cache=replace(cached.model.cache, **switches)))
@@ -94,15 +93,14 @@ def test_whose_baseline_a_recipe_is_follows_from_its_settings():
     ],
 )
 def test_the_memory_that_a_recipe_writes_has_a_name(name, memory):
-    recipe = registry.load("recipe", name)()
+    recipe = load(name)
     never = [one for one in with_unwritten([recipe]) if one != recipe] if memory else []
     assert [role.memory for role in roles_of([recipe, *never]).values()] == [memory, *(None for _ in never)]
 
 
 def test_shortened_listops_has_all_rows_and_stays_sparse():
     names = [f"listops-128{attention}{cached}" for attention in ATTENTIONS for cached in ("", "-cached")]
-    recipes = [registry.load("recipe", name)() for name in names]
-    recipes = [replace(one, model=replace(one.model, vocab_size=16, max_length=128)) for one in recipes]
+    recipes = [load(name, vocab_size=16, max_length=128) for name in names]
     assert [one.model.attention.name for one in recipes[::2]] == list(ATTENTIONS.values())
     made = with_baselines(recipes)
     endings = ("", "-cached", "-cached-constant", "-cached-wider")
@@ -118,8 +116,7 @@ def test_shortened_listops_has_all_rows_and_stays_sparse():
     ("name", "size"), [("text-memformer", "slots"), ("text-rmt", "tokens"), ("text-armt", "tokens")]
 )
 def test_memories_of_segments_have_baselines_too(name, size):
-    recipe = registry.load("recipe", name)()
-    recipe = replace(recipe, model=replace(recipe.model, vocab_size=256))
+    recipe = load(name, vocab_size=256)
     _, never, wider = with_baselines([recipe])
     assert (never.name, never.model.memory) == (f"{name}-unwritten", replace(recipe.model.memory, write=False))
     assert (wider.name, getattr(wider.model.memory, size)) == (f"{name}-wider", 0)
@@ -128,8 +125,7 @@ def test_memories_of_segments_have_baselines_too(name, size):
 
 
 def test_detectors_have_wider_backbones():
-    recipe = registry.load("recipe", "shapes-mask-rcnn-cached")()
-    recipe = replace(recipe, model=replace(recipe.model, classes=4))
+    recipe = load("shapes-mask-rcnn-cached", classes=4)
     made = equal_parameters(recipe)
     assert parameters(made.model) == pytest.approx(parameters(recipe.model), rel=1e-3)
     assert made.model.backbone.cache is None
@@ -148,7 +144,7 @@ class NoMLP(ModelConfig):
 
 
 def test_a_model_without_mlps_is_refused_and_one_without_a_cache_has_no_baseline():
-    recipe = registry.load("recipe", "short-listops-cached")()
+    recipe = load("short-listops-cached")
     with pytest.raises(InputError, match=r"a model with an MLP in one of the fields mlp, .*found no-mlp"):
         equal_parameters(replace(recipe, model=NoMLP()))
     assert equal_parameters(replace(recipe, model=NoMLP(None))) is None
@@ -171,7 +167,7 @@ class IdleStages(NoMLP):
 
 @pytest.mark.parametrize("model", [IdleMLP(), IdleStages()])
 def test_a_field_that_changes_no_parameters_is_refused(model):
-    recipe = replace(registry.load("recipe", "short-listops-cached")(), model=model)
+    recipe = replace(load("short-listops-cached"), model=model)
     with pytest.raises(InputError, match=r"of a model with a larger mlp.*, found as many; write this baseline"):
         equal_parameters(recipe)
 
@@ -182,7 +178,7 @@ def test_as_many_recipes_as_a_table_may_have(monkeypatch):
 
 
 def test_recipes_with_other_data_are_refused_before_their_baselines_are_made(tmp_path):
-    recipes = [registry.load("recipe", name)() for name in ("short-listops-cached", "digits-vit-cached")]
+    recipes = [load(name) for name in ("short-listops-cached", "digits-vit-cached")]
     with pytest.raises(InputError, match="equal data settings"):
         compare(recipes, tmp_path / "run", baselines=True)
 

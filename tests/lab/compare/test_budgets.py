@@ -1,6 +1,5 @@
 """Comparisons at equal samples, FLOPs, time and parameters."""
 
-import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -234,27 +233,37 @@ def test_parameters_are_made_equal_by_the_width_of_mlps(text):
         with_parameters(wide, 13_000, "small")
 
 
+def learner_of(recipe: Recipe) -> Learner:
+    task = recipe.data.build()
+    return Learner(devices.connect(recipe.train), complete(recipe, task), task)
+
+
+def counted(learner: Learner) -> int:
+    """The FLOPs of an update after the first. Counting leaves weights, stored caches, states and gradients alone."""
+    update(learner)
+    stored = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    carried, drawn = [leaf.clone() for leaf in leaves(learner.carried.states)], torch.get_rng_state()
+    found = run_flops.count_update_flops(learner)
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert all(map(torch.equal, leaves(learner.carried.states), carried))
+    assert all(torch.equal(value, stored[name]) for name, value in learner.model.state_dict().items())
+    assert all(value.any() for name, value in stored.items() if name.endswith("cache"))
+    assert all(p.grad is None for p in learner.model.parameters())
+    return found
+
+
 def test_the_flops_of_an_update_are_those_of_its_forwards_and_backwards(text):
-    """Memory replay computes three of four segments again; counting changes nothing that is trained."""
+    """Memory replay computes three of four segments again."""
     found = {}
     for replayed in (False, True):
-        recipe = rmt(text, rollout=RolloutConfig(segments=4, replay=replayed))
-        task = recipe.data.build()
-        recipe = complete(recipe, task)
-        learner = Learner(devices.connect(recipe.train), recipe, task)
-        update(learner)
-        weights = {name: value.clone() for name, value in learner.model.state_dict().items()}
-        carried, drawn = [leaf.clone() for leaf in leaves(learner.carried.states)], torch.get_rng_state()
-        found[replayed] = run_flops.count_update_flops(learner)
-        assert torch.equal(drawn, torch.get_rng_state())
-        assert all(map(torch.equal, leaves(learner.carried.states), carried))
-        assert all(torch.equal(value, weights[name]) for name, value in learner.model.state_dict().items())
-        assert all(p.grad is None for p in learner.model.parameters())
-    forward = task_flops(learner.model, task, task.example()) * 2 * 4  # of rows × segments, without a state
+        learner = learner_of(rmt(text, rollout=RolloutConfig(segments=4, replay=replayed)))
+        found[replayed] = counted(learner)
+    model, task = learner.model, learner.task
+    forward = task_flops(model, task, task.example()) * 2 * 4  # of rows × segments, without a state
     assert found[False] / forward == pytest.approx(3, rel=0.2)
     batch = task.train_batch(4, 2, 0)
     with torch.no_grad():
-        again = count_flops(lambda: task.advance(learner.model, batch, learner.carried.states[0]))
+        again = count_flops(lambda: task.advance(model, batch, learner.carried.states[0]))
     assert found[True] - found[False] == 3 * again
 
 
@@ -262,15 +271,7 @@ def test_counting_leaves_stored_caches_as_they_are():
     recipe = registry.load("recipe", "short-listops-cached")()
     data = replace(recipe.data, train_size=20, valid_size=4, test_size=4)
     recipe = replace(recipe, data=data, train=replace(recipe.train, batch_size=4, accelerator="cpu"))
-    task = recipe.data.build()
-    recipe = complete(recipe, task)
-    learner = Learner(devices.connect(recipe.train), recipe, task)
-    update(learner)
-    once, again = copy.deepcopy(learner.model), learner.model
-    assert run_flops.count_update_flops(learner) > 0
-    written = {name: value for name, value in again.state_dict().items() if name.endswith("cache")}
-    assert all(value.abs().sum() > 0 for value in written.values())
-    assert all(torch.equal(value, once.state_dict()[name]) for name, value in written.items())
+    assert counted(learner_of(recipe)) > 0
 
 
 def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forked_comparisons):
@@ -316,9 +317,7 @@ def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, measured, ca
 
 def test_flops_are_a_mean_over_all_shapes_of_many_updates(text, monkeypatch):
     """Rows of 1 to 40 tokens, whose cost grows with the square; and two shapes in either order are two shapes."""
-    recipe = plain(text, steps=80)
-    task = recipe.data.build()
-    made = Learner(devices.connect(recipe.train), complete(recipe, task), task)
+    made = learner_of(plain(text, steps=80))
     lengths, steps = [1 + step * 7 % 40 for step in range(80)], [*range(80)]  # each batch is read once
     monkeypatch.setattr(made, "batches", lambda step: [padded(2, lengths[steps.pop(0)])])
     monkeypatch.setattr(run_flops, "gradients", lambda made, batches: batches[0][0].shape[1])

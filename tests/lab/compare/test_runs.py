@@ -57,12 +57,8 @@ VALID = {("text", 1e-3): 2.0, ("text", 1e-2): 1.5, ("text-xl", 1e-3): 1.0, ("tex
 def write_result(folder, score, **more):
     folder.mkdir(parents=True)
     write_json(folder / "run.json", {})
-    scores = {
-        "metric": "bits per byte",
-        "valid": {"bits per byte": score},
-        "test": {"loss": 0.0, "bits per byte": -1.0},
-    }
-    write_json(folder / "result.json", {**scores, "seconds": 1.0, "flops": 1, **more})
+    scores = {"valid": {"bits per byte": score}, "test": {"loss": 0.0, "bits per byte": -1.0}}
+    write_json(folder / "result.json", {"metric": "bits per byte", **scores, "seconds": 1.0, "flops": 1, **more})
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -145,11 +141,8 @@ def test_a_signal_ends_all_runs_with_one_line(text, runs_here, tmp_path, number,
     assert [child.terminated for child in children] == [True, True], "no other run begins"
 
 
-@pytest.mark.parametrize(
-    ("error", "raised"),
-    [(TrainingFailed("no"), TrainingFailed), (InputError("no"), InputError), (Interrupted(), Interrupted)],
-)
-def test_a_run_that_fails_or_was_interrupted_ends_the_others(text, runs_here, tmp_path, error, raised):
+@pytest.mark.parametrize("error", [TrainingFailed("no"), InputError("no"), Interrupted()])
+def test_a_run_that_fails_or_was_interrupted_ends_the_others(text, runs_here, tmp_path, error):
     def trained(recipe, folder):
         if recipe.name == "a":
             return "working"
@@ -198,23 +191,18 @@ def test_ctrl_c_of_a_terminal_does_not_end_a_child():
     assert not {signal.SIGINT, signal.SIGTERM} & signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_the_estimate_counts_each_recipe_with_its_own_cost():
+def test_the_estimate_counts_each_recipe_with_its_own_cost_from_the_first_run():
     time = 0.0
     left = RunsLeft(["a", "b", "a", "b", "a"], jobs=2, now=lambda: time)
     assert left.done("a", None) == "1 of 5 runs, 0:00:00", "nothing is known yet"
+    numbers = [RunNumber(2, 5, 2, first=True, new=True), RunNumber(3, 5, 2, new=True), RunNumber(4, 5, 2)]
+    assert [left.begun(name) for name in "aba"] == numbers, "the first run of all, and the first of each recipe"
     time = 10.0
     assert left.done("a", 10.0) == "2 of 5 runs, 0:00:10, about 0:00:15 left", "three runs of 10 s, two at a time"
     time = 100.0
     assert left.done("b", 90.0) == "3 of 5 runs, 0:01:40, about 0:00:50 left"
     left.without(["b"])
     assert left.done("a", 10.0) == "4 of 4 runs, 0:01:40"
-
-
-def test_the_first_run_that_begins_is_timed():
-    left = RunsLeft(["a", "b", "a", "b"], jobs=2)
-    left.done("a", None)
-    numbers = [RunNumber(2, 4, 2, first=True, new=True), RunNumber(3, 4, 2, new=True), RunNumber(4, 4, 2)]
-    assert [left.begun(name) for name in "aba"] == numbers, "the first run of all, and the first of each recipe"
 
 
 @pytest.mark.parametrize("quiet", [False, True])

@@ -79,11 +79,6 @@ def test_welch_by_hand():
     assert all(welch(spread(a), spread(b)).interval is None for a, b in unknown)
 
 
-def test_many_seeds_approach_the_normal_interval():
-    _, high = welch(Spread(1.0, 1.0, 31), Spread(0.0, 1.0, 31)).interval
-    assert high - 1 == pytest.approx(2.0003 * math.sqrt(2 / 31), rel=1e-3)  # t at 60 degrees of freedom
-
-
 def test_differences_of_the_same_models_are_taken_run_by_run():
     assert paired([0.0, 0.0]).interval == (0, 0), "the control changed no score"
     assert paired([0.1, 0.1]).interval is None, "equal differences of coarse scores are a coincidence"
@@ -130,14 +125,13 @@ def comparison(scores: dict[str, list[float]], against: str) -> Comparison:
 def test_the_table_says_what_the_seeds_show(capsys):
     show(comparison({"plain": [0.5, 0.51, 0.49], "same": [0.5, 0.52, 0.48], "more": [0.8, 0.81, 0.79]}, "plain"))
     said = capsys.readouterr().out
-    lines = {line.split()[0]: line for line in said.splitlines() if line.strip()}
-    assert "reference" in said
-    assert "no significant difference" in next(line for line in said.splitlines() if line.startswith("same"))
-    assert "better" in next(line for line in said.splitlines() if line.startswith("more"))
+    lines = {line.split()[0]: line for line in reversed(said.splitlines()) if line.strip()}  # of the first table
+    assert "reference" in lines["plain"]
+    assert "no significant difference" in lines["same"]
+    assert "better" in lines["more"]
     ends = welch(spread([0.8, 0.81, 0.79]), spread([0.5, 0.51, 0.49]), level=0.025).interval  # the less of two p
     assert "+0.3000 ({:+.4f} to {:+.4f})".format(*ends) in said
     assert "Welch's t-test against plain" in said
-    assert lines
     show(comparison({"plain": [0.17, 0.17], "more": [0.18, 0.19]}, "plain"))
     said = capsys.readouterr().out
     assert "0.1700 to 0.1700" not in said

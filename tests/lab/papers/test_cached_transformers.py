@@ -18,7 +18,6 @@ from mnemos.lab.papers.cached_transformers import figures, sequence_tables, tabl
 from mnemos.lab.papers.cached_transformers.recipes import PAPER_CACHE
 from mnemos.lab.papers.reproduce import PAPERS, Options, reproduce
 from mnemos.lab.papers.small_runs import Trained, task
-from mnemos.lab.recipes import small_tasks
 from mnemos.lab.recipes.family import altered
 from mnemos.lab.run.checks import complete
 from mnemos.lab.run.session import run
@@ -294,14 +293,3 @@ def test_table6_sets_each_row_beside_its_baselines_and_the_paper(tmp_path, compa
     ]
     assert (rows["linear"]["here"], rows["linear"]["paper gain"]) == ("13.0 ± 0.1", None)
     assert len(found["runs"]) == 16
-
-
-@pytest.mark.exhaustive
-def test_table6(tmp_path, monkeypatch):
-    data = replace(small_tasks.LISTOPS_128, train_size=64, valid_size=8, test_size=40)
-    monkeypatch.setattr(small_tasks, "LISTOPS_128", data)
-    monkeypatch.setattr(sequence_tables, "LISTOPS", {"linear": "listops-128-linear"})
-    (found,) = reproduce("cached_transformers/table6", Options(tmp_path, steps=2))
-    (row,) = found["tables"][0]["rows"]
-    assert all(0 <= float(row[name]) <= 100 for name in ("here", "here cached", "constant cache", "equal parameters"))
-    assert len(found["runs"]) == 4

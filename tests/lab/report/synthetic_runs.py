@@ -15,19 +15,20 @@ VARIANTS = {
 }
 
 
+def edited(path, **fields):
+    """Changes fields of a JSON file; returns what it was before."""
+    before = json.loads(path.read_text())
+    path.write_text(json.dumps(before | fields))
+    return before
+
+
 def recipe(name, seed, steps):
     cache = {"preset": "paper", "length": 32} if "cached" in name else None
+    sizes = {"width": 64, "layers": 2, "attention": {"is": "softmax"}, "mlp": 210 if "wider" in name else 128}
     return {
         "name": name,
         "about": f"ListOps <short>, the {name} variant",
-        "model": {
-            "is": "transformer",
-            "width": 64,
-            "layers": 2,
-            "attention": {"is": "softmax"},
-            "cache": cache,
-            "mlp": 210 if "wider" in name else 128,
-        },
+        "model": {"is": "transformer", **sizes, "cache": cache},
         "data": {"is": "listops", "depth": 3},
         "optim": {"name": "adamw", "lr": 3e-3},
         "train": {"steps": steps, "batch_size": 64, "seed": seed},
@@ -45,18 +46,14 @@ def write_run(
     cached = "cached" in name
     offset = {0: -1.0, 1: 0.1, 2: 0.9}.get(seed, 0.0) * variant["spread"]
     (folder / "recipe.json").write_text(json.dumps(recipe(name, seed, steps)))
+    versions = {"python": "3.11.9", "torch": "2.13.0", "mnemos": "0.1.0"}
+    machine = {"versions": versions, "device": "cpu", "cpu": "AVX2, 2 cores", "threads": 2}
     provenance = {
-        "commit": COMMIT,
-        "dirty": False,
-        "versions": {"python": "3.11.9", "torch": "2.13.0", "mnemos": "0.1.0"},
-        "device": "cpu",
-        "cpu": "AVX2, 2 cores",
-        "threads": 2,
-        "seed": seed,
+        **{"commit": COMMIT, "dirty": False, "seed": seed, "resumed": []},
+        **machine,
         "command": ["mnemos", "train", name, "--train.seed", str(seed)],
         "started": f"2025-11-21T07:0{seed}:00+00:00",
         "finished": f"2025-11-21T07:0{seed + 1}:02+00:00",
-        "resumed": [],
     }
     (folder / "run.json").write_text(json.dumps(provenance, indent=2))
     end = variant["end"] + offset
@@ -153,22 +150,13 @@ def _result(name, seed, steps, end, cached, random):
         "closed": {"loss": 1.21, "accuracy": end - 0.044 + 0.004 * (seed - 1)},
         "exchanged": {"loss": 1.07, "accuracy": end + 0.001 * (seed - 1)},
     }
-    return {
-        "recipe": name,
-        "seed": seed,
-        "steps": steps,
-        "test": {"loss": 1.07, "accuracy": end},
-        "metric": "accuracy",
-        "metrics": {
-            "accuracy": {"higher_is_better": True, "about": "The share of right answers.", "bounds": [0.0, 1.0]}
-        },
-        "valid": {"loss": 1.06, "accuracy": end + 0.004},
-        "majority": 0.106,
-        "parameters": VARIANTS.get(name, VARIANTS["demo"])["parameters"],
-        "flops": 3_100_000 if not cached else 4_200_000,
-        "seconds": 52.0 + 9 * cached + seed,
-        "peak_bytes": 311 * 2**20,
-    } | ({"controls": controls} if cached else {})
+    accuracy = {"higher_is_better": True, "about": "The share of right answers.", "bounds": [0.0, 1.0]}
+    scores = {"test": {"loss": 1.07, "accuracy": end}, "valid": {"loss": 1.06, "accuracy": end + 0.004}}
+    costs = {"flops": 3_100_000 if not cached else 4_200_000, "seconds": 52.0 + 9 * cached + seed}
+    costs |= {"parameters": VARIANTS.get(name, VARIANTS["demo"])["parameters"], "peak_bytes": 311 * 2**20}
+    described = {"metric": "accuracy", "metrics": {"accuracy": accuracy}, "majority": 0.106}
+    found = {"recipe": name, "seed": seed, "steps": steps, **scores, **described, **costs}
+    return found | ({"controls": controls} if cached else {})
 
 
 def _cache(random, slots, width):

@@ -3,7 +3,7 @@
 import json
 import re
 
-from synthetic_runs import write_comparison, write_run
+from synthetic_runs import edited, write_comparison, write_run
 
 from mnemos.lab.report.costs import section
 from mnemos.lab.report.read import read, read_results
@@ -18,12 +18,14 @@ def cells(page: str) -> list[list[str]]:
 
 
 def test_what_was_made_equal_is_said(tmp_path):
-    found = read_results(write_comparison(tmp_path / "c", equal=EQUAL | {"parameters": True}))
-    said = section(found)
-    assert (
-        "Equal training time: 60 seconds per run (CPU time, measured before the first run), and equal parameters"
-        in said
+    found = read_results(
+        write_comparison(
+            tmp_path / "c", seeds=(0,), variants=("demo", "demo-wider"), equal=EQUAL | {"parameters": True}
+        )
     )
+    said = section(found)
+    words = "60 seconds per run (CPU time, measured before the first run), and equal parameters"
+    assert f"Equal training time: {words}" in said
     assert said.count('class="chart"') == 1  # the results do not say the FLOPs of updates
 
 
@@ -31,9 +33,8 @@ def test_all_metrics_of_the_test_split_are_in_the_results(tmp_path):
     run = write_run(tmp_path / "run", "demo")
     result = json.loads((run / "result.json").read_text())
     assert "Other metrics" not in results(read([run]))
-    result["metrics"] |= {"chrF": {"higher_is_better": True, "about": "F-score."}, "loss": {}}
-    result["test"]["chrF"] = 31.257
-    (run / "result.json").write_text(json.dumps(result))
+    described = {"chrF": {"higher_is_better": True, "about": "F-score."}, "loss": {}}
+    edited(run / "result.json", metrics=result["metrics"] | described, test=result["test"] | {"chrF": 31.257})
     found = results(read([run]))
     assert [row for row in cells(found) if len(row) == 2] == [["variant", "chrF"], ["demo", "31.26"]]
     assert "ChrF: F-score." in found
@@ -43,8 +44,7 @@ def test_columns_name_their_units(tmp_path):
     folder = write_comparison(tmp_path / "c", seeds=(0,), unit="frames")
     assert "frames read" not in section(read_results(folder)), "a column in which nothing is known"
     for place in folder.rglob("result.json"):
-        known = json.loads(place.read_text()) | {"tokens": 7000, "scored_rows": {"valid": 60, "test": 60}}
-        place.write_text(json.dumps(known))
+        edited(place, tokens=7000, scored_rows={"valid": 60, "test": 60})
         lines = [json.loads(line) for line in (place.parent / "metrics.jsonl").read_text().splitlines()]
         lines = [line | {"seconds": 1.5} if line["kind"] == "valid" else line for line in lines]
         (place.parent / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

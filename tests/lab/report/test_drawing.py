@@ -8,7 +8,7 @@ from mnemos.lab.report.curves import intervals, means
 from mnemos.lab.report.gated_caches import LARGEST, effective_rank, gate_chart, grey, pool, spotlit
 from mnemos.lab.report.markup import decimal, duration, listed, memory, operations, short, shortened
 from mnemos.lab.report.memory_use import extent
-from mnemos.lab.report.run_records import GateCurves, flat
+from mnemos.lab.report.run_records import GateCurves
 
 
 def test_long_curves_of_seeds_share_their_intervals():
@@ -68,10 +68,6 @@ def test_numbers_as_a_paper_prints_them():
     assert [memory(v * 1024) for v in (999, 999.6, 1023, 1024)] == ["999 KiB", "1,000 KiB", "1,023 KiB", "1 MiB"]
     assert [listed(["a"]), listed(["a", "b", "c"]), listed([])] == ["a", "a, b and c", ""]
     assert short("x" * 30) == "x" * 23 + "…"
-
-
-def test_nested_settings_have_dotted_names():
-    assert flat({"a": {"b": 1, "c": [2]}, "d": None}) == {"a.b": 1, "a.c": [2], "d": None}
 
 
 def test_names_lose_what_all_share():

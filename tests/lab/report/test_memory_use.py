@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 from synthetic_runs import LAYERS, write_run
 
+from mnemos.lab.report import slot_attention
 from mnemos.lab.report.gated_caches import content_section
 from mnemos.lab.report.memory_use import rounded, section
 from mnemos.lab.report.read import read, read_run, results_of
@@ -105,7 +106,8 @@ def test_a_control_that_lacks_the_metric_has_no_change(tmp_path):
 
 
 def test_runs_without_controls_have_no_section(tmp_path):
-    assert part([write_run(tmp_path / "demo"), write_run(tmp_path / "demo-cached", "demo-cached")]) == ""
+    runs = [write_run(tmp_path / "demo"), write_run(tmp_path / "demo-cached", "demo-cached")]
+    assert part(runs) == slot_attention.section(read(runs)) == ""
 
 
 def test_what_is_malformed_is_refused(tmp_path):

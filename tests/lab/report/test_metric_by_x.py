@@ -5,7 +5,7 @@ import math
 import re
 
 import pytest
-from synthetic_runs import write_run
+from synthetic_runs import edited, write_run
 
 from mnemos import InputError
 from mnemos.lab.compare.comparison import read_comparison, show, summarise
@@ -23,20 +23,17 @@ ALONG = {"metric": "accuracy", "x": "words back", "chance": 0.1}
 
 def run(folder, name, values, seed=0, **changes):
     write_run(folder, name, seed)
-    file = folder / "result.json"
-    result = json.loads(file.read_text()) | {"state_bytes": 4096}
-    file.write_text(json.dumps({**result, "along": {**ALONG, "values": values, **changes}}))
+    edited(folder / "result.json", state_bytes=4096, along={**ALONG, "values": values, **changes})
     return folder
 
 
 def test_the_caption_says_what_was_trained(tmp_path):
     folder = run(tmp_path / "a", "demo", [[32, 1.0], [512, 0.25]])
     assert "In training" not in by_x_figure(read([folder])), "a task that does not say so"
-    recipe = json.loads((folder / "recipe.json").read_text())
     data = {"is": "told", "distances": [32, 512], "grow": 10**6}
-    (folder / "recipe.json").write_text(json.dumps(recipe | {"data": data}))
+    edited(folder / "recipe.json", data=data)
     assert "from 4 words up to 32; greater ones were tested without training." in by_x_figure(read([folder]))
-    (folder / "recipe.json").write_text(json.dumps(recipe | {"data": data | {"unknown": 1}}))
+    edited(folder / "recipe.json", data=data | {"unknown": 1})
     assert "In training" not in by_x_figure(read([folder])), "settings of another version"
 
 
@@ -75,12 +72,9 @@ def test_a_share_of_few_rows_has_its_interval(tmp_path):
     assert "Wilson" in by_x_figure(results)
 
 
-def test_an_axis_without_values_is_not_drawn(tmp_path):
-    assert section(read([run(tmp_path / "a", "demo", [])])) == ""
-
-
 def test_runs_without_an_axis_have_no_section_and_a_wrong_value_is_named(tmp_path):
     assert section(read([write_run(tmp_path / "run")])) == ""
+    assert section(read([run(tmp_path / "none", "demo", [])])) == "", "an axis without values"
     other = run(tmp_path / "other", "demo-cached", [[1, 0.5]], x="bytes")
     first = run(tmp_path / "first", "demo", [[1, 0.5]])
     assert list(read_by_x(read([first, other])).points) == ["demo"]
@@ -92,14 +86,10 @@ def test_the_bounds_of_a_metric_are_its_own_and_not_those_of_its_name(tmp_path):
     """An accuracy in per cent, of a task that is not ours."""
     places = [run(tmp_path / str(seed), "demo", [[32, 1.0]], seed=seed) for seed in (0, 1)]
     for place, score in zip(places, (0.2, 0.9), strict=True):
-        result = json.loads((place / "result.json").read_text())
-        result["test"]["accuracy"] = score
-        (place / "result.json").write_text(json.dumps(result))
+        edited(place / "result.json", test={"loss": 1.0, "accuracy": score})
     assert summarise({"demo": places}, tmp_path).rows[0].interval == (0, 1)
     for place in places:
-        result = json.loads((place / "result.json").read_text())
-        result["metrics"]["accuracy"] |= {"bounds": [0, None]}
-        (place / "result.json").write_text(json.dumps(result))
+        edited(place / "result.json", metrics={"accuracy": {"higher_is_better": True, "bounds": [0, None]}})
     summarise({"demo": places}, tmp_path).write(tmp_path)
     found = json.loads((tmp_path / "comparison.json").read_text())
     assert found["bounds"] == [0, None]

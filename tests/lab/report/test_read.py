@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from synthetic_runs import write_comparison, write_run
+from synthetic_runs import edited, write_comparison, write_run
 
 from mnemos import registry
 from mnemos.config import to_dict
@@ -32,20 +32,32 @@ def refused(folder, *words):
     return message
 
 
+def third(line):
+    """A text with this as its third line."""
+    return lambda text: "\n".join([*text.splitlines()[:2], line, *text.splitlines()[2:]]) + "\n"
+
+
+GATES = '{"kind": "gates", "step": 60, "layers": [{"name": "a", "update": {"mean": "x"}}]}'
+
+
 @pytest.mark.parametrize(
-    ("line", "word"),
+    ("file", "change", "word"),
     [
-        ("{oops", "JSON"),
-        ('{"kind": "train", "loss": 1.0}', "step"),
-        ('{"kind": "train", "step": 60, "loss": "low"}', '"loss"'),
-        ('{"kind": "gates", "step": 60, "layers": [{"name": "a", "update": {"mean": "x"}}]}', "update.mean"),
+        ("metrics.jsonl", third("{oops"), "JSON"),
+        ("metrics.jsonl", third('{"kind": "train", "loss": 1.0}'), "step"),
+        ("metrics.jsonl", third('{"kind": "train", "step": 60, "loss": "low"}'), '"loss"'),
+        ("metrics.jsonl", third(GATES), "update.mean"),
+        ("run.json", lambda text: '{\n "name": "x",\n oops\n}', "JSON"),
+        ("explain.json", lambda text: "[]", "JSON object"),
+        ("explain.json", lambda text: text.replace('"cosine": 0.8', '"cosine": true'), "layers[0].slots.cosine"),
+        ("explain.json", lambda text: text.replace('"heads"', '"necks"'), "layers[0].cost.heads"),
     ],
 )
-def test_malformed_metrics_name_file_and_line(run, line, word):
-    path = run / "metrics.jsonl"
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines[:2], line, *lines[2:]]) + "\n")
-    refused(run, f"{path}, line 3", word)
+def test_what_is_malformed_is_named_by_file_and_place(run, file, change, word):
+    path = run / file
+    path.write_text(change(path.read_text()))
+    said = refused(run, str(path), word)
+    assert {"metrics.jsonl": "metrics.jsonl, line 3", "run.json": "line 3", "explain.json": "delete"}[file] in said
 
 
 def test_a_last_line_that_is_cut_off_is_left_alone(run):
@@ -76,13 +88,6 @@ def test_gates_of_layers_with_different_heads(tmp_path):
     gates = read_metrics(tmp_path)[2]
     np.testing.assert_array_equal(gates.mix, [[[0.1, 0.2], [0.3, math.nan]]])
     np.testing.assert_array_equal(gates.values["cache.rms"], [[math.nan, 2.0]])
-
-
-def test_malformed_json_names_file_and_line(run):
-    (run / "run.json").write_text('{\n "name": "x",\n oops\n}')
-    refused(run, str(run / "run.json"), "line 3")
-    (run / "metrics.jsonl").unlink()
-    refused(run, str(run))
 
 
 def test_what_is_no_run_is_refused(tmp_path):
@@ -118,31 +123,13 @@ def test_malformed_comparison_names_file_and_place(tmp_path, fields, word):
     refused(folder, str(folder / "comparison.json"), word)
 
 
-def test_malformed_caches_are_refused(run):
+def test_arrays_that_do_not_fit_are_refused(run):
+    path = run / "explain.safetensors"
+    save_file({name: array for name, array in load_file(path).items() if name != "memory.1"}, path)
+    refused(run, str(path), "'memory.1'", "none")
     path = run / "caches.safetensors"
     save_file({"a": np.zeros(3, np.float32)}, path)
     refused(run, str(path), "[Tm, Dm]")
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        (lambda f: [], "JSON object"),
-        (lambda f: f["layers"][0]["slots"].update(cosine=True) or f, "layers[0].slots.cosine"),
-        (lambda f: f["layers"][0]["cost"].pop("heads") and f, "layers[0].cost.heads"),
-    ],
-)
-def test_malformed_explanations_name_file_and_place(run, change, word):
-    path = run / "explain.json"
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    refused(run, str(path), word, "delete")
-
-
-def test_explanations_that_do_not_fit_their_arrays_are_refused(run):
-    path = run / "explain.safetensors"
-    arrays = load_file(path)
-    save_file({name: array for name, array in arrays.items() if name != "memory.1"}, path)
-    refused(run, str(path), "'memory.1'", "none")
 
 
 def test_runs_of_one_recipe_are_one_variant_and_others_another(tmp_path):
@@ -161,20 +148,18 @@ def test_runs_of_different_tasks_are_never_one_comparison(tmp_path, change):
     """Unfinished runs belong to the task with their data; equal files in another folder are equal data."""
     runs = [write_run(tmp_path / name, "demo", i, finished=name != "c") for i, name in enumerate("abcd")]
     for run in runs:
-        recipe, about = (json.loads((run / f"{name}.json").read_text()) for name in ("recipe", "run"))
+        about = {"data": {"sha256": "1" if (change, run.name) == ("files", "b") else "2"}}
         data = {"is": "text", "path": run.name, "held_out": 0.1 if (change, run.name) == ("data", "b") else 0.2}
-        about["data"] = {"sha256": "1" if (change, run.name) == ("files", "b") else "2"}
         if (change, run.name) == ("files since", "b"):
             about["resumed"] = [{"data": {"sha256": "1"}}, {}]
-        training = recipe["train"] | {"test_rows": 100 if (change, run.name) == ("rows", "b") else 0}
+        training = {"steps": 9, "test_rows": 100 if (change, run.name) == ("rows", "b") else 0}
         if (change, run.name) != ("start", "b"):  # the others start from one run, b from random weights
             training["init_from"] = "runs/one"
             about["weights"] = {"run": "runs/one", "sha256": "3" if (change, run.name) == ("weights", "b") else "4"}
-        (run / "recipe.json").write_text(json.dumps(recipe | {"data": data, "train": training}))
-        (run / "run.json").write_text(json.dumps(about))
+        edited(run / "recipe.json", data=data, train=training)
+        edited(run / "run.json", **about)
     if change == "metric":
-        found = json.loads((runs[1] / "result.json").read_text())
-        (runs[1] / "result.json").write_text(json.dumps(found | {"metric": "loss"}))
+        edited(runs[1] / "result.json", metric="loss")
     found = read_tasks(runs)
     assert [[run.label for run in one.all_runs()] for one in found] == [["a", "c", "d"], ["b"]]
     with pytest.raises(InputError, match=r"runs of one task, found 2: .*: .* and "):
@@ -187,8 +172,7 @@ def test_settings_that_change_no_score_make_no_other_task(tmp_path):
     settings = [{"tokenizer": "a.json"}, {"tokenizer": "a.json", "subwords": 80, "batch_tokens": 9}, {"subwords": 80}]
     runs = [write_run(tmp_path / name, "demo", i) for i, name in enumerate("abc")]
     for run, data in zip(runs, settings, strict=True):
-        recipe = json.loads((run / "recipe.json").read_text())
-        (run / "recipe.json").write_text(json.dumps(recipe | {"data": {"is": "translation", **data}}))
+        edited(run / "recipe.json", data={"is": "translation", **data})
     assert [[run.label for run in one.all_runs()] for one in read_tasks(runs)] == [["a", "b"], ["c"]]
 
 
@@ -222,9 +206,7 @@ def test_the_baselines_of_single_runs_are_read_from_recipes(tmp_path):
 
 
 def test_runs_without_accuracy_are_compared_by_loss(run):
-    result = json.loads((run / "result.json").read_text())
-    del result["test"]["accuracy"]
-    (run / "result.json").write_text(json.dumps(result))
+    edited(run / "result.json", test={"loss": 1.07})
     comparison = read([run])
     assert (comparison.metric, comparison.higher_is_better, comparison.majority) == ("loss", False, None)
 
@@ -232,11 +214,10 @@ def test_runs_without_accuracy_are_compared_by_loss(run):
 def test_the_direction_of_a_metric_is_never_guessed(run, tmp_path):
     """That of a metric of this library is known, where a result does not describe it."""
     path = run / "result.json"
-    written = json.loads(path.read_text()) | {"metrics": {}}
-    path.write_text(json.dumps(written))
+    edited(path, metrics={})
     assert read([run]).higher_is_better is True
     assert summarise({"demo": [run]}, tmp_path).higher_is_better is True
-    path.write_text(json.dumps(written | {"metric": "mine", "test": {"loss": 1.0, "mine": 0.5}}))
+    edited(path, metric="mine", test={"loss": 1.0, "mine": 0.5})
     refused(run, f"{path}: expected", "'mine'", "train the run again")
     with pytest.raises(InputError, match="'mine'"):
         summarise({"demo": [run]}, tmp_path)

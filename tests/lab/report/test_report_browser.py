@@ -8,7 +8,7 @@ import threading
 
 import pytest
 from browser import browser
-from synthetic_runs import write_comparison, write_run
+from synthetic_runs import edited, write_comparison, write_run
 
 from mnemos.lab.report import page as pages
 from mnemos.lab.report import report
@@ -22,7 +22,7 @@ CHART = "document.querySelector('.chart')"
 def folder(tmp_path_factory):
     folder = write_comparison(tmp_path_factory.mktemp("runs") / "cmp", seeds=(0, 1), variants=("demo", "demo-wider"))
     for place in folder.glob("demo-?/recipe.json"):
-        place.write_text(json.dumps(json.loads(place.read_text()) | {"about": HOSTILE}))
+        edited(place, about=HOSTILE)
     found = json.loads((folder / "comparison.json").read_text())
     for row in found["rows"]:
         row["name"] = row["name"].replace("demo-wider", HOSTILE)
@@ -41,11 +41,7 @@ def page(folder, tmp_path, monkeypatch, chart_library):
 def unfinished(tmp_path):
     """A run of 4,000 updates that has done the first ones."""
     lines = [{"kind": "train", "step": step, "loss": 1.0, "seconds": 0.1} for step in (5, 10, 15)]
-    run = write_run(tmp_path / "run", metrics=lines, finished=False)
-    recipe = json.loads((run / "recipe.json").read_text())
-    recipe["train"]["steps"] = 4000
-    (run / "recipe.json").write_text(json.dumps(recipe))
-    return run
+    return write_run(tmp_path / "run", steps=4000, metrics=lines, finished=False)
 
 
 @pytest.mark.slow

@@ -1,21 +1,15 @@
 """The report's last section: the commit that trained each run, uncommitted changes, and the data's files."""
 
-import json
 import re
 
 import pytest
-from synthetic_runs import COMMIT, write_comparison, write_run
+from synthetic_runs import COMMIT, edited, write_comparison, write_run
 
 from mnemos.lab.report.provenance import rollout as rollout_sentence
 from mnemos.lab.report.provenance import section
 from mnemos.lab.report.read import read
 
 OTHER = "0123456789" * 4
-
-
-def edited(folder, run, **fields):
-    path = folder / run / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def rows(page, caption):
@@ -50,9 +44,12 @@ def test_each_run_has_the_commit_that_trained_it(tmp_path):
     )
     files = [{"name": "train.tsv", "bytes": 1234567, "sha256": "a" * 64}]
     for run in ("demo-0", "demo-1"):
-        edited(folder, run, data={"count": 1, "bytes": 1234567, "sha256": "b" * 64, "hashed": 1, "files": files})
-    edited(folder, "demo-1", resumed=[{"step": 3, "commit": OTHER, "dirty": False}])
-    edited(folder, "demo-cached-0", commit=OTHER, dirty=True)
+        edited(
+            folder / run / "run.json",
+            data={"count": 1, "bytes": 1234567, "sha256": "b" * 64, "hashed": 1, "files": files},
+        )
+    edited(folder / "demo-1/run.json", resumed=[{"step": 3, "commit": OTHER, "dirty": False}])
+    edited(folder / "demo-cached-0/run.json", commit=OTHER, dirty=True)
     page = section(read([folder]))
     commits = {cells[0]: cells[3] for cells in rows(page, "The runs, each with the commit that trained it")}
     assert commits["demo-0"] == commits["demo-wider-1"] == COMMIT[:10]
@@ -60,7 +57,7 @@ def test_each_run_has_the_commit_that_trained_it(tmp_path):
     assert commits["demo-cached-0"] == f"{OTHER[:10]}+"
     assert "demo-cached-0 was trained from source with uncommitted changes" in page
     assert "git checkout" not in page, "no one commit trained all runs"
-    edited(folder, "demo-wider-0", resumed=[{"step": 3, "commit": COMMIT, "dirty": True}])
+    edited(folder / "demo-wider-0/run.json", resumed=[{"step": 3, "commit": COMMIT, "dirty": True}])
     assert "demo-cached-0 and demo-wider-0 were trained from source with" in section(read([folder]))
     assert rows(page, "The data: 1 file of 1,234,567 bytes") == [["train.tsv", "1,234,567", "a" * 64]]
 
@@ -80,7 +77,7 @@ def test_the_commands_of_a_run_that_was_trained_for_longer_reproduce_it(tmp_path
         {"step": 3, "commit": COMMIT, "command": words},
         {"step": 6, "commit": COMMIT, "command": [*words, "--train.steps", "9"]},
     ]
-    edited(tmp_path, "a", command=["mnemos", "train", "demo", "--train.steps", "6"], resumed=resumed)
+    edited(tmp_path / "a/run.json", command=["mnemos", "train", "demo", "--train.steps", "6"], resumed=resumed)
     said = section(read([run])).split("<h3>Commands</h3>")[1]
     lines = re.search(r"<pre>(.*?)</pre>", said, re.S)[1].splitlines()
     assert lines == [
@@ -88,5 +85,5 @@ def test_the_commands_of_a_run_that_was_trained_for_longer_reproduce_it(tmp_path
         "mnemos train demo --train.steps 6",
         "mnemos train --resume a --train.steps 9  # resumed after update 6",
     ]
-    edited(tmp_path, "a", resumed=[*resumed[:1], resumed[1] | {"commit": OTHER}])
+    edited(tmp_path / "a/run.json", resumed=[*resumed[:1], resumed[1] | {"commit": OTHER}])
     assert "git checkout" not in section(read([run])), "two commits trained the run"

@@ -16,14 +16,12 @@ from mnemos.lab.report.watch import Watch
 
 @pytest.fixture
 def served(tmp_path):
-    """A server of a comparison that is not finished, and its run, which has done 1,000 of 4,000 updates."""
-    run = write_run(tmp_path / "cmp" / "demo" / "seed-0", "demo", steps=1000, finished=False)
-    recipe = json.loads((run / "recipe.json").read_text())
-    recipe["train"]["steps"] = 4000
-    (run / "recipe.json").write_text(json.dumps(recipe))
+    """A server of a comparison that is not finished, its run, which has done 1,000 of 4,000 updates, and the path."""
+    lines = [{"kind": "train", "step": step, "loss": 1.0, "seconds": 0.021 * step} for step in (500, 1000)]
+    run = write_run(tmp_path / "cmp" / "demo" / "seed-0", "demo", steps=4000, metrics=lines, finished=False)
     with Watch([tmp_path / "cmp"]) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        yield server, run
+        yield server, run, server.address.split(str(server.server_port))[1]
         server.shutdown()
 
 
@@ -35,8 +33,7 @@ def get(server, path, **headers):
 
 
 def test_the_page_and_its_state_follow_the_run(served):
-    server, run = served
-    path = server.address.split(str(server.server_port))[1]
+    server, run, path = served
     status, page = get(server, path)
     assert status == 200
     assert 'id="watch"' in page
@@ -59,8 +56,7 @@ def test_the_page_and_its_state_follow_the_run(served):
 
 
 def test_only_the_page_is_assembled_and_says_its_version(served, monkeypatch):
-    server, run = served
-    path = server.address.split(str(server.server_port))[1]
+    server, run, path = served
     made = []
     monkeypatch.setattr(watch, "assemble", lambda found, status: made.append(found) or f"{status}\udcff")
     state = json.loads(get(server, f"{path}state")[1])
@@ -79,8 +75,7 @@ def test_only_the_page_is_assembled_and_says_its_version(served, monkeypatch):
 
 
 def test_other_hosts_origins_and_tokens_are_refused(served):
-    server, _ = served
-    path = server.address.split(str(server.server_port))[1]
+    server, _, path = served
     assert server.server_address[0] == "127.0.0.1"
     assert get(server, "/")[0] == 404
     assert get(server, path[:-2] + "x/")[0] == get(server, path[1:-3])[0] == 404
@@ -98,8 +93,7 @@ def test_a_folder_without_runs_is_refused(tmp_path):
 
 
 def test_a_browser_that_goes_away_is_no_error(served, capsys, monkeypatch):
-    server, _ = served
-    path = server.address.split(str(server.server_port))[1]
+    server, _, path = served
     monkeypatch.setattr(watch, "assemble", lambda found, status: "x" * 10_000_000)
     ended = threading.Semaphore(0)
     shutdown = server.shutdown_request

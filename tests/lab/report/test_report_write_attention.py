@@ -14,25 +14,13 @@ from mnemos.types import InputError
 def measured(segments=6, words=True):
     text = [["def", 3], [" ", 1], ["f<b>", 4], ["\n", 1]]
     kinds = {"holds": (3, 0.5), "mixes": (2, 0.75), "overwrites": (1, 1.0)}
-    examples = [
-        {
-            "slot": slot,
-            "kind": kind,
-            "itself": itself,
-            "bias": 0.5,
-            "weights": [(1 - itself) / 9] * 3 + [(1 - itself) / 18] * 6,
-        }
-        for slot, kind, itself in ((4, "holds", 0.95), (1, "mixes", 0.5), (2, "overwrites", 0.05))
-    ]
+    examples = []
+    for slot, kind, itself in ((4, "holds", 0.95), (1, "mixes", 0.5), (2, "overwrites", 0.05)):
+        weights = [(1 - itself) / 9] * 3 + [(1 - itself) / 18] * 6
+        examples.append({"slot": slot, "kind": kind, "itself": itself, "bias": 0.5, "weights": weights})
     return {
-        "split": "test",
-        "documents": 2,
-        "segment": 9,
-        "slots": 6,
-        "heads": 2,
-        "radius": 2.0,
-        "thresholds": [0.1, 0.9],
-        "counts": [2] * segments,
+        **{"split": "test", "documents": 2, "segment": 9, "slots": 6, "heads": 2, "radius": 2.0},
+        **{"thresholds": [0.1, 0.9], "counts": [2] * segments},
         "shares": {"holds": [0.5] * segments, "mixes": [0.25] * segments, "overwrites": [0.25] * segments},
         "middle": {"holds": 0.5, "mixes": 0.25, "overwrites": 0.25},
         "kinds": {kind: {"slots": n, "bias": b, "least": b, "most": b} for kind, (n, b) in kinds.items()},
@@ -69,10 +57,6 @@ def test_no_words_and_one_segment_are_drawn_too(tmp_path):
     part = section(read([written(tmp_path, measured(1, words=False))]))
     assert "<mark" not in part
     assert part.count('class="chart"') == 4
-
-
-def test_without_the_file_there_is_no_section(tmp_path):
-    assert section(read([write_run(tmp_path / "run", "demo")])) == ""
 
 
 @pytest.mark.parametrize(

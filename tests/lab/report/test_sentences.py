@@ -1,13 +1,12 @@
 """Sentences of recipes, runs and claims in a run in which they would be false: they change or are not there."""
 
-import json
 import math
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from synthetic_runs import write_comparison, write_run
+from synthetic_runs import edited, write_comparison, write_run
 
 from mnemos import registry
 from mnemos.lab.compare.arguments import variants
@@ -52,8 +51,7 @@ def test_rows_that_vary_a_field_and_rows_of_equal_parameters_have_descriptions_o
 
 def test_seeds_that_are_described_differently_are_one_row(tmp_path):
     runs = [write_run(tmp_path / str(seed), "demo", seed) for seed in range(2)]
-    recipe = json.loads((runs[1] / "recipe.json").read_text())
-    (runs[1] / "recipe.json").write_text(json.dumps(recipe | {"about": "demo with other train.seed"}))
+    edited(runs[1] / "recipe.json", about="demo with other train.seed")
     assert [row.seeds for row in results_of([read_run(run, run.name) for run in runs]).rows] == [2]
 
 

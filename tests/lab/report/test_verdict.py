@@ -48,120 +48,85 @@ def of_rows(rows, counts, targets=0):
 
 
 WHOLE = (CACHED, UNWRITTEN)
+ALONE = replace(UNWRITTEN, baseline_of=())
 SHARED = Provenance(warnings=["equal files in two splits: a and b; remove one"])
-SAID = {  # where, what is said of some rows, and other rows of which it would be false
-    "helps": (headline, "east helps", made(*WHOLE), made(replace(CACHED, mean=0.56), UNWRITTEN)),
-    "harms": (headline, "east harms", made(CACHED, replace(UNWRITTEN, mean=0.7)), made(*WHOLE)),
-    "not shown": (headline, "east is not shown to help", made(replace(CACHED, mean=0.552), UNWRITTEN), made(*WHOLE)),
-    "a lower loss": (
-        headline,
-        "east helps",
-        made(replace(CACHED, mean=0.5), UNWRITTEN, higher=False),
-        made(*WHOLE[::-1], higher=False),
-    ),
-    "one seed": (headline, "cannot be judged by one seed", made(*ONE_SEED), made(*WHOLE)),
-    "equal seeds": (headline, "without a spread", made(*(replace(row, std=0.0) for row in WHOLE)), made(*ONE_SEED)),
-    "baseline": (headline, "0.550 of its never-written baseline west", made(*WHOLE), made(PLAIN, CACHED)),
-    "several": (headline, "east helps (+0.050", made(*WHOLE, *FAR), made(*FAR)),
-    "rows": (
-        headline,
-        "over 40 rows",
-        made(*WHOLE, records=of_rows(WHOLE, (40, 40), 1)),
-        made(*WHOLE, records=of_rows(WHOLE, (40, 50), 1)),
-    ),
-    "rows that hold what is averaged": (
-        headline,
-        "accuracy of 40 rows",
-        made(*WHOLE, records=of_rows(WHOLE, (40, 40))),
-        made(*WHOLE, records=of_rows(WHOLE, (40, 40), 3)),
-    ),
-    "targets": (
-        headline,
-        "over 120 targets",
-        made(*WHOLE, records=of_rows(WHOLE, (40, 40), 3)),
-        made(*WHOLE, records=of_rows(WHOLE, (40, 40))),
-    ),
+
+
+def at(row, mean, **fields):
+    return replace(row, mean=mean, **fields)
+
+
+def scored(*counts, targets=0):
+    return made(*WHOLE, records=of_rows(WHOLE, counts, targets))
+
+
+def ran(provenance):
+    return made(PLAIN, records={"north": (with_result(None, provenance),)})
+
+
+# What is said of some rows, and other rows of which it would be false.
+HEADLINES = {
+    "helps": ("east helps", made(*WHOLE), made(at(CACHED, 0.56), UNWRITTEN)),
+    "harms": ("east harms", made(CACHED, at(UNWRITTEN, 0.7)), made(*WHOLE)),
+    "not shown": ("east is not shown to help", made(at(CACHED, 0.552), UNWRITTEN), made(*WHOLE)),
+    "a lower loss": ("east helps", made(at(CACHED, 0.5), UNWRITTEN, higher=False), made(*WHOLE[::-1], higher=False)),
+    "one seed": ("cannot be judged by one seed", made(*ONE_SEED), made(*WHOLE)),
+    "equal seeds": ("without a spread", made(*(replace(row, std=0.0) for row in WHOLE)), made(*ONE_SEED)),
+    "baseline": ("0.550 of its never-written baseline west", made(*WHOLE), made(PLAIN, CACHED)),
+    "several": ("east helps (+0.050", made(*WHOLE, *FAR), made(*FAR)),
+    "rows": ("over 40 rows", scored(40, 40, targets=1), scored(40, 50, targets=1)),
+    "rows that hold what is averaged": ("accuracy of 40 rows", scored(40, 40), scored(40, 40, targets=3)),
+    "targets": ("over 120 targets", scored(40, 40, targets=3), scored(40, 40)),
     "without learning": (
-        headline,
         "Without learning: byte bigrams 0.300, byte unigrams 0.500.",
         made(PLAIN, higher=False, reference={"byte unigrams": 0.5, "byte bigrams": 0.3}),
         made(PLAIN, higher=False),
     ),
-    "without learning, of memories": (
-        headline,
-        "Without learning: majority class 0.100.",
-        made(*WHOLE, majority=0.1),
-        made(*WHOLE),
-    ),
-    "without learning, in the table": (
-        summary_table,
-        "the training mean",
-        made(*WHOLE, reference={"the training mean": 0.2}),
-        made(*WHOLE),
-    ),
-    "shown": (
-        headline,
-        "1 of 1 difference to north",
-        made(PLAIN, replace(UNWRITTEN, baseline_of=())),
-        made(PLAIN, DIVERGED),
-    ),
-    "order": (
-        headline,
-        "west 0.550, north 0.500",
-        made(PLAIN, replace(UNWRITTEN, baseline_of=())),
-        made(PLAIN, replace(PLAIN, name="west", mean=0.4)),
-    ),
-    "no result": (headline, "No variant has a finite", made(Row("a", math.nan, math.nan, 0)), made(PLAIN)),
-    "rank": (caveats, "another order: every variant", made(*ONE_SEED), made(*WHOLE)),
-    "rank of one": (caveats, "another order: east", made(PLAIN, ONE_SEED[1]), made(*ONE_SEED)),
-    "lacking": (caveats, "what the memory adds: east", made(PLAIN, CACHED), made(PLAIN, *WHOLE)),
-    "baseline failed": (
-        caveats,
-        "finite test accuracy: west",
-        made(CACHED, replace(UNWRITTEN, mean=math.nan)),
-        made(*WHOLE),
-    ),
-    "diverged": (
-        caveats,
-        "finite test accuracy: north",
-        made(CACHED, DIVERGED),
-        made(CACHED, replace(DIVERGED, seeds=0)),
-    ),
+    "of memories": ("Without learning: majority class 0.100.", made(*WHOLE, majority=0.1), made(*WHOLE)),
+    "shown": ("1 of 1 difference to north", made(PLAIN, ALONE), made(PLAIN, DIVERGED)),
+    "order": ("west 0.550, north 0.500", made(PLAIN, ALONE), made(PLAIN, at(PLAIN, 0.4, name="west"))),
+    "no result": ("No variant has a finite", made(Row("a", math.nan, math.nan, 0)), made(PLAIN)),
+}
+CAVEATS = {
+    "rank": ("another order: every variant", made(*ONE_SEED), made(*WHOLE)),
+    "rank of one": ("another order: east", made(PLAIN, ONE_SEED[1]), made(*ONE_SEED)),
+    "lacking": ("what the memory adds: east", made(PLAIN, CACHED), made(PLAIN, *WHOLE)),
+    "baseline failed": ("finite test accuracy: west", made(CACHED, at(UNWRITTEN, math.nan)), made(*WHOLE)),
+    "diverged": ("finite test accuracy: north", made(CACHED, DIVERGED), made(CACHED, replace(DIVERGED, seeds=0))),
     "no better": (
-        caveats,
         "No better than always answering the majority class, 0.650",
         made(*WHOLE, majority=0.65),
         made(*WHOLE, majority=0.3),
     ),
     "n-grams": (
-        caveats,
         "Not 2% better than byte unigrams",
         made(CACHED, higher=False, reference={"byte unigrams": 0.61}),
         made(CACHED, higher=False, reference={"byte unigrams": 0.62}),
     ),
-    "shared files": (
-        caveats,
-        "Equal files in two splits: a and b; remove one.",
-        made(PLAIN, records={"north": (with_result(None, SHARED),)}),
-        made(PLAIN, records={"north": (with_result(None, Provenance()),)}),
-    ),
-    "reference": (summary_table, "to north", made(PLAIN, CACHED), made(DIVERGED, CACHED)),
-    "one test": (summary_table, "interval and p.", made(PLAIN, CACHED), made(*WHOLE, *FAR)),
-    "corrected": (summary_table, "corrected for 3 comparisons", made(*WHOLE, *FAR), made(PLAIN, CACHED)),
-    "its role": (summary_table, "never-written baseline of east", made(*WHOLE), made(PLAIN, CACHED)),
-    "bounds": (summary_table, "intervals end at 0 and 1", made(replace(CACHED, mean=0.99, std=0.02)), made(CACHED)),
+    "shared files": ("Equal files in two splits: a and b; remove one.", ran(SHARED), ran(Provenance())),
+}
+TABLES = {
+    "reference": ("to north", made(PLAIN, CACHED), made(DIVERGED, CACHED)),
+    "one test": ("interval and p.", made(PLAIN, CACHED), made(*WHOLE, *FAR)),
+    "corrected": ("corrected for 3 comparisons", made(*WHOLE, *FAR), made(PLAIN, CACHED)),
+    "its role": ("never-written baseline of east", made(*WHOLE), made(PLAIN, CACHED)),
+    "without learning": ("the training mean", made(*WHOLE, reference={"the training mean": 0.2}), made(*WHOLE)),
+    "bounds": ("intervals end at 0 and 1", made(at(CACHED, 0.99, std=0.02)), made(CACHED)),
     "no bounds": (
-        summary_table,
         "+0.633 to +1.000",
-        made(*(replace(row, mean=m, std=0.1, seeds=3) for row, m in zip(WHOLE, (0.96, 0.1), strict=True))),
+        made(*(at(row, mean, std=0.1, seeds=3) for row, mean in zip(WHOLE, (0.96, 0.1), strict=True))),
         made(*WHOLE),
     ),
 }
+SAID = [
+    pytest.param(say, *case, id=f"{say.__name__}: {name}")
+    for say, cases in ((headline, HEADLINES), (caveats, CAVEATS), (summary_table, TABLES))
+    for name, case in cases.items()
+]
 
 
-@pytest.mark.parametrize("name", SAID)
-def test_a_sentence_is_said_where_it_holds_and_only_there(name):
-    say, words, holds, fails = SAID[name]
+@pytest.mark.parametrize(("say", "words", "holds", "fails"), SAID)
+def test_a_sentence_is_said_where_it_holds_and_only_there(say, words, holds, fails):
     assert words in "\n".join([*say(holds)] if say is caveats else [say(holds)])
     assert words not in "\n".join([*say(fails)] if say is caveats else [say(fails)])
 
