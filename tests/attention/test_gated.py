@@ -10,7 +10,6 @@ from mnemos import GRC, InputError
 from mnemos.attention import GatedCacheAttention, SoftmaxAttention
 from mnemos.ops.gated_cache import resample
 from mnemos.ops.gated_cache.reference import reference_attend, reference_mix, reference_resample, reference_update
-from mnemos.types import reset
 
 D, H, TM = 12, 3, 5
 
@@ -100,15 +99,6 @@ def test_values_and_gradients_equal_the_equations(settings, t, padded, training)
         torch.testing.assert_close(layer.cache, mean.detach(), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
-def test_a_closed_gate_is_the_inner_attention(preset):
-    layer = build(preset=preset)
-    with torch.no_grad():
-        layer.mix.fill_(-torch.inf)
-    x = torch.randn(2, 7, D, dtype=torch.float64)
-    torch.testing.assert_close(layer(x)[0], layer.inner(x)[0], rtol=1e-12, atol=1e-12)
-
-
 def test_causal_walk_equals_a_slow_one():
     """Blocks on an absolute grid, each row of its own cache; the last block is incomplete."""
     layer = build(causal=True, preset="mnemos", block=3).train()
@@ -128,21 +118,6 @@ def test_causal_walk_equals_a_slow_one():
         mixed = reference_mix(torch.cat(rows), o_self[0], layer.mix)
         outputs.append(linear(layer.inner.output, mixed.flatten(1)))
     torch.testing.assert_close(layer(x)[0], torch.stack(outputs), rtol=1e-10, atol=1e-10)
-
-
-def test_rows_at_different_places_of_their_blocks_walk_on_by_themselves():
-    layer = build(causal=True, scope="stream", block=4)
-    x = torch.randn(3, 11, D, dtype=torch.float64)
-    state, parts = None, []
-    for a, b, rows in ((0, 3, [0]), (3, 5, [2]), (5, 11, [])):
-        y, state = layer(x[:, a:b], state)
-        parts.append(y)
-        fresh = torch.tensor([i in rows for i in range(3)])
-        state = reset(state, fresh)
-    y = torch.cat(parts, 1)
-    torch.testing.assert_close(y[0, 3:], layer(x[:1, 3:])[0][0], rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(y[1], layer(x[1:2])[0][0], rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(y[2, 5:], layer(x[2:, 5:])[0][0], rtol=1e-10, atol=1e-10)
 
 
 def test_the_class_token_reads_the_cache_and_is_not_written():
@@ -202,6 +177,12 @@ def test_frozen_keys_are_projected_once_and_refreshed():
         layer.key.weight.mul_(2)
         assert not torch.equal(layer(x)[0], changed)
     torch.testing.assert_close(layer(x)[0], layer(x.requires_grad_())[0])
+    optimiser = torch.optim.AdamW(layer.parameters(), 0.1, fused=True)  # PyTorch does not count its writes
+    layer(x)[0].square().sum().backward()
+    optimiser.step()
+    with torch.no_grad():
+        after = layer(x)[0]
+    torch.testing.assert_close(after, layer(x)[0])
 
 
 def test_presets_give_defaults_and_what_is_given_wins():
@@ -241,19 +222,6 @@ def test_rows_of_padding_leave_a_causal_mean_too(preset):
     both, alone = build(causal=True, preset=preset), build(causal=True, preset=preset)
     torch.testing.assert_close(both(x, None, mask)[0][:1], alone(x[:1])[0])
     torch.testing.assert_close(both.eval().cache, alone.eval().cache)
-
-
-def test_frozen_keys_are_not_kept_past_a_fused_optimiser():
-    layer = build(preset="paper").eval()
-    x = torch.randn(2, 7, D, dtype=torch.float64)
-    optimiser = torch.optim.AdamW(layer.parameters(), 0.1, fused=True)
-    with torch.no_grad():
-        layer(x)
-    layer(x)[0].square().sum().backward()
-    optimiser.step()
-    with torch.no_grad():
-        after = layer(x)[0]
-    torch.testing.assert_close(after, layer(x)[0])
 
 
 @pytest.mark.parametrize("causal", [False, True])

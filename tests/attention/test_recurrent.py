@@ -188,51 +188,6 @@ def test_the_layer_is_its_published_equations(name, masked):
 
 
 @each
-def test_single_tokens_with_the_kernels_continue_a_prefill(name):
-    layer, x = build(name, torch.float32), tokens().float()
-    with torch.no_grad():
-        whole, end = layer(x)
-        y, state = layer(x[:, :7])
-        ys = [y]
-        for t in range(7, 13):
-            y, state = layer(x[:, t : t + 1], state)
-            ys.append(y)
-    torch.testing.assert_close(torch.cat(ys, 1), whole, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(state.sums, end.sums, rtol=1e-4, atol=1e-5)
-    assert state.sums.dtype == torch.float32
-
-
-@each
-def test_a_transformer_with_it_is_stored_streamed_and_replayed(name, tmp_path):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 17, "dim": DIM, "layers": 2, "num_heads": HEADS, "mlp": 16}
-    model = mnemos.Transformer(**sizes, attention=CONFIGS[name]).eval()
-    assert model.config.resolved_position == "none"
-    mnemos.save(model, tmp_path / "model")
-    x = torch.randint(17, (2, 12), generator=torch.Generator().manual_seed(1))
-    stream = mnemos.Stream(mnemos.load(tmp_path / "model").eval()).prefill(x, 5)
-    logits, end = model(x)
-    torch.testing.assert_close(stream.predict(), logits[:, -1], rtol=1e-4, atol=1e-4)
-    stream.save(tmp_path / "stream.safetensors")
-    again = mnemos.Stream.restore(model, tmp_path / "stream.safetensors")
-    assert torch.equal(again.generate(4, temperature=0)[0], stream.generate(4, temperature=0)[0])
-    mixed = mnemos.join([mnemos.select(end, torch.tensor([1])), mnemos.reset(end, torch.tensor([True, False]))])
-    y = model(x[[0, 0, 0], :3], mixed)[0]
-    torch.testing.assert_close(y[1], model(x[:1, :3])[0][0])
-    torch.testing.assert_close(y[0], y[2])
-    parameters = list(model.parameters())
-    whole = torch.autograd.grad(logits.logsumexp(-1).sum(), parameters)
-
-    def step(segment, state):
-        y, state = model(segment, state)
-        return y.logsumexp(-1).sum(), state
-
-    mnemos.replay(step, x.split([5, 1, 6], 1), None, weights=[1.0, 1.0, 1.0])
-    for parameter, wanted in zip(parameters, whole, strict=True):
-        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-3, atol=1e-4)
-
-
-@each
 @pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_float32_to_rounding(name, dtype):

@@ -1,16 +1,13 @@
 """Decoding in one call of the kernels, against the model itself in float64."""
 
-import copy
-import dataclasses
-import io
-
 import pytest
 import torch
+from fused_cases import SMALL, close, equal, exactly, ids, make, stream
 from native_kernels import needs_kernels
 from torch import nn
 
 import mnemos
-from mnemos import GRC, Transformer, TransformerConfig
+from mnemos import GRC, Transformer
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.recurrent import (
     DeltaConfig,
@@ -26,11 +23,8 @@ from mnemos.generate import fused as decoding
 from mnemos.models.transformer import HeadConfig
 from mnemos.native import library
 from mnemos.ops.positions import Rotary
-from mnemos.types import leaves, map_state, reset, select
+from mnemos.types import map_state, reset, select
 
-SMALL = TransformerConfig.classic(
-    vocab_size=11, dim=24, layers=3, num_heads=2, mlp=40, max_length=12, dropout=0.1, attention=LinearConfig()
-)
 MODELS = {
     "pre": {},
     "post": {"norm": "post"},
@@ -70,45 +64,6 @@ MODELS = {
 }
 
 
-def make(**fields) -> Transformer:
-    """Every parameter away from where it starts, the norms' and biases' too."""
-    torch.manual_seed(0)
-    model = Transformer(dataclasses.replace(SMALL, **fields)).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn_like(p), alpha=0.1)
-    return model
-
-
-def exactly(model):
-    return copy.deepcopy(model).double()
-
-
-def ids(rows, tokens=6, vocab=11):
-    return torch.randint(vocab, (rows, tokens), generator=torch.Generator().manual_seed(rows))
-
-
-@torch.no_grad()
-def stream(step, x, state=None):
-    """The outputs of each token, and the state at the end."""
-    outputs = []
-    for i in range(x.shape[1]):
-        y, state = step(x[:, i : i + 1], state)
-        outputs.append(y)
-    return torch.stack(outputs, 1), state
-
-
-def close(found, expected, tolerance=2e-6):
-    for a, b in zip(found, expected, strict=True):
-        assert a.shape == b.shape
-        assert a.isfinite().all()
-        torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=tolerance * max(1.0, float(b.abs().max())))
-
-
-def equal(found, expected):
-    return all(torch.equal(a, b) for a, b in zip(leaves(found), leaves(expected), strict=True))
-
-
 @pytest.mark.each_value
 @needs_kernels
 @pytest.mark.parametrize("rows", [1, 2, 3, 16, 17])
@@ -122,72 +77,44 @@ def test_equals_the_model(name, rows, variant, poisoned):
     y, state = stream(step, x)
     wanted, end = stream(exactly(model), x)
     assert [type(part) for part in (state, *state.layers)] == [type(part) for part in (end, *end.layers)]
-    assert torch.equal(state.seen, end.seen)
-    assert all(x.dtype in (torch.float32, torch.int64) and not x.requires_grad for x in leaves(state.layers))
-    close([y, *leaves(state.layers)], [wanted, *leaves(end.layers)])
+    close((y, state), (wanted, end))
+
+
+DELTA = {"num_heads": 4, "attention": GatedDeltaConfig(key_heads=2), "position": "none"}
+SOFTMAX = {"position": "rotary", "attention": SoftmaxConfig()}
 
 
 @needs_kernels
 @pytest.mark.each_value
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_any_number_of_threads_and_of_rows_makes_the_same_numbers(count, variant, threads):
+@pytest.mark.parametrize("count", [2, 3, 7])
+@pytest.mark.parametrize("fields", [{"dim": 64, "num_heads": 4, "mlp": 100}, DELTA, SOFTMAX], ids=str)
+def test_any_number_of_threads_and_of_rows_makes_the_same_numbers(fields, count, variant, threads):
     """To the last bit: a row does not know of the others, nor of who computes it."""
-    model = make(dim=64, num_heads=4, mlp=100)
+    model, x = make(**fields), ids(9)
     step = mnemos.fused_step(model)
-    x = ids(9)
+    with torch.no_grad():
+        _, start = model(x[:, :3])
     threads(1)
-    wanted, end = stream(step, x)
+    wanted, end = stream(step, x, start)
     threads(count)
-    for rows in (range(9), [4], [7, 2], [0, 3, 5, 8, 1]):
-        y, state = stream(step, x[list(rows)])
-        assert torch.equal(y, wanted[list(rows)])
-        assert equal(state, select(end, torch.tensor(list(rows))))
+    for rows in map(torch.tensor, (range(9), [4], [7, 2], [0, 3, 5, 8, 1])):
+        y, state = stream(step, x[rows], select(start, rows))
+        assert torch.equal(y, wanted[rows])
+        assert equal(state, select(end, rows))
 
 
 @needs_kernels
-def test_threads_share_the_key_heads_of_the_delta_rule(threads):
-    """And a state that the kernel cannot read is the model's."""
-    model = make(num_heads=4, attention=GatedDeltaConfig(key_heads=2), position="none")
-    step, x = mnemos.fused_step(model), ids(3)
-    threads(1)
-    wanted, end = stream(step, x)
-    threads(3)
-    y, state = stream(step, x)
-    assert torch.equal(y, wanted)
-    assert equal(state, end)
-    for other in (lambda x: x.mT.contiguous().mT, torch.Tensor.double):
-        given = end._replace(layers=map_state(other, end.layers))
-        close([step(x[:, :1], given)[0]], [step(x[:, :1], end)[0]])
-
-
-@needs_kernels
-def test_the_given_state_is_never_changed_and_forks(variant):
-    step = mnemos.fused_step(make(attention=KimiDeltaConfig()) if variant == 1 else make())
-    x = ids(3)
-    _, state = stream(step, x)
-    before = map_state(torch.clone, state)
-    one, two = stream(step, x, state), stream(step, x, state)
-    assert equal(state, before)
-    assert torch.equal(one[0], two[0])
-    assert equal(one[1], two[1])
-    other = stream(step, x.roll(1, 1), state)
-    assert equal(state, before)
-    assert not torch.equal(one[0], other[0])
-
-
-@needs_kernels
-@pytest.mark.parametrize("name", ["pre", "post", "learned"])
-def test_a_stream_may_change_between_the_two_at_any_token(name):
-    model = make(**MODELS[name])
-    step = mnemos.fused_step(model)
-    x = ids(3, 10)
+@pytest.mark.parametrize("fields", [{}, {"norm": "post"}, {"position": "learned"}, SOFTMAX], ids=str)
+def test_a_stream_may_change_between_the_two_at_any_token(fields):
+    model = make(**fields)
+    step, x = mnemos.fused_step(model), ids(3, 10)
     wanted, end = stream(exactly(model), x)
     state, outputs = None, []
     with torch.no_grad():
         for i in range(10):
             y, state = (step, model)[i * 7 % 3 % 2](x[:, i : i + 1], state)
             outputs.append(y)
-        close([torch.stack(outputs, 1), *leaves(state.layers)], [wanted, *leaves(end.layers)])
+        close((torch.stack(outputs, 1), state), (wanted, end))
         prompt, state = step(x[:, :6])  # a prompt goes through the model
         close([prompt], [wanted[:, :6, 0]])
         y, _ = stream(step, x[:, 6:], state)
@@ -195,10 +122,10 @@ def test_a_stream_may_change_between_the_two_at_any_token(name):
 
 
 @needs_kernels
-def test_rows_are_selected_reset_and_saved_like_any_other_state():
-    model = make()
-    step = mnemos.fused_step(model)
-    x = ids(4)
+@pytest.mark.parametrize("fields", [{}, DELTA, SOFTMAX], ids=str)
+def test_rows_are_selected_and_reset_and_states_may_lie_anywhere(fields):
+    model = make(**fields)
+    step, x = mnemos.fused_step(model), ids(4)
     _, state = stream(step, x)
     rows = torch.tensor([3, 1, 1])
     y, _ = stream(step, x[rows], select(state, rows))
@@ -207,13 +134,16 @@ def test_rows_are_selected_reset_and_saved_like_any_other_state():
     fresh = torch.tensor([True, False, True, False])
     y, _ = stream(step, x, reset(state, fresh))
     close([y[fresh]], [stream(step, x[fresh])[0]])
-    file = io.BytesIO()
-    torch.save(leaves(state), file)
-    file.seek(0)
-    assert all(torch.equal(a, b) for a, b in zip(torch.load(file), leaves(state), strict=True))
-    # A state whose tensors lie elsewhere in memory is the model's to read.
-    turned = state._replace(layers=tuple(type(one)(one.s.mT.contiguous().mT, one.z) for one in state.layers))
-    close([stream(step, x, turned)[0]], [stream(step, x, state)[0]])
+    close([y[~fresh]], [stream(step, x, state)[0][~fresh]])
+
+    def turned(part):  # the first tensor of each layer lies elsewhere in memory
+        first, *rest = part
+        return type(part)(first.mT.contiguous().mT, *rest)
+
+    others = [] if fields is SOFTMAX else [tuple(map(turned, state.layers))]
+    others += [exactly(state.layers)] if fields is DELTA else []
+    for layers in others:  # the model's to read
+        close([step(x[:, :1], state._replace(layers=layers))[0]], [step(x[:, :1], state)[0]])
 
 
 @needs_kernels
@@ -224,7 +154,7 @@ def test_rows_of_retention_count_their_own_tokens():
     state = reset(stream(step, x)[1], torch.tensor([False, True, False]))
     y, end = stream(step, x, state)
     wanted, other = stream(model, x, state)
-    close([y, *leaves(end)], [wanted, *leaves(other)])
+    close((y, end), (wanted, other))
     late = state._replace(layers=tuple(one._replace(seen=one.seen + 1) for one in state.layers))
     assert equal(step(x[:, :1], late), model(x[:, :1], late))
 
@@ -277,7 +207,7 @@ def test_two_thousand_steps_equal_the_parallel_pass():
     y, state = stream(mnemos.fused_step(model), x)
     with torch.no_grad():
         wanted, end = exactly(model)(x)
-    close([y[:, :, 0], *leaves(state.layers)], [wanted, *leaves(end.layers)], 2e-5)
+    close((y[:, :, 0], state), (wanted, end), 2e-5)
 
 
 @needs_kernels

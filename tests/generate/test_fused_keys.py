@@ -1,19 +1,18 @@
 """The fused step of softmax attention and of an encoder-decoder, against the model itself in float64."""
 
-import copy
-
 import pytest
 import torch
+from fused_cases import close, equal, exactly, ids, make, stirred, stream, translator
 from native_kernels import needs_kernels
 
 import mnemos
-from mnemos import EncoderDecoder, Transformer
+from mnemos import Transformer
 from mnemos.attention.linear import LinearConfig
-from mnemos.attention.recurrent import DeltaConfig, GLAConfig
+from mnemos.attention.recurrent import DeltaConfig, GLAConfig, KimiDeltaConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.generate import fused
 from mnemos.memory.key_values import BranchedKeyValues
-from mnemos.types import leaves, map_state, reset, select
+from mnemos.types import map_state, select
 
 pytestmark = needs_kernels
 
@@ -36,52 +35,10 @@ TRANSLATORS = {
 }
 
 
-def stirred(model):
-    """Every parameter away from where it starts."""
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn_like(p), alpha=0.1)
-    return model.eval()
-
-
 def decoder(**fields):
     torch.manual_seed(0)
     sizes = {"vocab_size": 11, "dim": 24, "layers": 3, "num_heads": 2, "mlp": 40, "max_length": 40}
     return stirred(Transformer(**(sizes | {"attention": SoftmaxConfig()} | fields)))
-
-
-def translator(**fields):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 30, "dim": 16, "num_heads": 2, "mlp": 24, "encoder_layers": 1, "decoder_layers": 2}
-    return stirred(EncoderDecoder(**(sizes | fields)))
-
-
-def ids(rows, length, vocab=11):
-    return torch.randint(vocab, (rows, length), generator=torch.Generator().manual_seed(rows + length))
-
-
-@torch.no_grad()
-def stream(step, x, state):
-    outputs = []
-    for i in range(x.shape[1]):
-        y, state = step(x[:, i : i + 1], state)
-        outputs.append(y)
-    return torch.stack(outputs, 1), state
-
-
-def exactly(thing):
-    """A model or a state in float64."""
-    if isinstance(thing, torch.nn.Module):
-        return copy.deepcopy(thing).double()
-    return map_state(lambda x: x.double() if x.is_floating_point() else x, thing)
-
-
-def close(found, expected, tolerance=2e-6):
-    for a, b in zip(leaves(found), leaves(expected), strict=True):
-        assert a.shape == b.shape
-        assert a.dtype == (torch.float32 if b.is_floating_point() else b.dtype)
-        bound = tolerance * max(1.0, float(b.double().abs().max()))
-        torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=bound)
 
 
 @pytest.mark.each_value
@@ -121,47 +78,28 @@ def test_a_decoder_over_reordered_rows(name, variant, poisoned):
     close(found.layers, expected.layers, 4e-6)
 
 
-def test_the_given_state_is_never_changed_and_forks():
-    for model, state in _states():
-        step = mnemos.fused_step(model)
-        x = ids(len(state.seen), 5)
+@torch.no_grad()
+def states():
+    for fields in ({}, {"attention": KimiDeltaConfig()}):
+        yield make(**fields), None
+    model = decoder()
+    yield model, model(ids(3, 4))[1]
+    yield model, model.branch(model(ids(3, 4))[1], 2)
+    other = translator()
+    _, state = other(ids(2, 2), other.encode(ids(2, 5)))
+    yield other, other.branch(state, 3)
+
+
+def test_the_given_state_is_never_changed_and_forks(variant):
+    for model, state in states():
+        step, x = mnemos.fused_step(model), ids(3 if state is None else len(state.seen), 5)
         _, state = stream(step, x, state)
         before = map_state(torch.clone, state)
         one, two = stream(step, x, state), stream(step, x, state)
         other = stream(step, x.roll(1, 1), state)
-        for a, b in zip(leaves(state), leaves(before), strict=True):
-            assert torch.equal(a, b)
-        assert torch.equal(one[0], two[0])
+        assert equal(state, before)
+        assert equal(one, two)
         assert not torch.equal(one[0], other[0])
-
-
-def test_any_number_of_threads_and_of_rows_makes_the_same_numbers(threads):
-    model = decoder(dim=64, num_heads=4, mlp=100)
-    step, x = mnemos.fused_step(model), ids(9, 8)
-    with torch.no_grad():
-        _, state = model(x)
-    threads(1)
-    wanted, _ = stream(step, x, state)
-    threads(3)
-    assert torch.equal(stream(step, x, state)[0], wanted)
-    rows = torch.tensor([7, 2, 2])
-    assert torch.equal(stream(step, x[rows], select(state, rows))[0], wanted[rows])
-
-
-def test_a_stream_changes_between_the_two_and_resets_rows():
-    model = decoder(position="rotary")
-    step, x = mnemos.fused_step(model), ids(4, 9)
-    fresh = torch.tensor([True, False, False, True])
-    found, states = [], {}
-    for kind, steps in {"model": (model, model), "both": (step, model)}.items():
-        with torch.no_grad():
-            _, state = model(x[:, :3])
-        _, state = stream(steps[0], x[:, 3:5], state)
-        _, state = stream(steps[1], x[:, 5:7], reset(state, fresh))
-        y, states[kind] = stream(steps[0], x[:, 7:], state)
-        found.append(y)
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-5)
-    assert torch.equal(states["both"].seen, torch.tensor([4, 9, 9, 4]))
 
 
 def test_layers_that_have_read_different_tokens_are_the_models():
@@ -190,13 +128,3 @@ def test_a_search_runs_on_the_kernel(monkeypatch):
     for (one,), (other,) in zip(found, expected, strict=True):
         assert torch.equal(one.tokens, other.tokens)
         assert one.score == pytest.approx(other.score, abs=1e-5)
-
-
-def _states():
-    model = decoder()
-    with torch.no_grad():
-        yield model, model(ids(3, 4))[1]
-        yield model, model.branch(model(ids(3, 4))[1], 2)
-        other = translator()
-        _, state = other(ids(2, 2), other.encode(ids(2, 5)))
-        yield other, other.branch(state, 3)

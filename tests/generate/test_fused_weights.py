@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from fused_cases import ids, stream
 from native_kernels import needs_kernels
 from torch import nn
 
@@ -44,17 +45,8 @@ def rounded(model, weights):
     return model
 
 
-def outputs(step, x):
-    state, found = None, []
-    with torch.no_grad():
-        for i in range(x.shape[1]):
-            y, state = step(x[:, i : i + 1], state)
-            found.append(y)
-    return torch.stack(found, 1)
-
-
-def ids(model, rows, tokens=5):
-    return torch.randint(model.config.vocab_size, (rows, tokens), generator=torch.Generator().manual_seed(rows))
+def outputs(step, rows, length=5, vocab=11):
+    return stream(step, ids(rows, length, vocab))[0]
 
 
 @pytest.mark.each_value
@@ -64,8 +56,9 @@ def ids(model, rows, tokens=5):
 def test_equals_the_model_with_rounded_weights(name, weights, rows, variant, threads):
     model = make(**SIZES[name])
     threads(2)
-    found = outputs(mnemos.fused_step(model, weights=weights), ids(model, rows))
-    wanted = outputs(rounded(model, weights), ids(model, rows))
+    vocab = model.config.vocab_size
+    found = outputs(mnemos.fused_step(model, weights=weights), rows, vocab=vocab)
+    wanted = outputs(rounded(model, weights), rows, vocab=vocab)
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=3e-6 * max(1.0, float(wanted.abs().max())))
 
 
@@ -73,7 +66,7 @@ def test_equals_the_model_with_rounded_weights(name, weights, rows, variant, thr
 def test_costs_few_bits(weights, most):
     """KL divergence from the model's own next-token distribution, in bits per token: not zero, and small."""
     model = make(dim=64, layers=4, mlp=256, vocab_size=50)
-    exact, found = (outputs(f, ids(model, 4, 32)).log_softmax(-1) for f in (model, mnemos.fused_step(model, weights)))
+    exact, found = (outputs(f, 4, 32, 50).log_softmax(-1) for f in (model, mnemos.fused_step(model, weights)))
     bits = ((exact.exp() * (exact - found)).sum(-1) / torch.log(torch.tensor(2.0))).mean()
     assert 0 < bits < most
 
@@ -81,16 +74,16 @@ def test_costs_few_bits(weights, most):
 @pytest.mark.parametrize("weights", KINDS)
 def test_copies_follow_the_weights(weights):
     model = make()
-    step, x = mnemos.fused_step(model, weights), ids(model, 2)
-    before = outputs(step, x)
+    step = mnemos.fused_step(model, weights)
+    before = outputs(step, 2)
     with torch.no_grad():
         model.blocks[0].mlp.expand.weight.mul_(2)
-    after = outputs(step, x)
+    after = outputs(step, 2)
     assert not torch.equal(before, after)
-    assert torch.equal(after, outputs(mnemos.fused_step(model, weights), x))
+    assert torch.equal(after, outputs(mnemos.fused_step(model, weights), 2))
     again = pickle.loads(pickle.dumps(step))
     assert again.weights == weights
-    assert torch.equal(after, outputs(again, x))
+    assert torch.equal(after, outputs(again, 2))
 
 
 def test_a_row_of_zeros_stays_one():
@@ -98,14 +91,14 @@ def test_a_row_of_zeros_stays_one():
     model = make()
     with torch.no_grad():
         model.blocks[0].mlp.expand.weight[3].zero_()
-    assert outputs(mnemos.fused_step(model, "int8"), ids(model, 2)).isfinite().all()
+    assert outputs(mnemos.fused_step(model, "int8"), 2).isfinite().all()
 
 
 @pytest.mark.parametrize(("weights", "rows"), [("float32", 65), ("float32", 128), ("int8", 300)])
 def test_there_is_no_cliff_between_numbers_of_rows(weights, rows, monkeypatch):
     """The kernel computes them: the model took 1.4 times as long for 65 rows as the kernel for 64."""
     model = make()
-    step, x = mnemos.fused_step(model, weights), ids(model, rows, 1)
-    wanted = outputs(step, x[:40])
+    step, x = mnemos.fused_step(model, weights), ids(rows, 1)
+    wanted = stream(step, x[:40])[0]
     monkeypatch.setattr(Transformer, "forward", None)
-    assert torch.equal(outputs(step, x)[:40], wanted)
+    assert torch.equal(stream(step, x)[0][:40], wanted)

@@ -6,12 +6,8 @@ import torch
 from torch import Tensor
 
 
-def logits(weights: dict[str, Tensor], config: object, tokens: list[int], valid: list[bool]) -> Tensor:
-    """[T, V] for one fresh row; what stands where a token is not valid means nothing."""
-    if not all(valid):  # padding is not there
-        there = [i for i, ok in zip(tokens, valid, strict=True) if ok]
-        found = _Row(weights, config).run(there)
-        return torch.zeros(len(tokens), found.shape[1]).double().index_put((torch.tensor(valid),), found)
+def logits(weights: dict[str, Tensor], config: object, tokens: list[int]) -> tuple[Tensor, Tensor | None]:
+    """[T, V] for one fresh row, and the slots that were written at the end."""
     return _Row(weights, config).run(tokens)
 
 
@@ -20,7 +16,7 @@ class _Row:
         self.w, self.c = {name: x.double() for name, x in weights.items()}, config
         self.radius = config.memory.radius or math.sqrt(config.dim)
 
-    def run(self, tokens: list[int]) -> Tensor:
+    def run(self, tokens: list[int]) -> tuple[Tensor, Tensor | None]:
         """E_0 is BOS, encoded with M_0; then segment after segment: the decoder, the encoder, the writer."""
         length = self.c.segment
         slots = None
@@ -37,7 +33,8 @@ class _Row:
                 if slots is not None and self.c.memory.write:
                     slots = self.write(slots, encoded)
                 before = {i - length: encoded[i] for i in range(length)}
-        return torch.stack(said)
+        written = slots is not None and self.c.memory.write
+        return torch.stack(said), torch.stack(slots) if written else None
 
     def encode(self, x: list[Tensor], slots: list[Tensor] | None) -> list[Tensor]:
         x = [*x, *(self.w["encoder.cls"] if self.c.cls else [])]

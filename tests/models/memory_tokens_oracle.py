@@ -9,12 +9,8 @@ import torch
 from torch import Tensor
 
 
-def logits(weights: dict[str, Tensor], config, tokens: list[int], valid: list[bool]) -> tuple[Tensor, object]:
-    """[T, V] of one new row, and its memory at the end; what is said at padding has no meaning."""
-    if not all(valid):  # padding is not there
-        there = [i for i, ok in zip(tokens, valid, strict=True) if ok]
-        found, memory = logits(weights, config, there, [True] * len(there))
-        return torch.zeros(len(tokens), found.shape[1]).double().index_put((torch.tensor(valid),), found), memory
+def logits(weights: dict[str, Tensor], config, tokens: list[int]) -> tuple[Tensor, object]:
+    """[T, V] of one new row, and its memory at the end."""
     w = {name: x.double() for name, x in weights.items()}
     kind, said, memory = config.name, [], None
     layers, length = config.layers, config.segment

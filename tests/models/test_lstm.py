@@ -4,9 +4,8 @@ import pytest
 import torch
 
 import mnemos
-from mnemos import InputError, Stream
+from mnemos import InputError
 from mnemos.models.lstm import LSTM, LSTMState
-from mnemos.types import reset
 
 
 def model(**fields) -> LSTM:
@@ -60,29 +59,11 @@ def test_is_the_cells_equations_from_any_state_and_skips_padding(tied):
         torch.testing.assert_close(a, b)
 
 
-def test_gradient_goes_back_through_the_state_and_not_across_a_reset():
-    network, x = model(), ids()
-    state = network.initial_state(3, dtype=torch.float64)
-    for leaf in state:
-        leaf.requires_grad_()
-    _, middle = network(x, state)
-    logits, _ = network(x, reset(middle, torch.tensor([False, True, False])))
-    torch.testing.assert_close(logits[1], network(x)[0][1])
-    gradient = torch.autograd.grad(logits.sum(), state.c)[0]
-    assert gradient[1].abs().max() == 0 < gradient[[0, 2]].abs().amax((1, 2)).min()
-
-
-def test_streams_at_constant_cost_and_autocasts():
-    network, x = model(layers=1, dropout=0.3), ids(1, 20)
-    stream = Stream(network.eval()).prefill(x, 6)
-    torch.testing.assert_close(stream.predict(), network.eval()(x)[0][:, -1])
-    assert stream.generate(5, temperature=0)[0].shape == (1, 5)
-    assert not mnemos.fused_step(network).fused
+def test_autocast_stays_close_and_no_kernel_steps():
+    network, x = model(layers=1, dropout=0.3).eval().float(), ids(1, 20)
     assert "LSTM" in mnemos.fused_step(network).why
-    network = network.float()
     with torch.autocast("cpu", torch.bfloat16):
-        low, state = network(x)
-        low, state = network(x, state)
+        low = network(x, network(x)[1])[0]
     wanted = network(x, network(x)[1])[0]
     assert (low.float() - wanted).abs().max() < 0.05 * wanted.abs().max()
 

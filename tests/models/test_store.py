@@ -74,17 +74,13 @@ def test_equal_models_are_equal_files(tmp_path):
     ("name", "value", "words"),
     [
         (
-            "blocks.0.attention.output.bias",
+            "final_norm.weight",
             torch.zeros(16, dtype=torch.int64),
-            r"blocks.0.attention.output.bias: torch.int64 \(16,\) in the file",
+            r"torch.int64 \(16,\) in the file",
         ),
-        (
-            "blocks.0.attention.output.bias",
-            torch.zeros(16, 1),
-            r"output.bias: torch.float32 \(16, 1\) in the file, torch.float32 \(16,\) in the model",
-        ),
+        ("final_norm.weight", torch.zeros(16, 1), r"torch.float32 \(16, 1\) in the file, .* \(16,\) in the model"),
         ("final_norm.other", torch.zeros(16), r"final_norm.other: .* in the file, none in the model"),
-        ("blocks.0.attention.output.bias", None, "blocks.0.attention.output.bias"),
+        ("final_norm.weight", None, "final_norm.weight"),
     ],
 )
 def test_other_weights_are_refused(tmp_path, name, value, words):
@@ -110,11 +106,8 @@ def refused(folder, path, value):
 
 
 HUGE = [
-    (small(), ["layers"], 100_000),
     (small(), ["layers"], 10**12),
-    (small(), ["dim"], 2**40),
     (small(), ["dim"], 10**12 + 1),
-    (small(), ["vocab_size"], 10**13),
     (small(), ["vocab_size"], 2**70),
     (small(), ["mlp"], 10**10),
     (small(cache=GRC(length=3)), ["cache", "length"], 10**12),

@@ -1,30 +1,23 @@
 """A whole Transformer-XL: two layers over three segments against its equations, with memories that are plain lists."""
 
-import dataclasses
 import math
 
 import pytest
 import torch
+from contract_cases import scatter
 
 from mnemos import GRC, InputError, Stream, Transformer, TransformerConfig
 from mnemos.attention import CompressiveConfig, RelativeConfig
 from mnemos.memory import hold_caches
-from mnemos.types import detach, leaves, reset
+from mnemos.types import reset
 
 MEMORY, WIDTH, HEADS = 5, 8, 2
 
 
-def model(**settings) -> Transformer:
+def model(attention, **settings) -> Transformer:
     torch.manual_seed(0)
-    fields = {key: settings.pop(key) for key in ("cache", "norm") if key in settings}
-    attention = RelativeConfig(**{"memory": MEMORY} | settings)
     sizes = {"vocab_size": 11, "dim": WIDTH, "layers": 2, "num_heads": HEADS, "mlp": 12, "max_length": 16}
-    network = TransformerConfig.classic(attention=attention, position="none", **sizes, **fields).build().double()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    return network
+    return scatter(TransformerConfig.classic(attention=attention, position="none", **sizes, **settings).build())
 
 
 def ids(t: int, seed: int = 1) -> torch.Tensor:
@@ -88,7 +81,7 @@ def said(network: Transformer, tokens: list[int], memories: list[list[torch.Tens
 @pytest.mark.parametrize("t", [3, 8])
 def test_three_segments_with_a_reset_equal_the_equations(norm, same_length, t):
     """Row 1 starts a new document with segment 3; memory longer and shorter than the segment."""
-    network, x = model(norm=norm, same_length=same_length), ids(3 * t)
+    network, x = model(RelativeConfig(memory=MEMORY, same_length=same_length), norm=norm), ids(3 * t)
     memories = [[[] for _ in range(2)] for _ in range(2)]  # of each row, of each layer
     state, found, wanted = None, [], []
     for n, segment in enumerate(x.split(t, 1)):
@@ -104,24 +97,6 @@ def test_three_segments_with_a_reset_equal_the_equations(norm, same_length, t):
     gradients = [torch.autograd.grad(y.log_softmax(-1)[..., 3].sum(), parameters.values()) for y in (found, wanted)]
     for name, a, b in zip(parameters, *gradients, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5, msg=name)
-
-
-@pytest.mark.parametrize("cache", [None, GRC(length=3, block=4, scope="stream"), GRC(length=3, block=4)], ids=str)
-@pytest.mark.parametrize("memory", [0, 6])
-def test_with_a_gated_cache_beside_the_memory_or_instead_of_it(cache, memory):
-    network = model(memory=memory, cache=cache)
-    state = None
-    for segment in ids(15).split(5, 1):
-        logits, state = network(segment, state if state is None else detach(state))
-        network.zero_grad()
-        logits.square().sum().backward()
-    if cache is not None:
-        for name, parameter in network.named_parameters():
-            assert parameter.grad is not None, name
-            assert parameter.grad.isfinite().all(), name
-    kept = [layer.inner if cache else layer for layer in state.layers]
-    assert all(part.x.shape[1] == memory for part in kept)
-    assert not any(leaf.requires_grad for part in kept for leaf in leaves(part))
 
 
 SEGMENT, SEGMENTS = 6, 3
@@ -145,7 +120,7 @@ def logits_of(network, x):
 @pytest.mark.parametrize("attention", MEMORIES, ids=["no-memory", "memory", "compressive"])
 def test_with_a_cache_no_token_is_read_before_its_turn_and_every_gate_is_trained(attention, cache, training):
     """Through the memory, the slots and the cache, within segments and across them."""
-    network = replaced(attention, cache).train(training)
+    network = model(attention, cache=cache).train(training)
     x = ids(SEGMENT * SEGMENTS)
     before = logits_of(network, x)
     for j in range(0, SEGMENT * SEGMENTS, 3):
@@ -161,16 +136,6 @@ def test_with_a_cache_no_token_is_read_before_its_turn_and_every_gate_is_trained
                 assert parameter.grad.abs().max() > 0, name
 
 
-def replaced(attention, cache) -> Transformer:
-    """The model with another attention."""
-    network = Transformer(dataclasses.replace(model(cache=cache).config, attention=attention)).double()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    return network
-
-
 def test_a_cache_remembers_further_than_the_memory_it_replaces():
     """Without either, the first segment is not read by the third."""
     x = ids(SEGMENT * SEGMENTS)
@@ -182,27 +147,13 @@ def test_a_cache_remembers_further_than_the_memory_it_replaces():
         (CompressiveConfig(memory=2, compressed=1, ratio=2), None, False),  # two layers reach 2 · (2 + 2) tokens back
         (CompressiveConfig(memory=2, compressed=6, ratio=2), None, True),
     ):
-        network = replaced(attention, cache).eval()
+        network = model(attention, cache=cache).eval()
         same = torch.allclose(logits_of(network, x)[:, -1], logits_of(network, other)[:, -1], rtol=0, atol=1e-12)
         assert same != reads
 
 
-def test_a_stream_of_same_length_reads_in_any_pieces_and_is_joined_saved_and_gone_on_with(tmp_path):
-    network, x = model(same_length=True).eval(), ids(17)
-    whole = network(x)[0][:, -1]
-    for chunk in (1, 4, 17):
-        torch.testing.assert_close(Stream(network).prefill(x, chunk).predict(), whole)
-    long, short = Stream(network).prefill(x), Stream(network).prefill(ids(3, 2))
-    alone = torch.cat([stream.generate(6, temperature=0)[0] for stream in (long, short)])
-    both = Stream.join([long, short])
-    both.save(tmp_path / "stream.safetensors")
-    assert torch.equal(both.generate(6, temperature=0)[0], alone)
-    again = Stream.restore(network, tmp_path / "stream.safetensors")
-    assert torch.equal(again.generate(6, temperature=0)[0], alone)
-
-
 def test_a_stream_without_same_length_is_read_in_the_pieces_it_is_given():
-    network, x = model().eval(), ids(16)
+    network, x = model(RelativeConfig(memory=MEMORY)).eval(), ids(16)
     with torch.no_grad():
         state = None
         for part in x[:, :-1].split(5, 1):

@@ -1,0 +1,281 @@
+"""Memformer, Memory Transformer, RMT and ARMT against their equations, at any places of their segments.
+
+Segments have four tokens; every ablation is a value.
+"""
+
+import itertools
+import math
+
+import memformer_oracle
+import memory_tokens_oracle
+import pytest
+import torch
+
+import mnemos
+from mnemos import InputError, Memformer, SlotsConfig
+from mnemos.lab.evaluate.write_attention import writing
+from mnemos.lab.measure.flops import forward_flops, step_flops
+from mnemos.memory import AssociationsConfig, TokensConfig
+from mnemos.models import ARMT, RMT, MemoryTransformer
+from mnemos.types import leaves, reset, select
+
+T = 15  # three segments, and three tokens of a fourth
+HALVES = {"vocab_size": 11, "dim": 12, "encoder_layers": 2, "decoder_layers": 2, "num_heads": 3, "mlp": 10}
+HALVES |= {"segment": 4, "buckets": 8, "max_distance": 6}
+MEMFORMERS = {
+    "paper": {"preset": "paper", "memory": SlotsConfig(slots=3)},
+    "paper, forgetting off": {"preset": "paper", "memory": SlotsConfig(slots=3, forgetting=False)},
+    "reads": {"memory": SlotsConfig(slots=5, self_logit=1.0), "decoder_reads": True, "tied": True},
+    "cls": {"memory": SlotsConfig(slots=2, num_heads=1, temperature=1.0), "cls": 3, "bos": 7},
+    "one slot": {"memory": SlotsConfig(slots=1, forgetting=False)},
+    "no memory": {"memory": SlotsConfig(slots=0)},
+    "never written": {"memory": SlotsConfig(slots=3, write=False), "encoder_layers": 1, "decoder_layers": 3},
+}
+SMALL = {"vocab_size": 11, "dim": 12, "layers": 2, "num_heads": 3, "mlp": 10, "segment": 4, "position": "sinusoidal"}
+SMALL |= {"norm": "pre", "activation": "gelu"}
+ROTARY = {"position": "rotary", "num_heads": 2}
+OTHERS = {
+    "mt": (MemoryTransformer, {"memory_tokens": 3}),
+    "mt, causal, learned": (MemoryTransformer, {"memory_tokens": 2, "causal_memory": True, "position": "learned"}),
+    "rmt": (RMT, {"memory": TokensConfig(tokens=3)}),
+    "rmt, causal, learned": (RMT, {"memory": TokensConfig(tokens=3, causal=True), "position": "learned"}),
+    "rmt, rotary, post": (RMT, ROTARY | {"memory": TokensConfig(tokens=1), "norm": "post"}),
+    "rmt, rotary": (RMT, ROTARY | {"memory": TokensConfig(tokens=2), "tied": True}),
+    "armt": (ARMT, {"memory": AssociationsConfig(tokens=3, key_dim=5)}),
+    "armt, causal": (ARMT, {"memory": AssociationsConfig(tokens=2, key_dim=3, nu=1, causal=True), "position": "none"}),
+    "armt, as published": (ARMT, {"memory": AssociationsConfig(tokens=3, key_dim=5, bounded=False)}),
+    "armt, post": (ARMT, {"memory": AssociationsConfig(tokens=1, key_dim=4), "norm": "post", "activation": "relu"}),
+}
+KINDS = {kind: (Memformer, HALVES | fields) for kind, fields in MEMFORMERS.items()}
+KINDS |= {kind: (cls, SMALL | fields) for kind, (cls, fields) in OTHERS.items()}
+
+
+def fresh(kind, **fields):
+    torch.manual_seed(0)
+    cls, settings = KINDS[kind]
+    return cls(**settings | fields)
+
+
+def model(kind, **fields):
+    """In float64 and eval mode, every parameter away from where it starts."""
+    network = fresh(kind, **fields).double()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, dtype=torch.float64)
+    return network.eval()
+
+
+def ids(rows=3, t=T):
+    return torch.randint(11, (rows, t), generator=torch.Generator().manual_seed(1))
+
+
+def holes():
+    mask = torch.ones(4, T, dtype=torch.bool)
+    mask[0, 9:] = False  # padding behind
+    mask[1, :2] = False  # in front
+    mask[2, 4:8] = False  # a segment of padding alone
+    mask[3, [1, 6, 7, 13]] = False  # here and there
+    return mask
+
+
+def said(network, x, mask=None, weights=None):
+    """What the equations say of the valid tokens of a row, and its memory."""
+    oracle = memformer_oracle if isinstance(network, Memformer) else memory_tokens_oracle
+    tokens = x if mask is None else x[mask]
+    return oracle.logits(weights or network.state_dict(), network.config, tokens.tolist())
+
+
+def cut(network, x, cuts, state=None, mask=None):
+    """Logits and state of a call for each piece."""
+    parts = []
+    for a, b in itertools.pairwise([0, *cuts, x.shape[1]]):
+        y, state = network(x[:, a:b], state, None if mask is None else mask[:, a:b])
+        parts.append(y)
+    return torch.cat(parts, 1), state
+
+
+def close(a, b, tolerance=1e-10):
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def same(a, b):
+    for x, y in zip(leaves(a), leaves(b), strict=True):
+        close(x, y)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_forward_and_the_memory_are_the_equations_wherever_they_are_cut(kind):
+    network, x, mask = model(kind), ids(4), holes()
+    whole, end = network(x)
+    close(whole[0], said(network, x[0])[0])
+    padded, after = network(x, None, mask)
+    for row in range(4) if kind in ("reads", "rmt", "armt") else (2, 3):
+        logits, memory = said(network, x[row], mask[row])
+        close(padded[row, mask[row]], logits)
+        for found, wanted in zip(leaves(after.memory), leaves(memory), strict=False):  # behind them, how many writes
+            close(found[row], wanted)
+    for cuts in ([3, 12], range(1, T)):
+        for m, y, state in ((None, whole, end), (mask, padded, after)):
+            parts, found = cut(network, x, cuts, None, m)
+            close(parts, y)
+            same(found, state)
+
+
+@pytest.mark.parametrize("kind", ["paper, forgetting off", "cls", *OTHERS])
+def test_the_gradients_are_those_of_the_equations(kind):
+    """Of every weight and of what the memory starts from, through three writes; also cut where no segment ends."""
+    network, x, mask = model(kind), ids(4)[3:], holes()[3:]
+    weight = torch.randn(T, 11, dtype=torch.float64)[mask[0]]
+    named = {name: p.detach().clone().requires_grad_() for name, p in network.named_parameters()}
+    (said(network, x[0], mask[0], network.state_dict() | named)[0] * weight).sum().backward()
+    for cuts in ([], [3, 9]):
+        network.zero_grad()
+        (cut(network, x, cuts, None, mask)[0][0, mask[0]] * weight).sum().backward()
+        for name, p in network.named_parameters():
+            close(p.grad, named[name].grad, 1e-9)
+            assert p.grad.abs().max() > 1e-9, name
+
+
+@pytest.mark.parametrize("kind", ["paper", "reads", "mt", "rmt", "rmt, rotary", "armt"])
+def test_rows_at_different_places_are_the_equations(kind):
+    """Row 1 is reset inside its second segment; from there on it is elsewhere in its segments than the others."""
+    network, x, mask = model(kind), ids(3, 17), torch.ones(3, 17, dtype=torch.bool)
+    mask[0, 9:12], mask[1, 11] = False, False
+    first, state = network(x[:, :6], None, mask[:, :6])
+    state = reset(state, torch.tensor([False, True, False]))
+    whole, end = network(x[:, 6:], state, mask[:, 6:])
+    split, also = cut(network, x[:, 6:], [1, 2, 5, 9], state, mask[:, 6:])
+    close(whole, split)
+    same(end.memory, also.memory)
+    for row, start in ((0, 0), (1, 6), (2, 0)):
+        valid = mask[row, start:]
+        close(torch.cat([first[row, start:], whole[row]])[valid], said(network, x[row, start:], valid)[0])
+    everything = reset(state, torch.ones(3, dtype=torch.bool))
+    same(network(x[:, :9], everything)[1], network(x[:, :9])[1])  # no cache of the old rows is left
+
+
+@pytest.mark.parametrize("kind", ["paper", "reads", "rmt", "armt"])
+def test_half_precision_stays_close_and_memories_stay_float32(kind):
+    # Of fresh weights: `model`'s, large and random, make slots chaotic, where float32 strays from float64 as well.
+    network, x = fresh(kind), ids(3, 22)
+    exact, _ = network(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        low, state = cut(network, x, [6, 7])
+    half, after = cut(network.to(torch.bfloat16), x, [6, 7])
+    for y, end in ((low, state), (half, after)):
+        assert (y.float() - exact).norm() < 0.05 * exact.norm()
+        if kind != "rmt":  # whose memory is the model's own tokens
+            assert {leaf.dtype for leaf in leaves(end.memory)} <= {torch.float32, torch.int64}
+    if isinstance(network, Memformer):
+        lengths = after.memory.slots.norm(dim=-1)
+        torch.testing.assert_close(lengths, torch.full_like(lengths, network.memory.radius))
+
+
+# --- Memformer ---
+
+
+def test_the_papers_preset_is_the_papers_settings():
+    """ρ = 1, forgetting or not, and CLS tokens; a switch that is set wins, and the default is none of it."""
+    for forgetting in (True, False):
+        network = Memformer(**HALVES, preset="paper", memory=SlotsConfig(slots=3, forgetting=forgetting))
+        assert (network.config.cls, network.encoder.cls.shape, network.config.decoder_reads) == (2, (2, 12), False)
+        _, state = network(ids())
+        close(state.memory.slots.norm(dim=-1), torch.ones(3, 3), 1e-5)
+        close(network.memory.start().norm(dim=-1), torch.ones(3), 1e-5)
+    own = Memformer(**HALVES, preset="paper", cls=0, memory=SlotsConfig(slots=3, radius=2.0)).config
+    assert (own.cls, own.memory.radius) == (0, 2.0)
+    ours = Memformer(**HALVES, memory=SlotsConfig(slots=3))
+    assert (ours.config.cls, ours.encoder.cls, ours.memory.radius) == (0, None, math.sqrt(12))
+    assert mnemos.models.MemformerConfig(preset="paper").resolved().resolved().memory.radius == 1
+
+
+@pytest.mark.parametrize("kind", ["paper", "reads", "no memory"])
+def test_advance_does_without_the_decoder(kind):
+    network, x, mask = model(kind), ids(4, 12), torch.ones(4, 12, dtype=torch.bool)
+    mask[0, 4:8] = mask[2, 4::2] = mask[3] = False  # each row completes its segments
+    _, state = network(x, None, mask)
+    network.decoder.forward = None
+    same(network.advance(x, None, mask), state)
+
+
+@pytest.mark.parametrize("kind", ["paper", "cls"])
+def test_what_slots_listened_to(kind):
+    network, x = model(kind), ids(2, 12)
+    weights, state = writing(network, x)
+    slots = network.config.memory.slots
+    assert weights.shape == (2, 3, network.memory.num_heads, slots, 1 + 4 + network.config.cls)
+    close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    same(state, network.advance(x))
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[0, 5] = mask[1, 3:8] = False
+    padded = writing(network, x, None, mask)[0]
+    for row, whole in enumerate((2, 1)):  # segments
+        close(padded[row, :whole], writing(network, x[row : row + 1, mask[row]])[0][0])
+    assert not padded[1, 1].any()
+
+
+def test_flops_are_counted_and_are_those_of_the_formulas():
+    """Two whole segments, with BOS; a multiply-add counts 2."""
+    network, x = Memformer(**HALVES, memory=SlotsConfig(slots=5)), ids(1, 8)
+    d, length, k, v, mlp = 12, 4, 5, 11, 10
+
+    def block(n, *sources):  # n tokens; of a source, how many, and whether it is attended to with n queries
+        own = n * 4 * d * d + 2 * n * n * d + 2 * n * d * mlp
+        return own + sum(n * 2 * d * d + m * 2 * d * d + 2 * n * m * d for m in sources)
+
+    encoders = 2 * block(1, k) + 2 * 2 * block(length, k)
+    decoders = 2 * 2 * block(length, length)
+    writes = 2 * (k * 2 * d * d + length * 2 * d * d + 2 * k * length * d)
+    assert forward_flops(network.eval(), x) == 2 * (encoders + decoders + writes + 8 * d * v)
+    assert step_flops(network, x) > 2 * forward_flops(network, x)
+
+
+# --- memory tokens ---
+
+
+def test_a_model_that_is_never_written_has_no_recurrence():
+    """RMT is then a Memory Transformer, and ARMT a Transformer in segments; with no memory tokens, so is RMT."""
+    x = ids()
+    never = model("rmt", memory=TokensConfig(tokens=3, write=False))
+    tokens = MemoryTransformer(**SMALL, memory_tokens=3).double()
+    tokens.load_state_dict(never.state_dict())
+    close(never(x)[0], tokens(x)[0])
+    assert not never(x)[1].memory.writes.any()
+    for network in (
+        model("armt", memory=AssociationsConfig(write=False)),
+        model("rmt", memory=TokensConfig(tokens=0, write=False)),
+    ):
+        close(network(x)[0][:, 4:8], network(x[:, 4:8])[0])
+        assert leaves(network(x)[1].memory) == []
+
+
+def test_memory_tokens_start_different_and_a_new_armt_reads_nothing():
+    assert torch.pdist(RMT(**SMALL).memory.start.detach()).min() > 0.1
+    network = ARMT(**SMALL)
+    assert not network.associations[0].value.weight.any()
+    _, state = network(ids())
+    assert not any(layer.matrix.any() for layer in state.memory)
+    assert all(layer.normaliser.any() for layer in state.memory)
+
+
+def test_bad_input():
+    reads, rmt, x = model("reads"), model("rmt"), ids()
+    slots, tokens = reads(x)[1], rmt(x)[1]
+    for words, call in (
+        ("dim must be divisible by num_heads", lambda: Memformer(dim=12, num_heads=4, memory=SlotsConfig(num_heads=5))),
+        ("bos: .* 0 to 255.* found 256", lambda: Memformer(bos=256)),
+        ("max_distance 8", lambda: Memformer(buckets=32, max_distance=8)),
+        ("model.preset: .* found 'papers'", lambda: Memformer(preset="papers")),
+        ("memory.temperature: .* found 0.0", lambda: SlotsConfig(temperature=0.0)),
+        ("2 rows.* found 3", lambda: reads(x[:2], slots)),
+        ("another configuration", lambda: reads(x, model("reads", segment=5)(x)[1])),
+        ("segment: .* found 0", lambda: RMT(segment=0)),
+        ("model.memory: expected a TokensConfig", lambda: RMT(memory=3)),
+        ("memory.tokens: expected at least 1, found 0; .*write=False", lambda: TokensConfig(tokens=0)),
+        ("memory_tokens: .* found -1", lambda: MemoryTransformer(memory_tokens=-1)),
+        ("found TokenState", lambda: rmt(x, tokens.memory)),
+        ("another configuration", lambda: rmt(x, model("rmt", memory=TokensConfig(tokens=5))(x)[1])),
+    ):
+        with pytest.raises(InputError, match=words):
+            call()
+    close(rmt(x, select(tokens, torch.arange(3)))[0], rmt(x, tokens)[0])
