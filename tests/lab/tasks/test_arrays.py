@@ -27,14 +27,6 @@ def test_a_batch_is_padded_at_its_end():
     assert rows.batch(np.array([0, 0])).mask is None
 
 
-def test_parts_and_joined():
-    rows = ragged(20)
-    again = Rows.joined([rows.part(0, 3), rows.part(3, 4), rows.part(4, 20)])
-    assert len(again) == 20
-    assert all(np.array_equal(again.row(i), rows.row(i)) for i in range(20))
-    assert np.array_equal(again.labels, rows.labels)
-
-
 @pytest.mark.parametrize("bucketed", [True, False])
 @pytest.mark.parametrize("batch_size", [1, 4, 50])
 def test_evaluation_visits_every_row_once(bucketed, batch_size):
@@ -48,14 +40,6 @@ def test_evaluation_visits_every_row_once(bucketed, batch_size):
     assert sorted(found) == expected
     lengths = [len(x) for x, _ in found]
     assert lengths == (sorted(lengths) if bucketed else ragged(13, 2).lengths.tolist())
-
-
-def test_train_batches_visit_every_row_once_an_epoch():
-    made = task(bucketed=True)
-    labels = torch.cat([made.train_batch(i, 10, 0).targets for i in range(5)])
-    assert labels.bincount().tolist() == [17, 17, 16]
-    again = task(bucketed=True).train_batch(4, 10, 0)
-    assert torch.equal(again.inputs, made.train_batch(4, 10, 0).inputs)
 
 
 def test_majority_and_sizes():

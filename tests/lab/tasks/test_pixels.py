@@ -14,8 +14,8 @@ from mnemos.types import InputError
 
 
 def test_mnist_is_read_row_by_row(tmp_path):
-    folder = write_mnist(tmp_path / "mnist")
-    task = PixelsConfig(MNISTConfig(str(folder), valid_size=10, layout="image")).build()
+    config = PixelsConfig(MNISTConfig(str(write_mnist(tmp_path / "mnist")), valid_size=10, layout="image"))
+    task = config.build()
     assert (task.metrics[0].name, task.vocab_size, task.classes, task.max_length) == ("loss", 256, 0, 783)
     assert [task.images(split) for split in ("train", "valid", "test")] == [50, 10, 20]
     assert task.size("test") == 20 * 783
@@ -28,6 +28,9 @@ def test_mnist_is_read_row_by_row(tmp_path):
     again = task.pictures(whole)
     assert again.shape == (20, 28, 28, 1)
     assert np.array_equal(again[3].reshape(-1), task.bytes("test", [3])[0])
+    epoch = torch.cat([task.train_batch(i, 10, 3).inputs for i in range(5)])
+    assert torch.equal(config.build().train_batch(4, 10, 3).inputs, epoch[40:])
+    assert len({bytes(row) for row in epoch.numpy().astype(np.uint8)}) == 50
 
 
 def test_with_a_start_token_every_byte_is_predicted(tmp_path):
@@ -41,14 +44,6 @@ def test_with_a_start_token_every_byte_is_predicted(tmp_path):
     assert torch.equal(batch.inputs[:, 2:], without.inputs[:, 1:])
     assert torch.equal(batch.targets[:, 1:], without.targets)
     assert np.array_equal(task.pictures(batch.targets)[3].reshape(-1), task.bytes("test", [3])[0])
-
-
-def test_training_batches_are_pure_and_cover_the_split(tmp_path):
-    config = PixelsConfig(MNISTConfig(str(write_mnist(tmp_path / "mnist")), valid_size=10, layout="image"))
-    task = config.build()
-    epoch = torch.cat([task.train_batch(i, 10, 3).inputs for i in range(5)])
-    assert torch.equal(config.build().train_batch(4, 10, 3).inputs, epoch[40:])
-    assert len({bytes(row) for row in epoch.numpy().astype(np.uint8)}) == 50
 
 
 def test_errors_name_the_fields_of_the_images_as_they_are_set():
