@@ -65,13 +65,12 @@ def test_training_begins_with_near_facts_in_short_rows(task):
     assert sizes[0] == 8 + 4 + 3
     assert sizes[10] == sizes[11] == task.max_length
     assert sizes == sorted(sizes)
-    batch = task.train_batch(11, 2000, seed=1)
+    batch, again = (task.train_batch(11, 2000, seed=1) for _ in range(2))
+    assert torch.equal(batch.inputs, again.inputs)
+    assert torch.equal(batch.targets, again.targets)
     distance = task.distances(batch.inputs).double()
     assert (distance.min(), distance.max()) == (4, 20)
     assert abs(distance.log().mean() - np.log(np.arange(4, 21)).mean()) > 0.1  # nearer ones are more frequent
-    again = task.train_batch(11, 2000, seed=1)
-    assert torch.equal(batch.inputs, again.inputs)
-    assert torch.equal(batch.targets, again.targets)
 
 
 class Near(nn.Module):
@@ -119,9 +118,6 @@ def test_text_of_a_folder(tmp_path):
 
 def test_what_was_trained_is_said_from_the_settings():
     grown = ToldConfig(distances=(32, 512), grow=200)
-    said = "In training the distances were drawn log-uniformly from 4 words up to"
-    assert grown.trained_on(120) == (
-        f"{said} a greatest one, which grew from 32 to 166 in 120 updates; greater ones were tested without training."
-    )
-    assert grown.trained_on(201) == f"{said} a greatest one, which grew from 32 to 512 in 201 updates."
-    assert ToldConfig(distances=(32, 512)).trained_on(120) == f"{said} 512."
+    assert "from 32 to 166 in 120 updates; greater ones were tested without training." in grown.trained_on(120)
+    assert grown.trained_on(201).endswith("from 32 to 512 in 201 updates.")
+    assert ToldConfig(distances=(32, 512)).trained_on(120).endswith(" up to 512.")

@@ -46,6 +46,10 @@ def rows(settings, split="test"):
     return list(zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True))
 
 
+def places_of(targets):
+    return [i for i, target in enumerate(targets) if target != IGNORE]
+
+
 def drawn_as(counts, probabilities):
     """χ² of counts against probabilities, in standard deviations above its mean."""
     counts, probabilities = np.asarray(counts), np.asarray(probabilities)
@@ -70,7 +74,7 @@ def test_mqar_is_as_published(noise):
         assert len({*keys}) == len({*values}) == 5
         assert all(1 <= key < 20 <= value < 40 for key, value in zip(keys, values, strict=True))
         told = dict(zip(keys, values, strict=True))
-        asked = [i for i, target in enumerate(targets) if target != IGNORE]
+        asked = places_of(targets)
         assert len(asked) == 5
         assert all(i >= 10 and i % 2 == 0 for i in asked)
         assert {inputs[i] for i in asked} == {*keys}
@@ -111,7 +115,7 @@ def test_the_last_value_of_a_key_of_mqar_counts(settings):
     kinds, chosen = [1, 20, 40][:w], []
     for (inputs, targets), (again, last), (third, old) in zip(*found.values(), strict=True):
         assert inputs == again == third
-        asked = [i for i, target in enumerate(targets) if target != IGNORE]
+        asked = places_of(targets)
         assert len(asked) == settings.pairs
         answers = [*read_on(inputs, kinds)]
         assert [answers[i] for i in asked] == [targets[i] for i in asked]
@@ -142,17 +146,11 @@ def test_one_token_of_a_key_of_mqar_does_not_tell_its_value():
         assert min(ones) >= 1
         assert max(ones) < 20 <= min(twos) <= max(twos) < 40 <= min(values) <= max(values) < 62
         told = {pair[:2]: pair[2] for pair in pairs}
-        asked = [i for i, target in enumerate(targets) if target != IGNORE]
+        asked = places_of(targets)
         assert [targets[i] for i in asked] == [told[inputs[i - 1], inputs[i]] for i in asked]
         assert all(i % 3 == 1 and (i + 1 == 64 or inputs[i + 1] == 0) for i in asked)
         alike += pairs[0][0] == pairs[1][0]
     assert drawn_as([alike, 2000 - alike], [2, 6]) < 5, "two of the eight other pairs, in random order"
-
-
-def test_the_example_of_a_task_has_the_targets_of_a_row():
-    example = MQARConfig(64, 4, rows=2).build().example()  # FLOPs are counted on it, and logits where targets are
-    assert example.inputs.shape == (1, 64)
-    assert (example.targets != IGNORE).sum() == 4
 
 
 def test_mqar_mixes_lengths_as_based():
@@ -220,16 +218,15 @@ def test_mad_recall(noise):
 
 
 def test_mad_fuzzy_recall():
-    settings = MADFuzzyRecallConfig(60, 12, 2, examples=0, rows=400)
+    settings = MADFuzzyRecallConfig(60, 12, 2, examples=0, rows=200)
     sizes = Counter()
     for inputs, targets in rows(settings):
         whole = [*inputs, targets[-1]]
         asked = [False, *(target != IGNORE for target in targets)]
         start = next(i for i, token in enumerate(whole) if token != 11)
-        kinds = [("key" if token < 5 else "value", token, mark) for token, mark in zip(whole, asked, strict=True)][
-            start:
-        ]
-        assert all(token < 11 for _, token, _ in kinds)
+        said = zip(whole[start:], asked[start:], strict=True)
+        kinds = [("key" if token < 5 else "value", token, mark) for token, mark in said]
+        assert max(whole[start:]) < 11
         groups = [(kind, list(group)) for kind, group in itertools.groupby(kinds, key=lambda one: one[0])]
         told = {}
         for (key_kind, key), (value_kind, value) in zip(groups[::2], groups[1::2], strict=True):
@@ -293,11 +290,6 @@ def test_a_fixed_training_set_is_read_once_an_epoch():
     assert sorted(tuple(r) for i in range(2) for r in task.train_batch(i, 5, 9).inputs.tolist()) == sorted(read[:10])
 
 
-def text_of(inputs, targets):
-    whole = [*inputs, targets[-1]]
-    return bytes(whole).decode()
-
-
 @pytest.mark.parametrize("path", [None, "books"])
 def test_needle_in_rulers_words(path, tmp_path):
     if path:
@@ -306,7 +298,7 @@ def test_needle_in_rulers_words(path, tmp_path):
     settings = NeedleConfig(4500, str(tmp_path) if path else None, rows=300)
     depths = []
     for inputs, targets in rows(settings):
-        row = text_of(inputs, targets)
+        row = bytes([*inputs, targets[-1]]).decode()
         assert len(row) == 4507
         found = re.fullmatch(
             r"A special magic number is hidden within the following text\. Make sure to memorize it\. I will quiz you "
@@ -365,7 +357,7 @@ def answered(text):
 def test_facts_in_books(task, count, tmp_path):
     for i in range(30):
         (tmp_path / f"{i}.txt").write_text(f"Sentence number {i} of the book. It is not long! Is it? " * 60)
-    settings = FactsConfig(task, 900, count, str(tmp_path), rows=200)
+    settings = FactsConfig(task, 900, count, str(tmp_path), rows=100)
     letters = Counter()
     seen = {split: set() for split in ("valid", "test")}
     for split, books in seen.items():
@@ -388,48 +380,30 @@ def test_facts_in_books(task, count, tmp_path):
     ("settings", "field"),
     [
         (CopyConfig(length=3), "length"),
-        (CopyConfig(symbols=0), "symbols"),
         (CopyConfig(rows=0), "rows"),
-        (CopyConfig(seed=-1), "seed"),
         (RecallConfig(pairs=40), "pairs"),
-        (RecallConfig(queries=0), "queries"),
-        (RecallConfig(gap=-1), "gap"),
         (RecallConfig(distance=4, shortest=5), "shortest"),
         (RecallConfig(distance=4, grow=5), "grow"),
-        (RecallConfig(distance=4, distractors=0), "distractors"),
         (MQARConfig(63), "length"),
         (MQARConfig(512, 64, 64), "vocabulary"),
-        (MQARConfig(power=0), "power"),
         (MQARConfig(mixed=True, examples=3), "mixed"),
         (MQARConfig(64, 12, rewritten=9), "length"),
         (MQARConfig(rewritten=5), "rewritten"),
-        (MQARConfig(counted="old"), "counted"),
         (MQARConfig(rewritten=2, counted="new"), "counted"),
         (MQARConfig(pairs=8, key_tokens=2), "key_tokens"),
-        (MQARConfig(pairs=-4, key_tokens=2), "pairs"),
         (MQARConfig(noise=True, rewritten=2), "noise"),
         (AssociativeRetrievalConfig(17, 1), "pairs"),
-        (AssociativeRetrievalConfig(key_digits=0), "key_digits"),
         (MADRecallConfig(31), "length"),
         (MADRecallConfig(noise=1.0), "noise"),
-        (MADRecallConfig(examples=-1), "examples"),
         (MADFuzzyRecallConfig(motif=8), "motif"),
         (MADCopyingConfig(32), "length"),
-        (MADCompressionConfig(1), "length"),
-        (MADMemorisationConfig(31), "length"),
         (NeedleConfig(100), "length"),
         (NeedleConfig(350, "stdlib"), "length"),  # without a byte of text
         (NeedleConfig(path="/no/such/place"), "/no/such/place"),
-        (FactsConfig(4), "task"),
         (FactsConfig(length=100), "length"),
         (FactsConfig(length=20_000, path=LICENSE), "bytes of text"),
-        (ToldConfig(distances=()), "distances"),
         (ToldConfig(distances=(2, 8)), "distances"),
-        (ToldConfig(distances=(8, 8)), "distances"),
         (ToldConfig(distances=(8.0, 16)), r"data.distances\[0\]"),
-        (ToldConfig(people=11), "people"),
-        (ToldConfig(words=0), "words"),
-        (ToldConfig(grow=-1), "grow"),
         (ToldConfig(distances=(100_000,)), "lower data.distances"),
     ],
 )
@@ -462,6 +436,7 @@ def test_files_are_recorded(tmp_path):
 )
 def test_a_large_vocabulary_is_scored_where_targets_are(model):
     task = MQARConfig(16, 2, 1024, rows=6).build()
+    assert len(places_of(task.example().targets[0].tolist())) == 2  # FLOPs are counted on it
     torch.manual_seed(0)
     built = model.build()
     batch = next(task.batches("test", 6))
