@@ -162,8 +162,6 @@ def test_every_attention_of_the_registry_fits_or_is_causal_only_and_refused():
         else:
             with pytest.raises(InputError, match="its only mode"):
                 SpeechRecogniser(**sizes)
-    with pytest.raises(InputError, match="did you mean 'layers'"):
-        SpeechRecogniser(layer=2)
 
 
 def test_evaluate_counts_errors_over_all_tokens():
