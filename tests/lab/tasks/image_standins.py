@@ -9,8 +9,6 @@ from PIL import Image
 from mnemos.libraries import timm
 from mnemos.types import InputError
 
-REAL = Path(__file__).parents[3] / "../shared/data"
-
 
 def photo(seed: int, width: int = 40, height: int = 30) -> Image.Image:
     """Smooth colours, so that a JPEG of it keeps them."""

@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("PIL", reason="images are read by Pillow")
 
-import pytest
 from image_standins import need_timm, photo, write_photos
 from PIL import Image
 
@@ -59,21 +58,11 @@ def test_a_long_image_is_cut_before_it_is_scaled():
     assert fit(Image.new("RGB", (1, 40_000), (9, 8, 7)), 224, 1.0).tolist()[0][0] == [9, 8, 7]
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
-def test_formats(kind):
-    image = photo(5)
-    found = np.array(parse_image(saved(image, kind), "x")).astype(int)
-    assert found.shape == (30, 40, 3)
-    assert np.abs(found - np.array(image)).mean() < 8  # lossy, or of 256 colours
-
-
 def test_colours():
     image = photo(5)
     grey = np.array(parse_image(saved(image.convert("L"), "PNG"), "x"))
     assert (grey == np.array(image.convert("L"))[..., None]).all()
     assert np.array_equal(np.array(parse_image(saved(image.convert("1"), "PNG"), "x"))[..., 0] > 0, image.convert("1"))
-    cmyk = np.array(parse_image(saved(image.convert("CMYK"), "TIFF"), "x"))
-    assert np.abs(cmyk.astype(int) - np.array(image)).max() < 3
     palette = image.quantize(8)
     assert np.array_equal(parse_image(saved(palette, "PNG"), "x"), palette.convert("RGB"))
     deep = np.linspace(0, 65535, 1200).astype(np.uint16).reshape(30, 40)
@@ -92,24 +81,12 @@ def test_floating_point_from_0_to_1_is_scaled_and_other_values_are_refused():
         parse_image(saved(Image.fromarray(wide), "TIFF"), "x")
 
 
-@pytest.mark.parametrize("mode", ["L", "P", "CMYK", "LAB", "RGBA", "1", "I;16"])
-def test_colours_of_every_mode_are_near_those_of_rgb(mode):
-    left, right = ((255, 255, 255), (0, 0, 0)) if mode in ("1", "L", "I;16") else ((200, 60, 60), (60, 60, 160))
+@pytest.mark.parametrize("mode", ["CMYK", "LAB", "RGBA"])
+def test_colours_of_other_modes_are_near_those_of_rgb(mode):
     pixels = np.zeros((8, 16, 3), np.uint8)
-    pixels[:, :8], pixels[:, 8:] = left, right
-    image = Image.fromarray(pixels)
-    if mode == "I;16":
-        image = Image.fromarray(pixels[..., 0] * np.uint16(257))
-    else:
-        image = image.quantize(2) if mode == "P" else image.convert(mode)
-    read = np.array(parse_image(saved(image, "TIFF"), "x")).astype(int)
+    pixels[:, :8], pixels[:, 8:] = (200, 60, 60), (60, 60, 160)
+    read = np.array(parse_image(saved(Image.fromarray(pixels).convert(mode), "TIFF"), "x")).astype(int)
     assert np.abs(read - pixels).max() < 8
-
-
-def test_a_clear_value_of_16_bits_is_white():
-    values = np.array([[0, 1000, 65535]], np.uint16)
-    data = saved(Image.fromarray(values), "PNG", transparency=1000)
-    assert np.array(parse_image(data, "x"))[0, :, 0].tolist() == [0, 255, 255]
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -128,19 +105,21 @@ def test_transparent_places_are_white(mode):
     assert (np.delete(found.reshape(16, 3), 9, 0) == 255).all()
 
 
-@pytest.mark.parametrize("orientation", [1, 3, 6, 7])
-def test_upright(orientation):
-    """A camera's sideways photo, as its EXIF says."""
-    image = photo(7, 48, 32)
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    turns = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE}
-    turn = turns.get(orientation)
-    expected = np.array(image if turn is None else image.transpose(turn)).astype(int)
-    found = np.array(parse_image(saved(image, "JPEG", exif=exif, quality=95), "x"))
-    assert found.shape == expected.shape
+def test_a_clear_value_of_16_bits_is_white():
+    data = saved(Image.fromarray(np.array([[0, 1000, 65535]], np.uint16)), "PNG", transparency=1000)
+    assert np.array(parse_image(data, "x"))[0, :, 0].tolist() == [0, 255, 255]
+
+
+def test_upright():
+    """A camera's sideways photo, as its EXIF says; also one that is decoded smaller."""
+    image, exif = photo(7, 48, 32), Image.Exif()
+    exif[0x0112] = 6
+    expected = np.array(image.transpose(Image.Transpose.ROTATE_270)).astype(int)
+    data = saved(image, "JPEG", exif=exif, quality=95)
+    found = np.array(parse_image(data, "x"))
+    assert found.shape == expected.shape == (48, 32, 3)
     assert np.abs(found - expected).mean() < 4
-    assert parse_image(saved(image, "JPEG", exif=exif), "x", 10).size == tuple(n // 2 for n in expected.shape[1::-1])
+    assert parse_image(data, "x", 10).size == (16, 24)
 
 
 def test_a_damaged_exif_block_is_ignored(recwarn):
@@ -207,11 +186,9 @@ def written(folder, name, **options) -> bytes:
     return (folder / name).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["a.jpg", "a.png"])
-@pytest.mark.parametrize("kept", [0.5, 0.98])
+@pytest.mark.parametrize(("name", "kept"), [("a.jpg", 0.98), ("a.png", 0.5), ("b.png", 0.98)])
 def test_a_truncated_file_is_named_though_its_header_is_intact(tmp_path, name, kept):
     whole = written(tmp_path, name)
-    check_image_files([str(tmp_path / name)])
     (tmp_path / name).write_bytes(whole[: int(kept * len(whole))])
     with pytest.raises(InputError, match=rf"{name}: expected an image.*truncated.*; replace or remove it") as raised:
         check_image_files([str(tmp_path / name)])
@@ -223,16 +200,6 @@ def test_data_behind_the_end_of_an_image_are_allowed(tmp_path):
     for name in ("a.jpg", "a.png", "a.bmp"):
         (tmp_path / name).write_bytes(written(tmp_path, name) + bytes(200))
     check_image_files([str(tmp_path / name) for name in ("a.jpg", "a.png", "a.bmp")])
-
-
-def test_an_intact_file_is_not_decoded(tmp_path, monkeypatch):
-    def decoded(*_: object, **__: object) -> None:
-        raise AssertionError
-
-    written(tmp_path, "a.jpg")
-    written(tmp_path, "b.png")
-    monkeypatch.setattr("mnemos.lab.tasks.pictures.read_image", decoded)
-    check_image_files([str(tmp_path / "a.jpg"), str(tmp_path / "b.png")])
 
 
 def test_bad_files_are_counted(tmp_path):
