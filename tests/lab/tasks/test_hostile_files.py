@@ -130,15 +130,15 @@ def test_links_that_lead_to_themselves(tmp_path):
 
 
 def expand(path):
-    with pytest.raises(InputError, match=r"expected at most 134,217,728 bytes .* MNEMOS_UNPACKED_GIB"):
+    with pytest.raises(InputError, match=r"expected at most 33,554,432 bytes .* MNEMOS_UNPACKED_GIB"):
         read_bytes(path)
 
 
 def test_expansion_is_bounded(tmp_path, monkeypatch):
     assert (most_unpacked(10), most_unpacked(2**30)) == (2**30, 2**35), "a large file may be a large corpus"
-    (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(2**26), 9) * 32)  # two mebibytes of two gibibytes
-    monkeypatch.setenv("MNEMOS_UNPACKED_GIB", "0.125")
-    assert limited(500 * 2**20, expand, tmp_path / "a.gz") == 0
+    (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(2**23), 9) * 128)  # one mebibyte of one gibibyte
+    monkeypatch.setenv("MNEMOS_UNPACKED_GIB", "0.03125")
+    assert limited(300 * 2**20, expand, tmp_path / "a.gz") == 0
     small = b"abc" * 1000
     (tmp_path / "b.gz").write_bytes(gzip.compress(small) * 2)
     monkeypatch.setenv("MNEMOS_UNPACKED_GIB", str(6000 / 2**30))

@@ -140,14 +140,6 @@ def test_a_tokenizer_of_a_file_lower_cases_where_the_recipe_does(config, task, t
         replace(cased, lowercase=True).build()
 
 
-def test_other_text_is_scored_with_the_sub_words_of_the_run(task, tmp_path):
-    for side, language in enumerate(("en", "de")):
-        (tmp_path / f"test.{language}").write_text("".join(pair[side] + "\n" for pair in sentences(9, 7)))
-    other = TranslationConfig(path=str(tmp_path), longest=40).build_to_score("test", task.preprocessing())
-    assert other.vocabularies.source.content == task.vocabularies.source.content
-    assert sorted(pair for b in other.batches("test", 4) for pair in texts(other, b)) == sorted(sentences(9, 7))
-
-
 def test_some_pairs_are_translated_greedily_in_training_and_all_by_the_beam_in_the_end(config):
     task = replace(config, valid_translated=6).build()
     beams = {split: torch.cat([b.beams for b in task.batches(split, 8)]).tolist() for split in ("valid", "test")}
@@ -207,10 +199,8 @@ def test_scores_are_those_of_sacrebleu_with_their_signatures():
     tokens = [[scorer.tokens(line) for line in side] for side in (OURS, REFERENCES)]
     found = sacrebleu.corpus_bleu(tokens[0], [tokens[1]], tokenize="none", force=True).score
     assert scorer.score(TOKENISED, OURS, REFERENCES) == found
-    assert "case:mixed" in scorer.signatures[BLEU]
     assert "tok:13a" in scorer.signatures[BLEU]
-    assert "tok:none" in scorer.signatures[TOKENISED]
-    assert "sacremoses" in scorer.signatures[TOKENISED]
+    assert all(word in scorer.signatures[TOKENISED] for word in ("tok:none", "sacremoses"))
     upper = [line.upper() for line in REFERENCES]
     assert Scorer("de", lowercase=True).score(BLEU, upper, REFERENCES) == pytest.approx(100)
     assert scorer.score(BLEU, upper, REFERENCES) < 50
@@ -232,12 +222,9 @@ def test_the_paired_bootstrap_tells_systems_apart():
     ("changed", "message"),
     [
         ({"target": "en"}, r"data\.target: expected target != source"),
-        ({"target": "fr"}, r"expected train\.fr beside train\.en\.gz, found none"),
         ({"valid": "dev"}, r"expected dev\.en and dev\.de .* data\.valid"),
         ({"ratio": 0.5}, r"data\.ratio: expected ratio == 0 or ratio >= 1"),
-        ({"batch_tokens": 10}, r"data\.batch_tokens: expected at least"),
         ({"target_tokenizer": "x.json"}, r"data\.tokenizer: expected tokenizer or not target_tokenizer"),
-        ({"tokenizer": "/nowhere.json"}, r"/nowhere\.json: expected a readable file"),
         ({"held_out": 10, "valid": "val"}, r"data\.valid: expected not .valid and held_out."),
     ],
 )
