@@ -222,12 +222,3 @@ def test_rows_of_padding_leave_a_causal_mean_too(preset):
     both, alone = build(causal=True, preset=preset), build(causal=True, preset=preset)
     torch.testing.assert_close(both(x, None, mask)[0][:1], alone(x[:1])[0])
     torch.testing.assert_close(both.eval().cache, alone.eval().cache)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_state_counts_the_tokens_of_a_row(causal):
-    """A row that has seen tokens reads its own cache; a row of zeros reads the stored one."""
-    layer = GatedCacheAttention(8, 2, grc=GRC(length=4, scope="stream"), causal=causal)
-    _, state = layer(torch.randn(2, 3, 8))
-    _, state = layer(torch.randn(2, 2, 8), state)
-    assert state.updates.seen.tolist() == [5, 5]

