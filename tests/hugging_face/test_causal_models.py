@@ -1,6 +1,5 @@
 """Every registered causal language model in `generate` of Transformers: as our own streams and searches, row by row."""
 
-import dataclasses
 import functools
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from contract_cases import MODELS, SMALL, VOCABULARY, ModelCase, scatter
 
 import mnemos
-from mnemos import hugging_face
 from mnemos.attention import CompressiveConfig, LinearConfig, RelativeConfig
 from mnemos.hugging_face import MnemosConfig, MnemosForCausalLM, StateCache
 from mnemos.libraries import CACHE_NAMES, cache_name, transformers
@@ -40,12 +38,9 @@ MASK[1, :3] = 0  # row 1 has four tokens, on the right
 @functools.cache
 def built(name):
     """(our model, the same one in Transformers)."""
+    torch.manual_seed(0)
     case = CASES[name]
-    if isinstance(case, ModelCase):
-        ours = case.build().eval()
-    else:
-        torch.manual_seed(0)
-        ours = scatter(case.build()).eval()
+    ours = (case.build() if isinstance(case, ModelCase) else scatter(case.build())).eval()
     ours = ours.float() if "float32" in name else ours
     return ours, MnemosForCausalLM.of(ours, segment=SEGMENT)
 
@@ -122,13 +117,12 @@ def test_what_is_saved_is_loaded(pair, tmp_path):
 def test_padding_on_the_right_is_read_over(name):
     """The first new token follows the last valid one."""
     _, model = built(name)
-    mask = MASK.flip(1)
+    mask, row = MASK.flip(1), IDS[1:, :4]
     found = model.generate(IDS, attention_mask=mask, max_new_tokens=NEW, do_sample=False)[1, PROMPT:]
-    alone = model.generate(IDS[1:, :4], max_new_tokens=NEW, do_sample=False)[0, 4:]
-    assert found.tolist() == alone.tolist()
+    assert torch.equal(found, model.generate(row, max_new_tokens=NEW, do_sample=False)[0, 4:])
     for carries in (False, True):
         last = model(IDS, attention_mask=mask, use_cache=carries).logits[1, -1]
-        torch.testing.assert_close(last, model(IDS[1:, :4]).logits[0, -1])
+        torch.testing.assert_close(last, model(row).logits[0, -1])
 
 
 def test_auxiliary_losses_count_once_for_accumulated_calls():
@@ -202,33 +196,29 @@ def test_crop_returns_to_any_length():
 
 def test_bad_input():
     _, model = built("lstm-plain-causal")
-    for name in CACHE_NAMES:
-        with pytest.raises(InputError, match="StateCache"):
-            model(IDS, **{name: transformers().DynamicCache()})
-    with pytest.raises(InputError, match="expected one cache, found another"):
-        model(IDS, cache=StateCache(), past_key_values=StateCache())
-    with pytest.raises(InputError, match="position_ids"):
-        model(IDS, position_ids=IDS)
-    with pytest.raises(InputError, match=r"inputs_embeds.*LoRA"):
-        model(inputs_embeds=torch.zeros(2, PROMPT, 8))
-    with pytest.raises(InputError, match=r"input_ids \[B, T\], found none"):
-        model()
-    with pytest.raises(InputError, match="attention_mask"):
-        model(IDS, attention_mask=MASK[:, :3])
-    with pytest.raises(InputError, match=r"attention_mask.*found list"):
-        model(IDS, attention_mask=MASK.tolist())
+    other = transformers().DynamicCache()
+    for given, words in [
+        *(({"input_ids": IDS, name: other}, "StateCache") for name in CACHE_NAMES),
+        ({"input_ids": IDS, "cache": StateCache(), "past_key_values": StateCache()}, "one cache, found another"),
+        ({"input_ids": IDS, "position_ids": IDS}, "position_ids"),
+        ({"inputs_embeds": torch.zeros(2, PROMPT, 8)}, r"inputs_embeds.*LoRA"),
+        ({}, r"input_ids \[B, T\], found none"),
+        ({"input_ids": IDS, "attention_mask": MASK[:, :3]}, "attention_mask"),
+        ({"input_ids": IDS, "attention_mask": MASK.tolist()}, "attention_mask.*found list"),
+        ({"input_ids": IDS, "labels": IDS.masked_fill(MASK == 0, -1)}, f"0 to {VOCABULARY - 1}.*found -1 to"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            model(**given)
     for network in (model, built("adaptive softmax")[1]):
         with pytest.raises(InputError, match=rf"labels: expected \[2, {PROMPT}\].*found \[2, 3\]"):
             network(IDS, attention_mask=MASK, labels=IDS[:, :3])
-    with pytest.raises(InputError, match=rf"labels: expected 0 to {VOCABULARY - 1}.*found -1 to"):
-        model(IDS, labels=IDS.masked_fill(MASK == 0, -1))
     with pytest.raises(InputError, match="gradient checkpointing"):
         model.gradient_checkpointing_enable()
     with pytest.raises(InputError, match="cache_implementation"):
         model.generate(IDS, cache_implementation="static", max_new_tokens=1)
-    with pytest.raises(InputError, match="MnemosForSeq2SeqLM"):
-        MnemosForCausalLM(MnemosConfig(model=mnemos.EncoderDecoderConfig()))
-    with pytest.raises(InputError, match="reads images"):
-        MnemosConfig(model=dataclasses.replace(mnemos.registry.load("model", "vit")()))
-    with pytest.raises(AttributeError):
-        hugging_face.MnemosForSpeech  # noqa: B018
+    for config, words in (
+        (mnemos.EncoderDecoderConfig(), "MnemosForSeq2SeqLM"),
+        (mnemos.registry.load("model", "vit")(), "reads images"),
+    ):
+        with pytest.raises(InputError, match=words):
+            MnemosForCausalLM(MnemosConfig(model=config))

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from functional_models import build, tokens
+from functional_models import CLOSE, agree, build, cached, run, tokens
 from module_surgery import WAYS, adapt, hook_after, hook_before
 
 import mnemos
@@ -27,59 +27,38 @@ SERVED = [
 ]
 EACH = pytest.mark.parametrize("name", SERVED)
 LATER = 0 if mnemos.libraries.cache_name() == "cache" else 1
-CLOSE = {"rtol": 1e-4, "atol": 2e-5}
-
-
-def gradients(model, x):
-    model.zero_grad()
-    y = model(x, use_cache=False)[0]
-    y.square().mean().backward()
-    return y.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 @EACH
 def test_outputs_gradients_and_cached_steps_equal_those_of_transformers(name):
     model, x = build(name), tokens(2, 38)
     forwards = [type(layer).forward for layer in model.modules()]
-    y, wanted = gradients(model, x)
+    wanted = run(model, x, use_cache=False)
+    mask = torch.ones(2, 33, dtype=torch.long)
+    mask[1, :4] = 0
 
+    @torch.no_grad()
     def read():
         """Outputs of left padded rows, then of pieces and of single tokens after what the cache holds."""
-        mask = torch.ones(2, 33, dtype=torch.long)
-        mask[1, :4] = 0
-        outputs, cache = [], None
-        with torch.no_grad():
-            for start, end in [(0, 9), (9, 30), (30, 31), (31, 32), (32, 33)]:
-                options = {} if cache is None else {mnemos.libraries.cache_name(): cache}
-                if cache is None or name not in ("Mamba", "FalconMamba"):  # theirs take a mask of the first call alone
-                    options["attention_mask"] = mask[:, :end]
-                found = model(x[:, start:end], use_cache=True, **options)
-                cache = next(found[key] for key in ("cache", "past_key_values", "cache_params") if key in found)
-                outputs.append(found[0])
-        y = torch.cat(outputs, 1)
-        return y[0], y[1, 4:], cache
+        y, cache = cached(model, x[:, :33], [9, 21, 1, 1, 1], mask)
+        return y[mask.bool()], cache
 
     theirs = read()
     with mnemos.fast(model) as report:
         changed = [model.get_submodule(found.name) for found in report.changed]
         assert len(changed) == 2
         assert all(map(is_fast, changed))
-        found, grads = gradients(model, x)
-        torch.testing.assert_close(found, y, **CLOSE)
-        assert grads.keys() == wanted.keys()
-        for key, grad in grads.items():
-            torch.testing.assert_close(grad, wanted[key], rtol=1e-3, atol=2e-5 * float(wanted[key].abs().max()) + 1e-7)
+        agree(run(model, x, use_cache=False), wanted)
         ours = read()
-        torch.testing.assert_close(ours[:2], theirs[:2], **CLOSE)
-        for before, after in zip(theirs[2].layers, ours[2].layers, strict=True):
+        torch.testing.assert_close(ours[0], theirs[0], **CLOSE)
+        for before, after in zip(theirs[1].layers, ours[1].layers, strict=True):
             for states in ("conv_states", "recurrent_states"):
                 torch.testing.assert_close(
                     dict(getattr(after, states, {})), dict(getattr(before, states, {})), rtol=1e-3, atol=2e-5
                 )
     assert not any("forward" in vars(layer) for layer in model.modules())
     assert [type(layer).forward for layer in model.modules()] == forwards
-    again = gradients(model, x)
-    assert torch.equal(again[0], y)
+    assert torch.equal(run(model, x, use_cache=False)[0], wanted[0])
 
 
 def note(seen, module, args, y):
@@ -111,7 +90,7 @@ def test_what_is_around_a_module_or_in_its_place_is_not_passed_by(name):
     groups = [parts - gated | set(report.norms), gated] if gated else [parts | set(report.norms)]
     report.undo()
 
-    def run(fast, ways, names):
+    def changed(fast, ways, names):
         model, calls = copy.deepcopy(first), {}
         if fast:
             mnemos.fast(model)
@@ -120,70 +99,32 @@ def test_what_is_around_a_module_or_in_its_place_is_not_passed_by(name):
         for part in names:
             model.get_submodule(part).register_forward_hook(functools.partial(note, calls.setdefault(part, [])))
         trained = len(ways) > 1 or ways[0] in (hook_after, adapt)
-        grads = gradients(model, x)[1] if trained else {}
-        cache, outputs = None, []
+        grads = run(model, x, use_cache=False)[1] if trained else {}
         with torch.no_grad():
-            for part in x.split([6, 1, 1, 1], 1):
-                found = model(part, use_cache=True, **({} if cache is None else {mnemos.libraries.cache_name(): cache}))
-                cache = next(found[key] for key in ("cache", "past_key_values", "cache_params") if key in found)
-                outputs.append(found[0])
-        return torch.cat(outputs, 1), grads, calls
+            return (cached(model, x, [6, 1, 1, 1])[0], grads), calls
 
-    plain = run(False, [lambda *_: None], ())[0]
+    plain = changed(False, [lambda *_: None], ())[0][0]
     for names in groups:
         for ways in [[way] for way in WAYS] if name in APART else [WAYS]:
-            theirs, ours = run(False, ways, names), run(True, ways, names)
+            (theirs, their_calls), (ours, our_calls) = changed(False, ways, names), changed(True, ways, names)
             assert ways == [hook_before] or (theirs[0] - plain).abs().max() > 1e-3
-            torch.testing.assert_close(ours[0], theirs[0], **CLOSE)
-            assert ours[1].keys() == theirs[1].keys()
-            for key, grad in ours[1].items():
-                bar = 2e-5 * float(theirs[1][key].abs().max()) + 1e-7
-                torch.testing.assert_close(grad, theirs[1][key], rtol=1e-3, atol=bar)
-            assert {key: len(seen) for key, seen in ours[2].items()} == {
-                key: len(seen) for key, seen in theirs[2].items()
-            }
-            torch.testing.assert_close(ours[2], theirs[2], rtol=1e-3, atol=2e-4)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning:peft", "ignore::FutureWarning:transformers")
-@pytest.mark.parametrize("name", ["Qwen3Next", "KimiLinear", "Mamba2"])
-@torch.no_grad()
-def test_adapters_of_peft(name):
-    peft, x, outputs = pytest.importorskip("peft"), tokens(1, 7), []
-    for fast in (False, True):
-        model = build(name)
-        layers = [part for part, module in model.named_modules() if type(module).__name__ in LAYERS]
-        norms = [f"{part}.{LAYERS[type(model.get_submodule(part)).__name__].norm}" for part in layers]
-        torch.manual_seed(0)
-        model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["in_proj_ba", "q_proj", "in_proj"]))
-        model = peft.get_peft_model(model.base_model.model, peft.LNTuningConfig(target_modules=norms))
-        for part, p in model.named_parameters():
-            if "lora_B" in part or "ln_tuning" in part:
-                p.add_(0.3 * torch.randn_like(p))
-        model.set_adapter("default")
-        if fast:
-            mnemos.fast(model)
-        options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
-        outputs.append(model.generate(input_ids=x, output_logits=True, return_dict_in_generate=True, **options).logits)
-    torch.testing.assert_close(outputs[1], outputs[0], **CLOSE)
+            agree(ours, theirs)
+            torch.testing.assert_close(our_calls, their_calls, rtol=1e-3, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["Qwen3Next", "KimiLinear", "Mamba2", "Mamba"])
 def test_checkpointed_layers_and_bfloat16(name):
     """Layers that are computed again have the same gradients; in bfloat16 outputs are as close as Transformers' are."""
     model, x = build(name).train(), tokens(2, 38)
-    exact, wanted = gradients(model, x)
+    wanted = run(model, x, use_cache=False)
     half = copy.deepcopy(model).bfloat16().eval()
     with torch.no_grad():
-        error = (half(x, use_cache=False)[0] - exact).abs().max()
+        error = (half(x, use_cache=False)[0] - wanted[0]).abs().max()
         with mnemos.fast(half):
-            assert (half(x, use_cache=False)[0] - exact).abs().max() < 1.5 * error
+            assert (half(x, use_cache=False)[0] - wanted[0]).abs().max() < 1.5 * error
     model.activation_checkpointing_enable({"use_reentrant": False})
     with mnemos.fast(model):
-        found = gradients(model, x)[1]
-    assert found.keys() == wanted.keys()
-    for key, grad in found.items():
-        torch.testing.assert_close(grad, wanted[key], rtol=1e-3, atol=2e-5 * float(wanted[key].abs().max()) + 1e-7)
+        agree(run(model, x, use_cache=False), wanted)
 
 
 WIDE = {

@@ -13,13 +13,6 @@ hf = transformers()
 DIM = 24
 
 
-def draw(layer):
-    """Give each parameter random numbers: the constructors of transformers leave some of them uninitialised."""
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.copy_(0.4 * torch.randn_like(parameter))
-
-
 def modelling(name):
     return importlib.import_module(f"transformers.models.{name}.modeling_{name}")
 
@@ -94,35 +87,39 @@ def mamba2():
     return config, theirs, layer, copied
 
 
-@pytest.mark.parametrize("model", [qwen3_next, kimi_linear, mamba2])
-def test_a_layer_equals_that_of_transformers_with_its_weights(model):
-    """Outputs, and gradients of the inputs and of every weight."""
+@pytest.fixture(params=[qwen3_next, kimi_linear, mamba2])
+def layers(request):
+    """(configuration, their layer, ours, its weights in our layout), with equal random weights.
+
+    The constructors of transformers leave some weights uninitialised.
+    """
     torch.manual_seed(0)
-    _, theirs, layer, copied = model()
-    draw(theirs)
+    config, theirs, layer, copied = request.param()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(0.4 * torch.randn_like(parameter))
     layer.load_state_dict(copied())
+    return config, theirs, layer, copied
+
+
+def test_outputs_and_gradients(layers):
+    """Gradients of the inputs and of every weight."""
+    _, theirs, layer, copied = layers
     x, probe = torch.randn(2, 21, DIM, requires_grad=True), torch.randn(2, 21, DIM)
-    wanted = theirs(x)
-    (wanted * probe).sum().backward()
-    gradients = [x.grad.clone(), torch.autograd.grad((theirs(x) * probe).sum(), list(theirs.parameters()))]
-    x.grad = None
-    y, _ = layer(x)
-    (y * probe).sum().backward()
+    wanted, (y, _) = theirs(x), layer(x)
     torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(x.grad, gradients[0], rtol=1e-3, atol=1e-4)
+    of_x, *gradients = torch.autograd.grad((wanted * probe).sum(), [x, *theirs.parameters()])
+    (y * probe).sum().backward()
+    torch.testing.assert_close(x.grad, of_x, rtol=1e-3, atol=1e-4)
     with torch.no_grad():  # their gradients, in the layout of our weights
-        for parameter, gradient in zip(theirs.parameters(), gradients[1], strict=True):
+        for parameter, gradient in zip(theirs.parameters(), gradients, strict=True):
             parameter.copy_(gradient)
     for name, gradient in copied().items():
         torch.testing.assert_close(layer.get_parameter(name).grad, gradient, rtol=1e-3, atol=1e-3, msg=name)
 
 
-@pytest.mark.parametrize("model", [qwen3_next, kimi_linear, mamba2])
-def test_a_prefill_and_single_tokens_equal_those_of_transformers(model):
-    torch.manual_seed(0)
-    config, theirs, layer, copied = model()
-    draw(theirs)
-    layer.load_state_dict(copied())
+def test_a_prefill_and_single_tokens(layers):
+    config, theirs, layer, _ = layers
     x, cache, state = torch.randn(2, 15, DIM), hf.DynamicCache(config=config), None
     name = "cache" if cache_name() == "cache" else "cache_params"  # what a layer calls it in 5.24, and before
     with torch.no_grad():
@@ -132,4 +129,5 @@ def test_a_prefill_and_single_tokens_equal_those_of_transformers(model):
             torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
     sums = cache.layers[0].recurrent_states
     sums = (sums[0] if isinstance(sums, (dict, list)) else sums).float()
-    torch.testing.assert_close(state.sums, sums.mT if model is mamba2 else sums, rtol=1e-4, atol=1e-5)
+    sums = sums.mT if isinstance(config, hf.Mamba2Config) else sums
+    torch.testing.assert_close(state.sums, sums, rtol=1e-4, atol=1e-5)

@@ -1,5 +1,6 @@
 """What replay refuses, always with the step's index, and that nothing is half-written then."""
 
+import functools
 import random
 
 import pytest
@@ -7,19 +8,7 @@ import torch
 from replay_standins import agree, begin, cell, gradients, segments
 from torch import nn
 
-from mnemos import InputError, replay
-
-
-def wrapped(model, at, change):
-    """The model's step, whose (loss, state) `change` alters at step `at` of the seven, in every pass."""
-
-    def step(x, state):
-        loss, new = model(x, state)
-        seen = int(state["seen"][0][0]) // 2
-        return change(loss, new) if seen == at else (loss, new)
-
-    return step
-
+from mnemos import InputError, add_auxiliary_loss, replay
 
 BAD = {
     "detached": (lambda loss, s: (loss, {**s, "h": s["h"].detach()}), r"step 2: .* found it detached"),
@@ -37,6 +26,11 @@ BAD = {
         r"step \d: .* the state of the first pass",
     ),
     "a random loss": (lambda loss, s: (loss * _other(), s), r"step 2: .* the loss of the first pass"),
+    "a random auxiliary loss": (
+        lambda loss, s: (add_auxiliary_loss(_other()), (loss, s))[1],
+        r"step 2: .* the loss of the first pass",
+    ),
+    "an interrupt": (lambda loss, s: _raise(KeyboardInterrupt()), None),
     "an error of ours": (lambda loss, s: _raise(InputError("too long")), "step 2: too long"),
     "an error": (lambda loss, s: _raise(RuntimeError("shapes")), "shapes\nin step 2 of the rollout"),
 }
@@ -58,12 +52,13 @@ def test_a_wrong_step_is_named_and_leaves_nothing_behind(name, checkpoints):
     model = nn.Sequential(cell())
     model.register_buffer("count", torch.zeros(()))
 
-    def step(x, state):
+    def step(x, state):  # step 2 of the seven is wrong, in every pass
         model.count += 1
-        return wrapped(model[0], 2, change)(x, state)
+        loss, new = model[0](x, state)
+        return change(loss, new) if int(state["seen"][0][0]) == 2 * 2 else (loss, new)
 
     before = torch.get_rng_state()
-    with pytest.raises((InputError, RuntimeError, IndexError), match=said):
+    with pytest.raises((InputError, RuntimeError, IndexError, KeyboardInterrupt), match=said):
         replay(step, segments(), begin(), module=model, checkpoints=checkpoints)
     assert model.count == 0
     assert torch.equal(torch.get_rng_state(), before)
@@ -111,12 +106,12 @@ def test_an_error_of_a_backward_pass_names_the_step():
 
 def test_an_advance_that_is_another_model():
     model = cell()
-    for wrong, said in (
-        (lambda x, s: {**model.advance(x, s), "h": model.advance(x, s)["h"] * 1.01}, r"step 5: .* the state of the"),
-        (lambda x, s: {**s, "h": s["h"].float()}, r"step 5: .*float64 of shape \(3, 5\) instead of torch\.float32"),
-    ):
-        with pytest.raises(InputError, match=said):
-            replay(lambda x, s: model(x, {**s, "h": s["h"].double()}), segments(), begin(), advance=wrong)
+    with pytest.raises(InputError, match=r"step 5: .*float64 of shape \(3, 5\) instead of torch\.float32"):
+        replay(
+            lambda x, s: model(x, {**s, "h": s["h"].double()}),
+            *(segments(), begin()),
+            advance=lambda x, s: {**s, "h": s["h"].float()},
+        )
     with pytest.raises(InputError, match=r"step \d: .* same structure"):
         replay(model, segments(), advance=lambda x, s: {**model.advance(x, s), "more": 1})
 
@@ -166,21 +161,6 @@ def test_resets_of_the_wrong_rows():
         replay(cell(), segments(2), begin(), resets=[None, torch.ones(3)])
 
 
-def test_an_interrupt_puts_back_too():
-    model, calls = cell(), []
-
-    def step(x, state):
-        calls.append(state)
-        if len(calls) == 10:
-            raise KeyboardInterrupt
-        return model(x, state)
-
-    before = torch.get_rng_state()
-    with pytest.raises(KeyboardInterrupt):
-        replay(step, segments(), begin(), module=model)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_a_segment_of_one_row_for_a_state_of_several_is_refused():
     layer = nn.Linear(8, 3)  # its state is not square: the error counts rows
 
@@ -228,3 +208,33 @@ def test_segments_of_one_token_and_a_state_of_layers_are_read(batch_first):
 
     shape = (3, 1, 8) if batch_first else (1, 3, 8)
     assert replay(step, torch.randn(4, *shape), torch.zeros(2, 3, 6)).state.shape == (2, 3, 6)
+
+
+class Noisy(nn.Module):
+    """Draws from a generator of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.own = cell(), random.Random(0)
+
+    def forward(self, x, state):
+        loss, state = self.cell(x, state)
+        return loss, {**state, "h": state["h"] + self.own.random()}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, **named: replay(model, segments(), begin(), **named),
+        lambda model, **named: replay(functools.partial(model.forward), segments(), begin(), **named),
+        lambda model, **named: replay(lambda x, s: model(x, s), segments(), begin(), module=model, **named),
+    ],
+    ids=["module", "method", "named module"],
+)
+def test_a_nondeterministic_step_is_found_in_every_call_unless_nobody_looks(call):
+    model = Noisy()
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"step \d: .* the state of the first pass"):
+            call(model)
+    call(model, verify=False)
+    call(model, truncate_every=1)  # there is no first pass to compare with

@@ -10,7 +10,7 @@ from mnemos.types import InputError
 
 pytest.importorskip("accelerate")
 peft = pytest.importorskip("peft")
-from trainer_standins import SEGMENT, RolloutTrainer, arguments, documents, made  # noqa: E402
+from trainer_standins import documents, made, read_again, trainer_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:peft", "ignore::FutureWarning:transformers")
 CASES = {
@@ -35,9 +35,8 @@ def test_adapters_and_memories_are_trained_saved_read_and_merged(name, tmp_path)
     adapted = peft.get_peft_model(made(name), peft.LoraConfig(r=2, **CASES[name]))
     torch.testing.assert_close(logits(adapted), plain, rtol=0, atol=0)
     before = {n: p.detach().clone() for n, p in adapted.named_parameters()}
-    args = arguments(tmp_path, max_steps=3, save_strategy="steps", save_steps=2)
-    data = {"train_dataset": documents(), "segment": SEGMENT, "rollout": 3}
-    trainer = RolloutTrainer(model=adapted, args=args, **data)
+    options = {"max_steps": 3, "save_strategy": "steps", "save_steps": 2}
+    trainer = trainer_of(adapted, tmp_path, **options)
     trainer.train()
     moved = {n for n, p in adapted.named_parameters() if not torch.equal(p, before[n])}
     trained = {n for n, p in adapted.named_parameters() if p.requires_grad}
@@ -46,7 +45,7 @@ def test_adapters_and_memories_are_trained_saved_read_and_merged(name, tmp_path)
     assert any(f"{memory}.modules_to_save" in n or not memory for n in trained)
 
     resumed = peft.get_peft_model(made(name), peft.LoraConfig(r=2, **CASES[name]))
-    RolloutTrainer(model=resumed, args=args, **data).train(str(tmp_path / "checkpoint-2"))
+    trainer_of(resumed, tmp_path, **options).train(str(tmp_path / "checkpoint-2"))
     assert all(map(torch.equal, resumed.parameters(), adapted.parameters()))
 
     trainer.save_model(tmp_path / "saved")
@@ -57,9 +56,7 @@ def test_adapters_and_memories_are_trained_saved_read_and_merged(name, tmp_path)
     merged = loaded.merge_and_unload()
     torch.testing.assert_close(logits(merged), expected, rtol=1e-4, atol=1e-5)
     merged.save_pretrained(tmp_path / "merged")
-    library = transformers()
-    read = mnemos.hosts.from_pretrained if name == "cached" else lambda kind, folder: kind.from_pretrained(folder)
-    torch.testing.assert_close(logits(read(library.AutoModelForCausalLM, tmp_path / "merged")), logits(merged))
+    torch.testing.assert_close(logits(read_again(name, tmp_path / "merged")), logits(merged))
 
 
 @torch.no_grad()

@@ -6,30 +6,22 @@ import torch
 
 from mnemos import libraries
 from mnemos.trainers import RolloutBatches, RolloutModule
-from mnemos.types import InputError, detach
+from mnemos.types import InputError
 
 libraries.torchvision()  # torchmetrics imports it
 pytest.importorskip("pytorch_lightning")
 from lightning_standins import Language, batches, distributed, lightning, trainer  # noqa: E402
-from trainer_standins import SEGMENT, documents, made, own_step, through_time  # noqa: E402
+from trainer_standins import SEGMENT, back_propagated, documents, loss_of_each_alone, made  # noqa: E402
 
 
 def test_gradients_are_those_of_back_propagation_through_time(tmp_path):
     module, other = Language("cached").double(), made("cached").double()
     trainer(tmp_path, max_steps=3).fit(module, batches())
-    step, state, optimizer = own_step(other), None, torch.optim.AdamW(other.parameters(), 1e-2)
+    optimizer = torch.optim.AdamW(other.parameters(), 1e-2)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    for index, found in enumerate(module.gradients):
-        optimizer.zero_grad()
-        total, state = through_time(step, batches()[index], detach(state) if state is not None else None)
-        (total / (batches()[index]["targets"] >= 0).sum()).backward()
-        for grad, expected in zip(found, other.parameters(), strict=True):
-            torch.testing.assert_close(grad, expected.grad, rtol=1e-6, atol=1e-9)
-        optimizer.step()
-        schedule.step()
-    assert len(module.gradients) == 3
-    for own, expected in zip(module.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-9)
+    expected = back_propagated(other, batches(), 3, lambda: (optimizer.step(), schedule.step()))
+    for own, wanted in (*zip(module.gradients, expected, strict=True), (module.parameters(), other.parameters())):
+        torch.testing.assert_close(list(own), list(wanted), rtol=1e-6, atol=1e-9)
 
 
 def test_resumed_it_is_bit_identical(tmp_path):
@@ -63,13 +55,8 @@ def test_a_validation_reads_each_document_alone(tmp_path):
     module = Language("memformer")
     fitted = trainer(tmp_path, max_steps=2, limit_train_batches=2)
     fitted.fit(module, batches(), RolloutBatches(documents(1), 3, SEGMENT, seed=None))
-    total = count = 0
-    with torch.no_grad():
-        for document in (d["input_ids"] for d in documents(1) if len(d["input_ids"]) > 1):
-            one = RolloutBatches([document], 1, SEGMENT, -(-(len(document) - 1) // SEGMENT), seed=None)[0]
-            total = total + through_time(own_step(module.model.eval()), one, None)[0]
-            count += len(document) - 1
-    assert float(fitted.callback_metrics["val_loss"]) == pytest.approx(float(total / count), rel=1e-5)
+    expected = loss_of_each_alone(module.model, documents(1))
+    assert float(fitted.callback_metrics["val_loss"]) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow

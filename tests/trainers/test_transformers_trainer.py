@@ -14,31 +14,27 @@ from mnemos.memory_replay import rollout
 from mnemos.trainers import RolloutBatches
 from mnemos.trainers.batches import RowStates, Segment
 from mnemos.trainers.reader import Reader
-from mnemos.types import InputError, detach
+from mnemos.types import InputError
 
 pytest.importorskip("accelerate")
 from trainer_standins import (
     MODELS,
+    ROLLOUT,
     SEGMENT,
     RolloutTrainer,
     accumulated,
     arguments,
+    back_propagated,
     distributed,
     documents,
     killed,
+    loss_of_each_alone,
     made,
     of_two_rows,
     own_step,
-    through_time,
+    read_again,
+    trainer_of,
 )
-
-ROLLOUT = 3
-
-
-def trainer_of(model, folder, data=None, **named):
-    args = arguments(folder, **named)
-    data = documents() if data is None else data
-    return RolloutTrainer(model=model, args=args, train_dataset=data, segment=SEGMENT, rollout=ROLLOUT)
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -73,17 +69,11 @@ def test_gradients_are_those_of_back_propagation_through_time(name, tmp_path):
     trainer = trainer_of(model, tmp_path, max_steps=3, max_grad_norm=0.0, learning_rate=0.0, weight_decay=0.0)
     trainer.add_callback(recorded)
     trainer.train()
-    step, state = own_step(other), None
     batches = RolloutBatches(documents(), 2, SEGMENT, ROLLOUT, seed=42)
-    for index, found in enumerate(recorded.updates):
-        other.zero_grad()
-        total, state = through_time(step, batches[index], detach(state) if state is not None else None)
-        (total / (batches[index]["targets"] >= 0).sum()).backward()
-        for grad, expected in zip(found, other.parameters(), strict=True):
-            if expected.grad is not None:
-                assert grad is not None
-                torch.testing.assert_close(grad, expected.grad, rtol=1e-6, atol=1e-9)
-    assert len(recorded.updates) == 3
+    for found, wanted in zip(recorded.updates, back_propagated(other, batches, 3), strict=True):
+        for grad, expected in zip(found, wanted, strict=True):
+            if expected is not None:
+                torch.testing.assert_close(grad, expected, rtol=1e-6, atol=1e-9)
 
 
 def weights(trainer):
@@ -125,22 +115,12 @@ def test_sets_of_rows_and_processes_are_rows_of_one_batch(tmp_path):
 )
 def test_an_evaluation_reads_each_document_alone(name, tmp_path):
     model = made(name)
-    args = arguments(tmp_path, max_steps=1, per_device_eval_batch_size=3, eval_strategy="steps", eval_steps=1)
-    data = {"train_dataset": documents(), "eval_dataset": documents(1)}
-    trainer = RolloutTrainer(model=model, args=args, segment=SEGMENT, rollout=ROLLOUT, **data)
+    options = {"max_steps": 1, "per_device_eval_batch_size": 3, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = trainer_of(model, tmp_path, evaluated=documents(1), **options)
     trainer.train()
-    step, total, count = own_step(model.eval()), 0.0, 0
-    with torch.no_grad():
-        for document in documents(1):
-            ids = torch.tensor([document["input_ids"]])
-            if ids.shape[1] > 1:
-                state, targets = None, ids[:, 1:]
-                for x, y in zip(ids[:, :-1].split(SEGMENT, 1), targets.split(SEGMENT, 1), strict=True):
-                    outputs, state = step(x, state)
-                    total += float(F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="sum"))
-                count += targets.numel()
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(total / count, rel=1e-5)
-    assert trainer.state.log_history[0]["eval_loss"] == pytest.approx(total / count, rel=1e-5)
+    expected = pytest.approx(loss_of_each_alone(model, documents(1)), rel=1e-5)
+    assert trainer.evaluate()["eval_loss"] == expected
+    assert trainer.state.log_history[0]["eval_loss"] == expected
 
 
 @pytest.mark.parametrize("name", ["cached", pytest.param("remembering", marks=pytest.mark.exhaustive)])
@@ -148,23 +128,10 @@ def test_a_memory_is_saved_with_its_settings_and_read(name, tmp_path):
     trainer = trainer_of(made(name), tmp_path, max_steps=2)
     trainer.train()
     trainer.save_model(tmp_path / "saved")
-    library = transformers()
-    if name == "cached":
-        loaded = mnemos.hosts.from_pretrained(library.AutoModelForCausalLM, tmp_path / "saved")
-        branches = [
-            [m.grc for m in model.modules() if isinstance(m, mnemos.hosts.HostBranch)]
-            for model in (loaded, trainer.model)
-        ]
-        assert branches[0] == branches[1] != []
-    else:
-        loaded = library.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-        assert (loaded.config.tokens, loaded.config.segment) == (2, SEGMENT)
     ids = torch.tensor([documents()[1]["input_ids"]])
-    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    model = trainer.model.eval()
-    assert torch.equal(loaded.generate(ids, num_beams=2, **options), model.generate(ids, num_beams=2, **options))
     with torch.no_grad():
-        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=0)
+        found, expected = read_again(name, tmp_path / "saved")(ids).logits, trainer.model.eval()(ids).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_labels_that_do_not_count(tmp_path):
@@ -195,25 +162,6 @@ def test_padding_of_documents_is_left_out():
             assert torch.equal(torch.as_tensor(mine[name]), torch.as_tensor(theirs[name])), name
 
 
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        (lambda: transformers().BertForMaskedLM(transformers().BertConfig(**BERT)), "causal"),
-        (lambda: made("remembering").remembering, "RememberingForCausalLM.of"),
-        (lambda: made("linear").model, "MnemosForCausalLM.of"),
-        (lambda: stateless(), "keeps a state"),
-        (lambda: made("mamba").backbone, "MambaModel, which has no output layer"),
-        (lambda: shared(), 'scope="stream"'),
-    ],
-)
-def test_models_without_a_causal_state_are_refused(model, said, tmp_path):
-    with pytest.raises(InputError, match=re.escape(said)):
-        trainer_of(model(), tmp_path)
-
-
-BERT = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-
-
 def stateless():
     model = made("memformer")
     model.model.state_kind = "none"  # as a model of another package may say
@@ -226,28 +174,50 @@ def shared():
     return model
 
 
-def test_what_does_not_apply_is_refused(tmp_path):
-    args = arguments(tmp_path)
-    with pytest.raises(InputError, match="data_collator"):
-        RolloutTrainer(model=made("linear"), args=args, data_collator=dict, segment=4, rollout=1)
-    for name, value in (("activation_checkpointing", True), ("fsdp", True)):
-        given = arguments(tmp_path)
-        setattr(given, name, value)
-        for positional, named in (((), {"model": made("linear"), "args": given}), ((made("linear"), given), {})):
-            with pytest.raises(InputError, match=f"without {name}, because"):
-                RolloutTrainer(*positional, **named, train_dataset=documents(), segment=4, rollout=1)
-    trainer = trainer_of(made("linear"), tmp_path, max_steps=1)
-    for data, said in [
+BERT = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (lambda: transformers().BertForMaskedLM(transformers().BertConfig(**BERT)), "causal"),
+        (lambda: made("remembering").remembering, "RememberingForCausalLM.of"),
+        (lambda: made("linear").model, "MnemosForCausalLM.of"),
+        (stateless, "keeps a state"),
+        (lambda: made("mamba").backbone, "MambaModel, which has no output layer"),
+        (shared, 'scope="stream"'),
+    ],
+)
+def test_models_without_a_causal_state_are_refused(model, said, tmp_path):
+    with pytest.raises(InputError, match=re.escape(said)):
+        trainer_of(model(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
         ([{"text": "a b"}], "input_ids"),
         (torch.arange(9), "found Tensor"),
         (iter([]), "length"),
         ([torch.ones(1, 9, dtype=torch.int64)], r"found \[1, 9\]"),
         ([{"input_ids": [5, 6, 7], "labels": [5, 6]}], "2 labels and 3 ids"),
         ([{"input_ids": [5, 6, 7], "attention_mask": [1, 0]}], "2 attention_mask and 3 ids"),
-    ]:
-        trainer.train_dataset = data
-        with pytest.raises(InputError, match=said):
-            trainer.train()
+    ],
+)
+def test_other_data_are_refused(data, said):
+    with pytest.raises(InputError, match=said):
+        RolloutBatches(data, 1, SEGMENT)
+
+
+def test_what_does_not_apply_is_refused(tmp_path):
+    with pytest.raises(InputError, match="data_collator"):
+        RolloutTrainer(model=made("linear"), args=arguments(tmp_path), data_collator=dict, segment=4, rollout=1)
+    for name in ("activation_checkpointing", "fsdp"):
+        given = arguments(tmp_path)
+        setattr(given, name, True)
+        for positional, named in (((), {"model": made("linear"), "args": given}), ((made("linear"), given), {})):
+            with pytest.raises(InputError, match=f"without {name}, because"):
+                RolloutTrainer(*positional, **named, train_dataset=documents(), segment=4, rollout=1)
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path):

@@ -12,8 +12,9 @@ import mnemos
 from mnemos.hugging_face import MnemosForCausalLM, RememberingForCausalLM
 from mnemos.libraries import transformers
 from mnemos.trainers import RolloutTrainer
+from mnemos.types import detach
 
-VOCABULARY, SEGMENT = 30, 4
+VOCABULARY, SEGMENT, ROLLOUT = 30, 4, 3
 LENGTHS = (9, 26, 2, 14, 21, 5, 1, 33)
 
 
@@ -74,19 +75,26 @@ def made(name: str, seed: int = 0) -> Any:
     return model.train()
 
 
+def read_again(name: str, folder: Any) -> Any:
+    """The model of that name which was saved there."""
+    kind = transformers().AutoModelForCausalLM
+    return mnemos.hosts.from_pretrained(kind, folder) if name == "cached" else kind.from_pretrained(folder)
+
+
 def arguments(folder: Any, **named: Any) -> Any:
     """Those of Trainer, for two rows on the CPU."""
-    options: dict[str, Any] = {
-        "per_device_train_batch_size": 2,
-        "use_cpu": True,
-        "report_to": [],
-        "disable_tqdm": True,
-        "logging_strategy": "no",
-        "save_strategy": "no",
-        "learning_rate": 1e-2,
-        "lr_scheduler_type": "constant",
-    }
-    return transformers().TrainingArguments(str(folder), **{**options, **named})
+    quiet = {"report_to": [], "disable_tqdm": True, "logging_strategy": "no", "save_strategy": "no"}
+    options = {"per_device_train_batch_size": 2, "use_cpu": True, "learning_rate": 1e-2}
+    return transformers().TrainingArguments(
+        str(folder), **{**quiet, **options, "lr_scheduler_type": "constant", **named}
+    )
+
+
+def trainer_of(model: Any, folder: Any, data: Any = None, evaluated: Any = None, **named: Any) -> Any:
+    """A trainer on documents, with these arguments."""
+    data = documents() if data is None else data
+    sets = {"train_dataset": data, "eval_dataset": evaluated}
+    return RolloutTrainer(model=model, args=arguments(folder, **named), segment=SEGMENT, rollout=ROLLOUT, **sets)
 
 
 def own_step(model: Any) -> Any:
@@ -108,6 +116,32 @@ def through_time(step: Any, batch: dict[str, Any], state: Any) -> tuple[Tensor, 
     return total, state
 
 
+def back_propagated(model: Any, batches: Any, updates: int, update: Any = lambda: None) -> list[list[Any]]:
+    """The gradients of so many batches, each from the state of the last; update(): after each of them."""
+    step, state, found = own_step(model), None, []
+    for index in range(updates):
+        model.zero_grad()
+        total, state = through_time(step, batches[index], detach(state) if state is not None else None)
+        (total / (batches[index]["targets"] >= 0).sum()).backward()
+        found.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+        update()
+    return found
+
+
+@torch.no_grad()
+def loss_of_each_alone(model: Any, documents: list[dict[str, Any]]) -> float:
+    """The mean of −log p of all targets, of documents that are read by themselves."""
+    step, total, count = own_step(model.eval()), 0.0, 0
+    for document in documents:
+        ids, state = torch.tensor([document["input_ids"]]), None
+        for x, y in zip(ids[:, :-1].split(SEGMENT, 1), ids[:, 1:].split(SEGMENT, 1), strict=True):
+            if y.numel():
+                outputs, state = step(x, state)
+                total += float(F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="sum"))
+                count += y.numel()
+    return total / count
+
+
 class _Kill(transformers().TrainerCallback):
     def __init__(self, step: int) -> None:
         self.step = step
@@ -119,14 +153,8 @@ class _Kill(transformers().TrainerCallback):
 
 def accumulated(folder: Any) -> Any:
     """A trainer with two sets of rows and dropout, whose epochs are of three updates."""
-    options: dict[str, Any] = {
-        "max_steps": 7,
-        "save_strategy": "steps",
-        "save_steps": 2,
-        "gradient_accumulation_steps": 2,
-    }
-    args = arguments(folder, **options)
-    return RolloutTrainer(model=made("linear"), args=args, train_dataset=documents(), segment=SEGMENT, rollout=3)
+    options = {"max_steps": 7, "save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2}
+    return trainer_of(made("linear"), folder, **options)
 
 
 def killed(folder: Any) -> None:
@@ -136,20 +164,11 @@ def killed(folder: Any) -> None:
     trainer.train()
 
 
-def of_two_rows(folder: Any, rows: int, sets: int, **named: Any) -> Any:
+def of_two_rows(folder: Any, rows: int, sets: int) -> Any:
     """Four updates of two rows in double precision, as one batch, as two sets of rows or of one in each process."""
-    args = arguments(
-        folder,
-        per_device_train_batch_size=rows,
-        gradient_accumulation_steps=sets,
-        max_steps=4,
-        save_strategy="steps",
-        save_steps=2,
-        weight_decay=0.01,
-        **named,
-    )
-    model = made("cached").double()
-    return RolloutTrainer(model=model, args=args, train_dataset=documents(), segment=SEGMENT, rollout=3)
+    options = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": sets, "weight_decay": 0.01}
+    options |= {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    return trainer_of(made("cached").double(), folder, **options)
 
 
 def distributed(folder: Any) -> None:
