@@ -24,21 +24,15 @@ from mnemos.lab.tasks.recall import AssociativeRetrievalConfig, MQARConfig, Reca
 
 CONFIGS = [
     CopyConfig(rows=40),
-    CopyConfig(length=7, symbols=3, rows=40),
     RecallConfig(rows=40),
-    RecallConfig(3, 5, 2, 4, 40),
     RecallConfig(3, 5, 2, 1, 40, distance=30, shortest=2, distractors=4),
     MQARConfig(32, 4, 64, rows=40),
-    MQARConfig(32, 4, 64, noise=True, rows=40),
     MQARConfig(32, 4, 64, rewritten=2, counted="old", rows=40),
     MQARConfig(32, 4, 64, noise=True, rows=40, key_tokens=2),
-    AssociativeRetrievalConfig(5, vary=False, rows=40),
     AssociativeRetrievalConfig(20, 1, 2, rewrite=True, vary=False, rows=40),
-    MADRecallConfig(32, examples=0, rows=40),
     MADRecallConfig(32, noise=0.3, examples=0, rows=40),
     MADFuzzyRecallConfig(40, examples=0, rows=40),
     MADCopyingConfig(40, 8, 5, examples=0, rows=40),
-    MADCopyingConfig(40, 8, 5, selective=False, examples=0, rows=40),
     MADCompressionConfig(examples=0, rows=40),
     MADMemorisationConfig(examples=0, rows=40),
     NeedleConfig(450, rows=40),
@@ -74,7 +68,7 @@ def test_held_out_splits(settings):
     assert task.size("train") == 0
 
 
-@pytest.mark.parametrize(("length", "shortest", "longest"), [(128, 32, 63), (7, 1, 2), (4, 1, 1), (40, 10, 19)])
+@pytest.mark.parametrize(("length", "shortest", "longest"), [(128, 32, 63), (7, 1, 2), (4, 1, 1)])
 def test_copy(length, shortest, longest):
     task = CopyConfig(length=length, rows=800).build()
     batch = next(task.batches("test", 800))

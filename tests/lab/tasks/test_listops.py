@@ -94,7 +94,7 @@ def test_labels_and_lengths_are_those_of_the_text(rules):
 
 
 def test_distribution_equals_the_naive_generators():
-    lengths, labels = samples(SHORT, 30)
+    lengths, labels = samples(SHORT, 15)
     source, expected = random.Random(0), []
     while len(expected) < len(lengths):
         words = naive(SHORT, source)

@@ -253,13 +253,3 @@ def test_a_gap_is_not_scored(tmp_path):
     batch = next(both.batches("test", 1))
     outputs = batch.targets.nan_to_num(7.0)  # anything where nothing is known
     assert ERROR.sums(None, outputs, batch)[0] == 0
-
-
-def test_a_forecast_has_a_row_for_each_step(table):
-    about = SeriesConfig(table, columns=("a", "b")).build().preprocessing()
-    (one,) = about.predict(lambda x, state: (x * 0 - 1e-3, state), [Path(table)], {"length": 10, "top": 3})
-    title, names, *rows = one.text.split("\n")
-    assert (title, names.split(), len(rows)) == ("the next 10 steps", ["step", "a", "b"], 10)
-    assert [row.split()[0] for row in rows] == [str(i) for i in range(1, 11)]
-    assert float(rows[9].split()[2]) == pytest.approx(one.details["next"][9]["b"], rel=1e-5)
-    assert {len(line) for line in (names, *rows)} == {len(names)}, "aligned"

@@ -15,8 +15,6 @@ from mnemos.models.transformer import HeadConfig
 from mnemos.types import InputError
 
 CYRILLIC = "Привет, мир. "  # two bytes for most characters
-SHARED = Path(__file__).parents[3] / "../shared/data"
-BOOKS = SHARED / "books/train"
 
 
 def write(folder, count=40):
@@ -58,16 +56,10 @@ def test_a_folder(tmp_path):
 NO_TEXT = {
     "notepad.txt": "text".encode("utf-16"),
     "bare.txt": "text".encode("utf-16-le"),
-    "words.txt": "text".encode("utf-32"),
-    "book.epub": b"PK\x03\x04 and more",
-    "train.parquet": b"PAR1 and more",
     "rows.pkl": pickle.dumps(["text"] * 9),
-    "weights.safetensors": (2).to_bytes(8, "little") + b"{}",
     "paper.pdf": b"%PDF-1.7\n%text",
     "photo.txt": b"\xff\xd8\xff\xe0" + b"x" * 99,
-    "photo.png": b"\x89PNG\r\n\x1a\n" + b"x" * 99,
     "corpus.txt.bz2": bz2.compress(b"text"),
-    "rows.jsonl": b'{"text": "a"}\n',
     "rows.CSV": b"id,text\n1,a\n",
     "rows.tsv.gz": gzip.compress(b"a\tb\n"),
     "packed.gz": gzip.compress(b"a\0b"),
@@ -98,14 +90,6 @@ def test_documents_have_names_and_need_not_be_unpacked(tmp_path):
     assert list(read_documents(find_text(tmp_path / "b.gz"))) == ["b.gz"]
 
 
-def test_one_document_is_cut(tmp_path):
-    data = bytes(np.random.default_rng(0).integers(1, 256, 10_000).astype(np.uint8))
-    (tmp_path / "one").write_bytes(data)
-    task = TextConfig(str(tmp_path / "one"), segment=64, held_out=0.1).build()
-    assert [task.size(split) for split in ("train", "valid", "test")] == [8000, 1000, 1000]
-    assert (texts(task, "valid"), texts(task, "test")) == ({data[8000:9000]}, {data[9000:]})
-
-
 def test_a_document_has_a_byte_in_every_split(tmp_path):
     (tmp_path / "train").mkdir()
     for name, data in {"a": b"abc", "b": b"x" * 2000}.items():
@@ -114,12 +98,14 @@ def test_a_document_has_a_byte_in_every_split(tmp_path):
     assert [next(iter(found[split].values())).tobytes() for split in ("train", "valid", "test")] == [b"a", b"b", b"c"]
 
 
-def test_a_long_document_goes_on_afresh(tmp_path):
+def test_one_document_is_cut_and_a_long_one_goes_on_afresh(tmp_path):
     data = bytes(np.random.default_rng(0).integers(1, 256, 10_000).astype(np.uint8))
     (tmp_path / "one").write_bytes(data)
     task = TextConfig(str(tmp_path / "one"), segment=64, held_out=0.1, longest=700).build()
     assert texts(task, "valid") == {data[8000:8700], data[8700:9000]}
-    assert task.size("train") == 8000
+    assert [task.size(split) for split in ("train", "valid", "test")] == [8000, 1000, 1000]
+    whole = TextConfig(str(tmp_path / "one"), segment=64, held_out=0.1).build()
+    assert (texts(whole, "valid"), texts(whole, "test")) == ({data[8000:9000]}, {data[9000:]})
 
 
 def corpus(folder: Path, *names: str) -> Path:
@@ -140,7 +126,6 @@ BESIDE = ("README.md", "SHA256SUMS", "LICENSE", "BOOKS-LICENSE.txt", "a.sha256",
         ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
         ("train.txt", "dev.txt", "test.txt"),
         ("train/a.txt", "validation/b.txt", "test/c.txt"),
-        ("wikitext/wiki.train.tokens", "wikitext/wiki.valid.tokens", "wikitext/wiki.test.tokens"),
         ("corpus/train/a.txt", "corpus/val/b.txt", "corpus/test/c.txt"),
     ],
 )
@@ -193,39 +178,16 @@ def test_what_lies_beside_texts_is_not_text(tmp_path):
     assert given == {"train": [folder / "a", folder / "b"], "test": [folder / "a"], "valid": [folder / "b"]}
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data are not here")
-def test_splits_of_real_corpora():
-    task = TextConfig(str(SHARED / "wikitext-2")).build()
-    assert task.size("valid") == 1_121_681
-    assert task.size("train") + task.size("test") == 10_797_148
-    files = TextConfig(str(SHARED / "books")).files()
-    assert [file.parent.name for file in files] == ["train"] * 9 + ["valid"]
-
-
 def test_the_standard_library():
     task = TextConfig(segment=256).build()
-    sizes = [task.size(split) for split in ("train", "valid", "test")]
-    assert sizes[0] > 5e6
-    assert min(sizes) > 1e4
+    assert task.size("train") > 5e6
+    assert min(task.size("valid"), task.size("test")) > 1e4
     assert "the default: --data.path" in task.about[0]
     names = list(read_documents(find_text(None)))
     assert "argparse.py" in names
     assert names == sorted(names)
-    assert not [
-        name for name in names if not name.endswith(".py") or {"test", "tests", "site-packages"} & {*name.split("/")}
-    ]
-    batch = task.train_batch(0, 4, 0)
-    assert batch.inputs.shape == (4, 256)
-    assert (batch.inputs[:, 0] == 0).all()
-
-
-@pytest.mark.skipif(not BOOKS.is_dir(), reason="the books are not here")
-def test_real_books():
-    task = TextConfig(str(BOOKS), segment=512).build()
-    assert sum(task.size(split) for split in ("train", "valid", "test")) == sum(
-        len(gzip.decompress(file.read_bytes())) for file in BOOKS.iterdir()
-    )
-    assert min(task.size("valid"), task.size("test")) > 10**6
+    assert all(name.endswith(".py") for name in names)
+    assert not {"test", "tests", "site-packages"} & {part for name in names for part in name.split("/")}
 
 
 @pytest.mark.parametrize(
@@ -244,7 +206,6 @@ def test_real_books():
         ({"a.txt": b"a"}, {"pattern": "*.md"}, "found 1 file, without text; .*data.pattern"),
         ({"a.gz": gzip.compress(b"text" * 99)[:-9]}, {}, "a.gz: .*gzip.*damaged"),
         ({"a": b"abc" * 9999}, {"segment": 0}, "data.segment: .*found segment 0"),
-        ({"a": b"abc"}, {"longest": 0}, "data.longest: .*found longest 0"),
         ({"a": b"abc"}, {"held_out": 0.5}, "data.held_out: .*found held_out 0.5"),
     ],
 )
@@ -255,12 +216,10 @@ def test_wrong_text(tmp_path, files, change, words):
         for name, data in files.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(data)
-    with pytest.raises(InputError, match=words) as error:
+    with pytest.raises(InputError, match=words):
         TextConfig(str(folder), **change).build()
-    assert "\n" not in str(error.value)
 
 
-@pytest.mark.slow
 def test_a_report_gets_text_that_the_model_wrote_after_validation_documents(tmp_path):
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text(f"{split} \x01 {CYRILLIC * 300}", encoding="utf-8")
@@ -280,7 +239,6 @@ def test_a_report_gets_text_that_the_model_wrote_after_validation_documents(tmp_
     assert all(0 < len(one["wrote"]) <= WRITTEN + 1 for one in found["texts"])
 
 
-@pytest.mark.slow
 def test_what_the_model_writes_is_its_own():
     """A model that always predicts the byte after the last one writes the alphabet on."""
 
@@ -293,19 +251,14 @@ def test_what_the_model_writes_is_its_own():
             return torch.nn.functional.one_hot((x + 1) % 256, 256).float() * 1000, state
 
     model = Counter(dim=8, layers=1, num_heads=2, mlp=8, max_length=32, attention=SoftmaxConfig(window=4))
-    (text,) = written_texts(model, [b"." * (GIVEN - 1) + b"A", b"too short"])
+    text, other = written_texts(model, [b"." * (GIVEN - 1) + b"A", b"too short", b"A line\r\n" * GIVEN])
     assert text["given"].endswith(".A")
     assert text["wrote"].startswith("BCDEFGHIJKLMNOPQRSTUVWXYZ[")
     assert text["wrote"].count("\ufffd") > 100, "bytes that are no character are shown as such"
     assert read[:2] == [0, ord(".")], "a document begins with the start token"
-    (text,) = written_texts(model, [b"A line\r\n" * GIVEN])
-    assert text["given"].startswith("A line\nA line\n"), "Windows' line ends are no unknown characters"
-
-
-def test_a_model_that_does_not_write_gives_no_text():
+    assert other["given"].startswith("A line\nA line\n"), "Windows' line ends are no unknown characters"
     classifier = Transformer(dim=8, layers=1, num_heads=2, mlp=8, causal=False, head=HeadConfig(classes=2))
     assert written_texts(classifier, [b"x" * GIVEN]) == []
-    assert written_texts(Transformer(dim=8, layers=1, num_heads=2, mlp=8), [b"short"]) == []
 
 
 def test_a_text_in_two_splits_is_said(tmp_path):
@@ -313,8 +266,7 @@ def test_a_text_in_two_splits_is_said(tmp_path):
         (tmp_path / split).mkdir()
         for name in names:
             (tmp_path / split / f"{name}.txt").write_text(f"{'a' if name == 'c' else name} and so on\n" * 100)
-    assert "warning: equal files in two splits: test/c.txt (test) and train/a.txt (train); remove one" in str(
-        TextConfig(path=str(tmp_path)).build().about
-    )
+    about = str(TextConfig(path=str(tmp_path)).build().about)
+    assert "warning: equal files in two splits: test/c.txt (test) and train/a.txt (train); remove one" in about
     (tmp_path / "test" / "c.txt").write_text("another text\n" * 100)
     assert "equal files" not in str(TextConfig(path=str(tmp_path)).build().about)
