@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -31,10 +32,12 @@ class Ended(NamedTuple):
 class Process:
     """`function(*arguments)` in a process of its own, whose output is kept in files."""
 
+    context: Any = CONTEXT
+
     def __init__(self, function: Callable[..., Any], *arguments: Any, cwd: Any = None, **environment: str) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.files = [Path(self.folder.name) / name for name in ("out", "err")]
-        self.process = CONTEXT.Process(target=_work, args=(function, arguments, self.files, cwd, environment))
+        self.process = self.context.Process(target=_work, args=(function, arguments, self.files, cwd, environment))
         try:
             self.process.start()
         except EOFError as error:
@@ -74,6 +77,14 @@ def run(function: Callable[..., Any], *arguments: Any, timeout: float = 240, cwd
     return Process(function, *arguments, cwd=cwd, **environment).wait(timeout)
 
 
+def until(holds: Callable[[], Any], seconds: float = 120) -> None:
+    """Wait until something holds, such as a file of another process being there."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not so after {seconds} s"
+        time.sleep(0.01)
+
+
 def mnemos(*arguments: str) -> Process:
     """The command line in a process of its own."""
     return Process(_command, arguments)
@@ -108,7 +119,9 @@ def launched(function: Callable[..., Any], *arguments: Any, world: int = 2, time
     return [process.wait(timeout) for process in launch(function, *arguments, world=world)]
 
 
-def launch(function: Callable[..., Any], *arguments: Any, world: int = 2) -> list[Process]:
+def launch(
+    function: Callable[..., Any], *arguments: Any, world: int = 2, kind: type[Process] = Process
+) -> list[Process]:
     """`function(*arguments)` in as many processes as `torchrun` would start, told their ranks in the same way."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -116,4 +129,4 @@ def launch(function: Callable[..., Any], *arguments: Any, world: int = 2) -> lis
     told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     told |= {"TORCHELASTIC_RUN_ID": "tests", "GROUP_RANK": "0"}
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
-    return [Process(function, *arguments, **told, **rank) for rank in ranks]
+    return [kind(function, *arguments, **told, **rank) for rank in ranks]

@@ -36,73 +36,16 @@ FAMILIES = {
     "demo": "--data.rows 4 --model.dim 8 --model.layers 1 --model.mlp 8",
     "demo-memformer": "--data.rows 4 --model.dim 8",
 }
-NUMBERS = [
-    "0",
-    "-1",
-    "1",
-    "2",
-    "3",
-    "7",
-    "0.5",
-    "-0.5",
-    "1e-30",
-    "1e30",
-    "nan",
-    "inf",
-    "-inf",
-    "2147483648",
-    "1" + "0" * 30,
-]
-NUMBERS += ["9223372036854775807", "1e400", "0x10", "1_000", "٣"]
-WORDS = [
-    "", " ", "none", "None", "True", "false", "null", "[]", "{}", "a b", "--", "-", "é", "\udcff", "\x1b[31m",
-    "a\nb", "\t",
-]  # fmt: skip
-WORDS += [
-    "linear",
-    "softmax",
-    "delta",
-    "paper",
-    "mnemos",
-    "cosine",
-    "all",
-    "../..",
-    "/",
-    "x" * 300,
-    "%s",
-    "'",
-    '"',
-    "$HOME",
-]
-PATHS = [
-    "",
-    ".",
-    "/",
-    "/dev/null",
-    "/dev/full",
-    "/proc/self/mem",
-    "nowhere",
-    "nowhere/deeper",
-    "a\nb",
-    "\udcff",
-    "x" * 300,
-]
-PATHS += [
-    "/" + "y/" * 2500,
-    "-",
-    "--help",
-    "file.txt",
-    "folder",
-    "broken-link",
-    "hf:",
-    "timm:",
-    "hf:no/such",
-    "empty.json",
-]
-PATHS += [
-    "list.json", "half.json", "recipe.py", "raises.py", "recipe.py:NONE", "run-without-anything", "~",
-    "file.txt/below",
-]  # fmt: skip
+NUMBERS = "0 -1 1 2 3 7 0.5 -0.5 1e-30 1e30 nan inf -inf 2147483648 9223372036854775807 1e400 0x10 1_000 ٣"
+NUMBERS = [*NUMBERS.split(), "1" + "0" * 30]
+WORDS = "none None True false null [] {} -- - é \udcff \x1b[31m linear softmax delta paper mnemos cosine all ../.. / %s"
+WORDS = [*WORDS.split(), "'", '"', "$HOME", "", " ", "\t", "a b", "a\nb", "x" * 300]
+PATHS = ". / /dev/null /dev/full /proc/self/mem nowhere nowhere/deeper \udcff - --help file.txt folder broken-link hf:"
+PATHS += " timm: hf:no/such empty.json list.json half.json recipe.py raises.py recipe.py:NONE ~ file.txt/below"
+PATHS = [*PATHS.split(), "run-without-anything", "", "a\nb", "x" * 300, "/" + "y/" * 2500]
+OPTIONS = "--out --top --length --count --prompt --temperature --seed --to --last --rows --split --seeds --jobs"
+OPTIONS += " --vary --equal --rates --against --resume --from --plugin --score --beams --samples --size --text"
+OPTIONS = f"{OPTIONS} --state --tokens --no-such -x --minutes".split()
 
 
 class Ended(NamedTuple):
@@ -227,19 +170,8 @@ def trained(found: Found, count: int) -> None:
 def others(found: Found, count: int) -> None:
     """Every other command with paths and options that do not fit."""
     verbs = sorted(set(VERBS) - {"show", "verify", "reproduce", "bench-memory", "chat"})
-    options = [
-        "--out", "--top", "--length", "--count", "--prompt", "--temperature", "--seed", "--to", "--last", "--rows",
-    ]  # fmt: skip
-    options += [
-        "--split", "--seeds", "--jobs", "--vary", "--equal", "--rates", "--against", "--resume", "--from",
-        "--plugin",
-    ]  # fmt: skip
-    options += [
-        "--score", "--beams", "--samples", "--size", "--text", "--state", "--tokens", "--no-such", "-x",
-        "--minutes",
-    ]  # fmt: skip
     value = st.sampled_from(PATHS) | st.sampled_from(NUMBERS) | st.sampled_from(WORDS)
-    pair = st.tuples(st.sampled_from(options), value).map(list)
+    pair = st.tuples(st.sampled_from(OPTIONS), value).map(list)
     line = st.tuples(
         st.sampled_from(verbs), st.lists(st.sampled_from(PATHS), max_size=3), st.lists(pair, max_size=3)
     ).map(lambda parts: [parts[0], *parts[1], *[word for one in parts[2] for word in one]])
@@ -263,12 +195,10 @@ def fields(name: str, costly: bool = True) -> st.SearchStrategy[list[str]]:
     known = _FIELDS[name]
     names = [field for field in known if costly or not long(field)]
     option = st.sampled_from(names).flatmap(lambda field: value(known[field]).map(lambda v: [option_of(field), *v]))
-    wrong = st.tuples(st.sampled_from(names).map(lambda field: option_of(field)[:-1] + "q"), value("")).map(
-        lambda pair: [pair[0], *pair[1]]
-    )
-    return st.lists(st.one_of(option, option, option, wrong), min_size=1, max_size=3).map(
-        lambda parts: [word for part in parts for word in part]
-    )
+    misspelt = st.sampled_from(names).map(lambda field: option_of(field)[:-1] + "q")
+    wrong = st.tuples(misspelt, value("")).map(lambda pair: [pair[0], *pair[1]])
+    some = st.lists(st.one_of(option, option, option, wrong), min_size=1, max_size=3)
+    return some.map(lambda parts: [word for part in parts for word in part])
 
 
 def long(field: str) -> bool:
@@ -296,12 +226,9 @@ def value(now: Any) -> st.SearchStrategy[list[str]]:
     anything = st.sampled_from(NUMBERS + WORDS).map(lambda word: [word])
     if isinstance(now, bool):
         return st.sampled_from(["True", "False"]).map(lambda word: [word]) | anything
-    if isinstance(now, int):
-        return (
-            st.integers(-3, 40).map(lambda n: [str(n)]) | st.sampled_from(NUMBERS).map(lambda word: [word]) | anything
-        )
-    if isinstance(now, float):
-        return st.floats(0, 2).map(lambda x: [str(x)]) | st.sampled_from(NUMBERS).map(lambda word: [word]) | anything
+    if isinstance(now, int | float):
+        usual = st.integers(-3, 40) if isinstance(now, int) else st.floats(0, 2)
+        return usual.map(lambda x: [str(x)]) | st.sampled_from(NUMBERS).map(lambda word: [word]) | anything
     if isinstance(now, list):
         return st.lists(st.sampled_from(NUMBERS + WORDS), max_size=4)
     return st.just([json.loads(json.dumps(str(now)))]) | st.lists(st.sampled_from(WORDS), max_size=2)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from processes import _work as quietly
+from processes import Process, launch
 from soak_updates import last_step
 from test_resume import same
 from train_standins import Toys, work
@@ -32,7 +32,6 @@ from mnemos.lab.cli import main
 from mnemos.lab.cli.verbs import _say as tell
 from mnemos.lab.run import checkpoint
 
-CONTEXT: Any = multiprocessing.get_context("fork")
 KILLS, PAIRS, DISKS, DAMAGED, RACES = 50, 4, 20, 40, 20
 LONG = Toys(
     language=True,
@@ -44,29 +43,20 @@ NEW_NAMESPACE = 0x00020000
 Say = Callable[[str], None]
 
 
-class Child:
-    """A function in a forked process, with what it prints kept in files."""
+class Child(Process):
+    """A function in a process that is forked from this one."""
 
-    def __init__(self, folder: Path, function: Callable[..., Any], *arguments: Any, **environment: str) -> None:
-        self.files = [folder / f"{name}-{time.monotonic_ns()}" for name in ("out", "err")]
-        self.process = CONTEXT.Process(target=quietly, args=(function, arguments, self.files, None, environment))
-        self.process.start()
+    context = multiprocessing.get_context("fork")
 
     def wait(self, timeout: float = 600) -> tuple[int, str]:
         """The exit code, and what it wrote to the standard error."""
-        self.process.join(timeout)
-        if self.process.exitcode is None:
-            self.process.kill()
-            self.process.join()
-        said = self.files[1].read_text() if self.files[1].exists() else ""
-        for file in self.files:
-            file.unlink(missing_ok=True)
-        return int(self.process.exitcode or 0), said
+        ended = super().wait(timeout)
+        return ended.returncode, ended.stderr
 
     def kill(self) -> None:
         """SIGKILL, if it still runs."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid or 0, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def train(folder: str, toys: Toys, resume: bool) -> None:
@@ -118,11 +108,11 @@ def run(share: float, folder: Path, say: Say) -> dict[str, Any]:
 def kills(folder: Path, count: int, say: Say) -> tuple[int, list[str]]:
     """SIGKILLs of one run at random moments, a fifth of them while it starts."""
     steps = LONG.train["steps"]
-    if Child(folder, train, str(folder / "whole"), LONG, False).wait()[0]:
+    if Child(train, str(folder / "whole"), LONG, False).wait()[0]:
         return 0, ["the undisturbed run failed"]
     draw, place, done, metrics = random.Random(0), folder / "run", 0, folder / "run/metrics.jsonl"
     while not (place / "result.json").exists():
-        child = Child(folder, train, str(place), LONG, (place / "recipe.json").exists())
+        child = Child(train, str(place), LONG, (place / "recipe.json").exists())
         if done < count:
             start, target = time.monotonic(), last_step(metrics) + draw.randint(1, max(1, 3 * steps // (2 * count)))
             early = draw.uniform(0.0, 0.3) if draw.random() < 0.2 else math.inf
@@ -149,29 +139,17 @@ def member(words: list[str]) -> None:
     raise SystemExit(main(words))
 
 
-def launch(folder: Path, words: list[str]) -> list[Child]:
-    """Two processes as torchrun starts them."""
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    told |= {"TORCHELASTIC_RUN_ID": "soak", "GROUP_RANK": "0"}
-    return [Child(folder, member, words, **told, RANK=str(i), LOCAL_RANK=str(i)) for i in (0, 1)]
-
-
 def pairs(folder: Path, count: int, say: Say) -> tuple[int, list[str]]:
     """One of two processes of a training is killed; the other ends with one line, and the run resumes exactly."""
     start = ["train", "short-listops-cached", *FEW.split(), "--out"]
-    for child in launch(folder, [*start, str(folder / "whole")]):
+    for child in launch(member, [*start, str(folder / "whole")], kind=Child):
         code, said = child.wait()
         if code:
             return 0, [f"the undisturbed run ended with {code}: {said[-300:]}"]
     draw, place, failed = random.Random(1), folder / "run", []
     words = [*start, str(place)]
     for number in range(count):
-        two, killed = launch(folder, words), draw.randrange(2)
+        two, killed = launch(member, words, kind=Child), draw.randrange(2)
         target = last_step(place / "metrics.jsonl") + draw.randint(1, 12)
         while two[killed].process.is_alive() and last_step(place / "metrics.jsonl") < target:
             time.sleep(0.005)
@@ -182,34 +160,29 @@ def pairs(folder: Path, count: int, say: Say) -> tuple[int, list[str]]:
             failed.append(f"the other of two processes ended with {code}: {said[-300:]}")
         words = ["train", "--resume", str(place)]
         say(f"pairs: {number + 1}, {last_step(place / 'metrics.jsonl')} updates")
-    if any(child.wait()[0] for child in launch(folder, words)):
+    if any(child.wait()[0] for child in launch(member, words, kind=Child)):
         return count, [*failed, "the run did not resume"]
-    problem = differs_in_metrics(place, folder / "whole")
-    return count, failed + ([problem] if problem else [])
+    same_numbers = numbers(place) == numbers(folder / "whole")
+    return count, failed + ([] if same_numbers else ["its metrics are not those of the undisturbed run"])
 
 
-def differs_in_metrics(folder: Path, reference: Path) -> str | None:
-    found = [
-        [
-            {k: v for k, v in json.loads(line).items() if k != "seconds"}
-            for line in (place / "metrics.jsonl").read_text().splitlines()
-        ]
-        for place in (folder, reference)
-    ]
-    return None if found[0] == found[1] else "its metrics are not those of the undisturbed run"
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run, without its times."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
 def disks(folder: Path, count: int, say: Say) -> tuple[int | str, list[str]]:
     """Disks of different sizes that a run fills; with more space it goes on exactly. And a report on a full disk."""
-    if Child(folder, train, str(folder / "whole"), SHORT, False).wait()[0]:
+    if Child(train, str(folder / "whole"), SHORT, False).wait()[0]:
         return 0, ["the undisturbed run failed"]
-    if Child(folder, mount, folder / "trial", 64).wait()[0]:
+    if Child(mount, folder / "trial", 64).wait()[0]:
         return "left out: no right to mount", []
     whole = sum(path.stat().st_blocks * 512 for path in (folder / "whole").rglob("*"))
     failed = []
     for number in range(count):
         size = 8 + int((whole / 1024 - 8) * number / count)
-        code, said = Child(folder, on_small_disk, folder, size).wait()
+        code, said = Child(on_small_disk, folder, size).wait()
         if code:
             failed.append(f"a disk of {size} KiB: {said[-400:]}")
         say(f"disks: {number + 1}, {size} KiB")
@@ -231,7 +204,7 @@ def on_small_disk(folder: Path, size: int) -> None:
     """A run on a disk of so many KiB; exits with what is wrong."""
     mount(folder / "trial", size)
     place = folder / "trial/run"
-    code, said = Child(folder, train, str(place), SHORT, False).wait()
+    code, said = Child(train, str(place), SHORT, False).wait()
     if code and (code != 1 or one_line_of(said) is None):
         sys.exit(f"exit code {code}: {said[-300:]}")
     if code and "result.json" in os.listdir(folder / "trial"):
@@ -245,12 +218,12 @@ def on_small_disk(folder: Path, size: int) -> None:
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(1024))
-        code, said = Child(folder, member, ["report", str(place), "--out", str(out)]).wait()
+        code, said = Child(member, ["report", str(place), "--out", str(out)]).wait()
         if code != 1 or one_line_of(said) is None or out.exists():
             sys.exit(f"a report on a full disk: exit code {code}, {said[-300:]}")
         return
     mount(folder / "trial", 65536, again=True)
-    code, said = Child(folder, train, str(place), SHORT, (place / "recipe.json").exists()).wait()
+    code, said = Child(train, str(place), SHORT, (place / "recipe.json").exists()).wait()
     if code:
         sys.exit(f"with more space: exit code {code}: {said[-300:]}")
     if problem := differs(place, folder / "whole", 12):
@@ -259,9 +232,9 @@ def on_small_disk(folder: Path, size: int) -> None:
 
 def damaged(folder: Path, count: int, say: Say) -> tuple[int, list[str]]:
     """The newest checkpoint is cut, a bit of it flipped, gone, or comes and goes while it is read."""
-    if Child(folder, train, str(folder / "whole"), SHORT, False).wait()[0]:
+    if Child(train, str(folder / "whole"), SHORT, False).wait()[0]:
         return 0, ["the undisturbed run failed"]
-    Child(folder, work, str(folder / "killed"), SHORT, False, "mid-update", 8).wait()
+    Child(work, str(folder / "killed"), SHORT, False, "mid-update", 8).wait()
     draw, failed = random.Random(2), []
     for number in range(count):
         place = folder / f"run-{number}"
@@ -277,7 +250,7 @@ def damaged(folder: Path, count: int, say: Say) -> tuple[int, list[str]]:
             newest.write_bytes(content)
         elif kind == "gone":
             newest.unlink()
-        child = Child(folder, train, str(place), SHORT, True)
+        child = Child(train, str(place), SHORT, True)
         blinking = threading.Thread(target=blink, args=(newest, stop))
         if kind == "blinks":
             blinking.start()
@@ -308,14 +281,14 @@ def blink(path: Path, stop: threading.Event) -> None:
 
 def races(folder: Path, count: int, say: Say) -> tuple[int, list[str]]:
     """Two processes begin, or resume, one folder at once: one trains, the other says that it does."""
-    Child(folder, train, str(folder / "whole"), SHORT, False).wait()
-    Child(folder, work, str(folder / "killed"), SHORT, False, "mid-update", 8).wait()
+    Child(train, str(folder / "whole"), SHORT, False).wait()
+    Child(work, str(folder / "killed"), SHORT, False, "mid-update", 8).wait()
     failed = []
     for number in range(count):
         place, resume = folder / f"run-{number}", number % 2 == 1
         if resume:
             shutil.copytree(folder / "killed", place)
-        both = [Child(folder, train, str(place), SHORT, resume) for _ in range(2)]
+        both = [Child(train, str(place), SHORT, resume) for _ in range(2)]
         ended = sorted(child.wait() for child in both)
         codes = [code for code, _ in ended]
         refused = [said for code, said in ended if code]

@@ -131,8 +131,8 @@ def near(a: Tensor, b: Tensor, bound: float, where: str) -> None:
         raise AssertionError(f"{where}: a difference of {apart:.3g}, above {bound:.0e}")
 
 
-def double(x: Tensor | None) -> Tensor | None:
-    return x if x is None else x.double()
+def double(*given: Tensor | None) -> list[Tensor | None]:
+    return [x if x is None else x.double() for x in given]
 
 
 def pieces(t: int, case: Case) -> list[slice]:
@@ -162,12 +162,12 @@ def linear_attention(c: Case) -> None:
     q, k, v = n.normal(b, t, h, d), n.normal(b, t, h, d), n.normal(b, t, h, m)
     start = (n.uniform(b, h, d, m), n.uniform(b, h, d, size=3)) if c["state"] else None
     mask, causal = n.mask(b, t), c["causal"]
-    wide = None if start is None else tuple(x.double() for x in start)
+    wide = None if start is None else tuple(double(*start))
     phi = {"elu": reference_elu, "relu": reference_relu}[c["map"]]
     schedule = reference_causal if causal else reference_bidirectional
     eps = 0.1 if c["map"] == "relu" else 1e-6  # where all features are 0, a sum is divided by eps
     resets = n.resets(b, t) if causal else None
-    expected = reference_linear_attention(q.double(), k.double(), v.double(), schedule, phi, wide, mask, eps, resets)
+    expected = reference_linear_attention(*double(q, k, v), schedule, phi, wide, mask, eps, resets)
     state: Any = (
         None if start is None else LinearState(*(x.to(q.dtype if q.dtype in WIDE else torch.float32) for x in start))
     )
@@ -197,18 +197,8 @@ def recurrence(c: Case, erases: bool) -> None:
     state = n.normal(b, h, d, m) if c["state"] else None
     mask, resets, scale = n.mask(b, t), n.resets(b, t), c["scale"]
     normalise = {"normalise_keys": c["normalise"]} if erases else {}
-    wide = {name: double(x) for name, x in given.items()}
-    expected = reference_delta_rule(
-        q.double(),
-        k.double(),
-        v.double(),
-        **wide,
-        state=double(state),
-        mask=mask,
-        scale=scale,
-        resets=resets,
-        **normalise,
-    )
+    *wide, before = double(q, k, v, *given.values(), state)
+    expected = reference_delta_rule(*wide, before, mask=mask, scale=scale, resets=resets, **normalise)
     operator = ops.delta_rule if erases else ops.decayed_attention
     ys, end = [], state
     for span in pieces(t, c):
@@ -236,9 +226,7 @@ def short_convolution(c: Case) -> None:
     bias = n.normal(width) if c["h"] > 1 else None
     state = n.normal(b, taps - 1, width) if c["state"] else None
     mask, resets, act = n.mask(b, t), n.resets(b, t), "silu" if c["causal"] else None
-    expected = reference_short_convolution(
-        x.double(), weight.double(), double(bias), double(state), mask, resets, activation=act
-    )
+    expected = reference_short_convolution(*double(x, weight, bias, state), mask, resets, activation=act)
     ys, end = [], state
     for span in pieces(t, c):
         y, end = ops.short_convolution(
@@ -256,8 +244,7 @@ def selective_scan(c: Case) -> None:
     skip = n.normal(width) if c["h"] > 1 else None
     state = n.normal(b, width, numbers) if c["state"] else None
     mask, resets = n.mask(b, t), n.resets(b, t)
-    wide = (x.double(), dt.double(), A.double(), write.double(), read.double(), double(skip), double(state))
-    expected = reference_selective_scan(*wide, mask, resets)
+    expected = reference_selective_scan(*double(x, dt, A, write, read, skip, state), mask, resets)
     ys, end = [], state
     for span in pieces(t, c):
         valid = part(mask, span)
@@ -280,12 +267,9 @@ def rewindable(c: Case) -> None:
         found = calls.rewind(end, kept)
     rows = []
     for i, count in enumerate(kept):
-        cut = [x[i : i + 1, :count].double() for x in (q, k, v, beta)]
-        rows.append(
-            reference_delta_rule(
-                *cut, state=state[i : i + 1].double(), mask=None if mask is None else mask[i : i + 1, :count]
-            )[1]
-        )
+        cut = double(*(x[i : i + 1, :count] for x in (q, k, v, beta)))
+        valid = None if mask is None else mask[i : i + 1, :count]
+        rows.append(reference_delta_rule(*cut, state=state[i : i + 1].double(), mask=valid)[1])
     compare(n, (found,), (torch.cat(rows),), gradients=False)
 
 
@@ -295,7 +279,7 @@ def reformer_attention(c: Case) -> None:
     qk, v, mask = n.normal(b, t, h, d), n.normal(b, t, h, m), n.mask(b, t)
     rotations = reformer.draw_rotations(c["rounds"], h, d, c["factors"], n.g)
     rest = c["chunk"], c["causal"], mask
-    expected = reference_reformer(qk, v, [r.double() for r in rotations], *rest)
+    expected = reference_reformer(qk, v, double(*rotations), *rest)
     found = reformer.reformer_attention(hidden(qk, mask), hidden(v, mask), rotations, *rest)
     compare(n, (found,), (expected,))
 
@@ -322,9 +306,7 @@ def relative_attention(c: Case) -> None:
     u, w, mask = n.normal(h, d), n.normal(h, d), n.mask(b, total)
     rest = causal, mask, c["window"] if causal else None
     by_distance = {total - 1 - i: row for i, row in enumerate(r.double())}
-    expected = reference_relative_attention(
-        *(x.double() for x in (q, k, v)), by_distance, u.double(), w.double(), *rest
-    )
+    expected = reference_relative_attention(*double(q, k, v), by_distance, *double(u, w), *rest)
     found = ops.relative_attention(q, k, v, r, u, w, *rest)
     compare(n, (found,), (expected,))
     with torch.no_grad():  # another path
@@ -343,13 +325,13 @@ def slot_attention(c: Case) -> None:
     n, given, mask, logit = slots(c)
     used = given[1:4]
     n.leaves = [*used, *([] if logit is None else [logit])]
-    expected = reference_slot_attention(*(x.double() for x in used), mask, c["temperature"], double(logit))
+    expected = reference_slot_attention(*double(*used), mask, c["temperature"], *double(logit))
     compare(n, (ops.slot_attention(*used, mask, c["temperature"], logit),), (expected,))
 
 
 def slot_write(c: Case) -> None:
     n, given, mask, logit = slots(c)
-    expected = reference_slot_write(*(x.double() for x in given), mask, c["temperature"], double(logit))
+    expected = reference_slot_write(*double(*given), mask, c["temperature"], *double(logit))
     compare(n, (ops.slot_write(*given, mask, c["temperature"], logit),), (expected,))
 
 
@@ -357,7 +339,7 @@ def biased_memory_norm(c: Case) -> None:
     n = Numbers(c)
     memory, bias = n.normal(c["b"], c["slots"], c["d"]), n.normal(c["slots"], c["d"])
     radius = c["scale"]
-    expected = reference_biased_memory_norm(memory.double(), bias.double(), radius)
+    expected = reference_biased_memory_norm(*double(memory, bias), radius)
     compare(n, (ops.biased_memory_norm(memory, bias, radius),), (expected,))
 
 
@@ -386,18 +368,15 @@ def associations(c: Case) -> tuple[Numbers, list[Tensor]]:
 def associative_read(c: Case) -> None:
     n, given = associations(c)
     n.leaves = n.leaves[:3]
-    expected = reference_associative_read(*(x.double() for x in given[:3]), c["causal"])
+    expected = reference_associative_read(*double(*given[:3]), c["causal"])
     compare(n, (ops.associative_read(*given[:3], c["causal"]),), (expected,))
 
 
 def associative_write(c: Case) -> None:
     n, given = associations(c)
-    expected = reference_associative_write(*(x.double() for x in given), c["causal"])
+    expected = reference_associative_write(*double(*given), c["causal"])
     # One key alone is at the bend of the bound: its gradient is of either side.
     compare(n, tuple(ops.associative_write(*given, c["causal"])), tuple(expected), gradients=c["t"] > 1)
-
-
-OPERATORS: dict[str, tuple[Callable[[Case], None], Case]] = {}
 
 
 def draws(**more: st.SearchStrategy[Any]) -> Case:
@@ -418,56 +397,36 @@ def draws(**more: st.SearchStrategy[Any]) -> Case:
     } | more
 
 
-def _fill() -> None:
-    half = {"dtype": st.sampled_from(ALL)}
-    some = {"t": st.integers(1, 9)}  # the other oracles need a token
-    lsh = some | {
-        "dtype": st.just(torch.float64),
-        "rounds": st.integers(1, 3),
-        "chunk": st.integers(1, 4),
-    }  # no ties in a hash
-    family = half | {
-        "groups": st.integers(1, 2),
-        "decay": st.sampled_from(["none", "head", "channel"]),
-        "resets": st.booleans(),
-        "scale": st.sampled_from([None, 0.5]),
-        "normalise": st.booleans(),
-    }
-    sizes = {
-        "slots": st.integers(1, 4),
-        "temperature": st.sampled_from([0.25, 1.0]),
-        "scale": st.sampled_from([None, 2.0]),
-    }
+HALF = {"dtype": st.sampled_from(ALL)}
+SOME = {"t": st.integers(1, 9)}  # the other oracles need a token
+DOUBLE = {"dtype": st.just(torch.float64)}  # no ties in a hash
+RESETS = {"resets": st.booleans()}
+LSH = {"rounds": st.integers(1, 3), "chunk": st.integers(1, 4), "factors": st.sampled_from([(2,), (4,), (4, 2)])}
+BLOCKS = {"block": st.integers(1, 3), "window": st.sampled_from([1, 3]), "random": st.integers(0, 2)}
+FAMILY = {"groups": st.integers(1, 2), "decay": st.sampled_from(["none", "head", "channel"])}
+FAMILY |= {"scale": st.sampled_from([None, 0.5]), "normalise": st.booleans()} | HALF | RESETS
+SLOTS = {"slots": st.integers(1, 4), "temperature": st.sampled_from([0.25, 1.0]), "scale": st.sampled_from([None, 2.0])}
+OPERATORS: dict[str, tuple[Callable[[Case], None], Case]] = {
+    test.__name__: (test, draws(**more))
     for test, more in (
-        (linear_attention, half | some | {"map": st.sampled_from(["elu", "relu"]), "resets": st.booleans()}),
-        (delta_rule, family),
-        (decayed_attention, family),
-        (short_convolution, half | {"resets": st.booleans()}),
-        (selective_scan, half | {"resets": st.booleans()}),
+        (linear_attention, HALF | SOME | RESETS | {"map": st.sampled_from(["elu", "relu"])}),
+        (delta_rule, FAMILY),
+        (decayed_attention, FAMILY),
+        (short_convolution, HALF | RESETS),
+        (selective_scan, HALF | RESETS),
         (rewindable, {}),
-        (reformer_attention, lsh | {"factors": st.sampled_from([(2,), (4,), (4, 2)])}),
-        (
-            block_sparse_attention,
-            {
-                "dtype": st.just(torch.float64),
-                "block": st.integers(1, 3),
-                "window": st.sampled_from([1, 3]),
-                "random": st.integers(0, 2),
-            },
-        ),
+        (reformer_attention, SOME | DOUBLE | LSH),
+        (block_sparse_attention, DOUBLE | BLOCKS),
         (relative_attention, {"before": st.integers(0, 4), "window": st.sampled_from([None, 1, 3])}),
-        (slot_attention, sizes),
-        (slot_write, sizes),
-        (biased_memory_norm, sizes),
-        (dpfp, sizes | some),
-        (dense, some),
-        (associative_read, some),
-        (associative_write, some),
-    ):
-        OPERATORS[test.__name__] = test, draws(**more)
-
-
-_fill()
+        (slot_attention, SLOTS),
+        (slot_write, SLOTS),
+        (biased_memory_norm, SLOTS),
+        (dpfp, SLOTS | SOME),
+        (dense, SOME),
+        (associative_read, SOME),
+        (associative_write, SOME),
+    )
+}
 
 
 def search(name: str, count: int, fail: Callable[[Case, Exception], None], of: int = 0, limit: float = math.inf) -> int:

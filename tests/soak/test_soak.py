@@ -1,11 +1,17 @@
-"""The long trials find what grows; the trials themselves are `make soak`."""
+"""The long trials find what grows, and what is not in order; the trials themselves are `make soak`."""
 
+import importlib.util
+import re
 from pathlib import Path
 
 import pytest
+import soak_commands
+import soak_faults
 import soak_tokens
 import soak_updates
 from usage import Usage, usage
+
+ROOT = Path(__file__).parents[2]
 
 
 def series(grow=0.0, slow=0.0, handles=0, threads=0):
@@ -53,3 +59,42 @@ def test_every_registered_attention_and_stateful_model_is_streamed():
     names = {case.name for case in soak_tokens.cases()}
     assert {"transformer, linear", "transformer, relative, cached", "memformer", "lstm", "hosted-decoder"} <= names
     assert len(names) > 30
+
+
+def test_random_command_lines_end_in_order(tmp_path):
+    found = soak_commands.Found()
+    with soak_commands.inside(tmp_path):
+        soak_commands.shown(found, 1)
+        soak_commands.trained(found, 1)
+        soak_commands.others(found, 3)
+    assert not found.failed
+    assert sum(found.codes.values()) == 5
+
+
+def test_what_is_not_in_order_is_found(tmp_path):
+    ended, words = soak_commands.Ended, ["train", "x"]
+    assert soak_commands.problem(words, ended(0, "", "")) is None
+    assert soak_commands.problem(words, ended(2, "mnemos: expected\n", "")) is None
+    assert "traceback" in soak_commands.problem(words, ended(None, "Traceback\nValueError: no", ""))
+    assert "2 lines" in soak_commands.problem(words, ended(2, "mnemos: a\nb\n", ""))
+    (tmp_path / "recipe.json").write_text("")
+    assert "a folder with" in soak_commands.problem(words, ended(2, "mnemos: a\n", ""), tmp_path)
+
+
+def test_every_promise_of_the_page_names_a_test_or_a_trial_that_exists():
+    page = (ROOT / "docs/reliability.md").read_text()
+    known = {
+        name
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+    }
+    assert not set(re.findall(r"`(test_\w+)`", page)) - known
+    spec = importlib.util.spec_from_file_location("soak", ROOT / "tools/soak.py")
+    soak = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(soak)
+    trials = re.findall(r"soak: `(\w+)`", page)
+    assert trials
+    assert not [name for name in trials if name not in soak.PARTS and not hasattr(soak_faults, name)]
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| promise")]
+    assert rows
+    assert all("`test_" in row for row in rows)
