@@ -109,17 +109,9 @@ class Translation(mnemos.Task):
 
     def __init__(self, config):
         self.config = config
-        self.metrics = (
-            mnemos.CorpusMetric(
-                "bleu",
-                True,
-                "Words and pairs of words, with a penalty for brevity.",
-                "{name} {value:.3f}",
-                collect=sentences,
-                value=bleu,
-            ),
-            mnemos.SumMetric("words right", True, sums=words_right),
-        )
+        about = "Words and pairs of words, with a penalty for brevity."
+        corpus = mnemos.CorpusMetric("bleu", True, about, "{name} {value:.3f}", collect=sentences, value=bleu)
+        self.metrics = (corpus, mnemos.SumMetric("words right", True, sums=words_right))
 
     @property
     def sizes(self):

@@ -28,15 +28,19 @@ CUTS = 1, 3, 1, 1, 6, 1, 1, 2  # lengths of calls: over two segments of 4 tokens
 
 def small(name, **fields):
     config = registry.load("model", name)
-    one = {"layers": 1, "decoder_layers": 1}
-    return (
-        ModelCase(name, None, True).build(**{k: v for k, v in one.items() if has(config, k)}, **fields).float().eval()
-    )
+    one = {field: 1 for field in ("layers", "decoder_layers") if has(config, field)}
+    return ModelCase(name, None, True).build(**one, **fields).float().eval()
 
 
 def attention(config, **fields):
     position = "none" if "relative" in config.name or config.name == "compressive" else "sinusoidal"
     return small("transformer", attention=config, **{"position": position} | fields)
+
+
+def cached_of_each_row():
+    """Rotated keys that grow, and a gated cache of each row: a loop over tokens, and a branch at the end of a block."""
+    plain = small("transformer", position="rotary", dim=16).config
+    return scatter(dataclasses.replace(plain, cache=mnemos.GRC(length=3, scope="stream")).build()).float().eval()
 
 
 CASES = {
@@ -50,6 +54,7 @@ CASES = {
     "learned": lambda: small("transformer", position="learned", max_length=32),
     "rotary": lambda: small("transformer", position="rotary", dim=16),
     "rmt-rotary": lambda: small("rmt", position="rotary", dim=16),
+    "cached": cached_of_each_row,
     "adaptive": lambda: small("lstm", cutoffs=(5, 9), tied=True),
     "mixture": lambda: small("transformer", head=mnemos.HeadConfig(mixture=3)),
     "memformer-paper": lambda: small("memformer", preset="paper", decoder_reads=True),
@@ -104,16 +109,13 @@ def compare(model, programs, runner, cuts=CUTS):
             tokens = torch.randint(model.config.vocab_size, (rows, t), generator=generator)
             outputs, found = runs["step" if t == 1 else "prefill"](tokens, found)
             with torch.no_grad():
-                both, states = zip(
-                    *(one(tokens, state) for one, state in zip((model, exact), states, strict=True)), strict=True
-                )
+                answers = [one(tokens, state) for one, state in zip((model, exact), states, strict=True)]
+                both, states = zip(*answers, strict=True)
                 if hasattr(likelihood, "log_prob"):
                     both = [likelihood.log_prob(y) for y in both]
             said.append((outputs, *both))
         for (name, x), shape in zip(found.items(), programs.shapes.values(), strict=True):
-            assert [n for n in shape if isinstance(n, int)] == [
-                n for n, of in zip(x.shape, shape, strict=True) if isinstance(of, int)
-            ], name
+            assert all(n == of for n, of in zip(x.shape, shape, strict=True) if isinstance(of, int)), name
     error = max(float((own - right).abs().max()) for _, own, right in said)
     for outputs, _, right in said:
         torch.testing.assert_close(outputs.double(), right, rtol=1e-4, atol=max(2e-5, error))
@@ -144,41 +146,17 @@ def test_a_program_of_onnxruntime_s_own_kernels(name):
     assert found == {"LinearAttention"} | ({"CausalConvWithState"} if convolved else set())
 
 
-@pytest.mark.parametrize("name", FORGETTING)
-def test_a_token_in_the_form_of_a_program(name):
-    model = CASES[name]()
+@pytest.mark.parametrize(("name", "tokens"), [*((name, 1) for name in FORGETTING), ("cached", 6)])
+def test_tokens_in_the_form_of_a_program(name, tokens):
+    """Before the export, which takes seconds: tests/lab/run/test_export.py has a program without a loop."""
+    model, tokens = CASES[name](), torch.arange(1, tokens + 1)[None]
     with torch.no_grad():
         _, state = model(torch.arange(5)[None])
-        wanted, end = model(torch.tensor([[1]]), state)
-        found, after = adapt(model)(torch.tensor([[1]]), state)
+        wanted, end = model(tokens, state)
+        found, after = adapt(model)(tokens, state)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     for a, b in zip(leaves(after), leaves(end), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
-def cached_of_each_row():
-    """Rotated keys that grow, and a gated cache of each row: a loop over tokens, and a branch at the end of a block."""
-    plain = small("transformer", position="rotary", dim=16).config
-    return scatter(dataclasses.replace(plain, cache=mnemos.GRC(length=3, scope="stream")).build()).float().eval()
-
-
-def test_the_loop_and_the_branch_of_a_program():
-    """Its form before the export, which takes seconds: tests/lab/run/test_export.py has a program without a loop."""
-    model = cached_of_each_row()
-    with torch.no_grad():
-        _, state = model(torch.arange(2)[None])
-        wanted, end = model(torch.arange(6)[None], state)
-        found, after = adapt(model)(torch.arange(6)[None], state)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-    for a, b in zip(leaves(after), leaves(end), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("runner", [in_torch, in_onnxruntime])
-def test_a_program_answers_as_the_model(runner):
-    model = cached_of_each_row()
-    compare(model, export_programs(model), runner)
 
 
 @pytest.mark.exhaustive
@@ -280,14 +258,14 @@ def test_nothing_half_written(tmp_path, monkeypatch, capsys):
         mnemos.export(model, tmp_path / "out", "torch")
     assert not (tmp_path / "out").exists()
     (tmp_path / "file").write_text("kept")
-    with pytest.raises(InputError, match="new or empty folder"):
-        mnemos.export(model, tmp_path)
-    with pytest.raises(InputError, match="to='onnx'"):
-        mnemos.export(model, tmp_path / "out", "tflite")
-    with pytest.raises(InputError, match=r"weights of torch\.float32 .* found torch\.float64"):
-        mnemos.export(model.double(), tmp_path / "out")
-    with pytest.raises(InputError, match=r"give its \.model"):
-        export_programs(MnemosForCausalLM.of(model))
+    for call, says in (
+        (lambda: mnemos.export(model, tmp_path), "new or empty folder"),
+        (lambda: mnemos.export(model, tmp_path / "out", "tflite"), "to='onnx'"),
+        (lambda: mnemos.export(model.double(), tmp_path / "out"), r"of torch\.float32 .* found torch\.float64"),
+        (lambda: export_programs(MnemosForCausalLM.of(model)), r"give its \.model"),
+    ):
+        with pytest.raises(InputError, match=says):
+            call()
     assert main(["export", str(tmp_path), "--to", "onnx", "--push", "a/b"]) == 2
     assert "--push" in capsys.readouterr().err
 

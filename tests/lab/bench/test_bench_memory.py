@@ -19,14 +19,8 @@ from mnemos.lab.run.files import Result
 from mnemos.lab.tasks.recall import MQARConfig
 from mnemos.types import InputError
 
-SMALL = replace(
-    BENCHMARKS["mqar"],
-    data=MQARConfig(16, 2, 16, rows=6),
-    beyond=({"length": 32},),
-    steps=2,
-    batch=4,
-    sizes=Sizes(8, 4, 1, 2, 8),
-)
+SMALL = replace(BENCHMARKS["mqar"], data=MQARConfig(16, 2, 16, rows=6), beyond=({"length": 32},))
+SMALL = replace(SMALL, steps=2, batch=4, sizes=Sizes(8, 4, 1, 2, 8))
 
 
 @pytest.mark.each_value

@@ -116,9 +116,8 @@ def test_files_stay_small(tmp_path):
 
 def test_a_model_of_another_type_is_explained_as_in_float32(tmp_path):
     """A model that `mnemos.fit` trained stays in the type, and on the device, of its training."""
-    plain = explain(cached(VIT), photos(), tmp_path)
     model = cached(VIT).double()
-    assert explain(model, photos(), tmp_path) == plain
+    assert explain(model, photos(), tmp_path) == explain(cached(VIT), photos(), tmp_path)
     assert next(model.parameters()).dtype == torch.float64
 
 
@@ -130,24 +129,13 @@ def test_without_caches_the_controls_of_the_state_alone(tmp_path):
 
 
 def test_without_pictures_the_cost_alone(tmp_path):
-    head = HeadConfig(classes=10)
-    for causal in (False, True):
-        model = mnemos.Transformer(
-            dim=12,
-            num_heads=2,
-            mlp=12,
-            max_length=30,
-            causal=causal,
-            cache=GRC(length=8),
-            head=HeadConfig(classes=10, pool="last") if causal else head,
-        )
-        task = Stand(30)
-        found = explain(model, task, tmp_path)
-        assert found["left"] == "the task has no pictures"
-        assert found["pictures"] is None
+    for causal, pool in ((False, "cls"), (True, "last")):
+        sizes = {"dim": 12, "num_heads": 2, "mlp": 12, "max_length": 30, "cache": GRC(length=8)}
+        model = mnemos.Transformer(**sizes, causal=causal, head=HeadConfig(classes=10, pool=pool))
+        found = explain(model, Stand(30), tmp_path)
+        assert (found["left"], found["pictures"]) == ("the task has no pictures", None)
         assert not (tmp_path / "explain.safetensors").exists()
-        costs = [entry["cost"] for entry in found["layers"]]
-        assert all((c is None) == causal for c in costs)
+        assert all((entry["cost"] is None) == causal for entry in found["layers"])
 
 
 class Stand(TokenTask):
@@ -173,13 +161,6 @@ def test_layers_that_no_figure_can_show_say_why(tmp_path):
     assert found["middle"] == 1
 
 
-def test_smaller_pictures_keep_their_shape():
-    big = torch.randint(0, 256, (2, 200, 100, 3), dtype=torch.uint8)
-    small = module.smaller(big, 50)
-    assert small.shape == (2, 50, 25, 3)
-    torch.testing.assert_close(small.float().mean((1, 2)), big.float().mean((1, 2)), atol=2, rtol=0)
-
-
 def test_sequences_of_pixels_are_pictures_too(tmp_path):
     task = DigitsConfig(valid_size=20, test_size=40).build()
     pixels = next(task.batches("test", 40)).inputs
@@ -189,9 +170,8 @@ def test_sequences_of_pixels_are_pictures_too(tmp_path):
     assert torch.equal(task.rows("test", [7, 3]).inputs, pixels[[7, 3]])
     torch.manual_seed(0)
     head = HeadConfig(classes=10)
-    model = mnemos.Transformer(
-        vocab_size=17, dim=8, num_heads=2, mlp=8, max_length=64, causal=False, cache=GRC(length=16), head=head
-    )
+    sizes = {"vocab_size": 17, "dim": 8, "num_heads": 2, "mlp": 8, "max_length": 64}
+    model = mnemos.Transformer(**sizes, causal=False, cache=GRC(length=16), head=head)
     model(pixels)
     found = explain(model, task, tmp_path)
     arrays = load_file(tmp_path / "explain.safetensors")
@@ -205,6 +185,13 @@ def test_sequences_of_pixels_are_pictures_too(tmp_path):
         assert entry["cost"]["parameters"] == sum(
             p.numel() for n, p in layers(model)[entry["name"]].named_parameters() if "inner" not in n
         )
+
+
+def test_smaller_pictures_keep_their_shape():
+    big = torch.randint(0, 256, (2, 200, 100, 3), dtype=torch.uint8)
+    small = module.smaller(big, 50)
+    assert small.shape == (2, 50, 25, 3)
+    torch.testing.assert_close(small.float().mean((1, 2)), big.float().mean((1, 2)), atol=2, rtol=0)
 
 
 def test_patches_are_cut_where_the_tokens_stand():

@@ -93,14 +93,6 @@ def test_the_model_is_left_as_it_was():
     assert model.training
 
 
-def test_sums_go_through_total():
-    model = Summing()
-    batches = stream([4])[0]
-    single, doubled = evaluate(model, batches), evaluate(model, batches, total=lambda sums: 2 * sums)
-    assert single["count"] == 7  # 2 rows of 4, one of them not counted
-    assert doubled == {**single, "count": 14}
-
-
 def test_nothing_to_score():
     with pytest.raises(InputError, match="at least one target"):
         evaluate(Summing(), [])
@@ -135,9 +127,8 @@ def test_top5():
     assert found["top5"] == pytest.approx(sum(right) / 39)
     assert 0.3 < found["top5"] < 0.8
     assert found["count"] == 39
-    assert evaluate(Fixed(logits.double()), batches, FIVE)["top5"] == found["top5"], (
-        "images follow the model's precision"
-    )
+    # Images follow the model's precision.
+    assert evaluate(Fixed(logits.double()), batches, FIVE)["top5"] == found["top5"]
     doubled = evaluate(Fixed(logits), batches, FIVE, lambda sums: 2 * sums)
     assert doubled == {**found, "count": 78}
 

@@ -73,7 +73,7 @@ def part_of(state, name, model):
         return walks, lambda new: state._replace(
             layers=tuple(layer._replace(updates=w) for layer, w in zip(state.layers, new, strict=True))
         )
-    if name == "sums" and isinstance(model, Transformer) and model.config.cache is not None:
+    if name == "sums" and model.config.cache is not None:
         sums = [layer.inner.sums for layer in state.layers]
         return sums, lambda new: state._replace(
             layers=tuple(
@@ -172,14 +172,11 @@ def test_the_order_in_which_rows_end_changes_nothing():
         assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
-def test_reading_stops_after_enough_segments():
+def test_reading_stops_after_enough_segments(monkeypatch):
     found = state_controls(built("hidden state"), task(*[40 * T] * 9))
     assert found["segments"] == list(range(2, SEGMENTS + 1))
     assert found["rows"] == ROWS
-
-
-def test_reading_stops_within_a_rollout_of_very_many_segments(monkeypatch):
-    monkeypatch.setattr(controls, "READ", 10)
+    monkeypatch.setattr(controls, "READ", 10)  # also within a rollout of very many
     documents = [np.arange(80) % (VOCABULARY - 1) + 1] * 2
     long = SegmentedTask(documents, documents, documents, VOCABULARY, 40)  # 40 segments of one token a batch
     assert state_controls(built("hidden state"), long, segment_length=1)["segments"] == list(range(2, 11))

@@ -67,10 +67,8 @@ def test_weights_are_those_of_each_document_read_alone(tmp_path):
     assert found["counts"] == [len(each) for each in own] == [3, 2, 2, 1, 1, 1, 1]
     for i, each in enumerate(own):
         together = torch.cat(each)
-        assert found["shares"]["holds"][i] == pytest.approx((together > HOLDS).float().mean().item(), abs=1e-6)
-        assert found["shares"]["overwrites"][i] == pytest.approx(
-            (together < OVERWRITES).float().mean().item(), abs=1e-6
-        )
+        for kind, are in (("holds", together > HOLDS), ("overwrites", together < OVERWRITES)):
+            assert found["shares"][kind][i] == pytest.approx(are.float().mean().item(), abs=1e-6)
         assert sum(share[i] for share in found["shares"].values()) == pytest.approx(1, abs=1e-5)
     shown = found["shown"]
     assert (shown["place"], shown["of"]) == (3, 7)
@@ -93,16 +91,13 @@ def test_slots_that_are_made_to_hold_or_to_be_overwritten_are_seen_to(tmp_path, 
     assert len(examples) <= 2
 
 
-def test_kinds_by_their_thresholds():
-    assert kinds(torch.tensor([0.91, 0.9, 0.5, 0.1, 0.09])).tolist() == [0, 1, 1, 1, 2]
-
-
 def test_only_the_middle_half_of_what_a_document_has_counts():
     itself = torch.ones(2, 8, 3)
     itself[0, 2:6] = 0.0  # a document of 8 segments: its middle half
     read = torch.ones(2, 8, dtype=torch.bool)
     read[1, 1:] = False  # and one of a single segment, all of which is its middle
     itself[1, 1:] = 0.5
+    assert kinds(torch.tensor([0.91, 0.9, 0.5, 0.1, 0.09])).tolist() == [0, 1, 1, 1, 2]
     found = to_json(write_attention.summary(itself, read, torch.tensor([1.0, 2.0, 3.0])))
     assert found["counts"] == [2, 1, 1, 1, 1, 1, 1, 1]
     assert found["shares"]["holds"] == [1, 1, 0, 0, 0, 0, 1, 1]

@@ -87,8 +87,9 @@ def test_code_of_a_folder_is_run_where_that_is_asked_for(strange, tmp_path, fold
     assert torch.equal(model(ids).logits, hub.language_model(str(folder))[0](ids).logits)
 
 
-def cut(at):
-    os.truncate(at / "model.safetensors", 20_000)
+def change(at, **settings):
+    about = json.loads((at / "config.json").read_text())
+    (at / "config.json").write_text(json.dumps(about | settings))
 
 
 def pickle(at):
@@ -96,15 +97,9 @@ def pickle(at):
     (at / "pytorch_model.bin").write_text("damaged")
 
 
-def shapes(at):
-    change(at, vocab_size=299)
-
-
 def half(at):
-    weights = load_file(at / "model.safetensors")
-    save_file(
-        {name: x for name, x in weights.items() if "layers.1" not in name}, at / "model.safetensors", {"format": "pt"}
-    )
+    weights = {name: x for name, x in load_file(at / "model.safetensors").items() if "layers.1" not in name}
+    save_file(weights, at / "model.safetensors", {"format": "pt"})
 
 
 def pipe(at):
@@ -112,23 +107,21 @@ def pipe(at):
     os.mkfifo(at / "tokenizer_config.json")
 
 
-def change(at, **settings):
-    about = json.loads((at / "config.json").read_text())
-    (at / "config.json").write_text(json.dumps(about | settings))
+DAMAGES = {
+    "cut": lambda at: os.truncate(at / "model.safetensors", 20_000),
+    "pickle": pickle,
+    "shapes": lambda at: change(at, vocab_size=299),
+    "half": half,
+    "pipe": pipe,
+    "kinds": lambda at: change(at, hidden_size="wide", num_hidden_layers=None),
+    "tokens": lambda at: (at / "tokenizer.json").write_text('{"version": 1'),
+}
 
 
-def kinds(at):
-    change(at, hidden_size="wide", num_hidden_layers=None)
-
-
-def tokens(at):
-    (at / "tokenizer.json").write_text('{"version": 1')
-
-
-@pytest.mark.parametrize("damage", [cut, pickle, shapes, half, pipe, kinds, tokens], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_folder_is_one_line(damage, folder, tmp_path, capfd):
     shutil.copytree(folder, tmp_path / "host")
-    damage(tmp_path / "host")
+    DAMAGES[damage](tmp_path / "host")
     with pytest.raises(InputError, match=str(tmp_path)) as error:
         hub.language_model(str(tmp_path / "host"))
     assert "\n" not in str(error.value)

@@ -22,38 +22,25 @@ def pvt():
     libraries.transformers()
     from transformers import PvtConfig, PvtModel
 
-    config = PvtConfig(
-        image_size=64,
-        depths=[1, 1, 1, 1],
-        hidden_sizes=[8, 16, 24, 32],
-        num_attention_heads=[1, 2, 3, 4],
-        mlp_ratios=[2] * 4,
-    )
-    return PVTFeatures(PvtModel(config).encoder)
+    return PVTFeatures(PvtModel(PvtConfig(image_size=64, mlp_ratios=[2] * 4, **SIZES)).encoder)
+
+
+def timms(name, **sizes):
+    return libraries.timm().create_model(name, features_only=True, **sizes)
 
 
 def pvt_v2():
-    return libraries.timm().create_model(
-        "pvt_v2_b0", features_only=True, depths=(1,) * 4, embed_dims=(8, 16, 24, 32), num_heads=(1, 2, 3, 4)
-    )
+    return timms("pvt_v2_b0", depths=(1,) * 4, embed_dims=(8, 16, 24, 32), num_heads=(1, 2, 3, 4))
 
 
 def swin():
-    return libraries.timm().create_model(
-        "swin_tiny_patch4_window7_224",
-        features_only=True,
-        depths=(1, 1, 2, 1),
-        embed_dim=8,
-        num_heads=(1, 2, 2, 4),
-        img_size=64,
-        window_size=4,
-        strict_img_size=False,
-    )
+    sizes = {"depths": (1, 1, 2, 1), "embed_dim": 8, "num_heads": (1, 2, 2, 4), "img_size": 64, "window_size": 4}
+    return timms("swin_tiny_patch4_window7_224", strict_img_size=False, **sizes)
 
 
 def vit():
     sizes = {"depth": 2, "embed_dim": 8, "num_heads": 2, "img_size": 64, "patch_size": 16, "out_indices": (1,)}
-    return libraries.timm().create_model("vit_tiny_patch16_224", features_only=True, dynamic_img_size=True, **sizes)
+    return timms("vit_tiny_patch16_224", dynamic_img_size=True, **sizes)
 
 
 BACKBONES = {"pvt": pvt, "pvt_v2": pvt_v2, "swin": swin, "vit": vit}
@@ -127,7 +114,7 @@ def test_a_closed_gate_detects_what_the_uncached_detector_does(name):
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("name", ["pvt", "pvt_v2", "vit", "swin"])
+@pytest.mark.parametrize("name", BACKBONES)
 @pytest.mark.parametrize(
     "grc",
     [GRC, mnemos.GRC(length=4, resample="linear"), mnemos.GRC(length=4, resample="grid")],
@@ -246,11 +233,11 @@ def test_levels_coarser_maps_and_what_is_refused():
     found = pyramid(torch.zeros(1, 3, 64, 64))
     assert [tuple(x.shape[1:]) for x in found.values()] == [(8, 8, 8), (8, 4, 4), (8, 2, 2), (8, 1, 1), (8, 1, 1)]
     assert pyramid.maps == len(found)
-    with pytest.raises(InputError, match="levels: expected 0 to 3"):
-        FeaturePyramid(backbone("pvt"), 8, levels=(4,))
-    with pytest.raises(InputError, match="features_only=True"):
-        FeaturePyramid(nn.Linear(2, 2))
-    with pytest.raises(InputError, match=r"found none; call mnemos\.cache"):
-        leave_out_padding(mask_rcnn(backbone("pvt")))
-    with pytest.raises(InputError, match="pass the whole detector"):
-        leave_out_padding(backbone("pvt"))
+    for call, words in (
+        (lambda: FeaturePyramid(backbone("pvt"), 8, levels=(4,)), "levels: expected 0 to 3"),
+        (lambda: FeaturePyramid(nn.Linear(2, 2)), "features_only=True"),
+        (lambda: leave_out_padding(mask_rcnn(backbone("pvt"))), r"found none; call mnemos\.cache"),
+        (lambda: leave_out_padding(backbone("pvt")), "pass the whole detector"),
+    ):
+        with pytest.raises(InputError, match=words):
+            call()

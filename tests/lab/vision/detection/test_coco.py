@@ -13,6 +13,9 @@ from mnemos.types import InputError
 
 MASK = np.zeros((20, 30), np.bool_)
 MASK[5:9, 10:25] = True
+POLYGON = [[10, 5, 25, 5, 25, 9, 10, 9]]
+IMAGE = {"id": 9, "file_name": "a.jpg", "height": 20, "width": 30}
+NAN = float("nan")
 
 
 def counts_of(mask):
@@ -36,7 +39,7 @@ def write(folder, annotations, images=None, **changes):
     (folder / "val2017").mkdir(exist_ok=True)
     Image.fromarray(np.full((20, 30, 3), 200, np.uint8)).save(folder / "val2017" / "a.jpg")
     content = {
-        "images": [{"id": 9, "file_name": "a.jpg", "height": 20, "width": 30}] if images is None else images,
+        "images": [IMAGE] if images is None else images,
         "annotations": annotations,
         "categories": [{"id": 90, "name": "brush"}, {"id": 7, "name": "train"}],
     }
@@ -45,9 +48,8 @@ def write(folder, annotations, images=None, **changes):
 
 
 def test_polygons_and_both_forms_of_run_lengths_are_the_same_mask(tmp_path):
-    polygon = [[10, 5, 25, 5, 25, 9, 10, 9]]
     lengths = {"size": [20, 30], "counts": counts_of(MASK)}
-    found = [annotation(1, polygon), annotation(2, lengths), annotation(3, encode(MASK))]
+    found = [annotation(1, POLYGON), annotation(2, lengths), annotation(3, encode(MASK))]
     scenes = read_coco(*write(tmp_path, [*found, annotation(4, lengths, crowd=1)]))
     assert (scenes.classes, scenes.categories) == (("train", "brush"), (7, 90))
     assert scenes.has_masks
@@ -79,20 +81,10 @@ def test_a_box_of_a_rounding_error_is_left_out_because_mirroring_makes_it_none(t
     assert (mirrored[:, 2:] > mirrored[:, :2]).all()
 
 
-def test_what_is_null_has_its_usual_value(tmp_path):
-    scenes = read_coco(*write(tmp_path, [annotation(1, None, crowd=None) | {"area": None}]))
-    (one,) = ground_truth([(1, scenes, 0)])["annotations"]
-    assert (one["iscrowd"], one["area"]) == (0, 60)
-
-
-def test_an_area_that_is_missing_is_that_of_the_segmentation(tmp_path):
+def test_an_area_that_is_missing_is_that_of_the_segmentation_or_of_the_box(tmp_path):
     triangle = [[10, 5, 25, 5, 10, 9]]
-    found = [
-        annotation(1, triangle),
-        annotation(2, encode(MASK), (10, 5, 20, 4)),
-        annotation(3, None),
-        annotation(4, triangle),
-    ]
+    found = [annotation(1, triangle), annotation(2, encode(MASK), (10, 5, 20, 4)), annotation(3, None)]
+    found.append(annotation(4, triangle))
     for one in found[:3]:
         del one["area"]
     scenes = read_coco(*write(tmp_path, found))
@@ -100,6 +92,9 @@ def test_an_area_that_is_missing_is_that_of_the_segmentation(tmp_path):
     assert 25 < areas[0] < 35
     assert areas[1:] == [60, 60, 60]
     assert "objects without an area, measured here: 3" in scenes.describe()
+    scenes = read_coco(*write(tmp_path, [annotation(1, None, crowd=None) | {"area": None}]))  # null: as if missing
+    (one,) = ground_truth([(1, scenes, 0)])["annotations"]
+    assert (one["iscrowd"], one["area"]) == (0, 60)
 
 
 def test_a_held_out_split_without_an_object_is_refused(tmp_path):
@@ -118,9 +113,8 @@ def test_a_held_out_split_without_an_object_is_refused(tmp_path):
 
 
 def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_without_is_named(tmp_path):
-    polygon = [[10, 5, 25, 5, 25, 9, 10, 9]]
     nothing = [[[10, 5, 25, 9]], [[]], [[40, 5, 50, 5, 50, 9]], {"size": [20, 30], "counts": [600]}]
-    found = [annotation(number, one) for number, one in enumerate([polygon, *nothing])]
+    found = [annotation(number, one) for number, one in enumerate([POLYGON, *nothing])]
     scenes = read_coco(*write(tmp_path, found))
     assert scenes.has_masks
     assert [one["id"] for one in scenes.annotations(0)] == [0]
@@ -128,12 +122,6 @@ def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_witho
     scenes = read_coco(*write(tmp_path, [*found, annotation(8, None)]))
     with pytest.raises(InputError, match=r"train split: .* found annotation 8 of picture 9 without; add it, or set"):
         DetectionTask({"train": scenes, "valid": scenes, "test": scenes}, masks=True)
-
-
-IMAGE = {"id": 9, "file_name": "a.jpg", "height": 20, "width": 30}
-
-
-NAN = float("nan")
 
 
 @pytest.mark.parametrize(
@@ -162,14 +150,11 @@ def test_wrong_annotations_are_refused_by_name(tmp_path, annotations, changes, m
         read_coco(*write(tmp_path, annotations, **changes))
 
 
-def test_a_split_that_numbers_its_classes_otherwise_is_refused(tmp_path):
+def test_wrong_photos_and_classes_of_other_numbers_are_refused_by_name(tmp_path):
     file, places = write(tmp_path, [annotation(1, None)])
     assert read_coco(file, places, {7: "train", 8: "sky", 90: "brush"}).classes == ("train", "sky", "brush")
     with pytest.raises(InputError, match="expected category 90 to be 'train', as in the training split, found 'brush'"):
         read_coco(file, places, {7: "brush", 90: "train"})
-
-
-def test_wrong_photos_are_refused_by_name(tmp_path):
     file, places = write(tmp_path, [], [IMAGE | {"height": 21}])
     with pytest.raises(InputError, match="expected 30 x 21 pixels, as its annotations say, found 30 x 20; correct"):
         read_coco(file, places).picture(0)
@@ -203,10 +188,9 @@ def test_photos_are_read_as_detection_reads_them_but_not_turned(tmp_path):
 
 
 def test_the_export_of_a_tool_that_lists_photos_with_their_folder_and_writes_numbers_as_floats(tmp_path):
-    image = {"id": 9.0, "file_name": "images\\a.jpg", "height": 20.0, "width": 30.0}
     (_, (photos, *_)) = write(tmp_path, [])
     content = {
-        "images": [image],
+        "images": [{"id": 9.0, "file_name": "images\\a.jpg", "height": 20.0, "width": 30.0}],
         "annotations": [annotation(1, None, category=7.0) | {"image_id": 9.0}],
         "categories": [{"id": 7.0, "name": "train"}],
     }

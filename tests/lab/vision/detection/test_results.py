@@ -51,15 +51,10 @@ def test_figures_of_masks_by_hand():
     one = BOX | {"id": 1, "image_id": 1, "bbox": [0, 0, 102, 100], "area": 400, "segmentation": corner}
     bare = BOX | {"id": 3, "image_id": 1, "iscrowd": 1}
     truth = TRUTH | {"annotations": [one, crowd, bare]}
+    one_of = {"image_id": 1, "category_id": 1}
     found = [
-        {"image_id": 1, "category_id": 1, "bbox": [0, 0, 102, 100], "score": 0.5, "segmentation": corner},
-        {
-            "image_id": 1,
-            "category_id": 1,
-            "bbox": [9, 9, 9, 9],
-            "score": 0.9,
-            "segmentation": mask((150, 190, 150, 190)),
-        },
+        one_of | {"bbox": [0, 0, 102, 100], "score": 0.5, "segmentation": corner},
+        one_of | {"bbox": [9, 9, 9, 9], "score": 0.9, "segmentation": crowd["segmentation"]},
     ]
     figures = AveragePrecision(truth, found, "mask").figures
     assert figures["AP"] == figures["AP small"] == pytest.approx(100)
