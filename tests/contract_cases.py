@@ -84,9 +84,8 @@ def over_layers(
         def allowed(attention: str, cache: str, causal: bool, training: bool) -> bool:
             case = attention, cache, causal
             once = causal == max(ATTENTIONS[attention].causal_modes) and (not cache or attention == "softmax")
-            once = (
-                once and attention in REGISTERED and cache not in ("official", "mnemos", "unwritten", "linear-branch")
-            )
+            alike = cache in ("official", "mnemos", "unwritten", "linear-branch")
+            once = once and attention in REGISTERED and not alike
             return (exhaustive or once or not apart) and _buildable(*case, exhaustive) and where(declared(*case))
 
         axes = ATTENTIONS, CACHES, (False, True), modes

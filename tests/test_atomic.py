@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from sources import SOURCE, nodes
 
+from mnemos import atomic
 from mnemos.atomic import (
     append,
-    is_temporary,
     open_to_append,
     read_bytes,
     read_text,
-    remove_temporary,
     replacing,
     whole_or_none,
     write_json,
@@ -45,7 +44,7 @@ def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_retur
     monkeypatch.setattr(os, "fsync", lambda d: (done.append(os.path.realpath(f"/proc/self/fd/{d}")), sync(d)))
     monkeypatch.setattr(os, "replace", lambda a, b: (done.append("replace"), replace(a, b)))
     write_json(tmp_path / "a.json", {"a": [1, tmp_path]})
-    assert is_temporary(Path(done[0]))
+    assert atomic.is_temporary(Path(done[0]))
     assert done[1:] == ["replace", str(tmp_path)]
     assert (tmp_path / "a.json").read_text() == f'{{\n  "a": [\n    1,\n    "{tmp_path}"\n  ]\n}}\n'
 
@@ -92,7 +91,7 @@ def test_a_temporary_file_is_new_and_has_the_usual_mode(tmp_path):
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == stat.S_IMODE((tmp_path / "usual").stat().st_mode)
     for name in (names[0].name, "mine.tmp"):
         (tmp_path / name).touch()
-    remove_temporary(tmp_path)
+    atomic.remove_temporary(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "mine.tmp", "usual"]
 
 

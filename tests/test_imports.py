@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,56 +17,15 @@ from sources import SOURCE, nodes
 import mnemos
 from mnemos.face import read_face
 
+ROOT = SOURCE.parents[1]
+
 # From the top of the house to its door: the library, then its laboratory, whose rooms are those of mnemos/lab/. The
 # registry reads source files and imports nothing, so it is near the top.
-LIBRARY = [
-    "errors",
-    "face",
-    "_compat",
-    "modes",
-    "types",
-    "atomic",
-    "tree_file",
-    "generators",
-    "schedule",
-    "libraries",
-    "registry",
-    "config",
-    "state_file",
-    "memory_replay",
-    "native",
-    "ops",
-    "memory",
-    "testing",
-    "testing",
-    "attention",
-    "models",
-    "generate",
-    "hosts",
-    "hugging_face",
-    "programs",
-    "trainers",
-]
-LABORATORY = [
-    "errors",
-    "hosted",
-    "tasks",
-    "measure",
-    "evaluate",
-    "vision",
-    "translation",
-    "speech",
-    "run",
-    "linearised",
-    "compare",
-    "report",
-    "look",
-    "recipes",
-    "papers",
-    "bench",
-    "cli",
-]
-ROOMS = [*LIBRARY, "lab", *(f"lab.{name}" for name in LABORATORY), "__main__"]
+LIBRARY = "errors face _compat modes types atomic tree_file generators schedule libraries registry config state_file"
+LIBRARY += " memory_replay native ops memory testing attention models generate hosts hugging_face programs trainers"
+LABORATORY = "errors hosted tasks measure evaluate vision translation speech run linearised compare report look recipes"
+LABORATORY += " papers bench cli"
+ROOMS = [*LIBRARY.split(), "lab", *(f"lab.{name}" for name in LABORATORY.split()), "__main__"]
 FILES = sorted(p for p in SOURCE.rglob("*.py") if p != SOURCE / "__init__.py")
 PUBLIC = {name for name, module in read_face("mnemos").items() if module.startswith("mnemos.lab.")}  # of the laboratory
 
@@ -94,7 +54,8 @@ def imported(path: Path) -> set[str]:
     return found & set(ROOMS)
 
 
-def test_arrows_point_one_way():
+def test_every_room_is_known_and_arrows_point_one_way():
+    assert {room(path.relative_to(SOURCE).parts) for path in FILES} <= set(ROOMS)
     wrong = [
         f"{path.relative_to(SOURCE)} imports {other}, which stands below it"
         for path in FILES
@@ -106,24 +67,12 @@ def test_arrows_point_one_way():
 
 def test_no_function_has_the_name_of_a_module():
     """`from mnemos.package import name` must mean one thing, whichever of its modules were imported before."""
-    packages = [
-        mnemos,
-        *(importlib.import_module(p.name) for p in pkgutil.walk_packages(mnemos.__path__, "mnemos.") if p.ispkg),
-    ]
+    packages = [p.name for p in pkgutil.walk_packages(mnemos.__path__, "mnemos.") if p.ispkg]
     assert len(packages) > 10
-    shadowed = {
-        f"{package.__name__}.{name}"
-        for package in packages
-        for name in {m.name for m in pkgutil.iter_modules(package.__path__)}
-        & {*dir(package), *getattr(package, "__all__", ())}
-        if name != "__main__" and not inspect.ismodule(getattr(package, name))
-    }
-    assert not shadowed
-
-
-def test_every_room_is_known():
-    rooms = {room(p.relative_to(SOURCE).parts) for p in FILES}
-    assert rooms <= set(ROOMS), rooms - set(ROOMS)
+    for package in (mnemos, *map(importlib.import_module, packages)):
+        modules = {m.name for m in pkgutil.iter_modules(package.__path__)} - {"__main__"}
+        for name in modules & {*dir(package), *getattr(package, "__all__", ())}:
+            assert inspect.ismodule(getattr(package, name)), f"{package.__name__}.{name}"
 
 
 def test_a_reference_shares_nothing_with_what_it_judges():
@@ -137,9 +86,11 @@ def test_a_reference_shares_nothing_with_what_it_judges():
 
 
 @pytest.mark.slow
-def test_importing_mnemos_imports_no_heavy_library():
+def test_importing_mnemos_and_what_names_things_import_no_heavy_library():
     out = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True)
-    assert out.stdout.splitlines() == ["mnemos []", "models []", "trainers []", "figures []", "training []"]
+    told = re.findall(r"^\w+ \[.*\]$", out.stdout, re.MULTILINE)
+    names = "imported names mnemos models trainers figures training"
+    assert told == [f"{name} []" for name in names.split()]
 
 
 LIGHT = """
@@ -149,8 +100,13 @@ def tell(what, heavy):
     print(what, [name for name in heavy.split() if name in sys.modules])
 
 import mnemos, mnemos.lab.cli
+tell("imported", "torch numpy tyro")
+for words in "--help", "--version", "train --help", "compare --help", "show":
+    mnemos.lab.cli.main(words.split())
+tell("names", "torch numpy")  # what only names things loads no PyTorch
+
 mnemos.Transformer, mnemos.Stream
-tell("mnemos", "transformers lightning_fabric matplotlib tyro sklearn triton torch._dynamo torch._inductor")
+tell("mnemos", "transformers lightning_fabric matplotlib sklearn triton torch._dynamo torch._inductor")
 
 # PyTorch does not import its compiler to check a model.
 from mnemos.attention.linear import LinearConfig
@@ -210,3 +166,41 @@ def test_a_wrong_argument_is_answered_with_the_one_that_is_alike(call, words):
     with pytest.raises(TypeError, match="missing 1 required"):  # another mistake is Python's to tell
         mnemos.Stream()
     assert list(inspect.signature(mnemos.GRC).parameters)[:2] == ["length", "ratio"]
+
+
+# The size of files, and what the benchmarks take from the package.
+
+
+def test_no_file_is_longer_than_700_lines():
+    lengths = {path: len(path.read_text().splitlines()) for path in FILES}
+    assert not {path.name: length for path, length in lengths.items() if length > 700}
+
+
+def test_no_two_test_files_have_one_name():
+    """pytest imports them as modules of one level: together they could not be collected."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_the_benchmarks_import_names_that_exist():
+    taken = [
+        (path.name, node.lineno, node.module, alias.name)
+        for path in sorted((ROOT / "benchmarks").glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "mnemos"
+        for alias in node.names
+    ]
+    missing = [
+        (*place, module, name)
+        for *place, module, name in taken
+        if not hasattr(importlib.import_module(module), name) and not _is_module(f"{module}.{name}")
+    ]
+    assert not missing
+
+
+def _is_module(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        return False
+    return True

@@ -15,14 +15,8 @@ from mnemos.errors import install_command
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TEXTS = [
-    *ROOT.glob("*.md"),
-    *ROOT.glob("docs/*.md"),
-    *ROOT.glob("src/**/*.py"),
-    *ROOT.glob("src/**/*.md"),
-    *ROOT.glob("examples/**/*.ipynb"),
-    *ROOT.glob("tools/**/*.py"),
-]
+PLACES = "*.md docs/*.md src/**/*.py src/**/*.md examples/**/*.ipynb tools/**/*.py"
+TEXTS = [path for place in PLACES.split() for path in ROOT.glob(place)]
 
 
 def test_install_commands_can_work():
@@ -76,10 +70,8 @@ def test_extras_take_the_versions_of_transformers_that_were_tried_and_no_others(
 def test_lower_bounds_are_the_versions_of_the_oldest_environment():
     lines = (ROOT / "constraints-oldest.txt").read_text().splitlines()
     oldest = dict(line.replace("_", "-").split("==") for line in lines if "==" in line)
-    extras = re.search(r'^EXTRAS = "([\w,]+)"', (ROOT / "tools/environments.py").read_text(), re.MULTILINE)[1].split(
-        ","
-    )
-    needed = [one for extra in extras for one in PROJECT["optional-dependencies"][extra]]
+    extras = re.search(r'^EXTRAS = "([\w,]+)"', (ROOT / "tools/environments.py").read_text(), re.MULTILINE)[1]
+    needed = [one for extra in extras.split(",") for one in PROJECT["optional-dependencies"][extra]]
     bounded = [one for one in map(Requirement, PROJECT["dependencies"] + needed) if one.name != PROJECT["name"]]
     assert len(bounded) > 20
     for one in bounded:

@@ -5,7 +5,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import processes
@@ -62,10 +61,8 @@ def _train(folder: str) -> None:
 def test_a_killed_process_ends_the_others_in_one_line(tmp_path, forks, killed):
     pair = processes.launch(_train, str(tmp_path / "run"))
     try:
-        metrics, deadline = tmp_path / "run/metrics.jsonl", time.monotonic() + 120
-        while not (metrics.exists() and metrics.stat().st_size):
-            assert time.monotonic() < deadline, "the training has not begun"
-            time.sleep(0.05)
+        metrics = tmp_path / "run/metrics.jsonl"
+        processes.until(lambda: metrics.exists() and metrics.stat().st_size)
     finally:
         os.kill(pair[killed].pid, signal.SIGKILL)
     assert pair[killed].wait().returncode == -signal.SIGKILL

@@ -7,19 +7,7 @@ from contextlib import nullcontext
 import contract_cases
 import pytest
 import torch
-from contract_cases import (
-    BANDS,
-    PADDED,
-    ROWS,
-    TOKENS,
-    VOCABULARY,
-    ModelCase,
-    close,
-    numbers,
-    over_models,
-    padding_changes_nothing,
-    same_state,
-)
+from contract_cases import BANDS, PADDED, ROWS, TOKENS, VOCABULARY, ModelCase, close, numbers, over_models, same_state
 from torch.func import functional_call, grad, vmap
 
 import mnemos
@@ -253,7 +241,7 @@ def test_what_padding_holds_and_where_it_stands_changes_nothing(model, request):
 
         # Frames are stacked where they stand: padding before a valid one is refused.
         with pytest.raises(InputError, match="valid frames") if case.inputs == "frames" else nullcontext():
-            padding_changes_nothing(model, x, call)
+            contract_cases.padding_changes_nothing(model, x, call)
 
 
 # PyTorch's LSTM cannot be batched so in float64, nor can encoders of other libraries that pick rows by their values.

@@ -16,47 +16,22 @@ MEAN = '''
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
-
 import mnemos
-from mnemos.config import AttentionConfig
-from beside import FACTOR
+from beside import EPS
 
 
 @mnemos.register
 @dataclass(frozen=True)
-class MeanConfig(AttentionConfig):
-    """A running sum."""
+class MeanConfig(mnemos.LinearConfig):
+    """Linear attention with a larger eps."""
 
     name: ClassVar[str] = "mean"
-    causal_modes: ClassVar[frozenset[bool]] = frozenset({True})
-
-    def build(self, dim, num_heads, causal=True, dropout=0.0):
-        return Mean(dim)
-
-
-class Mean(torch.nn.Module):
-    causal = True
-    splits, state_kind = "anywhere", "constant"
-    rows_independent = state_gradient = True
-
-    def __init__(self, dim):
-        super().__init__()
-        self.dim, self.value = dim, torch.nn.Linear(dim, dim)
-
-    def initial_state(self, batch_size, device=None, dtype=None):
-        return self.value.weight.new_zeros(batch_size, self.dim, device=device, dtype=dtype)
-
-    def forward(self, x, state=None, mask=None):
-        state = self.initial_state(len(x), dtype=x.dtype) if state is None else state
-        values = self.value(x) if mask is None else self.value(x) * mask[..., None]
-        y = state[:, None] + values.cumsum(1) / FACTOR
-        return y, y[:, -1]
+    eps: float = EPS
 
 
 @mnemos.recipe
 def my_recall():
-    """recall with a running sum."""
+    """recall with linear attention."""
     base = mnemos.registry.load("recipe", "recall")()
     model = replace(base.model, attention=MeanConfig(), layers=1, dim=8, mlp=8)
     data = replace(base.data, distance=20, rows=8)
@@ -78,7 +53,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "mean.py").write_text(MEAN)
-    (tmp_path / "beside.py").write_text("FACTOR = 8\n")
+    (tmp_path / "beside.py").write_text("EPS = 0.25\n")
     yield tmp_path
     forget()
 
@@ -86,7 +61,8 @@ def folder(tmp_path, monkeypatch):
 def test_a_run_of_a_file_is_evaluated_resumed_and_found_to_lack_it(folder, capsys):
     assert main(["train", "mean.py", "--out", "run"]) == 0
     attention = json.loads((folder / "run/recipe.json").read_text())["model"]["attention"]
-    assert attention == {"is": "mean", "plugin": str(folder / "mean.py")}
+    named = {"is": "mean", "plugin": str(folder / "mean.py"), "eps": 0.25}
+    assert attention | named == attention
     told = to_dict(find_recipe("mean.py"))
     forget()
     assert from_json(told).name == "my-recall"  # as in the processes of a comparison

@@ -15,6 +15,7 @@ import yaml
 from mnemos.native import build as building
 
 ROOT = Path(__file__).parents[1]
+WHEELS = "manylinux_x86_64 manylinux_aarch64 macosx_arm64"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
@@ -103,8 +104,8 @@ def test_workflows_parse_run_targets_that_exist_and_pin_what_they_use():
         assert used, path.name
         assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", one) for one in used), path.name
         for job in jobs.values():
-            assert {needed for needed in [job.get("needs", [])] if isinstance(needed, str)} <= jobs.keys()
-            assert set(job["needs"] if isinstance(job.get("needs"), list) else []) <= jobs.keys()
+            needs = job.get("needs", [])
+            assert {*([needs] if isinstance(needs, str) else needs)} <= jobs.keys()
     publish = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]["publish"]
     assert publish["permissions"] == {"id-token": "write"}
     assert publish["if"] == "github.ref_type == 'tag'"
@@ -132,11 +133,7 @@ def test_a_crash_is_found_where_another_test_fails_without_the_fault(monkeypatch
 
 def test_wheels_are_built_for_the_platforms_that_the_list_wants(release):
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
-    assert {name.partition("-")[2] for name in built["build"]} == {
-        "manylinux_x86_64",
-        "manylinux_aarch64",
-        "macosx_arm64",
-    }
+    assert {name.partition("-")[2] for name in built["build"]} == {*WHEELS.split()}
     assert built["macos"]["environment"]["MACOSX_DEPLOYMENT_TARGET"] == building.MACOS
     assert {label.split()[0] for label in release.PLATFORMS} == {"manylinux", "macOS", "any"}
 

@@ -26,17 +26,8 @@ def test_the_reference_has_every_public_name_once(site):
     entries = re.findall(r"^::::\{py:\w+\} ([\w.]+)", text, re.MULTILINE)
     assert len(entries) == len(set(entries))
     public = {f"mnemos.{name}" for name, module in read_face("mnemos").items() if module != f"mnemos.{name}"}
-    for room in (
-        "ops",
-        "attention",
-        "memory",
-        "models",
-        "memory_replay",
-        "hosts",
-        "hugging_face",
-        "testing",
-        "trainers",
-    ):
+    rooms = "ops attention memory models memory_replay hosts hugging_face testing trainers"
+    for room in rooms.split():
         public |= {f"mnemos.{room}.{name}" for name in importlib.import_module(f"mnemos.{room}").__all__}
     public |= {"mnemos.registry.names", "mnemos.types.leaves", "mnemos.libraries.transformers"}
     targets = reference.targets()
@@ -57,9 +48,8 @@ def test_signatures_are_those_of_the_source(site):
         "(feature_map: Literal['elu', 'relu', 'polynomial', 'favor'] = 'elu', features: int = 1"
     )
     assert "name" not in signature  # a ClassVar
-    assert source.class_signature(source.find("mnemos.attention.LinearAttention")).startswith(
-        "(dim: int, num_heads: int,"
-    )
+    signature = source.class_signature(source.find("mnemos.attention.LinearAttention"))
+    assert signature.startswith("(dim: int, num_heads: int,")
     assert source.kind(source.find("mnemos.InputError")) == "exception"
     assert source.signature(source.find("mnemos.hosts.uncache")) == "(model: nn.Module) -> nn.Module"
 

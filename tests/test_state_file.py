@@ -59,12 +59,8 @@ def test_a_state_comes_back_bit_for_bit_for_its_own_model_alone(tmp_path):
 
 @pytest.mark.parametrize(("dtype", "bound", "bits"), [("bfloat16", 2**-8, 16), ("int8", 1 / 2000, 12.6)])
 def test_smaller_states_are_right_to_their_bits(tmp_path, dtype, bound, bits):
-    state = {
-        "s": torch.randn(3, 2, 24, 64).double(),
-        "odd": torch.randn(3, 5),
-        "n": torch.arange(3),
-        "v": torch.ones(3),
-    }
+    state = {"s": torch.randn(3, 2, 24, 64).double(), "odd": torch.randn(3, 5)}
+    state |= {"n": torch.arange(3), "v": torch.ones(3)}
     state["s"][1] = 0
     state["s"][2, 0, 0, 0] = 1e4
     mnemos.save_state(state, tmp_path / "x", dtype=dtype)

@@ -109,12 +109,10 @@ def test_roi_align_has_the_values_and_gradients_of_its_definition(scale, ratio, 
     wanted = slow_roi_align(x, rois, scale, (3, 2), ratio, aligned)
     weights = torch.randn(wanted.shape, dtype=torch.float64, generator=generator)
     (gradient,) = torch.autograd.grad(wanted, x, weights)
-    found = torchvision.ops.roi_align(x, rois, (3, 2), scale, ratio, aligned)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-    torch.testing.assert_close(torch.autograd.grad(found, x, weights)[0], gradient, rtol=0, atol=1e-12)
-    own = roi_align(x, rois, scale, 3, 2, ratio, aligned)  # also where torchvision has its compiled operator
-    torch.testing.assert_close(own, wanted, rtol=0, atol=1e-12)
-    torch.testing.assert_close(torch.autograd.grad(own, x, weights)[0], gradient, rtol=0, atol=1e-12)
+    theirs = torchvision.ops.roi_align(x, rois, (3, 2), scale, ratio, aligned)  # which may be the compiled operator
+    for found in (theirs, roi_align(x, rois, scale, 3, 2, ratio, aligned)):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+        torch.testing.assert_close(torch.autograd.grad(found, x, weights)[0], gradient, rtol=0, atol=1e-12)
 
 
 def test_roi_align_of_other_dtypes():

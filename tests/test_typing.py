@@ -19,9 +19,8 @@ def test_models_have_the_signature_of_their_configurations():
         assert [*found] == ["config", *names]
         assert found["dim"].default == config().dim
         said = (inspect.getdoc(model) or "").partition("\nFields:\n")[2]
-        assert [line.split(":")[0].strip() for line in said.splitlines() if line[4:5].strip()] == names, (
-            "their meanings"
-        )
+        meanings = [line.split(":")[0].strip() for line in said.splitlines() if line[4:5].strip()]
+        assert meanings == names
 
 
 def test_the_package_says_that_it_is_typed():

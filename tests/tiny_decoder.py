@@ -28,13 +28,9 @@ def save(at: Path) -> Path:
     made.chat_template = TEMPLATE
     made.save_pretrained(at)
     torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "initializer_range": 0.5,
-    }
-    config = library.LlamaConfig(vocab_size=len(made), bos_token_id=None, eos_token_id=made.eos_token_id, **sizes)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = library.LlamaConfig(
+        vocab_size=len(made), bos_token_id=None, eos_token_id=made.eos_token_id, initializer_range=0.5, **sizes
+    )
     library.LlamaForCausalLM(config).save_pretrained(at)
     return at
