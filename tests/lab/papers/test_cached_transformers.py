@@ -41,8 +41,8 @@ def compared(monkeypatch):
     """Scores in place of training: of the i-th model i + 1 percent. What was asked for."""
     asked = []
 
-    def compare(recipes, folder, seeds, of_claim, baselines):
-        asked.append((recipes, folder.name, seeds, baselines))
+    def compare(recipes, folder, seeds, of_claim, baselines, jobs):
+        asked.append((recipes, folder.name, seeds, baselines, jobs))
         names = [
             f"{one.name}{end}"
             for one in recipes
@@ -137,10 +137,8 @@ def test_options_change_the_small_recipes(tmp_path):
 def test_table1_sets_each_cache_beside_its_control_and_the_paper(tmp_path, compared, monkeypatch):
     cost = tables.Cost(10**6, 1.0, 1.0, 0.0, 1.0)
     monkeypatch.setattr(tables, "costs", lambda name: (cost, cost._replace(training=1.2), cost))
-    (found,) = reproduce("cached_transformers/table1", Options(tmp_path, steps=2, seeds=3))
-    assert [(folder, seeds, baselines) for _, folder, seeds, baselines in compared] == [
-        (f"{host}-digits-2", 3, False) for host in ("vit", "pvt", "swin")
-    ]
+    (found,) = reproduce("cached_transformers/table1", Options(tmp_path, steps=2, seeds=3, jobs=2))
+    assert [how for _, *how in compared] == [[f"{host}-digits-2", 3, False, 2] for host in ("vit", "pvt", "swin")]
     sizes, ours, gains = (table["rows"] for table in found["tables"])
     assert (sizes[0][""], sizes[0]["G cached"], sizes[0]["paper top-1 cached"]) == ("ViT-S", 1.2, 81.3)
     assert [row[""] for row in ours] == ["digits-vit", "digits-pvt", "digits-swin"]
@@ -233,7 +231,7 @@ def test_figures_are_drawn_from_a_finished_run(claim, cached_run, tmp_path):
 def test_a_figure_trains_the_run_that_it_draws_and_no_other_seed(claim, compared, tmp_path):
     with pytest.raises(InputError, match=r"metrics.jsonl"):  # nothing was trained
         reproduce(f"cached_transformers/{claim}", Options(tmp_path, seeds=3))
-    assert [(folder, seeds) for _, folder, seeds, _ in compared] == [("vit-digits-500", 1)]
+    assert [(folder, seeds) for _, folder, seeds, *_ in compared] == [("vit-digits-500", 1)]
 
 
 # ---- Tables 4, 5 and 6 ----
@@ -282,8 +280,8 @@ def test_table5_sets_each_row_beside_the_paper(tmp_path, monkeypatch):
 
 def test_table6_sets_each_row_beside_its_baselines_and_the_paper(tmp_path, compared):
     (found,) = reproduce("cached_transformers/table6", Options(tmp_path, steps=20, seeds=3))
-    ((recipes, folder, seeds, baselines),) = compared
-    assert (len(recipes), folder, seeds, baselines) == (8, "listops-128-20", 3, True)
+    ((recipes, *how),) = compared
+    assert (len(recipes), how) == (8, ["listops-128-20", 3, True, 1])
     assert {one.about for one in recipes} == {""}, "they are not what the registered ones say"
     assert {(one.train.steps, one.train.eval_every, one.optim.schedule.warmup) for one in recipes} == {(20, 20, 2)}
     rows = {row[""]: row for row in found["tables"][0]["rows"]}

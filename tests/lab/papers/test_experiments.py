@@ -144,10 +144,8 @@ def test_memformers_experiment(tmp_path, monkeypatch):
     variants, minus, seeds, slots = (table["rows"] for table in found["tables"])
     folder = tmp_path / "runs" / "experiment-digits-2"
     mean = {name: mean_score(folder / f"digits-{name.lower().replace(' ', '-')}") for name in rows}
-    assert {row[""]: row["nats/byte"] for row in variants} == pytest.approx(mean)
+    check_means(mean, variants, minus, "nats/byte")
     assert all(row["perplexity"] > np.exp(row["nats/byte"]) - 1e-6 for row in variants), "a mean of exponentials"
-    differences = {name: mean["Memformer"] - mean[name] for name in list(rows)[1:]}
-    assert {row["minus"]: row["difference"] for row in minus} == pytest.approx(differences)
     assert minus[0]["effect"] == pytest.approx(np.log(1.594 / 1.611))
     assert [row["seed"] for row in seeds] == ["0", "1"]
     assert [row[""] for row in slots] == ["Memformer", "Memformer", "the paper, text"]
@@ -167,8 +165,9 @@ def test_linear_transformers_experiment(tmp_path, monkeypatch):
     first, other = ({**one, "name": "", "about": ""} for one in written)
     assert first == other, "the attention alone differs"
     mean = {name: mean_score(folder) / np.log(2) for name, folder in folders.items()}
-    (minus,) = found["tables"][1]["rows"]
-    assert (minus["difference"], minus["effect"]) == pytest.approx((mean["linear"] - mean["lsh-1"], 0.644 - 0.745))
+    variants, minus = (table["rows"] for table in found["tables"][:2])
+    check_means(mean, variants, minus, "bits/dim")
+    assert minus[0]["effect"] == pytest.approx(0.644 - 0.745)
     last = found["tables"][3]["rows"][-1]
     valid = {name: mean_score(folder, split="valid") / np.log(2) for name, folder in folders.items()}
     assert {name: last[name] for name in folders} == pytest.approx(valid)
@@ -189,9 +188,8 @@ def test_cached_transformers_experiment(tmp_path, monkeypatch):
     endings = ("-paper", "", "-paper-wider", "-paper-constant", "-attention-cache")
     names = dict(zip(cached.variants(Options(tmp_path)), endings, strict=True))
     mean = {name: 100 * mean_score(folder / f"digits-vit{ending}", "accuracy") for name, ending in names.items()}
-    assert {row[""]: row["test accuracy, %"] for row in variants} == pytest.approx(mean)
+    check_means(mean, variants, minus, "test accuracy, %")
     for row in minus:
-        assert row["difference"] == pytest.approx(mean["cached"] - mean[row["minus"]])
         assert row["effect"] == pytest.approx(1.3 if row["minus"] == "keys and values" else 1.4)
     _, task, model = open_run(folder / "digits-vit" / "seed-1")
     seen = [task.train_batch(i, cached.BATCH, cached.ORDER) for i in range(2)]
@@ -206,3 +204,12 @@ def mean_score(folder: Path, metric: str = "loss", split: str = "test") -> float
     """The mean score of the runs of a recipe."""
     files = sorted(folder.glob("seed-*/result.json"))
     return statistics.fmean(json.loads(file.read_text())[split][metric] for file in files)
+
+
+def check_means(mean: dict[str, float], variants: list[dict], minus: list[dict], column: str) -> None:
+    """The tables have the variants' mean scores, and the first one's minus each other's."""
+    assert {row[""]: row[column] for row in variants} == pytest.approx(mean)
+    first, *others = mean
+    assert {row["minus"]: row["difference"] for row in minus} == pytest.approx(
+        {name: mean[first] - mean[name] for name in others}
+    )
