@@ -5,8 +5,9 @@ import processes
 import pytest
 import torch
 from train_standins import Toys, work
-from trained_runs import text_recipe, texts
+from trained_runs import text_recipe, texts, trained
 
+from mnemos.lab.cli import main
 from mnemos.lab.run import flops
 from mnemos.lab.run.session import run
 
@@ -41,3 +42,38 @@ def text_run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("use")
     run(text_recipe(texts(folder / "texts", "abcd")), folder / "run", quiet=True)
     return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def classifier_run(tmp_path_factory) -> Path:
+    """A finished run of short-listops, whose task reads no files and whose model writes nothing; no test changes it."""
+    small = {"dim": 16, "layers": 1, "num_heads": 2}
+    rows = {"train_size": 100, "valid_size": 20, "test_size": 20}
+    return trained("short-listops", tmp_path_factory.mktemp("classifier") / "run", small, rows)
+
+
+@pytest.fixture
+def output(capsys) -> Callable[..., str]:
+    """`output(*words)`: what the command line prints."""
+
+    def run(*words: object) -> str:
+        capsys.readouterr()
+        assert main([*map(str, words)]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys) -> Callable[..., str]:
+    """`refused(*words)`: the one line by which the command line refuses its words."""
+
+    def run(*words: object) -> str:
+        capsys.readouterr()
+        assert main([*map(str, words)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("mnemos: ")
+        assert said.count("\n") == 1, f"one line, found: {said}"
+        return said
+
+    return run

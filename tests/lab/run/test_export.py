@@ -113,17 +113,19 @@ def test_a_failure_leaves_no_half_checkpoint(exported, tmp_path, monkeypatch):
 
 
 def test_a_damaged_file_of_a_run_is_one_line(tmp_path):
-    mnemos.save(ModelCase("lstm", None, True).build(), tmp_path / "model")
-    (tmp_path / "model" / "recipe.json").write_text('{"model": {')
-    with pytest.raises(InputError, match=r"recipe\.json: .*; remove it to export"):
-        export_run(tmp_path / "model", tmp_path / "new")
-    (tmp_path / "model" / "recipe.json").unlink()
-    for text in ('{"test": {', '{"test": {"loss": 1}, "reference": [2]}'):
-        (tmp_path / "model" / "result.json").write_text(text)
-        with pytest.raises(InputError, match=r"result\.json: .*; remove it to export"):
-            export_run(tmp_path / "model", tmp_path / "new")
-    (tmp_path / "model" / "result.json").write_text('{"test": {"loss": 1}, "reference": {"mean": null}, "valid": null}')
-    assert "| mean | |  |" in (export_run(tmp_path / "model", tmp_path / "new") / "README.md").read_text()
+    model = tmp_path / "model"
+    mnemos.save(ModelCase("lstm", None, True).build(), model)
+    for name, text in (
+        ("recipe.json", '{"model": {'),
+        ("result.json", '{"test": {'),
+        ("result.json", '{"test": {"loss": 1}, "reference": [2]}'),
+    ):
+        (model / name).write_text(text)
+        with pytest.raises(InputError, match=rf"{name}: .*; remove it to export"):
+            export_run(model, tmp_path / "new")
+        (model / name).unlink()
+    (model / "result.json").write_text('{"test": {"loss": 1}, "reference": {"mean": null}, "valid": null}')
+    assert "| mean | |  |" in (export_run(model, tmp_path / "new") / "README.md").read_text()
 
 
 def test_programs_have_the_tokenizer_of_their_run(exported, tmp_path, monkeypatch):
@@ -138,16 +140,9 @@ def test_programs_have_the_tokenizer_of_their_run(exported, tmp_path, monkeypatc
     assert model.config == mnemos.load(exported[0]).config
 
 
-def test_a_model_that_reads_no_tokens_is_refused(tmp_path, capsys):
+def test_a_model_that_reads_no_tokens_is_refused(tmp_path, refused):
     mnemos.save(ModelCase("vit", None, False).build(), tmp_path)
-    assert main(["export", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    assert "reads images" in capsys.readouterr().err
-
-
-def vocabularies():
-    words = Words.count([("a", b"the cat sat\non the mat\n")])
-    sub_words = SubWordTokens.train(["the cat sat on the mat .", "x y z </s> start"] * 3, 40)
-    return {"bytes": Bytes(), "words": words, "sub-words": SubWords(sub_words.content)}
+    assert "reads images" in refused("export", tmp_path, "--out", tmp_path / "out")
 
 
 def test_no_word_is_special_where_the_vocabulary_lacks_unknown_words():
@@ -155,9 +150,16 @@ def test_no_word_is_special_where_the_vocabulary_lacks_unknown_words():
     assert tokenizer.decode(tokenizer("the cat the")["input_ids"][1:], skip_special_tokens=True) == "the cat the"
 
 
-@pytest.mark.parametrize("name", ["bytes", "words", "sub-words"])
+VOCABULARIES = {
+    "bytes": Bytes,
+    "words": lambda: Words.count([("a", b"the cat sat\non the mat\n")]),
+    "sub-words": lambda: SubWords(SubWordTokens.train(["the cat sat on the mat .", "x y </s> start"] * 3, 40).content),
+}
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
 def test_a_tokenizer_gives_the_run_s_tokens(name, tmp_path):
-    vocabulary = vocabularies()[name]
+    vocabulary = VOCABULARIES[name]()
     tokenizer = exported_tokenizers(TextPreprocessing.of(8, name, vocabulary))[""]
     tokenizer.save_pretrained(tmp_path)
     loaded = transformers().AutoTokenizer.from_pretrained(tmp_path)
@@ -182,13 +184,12 @@ def test_a_translation_model_translates_the_same(tmp_path):
     sentences = ["the cat", "the mat sat on </s>"]
     rows = tokens.encode(sentences)
     inputs = tokenizer(sentences, return_tensors="pt", padding=True)
-    assert [ids[: len(row) + 1] for ids, row in zip(inputs.input_ids.tolist(), rows, strict=True)] == [
-        [*row, 2] for row in rows
-    ]
+    for ids, row in zip(inputs.input_ids.tolist(), rows, strict=True):
+        assert ids[: len(row) + 1] == [*row, 2]
     decoding = replace(beam_config(9, 3), stopping="early")
     found = loaded.generate(**inputs)
-    for ids, mask, best in zip(inputs.input_ids, inputs.attention_mask, found.tolist(), strict=True):
-        state = model.encode(ids[mask.bool()][None])
+    for row, best in zip(rows, found.tolist(), strict=True):
+        state = model.encode(torch.tensor([[*row, 2]]))
         expected = mnemos.beam_search(model, state, torch.tensor([[1]]), decoding)[0][0].tokens.tolist()
         assert best[1 : 1 + len(expected)] == expected
     with pytest.raises(InputError, match="decoder_start_token_id"):

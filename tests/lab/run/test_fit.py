@@ -1,21 +1,19 @@
 """`mnemos.fit`: a user's model and data, of several kinds; the same loss as a plain loop, and resumed exactly."""
 
 import json
-import shutil
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
-import trained_runs
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
+from trained_runs import equal, numbers, stopped, weights
 
 import mnemos
 from mnemos.lab.compare.comparison import summarise
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.report.read import read
-from mnemos.lab.run import checkpoint
 from mnemos.lab.run.recipe import OptimConfig, ScheduleConfig, TrainConfig
 from mnemos.lab.run.trained import open_run
 from mnemos.lab.tasks.metrics import LOSS
@@ -32,6 +30,13 @@ def classifier() -> nn.Module:
 def rows(count: int = 22) -> TensorDataset:
     x = torch.randn(count, 5, generator=torch.Generator().manual_seed(1))
     return TensorDataset(x, x[:, :3].argmax(1))
+
+
+def fit(folder, model=None, data=None, valid_data=None, steps=2, **settings):
+    """`mnemos.fit`, of the classifier and its rows where nothing else is given."""
+    settings = {"train": SETTINGS, "quiet": True, **settings}
+    data, valid_data = (rows() if given is None else given for given in (data, valid_data))
+    return mnemos.fit(model or classifier(), data, valid_data, folder, steps, **settings)
 
 
 class Noisy(Dataset):
@@ -55,14 +60,6 @@ class Endless(IterableDataset):
             yield x, x[:3].argmax()
 
 
-def lines(folder, kind: str = "train") -> list[dict]:
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in trained_runs.lines(folder, kind)]
-
-
-def final(folder, step: int) -> dict[str, torch.Tensor]:
-    return checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))["model"]
-
-
 DATA = {
     "shuffled": lambda: DataLoader(rows(), 4, shuffle=True),
     "a data set that draws": Noisy,
@@ -75,17 +72,13 @@ DATA = {
 @pytest.mark.parametrize("name", DATA)
 def test_resume_is_exact(tmp_path, name):
     """Stopped after update 6 of 8, in the second pass over the data."""
-    whole = mnemos.fit(classifier(), DATA[name](), rows(9), tmp_path / "whole", 8, train=SETTINGS)
-    shutil.copytree(tmp_path / "whole", tmp_path / "run")
-    (tmp_path / "run" / "result.json").unlink()
-    checkpoint.path_of(tmp_path / "run" / "checkpoints", 8).unlink()
+    whole = fit(tmp_path / "whole", None, DATA[name](), rows(9), 8)
+    stopped(tmp_path / "whole", tmp_path / "run", 8)
     torch.rand(7)
-    again = mnemos.fit(classifier(), DATA[name](), rows(9), tmp_path / "run", 8, train=SETTINGS, resume=True)
+    again = fit(tmp_path / "run", None, DATA[name](), rows(9), 8, resume=True)
     assert again["valid"] == whole["valid"]
-    for kind in ("train", "valid"):
-        assert lines(tmp_path / "run", kind) == lines(tmp_path / "whole", kind)
-    ours, theirs = final(tmp_path / "run", 8), final(tmp_path / "whole", 8)
-    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
+    equal(weights(tmp_path / "run", 8), weights(tmp_path / "whole", 8))
 
 
 def test_it_trains_as_a_plain_loop_does(tmp_path, capsys):
@@ -99,14 +92,14 @@ def test_it_trains_as_a_plain_loop_does(tmp_path, capsys):
     settings = TrainConfig(log_every=1, eval_every=9, accelerator="cpu", precision="64-true")
     result = mnemos.fit(model, loader, loader, tmp_path / "run", 9, 1e-2, optim=optim, train=settings)
     optimiser = torch.optim.AdamW(own.parameters(), 1e-2, weight_decay=0.0)
-    for (inputs, targets), line in zip([*loader, *loader], lines(tmp_path / "run"), strict=False):
+    for (inputs, targets), line in zip([*loader, *loader], numbers(tmp_path / "run", "train"), strict=False):
         loss = nn.functional.cross_entropy(own(inputs), targets)
         assert line["loss"] == pytest.approx(loss.item(), rel=1e-6)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
     # The loop above made three updates more than the nine.
-    assert len(lines(tmp_path / "run")) == 9
+    assert len(numbers(tmp_path / "run", "train")) == 9
     score = evaluate(model, [mnemos.Batch(x.double(), y)], Plain())
     assert result["valid"]["accuracy"] == score["accuracy"]
     assert result["flops"] == 2 * (5 * 16 + 16 * 3)
@@ -141,7 +134,8 @@ def test_a_loss_and_metrics_of_ones_own(tmp_path):
         assert (result["metric"], result["metrics"]["worst"]["higher_is_better"]) == ("distance", False)
         assert result["valid"]["distance"] == pytest.approx((model(x) - x.sum(1, keepdim=True)).abs().mean().item())
         assert result["valid"]["worst"] == pytest.approx((model(x) - x.sum(1, keepdim=True)).abs().max().item())
-        assert lines(tmp_path / name)[-1]["distance"] < lines(tmp_path / name)[0]["distance"]
+        first, *_, last = numbers(tmp_path / name, "train")
+        assert last["distance"] < first["distance"]
         found[name] = result["valid"]["loss"]
     assert found["mean"] == pytest.approx(found["by row"], rel=1e-5)
     alone = mnemos.fit(nn.Linear(4, 1), data, data, tmp_path / "alone", 2, loss=nn.MSELoss(), train=SETTINGS)
@@ -164,7 +158,7 @@ def test_a_state_is_carried_where_batches_say_so(tmp_path):
     tokens = torch.randint(5, (3, 2, 4), generator=torch.Generator().manual_seed(0))
     fresh = torch.tensor([[True, True], [False, False], [False, True]])
     batches = [mnemos.Batch(x, x, None, start) for x, start in zip(tokens, fresh, strict=True)]
-    mnemos.fit(Counting(), batches, batches, tmp_path / "run", 3, train=SETTINGS)
+    fit(tmp_path / "run", Counting(), batches, batches, 3)
     assert seen == [[0, 0], [4, 4], [8, 0]]
 
 
@@ -172,17 +166,17 @@ def test_a_model_in_eval_mode_is_trained_in_training_mode_and_left_in_its_own(tm
     found = []
     for mode in (True, False):
         model = classifier().train(mode)
-        mnemos.fit(model, rows(), rows(), tmp_path / f"run-{mode}", 2, train=SETTINGS)
+        fit(tmp_path / f"run-{mode}", model)
         assert model.training is mode
         found.append(model.state_dict())
-    torch.testing.assert_close(*found, rtol=0, atol=0)  # both with dropout
+    equal(*found)  # both with dropout
 
 
 def test_resuming_a_finished_run_loads_its_weights_into_the_model(tmp_path):
     trained, fresh = classifier(), classifier()
-    result = mnemos.fit(trained, rows(), rows(), tmp_path / "run", 2, train=SETTINGS)
-    assert mnemos.fit(fresh, rows(), rows(), tmp_path / "run", 2, train=SETTINGS, resume=True) == result
-    torch.testing.assert_close(fresh.state_dict(), trained.state_dict(), rtol=0, atol=0)
+    result = fit(tmp_path / "run", trained)
+    assert fit(tmp_path / "run", fresh, resume=True) == result
+    equal(fresh.state_dict(), trained.state_dict())
     assert json.loads((tmp_path / "run" / "recipe.json").read_text())["train"]["keep"] == SETTINGS.keep
     with pytest.raises(InputError, match=r"found one of mnemos.fit, .* resume=True"):
         mnemos.load(tmp_path / "run")
@@ -209,25 +203,24 @@ def opens(worker: int) -> None:
 
 def test_what_a_loader_says_of_its_processes_is_done(tmp_path):
     """What its worker_init_fn opens is there for every batch, also for the first one and for one out of turn."""
-    train = {"optim": OptimConfig(), "train": replace(SETTINGS, batch_size=4), "quiet": True}
     loader = DataLoader(Opened(), 4, shuffle=True, num_workers=1, worker_init_fn=opens, prefetch_factor=3)
     plain = TensorDataset(rows().tensors[0] + 1, rows().tensors[1])
-    mnemos.fit(classifier(), loader, loader, tmp_path / "loader", 4, **train)
-    mnemos.fit(classifier(), DataLoader(plain, 4, shuffle=True), plain, tmp_path / "plain", 4, **train)
-    assert lines(tmp_path / "loader") == lines(tmp_path / "plain")
+    fit(tmp_path / "loader", None, loader, loader, 4)
+    fit(tmp_path / "plain", None, DataLoader(plain, 4, shuffle=True), plain, 4)
+    assert numbers(tmp_path / "loader", "train") == numbers(tmp_path / "plain", "train")
 
 
 @pytest.mark.parametrize("kind", ["terminal", "log"])
 def test_progress_is_a_bar_on_a_terminal(tmp_path, capsys, monkeypatch, kind):
     if kind == "terminal":
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    mnemos.fit(classifier(), rows(), rows(), tmp_path / "a", 2, train=SETTINGS)
+    fit(tmp_path / "a", quiet=False)
     bar = capsys.readouterr().err
     assert "2/2" in bar
     assert "loss" in bar
     assert any(mark in bar for mark in "█━") == (kind != "log")
     assert "…" not in bar, "the bar does not fit into 80 columns"
-    mnemos.fit(classifier(), rows(), rows(), tmp_path / "b", 2, train=SETTINGS, quiet=True)
+    fit(tmp_path / "b")
     assert capsys.readouterr() == ("", "")
 
 
@@ -247,52 +240,49 @@ class ReturnsNoState(Returns):
         return self.inner(x)
 
 
-def test_models_and_targets_that_do_not_fit_give_one_line(tmp_path):
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path):
     x, y = rows().tensors
     wrong = [(x[:4], y[:4]), (x[:4], torch.tensor([0, 1, -100, 3]))]
-    pair = Returns(lambda y: (y, None))
-    for i, (model, data, words) in enumerate(
+    floats = TensorDataset(torch.randn(4, 5), torch.randn(4, 3))
+    last_of_two = [rows()[i : i + 4] for i in range(0, 22, 4)]
+    ids = [(torch.full((4, 3), 9), torch.zeros(4, 3, dtype=torch.int64))]
+    per_token = lambda outputs, targets: torch.zeros(len(targets), 3)  # noqa: E731
+    for i, (given, words) in enumerate(
         (
-            (classifier(), wrong, r"^training batch 1: expected targets 0 to 2, .* 3 classes, found 3; "),
-            (pair, rows(), r"^fit: expected logits \[32, classes\] as one tensor .*, found a tuple of 2; "),
-            (ReturnsNoState(None), rows(), r"^fit: expected \(outputs, state\) .*, found a Tensor; "),
+            ({"data": wrong}, r"^training batch 1: expected targets 0 to 2, .* 3 classes, found 3; "),
+            (
+                {"model": Returns(lambda y: (y, None))},
+                r"^fit: expected logits \[32, classes\] .*, found a tuple of 2; ",
+            ),
+            ({"model": ReturnsNoState(None)}, r"^fit: expected \(outputs, state\) .*, found a Tensor; "),
+            ({"data": (batch for batch in last_of_two)}, "can be iterated again, found a generator"),
+            ({"data": floats}, "expected targets of int64 for cross-entropy, found torch.float32; give fit a loss"),
+            ({"data": [{"x": torch.zeros(2)}]}, "found a mapping with x"),
+            ({"data": 3}, "found int; put rows in a DataLoader"),
+            ({"data": Endless()}, "found a tensor without axes"),
+            ({"data": DataLoader(rows(0), 4)}, "at least one row, found an empty TensorDataset"),
+            (
+                {"data": last_of_two, "steps": 6, "train": replace(SETTINGS, accumulate=4)},
+                "^data: .* 4 rows .*, found 2",
+            ),
+            ({"loss": per_token}, r"one value per row \[\d+\], found shape"),
+            ({"train": replace(SETTINGS, strategy="fsdp")}, "fsdp"),
+            (
+                {"model": nn.Embedding(9, 5), "data": ids, "valid_data": ids},
+                r"tables of 9 rows, found ids 9 to 9, shape",
+            ),
         )
     ):
         with pytest.raises(InputError, match=words) as error:
-            mnemos.fit(model, data, rows(), tmp_path / str(i), 2, train=SETTINGS, quiet=True)
+            fit(tmp_path / str(i), **given)
         assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="expected valid_data, found none"):
+        mnemos.fit(classifier(), rows(), None, tmp_path / "none", 2)
+    fit(tmp_path / "other")
     with pytest.raises(InputError, match=r"continue it with: mnemos.fit\(.*, resume=True\)"):
-        mnemos.fit(classifier(), rows(), rows(), tmp_path / "0", 2, train=SETTINGS)
-
-
-def test_what_does_not_fit_is_refused(tmp_path):
-    generator = (batch for batch in DataLoader(rows(), 4))
-    floats = TensorDataset(torch.randn(4, 5), torch.randn(4, 3))
-    for arguments, words in (
-        ((rows(), None), "expected valid_data, found none"),
-        ((generator, rows()), "can be iterated again, found a generator"),
-        ((floats, floats), "expected targets of int64 for cross-entropy, found torch.float32; give fit a loss"),
-        (([{"x": torch.zeros(2)}], rows()), "found a mapping with x"),
-        ((3, rows()), "found int; put rows in a DataLoader"),
-        ((Endless(), rows()), "found a tensor without axes"),
-        ((DataLoader(rows(0), 4), rows()), "at least one row, found an empty TensorDataset"),
-    ):
-        with pytest.raises(InputError, match=words):
-            mnemos.fit(classifier(), *arguments, tmp_path / "run", 2, train=SETTINGS)
-    last_of_two = [rows()[i : i + 4] for i in range(0, 22, 4)]
-    with pytest.raises(InputError, match=r"^data: expected at least 4 rows in every training batch .*, found 2; leave"):
-        mnemos.fit(classifier(), last_of_two, rows(), tmp_path / "few", 6, train=replace(SETTINGS, accumulate=4))
-    per_token = lambda outputs, targets: torch.zeros(len(targets), 3)  # noqa: E731
-    with pytest.raises(InputError, match=r"one value per row \[\d+\], found shape"):
-        mnemos.fit(classifier(), rows(), rows(), tmp_path / "shape", 2, loss=per_token, train=SETTINGS)
-    with pytest.raises(InputError, match="fsdp"):
-        mnemos.fit(classifier(), rows(), rows(), tmp_path / "fsdp", 2, train=replace(SETTINGS, strategy="fsdp"))
-    ids = [(torch.full((4, 3), 9), torch.zeros(4, 3, dtype=torch.int64))]
-    with pytest.raises(InputError, match=r"tables of 9 rows, found ids 9 to 9, shape \[4, 3\]; correct"):
-        mnemos.fit(torch.nn.Embedding(9, 5), ids, ids, tmp_path / "ids", 2, train=SETTINGS)
-    mnemos.fit(classifier(), rows(), rows(), tmp_path / "other", 2, train=SETTINGS)
+        fit(tmp_path / "other")
     with pytest.raises(InputError, match=r"another data\.train"):
-        mnemos.fit(classifier(), rows(21), rows(), tmp_path / "other", 2, train=SETTINGS, resume=True)
+        fit(tmp_path / "other", data=rows(21), resume=True)
     with pytest.raises(InputError, match=r"fit\(\.\.\., resume=True\)"):
         open_run(tmp_path / "other")
 
@@ -301,12 +291,12 @@ def test_more_updates_of_a_finished_run(tmp_path):
     """With a constant rate, 4 and then 4 more are 8."""
     constant = OptimConfig(schedule=ScheduleConfig(name="constant"))
     whole, parts = classifier(), classifier()
-    expected = mnemos.fit(whole, rows(), rows(9), tmp_path / "whole", 8, optim=constant, train=SETTINGS)
-    mnemos.fit(parts, rows(), rows(9), tmp_path / "run", 4, optim=constant, train=SETTINGS)
+    expected = fit(tmp_path / "whole", whole, steps=8, optim=constant)
+    fit(tmp_path / "run", parts, steps=4, optim=constant)
     again = classifier()
-    result = mnemos.fit(again, rows(), rows(9), tmp_path / "run", 8, optim=constant, train=SETTINGS, resume=True)
+    result = fit(tmp_path / "run", again, steps=8, optim=constant, resume=True)
     assert (result["steps"], result["valid"]) == (8, expected["valid"])
-    torch.testing.assert_close(again.state_dict(), whole.state_dict(), rtol=0, atol=0)
+    equal(again.state_dict(), whole.state_dict())
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Bert"])
@@ -333,8 +323,8 @@ def test_a_model_of_transformers_is_trained_by_its_own_loss(tmp_path, kind):
         mnemos.fit(model, data, loader, tmp_path / "rows", 30, train=SETTINGS)
     result = mnemos.fit(model, loader, loader, tmp_path / "run", 30, 1e-2, train=SETTINGS, quiet=True)
     dropout = 0.1 if kind == "Bert" else 0.0  # of the attentions
-    assert lines(tmp_path / "run")[0]["loss"] == pytest.approx(before, rel=1e-5 + dropout)
-    assert lines(tmp_path / "run")[-1]["loss"] < 0.9 * before
+    assert numbers(tmp_path / "run", "train")[0]["loss"] == pytest.approx(before, rel=1e-5 + dropout)
+    assert numbers(tmp_path / "run", "train")[-1]["loss"] < 0.9 * before
     assert result["metric"] == ("loss" if kind == "Llama" else "accuracy")
     assert (result["tokens"], result["unit"]) == (10 * int(mask.sum()), "tokens")  # ten passes over the data
     if kind == "Bert":

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-import trained_runs
-from test_cli import refused
+from trained_runs import equal, numbers, result, stopped
 
 import mnemos
 from mnemos import libraries
@@ -61,17 +60,13 @@ def folder(made, tmp_path, monkeypatch):
     return tmp_path
 
 
-def lines(run):
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in trained_runs.lines(run)]
-
-
 def test_a_decoder_is_trained_further_resumed_exactly_and_needs_its_folder_no_more(folder, capsys):
     words = ["text-cached", "--model", "llama", *QUICK.split(), *TEXT.split(), *CACHE.split()]
     assert main(["train", *words, "--out", "run"]) == 0
     said = capsys.readouterr()
     new = "; 36 of the 57 tensors, which it does not have, are new: host.model.layers.0.self_attn.grc"
     assert f"starts with the weights of llama{new}" in said.out
-    before = lines(folder / "run")[0]
+    before = numbers(folder / "run")[0]
     assert (before["kind"], before["step"]) == ("valid", 0)
     assert f"text-cached 0: before training: valid loss {before['loss']:.4f}" in said.err
     assert f"validation split {before['bits per byte']:.4f} bits per byte before training" in said.out
@@ -81,23 +76,19 @@ def test_a_decoder_is_trained_further_resumed_exactly_and_needs_its_folder_no_mo
     assert recipe["model"]["is"] == "hosted-decoder"
     assert recipe["data"]["tokens"] == "llama/tokenizer.json"
     assert len(json.loads((folder / "run/run.json").read_text())["weights"]["sha256"]) == 64
-    result = json.loads((folder / "run/result.json").read_text())
-    assert result["metric"] == "bits per byte"
-    assert result["before"] == {name: value for name, value in before.items() if name not in ("kind", "step")}
-    assert result["flops"] > 0
-    shutil.copytree("run", "stopped")
-    (folder / "stopped/result.json").unlink()
-    (folder / "stopped/checkpoints/step-00000004.safetensors").unlink()
-    shutil.copy("llama/tokenizer.json", ".")
-    shutil.rmtree("llama")
-    (folder / "llama").mkdir()
-    shutil.move("tokenizer.json", "llama")
+    found = result(folder / "run")
+    assert found["metric"] == "bits per byte"
+    assert found["before"] == {name: value for name, value in before.items() if name not in ("kind", "step")}
+    assert found["flops"] > 0
+    stopped(folder / "run", folder / "stopped", 4)
+    for path in (folder / "llama").iterdir():
+        if path.name != "tokenizer.json":
+            path.unlink()
     assert main(["train", "--resume", "stopped"]) == 0
-    assert lines(folder / "stopped") == lines(folder / "run")
-    again = json.loads((folder / "stopped/result.json").read_text())
-    assert (again["test"], again["before"]) == (result["test"], result["before"])
-    ends = [mnemos.load(name).state_dict() for name in ("run", "stopped")]
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    assert numbers(folder / "stopped") == numbers(folder / "run")
+    again = result(folder / "stopped")
+    assert (again["test"], again["before"]) == (found["test"], found["before"])
+    equal(mnemos.load("stopped").state_dict(), mnemos.load("run").state_dict())
 
 
 def test_a_decoder_begins_again_with_each_segment_and_its_cache_goes_on(folder):
@@ -175,18 +166,13 @@ def test_no_block_is_skipped_but_by_the_recipe():
     """Whatever share of them the host skipped in its own training."""
     small = {"model_type": "swin", "image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2], "num_heads": [2]}
     config = HostedClassifierConfig(host=json.dumps(small))
-    shares = {
-        share: {
-            getattr(module, "drop_prob", None) or 0 for module in replace(config, drop_path=share).build().modules()
-        }
-        for share in (0.0, 0.3)
-    }
-    assert max(shares[0.0]) == 0
-    assert max(shares[0.3]) == pytest.approx(0.3)
+    for share in (0.0, 0.3):
+        modules = replace(config, drop_path=share).build().modules()
+        assert max(getattr(module, "drop_prob", None) or 0 for module in modules) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("source", ["vit", pytest.param("timm:test_vit", marks=pytest.mark.exhaustive)])
-def test_an_image_classifier_is_trained_further_on_other_images(folder, source, monkeypatch, capsys):
+def test_an_image_classifier_is_trained_further_on_other_images(folder, source, monkeypatch, output):
     library = libraries.timm()
     torch.manual_seed(2)
     trained = library.create_model("test_vit")
@@ -194,16 +180,15 @@ def test_an_image_classifier_is_trained_further_on_other_images(folder, source, 
     monkeypatch.setattr(library, "create_model", lambda *a, pretrained, **k: trained if pretrained else create(*a, **k))
     words = ["digits-vit-cached", "--model", source, *QUICK.split(), "--model.cache.length", "4", "--out", "run"]
     words += ["--train.steps", "1", "--train.valid-rows", "4", "--train.test-rows", "4"]
-    assert main(["train", *words]) == 0
-    said = capsys.readouterr().out
+    said = output("train", *words)
     assert "are new: host.host." in said
     assert "starts with the weights of" in said
     recipe = json.loads((folder / "run/recipe.json").read_text())["model"]
     assert (recipe["is"], recipe["image"], recipe["channels"], recipe["classes"]) == ("hosted-classifier", 8, 1, 10)
     model = mnemos.load("run")
     start = hub.host_weights("AutoModelForImageClassification", source)
-    moved = {name: (value - model.state_dict()[f"host.host.{name}"]).abs().max() for name, value in start.items()
-             if value.shape == model.state_dict()[f"host.host.{name}"].shape}  # fmt: skip
+    ended = {name: model.state_dict()[f"host.host.{name}"] for name in start}
+    moved = {name: (x - ended[name]).abs().max() for name, x in start.items() if x.shape == ended[name].shape}
     assert len(moved) == len(start) - 2, "all but the head"
     assert max(moved.values()) < 0.05
 
@@ -223,14 +208,14 @@ def test_an_image_classifier_is_trained_further_on_other_images(folder, source, 
         (["digits-vit", "--model", "llama"], "for ImageClassification, found llama"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(folder, words, said, monkeypatch, capsys):
+def test_what_does_not_fit_is_refused_in_one_line(folder, words, said, monkeypatch, refused):
     def unreachable(*args, **options):
         raise OSError("We couldn't connect to 'https://huggingface.co'\nto load the files")
 
     if "hf:some/name" in words:
         monkeypatch.setattr(libraries.transformers().AutoConfig, "from_pretrained", unreachable)
     data = ["--data.path", "text.txt"] if words[0].startswith("text") else []
-    assert said in refused(capsys, "train", *words, *data, "--out", "run")
+    assert said in refused("train", *words, *data, "--out", "run")
     assert not (folder / "run").exists()
 
 

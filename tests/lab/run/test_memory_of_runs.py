@@ -3,14 +3,11 @@
 import json
 import math
 import random
-import shutil
 
 import pytest
-from trained_runs import lines, trained
+from trained_runs import lines, numbers, result, stopped, trained
 
-from mnemos.lab.cli import main
 from mnemos.lab.report import report
-from mnemos.lab.run import checkpoint
 from mnemos.lab.run.recipe import RolloutConfig
 from mnemos.lab.run.session import run
 from mnemos.lab.run.trained import evaluate_run
@@ -21,7 +18,7 @@ WORDS = ["the", "a", "cat", "dog", "<b>sees</b>", "&", "runs"]
 SMALL = {"dim": 16, "num_heads": 2, "mlp": 16}
 
 
-def test_memformer_is_trained_resumed_and_writes(tmp_path, capsys):
+def test_memformer_is_trained_resumed_and_writes(tmp_path, output):
     """Segments of 24 tokens are no divisor of the data's 64: states are carried from inside a segment."""
     for split, repeats in (("train", 3), ("valid", 20), ("test", 20)):
         (tmp_path / "text" / split).mkdir(parents=True)
@@ -33,16 +30,9 @@ def test_memformer_is_trained_resumed_and_writes(tmp_path, capsys):
     train = {"steps": 4, "batch_size": 4, "accumulate": 2, "log_every": 2, "checkpoint_every": 2}
     train["rollout"] = RolloutConfig(segments=2)
     whole = trained("text-memformer", tmp_path / "whole", model, data, **train)
-    shutil.copytree(whole, tmp_path / "resumed")  # as if it had been stopped after its second update
-    (tmp_path / "resumed" / "result.json").unlink()
-    checkpoint.path_of(tmp_path / "resumed" / "checkpoints", 4).unlink()
-    run(None, tmp_path / "resumed", resume=True, quiet=True)
-    losses = [
-        [(one["kind"], one["step"], one.get("loss")) for one in lines(tmp_path / n)] for n in ("resumed", "whole")
-    ]
-    assert losses[0] == losses[1]
-    assert main(["sample", str(whole), "--length", "8", "--prompt", "1 is"]) == 0
-    assert capsys.readouterr().out.startswith("1 is")
+    run(None, stopped(whole, tmp_path / "resumed", 4), resume=True, quiet=True)
+    assert numbers(tmp_path / "resumed") == numbers(whole)
+    assert output("sample", whole, "--length", "8", "--prompt", "1 is").startswith("1 is")
 
 
 def test_a_run_of_text_says_what_its_memory_did(tmp_path, capsys):
@@ -52,13 +42,13 @@ def test_a_run_of_text_says_what_its_memory_did(tmp_path, capsys):
     model = SMALL | {"layers": 1, "cache": GRC(scope="stream", length=4, block=8)}
     data = {"path": str(tmp_path), "segment": 32, "longest": 1000}
     place = trained("text-cached", tmp_path / "run", model, data, batch_size=4)
-    result = json.loads((place / "result.json").read_text())
-    test = result["test"]
-    assert result["metric"] == "bits per byte"
+    ended = result(place)
+    test = ended["test"]
+    assert ended["metric"] == "bits per byte"
     assert test["bits per byte"] == pytest.approx(test["loss"] / math.log(2))
     scored = [one for one in lines(place) if one["kind"] != "gates"]
     assert all(one["bits per byte"] == pytest.approx(one["loss"] / math.log(2)) for one in scored)
-    assert set(result["controls"]) == {"closed"}, "the model stores no content that could be emptied"
+    assert set(ended["controls"]) == {"closed"}, "the model stores no content that could be emptied"
     assert not (place / "caches.safetensors").exists()
     found = json.loads((place / "explain.json").read_text())["memory"]
     assert [entry["name"] for entry in found["memories"]] == ["whole state", "keys and values", "cache"]
@@ -75,6 +65,6 @@ def test_a_run_of_text_says_what_its_memory_did(tmp_path, capsys):
     for part in ("Was the memory used?", "exchanged with another row", "Written text", "test bits per byte"):
         assert part in page
     assert "all zero" not in page
-    assert result["texts"][0]["given"] in (tmp_path / "valid.txt").read_text()
+    assert ended["texts"][0]["given"] in (tmp_path / "valid.txt").read_text()
     assert "&lt;b&gt;sees" in page
     assert "<b>sees" not in page

@@ -1,104 +1,67 @@
-"""`mnemos predict`: the classes of image files, as evaluation would find them."""
+"""`mnemos predict` for texts and recordings, and for tasks whose models read no files; for photos see test_photos.
 
+Then `mnemos sample`: pictures, text and tokens of runs.
+"""
+
+import io
 import json
 import re
-import shutil
-from dataclasses import replace
-from pathlib import Path
+import sys
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.numpy import load_file
+from spoken_standins import tone, wav, write_recordings
+from trained_runs import trained
 
 import mnemos
-from mnemos import InputError, registry
+from mnemos import InputError
+from mnemos.errors import printable
 from mnemos.lab.cli import main
-from mnemos.lab.evaluate.predict import predict
-from mnemos.lab.run.session import run
-from mnemos.lab.tasks.photos import PhotosConfig
+from mnemos.lab.evaluate.predict import predict, read_preprocessing
+from mnemos.lab.report import report
+from mnemos.lab.run.trained import sample_run
+from mnemos.lab.speech.audio import filterbanks, normalise
+from mnemos.lab.speech.ctc import Transcriber
 from mnemos.lab.tasks.preprocessing import Preprocessing
-from mnemos.libraries import timm
+from mnemos.lab.tasks.task import Sampling
 
 
-def photos(folder: Path, names: tuple[str, ...], seed: int = 0) -> Path:
-    random = np.random.default_rng(seed)
-    for i, name in enumerate(names):
-        (folder / name).mkdir(parents=True)
-        for k in range(6):
-            pixels = random.integers(0, 255, (40, 30, 3)) // (i + 1)
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{k}.png")
-    return folder
+def continuation(model: torch.nn.Module, prompt: bytes, length: int) -> str:
+    """The definition: the whole text again for each byte."""
+    tokens = [0, *prompt]
+    for _ in range(length):
+        logits, _ = model(torch.tensor([tokens]))
+        tokens.append(int(logits[0, -1].argmax()))
+    return bytes(tokens[1 + len(prompt) :]).decode(errors="replace")
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    timm()
-    folder = tmp_path_factory.mktemp("predict")
-    recipe = registry.load("recipe", "photos-vit-cached")()
-    recipe = replace(
-        recipe,
-        model=replace(recipe.model, image=0, classes=0, patch=8, dim=16, depth=1, num_heads=2),
-        data=replace(recipe.data, folder=str(photos(folder / "photos", ("cat", "dog", "emu"))), size=16, workers=0),
-        train=replace(recipe.train, steps=2, batch_size=4, eval_every=2, accelerator="cpu"),
+def test_a_language_model_continues_files_and_the_standard_input(
+    text_run, tmp_path, monkeypatch, capsys, output, refused
+):
+    model = mnemos.load(text_run)
+    prompts = {"a.txt": b"the cat sat on the mat, and then " * 3, "b.txt": b"dog"}
+    for name, prompt in prompts.items():
+        (tmp_path / name).write_bytes(prompt)
+    wanted = [continuation(model, prompt, 7) for prompt in prompts.values()]
+    assert [one.text for one in predict(text_run, [tmp_path], length=7)] == wanted
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompts["b.txt"])))
+    assert output("predict", text_run, tmp_path / "a.txt", "-", "--length", "7") == printable(
+        f"{tmp_path / 'a.txt'}: {wanted[0]}\n-: {wanted[1]}\n"
     )
-    run(recipe, folder / "run", quiet=True)
-    return folder / "run"
-
-
-def test_files_have_the_classes_that_evaluation_finds(finished, capsys):
-    recipe = json.loads((finished / "recipe.json").read_text())
-    task = mnemos.config.from_dict(mnemos.DataConfig, recipe["data"]).build()
-    (batch,) = task.batches("test", 99)
-    logits, _ = mnemos.load(finished)(batch.inputs)
-    wanted = {tuple(round(p, 4) for p in sorted(row, reverse=True)) for row in logits.softmax(-1).tolist()}
-    found = list(predict(finished, [finished.parent / "photos"]))
-    assert len(found) == 18
-    given = {tuple(round(one["probability"], 4) for one in each.details["classes"]) for each in found}
-    assert len(wanted & given) == len(wanted) == 3
-    assert {one["name"] for one in found[0].details["classes"]} == {"cat", "dog", "emu"}
-    file = finished.parent / "photos/dog/3.png"
-    assert main(["predict", str(finished), str(file), "--top", "2"]) == 0
-    assert re.fullmatch(rf"{file}: (cat|dog|emu) 0\.\d+  (cat|dog|emu) 0\.\d+\n", capsys.readouterr().out)
-    (one,) = predict(finished / "model", [file], top=1)
-    assert one.details["classes"][0]["probability"] > 1 / 3
-    assert torch.is_grad_enabled()
-
-
-def test_what_cannot_be_predicted_is_one_line(finished, tmp_path, capsys):
-    (tmp_path / "broken.png").write_bytes(b"no picture")
-    for run_folder, file, code, words in (
-        (finished, tmp_path / "nowhere.png", 2, "nowhere.png: expected an image"),
-        (finished, tmp_path / "broken.png", 2, "broken.png: expected an image, but it cannot be decoded"),
-        (tmp_path, tmp_path / "broken.png", 2, "expected config.json and model.safetensors"),
-    ):
-        assert main(["predict", str(run_folder), str(file)]) == code
-        said = capsys.readouterr().err
-        assert words in said
-        assert said.count("\n") == 1
-    good = [str(finished.parent / f"photos/{name}.png") for name in ("cat/0", "dog/1")]
-    assert main(["predict", str(finished), *good]) == 0
-    alone = capsys.readouterr().out
-    assert main(["predict", str(finished), good[0], str(tmp_path / "broken.png"), good[1]]) == 1
+    (tmp_path / "b.txt").write_bytes(b"")
+    assert "--top: expected --length for a model of text" in refused(
+        "predict", text_run, tmp_path / "b.txt", "--top", "2"
+    )
+    files = [str(tmp_path / name) for name in ("b.txt", "a.txt")]
+    assert main(["predict", str(text_run), *files, "--length", "7"]) == 1
     said = capsys.readouterr()
-    assert said.out == alone, "the photos of the batch that can be read"
-    assert said.err.startswith(f"mnemos: {tmp_path}/broken.png: expected an image")
-    assert said.err.count("\n") == 1
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"empty: expected images .*found none"):
-        list(predict(finished, [tmp_path / "empty"]))
-    with pytest.raises(InputError, match=r"--length: expected --top for a model of images"):
-        predict(finished, [], length=3)
-    with pytest.raises(InputError, match=r"--top: expected at least 1, found 0"):
-        predict(finished, [], top=0)
-    saved = finished / "model/preprocessing.json"
-    kept = saved.read_text()
-    saved.write_text('{"names": ["cat"]}')  # of another version
-    try:
-        with pytest.raises(InputError, match=r"preprocessing.json: .*'is' is missing.*; train again"):
-            predict(finished, [])
-    finally:
-        saved.write_text(kept)
+    assert said.out == printable(f"{files[1]}: {wanted[0]}\n"), "the text after the empty one"
+    problem = f"{files[0]}: expected text that the model continues, found 0 bytes; add text to it"
+    assert said.err == f"mnemos: {problem}\n"
+    assert [one.problem for one in predict(text_run, files, length=7)] == [problem, ""]
 
 
 def test_a_preprocessing_without_endings_reads_all_files_of_a_folder(tmp_path):
@@ -109,60 +72,142 @@ def test_a_preprocessing_without_endings_reads_all_files_of_a_folder(tmp_path):
     assert [path.name for path in Preprocessing().paths([tmp_path])] == ["a", "b.txt"]
 
 
-def test_a_file_that_is_no_image_is_found_before_training(finished, tmp_path, capsys):
-    folder = photos(tmp_path / "photos", ("cat", "dog"))
-    (folder / "dog/broken.jpg").write_bytes(b"no picture")
-    (folder / "cat/empty.png").touch()
-    words = ["train", "photos-vit", "--data.folder", str(folder), "--out", str(tmp_path / "run")]
-    assert main(words) == 2
-    said = capsys.readouterr().err
-    assert "empty.png: expected an image" in said
-    assert "so are 1 more of the 14 files" in said
-    assert said.count("\n") == 1
-    assert not (tmp_path / "run").exists()
+class Spy(Transcriber):
+    def transcribe(self, frames: torch.Tensor, mask: torch.Tensor | None = None) -> list[list[int]]:
+        self.frames = frames
+        return [[1, 0, 1]]
 
 
-def test_damage_within_a_file_is_named_when_its_batch_comes(finished, tmp_path, capsys):
-    """Beginning and end of the file are intact, so the check before training cannot find it."""
-    folder = photos(tmp_path / "photos", ("cat", "dog"))
-    broken = folder / "dog/3.png"
-    data = bytearray(broken.read_bytes())
-    data[len(data) // 2 : len(data) // 2 + 40] = bytes(40)
-    broken.write_bytes(data)
-    words = ["train", "photos-vit", "--data.folder", str(folder), "--data.size", "16"]
-    words += ["--model.patch", "8", "--train.steps", "9", "--train.batch_size", "4", "--data.workers", "0"]
-    assert main([*words, "--out", str(tmp_path / "run")]) == 2
-    said = capsys.readouterr().err
-    assert said.splitlines()[-1].startswith(f"mnemos: {broken}: expected an image, but it cannot be decoded")
-    assert "Traceback" not in said
+def test_a_recogniser_writes_down_recordings(tmp_path, capsys, output):
+    spoken = write_recordings(tmp_path / "spoken")
+    data = {"path": str(spoken), "longest": 2, "test_takes": 1, "valid_takes": 1, "rows": 6}
+    model = {"vocab_size": 2, "layers": 1, "dim": 16, "num_heads": 2, "mlp": 32}
+    folder = trained("spoken-digits-linear", tmp_path / "run", model, data)
+    about = json.loads((folder / "model/preprocessing.json").read_text())
+    assert about == {"is": "recordings", "names": ["high", "low"], "rate": 8000, "bands": 40}
+
+    file = tmp_path / "new.wav"
+    samples = tone(1, 0, 9)
+    file.write_bytes(wav(samples))
+    noisy = (samples + np.random.default_rng(0).standard_normal(len(samples), np.float32)).astype(np.float32) / 32768
+    spy = Spy()
+    assert [one.text for one in read_preprocessing(folder).predict(spy, [file], {})] == ["low high low"]
+    assert torch.allclose(spy.frames[0], normalise(filterbanks(torch.from_numpy(noisy), 8000, 40)), atol=1e-4)
+    assert re.fullmatch(rf"{file}:( low| high| )*\n", output("predict", folder, file))
+    assert len(list(predict(folder, [spoken]))) == 16
+    with pytest.raises(InputError, match=r"--top: expected no options for a model of recordings"):
+        predict(folder, [file], top=1)
+
+    (tmp_path / "fast.wav").write_bytes(wav(tone(1, 0, 9, 16000), 16000))
+    capsys.readouterr()
+    assert main(["predict", str(folder), str(tmp_path / "fast.wav"), str(file)]) == 1
+    said = capsys.readouterr()
+    assert said.err == f"mnemos: {tmp_path}/fast.wav: expected 8000 Hz as in training, found 16000 Hz; resample it\n"
+    assert said.out.startswith(f"{file}:"), "the recording after it"
 
 
-def test_other_photos_must_have_the_classes_of_the_run(finished, tmp_path, capsys):
-    other = photos(tmp_path / "other", ("cat", "cow", "emu"))
-    assert main(["eval", str(finished), "--data.folder", str(other)]) == 2
-    assert "such as 'dog', found 'cow'" in capsys.readouterr().err
+def test_a_task_that_reads_no_files_says_so(classifier_run, refused):
+    said = refused("predict", classifier_run, "prompt.txt")
+    assert re.search(r"expected a model that reads files \(.*, text, .*\), found one whose task does not", said)
+
+
+SMALL = {"layers": 1, "dim": 16, "num_heads": 2, "mlp": 16}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return trained("digits-pixels", tmp_path_factory.mktemp("pixels") / "run", SMALL)
+
+
+def test_a_run_of_pictures_shows_some_in_its_report(pictures):
+    found = load_file(pictures / "samples.safetensors")
+    assert found["samples"].shape == (24, 8, 8, 1)
+    assert found["completions"].shape == (8, 3, 8, 8, 1)
+    # The upper half is the picture's.
+    assert (found["completions"][:, :, :4] == found["originals"][:, None, :4]).all()
+    text = report([pictures]).read_text()
+    assert '<section id="pictures"' in text
+    assert text.count('<img class="pixels"') == 2
+
+
+def test_pictures_are_drawn_again_with_another_seed(pictures, output):
+    before = load_file(pictures / "samples.safetensors")["samples"]
+    written = pictures / "sampled"
+    assert re.search(r"\b5 .* 8 x 8 x 1 .* 15 completions", output("sample", pictures, "--count", "5", "--seed", "0"))
+    same = load_file(written / "samples.safetensors")["samples"]
+    assert same.shape == (5, 8, 8, 1)
+    main(["sample", str(pictures), "--count", "24"])
+    assert np.array_equal(load_file(written / "samples.safetensors")["samples"], before)
+    main(["sample", str(pictures), "--count", "24", "--seed", "1", "--top-k", "9"])
+    assert not np.array_equal(load_file(written / "samples.safetensors")["samples"], before)
+    assert np.array_equal(load_file(pictures / "samples.safetensors")["samples"], before), "the report's stay"
+    for name in ("samples.png", "completions.png"):
+        with Image.open(written / name) as image:
+            assert image.size[0] > 500
+
+
+def test_pictures_whose_first_byte_is_drawn_too(tmp_path):
+    folder = trained("digits-pixels", tmp_path / "run", SMALL | {"max_length": 64}, {"start": True})
+    found = load_file(folder / "samples.safetensors")
+    assert found["samples"].shape == (24, 8, 8, 1)
+    assert len({int(picture[0, 0, 0]) for picture in found["samples"]}) > 4, "a fresh model draws it from all bytes"
+    assert (found["completions"][:, :, :4] == found["originals"][:, None, :4]).all()
+
+
+def test_text_goes_on_from_a_prompt(text_run, capsys, output, refused):
+    folder = text_run
+    first = output("sample", folder, "--prompt", "never was", "--length", "40", "--top-k", "5")
+    assert first.startswith("never was")
+    main(["sample", str(folder), "--prompt", "never was", "--length", "40", "--top-k", "5"])
+    assert capsys.readouterr().out == first
+    main(["sample", str(folder), "--count", "2", "--length", "10"])
+    assert "────" in capsys.readouterr().out
     assert (
-        main(["eval", str(finished), "--data.folder", str(finished.parent / "photos"), "--data.held_out", "0.4"]) == 0
+        len(
+            output("sample", folder, "--prompt", "never", "--count", "1", "--length", "1")
+            .removeprefix("never")
+            .rstrip("\n")
+        )
+        == 1
     )
+    greedy = ["sample", str(folder), "--prompt", "never was", "--length", "40", "--temperature", "0"]
+    plain = output(*greedy)
+    assert output(*greedy[:-2], "--min-p", "1") == plain, "the most probable token alone"
+    stop = plain[len("never was") :][:2]
+    assert main([*greedy, "--stop", stop, "--count", "2"]) == 0
+    cut = plain[: plain.index(stop, len("never was")) + len(stop)]
+    assert capsys.readouterr().out.split("\n" + "─" * 40 + "\n") == [cut + "\n"] * 2
+    assert "--stop: expected a text" in refused(*greedy, "--stop", "")
 
 
-def test_photos_say_what_their_splits_hold_and_others_are_scored_whole(finished, tmp_path, capsys):
-    def said(folder: Path, *words: str) -> str:
-        assert main(["eval", str(finished), "--data.folder", str(folder), *words]) == 0
-        return capsys.readouterr().out
+def test_other_languages_go_on_from_rows_of_the_test_split(tmp_path, output):
+    folder = trained("copy", tmp_path / "run", SMALL, {"length": 16, "rows": 8})
+    said = output("sample", folder, "--count", "3", "--temperature", "0")
+    assert said.count("read ") == said.count("wrote") == 3
+    with pytest.raises(InputError, match=r"--prompt: .*found 'x'"):
+        sample_run(folder, Sampling(prompt="x"))
+    with pytest.raises(InputError, match=r"--stop: expected none, .* found 'x'"):
+        sample_run(folder, Sampling(stop="x"))
 
-    other, splits = photos(tmp_path / "other", ("cat", "dog", "emu"), seed=1), tmp_path / "splits"
-    assert said(other).splitlines()[0] == f"scored: all, 18 photos of 3 classes, 6 per class: {other}"
-    shutil.copytree(other, splits / "val")
-    assert f"scored: the test split, 18 photos of 3 classes, 6 per class: {splits}/val\n" in said(splits)
-    (splits / "val").rename(splits / "test")
-    assert f"6 per class: {splits}/test\n" in said(splits)
-    assert main(["eval", str(finished), "--data.folder", str(splits), "--split", "valid"]) == 2
-    assert "expected a folder for the valid split, found test; choose" in capsys.readouterr().err
-    shutil.copytree(photos(tmp_path / "third", ("cat", "dog", "emu"), seed=2), splits / "train")
-    (splits / "train/dog/0.png").unlink()
-    assert PhotosConfig(str(splits), size=16).build().about == (
-        "train  14 photos of 3 classes, 4 to 5 per class: cat, dog, emu",
-        "valid  3 photos of 3 classes, 1 per class, a share of each class",
-        f"test   18 photos of 3 classes, 6 per class: {splits}/test",
-    )
+
+def test_what_cannot_be_sampled_is_refused(pictures, classifier_run, tmp_path):
+    for run, sampling, words in (
+        (tmp_path, Sampling(), r"no recipe\.json"),
+        (pictures, Sampling(count=0), "^--count: expected at least 1, found 0"),
+        (pictures, Sampling(length=-2), "^--length: expected at least 1, found -2"),
+        (pictures, Sampling(prompt="7"), "--prompt"),
+        (pictures, Sampling(temperature=float("nan")), "temperature.* found nan"),
+        (classifier_run, Sampling(), "mnemos eval"),
+    ):
+        with pytest.raises(InputError, match=words):
+            sample_run(run, sampling)
+
+
+def test_damaged_samples_are_named(pictures, tmp_path):
+    copy = tmp_path / "run"
+    copy.mkdir()
+    for file in ("recipe.json", "metrics.jsonl", "samples.json"):
+        (copy / file).write_bytes((pictures / file).read_bytes())
+    (copy / "samples.safetensors").write_bytes(b"no")
+    with pytest.raises(InputError, match=r"samples\.json"):
+        report([copy])

@@ -1,29 +1,35 @@
-"""Several real processes: the same training as one, stopped and resumed like one."""
+"""Several real processes, on one machine and on two (`train.num_nodes`): they train, stop and resume as one."""
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import processes
 import pytest
 import torch
-from test_resume import ended, measured, result
-from train_standins import Toys, work
+from train_standins import STILL, Toys, work
+from trained_runs import ended, numbers, result, weights
 
-from mnemos.lab.run import checkpoint
+from mnemos import InputError
+from mnemos.lab.run import checkpoint, devices, run
+from mnemos.lab.run.recipe import TrainConfig
 
 pytestmark = [pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")]
 
 DRIVER = Path(__file__).with_name("train_driver.py")
-STILL = {"dropout": 0.0, "noise": False, "cached": True}  # nothing that two processes draw differently
 
 
-def launch(folder: Path, toys: Toys, resume: bool = False, moment: str = "", number: int = 0) -> tuple[int, str]:
-    """The exit code of the first of two processes and what was said; at `moment` the first sends itself a signal."""
+def launch(folder: Path, toys: Toys, resume: bool = False, moment: str = "", number: int = 0, code: int = 0) -> str:
+    """What two processes say, of which the first ends with `code`; at `moment` the first sends itself a signal."""
     ended = processes.launched(_member, str(folder), toys, resume, moment, number)
-    return ended[0].returncode, "".join(end.stderr for end in ended)
+    said = "".join(end.stderr for end in ended)
+    assert ended[0].returncode == code, said
+    return said
 
 
 def _member(folder: str, toys: Toys, resume: bool, moment: str, number: int) -> None:
@@ -31,35 +37,24 @@ def _member(folder: str, toys: Toys, resume: bool, moment: str, number: int) -> 
     work(folder, toys, resume, moment if first else "", number, quiet=False)
 
 
-def launch_program(folder: Path, toys: Toys, torchrun: bool) -> tuple[int, str]:
+def launch_program(folder: Path, toys: Toys, torchrun: bool) -> str:
     """The same by a program that torchrun, or the program itself, starts a second time."""
     program = [sys.executable]
     if torchrun:
         program += ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     environment = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")}
-    done = subprocess.run(
-        [*program, str(DRIVER), str(folder), json.dumps(vars(toys))],
-        env={**environment, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    return done.returncode, done.stderr
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return checkpoint.read(checkpoint.path_of(folder / "checkpoints", 12))["model"]
+    program += [str(DRIVER), str(folder), json.dumps(vars(toys))]
+    environment["OMP_NUM_THREADS"] = "1"
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 def agree(folder: Path, other: Path, weight_tolerance: float, loss_tolerance: float) -> None:
     ours, theirs = weights(folder), weights(other)
     assert list(ours) == list(theirs)  # the names of the model itself
-    for name, value in ours.items():
-        torch.testing.assert_close(
-            value, theirs[name], rtol=0, atol=weight_tolerance, msg=lambda m, n=name: f"{n}: {m}"
-        )
-    assert len(measured(folder)) == len(measured(other))
-    for line, same in zip(measured(folder), measured(other), strict=True):
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=weight_tolerance)
+    for line, same in zip(numbers(folder), numbers(other), strict=True):
         for key in ("loss", "auxiliary_loss", "accuracy", "grad_norm"):
             if key in line:
                 assert line[key] == pytest.approx(same[key], rel=loss_tolerance)
@@ -78,13 +73,10 @@ def test_two_ddp_processes_train_as_one(run_apart, tmp_path, language, launcher)
     data = {} if language else {"ignored": 3, "corpus": True}
     model = {**STILL, "auxiliary": 0.3}
     one = Toys(language, model, data, train={"precision": "64-true"})
-    two = Toys(language, model, data, train={"precision": "64-true", "devices": 2})
+    two = replace(one, train={"precision": "64-true", "devices": 2})
     assert run_apart(tmp_path / "one", one) == 0
-    if launcher == "as torchrun":
-        code, said = launch(tmp_path / "two", two)
-    else:
-        code, said = launch_program(tmp_path / "two", two, launcher == "torchrun")
-    assert code == 0, said
+    start = launch if launcher == "as torchrun" else partial(launch_program, torchrun=launcher == "torchrun")
+    said = start(tmp_path / "two", two)
     assert "Initializing" not in said
     assert "Warning" not in said
     agree(tmp_path / "two", tmp_path / "one", 1e-12, 1e-6)
@@ -114,26 +106,20 @@ def test_two_processes_with_rollouts_train_as_one(run_apart, tmp_path, strategy,
     train = {"precision": "64-true" if strategy == "ddp" else "32-true", "rollout": rollout}
     assert run_apart(tmp_path / "one", Toys(True, model, {"rows": rows}, train=train)) == 0
     train |= {"devices": 2, "strategy": strategy, "accumulate": accumulate}
-    code, said = launch(tmp_path / "two", Toys(True, model, {"rows": rows}, train=train))
-    assert code == 0, said
-    assert "Warning" not in said
+    assert "Warning" not in launch(tmp_path / "two", Toys(True, model, {"rows": rows}, train=train))
     agree(tmp_path / "two", tmp_path / "one", *((1e-12, 1e-6) if strategy == "ddp" else (2e-6, 1e-5)))
 
 
 def test_ddp_does_not_warn_of_a_model_whose_parameters_are_all_used(tmp_path):
     model = {**STILL, "late": True, "cached": False, "advances": True}
-    code, said = launch(tmp_path / "one", Toys(True, model, {"rows": False}, train=SEARCHED))
-    assert code == 0, said
-    assert "unused" not in said
+    assert "unused" not in launch(tmp_path / "one", Toys(True, model, {"rows": False}, train=SEARCHED))
 
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory) -> tuple[Path, Toys]:
     toys = Toys(True, {**STILL, "late": False}, train={"devices": 2, "strategy": "fsdp"})
     folder = tmp_path_factory.mktemp("sharded") / "run"
-    code, said = launch(folder, toys)
-    assert code == 0, said
-    assert "Warning" not in said
+    assert "Warning" not in launch(folder, toys)
     return folder, toys
 
 
@@ -148,15 +134,12 @@ def test_two_processes_resume_exactly(sharded, tmp_path, strategy):
     whole, toys = sharded
     if strategy == "ddp":  # with dropout
         toys, whole = Toys(True, {"late": True}, train={"devices": 2, "strategy": strategy}), tmp_path / "whole"
-        code, said = launch(whole, toys)
-        assert code == 0, said
-    code, said = launch(tmp_path / "run", toys, moment="SIGTERM", number=10)
-    assert code == 130, said
+        launch(whole, toys)
+    launch(tmp_path / "run", toys, moment="SIGTERM", number=10, code=130)
     saved = checkpoint.read(checkpoint.path_of(tmp_path / "run" / "checkpoints", 10))
     assert len(saved["generators"]) == 2
-    code, said = launch(tmp_path / "run", toys, resume=True)
-    assert code == 0, said
-    assert measured(tmp_path / "run") == measured(whole)
+    launch(tmp_path / "run", toys, resume=True)
+    assert numbers(tmp_path / "run") == numbers(whole)
     assert ended(tmp_path / "run") == ended(whole)
 
 
@@ -195,7 +178,78 @@ def _loads(rank: int, world: int, saved: Path, toys: Toys) -> None:
 
 def test_what_the_first_process_refuses_all_do(tmp_path):
     (tmp_path / "mine.txt").write_text("keep")
-    code, said = launch(tmp_path, Toys(True, train={"devices": 2}))
-    assert code == 1
-    assert said.count("expected a new or empty folder") >= 1
+    said = launch(tmp_path, Toys(True, train={"devices": 2}), code=1)
+    assert "expected a new or empty folder" in said
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+ONE = Toys(False, STILL, train={"precision": "64-true", "keep_best": True})
+NODES = replace(ONE, train={**ONE.train, "num_nodes": 2})
+
+
+def node(folder: str, toys: Toys, sees: bool = True) -> None:
+    """Train on one of the machines; `sees`: whether it sees the first one's disk."""
+    if not sees:
+        run._SHARED_SECONDS = 0.0
+        before = run._visible
+        run._visible = lambda path: os.environ["NODE_RANK"] == "0" and before(path)
+    work(folder, toys, quiet=False)
+
+
+def on_two(folder: Path, *arguments: object) -> list[processes.Ended]:
+    """`node` with each rank; the second has another folder, as where its name has the time of day."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    folders = [str(folder), f"{folder}-a-second-later"]
+    started = [processes.Process(node, f, *arguments, **meeting, NODE_RANK=str(i)) for i, f in enumerate(folders)]
+    return [process.wait(120) for process in started]
+
+
+def test_two_machines_train_as_one(run_apart, forks, tmp_path):
+    assert run_apart(tmp_path / "one", ONE) == 0
+    ended = on_two(tmp_path / "two", NODES)
+    assert [end.returncode for end in ended] == [0, 0], ended
+    agree(tmp_path / "two", tmp_path / "one", 1e-12, 1e-6)
+    assert result(tmp_path / "one")["test"]["loss"] == pytest.approx(result(tmp_path / "two")["test"]["loss"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]  # one folder for both machines
+
+
+def test_a_folder_that_one_machine_does_not_see(forks, tmp_path):
+    for end in on_two(tmp_path / "run", NODES, False):
+        assert end.returncode == 1
+        assert "InputError: " in end.stderr
+        assert "expected a folder that every machine sees" in end.stderr
+
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "tests", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "RANK": "0", "LOCAL_RANK": "0"}
+SLURM = {"SLURM_NTASKS": "8", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "train", "SLURM_PROCID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("told", "config", "words"),
+    [
+        (TORCHRUN, TrainConfig(devices=4), "torchrun started 8 processes, 4 per machine.*found 4 and 1; set"),
+        (SLURM, TrainConfig(devices=8), r"srun started 8 .* --train.devices 4 --train.num_nodes 2$"),
+        ({}, TrainConfig(num_nodes=2), "MASTER_ADDR, MASTER_PORT, NODE_RANK .*found no MASTER_ADDR"),
+        ({"MASTER_ADDR": "here", "MASTER_PORT": "1"}, TrainConfig(num_nodes=2), "found no NODE_RANK"),
+    ],
+)
+def test_processes_that_are_not_those_of_the_recipe_are_one_line(monkeypatch, told, config, words):
+    for name in {*TORCHRUN, *SLURM, "MASTER_ADDR", "MASTER_PORT", "NODE_RANK"}:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=words):
+        devices.connect(config)
+
+
+def test_a_run_that_goes_on_keeps_its_number_of_processes(monkeypatch):
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError) as refused:
+        devices.connect(TrainConfig(devices=2), "runs/it")
+    advice = str(refused.value).partition("; ")[2]
+    assert "mnemos train runs/it/recipe.json --from runs/it --train.devices N" in advice
+    assert "own number of processes, 2" in advice
+    assert "set --train.devices" not in advice  # which --resume refuses

@@ -1,12 +1,12 @@
 """A run that is killed and resumed is the run that was not, bit for bit. The processes and the signals are real."""
 
-import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from train_standins import Toys, train
+from trained_runs import ended, equal, numbers, result, same, weights
 
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.recipe import ScheduleConfig
@@ -26,64 +26,25 @@ PLATEAU = Toys(
     train={"eval_every": 1, "checkpoint_every": 2, "log_every": 1, "keep": 12},
 )
 
+# Evaluations after 2 and 4 are each the best so far; a checkpoint after 3 knows the first of them, one after 6 both.
+BEST = Toys(language=True, train={"keep_best": True, "eval_every": 2, "checkpoint_every": 3})
+WHOLE = {"language": LANGUAGE, "classes": CLASSES, "split cache": SPLIT_CACHE, "plateau": PLATEAU, "best": BEST}
 
-def moments(*pairs, fast):
-    """One of each kind runs by default; the others are for the exhaustive suite."""
+
+def moments(numbers, *fast):
+    """(moment, number): the n-th update, or the n-th call. Those that are not `fast` are of the exhaustive suite."""
+    pairs = [(moment, number) for moment, several in numbers.items() for number in several]
     return [pair if pair in fast else pytest.param(*pair, marks=pytest.mark.exhaustive) for pair in pairs]
 
 
-# (moment, number): the n-th update, or the n-th call. Checkpoints after 3, 6, 9, 12; looks and lines at 4, 8, 12.
-KILLS = moments(
-    ("mid-update", 1),
-    ("mid-update", 2),
-    ("mid-update", 8),
-    ("saved", 3),
-    ("saved", 12),
-    ("half-written", 3),
-    ("half-written", 9),
-    ("fsync", 1),  # a file and its folder each: run.json, recipe.json, metrics.jsonl, then checkpoints
-    ("fsync", 7),
-    ("fsync", 8),
-    ("fsync", 11),
-    ("replace", 1),  # run.json, recipe.json, metrics.jsonl, then checkpoints
-    ("replace", 2),
-    ("replace", 3),
-    ("replace", 5),
-    ("pruning", 9),
-    ("half-a-line", 4),
-    ("half-a-line", 8),
-    ("looking", 2),
-    ("looking", 3),
-    ("looking", 4),  # the test split
-    # the others are among those of `test_killed_again_and_again`
-    fast=[("fsync", 8), ("replace", 1), ("pruning", 9), ("half-a-line", 4)],
-)
-
-
-def measured(folder: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
-
-
-def ended(folder: Path, step: int = 12) -> str:
-    """A digest of everything in the last checkpoint that is not about time or memory."""
-    tree = checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))
-    for key in ("seconds", "peak_bytes"):
-        del tree["counters"][key]
-    assert {"model", "optimiser", "generators", "states", "sums", "plateau"} <= set(tree)
-    return checkpoint.digest(*checkpoint.encode(tree))
-
-
-def result(folder: Path) -> dict:
-    found = json.loads((folder / "result.json").read_text())
-    return {key: value for key, value in found.items() if key not in ("seconds", "peak_bytes")}
-
-
-def same(folder: Path, reference: Path, step: int = 12) -> None:
-    assert measured(folder) == measured(reference)
-    assert ended(folder, step) == ended(reference, step)
-    assert result(folder) == result(reference)
-    assert not list(folder.rglob("*.tmp"))
+# Checkpoints after 3, 6, 9, 12; looks and lines at 4, 8, 12. "fsync" counts files and their folders, "replace" files:
+# run.json, recipe.json, metrics.jsonl, then checkpoints. The fourth look is at the test split.
+KILLS = {
+    **{"mid-update": (1, 2, 8), "saved": (3, 12), "half-written": (3, 9), "fsync": (1, 7, 8, 11)},
+    **{"replace": (1, 2, 3, 5), "pruning": (9,), "half-a-line": (4, 8), "looking": (2, 3, 4)},
+}
+# The other kinds are among those of `test_killed_again_and_again`.
+KILLS = moments(KILLS, ("fsync", 8), ("replace", 1), ("pruning", 9), ("half-a-line", 4))
 
 
 @pytest.fixture(scope="module")
@@ -92,17 +53,14 @@ def references(run_apart, tmp_path_factory) -> "References":
 
 
 class References(dict):
-    """The runs that nothing stopped, each made when it is first asked for."""
+    """The folders of runs that nothing stopped, by their `Toys`' name in `WHOLE`, each made when it is asked for."""
 
     def __init__(self, run_apart, tmp_path_factory):
         self.run_apart, self.make = run_apart, tmp_path_factory.mktemp
 
     def __missing__(self, name):
-        toys = {"language": LANGUAGE, "classes": CLASSES, "split cache": SPLIT_CACHE, "plateau": PLATEAU, "best": BEST}[
-            name
-        ]
         folder = self.make(name) / "run"
-        assert self.run_apart(folder, toys) == 0
+        assert self.run_apart(folder, WHOLE[name]) == 0
         self[name] = folder
         return folder
 
@@ -136,17 +94,15 @@ def test_a_cache_that_learns_from_micro_batches(run_apart, references, tmp_path)
     same(folder, references["split cache"])
 
 
-@pytest.mark.parametrize(
-    ("moment", "number"),
-    moments(
-        *[("mid-update", 8), ("saved", 6), ("looking", 6), ("SIGTERM", 7), ("SIGTERM-looking", 17), ("half-a-line", 9)],
-        fast=[("saved", 6), ("SIGTERM-looking", 17)],
-    ),
-)
+STOPS = {"mid-update": (8,), "saved": (6,), "looking": (6,), "half-a-line": (9,), "SIGTERM": (7,)}
+STOPS |= {"SIGTERM-looking": (17,)}
+
+
+@pytest.mark.parametrize(("moment", "number"), moments(STOPS, ("saved", 6), ("SIGTERM-looking", 17)))
 def test_what_the_plateau_has_seen_is_kept(run_apart, references, tmp_path, moment, number):
     """Looks 1 to 12, after every update; checkpoints after every other, each before the look at its own update."""
     whole = references["plateau"]
-    rates = [line["lr"] for line in measured(whole) if line["kind"] == "train"]
+    rates = [line["lr"] for line in numbers(whole, "train")]
     assert rates[0] == 0.3
     assert len(set(rates[:6])) > 1 < len(set(rates[6:])), "the rate must be halved before and after the run is stopped"
     assert run_apart(tmp_path / "run", PLATEAU, False, moment, number) == (130 if "SIGTERM" in moment else -9)
@@ -154,10 +110,8 @@ def test_what_the_plateau_has_seen_is_kept(run_apart, references, tmp_path, mome
     same(tmp_path / "run", whole)
 
 
-@pytest.mark.parametrize(
-    "precision",
-    ["16-mixed", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("bf16-true", "bf16-mixed", "64-true"))],
-)
+@pytest.mark.exhaustive  # 16-mixed is that of test_rollout.py
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "64-true"])
 def test_every_precision(run_apart, tmp_path, precision):
     toys = Toys(language=True, train={"precision": precision})
     assert run_apart(tmp_path / "whole", toys) == 0
@@ -166,9 +120,10 @@ def test_every_precision(run_apart, tmp_path, precision):
     same(tmp_path / "run", tmp_path / "whole")
 
 
-@pytest.mark.parametrize(
-    ("moment", "number"), moments(*itertools.product(("SIGTERM", "SIGINT"), (1, 5, 6, 8, 12)), fast=[("SIGINT", 12)])
-)
+SIGNALS = dict.fromkeys(("SIGTERM", "SIGINT"), (1, 5, 6, 8, 12))
+
+
+@pytest.mark.parametrize(("moment", "number"), moments(SIGNALS, ("SIGINT", 12)))
 def test_signals_finish_the_update_and_save(run_apart, references, tmp_path, moment, number):
     folder = tmp_path / "run"
     assert run_apart(folder, LANGUAGE, False, moment, number) == 130
@@ -185,11 +140,7 @@ def test_signal_while_looking(run_apart, references, tmp_path, check):
     assert checkpoint.steps(folder / "checkpoints")[0] == (4 if check < 4 else 12)
     assert run_apart(folder, LANGUAGE, True) == 0
     same(folder, references["language"])
-    last = [
-        line
-        for line in (folder / "metrics.jsonl").read_text().splitlines()
-        if '"valid"' in line and '"step": 12' in line
-    ]
+    last = [line for line in numbers(folder, "valid") if line["step"] == 12]
     assert len(last) == 1, "a stop while the test split is scored does not repeat the validation's"
 
 
@@ -221,26 +172,17 @@ def test_the_old_checkpoint_is_there_until_the_new_one_is(run_apart, tmp_path, m
 
 
 def test_looking_leaves_no_trace(run_apart, references, tmp_path):
-    often = Toys(**{**vars(LANGUAGE), "train": {**LANGUAGE.train, "eval_every": 1}})
+    often = replace(LANGUAGE, train={**LANGUAGE.train, "eval_every": 1})
     assert run_apart(tmp_path / "run", often) == 0
-    lines = [line for line in measured(tmp_path / "run") if line["kind"] == "train"]
-    assert lines == [line for line in measured(references["language"]) if line["kind"] == "train"]
-
-
-# Evaluations after 2 and 4 are each the best so far; a checkpoint after 3 knows the first of them, one after 6 both.
-BEST = Toys(language=True, train={"keep_best": True, "eval_every": 2, "checkpoint_every": 3})
+    assert numbers(tmp_path / "run", "train") == numbers(references["language"], "train")
 
 
 def bests(folder: Path) -> list[int]:
     return checkpoint.steps(folder / "checkpoints", "best")
 
 
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    return checkpoint.read(path)["model"]
-
-
 def test_the_best_weights_are_those_that_the_checkpoint_knows(run_apart, references, tmp_path):
-    every = Toys(**{**vars(BEST), "train": {**BEST.train, "checkpoint_every": 1, "keep": 12}})
+    every = replace(BEST, train={**BEST.train, "checkpoint_every": 1, "keep": 12})
     assert run_apart(tmp_path / "every", every) == 0
     folder = tmp_path / "run"
     assert run_apart(folder, BEST, False, "saved best", 4) == -9
@@ -248,11 +190,11 @@ def test_the_best_weights_are_those_that_the_checkpoint_knows(run_apart, referen
     # Stopped before it evaluates again, the run must not end with weights of an evaluation that it does not know.
     assert run_apart(folder, BEST, True, "SIGTERM", 4) == 130
     assert bests(folder) == [2]
-    assert_same(final_weights(folder), weights(checkpoint.path_of(tmp_path / "every/checkpoints", 2)))
+    equal(final_weights(folder), weights(tmp_path / "every", 2))
     assert run_apart(folder, BEST, True) == 0
     same(folder, references["best"])
     assert result(folder)["best_step"] == 4
-    assert_same(final_weights(folder), weights(checkpoint.path_of(tmp_path / "every/checkpoints", 4)))
+    equal(final_weights(folder), weights(tmp_path / "every", 4))
 
 
 def test_an_older_checkpoint_finds_its_best_weights(run_apart, references, tmp_path):
@@ -270,19 +212,13 @@ def test_an_older_checkpoint_finds_its_best_weights(run_apart, references, tmp_p
         train(BEST.recipe(), folder, resume=True)
 
 
-def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-
-
 def test_a_run_goes_on_from_before_the_rate_fell(tmp_path):
     """Also where no checkpoint of the schedule is that old."""
     settings = {"steps": 8, "checkpoint_every": 100, "eval_every": 100}
     toys = Toys(language=True, optim={"schedule": ScheduleConfig("trapezoid", fall=0.25)}, train=settings)
     train(toys.recipe(), tmp_path / "run")
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [8, 6]
-    longer = Toys(language=True, optim=toys.optim, train={**settings, "steps": 12}).recipe()
+    longer = replace(toys, train={**settings, "steps": 12}).recipe()
     train(longer, tmp_path / "run", resume=True, longer=True)
     train(longer, tmp_path / "whole")
-    weights, whole = (final_weights(tmp_path / name) for name in ("run", "whole"))
-    assert all(torch.equal(weights[name], whole[name]) for name in whole)
+    equal(final_weights(tmp_path / "run"), final_weights(tmp_path / "whole"))

@@ -1,4 +1,7 @@
-"""Updates that read in steps: the gradients of one whole sequence, however they are come by and wherever it is cut."""
+"""Updates that read in steps: the gradients of one whole sequence, however they are come by and wherever it is cut.
+
+Then what else is read in steps: evaluation in pieces, settings that do not fit, and runs that were stopped.
+"""
 
 import contextlib
 import dataclasses
@@ -9,13 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning_fabric.plugins.precision.amp import MixedPrecision
-from test_run import STILL, final
-from train_standins import Swift, Toy, Toys, train
-from trained_runs import lines
+from train_standins import STILL, Swift, Toy, Toys, gradient_norm, train
+from trained_runs import lines, same, weights
 
-from mnemos.attention.linear import LinearConfig
+from mnemos import GRC, LinearConfig, RelativeConfig, SoftmaxConfig, Transformer, TransformerConfig
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.run import devices, loop, optim
+from mnemos.lab.run.checks import check_settings, check_state, check_task
 from mnemos.lab.run.learner import Learner
 from mnemos.lab.run.loop import update
 from mnemos.lab.run.model_with_loss import ModelWithLoss, StateBox
@@ -23,21 +26,32 @@ from mnemos.lab.tasks.batch import IGNORE, Batch, pieces
 from mnemos.lab.tasks.recall import RecallConfig
 from mnemos.lab.tasks.task import SUPERVISED
 from mnemos.memory_replay import rollout as replaying
-from mnemos.models.transformer import TransformerConfig
 from mnemos.types import InputError, detach, reset
 
-WIDE = {"precision": "64-true"}
 
-
-def toys(rows: bool, model: dict | None = None, precision: str = "64-true", accumulate: int = 1, **rollout) -> Toys:
-    settings = {"precision": precision, "accumulate": accumulate, "rollout": rollout}
+def toys(rows, model=None, precision="64-true", accumulate=1, train=None, **rollout) -> Toys:
+    settings = {"precision": precision, "accumulate": accumulate, "rollout": rollout, **(train or {})}
     return Toys(True, model or {}, {"rows": rows}, train=settings)
 
 
 def run(folder, *arguments, **rollout):
-    recipe = toys(*arguments, **rollout).recipe()
-    train(dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=4)), folder, quiet=True)
-    return final(folder, 4)
+    train(toys(*arguments, train={"steps": 4}, **rollout).recipe(), folder, quiet=True)
+    return weights(folder, 4)
+
+
+def learns(recipe, task=None) -> Learner:
+    return Learner(devices.connect(recipe.train), recipe, task or recipe.data.build())
+
+
+def copied(learner: Learner, recipe):
+    """The model that it trains, for plain back-propagation."""
+    model = recipe.model.build().double()
+    model.load_state_dict(learner.model.state_dict())
+    return model
+
+
+def summed(logits, targets):
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum")
 
 
 def close(ours, theirs, tolerance):
@@ -73,29 +87,18 @@ def test_replay_trains_as_back_propagation_through_time(
 
 
 @pytest.mark.parametrize("replay", [True, False])
-@pytest.mark.parametrize(("rows", "reading"), KINDS)
-def test_the_gradient_is_that_of_the_whole_sequence(tmp_path, monkeypatch, rows, reading, replay):
+def test_the_gradient_is_that_of_the_whole_sequence(replay):
     """Against the model on the sequence in one piece, and the definition of the loss."""
-    recipe = toys(rows, {**STILL, "cached": False}, replay=replay, **reading).recipe()
+    recipe = toys(True, {**STILL, "cached": False}, replay=replay, segment_length=5).recipe()
     task = recipe.data.build()
-    batches = [task.train_batch(i, 4, 0) for i in range(recipe.train.rollout.segments)]
-    monkeypatch.setattr(task, "train_batch", lambda i, *_: batches[i]._replace(**fresh(batches[i], i == 0)))
-    fabric = devices.connect(recipe.train)
-    learner = Learner(fabric, recipe, task)
-    model = recipe.model.build().double()
-    model.load_state_dict(learner.model.state_dict())
+    learner = learns(recipe, task)
+    model, batch = copied(learner, recipe), task.train_batch(0, 4, 0)
     found = update(learner)
-    logits, _ = model(torch.cat([b.inputs for b in batches], 1))
-    targets = torch.cat([b.targets for b in batches], 1)
-    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
+    logits, _ = model(batch.inputs)
+    loss = summed(logits, batch.targets) / (batch.targets != IGNORE).sum()
     loss.backward()
-    norm = torch.sqrt(sum((p.grad**2).sum() for p in model.parameters() if p.grad is not None))
     assert found["loss"] == pytest.approx(loss.item(), rel=1e-6)  # which is told in float32
-    assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-12)
-
-
-def fresh(batch: Batch, first: bool) -> dict:
-    return {} if batch.reset is None else {"reset": torch.full_like(batch.reset, first)}
+    assert found["grad_norm"] == pytest.approx(gradient_norm(model), rel=1e-12)
 
 
 @pytest.mark.parametrize(("replay", "horizon", "slide"), [(True, 0, 1), (False, 2, 2), (True, 2, 3), (False, 0, 1)])
@@ -104,11 +107,9 @@ def test_sliding_updates_are_plain_back_propagation_over_their_windows(replay, h
     rollout = {"segments": 3, "slide": slide, "replay": replay, "horizon": horizon}
     recipe = toys(False, {**STILL, "cached": False}, **rollout).recipe()
     task = recipe.data.build()
-    learner = Learner(devices.connect(recipe.train), recipe, task)
-    model, start = recipe.model.build().double(), None
+    learner, start = learns(recipe, task), None
     for number in range(4):
-        model.load_state_dict(learner.model.state_dict())
-        model.zero_grad()
+        model = copied(learner, recipe)
         batches = [task.train_batch(number * slide + i, 4, recipe.train.seed) for i in range(3)]
         state, losses, count = start, [], sum((b.targets != IGNORE).sum() for b in batches)
         for i, batch in enumerate(batches):
@@ -116,14 +117,13 @@ def test_sliding_updates_are_plain_back_propagation_over_their_windows(replay, h
                 state = detach(state)
             state = state if state is None else reset(state, batch.reset)
             logits, state = model(batch.inputs, state)
-            losses.append(F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum"))
+            losses.append(summed(logits, batch.targets))
             if i + 1 == slide:
                 start = detach(state)
         (sum(losses) / count).backward()
-        norm = torch.sqrt(sum((p.grad**2).sum() for p in model.parameters() if p.grad is not None))
         found = update(learner)
         assert found["loss"] == pytest.approx(sum(losses).item() / count.item(), rel=1e-6)
-        assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-10)
+        assert found["grad_norm"] == pytest.approx(gradient_norm(model), rel=1e-10)
         torch.testing.assert_close(learner.carried.states[0].hidden, start.hidden, rtol=1e-12, atol=0)
 
 
@@ -136,37 +136,18 @@ def test_a_row_that_starts_in_mid_rollout_has_no_past(monkeypatch, replay):
     starts = torch.tensor([[True, True, True, True], [False, True, False, False], [False, False, True, False]])
     batches = [batch._replace(reset=start) for batch, start in zip(batches, starts, strict=True)]
     monkeypatch.setattr(task, "train_batch", lambda i, *_: batches[i])
-    learner = Learner(devices.connect(recipe.train), recipe, task)
-    model = recipe.model.build().double()
-    model.load_state_dict(learner.model.state_dict())
+    learner = learns(recipe, task)
+    model, total = copied(learner, recipe), 0.0
     found = update(learner)
-    total = 0.0
     for row in range(4):  # every document of every row on its own
         begins = [*starts[:, row].nonzero().flatten().tolist(), 3]
         for first, end in itertools.pairwise(begins):
             logits, _ = model(torch.cat([b.inputs[row : row + 1] for b in batches[first:end]], 1))
-            targets = torch.cat([b.targets[row] for b in batches[first:end]])
-            total = total + F.cross_entropy(logits[0], targets, ignore_index=IGNORE, reduction="sum")
+            total = total + summed(logits, torch.cat([b.targets[row] for b in batches[first:end]]))
     loss = total / sum((b.targets != IGNORE).sum() for b in batches)
     loss.backward()
-    norm = torch.sqrt(sum((p.grad**2).sum() for p in model.parameters() if p.grad is not None))
     assert found["loss"] == pytest.approx(loss.item(), rel=1e-6)
-    assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-12)
-
-
-def test_a_horizon_cuts_the_gradient_and_nothing_else():
-    found = {}
-    for horizon in (0, 1, 3):
-        recipe = toys(True, STILL, segment_length=4, horizon=horizon).recipe()
-        found[horizon] = update(Learner(devices.connect(recipe.train), recipe, recipe.data.build()))
-    assert found[1]["loss"] == pytest.approx(found[0]["loss"], rel=1e-12)
-    assert found[1]["grad_norm"] != pytest.approx(found[0]["grad_norm"], rel=1e-4)
-    assert found[3] == pytest.approx(found[0], rel=1e-12)
-
-
-def test_fewer_stored_states_change_nothing(tmp_path):
-    whole = run(tmp_path / "all", True, segment_length=2)
-    close(run(tmp_path / "few", True, segment_length=2, checkpoints=2, offload=True), whole, 1e-12)
+    assert found["grad_norm"] == pytest.approx(gradient_norm(model), rel=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:.*fp16 is not supported on CPU")
@@ -175,10 +156,9 @@ def test_the_scaler_scales_the_loss_once(monkeypatch):
     norms = []
     for replay in (True, False):
         recipe = toys(True, STILL, "16-mixed", segment_length=2, replay=replay).recipe()
-        fabric = devices.connect(recipe.train)
-        learner = Learner(fabric, recipe, recipe.data.build())
+        learner = learns(recipe)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        monkeypatch.setattr(fabric.strategy, "_precision", MixedPrecision("16-mixed", "cpu", scaler))
+        monkeypatch.setattr(learner.fabric.strategy, "_precision", MixedPrecision("16-mixed", "cpu", scaler))
         monkeypatch.setattr(
             loop,
             "set_lr",
@@ -200,9 +180,7 @@ def test_compiled_trains_as_eager(monkeypatch, cached):
     monkeypatch.setattr(torch, "compile", lambda model: original(model, backend="aot_eager"))
     model, found = {**STILL, "late": False, "cached": cached}, []
     for compiled in (False, True):
-        recipe = toys(True, model, "32-true", segment_length=6).recipe()
-        recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, compile=compiled))
-        learner = Learner(devices.connect(recipe.train), recipe, recipe.data.build())
+        learner = learns(toys(True, model, "32-true", train={"compile": compiled}, segment_length=3).recipe())
         update(learner), update(learner)
         found.append(learner.model.state_dict())
     close(found[1], found[0], 1e-5)
@@ -240,7 +218,7 @@ def test_a_step_without_a_target_needs_its_state_alone(monkeypatch, replay, hori
         for piece in (0, 1, 3):
             batch.targets[:, 3 * piece : 3 * piece + 3] = IGNORE
         monkeypatch.setattr(task, "train_batch", lambda *_, batch=batch: batch)
-        learner = Learner(devices.connect(recipe.train), recipe, task)
+        learner = learns(recipe, task)
         reads.clear()
         done = update(learner)
         weights = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
@@ -279,7 +257,7 @@ def test_the_first_update_is_verified(monkeypatch, cached):
     found = {}
     for verify in (True, False):
         recipe = toys(True, {"cached": cached}, segment_length=3, verify=verify).recipe()
-        learner, found[verify] = Learner(devices.connect(recipe.train), recipe, recipe.data.build()), []
+        learner, found[verify] = learns(recipe), []
         for _ in range(3):
             compared.clear()
             update(learner)
@@ -310,15 +288,13 @@ def kept_bytes(learner: Learner):
 def norms(recipe, updates: int, hook=None) -> list[float]:
     """The gradients' norms of so many updates, which may be those of a DDP of one process."""
 
-    def work() -> list[float]:
-        learner = Learner(devices.connect(recipe.train), recipe, recipe.data.build())
+    learner = learns(recipe)
+    try:
         if hook is not None:
             learner.wrapped._forward_module.register_comm_hook(None, hook)
         return [update(learner)["grad_norm"] for _ in range(updates)]
-
-    try:
-        return work()
     finally:
+        del learner
         gc.collect()  # DDP goes before its processes do: the last to let go of them must not hold Python's lock
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
@@ -329,8 +305,7 @@ def norms(recipe, updates: int, hook=None) -> list[float]:
     "rollout", [{"horizon": 2}, pytest.param({"replay": False, "horizon": 2}, marks=pytest.mark.exhaustive)]
 )
 def test_gradients_are_reduced_once_an_update(rollout):
-    recipe = toys(True, None, "32-true", 2, segment_length=4, **rollout).recipe()
-    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, strategy="ddp"))
+    recipe = toys(True, None, "32-true", 2, {"strategy": "ddp"}, segment_length=4, **rollout).recipe()
     reduced = []
 
     def hook(_, bucket):
@@ -358,18 +333,14 @@ def test_what_reaches_the_loss_by_the_state_alone_is_found(monkeypatch, horizon)
     monkeypatch.setattr(Toy, "forward", forward)
     found = []
     for strategy, replay in (("auto", False), ("ddp", True), ("ddp", False)):
-        model = {**STILL, "late": False, "cached": False}
-        recipe = toys(True, model, segment_length=4, horizon=horizon, replay=replay).recipe()
-        recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, strategy=strategy))
-        found.append(norms(recipe, 3))
-    assert found[1] == pytest.approx(found[0], rel=1e-9)
-    assert found[2] == pytest.approx(found[0], rel=1e-9)
+        model, rollout = {**STILL, "late": False, "cached": False}, {"horizon": horizon, "replay": replay}
+        found.append(norms(toys(True, model, train={"strategy": strategy}, segment_length=4, **rollout).recipe(), 3))
+    assert found[1:] == [pytest.approx(found[0], rel=1e-9)] * 2
 
 
 def test_activations_do_not_grow_with_the_rollout():
     def kept(distance: int, replay: bool) -> int:
-        recipe = transformer(distance, rollout={"segment_length": 16, "replay": replay})
-        learner = Learner(devices.connect(recipe.train), recipe, recipe.data.build())
+        learner = learns(transformer(distance, rollout={"segment_length": 16, "replay": replay}))
         with kept_bytes(learner) as most:
             update(learner)
         return most[0]
@@ -379,17 +350,108 @@ def test_activations_do_not_grow_with_the_rollout():
     assert kept(16 * 16 - 7, False) > 3.5 * kept(16 * 4 - 7, False) > 10 * short / 1.5
 
 
-def transformer(distance: int, attention=None, precision="32-true", **settings):
+def transformer(distance: int, attention=None, **train):
     """A small Transformer on recall: rows of `distance` + 7 tokens."""
-    data = RecallConfig(2, 4, 2, 0, 16, distance=distance)
-    model = TransformerConfig(
-        vocab_size=25 if distance else 9,
-        dim=16,
-        layers=2,
-        num_heads=2,
-        mlp=32,
-        max_length=distance + 7,
-        attention=attention or LinearConfig(),
-    )
-    recipe = Toys(True, train={"precision": precision, **settings}).recipe()
-    return dataclasses.replace(recipe, model=model, data=data)
+    sizes = {"vocab_size": 25, "dim": 16, "layers": 2, "num_heads": 2, "mlp": 32, "max_length": distance + 7}
+    model = TransformerConfig(**sizes, attention=attention or LinearConfig())
+    recipe = Toys(True, train={"precision": "32-true", **train}).recipe()
+    return dataclasses.replace(recipe, model=model, data=RecallConfig(2, 4, 2, 0, 16, distance=distance))
+
+
+@pytest.mark.parametrize(("attention", "segment"), [(LinearConfig(), 7), (SoftmaxConfig(), 9), (LinearConfig(), 100)])
+def test_evaluation_in_pieces_is_evaluation_whole(attention, segment):
+    recipe = transformer(57, attention)
+    torch.manual_seed(0)
+    model, task = recipe.model.build().double(), recipe.data.build()
+    seen = []
+    model.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[1]))
+    whole = evaluate(model, task.batches("test", 5))  # the last batch has one row
+    split = evaluate(model, pieces(task.batches("test", 5), segment))
+    assert max(seen[4:]) <= segment
+    assert split.pop("loss") == pytest.approx(whole.pop("loss"), rel=1e-12)
+    assert split == whole
+
+
+def test_training_reads_no_more_than_a_segment_anywhere(tmp_path, monkeypatch):
+    lengths = set()
+    original = Toy.forward
+
+    def forward(self, x, state=None, mask=None):
+        lengths.add((self.training, x.shape[1]))
+        return original(self, x, state, mask)
+
+    monkeypatch.setattr(Toy, "forward", forward)
+    run(tmp_path / "run", True, segment_length=5)
+    assert lengths == {(True, 5), (True, 2), (False, 5), (False, 2)}
+
+
+def test_pieces():
+    mask = torch.ones(3, 7, dtype=torch.bool)
+    batch = Batch(torch.arange(21).view(3, 7), -torch.arange(21).view(3, 7), mask)
+    found = list(pieces([batch, batch], 3))
+    assert [b.inputs.shape for b in found] == [(3, 3), (3, 3), (3, 1)] * 2
+    assert [b.reset.tolist() for b in found] == [[first] * 3 for first in (True, False, False)] * 2
+    for name in ("inputs", "targets", "mask"):
+        assert torch.equal(torch.cat([getattr(b, name) for b in found[:3]], 1), getattr(batch, name))
+    assert list(pieces([batch], 0)) == [batch]
+
+
+@pytest.mark.parametrize(
+    ("rows", "rollout", "words"),
+    [
+        (False, {"horizon": -1}, r"horizon: .*0, found -1"),
+        (True, {"segment_length": 4, "checkpoints": 1}, r"checkpoints: .*all, sqrt .*2, found 1"),
+        (False, {"segments": 2, "slide": 3}, r"slide: .*segments, 2, found 3"),
+        (True, {"segment_length": 4, "slide": 1}, r"slide is 1.*use 0"),
+        (True, {"segments": 2}, r"segments is 2.*use train\.rollout\.segment_length"),
+        (False, {"segment_length": 4}, r"segment_length is 4.*data\.segment.*train\.rollout\.segments"),
+        (True, {"segment_length": 5, "horizon": 4}, r"horizon: .*3.*found 4"),
+        (None, {"segment_length": 4}, r"segment_length is 4.*train\.rollout\.segment_length 0"),  # classes
+    ],
+)
+def test_settings_that_do_not_fit_are_named(rows, rollout, words):
+    recipe = (Toys(False, train={"rollout": rollout}) if rows is None else toys(rows, **rollout)).recipe()
+    with pytest.raises(InputError, match=rf"train\.rollout\.{words}") as error:
+        check_settings(recipe, processes=1), check_task(recipe, recipe.data.build())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("attention", "grows", "cached"),
+    [(SoftmaxConfig(), True, True), (SoftmaxConfig(window=8), False, True), (RelativeConfig(memory=8), False, False)],
+)
+def test_a_state_that_grows_is_refused_where_streams_have_no_end(attention, grows, cached):
+    """Read from what the model declares, and so through a gated cache around the attention."""
+    fields = {"vocab_size": 11, "dim": 8, "num_heads": 2, "layers": 1, "mlp": 8, "position": "none"}
+    model = Transformer(attention=attention, cache=GRC(length=2) if cached else None, **fields)
+    streams, rows = (toys_.recipe().data.build() for toys_ in (toys(False, segments=2), toys(True, segment_length=4)))
+    check_state(model, rows)
+    with pytest.raises(InputError, match=r"model\.attention\.window") if grows else contextlib.nullcontext():
+        check_state(model, streams)
+
+
+def test_models_whose_state_does_not_serve_are_refused_before_anything_is_written(tmp_path, monkeypatch):
+    model = TransformerConfig(vocab_size=11, dim=8, num_heads=2, layers=1, mlp=8, attention=SoftmaxConfig())
+    with pytest.raises(InputError, match=r"model\.attention\.window"):
+        train(dataclasses.replace(toys(False, segments=2).recipe(), model=model), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+    original = Toy.forward
+    monkeypatch.setattr(Toy, "forward", lambda *given, **named: (original(*given, **named)[0], None))
+    with pytest.raises(InputError, match="keeps a state"):
+        run(tmp_path / "run", True, segment_length=4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "precision", "rollout", "moment", "number"),
+    [
+        pytest.param(True, "32-true", {"segment_length": 5}, "mid-update", 6, marks=pytest.mark.exhaustive),
+        pytest.param(False, "32-true", {"segments": 3, "horizon": 2}, "mid-update", 6, marks=pytest.mark.exhaustive),
+        (False, "16-mixed", {"segments": 3, "slide": 1, "horizon": 2}, "SIGTERM", 7),
+    ],
+)
+def test_killed_and_resumed(run_apart, tmp_path, rows, precision, rollout, moment, number):
+    asked = toys(rows, {"cached": True}, precision, 2, **rollout)
+    assert run_apart(tmp_path / "whole", asked) == 0
+    assert run_apart(tmp_path / "run", asked, False, moment, number) == (130 if moment == "SIGTERM" else -9)
+    assert run_apart(tmp_path / "run", asked, True) == 0
+    same(tmp_path / "run", tmp_path / "whole")

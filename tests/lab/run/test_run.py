@@ -1,3 +1,5 @@
+"""A run's updates against their definitions, what it leaves in its folder, says and refuses, and auxiliary losses."""
+
 import gc
 import json
 import signal
@@ -6,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from train_standins import Toy, Toys, look, train
-from trained_runs import lines
+from train_standins import STILL, Toy, Toys, gradient_norm, look, train
+from trained_runs import equal, lines, weights
 
 from mnemos.lab.errors import TrainingFailed
 from mnemos.lab.run import checkpoint, devices, model_with_loss
@@ -21,11 +23,10 @@ from mnemos.lab.tasks.batch import row_count
 from mnemos.ops import dense_layer
 from mnemos.types import InputError
 
-STILL = {"dropout": 0.0, "noise": False, "cached": True}
 
-
-def final(folder, step: int = 12) -> dict[str, torch.Tensor]:
-    return checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))["model"]
+def quiet(folder, *kinds, **train_settings):
+    """Train a `Toys` of these kinds (language, model, data, optim) with other settings; the content of result.json."""
+    return train(Toys(*kinds, train=train_settings).recipe(), folder, quiet=True)
 
 
 @pytest.mark.parametrize("language", [True, False])
@@ -72,10 +73,9 @@ def test_the_first_line_is_the_loss_of_the_first_batch(tmp_path):
     counted = batch.targets != -100
     loss = torch.nn.functional.cross_entropy(logits[counted], batch.targets[counted])
     loss.backward()
-    norm = torch.sqrt(sum((p.grad**2).sum() for p in model.parameters() if p.grad is not None))
     (line,) = lines(tmp_path / "run", "train")
     assert line["loss"] == pytest.approx(loss.item(), rel=1e-6)
-    assert line["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
+    assert line["grad_norm"] == pytest.approx(gradient_norm(model), rel=1e-5)
     assert line["accuracy"] == pytest.approx((logits.argmax(-1) == batch.targets)[counted].float().mean().item())
 
 
@@ -94,7 +94,7 @@ def test_every_process_draws_its_own_dropout_and_the_same_weights(monkeypatch):
 def test_a_line_is_the_mean_over_the_updates_since_the_last_one(tmp_path):
     losses = {}
     for every in (1, 3):
-        train(Toys(True, STILL, train={"steps": 6, "log_every": every}).recipe(), tmp_path / str(every), quiet=True)
+        quiet(tmp_path / str(every), True, STILL, steps=6, log_every=every)
         losses[every] = [line["loss"] for line in lines(tmp_path / str(every), "train")]
     assert losses[3] == pytest.approx([sum(losses[1][:3]) / 3, sum(losses[1][3:]) / 3], rel=1e-6)
 
@@ -104,12 +104,8 @@ def test_micro_batches_train_as_the_whole_batch(tmp_path, language, accumulate):
     # Unevenly many counted targets and valid tokens in the micro-batches, rows reset at different times.
     data = {} if language else {"ignored": 3}
     for name, pieces in {"whole": 1, "split": accumulate}.items():
-        settings = {"precision": "64-true", "accumulate": pieces, "steps": 4}
-        recipe = Toys(language, STILL, data, train=settings).recipe()
-        train(recipe, tmp_path / name, quiet=True)
-    whole, split = final(tmp_path / "whole", 4), final(tmp_path / "split", 4)
-    for name in whole:
-        torch.testing.assert_close(split[name], whole[name], rtol=0, atol=1e-12)
+        quiet(tmp_path / name, language, STILL, data, precision="64-true", accumulate=pieces, steps=4)
+    torch.testing.assert_close(weights(tmp_path / "split", 4), weights(tmp_path / "whole", 4), rtol=0, atol=1e-12)
     for ours, theirs in zip(lines(tmp_path / "split", "train"), lines(tmp_path / "whole", "train"), strict=True):
         for key in ("loss", "grad_norm", "accuracy"):
             assert ours[key] == pytest.approx(theirs[key], rel=1e-6)
@@ -126,7 +122,7 @@ def test_state_is_carried_and_reset(tmp_path, monkeypatch):
         return original(self, x, state, mask)
 
     monkeypatch.setattr(Toy, "forward", forward)
-    train(Toys(True, train={"steps": 10}).recipe(), tmp_path / "run", quiet=True)
+    quiet(tmp_path / "run", steps=10)
     expected, task = [0] * 4, Toys(True).recipe().data.build()
     for i, found in enumerate(seen):
         fresh = task.train_batch(i, 4, 0).reset.tolist()
@@ -135,7 +131,7 @@ def test_state_is_carried_and_reset(tmp_path, monkeypatch):
         expected = [count + 12 for count in expected]
 
 
-def test_clipping(tmp_path):
+def test_clipping(tmp_path, monkeypatch):
     norms = []
     original = torch.optim.AdamW.step
 
@@ -144,32 +140,24 @@ def test_clipping(tmp_path):
         norms.append(torch.cat([g.flatten() for g in grads]).norm().item())
         return original(self, *arguments)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.optim.AdamW, "step", step)
-        train(Toys(optim={"grad_clip": 0.01}, train={"steps": 4}).recipe(), tmp_path / "a", quiet=True)
-        clipped, norms[:] = norms[:], []
-        train(Toys(optim={"grad_clip": 0.0}, train={"steps": 4}).recipe(), tmp_path / "b", quiet=True)
-    assert clipped == pytest.approx([0.01] * 4, rel=1e-3)
-    assert min(norms) > 0.1
-    assert min(line["grad_norm"] for line in lines(tmp_path / "a", "train")) > 0.1  # the norm before clipping
-
-
-def breaking(models: list) -> object:
-    def hook(model, step):
-        models.append(model)
-        model.broken = step == 8
-
-    return hook
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    for clip in (0.01, 0.0):
+        quiet(tmp_path / str(clip), True, {}, {}, {"grad_clip": clip}, steps=4)
+    assert norms[:4] == pytest.approx([0.01] * 4, rel=1e-3)
+    assert min(norms[4:]) > 0.1
+    assert min(line["grad_norm"] for line in lines(tmp_path / "0.01", "train")) > 0.1  # the norm before clipping
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_before_the_step(tmp_path):
-    models: list = []
-    recipe = Toys().recipe()
+    models, recipe = [], Toys().recipe()
+
+    def breaking(model, step):
+        models.append(model)
+        model.broken = step == 8
+
     with pytest.raises(TrainingFailed, match=r"update 9: .*found loss nan.*optim\.lr.*checkpoint is of update 8"):
-        train(recipe, tmp_path / "run", on_evaluation=breaking(models), quiet=True)
-    saved = final(tmp_path / "run", 8)
-    for name, value in models[0].state_dict().items():
-        assert torch.equal(value, saved[name])
+        train(recipe, tmp_path / "run", on_evaluation=breaking, quiet=True)
+    equal(models[0].state_dict(), weights(tmp_path / "run", 8))
     assert not (tmp_path / "run" / "result.json").exists()
     assert train(recipe, tmp_path / "run", resume=True, quiet=True)["steps"] == 12
 
@@ -217,24 +205,6 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path, toys, message):
     assert "\n" not in str(caught.value)
 
 
-def test_another_recipes_checkpoint_is_refused_and_a_damaged_one_is_named_when_it_is_passed_over(tmp_path, capsys):
-    train(Toys(train={"seed": 1}).recipe(), tmp_path / "other", quiet=True)
-    recipe = Toys().recipe()
-    with pytest.raises(TrainingFailed):
-        train(recipe, tmp_path / "run", on_evaluation=breaking([]), quiet=True)
-    newest = checkpoint.path_of(tmp_path / "run" / "checkpoints", 12)
-    newest.write_bytes(checkpoint.path_of(tmp_path / "other" / "checkpoints", 12).read_bytes())
-    with pytest.raises(InputError, match=r"step-00000012\.safetensors: .*another recipe"):
-        train(recipe, tmp_path / "run", resume=True, quiet=True)
-    newest.unlink()
-    checkpoint.path_of(tmp_path / "run" / "checkpoints", 8).write_bytes(b"short")
-    train(recipe, tmp_path / "run", resume=True, quiet=True)
-    said = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
-    assert len(said) == 1
-    assert "step-00000008.safetensors: " in said[0]
-    assert said[0].endswith("step-00000004.safetensors")
-
-
 def test_what_is_said_in_a_log(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("mnemos.lab.run.progress.INTERVAL", 0.0)
     train(Toys().recipe(), tmp_path / "a")
@@ -252,8 +222,7 @@ def test_what_is_said_in_a_log(tmp_path, capsys, monkeypatch):
 
 
 def test_threads_of_the_recipe_are_used_and_recorded(tmp_path):
-    recipe = Toys().recipe()
-    train(replace(recipe, train=replace(recipe.train, threads=2, steps=1)), tmp_path / "a", quiet=True)
+    quiet(tmp_path / "a", threads=2, steps=1)
     assert json.loads((tmp_path / "a" / "run.json").read_text())["threads"] == 2
     assert torch.get_num_threads() == 1  # as before the run
 
@@ -266,8 +235,7 @@ def test_a_run_keeps_the_library_of_its_dense_layers(tmp_path):
         seen.append(dense_layer.choice())
 
     def steps(number):
-        recipe = Toys().recipe()
-        return replace(recipe, train=replace(recipe.train, steps=number))
+        return Toys(train={"steps": number}).recipe()
 
     first, other = dense_layer.Choice(dense_layer.NEVER, 2**30, dense_layer.NEVER), dense_layer.FIXED["onednn"]
     with dense_layer.using(first):
@@ -286,13 +254,16 @@ def test_a_run_keeps_the_library_of_its_dense_layers(tmp_path):
 
 
 def test_a_quick_run_scores_as_many_rows_as_it_says(tmp_path, capsys):
-    recipe = Toys(False, train={"steps": 2}).recipe()
-    whole = train(recipe, tmp_path / "whole", quiet=True)
-    rows = {split: sum(map(row_count, recipe.data.build().batches(split, 4))) for split in ("valid", "test")}
+    def scoring(test_rows):
+        recipe = Toys(False, train={"steps": 2, "test_rows": test_rows}).recipe()
+        return carry_out(Run.open(recipe, tmp_path / str(test_rows))).to_json()
+
+    whole, task = scoring(0), Toys(False).recipe().data.build()
+    rows = {split: sum(map(row_count, task.batches(split, 4))) for split in ("valid", "test")}
     assert whole["scored_rows"] == rows
-    part = carry_out(Run.open(replace(recipe, train=replace(recipe.train, test_rows=3)), tmp_path / "part")).to_json()
+    part = scoring(3)
     assert "5 rows of the test split were scored, in whole batches; mnemos eval" in capsys.readouterr().out
-    carry_out(Run.open(replace(recipe, train=replace(recipe.train, test_rows=9999)), tmp_path / "all"))
+    scoring(9999)
     assert "rows of the test split were scored" not in capsys.readouterr().out, "all of them were"
     assert part["scored_rows"]["valid"] == rows["valid"]
     assert part["scored_rows"]["test"] == 5 < rows["test"]  # batches of four rows and the last of one
@@ -340,10 +311,9 @@ SPLITS = {
 
 def with_auxiliary(folder, weight: float = WEIGHT, **settings):
     model = {**STILL, "cached": False, "auxiliary": weight}
-    recipe = Toys(
-        True, model, {"rows": True}, train={"precision": "64-true", "log_every": 1, "steps": 4, **settings}
-    ).recipe()
-    return train(recipe, folder, quiet=True)
+    return quiet(
+        folder, True, model, {"rows": True}, **{"precision": "64-true", "log_every": 1, "steps": 4, **settings}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -353,19 +323,14 @@ def whole(tmp_path_factory):
     return folder / "run"
 
 
-def test_it_is_reported_apart_and_changes_the_weights(whole, tmp_path):
+def test_it_is_reported_apart_and_its_gradient_is_added_once(whole, tmp_path):
     """The toy's loss is WEIGHT · (1 + Σ mix)², and mix begins as zeros."""
     result = with_auxiliary(tmp_path / "without", 0.0)
     first, plain = lines(whole, "train")[0], lines(tmp_path / "without", "train")[0]
     assert first["auxiliary_loss"] == pytest.approx(WEIGHT)
     assert first["loss"] == pytest.approx(plain["loss"], rel=1e-6)
     assert "auxiliary_loss" not in plain
-    assert final(whole, 4)["mix"].sum() < final(tmp_path / "without", 4)["mix"].sum() - 1e-3
     assert "auxiliary_loss" not in result["test"]
-
-
-def test_its_gradient_is_added_once(tmp_path):
-    with_auxiliary(tmp_path / "run", steps=1)
     recipe = Toys(True, {**STILL, "cached": False, "auxiliary": WEIGHT}, {"rows": True}).recipe()
     torch.manual_seed(0)
     model, batch = recipe.model.build().double(), recipe.data.build().train_batch(0, 4, 0)
@@ -373,8 +338,7 @@ def test_its_gradient_is_added_once(tmp_path):
     counted = batch.targets != -100
     loss = torch.nn.functional.cross_entropy(logits[counted], batch.targets[counted])
     (loss + WEIGHT * (1 + model.mix.sum()).square()).backward()
-    norm = torch.sqrt(sum((p.grad**2).sum() for p in model.parameters() if p.grad is not None))
-    assert lines(tmp_path / "run", "train")[0]["grad_norm"] == pytest.approx(norm.item(), rel=1e-9)
+    assert first["grad_norm"] == pytest.approx(gradient_norm(model), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", SPLITS)
@@ -384,6 +348,4 @@ def test_it_counts_once_however_an_update_is_split(whole, tmp_path, name):
     for ours, theirs in zip(lines(tmp_path / "run", "train"), lines(whole, "train"), strict=True):
         assert ours["auxiliary_loss"] == pytest.approx(theirs["auxiliary_loss"], rel=tolerance)
     if name != "a horizon":  # which leaves out gradients of the main loss
-        split, same = final(tmp_path / "run", 4), final(whole, 4)
-        for key in same:
-            torch.testing.assert_close(split[key], same[key], rtol=0, atol=1e-11)
+        torch.testing.assert_close(weights(tmp_path / "run", 4), weights(whole, 4), rtol=0, atol=1e-11)

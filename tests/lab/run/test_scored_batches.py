@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from trained_runs import texts
 
 from mnemos.lab.compare.equal import scored_alike
 from mnemos.lab.run.checks import complete
@@ -31,8 +32,8 @@ class Numbered(Task):
         return 40
 
 
-def numbers(task: Task, rows: int, batch_size: int = 4) -> list[int]:
-    return [n for batch in part(task, "test", batch_size, rows) for n in batch.targets.tolist()]
+def numbers(task: Task, rows: int) -> list[int]:
+    return [n for batch in part(task, "test", 4, rows) for n in batch.targets.tolist()]
 
 
 def test_a_part_is_random_and_always_the_same():
@@ -62,12 +63,13 @@ def test_each_split_has_its_own_number_of_rows():
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    for i in range(12):
-        (folder / f"{i:02}.txt").write_bytes(b"the quick brown fox jumps over the lazy dog\n" * (40 + i))
-    model = LSTMConfig(vocab_size=0, dim=8, layers=1)
+    data = TextConfig(texts(tmp_path_factory.mktemp("text") / "texts", "abcdefghijkl"), segment=32)
     train = TrainConfig(steps=6, batch_size=2, eval_every=4, valid_rows=-1, test_rows=-1)
-    return Recipe(model, TextConfig(str(folder), segment=32), train=train, name="a")
+    return Recipe(LSTMConfig(vocab_size=0, dim=8, layers=1), data, train=train, name="a")
+
+
+def of(recipe: Recipe, **train) -> Recipe:
+    return replace(recipe, train=replace(recipe.train, **train))
 
 
 def rows(recipe: Recipe) -> tuple[int, int]:
@@ -79,19 +81,19 @@ def test_a_short_run_scores_no_more_than_it_trains(text):
     held = {split: [len(batch.inputs) for batch in task.batches(split, 2)] for split in ("valid", "test")}
     assert {split: task.rows_of_batches(split, 2) for split in held} == held
     assert rows(complete(text, task)) == (8, 6)  # updates of 2 rows: 4 between evaluations, and half of all 6
-    rolled = replace(text, train=replace(text.train, rollout=RolloutConfig(segments=3), eval_every=1))
-    assert rows(complete(rolled, task)) == (6, 18)
-    assert rows(complete(replace(text, train=replace(text.train, steps=5000, eval_every=500)), task)) == (0, 0)
-    assert rows(complete(replace(text, train=replace(text.train, valid_rows=3, test_rows=0)), task)) == (3, 0)
+    assert rows(complete(of(text, rollout=RolloutConfig(segments=3), eval_every=1), task)) == (6, 18)
+    assert rows(complete(of(text, steps=5000, eval_every=500), task)) == (0, 0)
+    assert rows(complete(of(text, valid_rows=3, test_rows=0), task)) == (3, 0)
 
 
 def test_all_recipes_of_a_comparison_are_scored_on_the_same_rows(text):
-    longer = replace(text, train=replace(text.train, steps=8), name="b")
-    assert [rows(one) for one in scored_alike([text, longer])] == [(8, 6), (8, 6)]
-    wider = replace(longer, train=replace(longer.train, batch_size=4))
-    assert [rows(one) for one in scored_alike([text, wider])] == [(0, 0), (0, 0)]
-    fixed = replace(text, train=replace(text.train, valid_rows=3, test_rows=0))
+    longer = replace(of(text, steps=8), name="b")
+    fixed, partly = of(text, valid_rows=3, test_rows=0), of(longer, test_rows=4)
     assert scored_alike([fixed]) == [fixed]
-    partly = replace(longer, train=replace(longer.train, test_rows=4))
-    assert [rows(one) for one in scored_alike([text, partly])] == [(8, 4), (8, 4)]
-    assert [rows(one) for one in scored_alike([partly, text])] == [(8, 4), (8, 4)]
+    for compared, expected in (
+        ([text, longer], (8, 6)),
+        ([text, of(longer, batch_size=4)], (0, 0)),
+        ([text, partly], (8, 4)),
+        ([partly, text], (8, 4)),
+    ):
+        assert [rows(one) for one in scored_alike(compared)] == [expected] * 2

@@ -11,11 +11,9 @@ from trained_runs import lines
 from mnemos import load, registry
 from mnemos.lab.compare.compare import compare
 from mnemos.lab.report import report
-from mnemos.lab.run.checks import check_task
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.session import run
 from mnemos.lab.run.trained import evaluate_run
-from mnemos.types import InputError
 
 pytestmark = pytest.mark.usefixtures("forked_comparisons")
 
@@ -78,13 +76,3 @@ def test_arms_are_compared_and_reported_by_it(spoken, tmp_path):
     assert "What was heard" in page
     assert "1 − accuracy" in page
     assert page.count(f">{result['transcriptions'][0]['said']}<") >= 1
-
-
-def test_what_does_not_fit_is_refused(spoken):
-    recipe = small("linear", spoken)
-    task = recipe.data.build()
-    with pytest.raises(InputError, match=r"model\.bands is 39, but the data needs 40"):
-        check_task(replace(recipe, model=replace(recipe.model, bands=39)), task)
-    other = registry.load("recipe", "copy")()
-    with pytest.raises(InputError, match="takes tokens, but the data spoken gives frames"):
-        check_task(replace(recipe, model=other.model), task)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import sacrebleu
-import torch
 from sacrebleu.metrics import CHRF
 from train_standins import train
+from trained_runs import equal, lines, result, stopped
 from translation_standins import sentences, write_pairs
 
 import mnemos
@@ -59,30 +59,25 @@ def rows(out: Path) -> list[dict]:
 
 
 def test_scores_are_those_of_the_translations_that_are_kept(plain, folder):
-    result, found = json.loads((plain / "result.json").read_text()), rows(plain)
+    ended, found = result(plain), rows(plain)
     assert [row["source"] for row in found] == (folder / "test.en").read_text().splitlines()
     sides = [row["translation"] for row in found], [[row["reference"] for row in found]]
-    assert result["test"]["BLEU"] == pytest.approx(sacrebleu.corpus_bleu(*sides, lowercase=True).score)
-    assert result["test"]["chrF"] == pytest.approx(CHRF(lowercase=True).corpus_score(*sides).score)
-    assert "case:lc" in result["signatures"]["BLEU"]
-    assert "case:lc" in result["metrics"]["BLEU"]["about"]
-    assert result["cleaning"]["train"] == {"read": 300, "empty": 0, "long": 0, "uneven": 0, "kept": 300}
-    losses = [line["loss"] for line in map(json.loads, (plain / "metrics.jsonl").read_text().splitlines())]
-    assert losses[-1] < losses[0] - 0.2
+    assert ended["test"]["BLEU"] == pytest.approx(sacrebleu.corpus_bleu(*sides, lowercase=True).score)
+    assert ended["test"]["chrF"] == pytest.approx(CHRF(lowercase=True).corpus_score(*sides).score)
+    assert "case:lc" in ended["signatures"]["BLEU"]
+    assert "case:lc" in ended["metrics"]["BLEU"]["about"]
+    assert ended["cleaning"]["train"] == {"read": 300, "empty": 0, "long": 0, "uneven": 0, "kept": 300}
+    first, *_, last = lines(plain)
+    assert last["loss"] < first["loss"] - 0.2
 
 
 def test_an_interrupted_run_continues_bit_for_bit(plain, tmp_path):
-    shutil.copytree(plain, tmp_path / "run")
-    (tmp_path / "run/result.json").unlink()
-    for name in ("step-00000016", "averaged-00000016"):
-        (tmp_path / f"run/checkpoints/{name}.safetensors").unlink()
-    run(None, tmp_path / "run", resume=True, quiet=True)
-    one, other = mnemos.load(plain).state_dict(), mnemos.load(tmp_path / "run").state_dict()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    run(None, stopped(plain, tmp_path / "run", 16), resume=True, quiet=True)
+    equal(mnemos.load(tmp_path / "run").state_dict(), mnemos.load(plain).state_dict())
     assert rows(tmp_path / "run") == rows(plain)
 
 
-def test_sentences_are_translated_from_python_and_the_command_line(plain, monkeypatch, capsys, tmp_path):
+def test_sentences_are_translated_from_python_and_the_command_line(plain, monkeypatch, tmp_path, output):
     found = rows(plain)[:5]
     sentences = [row["source"] for row in found]
     done = []
@@ -97,23 +92,18 @@ def test_sentences_are_translated_from_python_and_the_command_line(plain, monkey
         buffer = io.BytesIO("\n".join(sentences).encode())
 
     monkeypatch.setattr(sys, "stdin", Given)
-    assert main(["translate", str(plain)]) == 0
-    assert capsys.readouterr().out.splitlines() == [row["translation"] for row in found]
+    assert output("translate", plain).splitlines() == [row["translation"] for row in found]
     (tmp_path / "a.txt").write_text("\n".join(sentences))
-    assert main(["translate", str(plain), str(tmp_path / "a.txt"), "--beams", "4", "--n-best", "3"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" ||| ")[:2] for line in lines[3:6]] == [["1", one.text] for one in several[1]]
-    assert main(["predict", str(plain), str(tmp_path / "a.txt")]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [row["translation"] for row in found[1:]]
+    said = output("translate", plain, tmp_path / "a.txt", "--beams", "4", "--n-best", "3").splitlines()
+    assert [line.split(" ||| ")[:2] for line in said[3:6]] == [["1", one.text] for one in several[1]]
+    assert output("predict", plain, tmp_path / "a.txt").splitlines()[1:] == [row["translation"] for row in found[1:]]
 
 
-def test_the_commands_divide_text_into_the_same_lines(plain, capsys, tmp_path):
+def test_the_commands_divide_text_into_the_same_lines(plain, tmp_path, output):
     """U+2028 and a form feed are part of a line, in text and in the translations that a run keeps."""
     (tmp_path / "a.txt").write_text("one\u2028two\nthree\x0cfour.\n", encoding="utf-8")
-    assert main(["translate", str(plain), str(tmp_path / "a.txt")]) == 0
-    translated = capsys.readouterr().out
-    assert main(["predict", str(plain), str(tmp_path / "a.txt")]) == 0
-    assert capsys.readouterr().out.split("\n")[1:] == translated.split("\n")[1:]
+    translated = output("translate", plain, tmp_path / "a.txt")
+    assert output("predict", plain, tmp_path / "a.txt").split("\n")[1:] == translated.split("\n")[1:]
     assert translated.count("\n") == 2
     shutil.copytree(plain, tmp_path / "run")
     kept = tmp_path / "run" / "translations.jsonl"
@@ -169,8 +159,7 @@ def test_micro_batches_of_unequal_size_give_the_same_update(folder, tmp_path):
     for name, fields in (("one", {}), ("five", {"accumulate": 5}), ("half", {"precision": "bf16-mixed"})):
         settings = {"steps": 2, "batch_size": 30, "average": 0, "log_every": 1, **fields}
         train(replace(base, train=replace(base.train, **settings)), tmp_path / name, quiet=True)
-        lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
-        found.append([(line["loss"], line["grad_norm"]) for line in lines if line["kind"] == "train"])
+        found.append([(line["loss"], line["grad_norm"]) for line in lines(tmp_path / name, "train")])
     few = replace(base, train=replace(base.train, batch_size=20, accumulate=20))
     with pytest.raises(InputError, match=r"data\.batch_tokens: expected training batches of at least 20 rows"):
         train(few, tmp_path / "few", quiet=True)
@@ -187,7 +176,7 @@ def test_a_report_shows_sources_and_marks_where_variants_differ(plain, cached, t
     assert rows(plain)[0]["source"] in part
     assert "words that the first variant does not have there" in part
     assert "Validation BLEU" in page
-    both = [json.loads((run / "result.json").read_text())["alignment"] for run in (plain, cached)]
+    both = [result(run)["alignment"] for run in (plain, cached)]
     for found in both:
         assert [len(row) for row in found["weights"]] == [len(found["columns"])] * len(found["rows"])
         assert found["rows"][-1] == found["columns"][-1] == "</s>"
@@ -195,53 +184,43 @@ def test_a_report_shows_sources_and_marks_where_variants_differ(plain, cached, t
     assert differing("a b x d", "a b c d e") == "a b <b>x</b> d"
 
 
-def test_runs_are_compared_by_the_paired_bootstrap(plain, cached, capsys, tmp_path):
-    assert main(["score", str(plain), str(cached), "--samples", "50"]) == 0
-    out = capsys.readouterr().out
+def test_runs_are_compared_by_the_paired_bootstrap(plain, cached, tmp_path, output, refused):
+    out = output("score", plain, cached, "--samples", "50")
     assert "p = " in out
     assert "sacremoses" in out
-    result = json.loads((cached / "result.json").read_text())
-    assert f"BLEU {result['test']['BLEU']:.2f}" in out
-    assert {"emptied", "frozen"} & set(result["controls"])
+    assert f"BLEU {result(cached)['test']['BLEU']:.2f}" in out
+    assert {"emptied", "frozen"} & set(result(cached)["controls"])
     shutil.copytree(cached, tmp_path / "other")
-    lines = (cached / "translations.jsonl").read_text().splitlines()
-    (tmp_path / "other/translations.jsonl").write_text("\n".join(lines[1:]))
-    assert main(["score", str(plain), str(tmp_path / "other")]) == 2
-    assert "expected translations of the sentences of" in capsys.readouterr().err
+    kept = (cached / "translations.jsonl").read_text().splitlines()
+    (tmp_path / "other/translations.jsonl").write_text("\n".join(kept[1:]))
+    assert "expected translations of the sentences of" in refused("score", plain, tmp_path / "other")
     (tmp_path / "other/translations.jsonl").write_text("")
-    assert main(["score", str(tmp_path / "other")]) == 2
-    assert "other: expected a finished run whose task is translation, found no" in capsys.readouterr().err
+    assert "other: expected a finished run whose task is translation, found no" in refused("score", tmp_path / "other")
 
 
-def test_an_averaged_model_and_a_file_are_scored_as_a_run_is(plain, tmp_path, capsys):
+def test_an_averaged_model_and_a_file_are_scored_as_a_run_is(plain, tmp_path, output, refused):
     """The run's model is the average of its last two checkpoints, so all three have its scores."""
     run = tmp_path / "run"
     shutil.copytree(plain, run)
     assert main(["average", str(run), "--last", "2"]) == 0
     averaged, written = run / "averaged-2", tmp_path / "out.de"
-    result = json.loads((run / "result.json").read_text())
-    assert main(["eval", str(averaged)]) == 0
-    assert f"loss {result['test']['loss']:.4f}  BLEU {result['test']['BLEU']:.2f}" in capsys.readouterr().out
+    test = result(run)["test"]
+    assert f"loss {test['loss']:.4f}  BLEU {test['BLEU']:.2f}" in output("eval", averaged)
     written.write_text("".join(row["translation"] + "\n" for row in rows(plain)))
-    assert main(["score", str(run), str(averaged), str(written), "--samples", "20"]) == 0
-    said = capsys.readouterr().out
-    assert said.count(f"BLEU {result['test']['BLEU']:.2f}, chrF {result['test']['chrF']:.2f}") == 3
+    said = output("score", run, averaged, written, "--samples", "20")
+    assert said.count(f"BLEU {test['BLEU']:.2f}, chrF {test['chrF']:.2f}") == 3
     assert "searched with" not in said
     about = json.loads((averaged / "preprocessing.json").read_text())
     (averaged / "preprocessing.json").write_text(json.dumps(about | {"beams": 2}))
-    assert main(["score", str(run), str(averaged), "--samples", "20"]) == 0
-    assert "searched with a beam of 2 and length penalty 1, and the first with a beam of 5" in capsys.readouterr().out
+    said = output("score", run, averaged, "--samples", "20")
+    assert "searched with a beam of 2 and length penalty 1, and the first with a beam of 5" in said
     written.write_text("a\n")
-    assert main(["score", str(run), str(written)]) == 2
-    assert "out.de: expected a line for each of the 16 test sentences" in capsys.readouterr().err
+    assert "out.de: expected a line for each of the 16 test sentences" in refused("score", run, written)
 
 
-def test_a_run_is_evaluated_on_its_own_and_on_other_text(plain, tmp_path, capsys):
-    assert main(["eval", str(plain), "--split", "valid"]) == 0
-    assert "nrefs:1|case:lc" in capsys.readouterr().out
+def test_a_run_is_evaluated_on_its_own_and_on_other_text(plain, tmp_path, output, refused):
+    assert "nrefs:1|case:lc" in output("eval", plain, "--split", "valid")
     other = write_pairs(tmp_path / "other", rows=50)
     (other / "val.de").unlink()
-    assert main(["eval", str(plain), "--data.path", str(other), "--split", "valid"]) == 2
-    assert "expected val.de beside val.en" in capsys.readouterr().err
-    assert main(["eval", str(plain), "--data.path", str(other)]) == 0
-    assert "BLEU" in capsys.readouterr().out
+    assert "expected val.de beside val.en" in refused("eval", plain, "--data.path", other, "--split", "valid")
+    assert "BLEU" in output("eval", plain, "--data.path", other)

@@ -1,13 +1,16 @@
-"""What one does with a finished run: load its model, score it on other data, start from it, extend it."""
+"""What one does with a finished run: load its model, score it on other data, start from it, extend it.
+
+Then a run in words: scored with resets and carried, at other lengths, on other text.
+"""
 
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-from trained_runs import lines, texts
+from trained_runs import equal, lines, result, stopped, texts, trained, weights
 from trained_runs import text_recipe as recipe
 
 import mnemos
@@ -19,30 +22,20 @@ from mnemos.lab.run.recipe_files import read_recipe
 from mnemos.lab.run.session import run
 from mnemos.lab.run.trained import evaluate_run
 from mnemos.lab.run.weights import Start
-
-
-def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
-    return checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))["model"]
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+from mnemos.models.transformer import HeadConfig
 
 
 def test_a_model_is_loaded_from_its_run(text_run, tmp_path):
-    of_run, of_model = mnemos.load(text_run), mnemos.load(text_run / "model")
-    assert all(torch.equal(a, b) for a, b in zip(of_run.parameters(), of_model.parameters(), strict=True))
+    equal(mnemos.load(text_run).state_dict(), mnemos.load(text_run / "model").state_dict())
     (tmp_path / "recipe.json").write_text("{}")
     with pytest.raises(InputError, match=r"expected a finished run, .* --resume"):
         mnemos.load(tmp_path)
 
 
-def test_a_run_is_scored_on_other_data(text_run, tmp_path, capsys):
+def test_a_run_is_scored_on_other_data(text_run, tmp_path, output, refused):
     own = evaluate_run(text_run)["as trained"]
     other = texts(tmp_path / "other", "xyzuvw")
-    capsys.readouterr()
-    assert main(["eval", str(text_run), "--data.path", other, "--data.held_out=0.3"]) == 0
-    said = capsys.readouterr().out
+    said = output("eval", text_run, "--data.path", other, "--data.held_out=0.3")
     assert said.startswith("scored: the whole text, 6 files, 7,200 bytes: 0.txt, 1.txt, 2.txt, 3.txt and 2 more\n")
     assert "text-linear, all 7,200 targets" in said
     assert f"loss {own['loss']:.4f}" not in said
@@ -52,60 +45,51 @@ def test_a_run_is_scored_on_other_data(text_run, tmp_path, capsys):
         (["--data.pth", other], "did you mean --data.path"),
         (["--data.segment", "64"], "fit the run's model: model.max_length is 32, but the data needs at least 64; c"),
     ):
-        assert main(["eval", str(text_run), *words]) == 2
-        assert expected in capsys.readouterr().err
+        assert expected in refused("eval", text_run, *words)
 
 
-def test_other_data_are_scored_whole_unless_they_have_splits(text_run, tmp_path, capsys):
-    def said(*words: str) -> str:
-        assert main(["eval", str(text_run), *words]) == 0
-        found = capsys.readouterr()
-        return found.out + found.err
-
+def test_other_data_are_scored_whole_unless_they_have_splits(text_run, tmp_path, output, refused):
+    scored = partial(output, "eval", text_run, "--data.path")
     folder = Path(texts(tmp_path / "parts", "ABCD"))
-    one = said("--data.path", str(folder / "2.txt"))
+    one = scored(folder / "2.txt")
     assert one.startswith("scored: the whole text, 1 file, 1,200 bytes: 2.txt\n")
     assert "all 1,200 targets" in one
-    scores = {name: said("--data.path", str(folder / f"{name}.txt")).split("loss ")[1][:6] for name in range(4)}
+    scores = {name: scored(folder / f"{name}.txt").split("loss ")[1][:6] for name in range(4)}
     assert len({*scores.values()}) > 1
     for split, name in (("test", 0), ("valid", 1)):
         (folder / split).mkdir()
         (folder / f"{name}.txt").rename(folder / split / "text.txt")
         if split == "test":
-            alone = said("--data.path", str(folder))
-            assert alone.startswith("scored: the whole text, 4 files"), "one split's folder divides nothing"
-    own = said("--data.path", str(folder))
+            assert scored(folder).startswith("scored: the whole text, 4 files"), "one split's folder divides nothing"
+    own = scored(folder)
     assert own.startswith("scored: the test split, 1 file, 1,200 bytes: test/text.txt; left out: 2.txt, 3.txt\n")
     assert "test split of 1,200 targets" in own
     assert f"loss {scores[0]}" in own
-    assert f"loss {scores[1]}" in said("--data.path", str(folder), "--split", "valid")
+    assert f"loss {scores[1]}" in scored(folder, "--split", "valid")
     (folder / "train").mkdir()
     (folder / "2.txt").rename(folder / "train/text.txt")
     (folder / "test/text.txt").unlink()
     (folder / "test").rmdir()
-    assert main(["eval", str(text_run), "--data.path", str(folder)]) == 2
-    assert "expected a test split, found the splits train and valid; choose" in capsys.readouterr().err
+    assert "test split, found the splits train and valid; choose" in refused("eval", text_run, "--data.path", folder)
 
 
-def test_the_own_data_of_a_run_keep_its_splits_and_those_that_it_has_read_are_named(text_run, tmp_path, capsys):
+def test_the_own_data_of_a_run_keep_its_splits_and_those_that_it_has_read_are_named(text_run, tmp_path, output):
     own = text_run.parent / "texts"
     moved = shutil.copytree(own, tmp_path / "moved")
     scores = []
     for path in (own, moved):
-        assert main(["eval", str(text_run), "--data.path", str(path)]) == 0
-        said = capsys.readouterr().out
+        said = output("eval", text_run, "--data.path", path)
         assert "test split of 1,200 targets" in said, "three quarters of the text were trained on"
         scores.append(said.split("loss ")[1][:6])
     assert scores[0] == scores[1]
     (moved / "0.txt").unlink()
     (moved / "new.txt").write_text("new " * 150)
-    assert main(["eval", str(text_run), "--data.path", str(moved)]) == 0
-    said = capsys.readouterr().out
+    said = output("eval", text_run, "--data.path", moved)
     assert "all 4,200 targets" in said
     assert "warning: 1.txt and 2 more are among the files that the run has read" in said
 
 
-def test_a_run_starts_from_the_weights_of_another(text_run, tmp_path, capsys):
+def test_a_run_starts_from_the_weights_of_another(text_run, tmp_path, capsys, refused):
     asked = recipe(str(text_run.parent / "texts"), init_from=str(text_run), steps=2)
     run(asked, tmp_path / "next")
     said = capsys.readouterr()
@@ -117,23 +101,16 @@ def test_a_run_starts_from_the_weights_of_another(text_run, tmp_path, capsys):
     complete = read_recipe(text_run).model
     model = complete.build()
     Start.read(text_run, model).load(model)
-    assert same(dict(model.state_dict()), weights(text_run, 4))
-    (before, *first), untrained = (
-        list(map(json.loads, (place / "metrics.jsonl").read_text().splitlines()))
-        for place in (tmp_path / "next", text_run)
-    )
+    equal(model.state_dict(), weights(text_run, 4))
+    (before, *first), untrained = lines(tmp_path / "next"), lines(text_run)
     assert first[0]["loss"] < untrained[0]["loss"] - 0.1
     assert (before["kind"], before["step"], before["loss"]) == ("valid", 0, untrained[-1]["loss"])
     assert "before training: valid loss" in said.err
-    deeper = replace(complete, layers=2)
-    assert (
-        "; 9 of the 22 tensors, which it does not have, are new: blocks.1" in Start.read(text_run, deeper.build()).about
-    )
-    assert main(["train", "text", "--from", "", "--out", str(tmp_path / "other")]) == 2
-    assert "expected a folder after --out and --from" in capsys.readouterr().err
-    words = ["train", "text", "--from", str(text_run), "--data.path", asked.data.path, "--out", str(tmp_path / "other")]
-    assert main(words) == 2
-    assert "expected a run of a similar model" in capsys.readouterr().err
+    deeper = Start.read(text_run, replace(complete, layers=2).build())
+    assert "; 9 of the 22 tensors, which it does not have, are new: blocks.1" in deeper.about
+    new = ("train", "text", "--out", tmp_path / "other", "--from")
+    assert "expected a folder after --out and --from" in refused(*new, "")
+    assert "expected a run of a similar model" in refused(*new, text_run, "--data.path", asked.data.path)
     assert not (tmp_path / "other").exists()
 
 
@@ -154,26 +131,24 @@ def test_a_cache_is_added_to_a_trained_model_or_removed(tmp_path, cached):
         for name, value in inside.items()
         if ".attention." not in name or ".inner." in name
     }
-    assert same(dict(plain), inside)
+    equal(plain, inside)
 
 
-def test_a_finished_run_is_trained_for_longer(text_run, tmp_path, capsys):
+def test_a_finished_run_is_trained_for_longer(text_run, tmp_path, capsys, output, refused):
     folder = tmp_path / "longer"
     shutil.copytree(text_run, folder)
     assert main(["train", "--resume", str(folder), "--train.steps", "8"]) == 0
     run(recipe(str(text_run.parent / "texts"), steps=8), tmp_path / "whole", quiet=True)
-    assert same(weights(folder, 8), weights(tmp_path / "whole", 8))
-    found, wanted = (json.loads((place / "result.json").read_text()) for place in (folder, tmp_path / "whole"))
+    equal(weights(folder, 8), weights(tmp_path / "whole", 8))
+    found, wanted = result(folder), result(tmp_path / "whole")
     assert (found["steps"], found["test"], found["flops"]) == (8, wanted["test"], wanted["flops"])
     assert "this run had finished" not in capsys.readouterr().out
-    assert main(["train", "--resume", str(folder)]) == 0
-    assert "finished its 8 steps; --train.steps N trains it for longer" in capsys.readouterr().out
+    assert "finished its 8 steps; --train.steps N trains it for longer" in output("train", "--resume", folder)
     for words, expected in (
         (["--train.steps", "8"], "expected more than 8"),
         (["--model.dim", "8"], "--resume RUN alone"),
     ):
-        assert main(["train", "--resume", str(folder), *words]) == 2
-        assert expected in capsys.readouterr().err
+        assert expected in refused("train", "--resume", folder, *words)
 
 
 def test_a_longer_run_keeps_what_the_shorter_one_evaluated(text_run, tmp_path):
@@ -191,13 +166,13 @@ def test_a_longer_run_keeps_what_the_shorter_one_evaluated(text_run, tmp_path):
     away.rename(there)
     assert main(["train", "--resume", str(folder), "--train.steps", "0"]) == 2
     assert [(folder / name).read_text() for name in ("recipe.json", "result.json")] == kept
-    result = run(None, folder, resume=True, quiet=True, steps=7)
+    longer = run(None, folder, resume=True, quiet=True, steps=7)
     after = lines(folder, "valid")
     assert [line["step"] for line in after] == [3, 5, 6, 7]
     assert [line["loss"] for line in after[:2]] == [line["loss"] for line in before]
-    assert (result["best_step"], result["valid"]["loss"]) == (5, before[-1]["loss"])
-    assert same(dict(mnemos.load(folder).state_dict()), weights(folder, 5))
-    # Until the longer run has text_run, there is no model of it.
+    assert (longer["best_step"], longer["valid"]["loss"]) == (5, before[-1]["loss"])
+    equal(mnemos.load(folder).state_dict(), weights(folder, 5))
+    # Until the longer run has ended, there is no model of it.
     (folder / "result.json").unlink()
     with pytest.raises(InputError, match=r"found no result.json"):
         mnemos.load(folder)
@@ -223,19 +198,93 @@ def test_a_run_that_goes_on_with_other_data_says_so(tmp_path, capsys):
 def test_the_best_weights_are_kept_and_a_run_stops_early(text_run, tmp_path):
     asked = recipe(str(text_run.parent / "texts"), steps=40, keep_best=True, patience=2, keep=99)
     asked = replace(asked, optim=OptimConfig(lr=0.3))  # far too high: the loss goes up and down
-    result = run(asked, tmp_path / "run", quiet=True)
+    whole = run(asked, tmp_path / "run", quiet=True)
     valid = {line["step"]: line["loss"] for line in lines(tmp_path / "run", "valid")}
     best = min(valid, key=valid.__getitem__)
-    assert (result["best_step"], result["steps"], result["stopped_early"]) == (best, best + 4, True)
-    assert result["valid"]["loss"] == valid[best]
-    model = mnemos.load(tmp_path / "run")
-    assert same(dict(model.state_dict()), weights(tmp_path / "run", best))
-    assert evaluate_run(tmp_path / "run")["as trained"] == pytest.approx(result["test"])
+    assert (whole["best_step"], whole["steps"], whole["stopped_early"]) == (best, best + 4, True)
+    assert whole["valid"]["loss"] == valid[best]
+    equal(mnemos.load(tmp_path / "run").state_dict(), weights(tmp_path / "run", best))
+    assert evaluate_run(tmp_path / "run")["as trained"] == pytest.approx(whole["test"])
     # A killed run goes on with what it knew of the best evaluation.
-    shutil.copytree(tmp_path / "run", tmp_path / "killed")
-    for step in range(best + 3, best + 5):
-        checkpoint.path_of(tmp_path / "killed/checkpoints", step).unlink(missing_ok=True)
-    (tmp_path / "killed/result.json").unlink()
-    again = run(None, tmp_path / "killed", resume=True, quiet=True)
-    assert all(again[key] == result[key] for key in ("best_step", "steps", "test", "stopped_early"))
+    killed = stopped(tmp_path / "run", tmp_path / "killed", best + 3, best + 4)
+    again = run(None, killed, resume=True, quiet=True)
+    assert all(again[key] == whole[key] for key in ("best_step", "steps", "test", "stopped_early"))
     assert main(["train", "--resume", str(tmp_path / "run"), "--train.steps", "90"]) == 2
+
+
+ARTICLE = " \n = {0} = \n \n The {0} is a {0} of two words , one of which is {0} . \n"
+
+
+def articles(folder: Path, names: str) -> Path:
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        (folder / f"wiki.{split}.tokens").write_text("".join(ARTICLE.format(name) for name in names.split()) * 5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def words_run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("words")
+    model = {"dim": 16, "layers": 1, "num_heads": 2, "mlp": 16, "head": HeadConfig(tied=True, cutoffs=(4, 8))}
+    data = {"path": str(articles(folder / "texts", "owl elk fox cat")), "segment": 8, "articles": True}
+    return trained("text-words", folder / "run", model, data, steps=3, eval_every=3, log_every=1)
+
+
+def test_a_run_is_scored_with_resets_and_carried(words_run, capsys):
+    scores = evaluate_run(words_run)
+    said = capsys.readouterr().out
+    assert list(scores) == ["as trained", "carried"]
+    assert scores["carried"]["loss"] != scores["as trained"]["loss"]
+    assert {"bits per byte", "perplexity"} < scores["carried"].keys()
+    assert "memory reset at the beginning of each document\n" in said
+    assert "memory carried from document to document\n" in said
+    first = lines(words_run)[0]
+    assert "bits per byte" in first
+    assert "accuracy" not in first, "no second pass over all words in training"
+
+
+def test_some_rows_are_scored(words_run, capsys, output, refused):
+    whole = evaluate_run(words_run, rows=0)
+    assert "--rows 0 scores all" not in capsys.readouterr().out
+    said = output("eval", words_run, "--rows", "2")
+    counted = int(said.split("text-words, ")[1].split(" targets of test split of")[0])
+    assert 0 < counted <= 2 * 8
+    for name in whole:
+        assert f"  {name:11} loss {whole[name]['loss']:.4f}" not in said
+    assert "--rows: expected at least 1, or 0 for all, found -1" in refused("eval", words_run, "--rows", "-1")
+
+
+def test_a_run_is_scored_at_other_lengths(words_run, capsys, refused):
+    own = evaluate_run(words_run)["as trained"]["loss"]
+    assert evaluate_run(words_run, fields=["--model.attention.memory", "64"])["as trained"]["loss"] == own, (
+        "an article is no longer than the memory of 64 that the model has"
+    )
+    short = ["--data.segment", "4", "--model.attention.memory", "2", "--model.attention.same-length", "True"]
+    capsys.readouterr()
+    assert evaluate_run(words_run, fields=[*short, "--model.attention.clamp", "1"])["as trained"]["loss"] != own
+    assert "changed: model.attention.memory 2 instead of 64\n" in capsys.readouterr().out
+    may = r"(--model.max_length, --model.attention.memory, --model.attention.same_length, --model.attention.clamp)"
+    for words, expected in (
+        (["--model.layers", "2"], f"settings of the model that an evaluation may change {may}, found --model.layers"),
+        (["--model.head.cutoffs", "4", "9"], "found --model.head.cutoffs; train a run with it"),
+        (["--model.attention.clamp", "-1"], "mnemos: expected memory and clamp of at least 0, found memory 64, clamp"),
+        (["--train.steps", "3"], "settings of the data or the model, --data.FIELD value or --model.FIELD value"),
+        (["--data.words", "9"], "expected the vocabulary that the run's model was trained with (words), found another"),
+        (["--data.tokens", "bytes"], "found another one of bytes; leave data.tokens and data.words out"),
+    ):
+        assert expected in refused("eval", words_run, *words)
+
+
+def test_other_text_is_read_with_the_runs_vocabulary(words_run, tmp_path, output, refused):
+    said = output("eval", words_run, "--data.path", articles(tmp_path / "other", "owl owl ape"))
+    assert "in the vocabulary: test 330 (6.06% unknown)\n" in said
+    strange = tmp_path / "strange.txt"
+    strange.write_text("ein ganz anderer Text\n" * 60)
+    words = ["eval", words_run, "--data.path", strange, "--data.articles", "False"]
+    assert "found 80% of the test split's words unknown to the run's vocabulary" in refused(*words)
+
+
+def test_it_writes_words(words_run, tmp_path, output):
+    assert output("sample", words_run, "--prompt", "The owl", "--length", "5", "--top-k", "3").startswith("The owl ")
+    (tmp_path / "a.txt").write_text("The owl is")
+    assert output("predict", words_run, tmp_path / "a.txt", "--length", "2").startswith(f"{tmp_path / 'a.txt'}: ")

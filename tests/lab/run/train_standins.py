@@ -26,6 +26,7 @@ from mnemos.ops.gated_cache import batch_mean
 from mnemos.types import add_auxiliary_loss
 
 VOCAB, CLASSES, LENGTH = 11, 3, 12
+STILL = {"dropout": 0.0, "noise": False, "cached": True}  # of the model: nothing is drawn while it trains
 
 
 class Memory(NamedTuple):
@@ -201,6 +202,10 @@ class Toys:
         )
 
 
+def gradient_norm(model: nn.Module) -> float:
+    return torch.sqrt(sum((p.grad**2).sum() for p in model.parameters() if p.grad is not None)).item()
+
+
 def look(model: nn.Module, step: int) -> dict[str, Any]:
     """An `on_evaluation` that draws from every generator, as careless ones do."""
     random.random(), np.random.rand(), torch.rand(3)  # noqa: NPY002
@@ -237,8 +242,8 @@ def work(folder: str, toys: Toys, resume: bool = False, moment: str = "", number
             raise SystemExit(130) from None
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def send(sign: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(os.getpid(), sign)
 
 
 def prepare(moment: str, number: int) -> None:
@@ -248,49 +253,39 @@ def prepare(moment: str, number: int) -> None:
     from mnemos.lab.evaluate import scores
     from mnemos.lab.run import checkpoint, folder, loop, run
 
-    if moment == "mid-update":  # gradients are there, the step is not
-        before(loop, "set_lr", lambda optimiser, optim, step, *_: step == number and die())
-    elif moment == "saved":
-        after(checkpoint, "write", lambda path, _: path.name == f"step-{number:08d}.safetensors" and die())
-    elif moment == "saved best":
-        after(checkpoint, "write", lambda path, _: path.name == f"best-{number:08d}.safetensors" and die())
+    calls = iter(range(1, 10**6))
+    if moment in ("mid-update", "SIGTERM", "SIGINT"):  # gradients are there, the step is not
+        sign = getattr(signal, moment, signal.SIGKILL)
+        before(loop, "set_lr", lambda optimiser, optim, step, *_: step == number and send(sign))
+    elif moment in ("saved", "saved best"):
+        name = f"{'best' if 'best' in moment else 'step'}-{number:08d}.safetensors"
+        after(checkpoint, "write", lambda path, _: path.name == name and send())
     elif moment == "half-written":
 
         def half(tensors: Any, path: Path, about: Any) -> None:
             whole(tensors, path, about)
             if path.name.startswith(f"step-{number:08d}"):
                 os.truncate(path, path.stat().st_size // 2)
-                die()
+                send()
 
         whole, safetensors.torch.save_file = safetensors.torch.save_file, half
     elif moment in ("fsync", "replace"):
-        calls = iter(range(1, 10**6))
-        before(os, moment, lambda *_: next(calls) == number and die())
+        before(os, moment, lambda *_: next(calls) == number and send())
     elif moment == "pruning":
-        before(checkpoint, "prune", lambda folder, step, *kept: step == number and die())
+        before(checkpoint, "prune", lambda folder, step, *kept: step == number and send())
     elif moment == "half-a-line":
 
-        def record(self: Any, lines: Any) -> None:
-            written(self, lines)
+        def cut(self: Any, lines: Any) -> None:
             if lines[-1].step == number:
                 path = self.folder / "metrics.jsonl"
                 os.truncate(path, path.stat().st_size - 9)
-                die()
+                send()
 
-        written, folder.RunFolder.record = folder.RunFolder.record, record
+        after(folder.RunFolder, "record", cut)
     elif moment == "looking":
-        before(run, "evaluate", lambda *_: next(looks) == number and die())
-        looks = iter(range(1, 10**6))
-    elif moment in ("SIGTERM", "SIGINT"):
-
-        def ask(optimiser: Any, optim: Any, step: int, *_: Any) -> None:
-            if step == number:
-                os.kill(os.getpid(), getattr(signal, moment))
-
-        before(loop, "set_lr", ask)
+        before(run, "evaluate", lambda *_: next(calls) == number and send())
     elif moment == "SIGTERM-looking":
-        looks = iter(range(1, 10**6))
-        before(scores, "to_model", lambda *_: next(looks) == number and os.kill(os.getpid(), signal.SIGTERM))
+        before(scores, "to_model", lambda *_: next(calls) == number and send(signal.SIGTERM))
     else:
         raise ValueError(moment)
 

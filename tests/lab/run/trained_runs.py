@@ -1,10 +1,16 @@
 """Small trained runs of registered recipes, and what their folders have."""
 
 import json
+import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from mnemos import registry
+from mnemos.lab.run import checkpoint
 from mnemos.lab.run.recipe import OptimConfig, Recipe
 from mnemos.lab.run.session import run
 from mnemos.lab.tasks.text import TextConfig
@@ -50,3 +56,51 @@ def lines(folder: Path, kind: str = "") -> list[dict]:
     """The lines of metrics.jsonl, or those of a kind."""
     read = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [line for line in read if kind in ("", line["kind"])]
+
+
+def numbers(folder: Path, kind: str = "") -> list[dict]:
+    """The same lines without the time that they took."""
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines(folder, kind)]
+
+
+def result(folder: Path) -> dict:
+    """What result.json has, without time and memory."""
+    found = json.loads((folder / "result.json").read_text())
+    return {name: value for name, value in found.items() if name not in ("seconds", "peak_bytes")}
+
+
+def weights(folder: Path, step: int = 12, part: str = "model") -> dict[str, Tensor]:
+    """What the checkpoint of an update has."""
+    return checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))[part]
+
+
+def equal(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+    """Fail unless both have the same names and values, bit for bit."""
+    torch.testing.assert_close(dict(ours), dict(theirs), rtol=0, atol=0)
+
+
+def stopped(run: Path, folder: Path, *steps: int) -> Path:
+    """A copy of a finished run as if it had been stopped before it saved the checkpoints of these updates."""
+    shutil.copytree(run, folder)
+    (folder / "result.json").unlink()
+    for step in steps:
+        for kind in ("step", "averaged"):
+            checkpoint.path_of(folder / "checkpoints", step, kind).unlink(missing_ok=True)
+    return folder
+
+
+def ended(folder: Path, step: int = 12) -> str:
+    """A digest of everything in the checkpoint of an update that is not about time or memory."""
+    tree = checkpoint.read(checkpoint.path_of(folder / "checkpoints", step))
+    for key in ("seconds", "peak_bytes"):
+        del tree["counters"][key]
+    assert {"model", "optimiser", "generators", "states", "sums", "plateau"} <= set(tree)
+    return checkpoint.digest(*checkpoint.encode(tree))
+
+
+def same(folder: Path, reference: Path, step: int = 12) -> None:
+    """Fail unless two finished runs have the same lines, checkpoint and result."""
+    assert numbers(folder) == numbers(reference)
+    assert ended(folder, step) == ended(reference, step)
+    assert result(folder) == result(reference)
+    assert not list(folder.rglob("*.tmp"))

@@ -1,0 +1,254 @@
+"""Runs on photos: trained, resumed exactly, interrupted with their workers, evaluated, and the classes of files."""
+
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import processes
+import pytest
+import torch
+from PIL import Image
+from train_standins import train
+from trained_runs import equal, numbers, result, weights
+
+import mnemos
+from mnemos import InputError, registry
+from mnemos.lab.cli import main
+from mnemos.lab.errors import Interrupted
+from mnemos.lab.evaluate.predict import predict
+from mnemos.lab.run import checkpoint, loop
+from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig
+from mnemos.lab.run.recipe_files import read_recipe
+from mnemos.lab.run.session import run
+from mnemos.lab.run.trained import evaluate_run
+from mnemos.lab.tasks.augment import AugmentConfig
+from mnemos.lab.tasks.images import DigitsConfig
+from mnemos.lab.tasks.photos import PhotosConfig
+from mnemos.libraries import timm
+from mnemos.models.transformer import TransformerConfig
+
+NAMES = ("cat", "cow", "dog", "emu", "fox", "owl")
+
+
+def photos(folder: Path, names: tuple[str, ...] = NAMES, seed: int = 0) -> Path:
+    """Six photos of noise for each name; the later it comes, the darker they are."""
+    random = np.random.default_rng(seed)
+    for i, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for k in range(6):
+            pixels = random.integers(0, 255, (40, 30, 3)) // (i + 1)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{k}.png")
+    return folder
+
+
+def recipe(folder: Path, workers: int = 0, augment: str = "light", **settings) -> Recipe:
+    """photos-vit-cached, small, with a rate of their own for the gates; its sizes come from the photos."""
+    made = registry.load("recipe", "photos-vit-cached")()
+    settings = {"steps": 12, "batch_size": 4, "log_every": 4, "eval_every": 6, "checkpoint_every": 3, **settings}
+    return replace(
+        made,
+        model=replace(made.model, image=0, classes=0, patch=8, dim=16, depth=1, num_heads=2, dropout=0.1),
+        data=replace(made.data, folder=str(folder), size=16, workers=workers, augment=AugmentConfig(augment)),
+        optim=OptimConfig(lr=2e-2, gate_lr_scale=5.0, schedule=ScheduleConfig("cosine", warmup=3)),
+        train=replace(made.train, accelerator="cpu", **settings),
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    timm()
+    folder = tmp_path_factory.mktemp("photos")
+    run(recipe(photos(folder / "photos"), steps=40), folder / "run", quiet=True)
+    return folder / "run"
+
+
+def test_a_run_on_photos(finished, capsys, monkeypatch):
+    found, asked = result(finished), read_recipe(finished)
+    assert set(found["test"]) == set(found["valid"]) == {"loss", "accuracy", "top5"}
+    assert (found["tokens"], asked.model.classes, asked.model.image) == (40 * 4, 6, 16), "tokens: images"
+    losses = [line["loss"] for line in numbers(finished, "train")]
+    assert losses[-1] < 0.8 * losses[0]
+    (batch,) = asked.data.build().batches("test", 99)
+    five = mnemos.load(finished)(batch.inputs)[0].topk(5).indices
+    assert found["test"]["top5"] == pytest.approx((five == batch.targets[:, None]).any(1).float().mean().item())
+    assert found["test"]["accuracy"] <= found["test"]["top5"] <= 1
+    monkeypatch.setattr("mnemos.lab.run.progress.INTERVAL", 0.0)
+    assert evaluate_run(finished)["as trained"] == pytest.approx(found["test"])
+    said = capsys.readouterr()
+    assert f"top-5 {found['test']['top5']:.4f}" in said.out
+    assert f"{asked.name} evaluating test" in said.err
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("policy", "workers"), [("timm", 1), pytest.param("light", 0, marks=pytest.mark.exhaustive)])
+def test_resume_is_exact(finished, tmp_path, monkeypatch, workers, policy):
+    """Dropout, augmentation and gates with a rate of their own; broken off in update 8, saved after 6."""
+    folder = finished.parent / "photos"
+    train(recipe(folder, augment=policy), tmp_path / "whole", quiet=True)
+    original = loop.set_lr
+
+    def breaking(optimiser, optim, step, *rest):
+        if step == 8:
+            raise StopError
+        return original(optimiser, optim, step, *rest)
+
+    asked = recipe(folder, workers, policy)
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "set_lr", breaking)
+        with pytest.raises(StopError) as held:  # with it, the frames of the run
+            train(asked, tmp_path / "run", quiet=True)
+    assert not [c for c in multiprocessing.active_children() if c.daemon], "no process is left behind"
+    del held
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints")[0] == 6
+    train(asked, tmp_path / "run", resume=True, quiet=True)
+    assert not [c for c in multiprocessing.active_children() if c.daemon]
+    equal(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
+
+
+def work(folder: str, recipe: Recipe) -> None:
+    """Train in a process of its own; exit code 130 where it was interrupted."""
+    try:
+        train(recipe, folder, quiet=True)
+    except Interrupted:
+        raise SystemExit(130) from None
+
+
+def test_a_terminals_interrupt_reaches_the_workers_and_saves(finished, tmp_path, forks):
+    """Ctrl-C goes to every process of the terminal; the run saves, ends, and goes on as if it had not been."""
+    settings = {"steps": 30, "log_every": 1, "eval_every": 30, "checkpoint_every": 30}
+    asked = recipe(finished.parent / "photos", 1, **settings)
+    process = processes.Process(work, str(tmp_path / "run"), asked)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (metrics.exists() and metrics.read_text().count("\n") > 1):
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGINT)
+    done = process.wait(60)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr == ""
+    (step,) = checkpoint.steps(tmp_path / "run" / "checkpoints")
+    assert 0 < step < 30
+    train(recipe(finished.parent / "photos", **settings), tmp_path / "alone", quiet=True)
+    train(asked, tmp_path / "run", resume=True, quiet=True)
+    assert numbers(tmp_path / "run", "train") == numbers(tmp_path / "alone", "train")
+
+
+def test_what_does_not_fit_is_refused_in_one_line(finished, tmp_path):
+    base = recipe(finished.parent / "photos")
+    vit = replace(base.model, image=8, classes=10, patch=4)
+    for fields, words in (
+        ({"data": replace(base.data, workers=-1)}, "data.workers: expected at least 0, found -1; raise it"),
+        ({"data": replace(base.data, augment=AugmentConfig("timm", mixup=-1.0))}, "mixup must be at least 0"),
+        (
+            {"model": vit, "data": DigitsConfig()},
+            "images, but the data digits gives tokens; .* data.layout image",
+        ),
+        ({"model": TransformerConfig(vocab_size=17)}, r"takes tokens, .* gives images; use another recipe$"),
+    ):
+        with pytest.raises(InputError, match=words) as error:
+            train(replace(base, **fields), tmp_path / "run", quiet=True)
+        assert "\n" not in str(error.value)
+        assert not (tmp_path / "run").exists()
+
+
+def test_files_have_the_classes_that_evaluation_finds(finished, output):
+    (batch,) = read_recipe(finished).data.build().batches("test", 99)
+    logits, _ = mnemos.load(finished)(batch.inputs)
+    wanted = {tuple(round(p, 4) for p in sorted(row, reverse=True)) for row in logits.softmax(-1).tolist()}
+    found = list(predict(finished, [finished.parent / "photos"], top=6))
+    given = {tuple(round(one["probability"], 4) for one in each.details["classes"]) for each in found}
+    assert (len(found), len(wanted & given), len(wanted)) == (36, 6, 6)
+    assert {one["name"] for one in found[0].details["classes"]} == {*NAMES}
+    file = finished.parent / "photos/dog/3.png"
+    assert re.fullmatch(
+        rf"{file}: ([a-z]{{3}}) 0\.\d+  ([a-z]{{3}}) 0\.\d+\n", output("predict", finished, file, "--top", "2")
+    )
+    (one,) = predict(finished / "model", [file], top=1)
+    assert one.details["classes"][0]["probability"] > 1 / 6
+    assert torch.is_grad_enabled()
+
+
+def test_what_cannot_be_predicted_is_one_line(finished, tmp_path, capsys, output, refused):
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "empty").mkdir()
+    for folder, file, words in (
+        (finished, tmp_path / "nowhere.png", "nowhere.png: expected an image"),
+        (finished, tmp_path / "broken.png", "broken.png: expected an image, but it cannot be decoded"),
+        (finished, tmp_path / "empty", "empty: expected images"),
+        (tmp_path, tmp_path / "broken.png", "expected config.json and model.safetensors"),
+    ):
+        assert words in refused("predict", folder, file)
+    good = [str(finished.parent / f"photos/{name}.png") for name in ("cat/0", "dog/1")]
+    alone = output("predict", finished, *good)
+    assert main(["predict", str(finished), good[0], str(tmp_path / "broken.png"), good[1]]) == 1
+    said = capsys.readouterr()
+    assert said.out == alone, "the photos of the batch that can be read"
+    assert said.err.startswith(f"mnemos: {tmp_path}/broken.png: expected an image")
+    assert said.err.count("\n") == 1
+    for options, words in (
+        ({"length": 3}, r"--length: expected --top for a model of images"),
+        ({"top": 0}, r"--top: expected at least 1, found 0"),
+    ):
+        with pytest.raises(InputError, match=words):
+            predict(finished, [], **options)
+    model = shutil.copytree(finished / "model", tmp_path / "model")
+    (model / "preprocessing.json").write_text('{"names": ["cat"]}')  # of another version
+    with pytest.raises(InputError, match=r"preprocessing.json: .*'is' is missing.*; train again"):
+        predict(model, [])
+
+
+def test_a_file_that_is_no_image_is_found_before_training(tmp_path, refused):
+    folder = photos(tmp_path / "photos", ("cat", "dog"))
+    (folder / "dog/broken.jpg").write_bytes(b"no picture")
+    (folder / "cat/empty.png").touch()
+    said = refused("train", "photos-vit", "--data.folder", folder, "--out", tmp_path / "run")
+    assert "empty.png: expected an image" in said
+    assert "so are 1 more of the 14 files" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_damage_within_a_file_is_named_when_its_batch_comes(tmp_path, capsys):
+    """Beginning and end of the file are intact, so the check before training cannot find it."""
+    folder = photos(tmp_path / "photos", ("cat", "dog"))
+    broken = folder / "dog/3.png"
+    data = bytearray(broken.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 40] = bytes(40)
+    broken.write_bytes(data)
+    words = ["train", "photos-vit", "--data.folder", str(folder), "--data.size", "16", "--data.workers", "0"]
+    words += ["--model.patch", "8", "--model.dim", "16", "--model.num-heads", "2", "--model.depth", "1"]
+    assert main([*words, "--train.steps", "9", "--train.batch_size", "4", "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1].startswith(f"mnemos: {broken}: expected an image, but it cannot be decoded")
+    assert "Traceback" not in said
+
+
+def test_other_photos_are_scored_whole_and_say_what_their_splits_hold(finished, tmp_path, output, refused):
+    scored = partial(output, "eval", finished, "--data.folder")
+    not_scored = partial(refused, "eval", finished, "--data.folder")
+    assert "such as 'dog', found 'doe'" in not_scored(photos(tmp_path / "does", ("cat", "cow", "doe", *NAMES[3:])))
+    assert "test" in scored(finished.parent / "photos", "--data.held_out", "0.4")
+    other, splits = photos(tmp_path / "other", seed=1), tmp_path / "splits"
+    assert scored(other).splitlines()[0] == f"scored: all, 36 photos of 6 classes, 6 per class: {other}"
+    shutil.copytree(other, splits / "val")
+    assert f"scored: the test split, 36 photos of 6 classes, 6 per class: {splits}/val\n" in scored(splits)
+    (splits / "val").rename(splits / "test")
+    assert f"6 per class: {splits}/test\n" in scored(splits)
+    assert "expected a folder for the valid split, found test; choose" in not_scored(splits, "--split", "valid")
+    shutil.copytree(photos(tmp_path / "third", seed=2), splits / "train")
+    (splits / "train/dog/0.png").unlink()
+    assert PhotosConfig(str(splits), size=16).build().about == (
+        "train  29 photos of 6 classes, 4 to 5 per class: cat, cow, dog, emu and 2 more",
+        "valid  6 photos of 6 classes, 1 per class, a share of each class",
+        f"test   36 photos of 6 classes, 6 per class: {splits}/test",
+    )
