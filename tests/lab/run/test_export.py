@@ -150,10 +150,11 @@ def test_no_word_is_special_where_the_vocabulary_lacks_unknown_words():
     assert tokenizer.decode(tokenizer("the cat the")["input_ids"][1:], skip_special_tokens=True) == "the cat the"
 
 
+SENTENCES = ["the cat sat on the mat .", "x y z </s> start"] * 3
 VOCABULARIES = {
     "bytes": Bytes,
     "words": lambda: Words.count([("a", b"the cat sat\non the mat\n")]),
-    "sub-words": lambda: SubWords(SubWordTokens.train(["the cat sat on the mat .", "x y </s> start"] * 3, 40).content),
+    "sub-words": lambda: SubWords(SubWordTokens.train(SENTENCES, 40).content),
 }
 
 
