@@ -1,135 +1,158 @@
-"""How many slots each attention gets, and what the report says of it."""
+"""How many slots each attention gets, for length="auto", "paper" or an example, and what the report says of it."""
 
 import copy
+import json
 
 import pytest
 import torch
 from hosts import FEW, build, example, given, libraries, run
-from torch import nn
+from torch import Tensor, nn
 
 import mnemos
 from mnemos import GRC
+from mnemos.hosts import HostBranch
 from mnemos.lab.measure.flops import count_flops
 from mnemos.memory.gated_cache import caches
+
+PAPER = GRC(preset="paper", length="paper")
+HF_PYRAMID = {"hidden_sizes": [8, 10, 20, 16], "num_attention_heads": [1, 2, 5, 8], "depths": [2, 1, 1, 1]}
+HF_TEXT = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 8}
+
+
+def hugging_face(name: str, **sizes) -> nn.Module:
+    library = libraries.transformers()
+    kind = getattr(library, name)
+    return kind(kind.config_class(**sizes))
 
 
 # As the published models at 224², but for their widths and depths.
 def pvt_tiny() -> nn.Module:
-    library = libraries.transformers()
-    sizes = {"hidden_sizes": [8, 10, 20, 16], "num_attention_heads": [1, 2, 5, 8], "depths": [2, 1, 1, 1]}
-    return library.PvtForImageClassification(library.PvtConfig(**sizes))
+    return hugging_face("PvtForImageClassification", **HF_PYRAMID)
 
 
 def pvt_v2(name: str = "pvt_v2_b2") -> nn.Module:
-    sizes = {"embed_dims": (8, 10, 20, 16), "depths": (2, 1, 1, 1)}
-    return libraries.timm().create_model(name, **sizes)
+    return libraries.timm().create_model(name, embed_dims=(8, 10, 20, 16), depths=(2, 1, 1, 1))
 
 
-def hf_pvt_v2(**more) -> nn.Module:
-    library = libraries.transformers()
-    sizes = {"hidden_sizes": [8, 10, 20, 16], "num_attention_heads": [1, 2, 5, 8], "depths": [2, 1, 1, 1]}
-    return library.PvtV2ForImageClassification(library.PvtV2Config(**sizes, **more))
+def hf_pvt_v2() -> nn.Module:
+    return hugging_face("PvtV2ForImageClassification", **HF_PYRAMID)
 
 
-def swin_tiny(side: int = 224) -> nn.Module:
-    sizes = {"embed_dim": 12, "depths": (2, 1, 1, 1), "img_size": side}
+def swin_tiny(side: int = 224, **more) -> nn.Module:
+    sizes = {"embed_dim": 12, "depths": (2, 1, 1, 1), "img_size": side, **more}
     return libraries.timm().create_model("swin_tiny_patch4_window7_224", **sizes)
 
 
-def hf_swin_tiny() -> nn.Module:
-    library = libraries.transformers()
-    return library.SwinForImageClassification(library.SwinConfig(embed_dim=12, depths=[2, 1, 1, 1]))
+def hf_swin_tiny(**more) -> nn.Module:
+    return hugging_face("SwinForImageClassification", **{"embed_dim": 12, "depths": [2, 1, 1, 1], **more})
 
 
 def vit_small(**more) -> nn.Module:
-    sizes = {"embed_dim": 12, "depth": 2, "num_heads": 6, **more}
-    return libraries.timm().create_model("vit_small_patch16_224", **sizes)
+    return libraries.timm().create_model("vit_small_patch16_224", embed_dim=12, depth=2, num_heads=6, **more)
 
 
 def hf_vit(**more) -> nn.Module:
-    library = libraries.transformers()
-    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 8}
-    return library.ViTForImageClassification(library.ViTConfig(**sizes, **more))
+    return hugging_face("ViTForImageClassification", **HF_TEXT, **more)
 
 
 def text() -> nn.Module:
-    library = libraries.transformers()
-    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 8}
-    return library.BertModel(library.BertConfig(**sizes, vocab_size=20))
+    return hugging_face("BertModel", **HF_TEXT, vocab_size=20)
 
 
 def encoder() -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 2, 16), 2)
 
 
-PYRAMID = [3136, 3136, 784, 196]
+AUTO = GRC()
+PYRAMID = [3136, 3136, 784, 196]  # tokens of four layers in three stages at 224²
+STAGES = [56, 56, 28, 14, 7]  # the sides of the grids of five layers in four stages
+SQUARES, WHOLE = (
+    [196, 196, 196, 196, 49],
+    [4, 4, 2, 1, 1],
+)  # the paper's slots, and the sides of what each is the mean of
+WINDOWS = [64, 64, 16, 4, 1]
 CASES = {
-    # model: slots, tokens, class tokens, sides of the grid, windows
-    "PVT": (pvt_tiny, [49] * 5, [*PYRAMID, 50], [0, 0, 0, 0, 1], [56, 56, 28, 14, 7], 1),
-    "PVT v2": (pvt_v2, [49] * 5, [*PYRAMID, 49], [0] * 5, [56, 56, 28, 14, 7], 1),
-    "PVT v2, pooled": (lambda: pvt_v2("pvt_v2_b2_li"), [49] * 5, [*PYRAMID, 49], [0] * 5, [56, 56, 28, 14, 7], 1),
-    "PVT v2, HF": (hf_pvt_v2, [49] * 5, [*PYRAMID, 49], [0] * 5, [56, 56, 28, 14, 7], 1),
-    "Swin": (swin_tiny, [49] * 5, [49] * 5, [0] * 5, [7] * 5, [64, 64, 16, 4, 1]),
-    "Swin, HF": (hf_swin_tiny, [49] * 5, [49] * 5, [0] * 5, [7] * 5, [64, 64, 16, 4, 1]),
-    "Swin, padded": (lambda: swin_tiny(256), [49] * 5, [49] * 5, [0] * 5, [7] * 5, [100, 100, 25, 9, 4]),
-    "ViT": (vit_small, [196] * 2, [197] * 2, [1] * 2, [14] * 2, 1),
-    "ViT, registers": (lambda: vit_small(reg_tokens=4), [196] * 2, [201] * 2, [5] * 2, [14] * 2, 1),
-    "ViT, no class token": (
-        lambda: vit_small(class_token=False, global_pool="avg"),
-        [196] * 2,
-        [196] * 2,
-        [0] * 2,
-        [14] * 2,
-        1,
+    # model, GRC: slots, tokens, class tokens, sides of the grid, windows, sides of the squares of a slot
+    "PVT": (pvt_tiny, AUTO, 49, [*PYRAMID, 50], [0, 0, 0, 0, 1], STAGES, 1, 1),
+    "PVT v2": (pvt_v2, AUTO, 49, [*PYRAMID, 49], 0, STAGES, 1, 1),
+    "PVT v2, pooled": (lambda: pvt_v2("pvt_v2_b2_li"), AUTO, 49, [*PYRAMID, 49], 0, STAGES, 1, 1),
+    "PVT v2, HF": (hf_pvt_v2, AUTO, 49, [*PYRAMID, 49], 0, STAGES, 1, 1),
+    "Swin": (swin_tiny, AUTO, 49, 49, 0, [7] * 5, WINDOWS, 1),
+    "Swin, HF": (hf_swin_tiny, AUTO, 49, 49, 0, [7] * 5, WINDOWS, 1),
+    "Swin, padded": (lambda: swin_tiny(256), AUTO, 49, 49, 0, [7] * 5, [100, 100, 25, 9, 4], 1),
+    "ViT": (vit_small, AUTO, 196, 197, 1, [14] * 2, 1, 1),
+    "ViT, registers": (lambda: vit_small(reg_tokens=4), AUTO, 196, 201, 5, [14] * 2, 1, 1),
+    "ViT, no class": (lambda: vit_small(class_token=False, global_pool="avg"), AUTO, 196, 196, 0, [14] * 2, 1, 1),
+    "ViT, HF": (hf_vit, AUTO, 196, 197, 1, [14] * 2, 1, 1),
+    "text": (text, AUTO, 64, None, 0, None, 1, 1),
+    "torch": (encoder, AUTO, 64, None, 0, None, 1, 1),
+    "PVT, paper": (pvt_tiny, PAPER, SQUARES, [*PYRAMID, 50], [0, 0, 0, 0, 1], STAGES, 1, WHOLE),
+    "PVT v2, paper": (pvt_v2, PAPER, SQUARES, [*PYRAMID, 49], 0, STAGES, 1, WHOLE),
+    "PVT v2, HF, paper": (hf_pvt_v2, PAPER, SQUARES, [*PYRAMID, 49], 0, STAGES, 1, WHOLE),
+    "Swin, paper": (swin_tiny, PAPER, SQUARES, [*PYRAMID, 49], 0, STAGES, 1, WHOLE),
+    "Swin, HF, paper": (hf_swin_tiny, PAPER, SQUARES, [*PYRAMID, 49], 0, STAGES, 1, WHOLE),
+    # 200² is 50, 25, 13 and 7 patches a side: squares at the edges are smaller, and windows are padded.
+    "Swin, 200, paper": (
+        *(lambda: swin_tiny(200), PAPER, [169, 169, 169, 169, 49]),
+        *([*PYRAMID, 49], 0, [50, 50, 25, 13, 7], 1, WHOLE),
     ),
-    "ViT, HF": (hf_vit, [196] * 2, [197] * 2, [1] * 2, [14] * 2, 1),
-    "text": (text, [64] * 2, [None] * 2, [0] * 2, None, 1),
-    "torch": (encoder, [64] * 2, [None] * 2, [0] * 2, None, 1),
+    "ViT, paper": (hf_vit, PAPER, 196, 197, 1, [14] * 2, 1, 1),
+    "torch, paper": (encoder, PAPER, 64, None, 0, None, 1, 1),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_auto_is_the_hosts_own_length(case):
-    make, slots, tokens, prefix, sides, windows = CASES[case]
-    report = mnemos.cache(make())
-    assert [one.length for one in report.swapped] == slots
-    assert [one.input.tokens for one in report.swapped] == tokens
-    assert [one.input.prefix for one in report.swapped] == prefix
-    assert [one.input.grid for one in report.swapped] == ([(n, n) for n in sides] if sides else [None] * len(slots))
-    assert [one.input.rows for one in report.swapped] == (windows if isinstance(windows, list) else [1] * len(slots))
+def test_the_hosts_own_length_and_the_papers(case):
+    make, grc, slots, tokens, prefix, sides, windows, squares = CASES[case]
+    report = mnemos.cache(make(), grc)
+    layers = len(report.swapped)
+    assert layers == (5 if sides and len(sides) == 5 else 2)
+
+    def each(expected: object) -> list:
+        return expected if isinstance(expected, list) else [expected] * layers
+
+    assert [one.length for one in report.swapped] == each(slots)
+    assert [one.input.tokens for one in report.swapped] == each(tokens)
+    assert [one.input.prefix for one in report.swapped] == each(prefix)
+    assert [one.input.grid for one in report.swapped] == (each(None) if sides is None else [(n, n) for n in sides])
+    assert [one.input.rows for one in report.swapped] == each(windows)
+    assert [one.input.pool for one in report.swapped] == each(squares)
+    said = "196 slots of 6 channels, 3 heads, each the mean of 4 x 4 tokens, across all windows" in str(report)
+    assert said is (case in ("Swin, paper", "Swin, HF, paper"))
 
 
-def test_an_image_that_is_no_square():
-    model = hf_vit(image_size=(32, 64), patch_size=(16, 8))
-    report = mnemos.cache(model, GRC(preset="official"))
-    assert [(one.length, one.input.tokens, one.input.grid) for one in report.swapped] == [(16, 17, (2, 8))] * 2
-    model.train()(torch.randn(2, 3, 32, 64))
-    timm = vit_small(img_size=(32, 64))
-    report = mnemos.cache(timm, GRC(preset="official"))
-    assert [(one.length, one.input.tokens, one.input.grid) for one in report.swapped] == [(8, 9, (2, 4))] * 2
-    timm.train()(torch.randn(2, 3, 32, 64))
-    pvt = pvt_v2()
-    pvt.pretrained_cfg = {"input_size": (3, 64, 128)}
-    report = mnemos.cache(pvt, GRC(preset="paper"))
-    grids = [(16, 32), (8, 16), (4, 8), (2, 4)]
-    assert [(one.length, one.input.grid) for one in report.swapped][1:] == [(8, grid) for grid in grids]
-    mnemos.uncache(pvt)
-    report = mnemos.cache(pvt, GRC(preset="paper"), example=torch.randn(1, 3, 96, 64))
-    assert [(one.length, one.input.grid) for one in report.swapped][1:] == [(6, None)] * 4
-    pvt.train()(torch.randn(2, 3, 96, 64))
+@pytest.mark.parametrize(
+    ("make", "options", "height", "width", "slots", "grids"),
+    [
+        (lambda: hf_vit(image_size=(32, 64), patch_size=(16, 8)), {"preset": "official"}, 32, 64, 16, [(2, 8)] * 2),
+        (lambda: vit_small(img_size=(32, 64)), {"preset": "official"}, 32, 64, 8, [(2, 4)] * 2),
+        (pvt_v2, {"preset": "paper"}, 64, 128, 8, [(16, 32), (16, 32), (8, 16), (4, 8), (2, 4)]),
+    ],
+    ids=["hf", "timm", "pyramid"],
+)
+def test_an_image_that_is_no_square(make, options, height, width, slots, grids):
+    model = make()
+    if make is pvt_v2:
+        model.pretrained_cfg = {"input_size": (3, height, width)}
+    report = mnemos.cache(model, GRC(**options))
+    assert [(one.length, one.input.grid) for one in report.swapped] == [(slots, grid) for grid in grids]
+    model.train()(torch.randn(2, 3, height, width))
 
 
-def test_an_example_tells_the_length():
-    model = encoder()
-    report = mnemos.cache(model, example=torch.randn(11, 2, 12))
-    assert [(one.length, one.input.tokens) for one in report.swapped] == [(11, 11)] * 2
-    report = mnemos.cache(text(), example={"input_ids": torch.zeros(1, 13, dtype=torch.long)})
-    assert [(one.length, one.input.tokens) for one in report.swapped] == [(13, 13)] * 2
-    report = mnemos.cache(pvt_v2(), example=torch.randn(1, 3, 64, 64))
-    assert [(one.length, one.input.tokens) for one in report.swapped] == [(4, 256), (4, 256), (4, 64), (4, 16), (4, 4)]
-    # 96² is patches of 24, 12, 6 and 3 a side, and reduced by 8, 4, 2 and 1 of 3.
-    report = mnemos.cache(hf_pvt_v2(), example=(torch.randn(1, 3, 96, 96),))
-    assert [(one.length, one.input.tokens) for one in report.swapped] == [(9, 576), (9, 576), (9, 144), (9, 36), (9, 9)]
+@pytest.mark.parametrize(
+    ("make", "inputs", "slots", "tokens"),
+    [
+        (encoder, torch.randn(11, 2, 12), 11, [11, 11]),
+        (text, {"input_ids": torch.zeros(1, 13, dtype=torch.long)}, 13, [13, 13]),
+        (pvt_v2, torch.randn(1, 3, 96, 64), 6, [384, 384, 96, 24, 6]),
+        # 96² is patches of 24, 12, 6 and 3 a side, and reduced by 8, 4, 2 and 1 of 3.
+        (hf_pvt_v2, (torch.randn(1, 3, 96, 96),), 9, [576, 576, 144, 36, 9]),
+    ],
+    ids=["torch", "text", "timm", "hf"],
+)
+def test_an_example_tells_the_length(make, inputs, slots, tokens):
+    report = mnemos.cache(make(), example=inputs)
+    assert [(one.length, one.input.tokens) for one in report.swapped] == [(slots, n) for n in tokens]
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -146,18 +169,25 @@ def test_parameters_are_counted(name):
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
+@pytest.mark.parametrize(
+    "grc",
+    [
+        *(GRC(length=3, preset=preset) for preset in ("paper", "official", "mnemos")),
+        GRC(preset="paper", length="paper", convolution=True),
+    ],
+    ids=["paper", "official", "mnemos", "pooled"],
+)
 @pytest.mark.parametrize("name", ["timm_vit", "timm_swin", "timm_pvt2", "hf_pvt", "hf_swin"])
-def test_flops_are_counted(name, preset):
+def test_flops_are_counted(name, grc):
     host = build(name, torch.float32)
     model = copy.deepcopy(host)
-    report = mnemos.cache(model, GRC(length=3, preset=preset), **given(name, torch.float32))
+    report = mnemos.cache(model, grc, **given(name, torch.float32))
     inputs = example(name, 1, dtype=torch.float32)
     with torch.no_grad():
         run(model, inputs)  # a frozen cache is projected
         for training, expected in ((False, report.inference_flops), (True, report.flops)):
             alone, cached = (count_flops(lambda m=m, t=training: run(m.train(t), inputs)) for m in (host, model))
-            if not training and preset == "paper":
+            if not training and caches(model)[0].grc.inference == "frozen":
                 cached = count_flops(lambda: run(model, inputs))
             assert cached - alone == expected > 0
 
@@ -175,8 +205,53 @@ def test_what_was_left_is_said():
     assert len(report.left) == 2
     x = torch.randn(2, 5, 12)
     whole(x, x, tgt_is_causal=True, tgt_mask=whole.generate_square_subsequent_mask(5)).sum().backward()
-    library = libraries.transformers()
-    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    decoder = library.BertModel(library.BertConfig(**sizes, vocab_size=20, is_decoder=True, add_cross_attention=True))
+    decoder = hugging_face("BertModel", **HF_TEXT, vocab_size=20, is_decoder=True, add_cross_attention=True)
     with pytest.raises(mnemos.InputError, match="decoder"):
         mnemos.cache(decoder)
+
+
+SMALL = {"embed_dim": 12, "depths": [2, 2], "num_heads": [3, 6], "window_size": 3}
+
+
+@pytest.mark.parametrize("side", [24, 28])
+@pytest.mark.parametrize("make", [swin_tiny, hf_swin_tiny])
+def test_a_cache_of_swin_summarises_the_grid_that_its_block_divided(make, side):
+    """6² and 7² patches in windows of 3², shifted and not; the second with padding."""
+    torch.manual_seed(0)
+    model = make(side, **SMALL) if make is swin_tiny else make(image_size=side, drop_path_rate=0.0, **SMALL)
+    mnemos.cache(model, PAPER)
+    grids: list[Tensor] = []
+    summaries: list[tuple[HostBranch, Tensor]] = []
+    for name, module in model.named_modules():
+        if name.endswith(("norm1", "layernorm_before")):
+            module.register_forward_hook(lambda _, __, output: grids.append(output.flatten(1, -2)))
+        if isinstance(module, HostBranch):
+            module.register_forward_pre_hook(
+                lambda branch, args: summaries.append((branch, branch.summarised(args[0], None)[0]))
+            )
+    with torch.no_grad():
+        model(torch.randn(2, 3, side, side))
+    assert len(grids) == len(summaries) == 4
+    for (branch, summary), grid in zip(summaries, grids, strict=True):
+        (rows, columns), pool = branch.grid, branch.pool
+        image = grid.view(2, rows, columns, -1)
+        corners = [(i, j) for i in range(0, rows, pool) for j in range(0, columns, pool)]
+        squares = [image[:, i : i + pool, j : j + pool].mean((1, 2)) for i, j in corners]
+        torch.testing.assert_close(summary, torch.stack(squares, 1))
+    # The positional term passes every token back to its own place.
+    windows = summaries[1][0].windows
+    assert any(windows.shift)
+    x = torch.randn(2, windows.grid[0] * windows.grid[1], 5)
+    assert torch.equal(windows.to_grid(windows.to_windows(x)), x)
+
+
+def test_a_saved_model_of_hugging_face_keeps_the_papers_length(tmp_path):
+    model = build("hf_swin", torch.float32)
+    mnemos.cache(model, PAPER)
+    inputs = example("hf_swin", 2, dtype=torch.float32)
+    run(model.train(), inputs)
+    model.eval().save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["mnemos"][0]["grc"]["length"] == "paper"
+    again = mnemos.hosts.from_pretrained(type(model), tmp_path).eval()
+    assert [branch.windows for branch in caches(again)] == [branch.windows for branch in caches(model)]
+    assert torch.equal(run(again, inputs), run(model, inputs))

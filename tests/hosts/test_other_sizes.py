@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
-from hosts import build, close, libraries, open_caches
+from hosts import build, close, libraries, open_caches, tensor
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import mnemos
 from mnemos import GRC
@@ -34,38 +35,35 @@ def watched(model: nn.Module) -> list:
     return seen
 
 
-@pytest.mark.parametrize("options", _OPTIONS)
-def test_a_timm_vit_of_any_size(options):
-    torch.manual_seed(0)
-    model = dynamic_vit()
-    mnemos.cache(model, GRC(**options))
+SIZES = {
+    # host: sizes of images, the patches' sides, arguments of its call
+    "timm_vit": ([(16, 16), (24, 8), (8, 24), (32, 16)], (4, 4), {}),
+    "hf_vit": ([(24, 8)], (4, 4), {"interpolate_pos_encoding": True}),
+    "hf_pvt2": ([(32, 64)], (4, 8), {}),
+    "timm_pvt2": ([(32, 64)], (4, 8), {}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, options) for name in SIZES for options in _OPTIONS),
+        *((name, {"length": "paper"}) for name in ("hf_pvt2", "timm_pvt2")),
+    ],
+)
+def test_a_branch_is_given_the_grid_of_its_call(name, options):
+    sizes, sides, more = SIZES[name]
+    model = dynamic_vit() if name == "timm_vit" else build(name)
+    example = images(64, 64, 1) if name.endswith("pvt2") else None
+    mnemos.cache(model, GRC(**({"length": 4} | options)), example=example)
     open_caches(model)
     seen = watched(model)
-    for height, width in ((16, 16), (24, 8), (8, 24), (32, 16)):
+    for height, width in sizes:
         del seen[:]
-        model.train()(images(height, width)).sum().backward()
-        assert seen == [(height // 4, width // 4)] * 2
-        assert torch.isfinite(model.eval()(images(height, width))).all()
-
-
-@pytest.mark.parametrize("options", _OPTIONS)
-def test_hugging_face_vits_interpolate_their_positions(options):
-    model = build("hf_vit")
-    mnemos.cache(model, GRC(**options))
-    seen = watched(model)
-    model.train()(images(24, 8), interpolate_pos_encoding=True)
-    assert seen == [(6, 2)] * 2
-
-
-@pytest.mark.parametrize("options", [*_OPTIONS, {"length": "paper"}])
-@pytest.mark.parametrize("name", ["hf_pvt2", "timm_pvt2"])
-def test_pyramids_pass_their_grids(name, options):
-    model = build(name)
-    mnemos.cache(model, GRC(**({"length": 4} | options)), example=images(64, 64, 1))
-    seen = watched(model)
-    model.train()(images(32, 64)).logits if name.startswith("hf") else model.train()(images(32, 64))
-    assert seen[:2] == [(8, 16), (4, 8)]
-    assert all(branch.pending.isfinite().all() for branch in caches(model))
+        tensor(model.train()(images(height, width), **more)).sum().backward()
+        assert seen[:2] == [(height // side, width // side) for side in sides]
+        assert all(branch.pending.isfinite().all() for branch in caches(model))
+        assert tensor(model.eval()(images(height, width), **more)).isfinite().all()
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -74,8 +72,6 @@ def test_two_grids_of_one_number_of_tokens_and_checkpointing(reentrant):
     mnemos.cache(model, GRC(preset="official", length=4))
     open_caches(model)
     plain = copy.deepcopy(model)
-    from torch.utils.checkpoint import checkpoint
-
     for block in model.blocks:
         forward = block.forward
         block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=reentrant)
@@ -117,13 +113,12 @@ def test_swin_v1_of_hugging_face_does_not_shift_a_grid_of_one_window():
 @pytest.mark.parametrize("options", [{}, {"preset": "official"}, {"resample": "grid", "length": 4}])
 def test_the_padding_of_windows_is_left_out(name, options):
     """5 × 5 tokens in windows of 4 × 4: of 64 tokens, 39 are padding."""
+    small = {"patch_size": 4, "window_size": 4, "embed_dim": 12, "depths": (2,), "num_heads": (2,)}
     if name == "timm_swin":
-        small = {"img_size": 20, "patch_size": 4, "window_size": 4, "embed_dim": 12, "depths": (2,), "num_heads": (2,)}
-        model = libraries.timm().create_model("swin_tiny_patch4_window7_224", num_classes=5, **small).double()
+        model = libraries.timm().create_model("swin_tiny_patch4_window7_224", img_size=20, **small).double()
     else:
         library = libraries.transformers()
-        small = {"image_size": 20, "patch_size": 4, "window_size": 4, "embed_dim": 12, "depths": [2], "num_heads": [2]}
-        model = library.SwinForImageClassification(library.SwinConfig(**small, num_labels=5)).double()
+        model = library.SwinForImageClassification(library.SwinConfig(image_size=20, **small)).double()
     mnemos.cache(model, GRC(**options))
     open_caches(model)
     masks: list = []
@@ -133,6 +128,6 @@ def test_the_padding_of_windows_is_left_out(name, options):
             masks.append(mask),
             written(source, cache, mask, *rest),
         )[1]
-    model.train()(images(20, 20)).sum() if name == "timm_swin" else model.train()(images(20, 20)).logits.sum()
+    model.train()(images(20, 20))
     assert [int(mask.sum()) for mask in masks] == [2 * 25, 2 * 25]
     assert all(mask.shape == (8, 16) for mask in masks)
