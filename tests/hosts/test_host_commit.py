@@ -1,17 +1,23 @@
-"""Once a forward and never twice, in hosts: recomputation, micro-batches, evaluation, exceptions, parts alone."""
+"""Once a forward and never twice, in hosts: recomputation, micro-batches, evaluation, exceptions, parts alone.
+
+A forward that a backward repeats after others have promoted reads what it read the first time.
+"""
 
 import copy
 import functools
+import gc
 from collections.abc import Callable
 
 import pytest
 import torch
-from hosts import FEW, ZOO, cached, close, example, few, loss, run, tensor
-from torch import nn
+from hosts import FEW, ZOO, cached, close, example, few, loss, open_caches, run, tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import mnemos
 from mnemos import GRC
+from mnemos.attention import GatedCacheAttention
+from mnemos.lab.vision.attention_cache import TokenCache
 from mnemos.memory.gated_cache import accumulate_caches, caches, hold_caches
 
 HUGGING_FACE = [
@@ -30,6 +36,12 @@ def trained(*args, **switches) -> nn.Module:
     return cached(*args, **switches).train()
 
 
+def repeated(forward: Callable, reentrant: bool, *args, **kwargs):
+    if reentrant and not args[0].requires_grad:  # such a segment needs an input that wants a gradient
+        args = args[0].clone().requires_grad_(), *args[1:]
+    return checkpoint(functools.partial(forward, **kwargs), *args, use_reentrant=reentrant)
+
+
 def contents(model: nn.Module) -> list[torch.Tensor]:
     """What is stored once the last forward is committed; the model is left in training."""
     found = [branch.cache.clone() for branch in caches(model.eval())]
@@ -41,32 +53,26 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def train_alike(models: list[nn.Module], name: str, steps: int = 3) -> None:
-    """Steps of several models: equal losses, gradients and caches at each."""
-    dtype = next(models[0].parameters()).dtype
-    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
-    for seed in range(steps):
-        losses = []
-        for model in models:
-            model.zero_grad()
-            losses.append(loss(model, example(name, seed=seed, dtype=dtype)))
-            losses[-1].backward()
-        first, *others = models
-        for other, value in zip(others, losses[1:], strict=True):
-            close(value, losses[0], tolerance)
-            for (key, a), b in zip(first.named_parameters(), other.parameters(), strict=True):
-                assert (a.grad is None) == (b.grad is None), key
-                if a.grad is not None:
-                    torch.testing.assert_close(b.grad, a.grad, msg=lambda m, k=key: f"{k}: {m}")
-            for a, b in zip(caches(first), caches(other), strict=True):
-                close(b.cache, a.cache, tolerance)
-                close(b.pending, a.pending, tolerance)
-        for model in models:
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    if parameter.grad is not None:
-                        parameter -= 1e-3 * parameter.grad
-    assert not same(contents(models[0]), [torch.zeros_like(c) for c in contents(models[0])])
+def contrast(model: nn.Module, forward: Callable, number: int) -> tuple[list[Tensor], list[Tensor]]:
+    """The gradients of one backward through several forwards, and the caches after two steps of that."""
+    for start in (0, 10):
+        model.zero_grad()
+        found = [forward(model, start + seed) for seed in range(number)]
+        sum((seed + 1) * one.square().sum() for seed, one in enumerate(found)).backward()
+    gradients = [torch.zeros(()) if p.grad is None else p.grad for p in model.parameters()]
+    return gradients, contents(model)
+
+
+def compare(model: nn.Module, other: nn.Module, forward: Callable, number: int = 2) -> None:
+    tolerance = 1e-10 if next(model.parameters()).dtype == torch.float64 else 1e-5
+    for a, b in zip(contrast(model, forward, number), contrast(other, forward, number), strict=True):
+        for x, y in zip(a, b, strict=True):
+            close(y, x, tolerance)
+
+
+def reads(name: str) -> Callable:
+    """A forward of a batch of a host by its number."""
+    return lambda model, seed: run(model, example(name, seed=seed, dtype=next(model.parameters()).dtype))
 
 
 @pytest.mark.each_value
@@ -82,7 +88,8 @@ def test_gradient_checkpointing_of_hugging_face_commits_once(name, how):
                 if type(part).__name__.endswith(("Embeddings", "ConvProjection")):
                     part.register_forward_hook(_wanting)
     counted = _count_forwards(checked)
-    train_alike([plain, checked], name)
+    compare(plain, checked, reads(name), 1)
+    assert all(branch.cache.any() for branch in caches(plain))
     assert counted[0] >= 2 * counted[1] > 0, "nothing was recomputed"  # Swin's stages and their layers are segments
 
 
@@ -110,42 +117,55 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return [model.get_submodule(name.rpartition(".")[0]) for name in names]
 
 
+def repeat_blocks(model: nn.Module, reentrant: bool) -> None:
+    for block in blocks(model):
+        block.forward = functools.partial(repeated, block.forward, reentrant)
+
+
+class Whole(nn.Module):
+    """A model that is recomputed as one segment, around its call."""
+
+    def __init__(self, model: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.model, self.reentrant = model, reentrant
+
+    def forward(self, *args, **kwargs) -> Tensor:
+        return repeated(lambda *args, **kwargs: tensor(self.model(*args, **kwargs)), self.reentrant, *args, **kwargs)
+
+
+class Features(nn.Module):
+    """A part of a model, whose branches begin forwards of their own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model.forward_features(x)
+
+
 @pytest.mark.each_value
+@pytest.mark.parametrize("number", [1, 3])  # of forwards before a backward
+@pytest.mark.parametrize("segments", ["blocks", "whole", "blocks in a whole"])
 @pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("name", ["torch_encoder", "torch_padded", "timm_vit", "timm_swin", "hf_pvt", "hf_pvt2"])
-def test_blocks_that_are_recomputed_commit_once(name, how, preset):
+@pytest.mark.parametrize(
+    "name", ["torch_time_first", "torch_padded", "timm_vit", "features", "timm_swin", "hf_pvt", "hf_swin"]
+)
+def test_segments_that_are_recomputed_commit_once(name, how, preset, segments, number):
     reentrant, dtype = how
-    plain, checked = trained(name, preset, dtype), trained(name, preset, dtype)
-    for block in blocks(checked):
-        forward = block.forward
-        block.forward = functools.partial(_again, forward, reentrant)
+    host = "timm_vit" if name == "features" else name
+    plain, checked = (trained(host, preset, dtype) for _ in range(2))
+    if name == "features":
+        plain, checked = Features(plain), Features(checked)
+    if "blocks" in segments:
+        repeat_blocks(checked, reentrant)
+    if "whole" in segments:
+        checked = Whole(checked, reentrant)
     counted = _count_forwards(checked)
-    train_alike([plain, checked], name)
-    assert counted[0] == 2 * counted[1] > 0, "nothing was recomputed"
-
-
-def _again(forward: Callable, reentrant: bool, *args, **kwargs):
-    if not args[0].requires_grad:  # as a reentrant segment has to
-        args = args[0].clone().requires_grad_(), *args[1:]
-    return checkpoint(functools.partial(forward, **kwargs), *args, use_reentrant=reentrant)
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("name", ["timm_vit", "hf_swin", "torch_time_first"])
-def test_a_whole_model_that_is_recomputed_commits_once(name, reentrant):
-    plain = trained(name)
-    checked = trained(name)
-    for seed in range(3):
-        one = example(name, seed=seed)
-        x = one.args[0].clone().requires_grad_()
-        tensor(plain(one.args[0])).square().sum().backward()
-        checkpoint(lambda z: tensor(checked(z)), x, use_reentrant=reentrant).square().sum().backward()
-        for a, b in zip(caches(plain), caches(checked), strict=True):
-            close(a.pending, b.pending)
-            close(a.cache, b.cache)
-    for a, b in zip(plain.parameters(), checked.parameters(), strict=True):
-        close(torch.zeros(()) if a.grad is None else a.grad, torch.zeros(()) if b.grad is None else b.grad)
+    compare(plain, checked, reads(host), number)
+    assert all(branch.cache.any() for branch in caches(plain))
+    assert counted[0] >= 2 * counted[1] > 0, "nothing was recomputed"
 
 
 @pytest.mark.parametrize("preset", ["paper", "mnemos"])
@@ -234,7 +254,7 @@ def test_a_forward_that_fails_half_way_commits_nothing_and_the_next_is_right(nam
             run(model, example(name, seed=2))
         broken.remove()
     assert same(contents(copy.deepcopy(model)), contents(copy.deepcopy(twin)))
-    train_alike([model, twin], name, steps=2)
+    compare(model, twin, reads(name), 1)
 
 
 def _fails(*_: object) -> None:
@@ -243,42 +263,101 @@ def _fails(*_: object) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_part_of_the_model_called_alone_is_a_forward_of_its_own(fails):
-    model, twin = trained("timm_vit"), trained("timm_vit")
-    x, other = example("timm_vit", seed=1).args[0], example("timm_vit", seed=2).args[0]
+    model, whole = trained("timm_vit"), trained("timm_vit")
     if fails:  # a failed forward of the whole does not stand in the way
         broken = model.head.register_forward_hook(_fails)
         with pytest.raises(ZeroDivisionError):
-            model(other)
+            reads("timm_vit")(model, 2)
         broken.remove()
-    for seed in (3, 4):
+    for seed in (3, 4, 1):
         batch = example("timm_vit", seed=seed).args[0]
-        close(model.forward_features(batch), twin.forward_features(batch))
-    close(model.forward_features(x), twin.forward_features(x))
-    caches_left = contents(model), contents(twin)
-    assert same(*caches_left)
-    whole = trained("timm_vit")
-    for seed in (3, 4):
-        whole(example("timm_vit", seed=seed).args[0])
-    whole(x)
-    assert same(contents(whole), caches_left[0]), "the same forwards, the same caches"
+        close(model.forward_head(model.forward_features(batch)), whole(batch))
     before = contents(model)
-    tokens = torch.randn(3, 17, 24, dtype=torch.float64)
-    model.blocks[0](tokens)
+    assert same(before, contents(whole)), "the same forwards, the same caches"
+    model.blocks[0](torch.randn(3, 17, 24, dtype=torch.float64))
     after = contents(model)
     assert not torch.equal(before[0], after[0])
     assert torch.equal(before[1], after[1])
 
 
-def test_layers_that_share_an_attention_share_its_cache():
-    layer = nn.TransformerEncoderLayer(12, 2, 16, dropout=0.0, batch_first=True)
-    model = nn.Sequential(layer, layer).double()
-    report = mnemos.cache(model, GRC(length=4))
-    assert [one.name for one in report.swapped] == ["0.self_attn"]
-    x = torch.randn(3, 7, 12, dtype=torch.float64)
-    model(x).sum().backward()
-    (branch,) = caches(model)
-    assert branch.cache.abs().max() == 0
-    last = branch.pending.clone()
-    assert torch.equal(branch.eval().cache, last)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_layer_that_is_shared(reentrant):
+    """Its cache is read several times by a forward."""
+    layer = nn.TransformerEncoderLayer(12, 2, 16, dropout=0.0, batch_first=True).double()
+    model = nn.ModuleList([layer, layer])
+    assert [one.name for one in mnemos.cache(model, GRC(length=4)).swapped] == ["0.self_attn"]
+    open_caches(layer)
+    start = {name: value.clone() for name, value in layer.state_dict().items()}
+
+    def forward(model: nn.Module, seed: int, how: Callable) -> Tensor:
+        x = torch.randn(3, 7, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        x.requires_grad_()
+        for each in model:
+            x = how(each, x)
+        return x
+
+    again = functools.partial(checkpoint, use_reentrant=reentrant)
+    expected = contrast(model.train(), functools.partial(forward, how=lambda each, x: each(x)), 2)
+    layer.load_state_dict(start)
+    found = contrast(model.train(), functools.partial(forward, how=lambda each, x: again(each, x)), 2)
+    for a, b in zip(expected, found, strict=True):
+        for x, y in zip(a, b, strict=True):
+            close(y, x)
     mnemos.uncache(model)
     assert not caches(model)
+
+
+def test_two_forwards_of_reversible_layers():
+    """They are repeated by their own backward. The gradients of two forwards equal those of each alone."""
+    grads = []
+    for together in (True, False):
+        model = trained("hf_reformer")
+        losses = []
+        for seed in (1, 2):
+            losses.append(loss(model, example("hf_reformer", seed=seed)))
+            if not together:
+                losses.pop().backward()
+        for one in losses:
+            one.backward()
+        grads.append([p.grad for p in model.parameters() if p.grad is not None])
+    for a, b in zip(*grads, strict=True):
+        close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scope", ["shared", "stream"])
+def test_an_attention_of_this_library(scope, dtype):
+    torch.manual_seed(0)
+    layer = GatedCacheAttention(12, 2, grc=GRC(length=4, scope=scope, block=3), causal=scope == "stream").to(dtype)
+    other = copy.deepcopy(layer)
+    x = torch.randn(4, 3, 7, 12, dtype=dtype)
+    compare(layer, other, lambda m, i: m(x[i % 4])[0] if m is layer else repeated(lambda z: m(z)[0], False, x[i % 4]))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_stored_tokens(reentrant):
+    x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
+    grads = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        cache, linear = TokenCache(2, 5, 8).double(), nn.Linear(8, 8).double()
+
+        def run(z: Tensor, cache: nn.Module = cache, linear: nn.Module = linear) -> Tensor:
+            return linear(cache(z).square())
+
+        found = [repeated(run, reentrant, z) if again else run(z) for z in x]
+        sum(one.square().sum() for one in found).backward()
+        grads.append(linear.weight.grad)
+    close(grads[1], grads[0])
+
+
+def test_nothing_is_kept_without_checkpointing():
+    model = trained("timm_vit")
+    for seed in range(3):
+        reads("timm_vit")(model, seed).sum().backward()
+    assert not any(branch.reads._kept for branch in caches(model))
+    repeat_blocks(model, False)
+    for seed in range(3):
+        reads("timm_vit")(model, seed).sum().backward()
+    gc.collect()
+    assert [len(branch.reads._kept) for branch in caches(model)] == [1, 1]
