@@ -24,14 +24,18 @@ Check = Callable[[str], str | None]
 _SLOTS = 4
 
 
-def host(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """A fresh host in eval mode; the same at every call."""
-    return build(name, dtype)
+def error_of(call: Callable[[], object]) -> str:
+    """The class of what a call raises; "": nothing."""
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__
+    return ""
 
 
 def cached(name: str, grc: GRC | None = None, dtype: torch.dtype = torch.float64) -> nn.Module:
     """The host with open gates, and caches that hold something."""
-    model = host(name, dtype)
+    model = build(name, dtype)
     with torch.random.fork_rng():
         torch.manual_seed(3)
         mnemos.cache(model, GRC(length=_SLOTS) if grc is None else grc)
@@ -41,7 +45,7 @@ def cached(name: str, grc: GRC | None = None, dtype: torch.dtype = torch.float64
 
 def closed_gate(name: str) -> None:
     """λ = −∞ gives the host's outputs and gradients, in training and in eval mode."""
-    inputs, plain = example(name), host(name)
+    inputs, plain = example(name), build(name)
     model = copy.deepcopy(plain)
     preset = ("paper", "official", "mnemos")[len(name) % 3]
     mnemos.cache(model, GRC(preset=preset, length=_SLOTS), **given(name))
@@ -49,7 +53,6 @@ def closed_gate(name: str) -> None:
         for branch in caches(model):
             branch.mix.fill_(-torch.inf)
             branch.cache.normal_()
-    with torch.no_grad():
         close(run(model.eval(), inputs), run(plain.eval(), inputs))
     outputs = [run(one.train(), inputs) for one in (model, plain)]
     close(*outputs)
@@ -81,7 +84,7 @@ def trains(name: str) -> None:
 
 def strict_state(name: str) -> None:
     """The host's own checkpoint loads with strict=True and leaves the caches, and what is pending, as they are."""
-    model, plain = cached(name).train(), host(name)
+    model, plain = cached(name).train(), build(name)
     loss(model, example(name))
     before = {key: value.clone() for key, value in model.state_dict().items()}
     own = [key for key in before if ".grc." in f".{key}"]
@@ -107,7 +110,7 @@ def copies(name: str) -> None:
     left = [(branch.cache.clone(), branch.pending.clone()) for branch in caches(model)]
     twins = [copy.deepcopy(model)]
     try:
-        pickle.dumps(host(name))
+        pickle.dumps(build(name))
     except RuntimeError:  # PyTorch's parametrised modules are not pickled
         pass
     else:
@@ -136,44 +139,39 @@ def copies(name: str) -> None:
 def compiled(name: str) -> str | None:
     """torch.compile, in eval and in training mode, computes what eager mode computes."""
     try:
-        for training in (False, True):
-            eager, model = cached(name).train(training), cached(name).train(training)
-            close(_compiled(model, name), run(eager, example(name)))
-            for mine, theirs in zip(caches(model.eval()), caches(eager.eval()), strict=True):
-                close(mine.cache, theirs.cache)
+        _compile(cached, name)
     except Exception:
-        try:
-            for training in (False, True):
-                plain = host(name).train(training)
-                close(_compiled(plain, name), run(plain, example(name)))
-        except Exception as error:
-            return f"the host does not compile to the same ({type(error).__name__})"
+        if why := error_of(lambda: _compile(build, name)):
+            return f"the host does not compile to the same ({why})"
         raise
     return None
 
 
-def _compiled(model: nn.Module, name: str) -> torch.Tensor:
-    torch.compiler.reset()
-    try:
-        return run(torch.compile(model, backend="eager"), example(name))
-    finally:
+def _compile(make: Callable[[str], nn.Module], name: str) -> None:
+    for training in (False, True):
+        eager, model = make(name).train(training), make(name).train(training)
         torch.compiler.reset()
+        try:
+            close(run(torch.compile(model, backend="eager"), example(name)), run(eager, example(name)))
+        finally:
+            torch.compiler.reset()
+        for mine, theirs in zip(caches(model.eval()), caches(eager.eval()), strict=True):
+            close(mine.cache, theirs.cache)
 
 
 def autocast(name: str) -> str | None:
     """Under autocast to bfloat16: finite, and near single precision."""
     inputs = example(name, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        try:
-            plain = run(host(name, torch.float32), inputs).float()
-        except Exception as error:
-            return f"the host fails ({type(error).__name__})"
+        if why := error_of(lambda: run(build(name, torch.float32), inputs)):
+            return f"the host fails ({why})"
+        plain = run(build(name, torch.float32), inputs).float()
         model = cached(name, dtype=torch.float32).train()
         loss(model, inputs).backward()
         found = run(model.eval(), inputs).float()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
     exact = run(cached(name, dtype=torch.float32), inputs)
-    rounding = (plain - run(host(name, torch.float32), inputs)).abs().max()
+    rounding = (plain - run(build(name, torch.float32), inputs)).abs().max()
     with torch.autocast("cpu", torch.bfloat16):
         found = run(cached(name, dtype=torch.float32), inputs).float()
     assert (found - exact).abs().max() < 10 * rounding + 0.05 * exact.abs().max()
@@ -188,10 +186,8 @@ def checkpointed(name: str) -> str | None:
     if getattr(model, "supports_gradient_checkpointing", False):
         model.activation_checkpointing_enable({"use_reentrant": False})
     elif hasattr(model, "set_grad_checkpointing"):
-        try:
-            model.set_grad_checkpointing()
-        except Exception as error:
-            return f"the host has none ({type(error).__name__})"
+        if why := error_of(model.set_grad_checkpointing):
+            return f"the host has none ({why})"
     else:
         wrapped = True
     found = checkpoint(loss, model, inputs, use_reentrant=False) if wrapped else loss(model, inputs)
@@ -220,7 +216,7 @@ def saved(name: str) -> None:
             assert not again.training
         else:
             mnemos.hosts.save(model, folder)
-            again = mnemos.hosts.load(host(name, single), folder)
+            again = mnemos.hosts.load(build(name, single), folder)
     for mine, theirs in zip(caches(model), caches(again), strict=True):
         assert (mine.grc, mine.grid, mine.prefix) == (theirs.grc, theirs.grid, theirs.prefix)
     expected = model.state_dict()
@@ -233,7 +229,7 @@ def saved(name: str) -> None:
 
 def uncached(name: str) -> None:
     """`uncache` gives back the host: outputs, names, hooks, also those of the user."""
-    model, inputs, calls = host(name), example(name), []
+    model, inputs, calls = build(name), example(name), []
     last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
     mine = last.register_forward_hook(lambda *_: calls.append(1))
     run(model.train(), inputs)  # hosts remember things of a forward: BigBird replaces its attention
@@ -258,10 +254,8 @@ def uncached(name: str) -> None:
 def bfloat16(name: str) -> str | None:
     """The whole model in bfloat16 trains and predicts finite values."""
     inputs = example(name, dtype=torch.bfloat16)
-    try:
-        run(host(name, torch.bfloat16), inputs)
-    except Exception as error:
-        return f"the host fails ({type(error).__name__})"
+    if why := error_of(lambda: run(build(name, torch.bfloat16), inputs)):
+        return f"the host fails ({why})"
     model = cached(name, dtype=torch.bfloat16).train()
     loss(model, inputs).backward()
     assert run(model.eval(), inputs).isfinite().all()
@@ -271,20 +265,20 @@ def bfloat16(name: str) -> str | None:
 
 def rows_alone(name: str) -> str | None:
     """In eval mode a row's output does not depend on the other rows."""
-    inputs, plain, model = example(name), host(name), cached(name)
+    inputs, plain, model = example(name), build(name), cached(name)
+
+    part = inputs.rows(1, 2)
 
     def differs(one: nn.Module) -> bool:
-        together = run(one, Example(inputs.args, inputs.kwargs, None, inputs.batch))
-        part = inputs.rows(1, 2)
-        alone = run(one, Example(part.args, part.kwargs, None, part.batch))
-        t = min(together.shape[1], alone.shape[1]) if together.dim() > 2 and inputs.batch == 0 else None
-        both = (together[1:2], alone) if inputs.batch == 0 else (together[:, 1:2], alone)
-        if t is not None:
-            both = tuple(each[:, :t] for each in both)
-        if inputs.valid is not None and both[0].dim() > 2 and inputs.batch == 0:
-            keep = inputs.valid[1, : both[0].shape[1]]
-            both = tuple(each[:, keep] for each in both)
-        return not torch.allclose(*both, rtol=1e-9, atol=1e-9)
+        together, alone = (run(one, Example(each.args, each.kwargs, None, each.batch)) for each in (inputs, part))
+        if inputs.batch:
+            return not torch.allclose(together[:, 1:2], alone, rtol=1e-9, atol=1e-9)
+        together = together[1:2]
+        if together.dim() > 2:  # positions that mean something
+            t = min(together.shape[1], alone.shape[1])
+            keep = slice(t) if inputs.valid is None else inputs.valid[1, :t].nonzero()[:, 0]
+            together, alone = together[:, keep], alone[:, keep]
+        return not torch.allclose(together, alone, rtol=1e-9, atol=1e-9)
 
     if differs(plain):
         return "the host's rows are not independent"
@@ -305,7 +299,7 @@ def padding(name: str) -> str | None:
         return a.shape != b.shape or not torch.allclose(a, b, rtol=1e-9, atol=1e-9)
 
     try:
-        if differs(host(name)):
+        if differs(build(name)):
             return "the host depends on it"
     except Exception as error:
         return f"the host takes no more ({type(error).__name__})"
@@ -342,15 +336,11 @@ def other_size(name: str) -> str | None:
     if images is None or images.dim() != 4:
         return "no images"
     larger = nn.functional.interpolate(images, scale_factor=2.0)
-    plain = host(name)
-    for kwargs in ({"interpolate_pos_encoding": True}, {}):
-        more = dict(kwargs)
-        if not inputs.args:
-            more = {**inputs.kwargs, **kwargs, "pixel_values": larger}
-        other = Example((larger,) if inputs.args else (), more)
-        try:
-            run(plain, other)
-        except Exception:
+    args, named = ((larger,), {}) if inputs.args else ((), {**inputs.kwargs, "pixel_values": larger})
+    plain = build(name)
+    for more in ({"interpolate_pos_encoding": True}, {}):
+        other = Example(args, {**named, **more})
+        if error_of(lambda other=other: run(plain, other)):
             continue
         for preset in ("mnemos", "paper", "official"):
             model = cached(name, GRC(preset=preset, length=_SLOTS))

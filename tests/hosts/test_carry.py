@@ -2,31 +2,29 @@
 
 import pytest
 import torch
+from decoder_models import plain
 from hosts import build
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import mnemos
-from mnemos import GRC, libraries
+from mnemos import GRC
 from mnemos.hosts import carry
 from mnemos.ops.gated_cache.reference import reference_attend, reference_mix, reference_resample, reference_update
 from mnemos.types import InputError, select
 
-libraries.transformers()
 STREAM = GRC(length=3, scope="stream", gate_init=0.3)
 
 
 def bert(grc: GRC | None = STREAM, layers: int = 1) -> nn.Module:
-    from transformers import BertConfig, BertModel
-
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": layers}
-    model = BertModel(BertConfig(vocab_size=30, max_position_embeddings=9, **sizes)).double().eval()
+    model = build("hf_bert")
+    model.encoder.layer = model.encoder.layer[:layers]
     if grc is not None:
         mnemos.cache(model, grc)
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += 0.3 * torch.randn_like(parameter)
+            for name, parameter in model.named_parameters():
+                if ".grc." in name:
+                    parameter += 0.3 * torch.randn_like(parameter)
     return model
 
 
@@ -59,7 +57,7 @@ def test_segments_are_the_equations_with_gradients_through_the_state():
     valid = torch.ones(3, 4, dtype=torch.long)
     valid[1, 3:], valid[2] = 0, 0  # one row is padded, one has no token: it keeps its cache
     masks = [None, valid, None]
-    state, caches = None, torch.zeros(3, 3, 6).double()
+    state, caches = None, torch.zeros(3, 3, 12).double()
     for x, mask in zip(segments, masks, strict=True):
         _, state = carry(model, state, x, mask)
         hidden = model.embeddings(x)
@@ -109,18 +107,19 @@ def test_a_cache_that_is_never_written_stays_as_it_started():
 
 def test_what_has_no_rows_to_carry_is_refused():
     x = torch.randint(30, (3, 7))
-    model = bert()
+    model, decoder = bert(), plain("gpt2")
+    mnemos.cache(decoder, STREAM)
     state = carry(model, None, x)[1]
-    with pytest.raises(InputError, match=r"expected a state of 2 rows of \[3, 6\], found \[3, 3, 6\]"):
+    with pytest.raises(InputError, match=r"expected a state of 2 rows of \[3, 12\], found \[3, 3, 12\]"):
         carry(model, state, x[:2])
     with pytest.raises(InputError, match=r"expected a state of encoder\..*, found other"):
-        carry(model, {"other": torch.zeros(3, 4, 6)}, x)
+        carry(model, {"other": torch.zeros(3, 4, 12)}, x)
     with pytest.raises(InputError, match="found caches that all rows share"):
         carry(bert(GRC(length=4)), None, x)
     with pytest.raises(InputError, match="found none of its caches"):
         carry(bert(None), None, x)
     with pytest.raises(InputError, match=r"causal decoder.*mnemos\.functional"):
-        carry(_decoder(), None, x)
+        carry(decoder, None, x)
     with pytest.raises(InputError, match="windows of this attention are rows"):
         mnemos.cache(build("timm_swin"), GRC(length=4, scope="stream"))
 
@@ -143,11 +142,3 @@ def test_activation_checkpointing_is_around_the_call_and_not_inside():
         assert a is None or torch.allclose(a, b)
     with pytest.raises(InputError, match=r"expected activation checkpointing around.*mnemos\.replay"):
         gradient(checkpoint(read, False, use_reentrant=False))
-
-
-def _decoder() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    model = GPT2LMHeadModel(GPT2Config(n_embd=12, n_layer=1, n_head=2, vocab_size=30, n_positions=16))
-    mnemos.cache(model, GRC(length=4, scope="stream"))
-    return model

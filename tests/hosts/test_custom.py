@@ -1,7 +1,8 @@
-"""Modules that the user names: any [B, T, D] -> [B, T, D], by a pattern or a function."""
+"""Modules that the user names, any [B, T, D] -> [B, T, D], and attention classes that the user registers."""
 
 import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import mnemos
 from mnemos import GRC, InputError
+from mnemos.hosts import Call, Host, adapters
 from mnemos.memory.gated_cache import caches
 
 
@@ -47,31 +49,25 @@ class Model(nn.Module):
         return x + self.attention(x, x, x)[0]
 
 
-def model(says: bool = False) -> nn.Module:
-    torch.manual_seed(0)
-    return Model(says).double()
-
-
 X = torch.randn(3, 7, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-CHOICES = {
-    "a pattern": "mixers.*",
-    "patterns": ["mixers.0", "pair"],
-    "a function": lambda name, module: isinstance(module, Mixer),
-}
-CHOSEN = {
-    "a pattern": ["mixers.0", "mixers.1"],
-    "patterns": ["mixers.0", "pair"],
-    "a function": ["mixers.0", "mixers.1", "pair"],
-}
 
 
 @pytest.mark.parametrize("exampled", [True, False])
-@pytest.mark.parametrize("choice", CHOICES)
-def test_a_named_module_gets_a_cache(choice, exampled):
-    host = model(says=not exampled)
+@pytest.mark.parametrize(
+    ("where", "chosen"),
+    [
+        ("mixers.*", ["mixers.0", "mixers.1"]),
+        (["mixers.0", "pair"], ["mixers.0", "pair"]),
+        (lambda name, module: isinstance(module, Mixer), ["mixers.0", "mixers.1", "pair"]),
+    ],
+    ids=["a pattern", "patterns", "a function"],
+)
+def test_a_named_module_gets_a_cache(where, chosen, exampled):
+    torch.manual_seed(0)
+    host = Model(says=not exampled).double()
     cached = copy.deepcopy(host)
-    report = mnemos.cache(cached, GRC(), where=CHOICES[choice], example=X if exampled else None)
-    assert [one.name for one in report.swapped] == CHOSEN[choice]
+    report = mnemos.cache(cached, GRC(), where=where, example=X if exampled else None)
+    assert [one.name for one in report.swapped] == chosen
     assert [one.length for one in report.swapped] == [7 if exampled else 64] * len(report.swapped)
     assert {one.heads for one in report.swapped} == {1 if exampled else 2}
     assert [one.name for one in report.left] == ["attention"]
@@ -119,6 +115,8 @@ class Reading(nn.Module):
         x = x @ self.weight
         if self.kind == "causal":
             return x.cumsum(1)
+        if self.kind.startswith("time leads"):
+            return x - x.mean(0, keepdim=True)
         if self.kind == "across":
             assert context is not None
             return x + context.mean(1, keepdim=True)
@@ -145,51 +143,37 @@ class Around(nn.Module):
     def forward(self, x: Tensor, **kwargs: Tensor) -> Tensor:
         if self.inside.kind == "across":
             return self.inside(x, x.flip(1) * 2)
+        if self.inside.kind == "time leads":
+            return self.inside(x.transpose(0, 1)).transpose(0, 1)
         return self.inside(x, **kwargs)
 
 
-@pytest.mark.parametrize("example", [None, X])
-@pytest.mark.parametrize("kind", ["causal", "across", "local", "tokenwise", "mean"])
-def test_a_module_that_reads_the_future_or_elsewhere_is_refused(kind, example):
-    host = Around(kind).double()
-    before = torch.get_rng_state()
-    refused = {"causal": "not depend on later tokens", "across": "no other token", "tokenwise": "no other token"}
-    if kind == "across" and example is None:
-        with pytest.raises(InputError, match=r"expected a module that takes tokens alone.*give cache\(\) an example="):
-            mnemos.cache(host, GRC(length=3), where="inside")
-    elif kind in refused:
-        expected = "a second sequence" if kind == "across" else refused[kind]
-        with pytest.raises(InputError, match=expected):
-            mnemos.cache(host, GRC(length=3), where="inside", example=example)
-        assert not caches(host)
-    else:
+@pytest.mark.parametrize(
+    ("kind", "example", "words"),
+    [
+        *(("causal", example, "not depend on later tokens") for example in (None, X)),
+        *(("tokenwise", example, "no other token") for example in (None, X)),
+        ("across", None, r"expected a module that takes tokens alone.*give cache\(\) an example="),
+        ("across", X, "a second sequence"),
+        *(("time leads", example, "as where time leads") for example in (None, X)),
+        ("time leads everywhere", X[:1].transpose(0, 1), "as where time leads"),
+    ],
+)
+def test_a_module_that_reads_the_future_or_elsewhere_is_refused(kind, example, words):
+    host, before = Around(kind).double(), torch.get_rng_state()
+    with pytest.raises(InputError, match=words):
         mnemos.cache(host, GRC(length=3), where="inside", example=example)
-        host(X)
-    if kind in refused:  # nothing was drawn for a cache
-        assert torch.equal(torch.get_rng_state(), before) or kind == "across"
-
-
-class TimeFirst(nn.Module):
-    """Tokens [B, T, D], or [T, B, D] if `outside`, through a layer of [T, B, D]."""
-
-    def __init__(self, outside: bool) -> None:
-        super().__init__()
-        self.outside, self.mixer = outside, Mixer(12, says=True)
-        self.mixer.forward = lambda x: self.mixer.mixing(x) - x.mean(0, keepdim=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x if self.outside else x.transpose(0, 1)
-        x = x + self.mixer(x)
-        return x if self.outside else x.transpose(0, 1)
-
-
-@pytest.mark.parametrize(("outside", "rows"), [(False, None), (True, 1), (False, 3)])
-def test_a_module_that_leads_with_time_is_refused(outside, rows):
-    host = TimeFirst(outside).double()
-    example = None if rows is None else torch.randn((7, rows, 12) if outside else (rows, 7, 12)).double()
-    with pytest.raises(InputError, match="as where time leads"):
-        mnemos.cache(host, GRC(length=3), where="mixer", example=example)
     assert not caches(host)
+    if kind in ("causal", "tokenwise"):  # nothing was drawn for a cache
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("example", [None, X])
+@pytest.mark.parametrize("kind", ["local", "mean"])
+def test_a_module_that_reads_other_tokens_is_taken(kind, example):
+    host = Around(kind).double()
+    mnemos.cache(host, GRC(length=3), where="inside", example=example)
+    host(X)
 
 
 def test_windows_are_rows_of_a_batch():
@@ -249,3 +233,31 @@ def test_parts_of_pyramids_are_cached_with_a_warning(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         mnemos.hosts.load(again, tmp_path)
+
+
+class Pooling(nn.Module):
+    """A host that no library has: every token gets the mean."""
+
+    width, parts = 8, 2
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens.mean(1, keepdim=True).expand_as(tokens)
+
+
+def test_a_class_of_another_package_is_registered(monkeypatch):
+    monkeypatch.setattr(adapters, "_registered", {})
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), Pooling()), torch.randn(2, 5, 8)
+    with pytest.raises(InputError, match="found none"):
+        mnemos.cache(model)
+    kind, ours = f"{__name__}:Pooling", "torch.nn.modules.activation:MultiheadAttention"
+    host = Host(kind, ("tokens",), width="width", heads="parts", call=lambda module, args, kwargs: Call(args[0]))
+    assert mnemos.register_host(host) is host
+    assert mnemos.register_host(host) is host
+    before = model(x)
+    assert [one.name for one in mnemos.cache(model, GRC(length=4)).swapped] == ["1"]
+    assert not torch.equal(model(x), before)
+    assert torch.equal(mnemos.uncache(model)(x), before)
+    for other, words in ((replace(host, width="dim"), "Pooling.*test_custom"), (replace(host, kind=ours), "adapters")):
+        with pytest.raises(InputError, match=words):
+            mnemos.register_host(other)

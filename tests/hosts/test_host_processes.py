@@ -1,5 +1,6 @@
 """Two real processes: DDP of uneven batches, and FSDP2, equal one process with the whole batch."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +48,12 @@ def steps(model: Any, own: nn.Module, name: str, more: str, rank: int | None, wo
         batch = example(name, ALL, seed)
         optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64)
-        if more == "micro":  # of two a process, those of one update
-            with accumulate_caches(own):
-                for a, b in ((start, start + 1), (start + 1, stop)):
-                    value = loss(model, batch.rows(a, b)) * world / ALL
-                    value.backward()
-                    total += value.detach()
-        else:
-            value = loss(model, batch.rows(start, stop)) * world / ALL
-            value.backward()
-            total += value.detach()
+        pieces = [(start, start + 1), (start + 1, stop)] if more == "micro" else [(start, stop)]
+        with accumulate_caches(own) if more == "micro" else nullcontext():  # those of one update
+            for piece in pieces:
+                value = loss(model, batch.rows(*piece)) * world / ALL
+                value.backward()
+                total += value.detach()
         optimizer.step()
         if rank is not None:
             dist.all_reduce(total)

@@ -5,8 +5,7 @@ import functools
 
 import pytest
 import torch
-from hosts import FEW, build, close, example, given, loss, open_caches, run
-from torch import nn
+from hosts import FEW, build, cached, close, example, loss, open_caches, run
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
@@ -16,22 +15,11 @@ from mnemos import GRC
 from mnemos.memory.gated_cache import caches
 
 
-def cached(name: str, preset: str = "mnemos", dtype: torch.dtype = torch.float64, layers: str = "") -> nn.Module:
-    model = build(name, dtype)
-    if layers:  # one of them, for the sake of time
-        above, _, last = layers.rpartition(".")
-        setattr(model.get_submodule(above), last, model.get_submodule(layers)[:1])
-    torch.manual_seed(4)
-    mnemos.cache(model, GRC(preset=preset, length=3), **given(name))
-    open_caches(model)
-    return model.train()
-
-
 @pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
 @pytest.mark.parametrize("name", [*FEW[:4], "hf_bigbird_short", "hf_reformer"])  # sparse BigBird takes no autocast
 @pytest.mark.each_value
 def test_half_precision_stays_near_and_keeps_the_cache_in_float32(name, preset):
-    single, half = (cached(name, preset, torch.float32) for _ in range(2))
+    single, half = (cached(name, preset, torch.float32).train() for _ in range(2))
     for seed in (1, 2):
         inputs = example(name, seed=seed, dtype=torch.float32)
         with torch.autocast("cpu", torch.bfloat16):
@@ -62,34 +50,6 @@ def fresh_compiler():
     counters.clear()
     yield
     torch._dynamo.reset()
-
-
-def compare(model: nn.Module, compiled: nn.Module, own: nn.Module, name: str, tolerance: float) -> None:
-    """Two updates and an evaluation, of an eager model and of a compiled one."""
-    for seed in (1, 2):
-        inputs = example(name, seed=seed, dtype=torch.float32)
-        losses = loss(model, inputs), loss(compiled, inputs)
-        torch.testing.assert_close(*losses, rtol=tolerance, atol=tolerance)
-        for value in losses:
-            value.backward()
-        for a, b in zip(caches(model), caches(own), strict=True):
-            torch.testing.assert_close(b.cache, a.cache, rtol=tolerance, atol=tolerance)
-            torch.testing.assert_close(b.pending, a.pending, rtol=tolerance, atol=tolerance)
-    for a, b in zip(model.parameters(), own.parameters(), strict=True):
-        if a.grad is not None:
-            torch.testing.assert_close(b.grad, a.grad, rtol=tolerance, atol=10 * tolerance)
-    model.eval()
-    own.eval()
-    for a, b in zip(caches(model), caches(own), strict=True):
-        assert a.cache.abs().max() > 0
-        torch.testing.assert_close(b.cache, a.cache, rtol=tolerance, atol=tolerance)
-    for change in (0.0, 0.5):
-        with torch.no_grad():
-            for branch in (*caches(model), *caches(own)):
-                branch.cache.add_(change)
-                branch.to_key.weight.add_(change)
-            found = run(compiled, inputs)
-            torch.testing.assert_close(found, run(model, inputs), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +86,7 @@ def test_a_cache_in_a_compiled_model(fresh_compiler, way):
 
 @pytest.mark.parametrize("preset", ["paper", "mnemos"])
 def test_an_ensemble_by_functional_calls(preset):
-    models = [cached("torch_mha", preset).eval(), cached("torch_mha", preset).eval()]
+    models = [cached("torch_mha", preset), cached("torch_mha", preset)]
     inputs = example("torch_mha")
     with torch.no_grad():
         models[1].in_proj_weight.add_(0.1)
@@ -157,33 +117,46 @@ def test_a_gradient_by_a_functional_call_trains_the_cache(name):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("name", "preset", "layers"),
+    ("name", "preset", "backend"),
     [
-        pytest.param("torch_padded", "mnemos", "layers", marks=pytest.mark.exhaustive),
-        pytest.param("timm_vit", "official", "blocks", marks=pytest.mark.exhaustive),
-        pytest.param("hf_pvt", "mnemos", "", marks=pytest.mark.exhaustive),
-        pytest.param("torch_mha", "paper", "", marks=pytest.mark.exhaustive),
-        pytest.param("hf_bert", "paper", "encoder.layer", marks=pytest.mark.exhaustive),
+        ("torch_padded", "mnemos", "aot_eager"),
+        ("timm_vit", "official", "aot_eager"),
+        ("timm_vit", "mnemos", "checkpointed"),
+        ("hf_pvt", "mnemos", "aot_eager"),
+        ("torch_mha", "paper", "aot_eager"),
+        ("torch_mha", "mnemos", "inductor"),
+        ("hf_bert", "paper", "aot_eager"),
     ],
 )
-def test_compiled_equals_eager(fresh_compiler, name, preset, layers):
-    model, own = (cached(name, preset, torch.float32, layers) for _ in range(2))
-    compare(model, torch.compile(own, backend="aot_eager"), own, name, 1e-5)
-    assert not counters["graph_break"]
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_compiled_with_checkpointing_equals_eager(fresh_compiler):
-    model, own = (cached("timm_vit", "mnemos", torch.float32, "blocks") for _ in range(2))
-    (block,) = own.blocks
-    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-    compare(model, torch.compile(own, backend="aot_eager"), own, "timm_vit", 1e-5)
-    assert not counters["graph_break"]
-
-
-@pytest.mark.exhaustive  # the graph is tested above with aot_eager; inductor takes ten seconds more
-def test_inductor_equals_eager(fresh_compiler):
-    model, own = (cached("torch_mha", dtype=torch.float32) for _ in range(2))
-    compare(model, torch.compile(own), own, "torch_mha", 1e-5)
+def test_compiled_equals_eager(fresh_compiler, name, preset, backend):
+    """Two updates and an evaluation."""
+    tolerance = 1e-5
+    model, own = (cached(name, preset, torch.float32).train() for _ in range(2))
+    if backend == "checkpointed":
+        for block in own.blocks:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    compiled = torch.compile(own, backend="inductor" if backend == "inductor" else "aot_eager")
+    for seed in (1, 2):
+        inputs = example(name, seed=seed, dtype=torch.float32)
+        losses = loss(model, inputs), loss(compiled, inputs)
+        close(*losses, tolerance)
+        for value in losses:
+            value.backward()
+        for a, b in zip(caches(model), caches(own), strict=True):
+            close(b.cache, a.cache, tolerance)
+            close(b.pending, a.pending, tolerance)
+    for a, b in zip(model.parameters(), own.parameters(), strict=True):
+        if a.grad is not None:
+            torch.testing.assert_close(b.grad, a.grad, rtol=tolerance, atol=10 * tolerance)
+    for a, b in zip(caches(model.eval()), caches(own.eval()), strict=True):
+        assert a.cache.abs().max() > 0
+        close(b.cache, a.cache, tolerance)
+    for change in (0.0, 0.5):
+        with torch.no_grad():
+            for branch in (*caches(model), *caches(own)):
+                branch.cache.add_(change)
+                branch.to_key.weight.add_(change)
+            close(run(compiled, inputs), run(model, inputs), tolerance)
+    assert backend == "inductor" or not counters["graph_break"]

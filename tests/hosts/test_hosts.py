@@ -1,20 +1,14 @@
-"""A cache beside each host: the host stays what it was until the gate opens, and is what it was afterwards."""
+"""A cache beside each host: opened, moved, loaded, of several settings; what all hosts keep is in `matrix`."""
 
 import copy
 
 import pytest
 import torch
-from hosts import FEW, ZOO, build, close, example, few, loss, open_caches, run
+from hosts import FEW, ZOO, build, cached, close, example, few, loss, open_caches, run, twice
 
 import mnemos
-from mnemos import GRC
+from mnemos import GRC, InputError
 from mnemos.memory.gated_cache import caches
-
-PRESETS = ("paper", "official", "mnemos")
-
-
-def inside(name: str) -> bool:
-    return ".grc." in f".{name}"
 
 
 @pytest.mark.parametrize("name", few(ZOO))
@@ -39,43 +33,31 @@ def test_the_gate_opens_to_the_cache_and_a_move_of_the_model_moves_it(name):
         assert (found[0] - run(host.double().train(training), inputs)).abs().max() > 1e-3
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("assign", [False, True])
-@pytest.mark.parametrize("name", few(ZOO))
-def test_a_cached_checkpoint_loads_before_the_first_forward(name, assign):
-    model, fresh = build(name), build(name)
-    mnemos.cache(model, GRC(length=4, preset="paper"))
-    open_caches(model)
-    model.train()
-    for seed in (1, 2):
-        loss(model, example(name, seed=seed)).backward()
-    saved = {k: v.clone() for k, v in model.state_dict().items()}
-    mnemos.cache(fresh, GRC(length=4, preset="paper"))
-    fresh.load_state_dict(saved, strict=True, assign=assign)
-    for a, b in zip(fresh.state_dict().values(), saved.values(), strict=True):
-        assert torch.equal(a, b)
-    for seed in (3, 4):
-        close(loss(fresh.train(), example(name, seed=seed)), loss(model, example(name, seed=seed)), 1e-9)
-
-
-@pytest.mark.parametrize("name", FEW)
-def test_a_damaged_checkpoint_is_refused(name):
-    model = build(name)
-    mnemos.cache(model, GRC(length=4))
-    whole = model.state_dict()
-    own = [k for k in whole if inside(k)]
+@pytest.mark.parametrize("name", FEW[:4])
+def test_a_checkpoint_is_read_whole_or_refused(name):
+    """By load_state_dict, before the first forward."""
+    model, inputs = cached(name, "paper").train(), example(name)
+    loss(model, inputs).backward()
+    whole = {key: value.clone() for key, value in model.state_dict().items()}
+    own = [key for key in whole if ".grc." in f".{key}"]
     first = own[0].rpartition("grc.")[0]
+    expected = loss(model, inputs)
+    for assign in (False, True):
+        fresh = build(name).train()
+        mnemos.cache(fresh, GRC(preset="paper", length=4))
+        fresh.load_state_dict({key: value.clone() for key, value in whole.items()}, strict=True, assign=assign)
+        assert all(torch.equal(fresh.state_dict()[key], value) for key, value in whole.items())
+        close(loss(fresh, inputs), expected)
     damaged = [
         {k: v for k, v in whole.items() if k != own[0]},
         {k: v for k, v in whole.items() if not k.endswith("grc.cache")},
-        {k: v for k, v in whole.items() if not (inside(k) and k.startswith(first))},  # one whole branch
+        {k: v for k, v in whole.items() if not (k in own and k.startswith(first))},  # one whole branch
         {**whole, f"{first}grc.more": torch.zeros(1)},
         {**whole, own[0]: torch.zeros(7)},
     ]
     for one in damaged:
         with pytest.raises(RuntimeError, match="grc"):
             model.load_state_dict(one, strict=True)
-    model.load_state_dict(whole, strict=True)
 
 
 @pytest.mark.parametrize("name", ["torch_encoder", "torch_padded"])
@@ -96,3 +78,57 @@ def test_the_fused_encoder_does_not_bypass_the_cache(name):
         assert len(seen) == 2
         close(fast.clone(), slow)
     assert (fast - host).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["timm_vit", "torch_padded", "hf_bert", "hf_bigbird_short"])
+def test_two_settings_are_one_model(name):
+    model = twice(name)
+    branches = caches(model)
+    assert [branch.cache.shape[0] for branch in branches] == [4, 3]
+    assert [branch.grc.write for branch in branches] == [False, True]
+    model.train()
+    loss(model, example(name, seed=1)).backward()
+    stored = [branch.cache.clone() for branch in branches]
+    pending = branches[1].pending.clone()
+    loss(model, example(name, seed=2)).backward()
+    assert torch.equal(branches[0].cache, stored[0])
+    assert torch.equal(branches[1].cache, pending), "the next forward promotes"
+    assert all(p.grad is not None for branch in branches for p in branch.parameters())
+    assert mnemos.uncache(model) is model
+    assert not caches(model)
+    left = {key for module in model.modules() for key in module.__dict__}
+    assert not [key for key in left if "mnemos" in key or key == "gated_caches"]
+    assert list(model.state_dict()) == list(build(name).state_dict())
+
+
+def test_an_attention_is_cached_once():
+    model = build("timm_vit")
+    report = mnemos.cache(model, GRC(length=3), where="blocks.0.attn")
+    with pytest.raises(InputError, match=r"blocks.0.attn: .*without a cache, found one.*uncache"):
+        mnemos.cache(model, GRC(length=4), where="blocks.*.attn")
+    with pytest.raises(InputError, match="found 1 of another call"):
+        mnemos.cache(model.blocks, GRC(length=4))
+    again = mnemos.cache(model, GRC(length=4))
+    assert [one.name for one in (*report.swapped, *again.swapped)] == ["blocks.0.attn", "blocks.1.attn"]
+    assert [(one.name, one.why) for one in again.left] == [("blocks.0.attn", "it has a cache already")]
+    with pytest.raises(InputError, match=r"blocks.0.attn' was left .it has a cache already"):
+        mnemos.cache(model, GRC(length=4))
+
+
+def test_groups_of_parameters():
+    model = build("timm_vit")
+    mnemos.cache(model, GRC(length=3), where="blocks.0.attn")
+    model.patch_embed.requires_grad_(False)
+    groups = mnemos.hosts.parameter_groups(model, lr=1e-5, branch_lr=1e-3, gate_lr=1e-2, weight_decay=0.1)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    kinds = [(group["lr"], group["weight_decay"]) for group in groups]
+    assert kinds == [(1e-5, 0.1), (1e-5, 0.0), (1e-3, 0.1), (1e-3, 0.0), (1e-2, 0.0)]
+    found = [[names.pop(id(parameter)) for parameter in group["params"]] for group in groups]
+    assert all(name.startswith("patch_embed") for name in names.values()), "every other parameter is in one group"
+    assert found[4] == ["blocks.0.attn.grc.mix"]
+    assert all(".grc." in name for name in found[2] + found[3])
+    assert not any(".grc." in name for name in found[0] + found[1])
+    assert "blocks.0.attn.grc.to_query.weight" in found[2]
+    assert "blocks.0.attn.grc.to_query.bias" in found[3]
+    torch.optim.AdamW(groups)
+    assert {group["lr"] for group in mnemos.hosts.parameter_groups(model, lr=0.5)} == {0.5}

@@ -1,4 +1,4 @@
-"""Causal masks never reach a shared cache, in eager mode, compiled, exported or traced; what is not causal does."""
+"""Causal masks never reach a shared cache, in eager mode, compiled or exported; what is not causal does."""
 
 import functools
 from typing import Any
@@ -77,23 +77,95 @@ def test_padding_that_sees_itself_is_no_token():
     assert torch.equal(valid_tokens(torch.eye(2, dtype=torch.bool)[None, None], tokens(mask)[:1, :2]), VALID[:1, :2])
 
 
+def call(model: nn.Module, name: str, hidden: Tensor, low: float | None) -> None:
+    """A call of two rows under a mask as the host takes it: of booleans, or one that lowers."""
+    mask = ~hidden if low is None else torch.zeros(T, T, dtype=torch.float64).masked_fill(hidden, low)
+    if name == "torch_encoder":
+        model(torch.randn(2, T, 12, dtype=torch.float64), mask=hidden if low is None else mask)
+    elif name == "timm_vit":
+        model.blocks[0].attn(torch.randn(2, T, 24, dtype=torch.float64), attn_mask=mask)
+    else:
+        part = model.get_encoder() if name == "hf_bart" else model
+        part(torch.randint(5, 50, (2, T)), attention_mask=mask.expand(2, 1, T, T))
+
+
 @pytest.mark.parametrize("low", [None, -50.0])
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("name", ["hf_bert", "hf_bart", "torch_encoder"])
-def test_packed_sequences_are_refused(name, training, low):
+@pytest.mark.parametrize("name", ["hf_bert", "hf_bart", "torch_encoder", "timm_vit"])
+def test_calls_of_hosts_with_causal_masks_or_packed_sequences_are_refused(name, training, low):
     model = build(name)
     mnemos.cache(model, GRC(length=4))
     model.train(training)
-    hidden = PACKED["two blocks"]
-    mask = ~hidden if low is None else torch.zeros(T, T, dtype=torch.float64).masked_fill(hidden, low)
-    if name == "torch_encoder":
-        x, given = torch.randn(2, T, 12, dtype=torch.float64), {"mask": hidden if low is None else mask}
-    else:
-        x, given = torch.randint(5, 50, (2, T)), {"attention_mask": mask.expand(2, 1, T, T)}
-    part = model.get_encoder() if name == "hf_bart" else model
-    with pytest.raises(InputError, match="one sequence per row"):
-        part(x, **given)
+    for hidden, words in ((PACKED["two blocks"], "one sequence per row"), (LATER, "causally")):
+        with pytest.raises(InputError, match=words):
+            call(model, name, hidden, low)
     assert all(cache.pending_rows == 0 for cache in caches(model))
+    call(model, name, TAKEN["a window"], low)
+
+
+def test_calls_that_say_they_are_causal_are_refused():
+    encoder, vit = build("torch_encoder"), build("timm_vit")
+    for model in (encoder, vit):
+        mnemos.cache(model, GRC(length=3))
+    x, mask = torch.randn(2, T, 12, dtype=torch.float64), torch.zeros(T, T).double().masked_fill(LATER, -torch.inf)
+    for wrong in (
+        lambda: encoder(x, mask=mask, is_causal=True),
+        lambda: encoder.layers[0](x, src_mask=mask),
+        lambda: vit.blocks[0].attn(torch.randn(2, T, 24).double(), is_causal=True),
+    ):
+        with pytest.raises(InputError, match="causally"):
+            wrong()
+
+
+def test_masks_that_hide_no_future_hide_no_token_from_the_cache():
+    attention = nn.MultiheadAttention(12, 2, batch_first=True).double().eval()
+    mnemos.cache(attention, GRC(length=3))
+    x = torch.randn(3, T, 12, dtype=torch.float64)
+    plain, near = attention(x, x, x)[0], attention(x, x, x, attn_mask=TAKEN["a window"])[0]
+    assert not torch.allclose(near, plain)
+    close(attention(x, x, x, attn_mask=TAKEN["a window"].expand(6, T, T))[0], near)
+    for nothing in (TAKEN["nothing"], torch.zeros(T, T).double()):
+        close(attention(x, x, x, attn_mask=nothing)[0], plain)
+
+
+def test_a_vision_transformer_that_is_told_what_is_padding():
+    attention = build("timm_vit").blocks[0].attn.train()
+    mnemos.cache(attention, GRC(length=3))
+    x = torch.randn(2, T, 24, dtype=torch.float64)
+    kept = VALID[:2, None, :, None] & VALID[:2, None, None]
+    for mask in (kept, torch.zeros(2, 1, T, T).double().masked_fill(~kept, -torch.inf), VALID[:2, None, None]):
+        left = []
+        for x_, given in ((x, {"attn_mask": mask}), (x[:1], {}), (x[1:, :4], {})):
+            mnemos.memory.clear_caches(attention)
+            attention(x_, **given)
+            left.append(caches(attention)[0].pending.clone())
+        close(left[0], (left[1] + left[2]) / 2)
+
+
+def test_masks_of_every_kind_are_read():
+    x = torch.zeros(2, 4, 3)
+    valid = torch.tensor([[True, True, False, False], [True, False, True, True]])
+    low = torch.finfo(torch.float32).min
+    additive = torch.where(valid, 0.0, low)[:, None, None]
+    both = (valid[:, None, None] & valid[:, None, :, None]).expand(2, 1, 4, 4)
+    kinds = {
+        "booleans": valid,
+        "ones and zeros": valid.long(),
+        "a mask a query": both,
+        "a mask a query and head": both.expand(2, 3, 4, 4),
+        "one row of keys": valid[:, None, None],
+        "added": additive,
+        "added, −∞": additive.clamp(max=0).masked_fill(additive < 0, -torch.inf),
+        "added, half": additive.half().masked_fill(additive < 0, torch.finfo(torch.half).min),
+        "added a query": torch.where(both, 0.0, low),
+    }
+    for kind, mask in kinds.items():
+        assert torch.equal(valid_tokens(mask, x), valid), kind
+    assert valid_tokens(None, x) is None
+    assert torch.equal(valid_tokens(valid[:1], x), valid[:1].expand(2, 4))
+    for wrong in (valid[:, :3], valid[None], torch.ones(3, 4), torch.ones(4), "causal"):
+        with pytest.raises(InputError, match=r"attention mask \[2, 4\]"):
+            valid_tokens(wrong, x)
 
 
 def test_what_an_additive_mask_hides_is_relative_to_each_query():
@@ -127,22 +199,6 @@ def test_what_raises_a_key_hides_no_other():
     assert own_tokens(decoder, x, 0).tolist() == [[True] * 6 + [False], [True] * 7]
     with pytest.raises(InputError, match="one sequence per row"):
         own_tokens(torch.where(LATER | PACKED["two blocks"], -50.0, 0.0)[None, None] + grows, x, 0)
-
-
-def test_biases_of_far_positions_hide_no_token_of_a_decoder():
-    """ALiBi lowers early tokens far below the last ones: pieces and prefixes give what the whole call gives."""
-    transformers = libraries.transformers()
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
-    model = transformers.FalconForCausalLM(transformers.FalconConfig(**sizes, alibi=True)).eval()
-    mnemos.cache(model, GRC(scope="stream", length=4, block=8))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.3)
-        ids = torch.randint(20, (1, 300))
-        whole, first = model(ids).logits, model(ids[:, :100], use_cache=True)
-        rest = [model(x, past_key_values=first.past_key_values).logits for x in (ids[:, 100:299], ids[:, 299:])]
-    torch.testing.assert_close(torch.cat([first.logits, *rest], 1), whole, atol=1e-4, rtol=1e-4)
 
 
 def test_a_bias_for_positions_is_no_mask():
@@ -194,9 +250,9 @@ def test_a_mask_is_judged_again_when_it_is_written():
 class Calls(nn.Module):
     """One tensor and a mask in, one tensor out: for tracers."""
 
-    def __init__(self, attention: nn.Module, name: str) -> None:
+    def __init__(self, attention: nn.Module) -> None:
         super().__init__()
-        self.attention, self.name = attention, name
+        self.attention = attention
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         if isinstance(self.attention, nn.MultiheadAttention):
@@ -212,21 +268,16 @@ def cached(name: str) -> nn.Module:
         attention = libraries.timm().layers.attention.Attention(12, 2)
     mnemos.cache(attention, GRC(length=4))
     open_caches(attention)
-    return Calls(attention, name).eval()
+    return Calls(attention).eval()
 
 
 def exported(model: nn.Module, *args: Tensor) -> Any:
     return torch.export.export(model, args).module()
 
 
-def compiled(model: nn.Module, *args: Tensor, backend: str = "eager") -> Any:
+def compiled(model: nn.Module, *args: Tensor) -> Any:
     torch._dynamo.reset()
-    return torch.compile(model, backend=backend, fullgraph=True)
-
-
-def traced(model: nn.Module, *args: Tensor) -> Any:
-    with torch.no_grad():
-        return torch.jit.trace(model, args, check_trace=False)
+    return torch.compile(model, backend="eager", fullgraph=True)
 
 
 @pytest.mark.parametrize("how", [exported, compiled])
@@ -242,35 +293,17 @@ def test_a_graph_refuses_causal_masks_when_it_runs(name, how):
         graph(x, bias.masked_fill(PACKED["blocks"], -50.0))
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_a_causal_mask_of_four_dimensions_given_to_bert(training):
-    model, ids = build("hf_bert"), torch.randint(5, 50, (3, T))
-    mnemos.cache(model, GRC(length=3))
-    model.train(training)
-    allowed = ~LATER & VALID[:, None, None]
-    added = torch.zeros(3, 1, T, T, dtype=torch.float64).masked_fill(~allowed, torch.finfo(torch.float64).min)
-    for mask in (allowed, added, ~LATER[None, None]):
-        with pytest.raises(InputError, match="causally"):
-            model(input_ids=ids, attention_mask=mask)
-    model(input_ids=ids, attention_mask=VALID[:, None, None].expand(3, 1, T, T))
-
-
-def positions(attention: nn.Module, x: Tensor, position: Tensor) -> Tensor:
-    """As in DETR: query and key are two tensors of equal values, and the value has no positions."""
-    return attention(x + position, x + position, x, need_weights=False)[0]
-
-
 def test_queries_and_keys_that_are_computed_twice():
+    """As in DETR: query and key are two tensors of equal values, and the value has no positions."""
     attention = nn.MultiheadAttention(12, 2, batch_first=True).double()
     mnemos.cache(attention, GRC(length=4))
     open_caches(attention)
     attention.eval()
     x, position = torch.randn(2, 3, T, 12, dtype=torch.float64)
     q = x + position
-    expected = attention(q, q, x, need_weights=False)[0]
-    close(positions(attention, x, position), expected)
+    close(attention(q, x + position, x)[0], attention(q, q, x)[0])
     x[0, 0, 0] = torch.nan  # equal all the same
-    assert positions(attention, x, position)[1:].isfinite().all()
+    assert attention(x + position, x + position, x)[0][1:].isfinite().all()
     for key in (q + 1, torch.cat([q, q], 1)):
         with pytest.raises(InputError, match="the same values as query and key"):
             attention(q, key, key)

@@ -3,14 +3,13 @@
 import copy
 import gc
 import weakref
-from dataclasses import replace
 from typing import Any
 
 import matrix
 import pytest
 import torch
 import torch.distributed as dist
-from hosts import build, close, example, given, open_caches, run
+from hosts import build, cached, close, example, given, open_caches, run
 from matrix import CHECKS
 from torch import Tensor, nn
 
@@ -19,8 +18,7 @@ from mnemos import GRC, InputError
 from mnemos.libraries import timm
 from mnemos.memory.gated_cache import caches, hold_caches
 
-PAPER = GRC(preset="paper", length=5, mix="heads")
-MNEMOS = GRC(length=5, mix="heads")
+MNEMOS = GRC(length=4, mix="heads")
 HOSTS = "timm_vit", "timm_swin", "timm_pvt2", "hf_vit", "hf_swin", "hf_pvt", "hf_bert", "hf_bigbird", "hf_bart"
 
 
@@ -34,7 +32,7 @@ def test_the_mix_is_what_the_projection_reads(name, training):
     """
     host = build(name)
     model, calls = copy.deepcopy(host), {}
-    report = mnemos.cache(model, replace(MNEMOS, length=4), **given(name))
+    report = mnemos.cache(model, MNEMOS, **given(name))
     open_caches(model)
     for one in report.swapped:
 
@@ -133,24 +131,18 @@ class Added(nn.Module):
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
-        self.base, self.own = base, nn.Linear(12, 12)
+        self.base, self.own = base, nn.Linear(24, 24).double()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + self.own(x)
 
 
-def opened(**more: Any) -> Any:
-    """A vision transformer in eval mode, with half-open caches that hold something."""
-    torch.manual_seed(0)
-    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5}
-    model = timm().create_model("vit_tiny_patch16_224", **sizes)
-    mnemos.cache(model, replace(MNEMOS, gate_init=0.0, **more))
-    return model.eval()
+X = example("timm_vit").args[0]
 
 
 @torch.no_grad()
 def test_tools_that_wrap_unwrap_or_copy_a_projection_keep_the_mix():
-    model, x = opened(), torch.randn(2, 3, 16, 16)
+    model, x = cached("timm_vit", mix="heads"), X
     attention = model.blocks[0].attn
     before, proj, seen = model(x), attention.proj, []
     proj.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
@@ -170,7 +162,7 @@ def test_tools_that_wrap_unwrap_or_copy_a_projection_keep_the_mix():
 
 @torch.no_grad()
 def test_a_call_that_raised_leaves_nothing_behind():
-    model, x = opened(), torch.randn(2, 3, 16, 16)
+    model, x = cached("timm_vit", mix="heads"), X
     attention = model.blocks[0].attn
 
     def fail(*_: Any) -> None:
@@ -182,7 +174,7 @@ def test_a_call_that_raised_leaves_nothing_behind():
             model(x)
         handle.remove()
         with pytest.raises(InputError, match="in each call of its attention"):
-            attention.proj(torch.randn(2, 17, 12))
+            attention.proj(torch.randn(2, 17, 24).double())
     found = weakref.ref(model)
     del model, attention, handle, part
     gc.collect()
@@ -194,7 +186,7 @@ def test_sharded_alone_the_branch_has_its_convolution(tmp_path):
     """FSDP2 of the branch: its weights are whole inside its own forward only."""
     from torch.distributed.fsdp import fully_shard
 
-    expected, x = opened(convolution=True).train(), torch.randn(2, 3, 16, 16)
+    expected, x = cached("timm_vit", mix="heads", convolution=True).train(), X
     model = copy.deepcopy(expected)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:

@@ -1,5 +1,6 @@
-"""Cached Hugging Face models on disk: the stock class reads the host, ours reads everything."""
+"""Cached models on disk: the stock class of Hugging Face reads the host, ours reads everything."""
 
+import copy
 import json
 import logging
 from functools import partial
@@ -8,35 +9,27 @@ import decoder_models
 import hosts
 import pytest
 import torch
-from hosts import ZOO, Example, close, few, loss, open_caches, run
+from hosts import ZOO, close, few, loss, open_caches, run, twice
 from torch import nn
 
 import mnemos
 from mnemos import GRC, InputError
-from mnemos.hosts import from_pretrained
+from mnemos.hosts import from_pretrained, load, save
 from mnemos.libraries import transformers
 from mnemos.memory.gated_cache import caches
 
 NAMES = [name for name in ZOO if name.startswith("hf_") and not name.endswith(("eager", "short"))]
 
 
-def build(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """In the precision that files are read in, unless told otherwise."""
-    return hosts.build(name, dtype)
+# In the precision that files are read in, unless told otherwise.
+build, example = (partial(make, dtype=torch.float32) for make in (hosts.build, hosts.example))
 
 
-def example(name: str, rows: int = 3, seed: int = 2, dtype: torch.dtype = torch.float32) -> Example:
-    return hosts.example(name, rows, seed, dtype)
-
-
-def trained(name: str, dtype: torch.dtype = torch.float32, **grc) -> nn.Module:
+def trained(name: str, **grc) -> nn.Module:
     """A cached model with something learned, stored and pending."""
-    model = build(name, dtype)
-    torch.manual_seed(4)
-    mnemos.cache(model, GRC(**{"preset": "paper", "length": 3, **grc}))
-    open_caches(model)
+    model = hosts.cached(name, "paper", torch.float32, **{"length": 3, **grc}).train()
     for seed in (1, 2):
-        loss(model.train(), example(name, seed=seed, dtype=dtype)).backward()
+        loss(model, example(name, seed=seed)).backward()
     return model
 
 
@@ -88,13 +81,57 @@ def test_the_weights_of_caches_are_no_surprise(make, auto, tmp_path):
         logger.removeHandler(handler)
 
 
-def test_several_lengths_and_several_files(tmp_path):
-    model = trained("hf_pvt", preset="official", length=(5, 2))
+CACHED = {
+    "several lengths": ("hf_pvt", lambda model: mnemos.cache(model, GRC(preset="official", length=(5, 2)))),
+    "a part": ("hf_vit", lambda model: mnemos.cache(model.vit, GRC(length=3))),
+    "with an example": (
+        "hf_pvt2",
+        lambda model: mnemos.cache(model, GRC(length=(4, 4), resample="grid"), example=torch.randn(1, 3, 64, 64)),
+    ),
+    "named by the user": (
+        "hf_bert",
+        lambda model: mnemos.cache(
+            model, GRC(length=3), where="encoder.layer.*.attention", example=example("hf_bert", 1).kwargs
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CACHED)
+def test_what_cache_was_told_is_read_from_several_files(case, tmp_path):
+    name, cache = CACHED[case]
+    model = build(name)
+    cache(model)
+    open_caches(model)
     model.save_pretrained(tmp_path, max_shard_size="10KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     again = from_pretrained(type(model), tmp_path)
-    assert [b.cache.shape[0] for b in caches(again)] == [5, 2]
+    assert [b.grid for b in caches(again)] == [b.grid for b in caches(model)]
     equal(again, model)
+    close(run(again, example(name)), run(model, example(name)), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("timm_vit", torch.float64), ("torch_padded", torch.float64), ("hf_bert", torch.float64), ("hf_bert", None)],
+)
+def test_all_settings_are_saved(name, dtype, tmp_path):
+    """By mnemos, or by the library itself: in single precision, as files are read."""
+    model = twice(name).to(dtype or torch.float32).train()
+    loss(model, example(name, seed=1, dtype=dtype or torch.float32)).backward()
+    if dtype is None:
+        model.save_pretrained(tmp_path)
+        again = from_pretrained(type(model), tmp_path).train()
+    else:
+        save(model, tmp_path / "new")
+        again = load(build(name, dtype=dtype), tmp_path / "new").train()
+        save(copy.deepcopy(again), tmp_path / "copy")
+        records = [json.loads((tmp_path / folder / "caches.json").read_text()) for folder in ("new", "copy")]
+        assert records[0] == records[1]
+    assert [branch.grc for branch in caches(again)] == [branch.grc for branch in caches(model)]
+    for seed in (2, 3):
+        found, expected = (loss(m, example(name, seed=seed, dtype=dtype or torch.float32)) for m in (again, model))
+        close(found, expected, 1e-5 if dtype is None else 1e-10)
 
 
 def test_types_of_the_file_and_of_the_call(tmp_path):
@@ -124,37 +161,12 @@ def test_a_base_model_and_a_model_with_a_head(tmp_path):
         equal(a, b)
 
 
-def test_a_part_that_was_cached(tmp_path):
-    """cache() of the encoder inside, save_pretrained of the whole."""
-    model = build("hf_vit")
-    mnemos.cache(model.vit, GRC(length=3))
-    open_caches(model)
-    model.save_pretrained(tmp_path)
-    equal(from_pretrained(type(model), tmp_path), model)
-
-
-def test_what_an_example_said_is_not_asked_again(tmp_path):
-    model, images = build("hf_pvt2"), torch.randn(2, 3, 64, 64)
-    mnemos.cache(model, GRC(length=(4, 4), resample="grid"), example=images[:1])
-    open_caches(model)
-    model.save_pretrained(tmp_path)
-    again = from_pretrained(type(model), tmp_path)
-    assert [b.grid for b in caches(again)] == [b.grid for b in caches(model)] == [(16, 16), (8, 8)]
-    close(run(again, Example((images,))), run(model, Example((images,))), 1e-5)
-
-
-def test_modules_that_the_user_named(tmp_path):
-    model = build("hf_bert")
-    mnemos.cache(model, GRC(length=3), where="encoder.layer.*.attention", example=example("hf_bert", 1).kwargs)
-    open_caches(model)
-    model.save_pretrained(tmp_path)
-    again = from_pretrained(type(model), tmp_path)
-    equal(again, model)
-    close(run(again, example("hf_bert")), run(model, example("hf_bert")), 1e-5)
-
-
 def test_what_is_not_there_is_said(tmp_path):
     model = build("hf_vit")
+    with pytest.raises(InputError, match=r"cache.. was called on, found none"):
+        save(model, tmp_path)
+    with pytest.raises(InputError, match=r"expected caches.json and model.safetensors"):
+        load(model, tmp_path)
     model.save_pretrained(tmp_path / "plain")
     with pytest.raises(InputError, match="found none recorded"):
         from_pretrained(type(model), tmp_path / "plain")
@@ -175,7 +187,7 @@ def test_what_is_not_there_is_said(tmp_path):
 
 @pytest.mark.parametrize("text", ['[{"grc": {}', "[3]", "[{}]", '[{"grc": {}, "caches": {"a": 3}}]', "[" * 100_000])
 def test_a_damaged_record_is_refused(text, tmp_path):
-    mnemos.hosts.save(trained("hf_vit"), tmp_path)
+    save(trained("hf_vit"), tmp_path)
     (tmp_path / "caches.json").write_text(text)
     with pytest.raises(InputError, match=r"caches\.json: expected"):
-        mnemos.hosts.load(build("hf_vit"), tmp_path)
+        load(build("hf_vit"), tmp_path)
