@@ -1,12 +1,13 @@
 """Small causal decoders of Hugging Face, for their own tests and for the matrix of hosts."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mnemos.hosts.adapters import ROTARY
-from mnemos.libraries import transformers
+from mnemos.libraries import cache_name, transformers
 
 _SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20}
 _ROTARY = {**_SIZES, "num_key_value_heads": 2, "head_dim": 6}
@@ -56,3 +57,22 @@ def plain(name: str, **options: Any) -> nn.Module:
 
 
 FURTHER = [name for name in ROTARY.values() if f"{name}ForCausalLM" not in dict(FAMILIES.values())]
+
+
+def logits(model: Any, x: Tensor, mask: Tensor | None = None, past: Any = None, **options: Any) -> Tensor:
+    """The logits of new tokens, with positions that count a row's valid tokens; past: the host's cache."""
+    if mask is not None:
+        options["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -x.shape[1] :]
+        options["attention_mask"] = mask.long()
+    found: Tensor = model(x, use_cache=past is not None, **{cache_name(): past}, **options).logits
+    return found
+
+
+def in_parts(model: Any, x: Tensor, ends: Iterable[int], mask: Tensor | None = None, past: Any = None) -> Tensor:
+    """The logits of x in calls with one cache, which end at these tokens and at the last."""
+    past = transformers().DynamicCache(config=model.config) if past is None else past
+    parts, start = [], 0
+    for end in (*ends, x.shape[1]):
+        parts.append(logits(model, x[:, start:end], None if mask is None else mask[:, :end], past))
+        start = end
+    return torch.cat(parts, 1)

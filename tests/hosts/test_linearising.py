@@ -1,7 +1,6 @@
 """Linearised decoders of Hugging Face: the window is the model bit for bit, and any cut of a text gives the same."""
 
 import copy
-import inspect
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from decoder_models import FAMILIES, FURTHER, plain
+from decoder_models import FAMILIES, FURTHER, in_parts, logits, plain
 from torch import Tensor, nn
 
 import mnemos
 from mnemos import InputError
 from mnemos.hosts import adapters
-from mnemos.hosts.linearised_cache import LinearisedLayer
-from mnemos.libraries import cache_name, transformers
+from mnemos.libraries import transformers
 from mnemos.types import leaves
 
 SERVED = [name for name in (*FAMILIES, *FURTHER) if not name.startswith("falcon")]
@@ -35,21 +33,14 @@ def decoder(name: str, gamma: float | None = None, **options: Any) -> Any:
                     parameter.fill_(gamma)
                 elif key.endswith("_map"):
                     parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
+            for key, parameter in report.updates.items():
+                if key.endswith(".up"):  # they begin with zero
+                    parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(4))
     return model
 
 
 def ids(rows: int = 2, t: int = 33, seed: int = 2) -> Tensor:
     return torch.randint(3, 40, (rows, t), generator=torch.Generator().manual_seed(seed))
-
-
-def call(model: nn.Module, x: Tensor, cache: Any = None, mask: Tensor | None = None) -> Tensor:
-    options = {} if cache is None else {cache_name(): cache}
-    if mask is not None:
-        options["attention_mask"] = mask.long()
-        if "position_ids" in inspect.signature(model.forward).parameters:
-            options["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -x.shape[1] :]
-    logits: Tensor = model(x, **options).logits
-    return logits
 
 
 def new_cache(model: Any = None) -> Any:
@@ -70,9 +61,9 @@ def test_within_the_window_the_model_is_as_before(name: str) -> None:
 
     def outputs() -> list[Tensor]:
         cache = new_cache(model)
-        parts = [call(model, x[:, part], cache) for part in (slice(0, 9), slice(9, 10), slice(10, 19))]
+        parts = [logits(model, x[:, part], None, cache) for part in (slice(0, 9), slice(9, 10), slice(10, 19))]
         alone = model(x, use_cache=False).logits
-        return [alone, call(model, x), call(model, x, mask=mask), *parts]
+        return [alone, model(x).logits, logits(model, x, mask), *parts]
 
     before = outputs()
     report = mnemos.linearise(model, window=19, sinks=3, rank=2, state="hedgehog" if len(name) % 2 else "delta")
@@ -93,36 +84,25 @@ def test_within_the_window_the_model_is_as_before(name: str) -> None:
 def test_any_cut_and_left_padding(name: str, state: str, rotary: bool, half_life: int) -> None:
     model = decoder(name, -1.0 if state != "delta" else 0.5, state=state, rotary=rotary, half_life=half_life)
     x = ids()
-    whole = call(model, x)
-    cache = new_cache(model)
-    pieces = (slice(0, 3), slice(3, 5), slice(5, 17), *(slice(t, t + 1) for t in range(17, 30)), slice(30, 33))
-    parts = [call(model, x[:, part], cache) for part in pieces]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=2e-5, atol=2e-5)
-    shifted = torch.cat([x[1:, :4], x[1:, :-4]], 1)
+    whole = logits(model, x)
+    parts = in_parts(model, x, (3, 5, *range(17, 31)))
+    torch.testing.assert_close(parts, whole, rtol=2e-5, atol=2e-5)
     mask = torch.ones(2, 33, dtype=torch.bool)
     mask[1, :4] = False
-    padded = torch.cat([x[:1], shifted])
-    torch.testing.assert_close(call(model, padded, mask=mask)[1, 4:], whole[1, :-4], rtol=2e-5, atol=2e-5)
-    cache = new_cache()
-    pieces = (slice(0, 6), slice(6, 20), *(slice(t, t + 1) for t in range(20, 33)))
-    parts = [call(model, padded[:, part], cache, mask[:, : part.stop]) for part in pieces]
-    torch.testing.assert_close(torch.cat(parts, 1)[1, 4:], whole[1, :-4], rtol=2e-5, atol=2e-5)
+    padded = torch.cat([x[:1], torch.cat([x[1:, :4], x[1:, :-4]], 1)])
+    for found in (
+        logits(model, padded, mask),
+        in_parts(model, padded, (6, *range(20, 33)), mask, new_cache()),
+    ):
+        torch.testing.assert_close(found[1, 4:], whole[1, :-4], rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize(("state", "rotary"), [("hedgehog", True), ("delta", False)])
 def test_gradients_flow_through_a_carried_cache(state: str, rotary: bool) -> None:
     model = decoder("llama", -1.0, rank=2, state=state, rotary=rotary)
-    with torch.no_grad():
-        for module in model.modules():
-            if hasattr(module, "linearised"):
-                for update in module.linearised.updates.values():
-                    update.up += 0.1 * torch.randn(update.up.shape, generator=torch.Generator().manual_seed(4))
     x, found = ids(), []
-    for cuts in ((33,), (2, 9, 10, 33)):
-        cache, start, loss = new_cache(model), 0, torch.zeros(())
-        for end in cuts:
-            loss = loss + call(model, x[:, start:end], cache).square().sum()
-            start = end
+    for cuts in ((), (2, 9, 10)):
+        loss = in_parts(model, x, cuts).square().sum()
         parameters = [p for p in model.parameters() if p.requires_grad]
         found.append(torch.autograd.grad(loss, parameters, allow_unused=True))
     for a, b in zip(*found, strict=True):
@@ -162,20 +142,20 @@ def test_the_last_call_is_taken_back(before: int) -> None:
     model, x = decoder("llama", -1.0, rotary=False), ids(t=33)
     caches = [new_cache(), new_cache()]
     for cache in caches:
-        call(model, x[:, :before], cache)
-    call(model, torch.cat([x[:, before : before + 1], x[:, :3]], 1), caches[0])
+        logits(model, x[:, :before], None, cache)
+    logits(model, torch.cat([x[:, before : before + 1], x[:, :3]], 1), None, caches[0])
     caches[0].crop(-3)
-    call(model, x[:, before : before + 1], caches[1])
+    logits(model, x[:, before : before + 1], None, caches[1])
     assert caches[0].get_seq_length() == before + 1
-    found = [call(model, x[:, before + 1 :], cache) for cache in caches]
+    found = [logits(model, x[:, before + 1 :], None, cache) for cache in caches]
     torch.testing.assert_close(*found, rtol=2e-5, atol=2e-5)
 
 
 @torch.no_grad()
 def test_without_rotary_positions_keys_are_kept_once() -> None:
     model, cache = decoder("gpt2", -1.0, rotary=False), new_cache()
-    expected = call(decoder("gpt2", -1.0), x := ids())
-    assert torch.equal(call(model, x, cache), expected)
+    expected = logits(decoder("gpt2", -1.0), x := ids(), None, new_cache())
+    assert torch.equal(logits(model, x, None, cache), expected)
     assert cache.layers[0].current().window.raw.numel() == 0
     sizes = [
         mnemos.linearise(plain("gpt2"), window=7, rotary=rotary).changed[0].state_bytes for rotary in (False, True)
@@ -189,32 +169,26 @@ def test_the_cache_has_constant_size_and_survives_copies() -> None:
     x, sizes, cache = ids(t=60), [], new_cache(model)
 
     def size(cache: Any) -> int:
-        tensors = [value for layer in cache.layers for value in (layer.keys, layer.values, layer.raw, layer.state)]
-        tensors += [vars(layer.ring[0]) for layer in cache.layers if layer.ring is not None]
-        found = [
-            leaf
-            for value in tensors
-            for leaf in leaves(
-                [v for v in value.values() if isinstance(v, Tensor)] if isinstance(value, dict) else value
-            )
-        ]
-        return sum({leaf.untyped_storage().data_ptr(): leaf.untyped_storage().nbytes() for leaf in found}.values())
+        kept = [value for layer in cache.layers for value in (layer.keys, layer.values, layer.raw, layer.state)]
+        rings = [vars(layer.ring[0]).values() for layer in cache.layers if layer.ring is not None]
+        kept += [value for ring in rings for value in ring if isinstance(value, Tensor)]
+        storages = [leaf.untyped_storage() for value in kept for leaf in leaves(value)]
+        return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
 
     for part in (slice(0, 20), slice(20, 37), slice(37, 40), *(slice(t, t + 1) for t in range(40, 50))):
-        call(model, x[:, part], cache)
+        logits(model, x[:, part], None, cache)
         sizes.append(size(cache))
     assert len(set(sizes[:3])) == 1
     assert len(set(sizes[3:])) == 1
     states = [leaf.numel() for layer in cache.layers for leaf in leaves(layer.current())]
     assert sizes[0] == 4 * sum(states) + 2 * 4 * 2  # `seen` is int64
     other = copy.deepcopy(cache)
-    assert type(other.layers[0]) is LinearisedLayer
-    expected = call(model, x[:, 50:], cache)
-    assert torch.equal(call(model, x[:, 50:], other), expected)
+    expected = logits(model, x[:, 50:], None, cache)
+    assert torch.equal(logits(model, x[:, 50:], None, other), expected)
     for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(call(clone, x), call(model, x))
+        assert torch.equal(logits(clone, x), logits(model, x))
         clone.get_decoder().layers[0].self_attn.linearised.log_gamma += 1
-        assert not torch.equal(call(clone, x), call(model, x))
+        assert not torch.equal(logits(clone, x), logits(model, x))
 
 
 @pytest.mark.each_value
@@ -233,14 +207,14 @@ def test_functional_streams_replay_and_going_back(name: str, options: dict[str, 
     step, x = mnemos.functional(model), ids(t=30)
     assert step.state_kind == "constant"
     with torch.no_grad():
-        whole, mask = call(model, x), torch.rand(2, 30, generator=torch.Generator().manual_seed(1)) > 0.3
+        whole, mask = logits(model, x), torch.rand(2, 30, generator=torch.Generator().manual_seed(1)) > 0.3
         parts, state = [], None
         for part in (slice(0, 3), slice(3, 20), slice(20, 21), slice(21, 30)):
             y, state = step(x[:, part], state)
             parts.append(y)
         torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=2e-5, atol=2e-5)
         y, _ = step(x, None, mask)
-        torch.testing.assert_close(y[1][mask[1]], call(model, x[1:, mask[1]])[0], rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(y[1][mask[1]], logits(model, x[1:, mask[1]])[0], rtol=2e-5, atol=2e-5)
         with mnemos.ops.rewindable() as calls:
             _, end = step(x[:, 20:], step(x[:, :20])[1])
         earlier = calls.rewind(end.parts[-1], [4, 0])
@@ -271,11 +245,11 @@ def test_saved_and_loaded(cls: str, tmp_path: Any) -> None:
     model = decoder("llama", -1.0, where="model.layers.0.self_attn", rank=2)
     mnemos.linearise(model, window=9, sinks=0, state="linear", rotary=False)
     x = ids()
-    expected = call(model, x)
+    expected = logits(model, x)
     for _ in range(2):
         model.save_pretrained(tmp_path)
         model = mnemos.hosts.from_pretrained(getattr(transformers(), cls), tmp_path).eval()
-        assert torch.equal(call(model, x), expected)
+        assert torch.equal(logits(model, x), expected)
     kind = getattr(transformers(), cls)
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace('"sinks"', '"sources": 1, "sinks"'))
@@ -287,32 +261,21 @@ def test_saved_and_loaded(cls: str, tmp_path: Any) -> None:
         mnemos.hosts.from_pretrained(kind, tmp_path)
 
 
-@torch.no_grad()
-def test_what_is_refused_and_left() -> None:
-    model = decoder("llama", -1.0)
-    report = mnemos.linearise(decoder("gemma3"), window=7)
-    assert [one.why for one in report.left] == ["its own sliding window of 6 tokens is not longer than window=7"]
-    with pytest.raises(InputError, match="computes attention itself"):
-        mnemos.linearise(plain("falcon"))
-    with pytest.raises(InputError, match="linearised already"):
-        mnemos.linearise(model, window=7)
-    with pytest.raises(InputError, match=r"linearise\.state: expected 'none', .*found 'mamba'"):
-        mnemos.linearise(plain("llama"), state="mamba")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="half_life: expected at most 1,048,576, found 1000000000; 0 never"):
-        mnemos.linearise(plain("llama"), half_life=10**9)
-    with pytest.raises(InputError, match="window: expected at least 1, found 0"):
-        mnemos.linearise(plain("llama"), window=0)
+def test_what_is_refused() -> None:
+    for name, options, words in (
+        ("falcon", {}, "computes attention itself"),
+        ("llama", {"state": "mamba"}, r"linearise\.state: expected 'none', .*found 'mamba'"),
+        ("llama", {"half_life": 10**9}, "half_life: expected at most 1,048,576, found 1000000000; 0 never"),
+        ("llama", {"window": 0}, "window: expected at least 1, found 0"),
+    ):
+        with pytest.raises(InputError, match=words):
+            mnemos.linearise(plain(name), **options)
     with pytest.raises(InputError, match="nothing to undo"):
         mnemos.unlinearise(plain("llama"))
-    model, cache = decoder("llama", -1.0), new_cache()
-    call(decoder("llama"), ids(), cache)
-    with pytest.raises(InputError, match="empty layer 0"):
-        call(model, ids(), cache)
-    cache = new_cache()
-    call(model, ids(), cache)
-    call(model, ids(t=1), cache)
-    with pytest.raises(InputError, match="found 2 tokens"):
-        cache.crop(-2)
+    with pytest.raises(InputError, match="linearised already"):
+        mnemos.linearise(decoder("llama", -1.0), window=7)
+    report = mnemos.linearise(decoder("gemma3"), window=7)
+    assert [one.why for one in report.left] == ["its own sliding window of 6 tokens is not longer than window=7"]
 
 
 @torch.no_grad()
@@ -345,7 +308,7 @@ def wrap(model: Any) -> Any:
 @torch.no_grad()
 def test_low_rank_updates_and_adapters() -> None:
     """Adapters may wrap projections before and after; none of theirs is named as a projection. Quantised ones are."""
-    x, expected = ids(t=6), call(wrap(decoder("llama")), ids(t=6))
+    x, expected = ids(t=6), logits(wrap(decoder("llama")), ids(t=6))
     for first in (True, False):
         model = wrap(decoder("llama")) if first else decoder("llama")
         report = mnemos.linearise(model, rank=2)
@@ -353,9 +316,9 @@ def test_low_rank_updates_and_adapters() -> None:
         for parameter in report.updates.values():
             parameter += 1
         model = model if first else wrap(model)
-        assert not torch.equal(call(model, x), expected)
+        assert not torch.equal(logits(model, x), expected)
         mnemos.unlinearise(model)
-        assert torch.equal(call(model, x), expected)
+        assert torch.equal(logits(model, x), expected)
     model = decoder("llama")
     for layer in model.get_decoder().layers:
         for child in layer.self_attn.children():
@@ -367,27 +330,6 @@ def test_low_rank_updates_and_adapters() -> None:
     assert not any("linearised" in name for name in names)
 
 
-class Replaced(nn.Module):
-    """A linear map of another class, as tools put in the place of each nn.Linear."""
-
-    def __init__(self, own: nn.Linear) -> None:
-        super().__init__()
-        self.weight, self.bias = own.weight, own.bias
-        self.in_features, self.out_features = own.in_features, own.out_features
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight, self.bias)
-
-
-class Around(nn.Module):
-    def __init__(self, base_layer: nn.Module) -> None:
-        super().__init__()
-        self.base_layer = base_layer
-
-    def forward(self, x: Tensor) -> Any:
-        return self.base_layer(x)
-
-
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @torch.no_grad()
 def test_updates_are_merged_into_the_weights(name: str, tmp_path: Path) -> None:
@@ -396,17 +338,17 @@ def test_updates_are_merged_into_the_weights(name: str, tmp_path: Path) -> None:
     for parameter in report.updates.values():
         parameter += 0.05 * torch.randn_like(parameter)
     x = ids()
-    before = call(model, x)
+    before = logits(model, x)
     mnemos.hosts.merge_updates(model)
-    torch.testing.assert_close(call(model, x), before, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(logits(model, x), before, rtol=2e-5, atol=2e-5)
     assert not any(module._forward_hooks for module in model.modules())
     model.save_pretrained(tmp_path)
     loaded = mnemos.hosts.from_pretrained(type(model), tmp_path).eval()
-    assert torch.equal(call(loaded, x), call(model, x))
+    assert torch.equal(logits(loaded, x), logits(model, x))
     with pytest.raises(InputError, match="gave low-rank updates, found none"):
         mnemos.hosts.merge_updates(model)
     mnemos.unlinearise(model)
-    assert not torch.equal(call(model, x[:, :7]), call(decoder(name), x[:, :7]))
+    assert not torch.equal(logits(model, x[:, :7]), logits(decoder(name), x[:, :7]))
 
 
 @pytest.mark.parametrize(
@@ -428,17 +370,25 @@ def test_attentions_of_other_forms_are_refused(
     model = plain(name, **options).float()
     model.set_attn_implementation("eager")
     mnemos.linearise(model, window=7)
-    call(model, ids(t=7))
+    logits(model, ids(t=7))
     for cache in (None, new_cache()):
         with pytest.raises(InputError, match=found):
-            call(model, ids(), cache)
+            logits(model, ids(), None, cache)
 
 
 @torch.no_grad()
 def test_caches_of_others_are_refused() -> None:
-    cache, x = new_cache(), ids(t=3)
-    call(decoder("llama", -1.0), x, cache)
+    model, cache, x = decoder("llama", -1.0), new_cache(), ids(t=3)
+    logits(decoder("llama"), x, None, cache)
+    with pytest.raises(InputError, match="empty layer 0"):
+        logits(model, x, None, cache)
+    cache = new_cache()
+    logits(model, x, None, cache)
     with pytest.raises(InputError, match=r"window=9.*found one of.*window=7"):
-        call(decoder("llama", -1.0, window=9), x, cache)
+        logits(decoder("llama", -1.0, window=9), x, None, cache)
     with pytest.raises(InputError, match="found that of a linearised one"):
-        call(decoder("llama"), x, cache)
+        logits(decoder("llama"), x, None, cache)
+    logits(model, ids(), None, cache)
+    logits(model, x[:, :1], None, cache)
+    with pytest.raises(InputError, match="found 2 tokens"):  # of two calls
+        cache.crop(-2)

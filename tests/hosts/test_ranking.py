@@ -1,12 +1,11 @@
 """Which attentions need their far past: losses in a window against Transformers' own attention under a written mask."""
 
-import re
 from collections.abc import Collection
 from typing import Any
 
 import pytest
 import torch
-from decoder_models import plain
+from decoder_models import in_parts, logits, plain
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -51,10 +50,10 @@ def nats_by_mask(model: Any, ids: Tensor, first: int, window: int, heads: dict[i
     before = model.config._attn_implementation
     model.set_attn_implementation("windowed_by_mask")
     try:
-        logits = model(input_ids=ids[None], use_cache=False).logits[0]
+        found = model(input_ids=ids[None], use_cache=False).logits[0]
     finally:
         model.set_attn_implementation(before)
-    return float(F.cross_entropy(logits[first - 1 : -1], ids[first:]))
+    return float(F.cross_entropy(found[first - 1 : -1], ids[first:]))
 
 
 def test_losses_are_those_of_softmax_under_a_mask() -> None:
@@ -163,18 +162,16 @@ def test_a_hybrid_generates_as_it_reads() -> None:
     for name, value in report.maps.items():
         if name.endswith("log_gamma"):
             value.fill_(-1.0)
-    logits = model(input_ids=ids[None], use_cache=False).logits[0]
-    cache, parts = transformers().DynamicCache(config=model.config), []
-    for start, end in ((0, 3), (3, 17), *((t, t + 1) for t in range(17, 30)), (30, 40)):
-        parts.append(model(input_ids=ids[None, start:end], past_key_values=cache).logits[0])
-    torch.testing.assert_close(torch.cat(parts), logits, rtol=2e-5, atol=2e-5)
+    whole_text, cache = logits(model, ids[None]), transformers().DynamicCache(config=model.config)
+    parts = in_parts(model, ids[None], (3, *range(17, 31)), past=cache)
+    torch.testing.assert_close(parts, whole_text, rtol=2e-5, atol=2e-5)
     assert [layer.get_seq_length() for layer in cache.layers] == [40] * 4
     assert cache.layers[1].keys.shape[2] == 40
     assert all(cache.layers[i].keys is None for i in (0, 2, 3))
     step = mnemos.functional(model)
     a, state = step(ids[None, :13])
     b, _ = step(ids[None, 13:], state)
-    torch.testing.assert_close(torch.cat([a, b], 1)[0], logits, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(torch.cat([a, b], 1), whole_text, rtol=2e-5, atol=2e-5)
 
 
 def test_what_is_refused() -> None:
@@ -182,41 +179,31 @@ def test_what_is_refused() -> None:
     for given, message in (
         ({"pieces": []}, "found none; give longer ones"),
         ({"pieces": texts, "first": 30}, r"more than first=30 token ids, found \[30\], \[30\]"),
-        ({"pieces": [texts[0][None]], "first": 3}, r"pieces \[T\], .* found \[1, 30\]; .*its row"),
-        ({"pieces": [texts[0] * 1.0], "first": 3}, "expected token ids from 0 to below .*, found torch.float32 from"),
-        ({"pieces": [texts[0], texts[1] + 1000], "first": 3}, "below .*, found torch.int64 from 10[0-9]{2} to 10"),
-        ({"pieces": texts, "first": 0}, "first: expected at least 1, found 0"),
-        ({"pieces": texts, "first": 3}, "window=64 and sinks=4 together, found at most 30"),
-        ({"pieces": texts, "first": 3, "window": 26}, "window=26 and sinks=4 together, found at most 30"),
-        ({"pieces": texts, "first": 3, "window": 0}, "linearise.window: expected at least 1"),
-        ({"pieces": texts, "first": 3, "window": 5, "where": "model.layers.9.self_attn"}, "names no module"),
+        ({"pieces": [texts[0][None]]}, r"pieces \[T\], .* found \[1, 30\]; .*its row"),
+        ({"pieces": [texts[0] * 1.0]}, "expected token ids from 0 to below .*, found torch.float32 from"),
+        ({"pieces": [texts[0], texts[1] + 1000]}, "below .*, found torch.int64 from 10[0-9]{2} to 10"),
+        ({"first": 0}, "first: expected at least 1, found 0"),
+        ({"window": 26}, "window=26 and sinks=4 together, found at most 30"),
+        ({"window": 0}, "linearise.window: expected at least 1"),
+        ({"window": 5, "where": "model.layers.9.self_attn"}, "names no module"),
+        ({"model": model.model, "window": 5}, "found a LlamaModel without logits"),
+        ({"model": "llama", "window": 5}, "found a str; pass the model"),
     ):
         with pytest.raises(InputError, match=message):
-            mnemos.rank_attentions(model, **given)  # type: ignore[arg-type]
+            mnemos.rank_attentions(**{"model": model, "pieces": texts, "first": 3, **given})
         assert not hasattr(model.config, "mnemos_linearised")
-    for given, message in (
-        (model.model, "found a LlamaModel without logits"),
-        ("llama", "found a str; pass the model"),
-    ):
-        with pytest.raises(InputError, match=message):
-            mnemos.rank_attentions(given, texts, 5, first=3)
-        assert not hasattr(model.config, "mnemos_linearised")
-    with pytest.raises(InputError, match=r"full='model\.layers.9\.self_attn' names no module"):
-        mnemos.linearise(model, full="model.layers.9.self_attn")
-    with pytest.raises(InputError, match="full= leaves it whole"):
-        mnemos.linearise(model, full="model.layers.*.self_attn")
-    with pytest.raises(InputError, match=r"found full=8 .*rank_attentions\(model, pieces\)\.full\(8\)"):
-        mnemos.linearise(model, full=8)  # type: ignore[arg-type]
     ranking = mnemos.rank_attentions(model, texts, window=5, first=8)
-    with pytest.raises(InputError, match=r"found full= AttentionRanking; give .*\.full\(COUNT\)"):
-        mnemos.linearise(model, full=ranking)  # type: ignore[arg-type]
-    for full, found in (
+    for full, message in (
+        ("model.layers.9.self_attn", r"full='model\.layers.9\.self_attn' names no module"),
+        ("model.layers.*.self_attn", "full= leaves it whole"),
+        (8, r"found full=8 .*rank_attentions\(model, pieces\)\.full\(8\)"),
+        (ranking, r"found full= AttentionRanking; give .*\.full\(COUNT\)"),
         ("model.layers.0", "found 'model.layers.0', which is none; name 'model.layers.0.self_attn' and the like"),
         (["model.layers.0.self_attn", "model.layers.1.mlp"], "found 'model.layers.1.mlp', which is none"),
         ("", "found 'the model', which is none"),
         ([8], "full: expected names of modules, found 8; give strings"),
     ):
-        with pytest.raises(InputError, match=re.escape(found)):
+        with pytest.raises(InputError, match=message):
             mnemos.linearise(model, full=full)  # type: ignore[arg-type]
     mnemos.linearise(model, window=6)
     with pytest.raises(InputError, match=r"found a linearised one; call mnemos\.unlinearise"):

@@ -34,7 +34,7 @@ def run(source: Tensor, valid: Tensor | None = None, state: BlockState | None = 
     return blocks.read(source.unflatten(-1, (HEADS, -1)), read), blocks
 
 
-@pytest.mark.parametrize("cuts", [(17,), (3, 14), (5, 5, 7), (1, 1, 1, 1, 1, 1, 11), (12, 1, 4)])
+@pytest.mark.parametrize("cuts", [(17,), (5, 5, 7), (1, 1, 1, 1, 1, 1, 11), (12, 1, 4)])
 def test_tokens_without_padding_are_the_walk_of_the_layer(cuts):
     source = random(2, 17, WIDTH)
     state, walked, start = None, None, 0
@@ -61,7 +61,7 @@ def padded() -> tuple[Tensor, Tensor]:
     return random(5, 17, WIDTH).masked_fill(~valid[..., None], torch.nan), valid
 
 
-@pytest.mark.parametrize("cuts", [(17,), (4, 13), (7, 1, 1, 8), (1,) * 17])
+@pytest.mark.parametrize("cuts", [(17,), (7, 1, 1, 8), (1,) * 17])
 def test_a_row_is_its_valid_tokens(cuts):
     """In one call and in several, where rows are at different places; the state after any token too."""
     source, valid = padded()
