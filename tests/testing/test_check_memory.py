@@ -189,10 +189,10 @@ class Scaled(torch.autograd.Function):
 
 
 class Masked(Average):
-    """Knows whether it has a mask when it leaves."""
+    """Knows what it was given when it leaves: `clean` makes another x of it."""
 
     def clean(self, x, mask):
-        self.mask = mask
+        self.given, self.mask = x, mask
         return super().clean(x, mask)
 
 
@@ -352,7 +352,7 @@ fault("untouched", "XIsClampedInPlace", clean=clamp_in_place)
 fault("untouched", "MaskIsChangedInPlace", clean=mask_in_place)
 fault("untouched", "StateIsChangedInPlace", enter=halve_in_place)
 for name, parts in {  # of the state, which are views
-    "StateIsAViewOfX": lambda self, x, y: {"last": x[:, -1]} if self.mask is None and x.shape[1] else {},
+    "StateIsAViewOfX": lambda self, x, y: {"last": self.given[:, -1]} if self.mask is None and x.shape[1] else {},
     "StateIsAViewOfOutputs": lambda self, x, y: {"y": y[:, -1:]} if x.shape[1] else {},
     "StateIsAViewOfTheMask": lambda self, x, y: {} if self.mask is None else {"valid": self.mask[:, -1]},
     "StateIsAViewOfWeights": lambda self, x, y: {"bias": self.value.bias.expand(len(x), -1)},
