@@ -35,7 +35,6 @@ def most_saved(run):
     return most
 
 
-@pytest.mark.slow
 def test_saved_activations_do_not_grow_with_the_number_of_segments():
     model = cell(torch.float32)
     saved = [most_saved(lambda n=n: replay(model, segments(n, torch.float32), begin(torch.float32))) for n in (3, 48)]
