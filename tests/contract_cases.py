@@ -228,7 +228,7 @@ def holds(law: str, layer: torch.nn.Module) -> None:
     probe = Probe(layer, DIM, **{name: value for name, value in declared.items() if name not in ("layer", "width")})
     assert LAWS[law].needs(probe) == ""
     found = LAWS[law].counterexample(probe)
-    assert found is None, found
+    assert found is None, f"{law}: {found}"
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> None:

@@ -197,10 +197,7 @@ TAKE_A_RUN += ", predict IT a, chat IT"
         ("train short-listops --model.attention linaer", "did you mean 'linear'"),
         ("train short-listops --model.attention linear --model.attention.window 8", "--model.attention.window"),
         ("train short-listops-cached --model.cache.preset papre", "'paper'"),
-        (
-            "show short-listops-cached --model.cache.ratio 2",
-            ": --model.cache.ratio: expected above 0 and at most 1",
-        ),
+        ("show short-listops-cached --model.cache.ratio 2", ": --model.cache.ratio: expected above 0 and at most 1"),
         ("show text-cached --model.cache.read mean", "mnemos: --model.cache.read: scope="),
         ("show short-listops --name a/b", "mnemos: --name: expected a name without"),
         ("show short-listops --model.cache.length 8", "short-listops has no cache: add --model.cache mnemos"),

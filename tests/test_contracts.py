@@ -70,29 +70,28 @@ def test_the_future_cannot_change_the_past_or_is_declared_to(layer):
 
 
 @over_layers(modes=(False,), apart=True)
-def test_calls_repeat_and_float64_is_kept(layer):
-    holds("repeats", layer)
-    holds("float64", layer)
+def test_calls_repeat_in_every_mode_and_a_row_with_padding_is_the_row_without_it(layer):
+    for law in ("repeats", "float64", "modes", "padding"):
+        holds(law, layer)
 
 
 @over_layers(modes=(False,), apart=True)
-def test_other_modes_and_precisions_give_the_same(layer):
-    holds("modes", layer)
+def test_every_token_is_read_padding_is_not_and_nothing_that_is_passed_in_changes(layer):
+    for law in ("reads", "hidden", "untouched"):
+        holds(law, layer)
 
 
 @over_layers(apart=True)
-def test_calls_of_any_length_and_rows_of_any_number(layer):
-    holds("lengths", layer)
+def test_calls_of_any_length_rows_and_place_in_memory(layer):
+    for law in ("lengths", "finite", "layout", "rows"):
+        holds(law, layer)
 
 
 @over_layers(apart=True)
-def test_numbers_and_gradients_are_finite(layer):
-    holds("finite", layer)
-
-
-@over_layers(apart=True)
-def test_tensors_may_lie_in_memory_in_any_way(layer):
-    holds("layout", layer)
+def test_every_parameter_gets_a_gradient_and_a_layer_is_saved(layer):
+    """Of the outputs or of the layer's auxiliary losses, in a sequence longer than a default memory of tokens."""
+    for law in ("saving", "parameters"):  # saved before its first forward
+        holds(law, layer)
 
 
 @over_layers(apart=True)
@@ -100,31 +99,10 @@ def test_weights_that_have_changed_are_read(layer):
     holds("weights", layer)
 
 
-@over_layers(modes=(False,), apart=True)
-def test_every_token_is_read(layer):
-    holds("reads", layer)
-
-
-@over_layers(apart=True)
-def test_rows_are_independent_or_declared_not_to_be(layer):
-    holds("rows", layer)
-
-
-@over_layers(modes=(False,), apart=True)
-def test_what_is_passed_in_is_never_changed_and_can_be_forked(layer):
-    holds("untouched", layer)
-
-
 @over_layers(stateful, modes=(False,), apart=True)
 def test_selected_and_reset_rows(layer):
     holds("select", layer)
     holds("reset", layer)
-
-
-@over_layers(apart=True)
-def test_every_parameter_gets_a_gradient(layer):
-    """Of the outputs or of the layer's auxiliary losses, in a sequence longer than a default memory of tokens."""
-    holds("parameters", layer)
 
 
 @over_layers()
@@ -145,21 +123,6 @@ def test_a_state_without_gradient_is_detached(layer):
         (state, walk), inner = state, layer.inner
         assert layer.grc.scope == "stream" or not any(leaf.requires_grad for leaf in leaves(walk))
     assert inner.state_gradient or not any(leaf.requires_grad for leaf in leaves(state))
-
-
-@over_layers(modes=(False,), apart=True)
-def test_a_row_with_padding_is_the_row_without_it(layer):
-    holds("padding", layer)
-
-
-@over_layers(modes=(False,), apart=True)
-def test_what_padding_holds_changes_nothing(layer):
-    holds("hidden", layer)
-
-
-@over_layers(apart=True)
-def test_saved_and_loaded_before_the_first_forward(layer):
-    holds("saving", layer)
 
 
 @over_layers(apart=True)
