@@ -114,11 +114,10 @@ def test_the_forward_and_the_memory_are_the_equations_wherever_they_are_cut(kind
         close(padded[row, mask[row]], logits)
         for found, wanted in zip(leaves(after.memory), leaves(memory), strict=False):  # behind them, how many writes
             close(found[row], wanted)
-    for cuts in ([3, 12], range(1, T)):
-        for m, y, state in ((None, whole, end), (mask, padded, after)):
-            parts, found = cut(network, x, cuts, None, m)
-            close(parts, y)
-            same(found, state)
+    for cuts, m, y, state in (([3, 12], None, whole, end), (range(1, T), mask, padded, after)):
+        parts, found = cut(network, x, cuts, None, m)
+        close(parts, y)
+        same(found, state)
 
 
 @pytest.mark.parametrize("kind", ["paper, forgetting off", "cls", *OTHERS])
