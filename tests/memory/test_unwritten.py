@@ -16,7 +16,7 @@ from mnemos.memory.gated_cache import PRESETS
 D, H, TM, T = 8, 2, 3, 12
 
 
-def layer(causal: bool = False, **grc: object) -> GatedCacheAttention:
+def layer(causal=False, **grc):
     torch.manual_seed(0)
     made = GatedCacheAttention(D, H, grc=GRC(**{"length": TM, **grc}), causal=causal).double()
     with torch.no_grad():
@@ -25,15 +25,14 @@ def layer(causal: bool = False, **grc: object) -> GatedCacheAttention:
     return made
 
 
-def tokens(seed: int = 1, t: int = T) -> torch.Tensor:
-    return torch.randn(2, t, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+def tokens(seed=1):
+    return torch.randn(2, T, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def test_it_computes_what_the_written_one_computes_before_its_first_write_and_stays_there():
     written, unwritten = layer(), layer(write=False)
-    assert {k: v.shape for k, v in written.state_dict().items()} == {
-        k: v.shape for k, v in unwritten.state_dict().items()
-    }
+    shapes = [{name: x.shape for name, x in model.state_dict().items()} for model in (written, unwritten)]
+    assert shapes[0] == shapes[1]
     first, _ = written(tokens())
     for seed in (1, 2, 3):
         unwritten(tokens(seed))[0].sum().backward()
@@ -83,7 +82,7 @@ def test_a_stream_carries_nothing_from_call_to_call():
 
 
 def test_several_processes_have_nothing_to_reduce(monkeypatch):
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(*_, **__):
         raise AssertionError("a reduction")
 
     monkeypatch.setattr(stored_module, "several_processes", lambda: True)
@@ -139,7 +138,7 @@ def test_the_slots_of_a_constant_differ_at_the_start():
 
 
 def test_beside_a_host_it_costs_the_same_and_stays_empty():
-    def host() -> nn.Module:
+    def host():
         torch.manual_seed(0)
         return nn.TransformerEncoder(nn.TransformerEncoderLayer(D, H, 16, batch_first=True, dropout=0.0), 2).double()
 

@@ -1,7 +1,7 @@
-"""Small inputs and comparisons for the delta rule and decayed attention."""
+"""Small inputs for the delta rule and decayed attention."""
 
 import torch
-from linear_attention_cases import weighted
+from kernel_cases import strange
 
 import mnemos
 from mnemos.ops.delta import BACKENDS
@@ -17,63 +17,31 @@ EXACT = {
 EXACT = {name: EXACT.get(name, (torch.float32, 2e-5)) for name in HERE}
 
 
-def inputs(kind, t, dtype=torch.float64, seed=0, rows=B):
-    """A dictionary of leaves, q and k of two heads and v of four, none contiguous; decays from e^-3 to 1."""
-    g = torch.Generator().manual_seed(seed)
-
-    def strange(heads, last):
-        x = torch.randn(heads, rows, last, t, generator=g, dtype=torch.float64)  # [H, B, last, T] in memory
-        return x.permute(1, 3, 0, 2)
+def inputs(kind, t, dtype=torch.float64, rows=B, shared=SHARED, heads=H, d=D, m=M):
+    """A dictionary of leaves, none contiguous; decays from e^-3 to 1. The state is float32 or wider."""
+    g = torch.Generator().manual_seed(0)
 
     def uniform(*shape):
-        return torch.rand(*shape[::-1], generator=g, dtype=torch.float64).permute(*reversed(range(len(shape))))
+        return torch.rand(*shape[::-1], generator=g).permute(*reversed(range(len(shape))))
 
-    given = {"q": strange(SHARED, D), "k": strange(SHARED, D) / D**0.5, "v": strange(H, M)}
+    given = {"q": strange((rows, t, shared, d), g), "k": strange((rows, t, shared, d), g)}
+    given["k"].data.div_(d**0.5)
+    given["v"] = strange((rows, t, heads, m), g)
     if "delta" in kind:
-        given["beta"] = uniform(rows, t, H)
+        given["beta"] = uniform(rows, t, heads)
     if kind != "delta":
-        given["decay"] = -3 * uniform(rows, t, H, *[D] * ("channel" in kind)) ** 3
+        given["decay"] = -3 * uniform(rows, t, heads, *[d] * ("channel" in kind)) ** 3
     given = {name: x.to(dtype) for name, x in given.items()}
-    given["state"] = torch.randn(rows, H, M, D, generator=g, dtype=torch.float64).mT.to(
-        torch.promote_types(dtype, torch.float32)
-    )
+    given["state"] = torch.randn(rows, heads, m, d, generator=g).mT.to(torch.promote_types(dtype, torch.float32))
     return {name: x.detach().requires_grad_() for name, x in given.items()}
 
 
-def holes(t, rows=B):
-    """A mask with padding at the start of a row, in the middle and at the end."""
-    mask = torch.rand(rows, t, generator=torch.Generator().manual_seed(4)) > 0.3
-    mask[1, : t // 2] = False
-    return mask
-
-
-def starts(t, rows=B):
-    """Resets within rows."""
-    return torch.rand(rows, t, generator=torch.Generator().manual_seed(5)) > 0.9
-
-
-def run(given, **options):
+def run(backend="auto", **given):
     """y and the state: by the operator of the kind that the inputs are of."""
     call = mnemos.ops.delta_rule if "beta" in given else mnemos.ops.decayed_attention
-    return call(**given, **options)
+    return call(**given, backend=backend)
 
 
-def equations(given, **options):
-    """The same by the reference, from the same numbers."""
-    return reference_delta_rule(**{"beta": None, **given}, **options)
-
-
-def compare(found, expected, given, tolerance):
-    """Outputs and the gradients of all that is given, relative to the largest of each, or to 1."""
-    leaves = list(given.values())
-    outputs = zip((*found, *_gradients(found, leaves)), (*expected, *_gradients(expected, leaves)), strict=True)
-    for i, (a, b) in enumerate(outputs):
-        assert a.isfinite().all(), i
-        size = float(b.detach().abs().max()) if b.numel() else 0.0
-        torch.testing.assert_close(
-            a.double(), b.double(), rtol=0, atol=tolerance * max(1.0, size), msg=lambda m, i=i: f"{i}: {m}"
-        )
-
-
-def _gradients(outputs, leaves):
-    return torch.autograd.grad(weighted(outputs), leaves, retain_graph=True, materialize_grads=True)
+def equations(**given):
+    """The same by the reference."""
+    return reference_delta_rule(**{"beta": None, **given})

@@ -1,11 +1,8 @@
-"""Inputs of the kernels, and comparisons with their oracles."""
+"""Inputs of the operators, and comparisons with their oracles."""
 
 import torch
 
-from mnemos.ops.linear import LinearState, linear_attention
-from mnemos.ops.linear.reference import reference_elu, reference_relu
-
-REFERENCES = {"elu": reference_elu, "relu": reference_relu}
+from mnemos.types import leaves
 
 
 def strange(shape, g, dtype=torch.float32):
@@ -18,78 +15,71 @@ def strange(shape, g, dtype=torch.float32):
     return x.detach().requires_grad_()
 
 
-def inputs(b, t, h, d, m, dtype=torch.float32, seed=0):
-    """q, k, v, s, z: leaves, none of q, k, v, s contiguous."""
-    g = torch.Generator().manual_seed(seed)
-    q, k, v = (strange((b, t, h, width), g, dtype) for width in (d, d, m))
-    s, z = torch.rand(b, h, d, m, generator=g), torch.rand(b, h, d, generator=g)
-    s = s.mT.contiguous().mT.detach()
-    return q, k, v, s.requires_grad_(), z.requires_grad_()
-
-
-def holes(b, t):
+def holes(b, t, empty_row=False):
+    """A mask with padding at the start of the first row, in the middle and at the end; the last row may be empty."""
     mask = torch.rand(t, b, generator=torch.Generator().manual_seed(4)).T > 0.3
     mask[0, : t // 2] = False
+    if empty_row:
+        mask[-1] = False
     return mask
 
 
-def weights(outputs, seed=9):
+def starts(b, t, share=0.2):
+    """Resets within rows, some one after the other, and at the first token of the last row."""
+    resets = share > torch.rand(t, b, generator=torch.Generator().manual_seed(5)).T
+    resets[-1, :1] = True
+    return resets
+
+
+def folds(folded, b, t, empty_row=False):
+    """The options "mask" and "resets" that the word `folded` names."""
+    given = {"mask": holes(b, t, empty_row)} if "mask" in folded else {}
+    return given | ({"resets": starts(b, t)} if "resets" in folded else {})
+
+
+FOLDED = ["nothing", "mask", "resets", "mask and resets"]
+
+
+def weights(outputs):
     """What comes from above, not contiguous."""
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator().manual_seed(9)
     drawn = [torch.randn(o.shape[::-1], generator=g).permute(*reversed(range(o.dim()))) for o in outputs]
     return [w.to(o.dtype) for w, o in zip(drawn, outputs, strict=True)]
 
 
-def gradients(outputs, given):
-    """Of a loss of all outputs."""
-    return torch.autograd.grad(outputs, given, weights(outputs))
-
-
-def close(found, expected, tolerance):
-    """Relative to the largest of each, and finite."""
-    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
-        a, b = a.detach().double(), b.detach().double()
-        assert a.isfinite().all(), i
-        assert a.shape == b.shape
-        size = float(b.abs().max()) if b.numel() else 0.0
-        torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(1.0, size), msg=lambda m, i=i: f"{i}: {m}")
-
-
-def run(given, backend, **options):
-    """y, s, z and the gradients of all that is given."""
-    q, k, v, s, z = given
-    y, state = linear_attention(q, k, v, state=LinearState(s, z), backend=backend, **options)
-    outputs = (y, *state)
-    return [*outputs, *gradients(outputs, given)]
+def results(call, given, above=None, **options):
+    """Outputs and the gradients of all that is given, a dictionary."""
+    outputs = leaves(call(**given, **options))
+    above = weights(outputs) if above is None else above
+    reached = [(y, w.to(y.dtype)) for y, w in zip(outputs, above, strict=True) if y.requires_grad]
+    found = torch.autograd.grad(
+        [y for y, _ in reached], list(given.values()), [w for _, w in reached], materialize_grads=True
+    )
+    return [*(y.detach() for y in outputs), *found]
 
 
 def exactly(given):
     """The same leaves in float64."""
-    return [x.detach().double().requires_grad_() for x in given]
+    return {name: x.detach().double().requires_grad_() for name, x in given.items()}
 
 
-def results(call, given, **options):
-    """Outputs and the gradients of all that is given, a dictionary; what comes from above is not contiguous."""
-    outputs = call(**given, **options)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    reached = [y for y in outputs if y.requires_grad]
-    found = torch.autograd.grad(reached, list(given.values()), weights(reached), materialize_grads=True)
-    return [*(y.detach() for y in outputs), *found]
-
-
-def agree(call, oracle, given, tolerance, **options):
-    """Outputs and gradients are finite, and the oracle's in float64, relative to the largest of each, or to 1."""
-    exact = {name: x.detach().double().requires_grad_() for name, x in given.items()}
-    found = results(call, given, **options)
-    expected = results(oracle, exact, **{k: v for k, v in options.items() if k != "backend"})
+def close(found, expected, given, tolerance):
+    """Finite, and relative to the largest of each, or to 1; of a list, each result to its own tolerance."""
     names = [*(f"output {i}" for i in range(len(found) - len(given))), *given]
-    for name, a, b in zip(names, found, expected, strict=True):
+    for i, (name, a, b) in enumerate(zip(names, found, expected, strict=True)):
         assert a.shape == b.shape, name
         assert a.isfinite().all(), name
         size = max(1.0, float(b.abs().max())) if b.numel() else 1.0
-        torch.testing.assert_close(
-            a.double(), b, rtol=0, atol=tolerance * size, msg=lambda m, name=name: f"{name}: {m}"
-        )
+        bar = size * (tolerance[i] if isinstance(tolerance, list) else tolerance)
+        torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=bar, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def agree(call, oracle, given, tolerance, **options):
+    """Outputs and gradients are the oracle's in float64, for equal gradients from above."""
+    found = results(call, given, **options)
+    above = weights(found[: len(found) - len(given)])
+    options = {name: value for name, value in options.items() if name != "backend"}
+    close(found, results(oracle, exactly(given), above, **options), given, tolerance)
 
 
 def same_bits_on_any_threads(threads, run):
@@ -98,3 +88,16 @@ def same_bits_on_any_threads(threads, run):
     one = run()
     threads(3)
     assert all(map(torch.equal, one, run()))
+
+
+def kept_bytes(call, *but):
+    """What autograd keeps of a call beside these tensors."""
+    mine, kept = {x.untyped_storage().data_ptr() for x in but}, {}
+
+    def pack(x):
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage()  # held, so that no address is given twice
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        call()
+    return sum(storage.nbytes() for where, storage in kept.items() if where not in mine)

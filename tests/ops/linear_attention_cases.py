@@ -1,9 +1,18 @@
-"""Small inputs and comparisons for linear attention, in float64 unless asked otherwise."""
+"""Inputs of linear attention, and its equations."""
 
 import torch
+from kernel_cases import strange
 
 import mnemos
-from mnemos.ops.linear import BACKENDS, LinearState
+from mnemos.ops.linear import BACKENDS, LinearState, linear_attention
+from mnemos.ops.linear.reference import (
+    reference_bidirectional,
+    reference_causal,
+    reference_elu,
+    reference_linear_attention,
+    reference_polynomial,
+    reference_relu,
+)
 
 B, H, D, M = 2, 3, 5, 4
 # Those that run float32 and shorter on this processor: "auto" is the first of them alone.
@@ -12,39 +21,25 @@ HERE = [
     for name in mnemos.ops.backends("linear_attention")
     if BACKENDS.by_name[name].takes(*torch.zeros(3, 1, 1, 1, 1))
 ]
+MAPS = {"elu": reference_elu, "relu": reference_relu, "polynomial": reference_polynomial}
 
 
-def inputs(t, n=None, dtype=torch.float64, seed=0, width=M, rows=B):
-    """q, k, v, s, z: leaves, and none of q, k, v contiguous."""
-    g = torch.Generator().manual_seed(seed)
-
-    def strange(length, last):
-        # [H, B, last, T] in memory
-        x = torch.randn(H, rows, last, length, generator=g, dtype=torch.float64).to(dtype)
-        return x.permute(1, 3, 0, 2).detach().requires_grad_()
-
-    q, k, v = strange(t, D), strange(n or t, D), strange(n or t, width)
-    s = torch.rand(rows, H, D, width, generator=g, dtype=torch.float64)
-    z = torch.rand(rows, H, D, generator=g, dtype=torch.float64)
-    state = LinearState(s.requires_grad_(), z.requires_grad_())
-    return q, k, v, state
+def inputs(t, n=None, dtype=torch.float64, b=B, h=H, d=D, m=M):
+    """q, k, v, s, z: leaves, none of q, k, v, s contiguous; the sums are float32 or wider."""
+    g = torch.Generator().manual_seed(0)
+    n, wide = t if n is None else n, torch.promote_types(dtype, torch.float32)
+    given = {"q": strange((b, t, h, d), g, dtype), "k": strange((b, n, h, d), g, dtype)}
+    given["v"] = strange((b, n, h, m), g, dtype)
+    given["s"] = torch.rand(b, h, m, d, generator=g, dtype=wide).mT.requires_grad_()
+    given["z"] = torch.rand(b, h, d, generator=g, dtype=wide).requires_grad_()
+    return given
 
 
-def weighted(outputs, seed=9):
-    """A loss of all outputs; the gradient of y is not contiguous."""
-    g = torch.Generator().manual_seed(seed)
-    weights = [torch.randn(o.shape[::-1], generator=g, dtype=torch.float64) for o in outputs]
-    return sum((o.double() * w.permute(*reversed(range(w.dim())))).sum() for o, w in zip(outputs, weights, strict=True))
+def run(q, k, v, s=None, z=None, **options):
+    return linear_attention(q, k, v, state=None if s is None else LinearState(s, z), **options)
 
 
-def holes(t, rows=B):
-    mask = torch.rand(rows, t, generator=torch.Generator().manual_seed(4)) > 0.3
-    mask[1, : t // 2] = False
-    return mask
-
-
-def compare(found, expected, given, tolerance=1e-9):
-    found_grads = torch.autograd.grad(weighted(found), given, retain_graph=True)
-    expected_grads = torch.autograd.grad(weighted(expected), given, retain_graph=True)
-    for a, b in zip((*found, *found_grads), (*expected, *expected_grads), strict=True):
-        torch.testing.assert_close(a.double(), b.double(), rtol=tolerance, atol=tolerance)
+def equations(q, k, v, s=None, z=None, causal=True, feature_map="elu", schedule=None, **options):
+    schedule = schedule or (reference_causal if causal else reference_bidirectional)
+    state = None if s is None else (s, z)
+    return reference_linear_attention(q, k, v, schedule, MAPS.get(feature_map, feature_map), state, **options)

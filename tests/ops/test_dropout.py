@@ -61,12 +61,8 @@ def test_attention_with_dropout_is_its_equation_with_the_same_zeros(form):
     q, k, v = (torch.randn(2, 9, 3, 5, dtype=torch.float64, requires_grad=True) for _ in range(3))
     visible = {"causal": None, "keys": torch.rand(2, 1, 1, 9) < 0.7, "bias": torch.randn(1, 3, 9, 9).double()}[form]
     scores = torch.einsum("bthd,bnhd->bhtn", q, k) / 5**0.5
-    if form == "causal":
-        scores = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
-    elif form == "keys":
-        scores = scores.masked_fill(~visible, -torch.inf)
-    else:
-        scores = scores + visible
+    seen = torch.ones(9, 9).tril().bool() if form == "causal" else visible
+    scores = scores + seen if form == "bias" else scores.masked_fill(~seen, -torch.inf)
     torch.manual_seed(4)
     expected = torch.einsum("bhtn,bnhd->bthd", dropout(F.softmax(scores, -1), 0.4), v)
     torch.manual_seed(4)

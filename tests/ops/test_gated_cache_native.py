@@ -61,13 +61,8 @@ def results(layer, x, mask, state):
     if state is not None:
         loss = loss + new.updates.cache.cos().sum()
     given = {"x": x, **({} if state is None else {"cache": cache}), **dict(layer.named_parameters())}
-    found = torch.autograd.grad(loss, list(given.values()))
-    return {
-        "y": y.detach(),
-        "pending": layer.pending,
-        "rows": layer.pending_rows,
-        **dict(zip(given, found, strict=True)),
-    }
+    found = dict(zip(given, torch.autograd.grad(loss, list(given.values())), strict=True))
+    return {"y": y.detach(), "pending": layer.pending, "rows": layer.pending_rows, **found}
 
 
 def composed(monkeypatch):
@@ -175,74 +170,85 @@ def test_a_gradient_is_computed_twice_and_differentiated(monkeypatch):
 
 
 class Scaled(torch.nn.Linear):
+    """Of half the weights, what they would compute."""
+
     def forward(self, x):
         return 2 * super().forward(x)
 
 
-@pytest.mark.parametrize(
-    "reason", ["hook", "forward", "backward hook", "subclass", "float64", "autocast", "flops", "compile", "vmap"]
-)
+def subclass(layer, x):
+    layer.query.__class__ = Scaled
+    layer.query.weight.data /= 2
+    layer.query.bias.data /= 2
+    return layer(x)[0]
+
+
+def own_forward(layer, x):
+    forward = layer.key.forward
+    layer.key.forward = lambda x: forward(x)
+    return layer(x)[0]
+
+
+def hooked(layer, x):
+    layer.query.register_forward_hook(lambda *_: layer.seen.append("hook"))
+    return layer(x)[0]
+
+
+def backward_hooked(layer, x):
+    layer.value.register_full_backward_hook(lambda *_: layer.seen.append("hook"))
+    y = layer(x)[0]
+    y.sum().backward()
+    return y
+
+
+def autocast(layer, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return layer(x)[0]
+
+
+def counted(layer, x):
+    with FlopCounterMode(display=False) as counter:
+        y = layer(x)[0]
+    assert counter.get_total_flops() > 2 * x.shape[0] * x.shape[1] * 4 * x.shape[2] ** 2
+    return y
+
+
+REASONS = {
+    "forward hook": hooked,
+    "forward": own_forward,
+    "backward hook": backward_hooked,
+    "subclass": subclass,
+    "float64": lambda layer, x: layer.double()(x.double())[0],
+    "autocast": autocast,
+    "flops": counted,
+    "compile": lambda layer, x: torch.compile(layer, backend="eager", fullgraph=True)(x)[0],
+    "vmap": lambda layer, x: torch.vmap(lambda row: layer(row[None])[0][0])(x),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
 def test_steps_aside(reason, monkeypatch):
     """Whoever observes or changes the branch's operations gets operations, and the same values."""
     layer, x, _, _ = setting("one slot")
-    layer.eval()
-    expected = layer(x)[0]
-    seen = []
-    if reason == "hook":
-        layer.query.register_forward_hook(lambda *_: seen.append(1))
-    elif reason == "forward":
-        own = layer.key.forward
-        layer.key.forward = lambda x: own(x)
-    elif reason == "backward hook":
-        layer.value.register_full_backward_hook(lambda *_: seen.append(1))
-    elif reason == "subclass":
-        scaled = Scaled(layer.query.in_features, layer.query.out_features)
-        scaled.load_state_dict({k: v / 2 for k, v in layer.query.state_dict().items()})
-        layer.query = scaled
-    elif reason == "float64":
-        layer, x = layer.double(), x.double()
-    run = native.fused
+    expected, run, layer.seen = layer.eval()(x)[0], native.fused, []
 
     def fused(kernel, *given):
         if isinstance(kernel, native.Reading):
-            seen.append("kernel")
+            layer.seen.append("kernel")
         return run(kernel, *given)
 
     monkeypatch.setattr(native, "fused", fused)
-    call = layer
-    if reason == "compile":
-        call = torch.compile(layer, backend="eager", fullgraph=True)
-    if reason == "autocast":
-        with torch.autocast("cpu", torch.bfloat16):
-            found = layer(x)[0]
-    elif reason == "flops":
-        with FlopCounterMode(display=False) as counter:
-            found = layer(x)[0]
-        assert counter.get_total_flops() > 2 * x.shape[0] * x.shape[1] * 4 * x.shape[2] ** 2
-    elif reason == "vmap":
-        found = torch.vmap(lambda row: layer(row[None])[0][0])(x)
-    else:
-        found = call(x)[0]
-    if reason == "backward hook":
-        found.sum().backward()
-    assert "kernel" not in seen
-    assert bool(seen) == ("hook" in reason)
+    found = REASONS[reason](layer, x)
+    assert layer.seen == ["hook"] * ("hook" in reason)
     loose = 2e-2 if reason == "autocast" else 1e-5
     torch.testing.assert_close(found.to(expected.dtype), expected, rtol=loose, atol=loose)
 
 
-@pytest.mark.parametrize("given", ["mask of numbers", "one cache for two rows", "no rows", "no tokens"])
-def test_memory_that_is_not_there_is_not_read(given):
+def test_memory_that_is_not_there_is_not_read():
     source, cache, weights, mask = op()
-    if given == "mask of numbers":
-        mask = mask.float()
-    elif given == "one cache for two rows":
-        cache = cache[None]
-    elif given == "no rows":
-        source, mask = source[:0], mask[:0]
-    else:
-        source, mask = source[:, :0], None
     kernel = native.Update(None, resampled=False, mean=True)
-    assert not kernel.fits(source, cache, mask, *weights)
-    if given != "mask of numbers":
-        assert write(source, cache, weights, mask).new.shape == (len(source), *cache.shape[-2:])
+    assert kernel.fits(source, cache, mask, *weights)
+    assert not kernel.fits(source, cache, mask.float(), *weights)
+    for given in ((source, cache[None], mask), (source[:0], cache, mask[:0]), (source[:, :0], cache, None)):
+        assert not kernel.fits(*given, *weights)
+        assert write(given[0], given[1], weights, given[2]).new.shape == (len(given[0]), *cache.shape[-2:])

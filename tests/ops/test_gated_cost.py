@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from kernel_cases import kept_bytes
 from native_kernels import needs_kernels
 
 import mnemos
@@ -26,7 +27,7 @@ SWITCHES = [
 IDS = ["-".join(map(str, s.values())) for s in SWITCHES]
 
 
-def counted(layer, x) -> tuple[int, int]:
+def counted(layer, x):
     """FLOPs of a forward, and of one with its backward, in the mode that the layer is in."""
     with torch.no_grad():
         if not layer.training:
@@ -35,9 +36,16 @@ def counted(layer, x) -> tuple[int, int]:
     return forward, count_flops(lambda: layer(x)[0].sum().backward()) if layer.training else 0
 
 
-def shape_of(layer: GatedCacheAttention, tokens: int, grid: tuple[int, int] | None) -> Shape:
-    area = 0 if grid is None else grid[0] * grid[1]
-    return Shape(tokens, layer.cache.shape[0], D, layer.cache_dim, HEADS, grid_tokens=area, lifts=False)
+def agrees(plain, cached, x, shapes):
+    """What a model of these gated caches multiplies and learns more than without them."""
+    (alone, alone_step), (forward, step) = counted(plain, x), counted(cached, x)
+    training = sum(cost.training_macs(*both, B) for both in shapes)
+    assert forward - alone == 2 * training > 0
+    assert step - alone_step == 2 * (training + sum(cost.backward_macs(*both, B) for both in shapes))
+    # torch's encoder layers leave their fast path in eval once they have a cache, which counts nothing of its own.
+    assert counted(cached.eval(), x)[0] - alone == 2 * sum(cost.inference_macs(*both, B) for both in shapes)
+    more = sum(p.numel() for p in cached.parameters()) - sum(p.numel() for p in plain.parameters())
+    assert more == sum(cost.parameters(*both) for both in shapes)
 
 
 @pytest.mark.each_value
@@ -46,21 +54,11 @@ def shape_of(layer: GatedCacheAttention, tokens: int, grid: tuple[int, int] | No
 def test_the_formula_counts_what_our_own_layer_multiplies(switches, length):
     grid = (4, 5) if switches.get("convolution") is not False else None
     layer = GatedCacheAttention(D, HEADS, grc=GRC(length=length, **switches), grid=grid)
-    plain = SoftmaxAttention(D, HEADS)
-    x = torch.randn(B, T, D, requires_grad=True)
-    shape = shape_of(layer, T, grid)
-    forward, step = counted(layer, x)
-    alone, alone_step = counted(plain, x)
-    assert forward - alone == 2 * cost.training_macs(shape, layer.grc, B)
-    assert step - alone_step == 2 * (cost.training_macs(shape, layer.grc, B) + cost.backward_macs(shape, layer.grc, B))
-    layer.eval()
-    assert counted(layer, x)[0] - alone == 2 * cost.inference_macs(shape, layer.grc, B)
-    assert sum(p.numel() for p in layer.parameters()) - sum(p.numel() for p in plain.parameters()) == cost.parameters(
-        shape, layer.grc
-    )
+    shape = Shape(T, length, D, layer.cache_dim, HEADS, grid_tokens=0 if grid is None else 20, lifts=False)
+    agrees(SoftmaxAttention(D, HEADS), layer, torch.randn(B, T, D, requires_grad=True), [(shape, layer.grc)])
 
 
-def encoder() -> torch.nn.Module:
+def encoder():
     layer = torch.nn.TransformerEncoderLayer(D, HEADS, 32, 0.0, batch_first=True)
     return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
@@ -68,21 +66,13 @@ def encoder() -> torch.nn.Module:
 @pytest.mark.parametrize("switches", [s for s in SWITCHES if not s.get("convolution")], ids=str)
 def test_the_formula_counts_what_a_host_gains(switches):
     torch.manual_seed(0)
-    host, x = encoder(), torch.randn(B, T, D, requires_grad=True)
-    alone = counted(host, x)
-    parameters = sum(p.numel() for p in host.parameters())
+    plain, host = encoder(), encoder()
+    x = torch.randn(B, T, D, requires_grad=True)
     report = mnemos.cache(host, GRC(length=TM, **switches), example=x)
     shapes = [(one.shape, one.grc) for one in report.swapped]
-    assert len(shapes) == 2
     assert [shape.tokens for shape, _ in shapes] == [T, T]
-    forward, step = counted(host, x)
-    assert forward - alone[0] == 2 * sum(cost.training_macs(*both, B) for both in shapes)
-    assert step - alone[1] == 2 * sum(cost.training_macs(*both, B) + cost.backward_macs(*both, B) for both in shapes)
-    # torch's encoder layers leave their fast path in eval once they have a cache, which counts nothing of its own.
-    assert counted(host.eval(), x)[0] - alone[0] == 2 * sum(cost.inference_macs(*both, B) for both in shapes)
-    assert sum(p.numel() for p in host.parameters()) - parameters == sum(cost.parameters(*both) for both in shapes)
-    one = [2 * cost.training_macs(*both) for both in shapes]
-    assert report.flops == sum(one)
+    agrees(plain, host, x, shapes)
+    assert report.flops == sum(2 * cost.training_macs(*both) for both in shapes)
 
 
 @pytest.mark.slow
@@ -99,30 +89,12 @@ def test_the_formula_counts_what_image_models_gain(name, preset):
         "pvt2": PVTConfig(version=2, dims=(16, 32), depths=(1, 1)),
         "swin": SwinConfig(dim=16),
     }
-    torch.manual_seed(0)
-    model, x = configs[name].build(), torch.randn(B, 3, 32, 32)
-    host = model.host
-    alone = counted(model, x)
+    plain, model = configs[name].build(), configs[name].build()
+    x = torch.randn(B, 3, 32, 32)
     grc = GRC(preset="paper", mix="heads") if preset == "heads" else GRC(preset=preset)
-    report = mnemos.cache(host, grc, example=x)
-    shapes = [(one.shape, one.grc) for one in report.swapped]
-    forward, step = counted(model, x)
-    assert forward - alone[0] == 2 * sum(cost.training_macs(*both, B) for both in shapes) > 0
-    assert step - alone[1] == 2 * sum(cost.training_macs(*both, B) + cost.backward_macs(*both, B) for both in shapes)
-    assert counted(model.eval(), x)[0] - alone[0] == 2 * sum(cost.inference_macs(*both, B) for both in shapes)
-    assert report.parameters == sum(cost.parameters(*both) for both in shapes)
-
-
-def test_what_the_batch_shares_is_counted_once():
-    shape, grc = Shape(T, TM, D, D // 2, HEADS), GRC(preset="paper").resolved()
-    d = D // 2
-    by_row = T * d * d + 2 * T * TM * d + T * d * D + 4 * TM * d * d
-    assert cost.training_macs(shape, grc, B) == B * by_row + 2 * TM * d * d + 2 * TM * d * d
-    assert sum(part.macs for part in cost.parts(shape, grc, B, "frozen")) == B * (
-        T * d * d + 2 * T * TM * d + T * d * D
-    )
-    windows = shape._replace(rows=4)
-    assert cost.training_macs(windows, grc, B) == cost.training_macs(shape, grc, 4 * B)
+    report = mnemos.cache(model.host, grc, example=x)
+    agrees(plain, model, x, [(one.shape, one.grc) for one in report.swapped])
+    assert report.parameters == sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in plain.parameters())
 
 
 class Mixing(torch.nn.Linear):
@@ -133,7 +105,7 @@ class Mixing(torch.nn.Linear):
 
 
 class Host(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.attention = Mixing(D, D)
 
@@ -141,19 +113,9 @@ class Host(torch.nn.Module):
         return self.attention(x)
 
 
-def kept(model: torch.nn.Module, x: torch.Tensor) -> int:
+def kept(model, x):
     """Bytes that autograd keeps of a training forward, parameters and the input apart."""
-    mine = {t.untyped_storage().data_ptr() for t in (x, *model.parameters())}
-    found: dict[int, torch.Tensor] = {}  # the tensors are held, so that no address is given twice
-
-    def pack(t: torch.Tensor) -> torch.Tensor:
-        if t.untyped_storage().data_ptr() not in mine:
-            found[t.untyped_storage().data_ptr()] = t
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        model(x)
-    return sum(t.untyped_storage().nbytes() for t in found.values())
+    return kept_bytes(lambda: model(x), x, *model.parameters())
 
 
 @pytest.mark.parametrize("preset", ["paper", "mnemos", "official"])

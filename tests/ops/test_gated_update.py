@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from kernel_cases import kept_bytes
 
 from mnemos.ops.gated_cache import gated_update, nearest_tokens
 from mnemos.ops.gated_cache.reference import reference_resample, reference_update
@@ -62,35 +63,10 @@ def test_a_gradient_can_be_differentiated(candidate):
     assert torch.autograd.gradgradcheck(call, (source, cache, *weights.values()), fast_mode=True)
 
 
-@pytest.mark.parametrize("candidate", ["linear", "layernorm_gelu"])
-def test_gradients_of_a_sample_by_vmap(candidate):
-    weights = {name: w.detach() for name, w in parts(4, candidate).items()}
-    source = torch.randn(3, 5, 4, dtype=torch.float64)
-    cache = torch.randn(5, 4, dtype=torch.float64)
-
-    def loss(weights, sample):
-        return fast(sample[None], cache, weights).sin().sum()
-
-    found = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, source)
-    for i, sample in enumerate(source):
-        for name, gradient in torch.func.grad(loss)(weights, sample).items():
-            torch.testing.assert_close(found[name][i], gradient)
-
-
 def test_it_keeps_nothing_of_its_own():
-    kept = []
     weights = parts(4, "layernorm_gelu")
     source, cache = torch.randn(3, 5, 4, dtype=torch.float64, requires_grad=True), torch.randn(5, 4).double()
-    given = {t.data_ptr() for t in (source, cache, *weights.values())}
-
-    def note(tensor):
-        if tensor.data_ptr() not in given:
-            kept.append(tensor.numel())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        fast(source, cache, weights)
-    assert not kept
+    assert not kept_bytes(lambda: fast(source, cache, weights), source, cache, *weights.values())
 
 
 def test_float16_sources_get_gradients_of_their_own_type():
@@ -101,14 +77,22 @@ def test_float16_sources_get_gradients_of_their_own_type():
     assert source.grad.dtype == torch.float16
 
 
-def test_a_backward_under_autocast_is_in_full_precision():
+def test_autocast_changes_nothing():
+    """Around the update, its backward, or both; also a backward that is to be differentiated."""
     weights = {name: w.detach().float().requires_grad_() for name, w in parts(4, "layernorm_gelu").items()}
     source, cache = torch.randn(2, 3, 4, requires_grad=True), torch.randn(3, 4)
-    y = fast(source, cache, weights).sin().sum()
-    expected = torch.autograd.grad(y, list(weights.values()), retain_graph=True)
+    given = source, *weights.values()
+    expected = fast(source, cache, weights)
+    gradients = torch.autograd.grad(expected.sin().sum(), given, retain_graph=True)
     with torch.autocast("cpu", torch.bfloat16):
-        found = torch.autograd.grad(y, list(weights.values()))
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        within = fast(source, cache, weights)
+        first, second = (torch.autograd.grad(y.sin().sum(), given, retain_graph=True) for y in (expected, within))
+        third = torch.autograd.grad(within.sin().sum(), given, create_graph=True)
+    assert torch.equal(within, expected)
+    assert all(map(torch.equal, first, gradients))
+    assert all(map(torch.equal, second, gradients))
+    for a, b in zip(third, gradients, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def walk(weights, source, cache, steps=3):
@@ -131,16 +115,27 @@ def test_a_gradient_to_be_differentiated_counts_each_update_once(tied):
         torch.testing.assert_close(a, b)
 
 
-def test_transformations_of_functions():
-    weights = parts(3, "linear")
-    frozen = {name: w.detach() for name, w in weights.items()}
+@pytest.mark.parametrize("candidate", ["linear", "layernorm_gelu"])
+def test_gradients_of_a_sample_by_vmap(candidate):
+    weights = {name: w.detach() for name, w in parts(4, candidate).items()}
+    source, cache = torch.randn(3, 5, 4, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
+    of_sample = torch.func.grad(lambda weights, sample: fast(sample[None], cache, weights).sin().sum())
+    found = torch.vmap(of_sample, in_dims=(None, 0))(weights, source)
+    for i, sample in enumerate(source):
+        for name, gradient in of_sample(weights, sample).items():
+            torch.testing.assert_close(found[name][i], gradient)
+
+
+@pytest.mark.parametrize("candidate", ["linear", "layernorm_gelu"])
+def test_transformations_of_functions(candidate):
+    weights = {name: w.detach() for name, w in parts(3, candidate).items()}
     source, cache = torch.randn(2, 3, 3, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
 
     def loss(x):
-        return walk(frozen, x, cache)
+        return walk(weights, x, cache)
 
     x = source.clone().requires_grad_()
-    expected = torch.autograd.grad(walk(frozen, x, cache), x)[0]
+    expected = torch.autograd.grad(loss(x), x)[0]
     torch.testing.assert_close(torch.func.jacrev(loss)(source), expected)
     torch.testing.assert_close(torch.func.jacfwd(loss)(source), expected)
     second = torch.func.hessian(loss)(source)
@@ -148,16 +143,4 @@ def test_transformations_of_functions():
     y = fast(x, cache, weights)
     each = torch.eye(y.numel(), dtype=y.dtype).view(-1, *y.shape)
     found = torch.autograd.grad(y, x, each, is_grads_batched=True, retain_graph=True)[0]
-    one = torch.autograd.grad(y, x, each[4])[0]
-    torch.testing.assert_close(found[4], one)
-
-
-def test_it_is_in_full_precision_under_autocast():
-    weights = {name: w.detach().float().requires_grad_() for name, w in parts(4, "linear").items()}
-    source, cache = torch.randn(2, 3, 4, requires_grad=True), torch.randn(3, 4)
-    expected = fast(source, cache, weights)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = fast(source, cache, weights)
-        (gradient,) = torch.autograd.grad(found.sin().sum(), source, create_graph=True)
-    assert torch.equal(found, expected)
-    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sin().sum(), source)[0])
+    torch.testing.assert_close(found[4], torch.autograd.grad(y, x, each[4])[0])

@@ -1,27 +1,29 @@
 """The kernels against the equations and against chunked.py: every variant that this processor can run."""
 
-import functools
 import platform
 import subprocess
 import sys
 
 import pytest
 import torch
-from kernel_cases import REFERENCES, close, exactly, gradients, holes, inputs, weights
-from kernel_cases import run as run_backend
+from kernel_cases import agree, close, exactly, holes, results, weights
+from linear_attention_cases import equations, inputs, run
 from native_kernels import needs_kernels
 
 import mnemos
 from mnemos.native import build as building
 from mnemos.native import library
-from mnemos.ops.linear import LinearState, linear_attention
-from mnemos.ops.linear.reference import reference_elu, reference_linear_attention
+from mnemos.ops.linear import linear_attention
+from mnemos.ops.linear.reference import reference_elu
 from mnemos.types import InputError
 
 FLUSHED = platform.machine().lower() in ("x86_64", "amd64")  # denormal numbers count as zero: native/simd/flush.h
 
 
-run = functools.partial(run_backend, backend="native")
+def given(b, t, h, d, m, dtype=torch.float32):
+    return inputs(t, None, dtype, b, h, d, m)
+
+
 SHAPES = [
     (2, 37, 3, 5, 4),
     (1, 16, 1, 32, 32),
@@ -33,17 +35,12 @@ SHAPES = [
 
 
 @needs_kernels
-@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize("name", ["elu", "relu"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_the_equations(shape, masked, name, variant, poisoned):
-    given = inputs(*shape)
-    mask = holes(*shape[:2]) if masked else None
-    found = run(given, mask=mask, feature_map=name, eps=0.1)
-    exact = exactly(given)
-    q, k, v, s, z = exact
-    expected = reference_linear_attention(q, k, v, phi=REFERENCES[name], state=(s, z), mask=mask, eps=0.1)
-    close(found, [*expected, *gradients(expected, exact)], 1e-5)
+    options = {"mask": holes(*shape[:2]) if masked else None, "feature_map": name, "eps": 0.1}
+    agree(run, equations, given(*shape), 1e-5, backend="native", **options)
 
 
 @pytest.mark.each_value
@@ -52,11 +49,8 @@ def test_equals_the_equations(shape, masked, name, variant, poisoned):
 @pytest.mark.parametrize("shape", [(1, 700, 1, 24, 40), (2, 300, 2, 33, 31), (3, 130, 5, 8, 96)], ids=str)
 def test_equals_chunked_on_any_number_of_threads(shape, count, variant, threads, poisoned):
     threads(count)
-    given = inputs(*shape)
     for mask, phi in ((None, "elu"), (holes(*shape[:2]), "relu"), (holes(*shape[:2]), torch.sigmoid)):
-        found = run(given, mask=mask, feature_map=phi, eps=0.1)
-        exact = exactly(given)
-        close(found, run(exact, backend="chunked", mask=mask, feature_map=phi, eps=0.1), 2e-5)
+        agree(run, run, given(*shape), 2e-5, backend="native", mask=mask, feature_map=phi, eps=0.1)
 
 
 @needs_kernels
@@ -67,27 +61,19 @@ def test_equals_chunked_on_any_number_of_threads(shape, count, variant, threads,
 )
 def test_outputs_large_enough_for_large_pages(shape):
     """A whole number of them and not, and the denominators too."""
-    given = inputs(*shape)
-    exact = exactly(given)
-    close(run(given, eps=0.1), run(exact, backend="chunked", eps=0.1), 1e-4)
+    agree(run, run, given(*shape), 1e-4, backend="native", eps=0.1)
 
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(2, 37, 3, 5, 4), (1, 70, 2, 32, 48), (2, 1, 3, 16, 9)], ids=str)
 def test_half_precision(shape, dtype, variant, poisoned):
-    given = inputs(*shape, dtype=dtype)
-    found = run(given, eps=0.1, mask=holes(*shape[:2]))
+    half, options = given(*shape, dtype=dtype), {"mask": holes(*shape[:2]), "eps": 0.1}
+    found = results(run, half, backend="native", **options)
     assert [x.dtype for x in found] == [dtype, torch.float32, torch.float32] + [dtype] * 3 + [torch.float32] * 2
-    exact = exactly(given)
-    # The upstream gradient was rounded too, so the exact one gets the rounded one.
-    expected = linear_attention(*exact[:3], state=LinearState(*exact[3:]), eps=0.1, mask=holes(*shape[:2]))
-    expected = (expected[0], *expected[1])
-    rounded = [w.double() for w in weights([x.to(f.dtype) for x, f in zip(expected, found, strict=False)])]
-    wanted = torch.autograd.grad(expected, exact, rounded)
-    rounding = 2**-8 if dtype == torch.bfloat16 else 2**-11
-    close([found[0], *found[3:]], [expected[0], *wanted], 3 * rounding)
-    close(found[1:3], expected[1:], 1e-6)
+    expected = results(run, exactly(half), weights(found[:3]), **options)
+    rounding = 3 * (2**-8 if dtype == torch.bfloat16 else 2**-11)
+    close(found, expected, half, [rounding, 1e-6, 1e-6, *[rounding] * 5])
 
 
 @needs_kernels
@@ -140,23 +126,9 @@ def test_the_exponential_over_its_whole_range(variant):
     assert torch.equal(out.nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
-@pytest.mark.slow
-@needs_kernels
-@pytest.mark.parametrize("t", [*(pytest.param(t, marks=pytest.mark.exhaustive) for t in (0, 1)), 20])
-def test_opcheck(t):
-    q, k, v, s, z = inputs(2, t, 2, 6, 5)
-    for mask in (None, holes(2, t) if t else None):
-        found = torch.library.opcheck(torch.ops.mnemos.linear_attention, (q, k, v, s, z, mask, 1, 0.1))
-        assert set(found.values()) == {"SUCCESS"}
-    y, gs, gz, den = torch.ops.mnemos.linear_attention(q, k, v, s, z, None, 1, 0.1)
-    given = [x.detach() for x in (q, k, v, s, z)]
-    upstream = [x.detach() for x in (den, torch.randn_like(y), gs, gz)]
-    torch.library.opcheck(torch.ops.mnemos.linear_attention_backward, (*given, None, 1, 0.1, *upstream))
-
-
 @needs_kernels
 def test_which_backend_runs():
-    q, k, v, _, _ = inputs(1, 9, 1, 4, 4)
+    q, k, v, *_ = given(1, 9, 1, 4, 4).values()
     which = mnemos.ops.which
     assert mnemos.ops.backends("linear_attention")[0] == "native"
     assert which("linear_attention", q, k, v) == "native"
@@ -172,7 +144,7 @@ def test_which_backend_runs():
 def test_where_it_was_not_built_the_error_says_what_to_do(monkeypatch):
     reason = "the native kernels were not built: install a C++ compiler"
     monkeypatch.setattr(mnemos.native, "_load", lambda: (None, reason))
-    q, k, v, _, _ = inputs(1, 9, 1, 4, 4)
+    q, k, v, *_ = given(1, 9, 1, 4, 4).values()
     assert mnemos.ops.which("linear_attention", q, k, v) == "chunked"
     assert mnemos.ops.backends("linear_attention") == ["chunked"]
     assert linear_attention(q, k, v)[0].shape == v.shape

@@ -8,17 +8,14 @@ import functools
 
 import pytest
 import torch
-from linear_attention_cases import HERE, inputs, weighted
+from kernel_cases import close, exactly, results, weights
+from linear_attention_cases import HERE, equations, inputs, run
+from native_kernels import needs_kernels
 
 from mnemos.ops import linear_attention
 from mnemos.ops.linear.feature_maps import FEATURE_MAPS, Pointwise, elu, favor, random_projection
-from mnemos.ops.linear.reference import (
-    reference_bidirectional,
-    reference_causal,
-    reference_elu,
-    reference_linear_attention,
-    reference_relu,
-)
+from mnemos.ops.linear.reference import reference_elu, reference_relu
+from mnemos.types import leaves
 
 LONG, WIDTH = 65_536, 8
 SCALE = (LONG / 1e6) ** 0.5
@@ -66,44 +63,29 @@ def off_sums(state, s, z):
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("length", [LONG, 1000])
+@pytest.mark.parametrize(
+    ("tokens", "length"),  # a step of one token costs as much as a call of hundreds
+    [(LONG, LONG), (LONG, 1000), (LONG // 32, 1), pytest.param(LONG, 1, marks=pytest.mark.exhaustive)],
+)
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e-4])
-def test_a_long_sequence_in_chunks(scale, length, backend):
-    given = draw(scale=scale)
+def test_a_long_sequence_in_calls(scale, tokens, length, backend):
+    given = draw(tokens, scale)
     y, s, z = exact(*given)
     found, state = cut(given, length, backend)
-    assert off(found, y) < 1e-5 * SCALE
-    assert off_sums(state, s, z) < 2e-5 * SCALE
+    bar = (5e-5 if length == 1 else 1e-5) * (tokens / 1e6) ** 0.5
+    assert off(found, y) < bar
+    assert off_sums(state, s, z) < 2 * bar
 
 
-def test_the_kernels_sums_are_right_to_the_last_digit_however_long():
-    if "native" not in HERE:
-        pytest.skip("the kernels were not built")
+@needs_kernels
+@pytest.mark.parametrize("count", [1, 3])  # 3: the sequence is shared out
+def test_the_kernels_sums_are_right_to_the_last_digit_however_long(count, threads):
+    threads(count)
     given = draw()
     y, s, z = exact(*given)
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 3):  # 3: the sequence is shared out
-            torch.set_num_threads(threads)
-            found, state = cut(given, LONG, "native")
-            assert off_sums(state, s, z) < 1e-7
-            assert off(found, y) < 6e-7
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.fixture
-def steps(exhaustive):
-    """So many single steps: a step costs as much as a call of hundreds of tokens."""
-    return LONG if exhaustive else LONG // 32
-
-
-@pytest.mark.slow
-def test_a_long_sequence_in_single_steps(steps, backend):
-    given = draw(steps)
-    y, _, _ = exact(*given)
-    plain, _ = cut(given, 1, backend)
-    assert off(plain, y) < 5e-5 * (steps / 1e6) ** 0.5
+    found, state = cut(given, LONG, "native")
+    assert off_sums(state, s, z) < 1e-7
+    assert off(found, y) < 6e-7
 
 
 def test_bfloat16_does_not_drift(backend):
@@ -128,17 +110,16 @@ def test_rows_without_keys_and_queries_without_features(t, scale, backend):
     found = torch.autograd.grad(y.sum() + sum(x.sum() for x in state), (q, k, v))
     assert not any(x.any() for x in (y, *state, *found))
 
-    silent = (-q.detach().abs()).requires_grad_()
-    y, state = linear_attention(silent, k, v, feature_map="relu", backend=backend)
-    found = torch.autograd.grad(y.sum() + sum(x.sum() for x in state), (silent, k, v))
-    assert not y.any()
-    assert all(x.isfinite().all() for x in (*state, *found))
-    assert not found[0].any()  # relu has no slope there
-
-    deaf = (-k.detach().abs()).requires_grad_()
-    y, state = linear_attention(q, deaf, v, feature_map="relu", backend=backend)
-    assert not any(x.any() for x in (y, *state))
-    assert all(x.isfinite().all() for x in torch.autograd.grad(y.sum(), (q, deaf, v)))
+    for which in (0, 1):  # relu has no slope below 0, nor a feature
+        given = [x.detach() for x in (q, k, v)]
+        given[which] = -given[which].abs()
+        given = [x.requires_grad_() for x in given]
+        y, state = linear_attention(*given, feature_map="relu", backend=backend)
+        found = torch.autograd.grad(y.sum() + sum(x.sum() for x in state), given)
+        assert not y.any()
+        assert not found[which].any()
+        assert all(x.isfinite().all() for x in (*state, *found))
+        assert which == 0 or not any(x.any() for x in state)
 
 
 @pytest.mark.parametrize("phi", [("elu", reference_elu), ("relu", reference_relu)], ids=lambda p: p[0])
@@ -171,48 +152,42 @@ def test_elu_plus_one_does_not_cancel():
     torch.testing.assert_close(low, exact, rtol=2**-7, atol=0)
 
 
+PATHS = pytest.mark.parametrize(("t", "causal"), [(1, True), (70, True), (9, False)])
+
+
+@PATHS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_keeps_a_float32_state(dtype, backend):
-    for t, causal in ((1, True), (70, True), (9, False)):
-        q, k, v, state = inputs(t, dtype=dtype)
-        y, new = linear_attention(q, k, v, causal, state=state, backend=backend)
-        assert y.dtype == dtype
-        assert (new.s.dtype, new.z.dtype) == (torch.float32, torch.float32)
-        exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
-        expected = reference_linear_attention(
-            *exact, reference_causal if causal else reference_bidirectional, state=state
-        )
-        torch.testing.assert_close(y.double(), expected[0], rtol=2**-7, atol=1e-3)
-        torch.testing.assert_close(new.s.double(), expected[1], rtol=1e-5, atol=1e-5)
-        found = torch.autograd.grad(weighted([y]), (q, k, v))
-        for a, b in zip(found, torch.autograd.grad(weighted(expected[:1]), exact), strict=True):
-            assert a.dtype == dtype
-            assert (a.double() - b).abs().max() < 2e-2 * b.abs().max()
+def test_half_precision_keeps_a_float32_state(dtype, t, causal, backend):
+    given = inputs(t, dtype=dtype)
+    found = results(run, given, backend=backend, causal=causal)
+    assert [x.dtype for x in found] == [dtype, torch.float32, torch.float32] + [dtype] * 3 + [torch.float32] * 2
+    expected = results(equations, exactly(given), weights(found[:3]), causal=causal)
+    eps = torch.finfo(dtype).eps
+    close(found, expected, given, [eps, 1e-5, 1e-5, *[eps] * 3, 1e-5, 1e-5])
 
 
-def test_autocast_changes_nothing(backend):
-    for t, causal in ((1, True), (70, True), (9, False)):
-        q, k, v, _ = inputs(t, dtype=torch.float32)
-        y, state = linear_attention(q, k, v, causal, backend=backend)
-        plain = torch.autograd.grad(weighted([y]), (q, k, v))
-        with torch.autocast("cpu", torch.bfloat16):
-            low, same = linear_attention(q, k, v, causal, backend=backend)
-            # A backward within autocast is the one of torch's own operations wherever they are used.
-            inside = causal and t > 1
-            found = torch.autograd.grad(weighted([low]), (q, k, v)) if inside else None
-        found = found or torch.autograd.grad(weighted([low]), (q, k, v))
-        assert torch.equal(low, y)
-        assert torch.equal(same.s, state.s)
-        for a, b in zip(found, plain, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+@PATHS
+def test_autocast_changes_nothing(t, causal, backend):
+    given = {name: x for name, x in inputs(t, dtype=torch.float32).items() if name in ("q", "k", "v")}
+    options = {"causal": causal, "backend": backend}
+    plain = results(run, given, **options)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = leaves(run(**given, **options))
+        # A backward within autocast is the one of torch's own operations wherever they are used.
+        inside = results(run, given, **options) if causal and t > 1 else plain
+    outside = [*low, *torch.autograd.grad(low, list(given.values()), weights(low))]
+    for found in (inside, outside):
+        assert all(map(torch.equal, found[:3], plain[:3]))
+        close(found, plain, given, 1e-5)
 
 
 @pytest.mark.parametrize("t", [1, 6])
 def test_types_that_differ_are_taken_at_the_widest(t, backend):
     """y has v's type and the state the sums': nothing is refused that has a meaning."""
-    q, k, v, state = inputs(t, dtype=torch.float32)
-    y, new = linear_attention(q.half(), k.bfloat16(), v, state=state, backend=backend)
-    expected, _ = linear_attention(q.half().float(), k.bfloat16().float(), v, state=state, backend=backend)
+    given = inputs(t, dtype=torch.float32)
+    low = given | {"q": given["q"].half(), "k": given["k"].bfloat16()}
+    y, new = run(**low, backend=backend)
+    expected, _ = run(**{name: x.float() for name, x in low.items()}, backend=backend)
     assert (y.dtype, new.s.dtype) == (torch.float32, torch.float32)
     torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-3)
 
@@ -242,23 +217,23 @@ MAPS = {
 }
 
 
-@pytest.mark.parametrize("backend", HERE)
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize(("t", "causal"), [(1, True), (9, True), (9, False)])
 def test_a_masked_token_reaches_nothing(backend, name, t, causal):
     """NaN, infinity, or a number whose exponential overflows: outputs and gradients are those of a zero there."""
     g = torch.Generator().manual_seed(0)
     given = [torch.rand(2, t, 1, 4, generator=g) + 0.1 for _ in range(3)]
-    state = [torch.rand(2, 1, n, *rest, generator=g) for rest in ((4,), ()) for n in [_width(name)]]
+    width = {"polynomial": 10, "favor": 6}.get(name, 4)
+    state = torch.rand(2, 1, width, 4, generator=g), torch.rand(2, 1, width, generator=g)
     mask = torch.ones(2, t, dtype=torch.bool)
     mask[0, t // 2] = False
     found = []
     for hidden in (0.0, torch.nan, torch.inf, 1e30):
         q, k, v = (x.clone() for x in given)
         k[0, t // 2], v[0, t // 2] = hidden, hidden
-        leaves = [x.requires_grad_() for x in (q, k, v)]
-        y, after = linear_attention(*leaves, causal, MAPS[name], tuple(state), mask, backend=backend)
-        found.append([y, *after, *torch.autograd.grad(y.sum() + after[0].sum(), leaves)])
+        used = [x.requires_grad_() for x in (q, k, v)]
+        y, after = linear_attention(*used, causal, MAPS[name], state, mask, backend=backend)
+        found.append([y, *after, *torch.autograd.grad(y.sum() + after[0].sum(), used)])
     for other in found[1:]:
         for a, b in zip(other, found[0], strict=True):
             assert a.isfinite().all()
@@ -266,11 +241,6 @@ def test_a_masked_token_reaches_nothing(backend, name, t, causal):
     assert not found[0][4][0, t // 2].any()  # dk of the masked key
 
 
-def _width(name: str) -> int:
-    return {"polynomial": 10, "favor": 6}.get(name, 4)
-
-
-@pytest.mark.parametrize("backend", HERE)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_nothing_travels_back_in_time(backend, which, value):

@@ -1,16 +1,21 @@
-"""Laws over the operators: of padding, cut and empty calls, what is passed in, and second derivatives."""
+"""Laws over the operators: of padding, cut and empty calls, of states that go back, and of PyTorch's own machinery."""
 
+import functools
 import itertools
 from contextlib import nullcontext
 
 import pytest
 import torch
+from kernel_cases import holes, results, starts
+from native_kernels import needs_kernels
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from mnemos import ops
 from mnemos.lab.papers.baselines.bigbird import block_sparse_attention
 from mnemos.lab.papers.baselines.reformer import draw_rotations, reformer_attention
+from mnemos.native.codes import FEATURE_MAPS
+from mnemos.ops.softmax_attention import softmax_attention
 from mnemos.ops.window_state import Far, Sizes, window_attention
 from mnemos.types import leaves
 
@@ -24,20 +29,23 @@ def drawn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
+A = -drawn(D, M).exp()
+
+
 def delta(q, k, v, beta, decay, state, **how):
     return ops.delta_rule(q, k, v, beta, decay, state, **how)
 
 
 def linear(q, k, v, s, z, **how):
-    return ops.linear_attention(q, k, v, state=(s, z.abs()), **how)
+    return ops.linear_attention(q, k, v, state=(s, z), **how)
 
 
 def linear_of_keys(k, v, s, z, **how):
-    return None, ops.linear_attention(drawn(len(k), 4, H, D), k, v, False, state=(s.abs(), z.abs()), **how)
+    return None, ops.linear_attention(drawn(len(k), 4, H, D), k, v, False, state=(s, z), **how)
 
 
 def scan(x, dt, b, c, state, **how):
-    return ops.selective_scan(x, dt, -drawn(D, M).exp(), b, c, None, state, **how)
+    return ops.selective_scan(x, dt, A, b, c, None, state, **how)
 
 
 def slots(k_x, v_x, state, **how):
@@ -93,7 +101,8 @@ def given(op, b=B, t=T):
         found[label] = found[label].sigmoid()
     if "decay" in found:
         found["decay"] = -found["decay"].abs()
-    return found | {label: drawn(D if label == "weight" else b, *shape) for label, *shape in rows}
+    found |= {label: drawn(D if label == "weight" else b, *shape) for label, *shape in rows}
+    return found | ({"z": found["z"].abs()} if "z" in found else {})
 
 
 def loss(op, how, inputs, mask=None):
@@ -163,13 +172,15 @@ def test_a_second_derivative_is_refused_by_the_operators_own_name(case, counted)
             sum(x.square().sum() for x in gradients).backward()
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c[1] and c[0] is not linear_of_keys], ids=name)
+STATEFUL = [c for c in CASES if c[1] and c[0] is not linear_of_keys]
+
+
+@pytest.mark.parametrize("case", STATEFUL, ids=name)
 def test_a_call_may_be_cut_anywhere(case):
     """Also into calls of no token, and where a chunk ends; with padding, and gradients through the states."""
     op, how = case
     tokens, rows = ([label for label, *_ in labels] for labels in OPERATORS[op])
-    mask = torch.rand(B, 70, generator=torch.Generator().manual_seed(4)) > 0.3
-    found = []
+    mask, found = holes(B, 70), []
     for cuts in ([0, 70], [0, 1, 2, 2, 63, 64, 70]):
         inputs = {label: x.requires_grad_() for label, x in given(op, t=70).items()}
         parts, state = [], [inputs[label] for label in rows]
@@ -178,14 +189,34 @@ def test_a_call_may_be_cut_anywhere(case):
             y, after = op(**part, mask=mask[:, a:b], **how)
             state = leaves(after) + state[len(leaves(after)) :]  # a weight stays
             parts.append(y)
-        results = [torch.cat(parts, 1)[mask], *leaves(after)]
-        total = sum((x * drawn(*x.shape)).sum() for x in results)
-        found.append([*results, *torch.autograd.grad(total, list(inputs.values()))])
+        outputs = [torch.cat(parts, 1)[mask], *leaves(after)]
+        total = sum((x * drawn(*x.shape)).sum() for x in outputs)
+        found.append([*outputs, *torch.autograd.grad(total, list(inputs.values()))])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-5 * max(1.0, float(b.detach().abs().max())))
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c[1] and c[0] is not linear_of_keys], ids=name)
+@pytest.mark.parametrize("kept", [(0, 70, 33), (7, 64, 1), (20, 20, 20)], ids=str)
+@pytest.mark.parametrize("case", STATEFUL, ids=name)
+def test_a_state_goes_back_to_that_of_the_tokens_that_are_kept(case, kept):
+    op, how = case
+    inputs, marks = given(op, t=70), {"mask": holes(B, 70), "resets": starts(B, 70)}
+    with ops.rewindable() as calls:
+        _, end = op(**inputs, **marks, **how)
+    found = calls.rewind(end, kept)
+    assert type(found) is type(end)
+    for row, n in enumerate(kept):
+        one = slice(row, row + 1)
+        part = {label: x if label == "weight" else x[one] for label, x in (inputs | marks).items()}
+        part |= {label: part[label][:, :n] for label, *_ in (*OPERATORS[op][0], *marks.items())}
+        for a, b in zip(leaves(found), leaves(op(**part, **how)[1]), strict=True):
+            torch.testing.assert_close(a[one], b, rtol=0, atol=2e-5)
+    starting = [x for label, x in inputs.items() if label in ("state", "s", "z")]
+    assert all(map(torch.equal, leaves(calls.rewind(end, [0] * B)), starting))
+    assert all(map(torch.equal, leaves(calls.rewind(end, [70] * B)), leaves(end)))
+
+
+@pytest.mark.parametrize("case", STATEFUL, ids=name)
 def test_what_is_passed_in_stays_and_an_output_may_be_changed(case):
     op, how = case
     inputs = {label: x.requires_grad_() for label, x in given(op, t=70).items()}
@@ -196,3 +227,79 @@ def test_what_is_passed_in_stays_and_an_output_may_be_changed(case):
     y.mul_(2)  # the backward does not read it
     torch.testing.assert_close(torch.autograd.grad(y.sum(), first)[0], 2 * once)
     assert all(map(torch.equal, inputs.values(), copies))
+
+
+# ---- PyTorch's own machinery ----
+
+
+@pytest.mark.parametrize("t", [1, 20])
+@pytest.mark.parametrize("case", [c for c in CASES if c[1]], ids=name)
+def test_transforms_have_the_derivatives_of_a_backward(case, t):
+    op, how = case
+    inputs = given(op, t=t)
+    of_rows = torch.vmap(torch.func.grad(lambda x: loss(op, how, x)[0]), randomness="same")
+    found = of_rows({label: torch.stack([x, x / 2]) for label, x in inputs.items()})
+    for number, part in enumerate((inputs, {label: x / 2 for label, x in inputs.items()})):
+        plain = {label: x.requires_grad_() for label, x in part.items()}
+        loss(op, how, plain)[0].backward()
+        for label, x in plain.items():
+            torch.testing.assert_close(found[label][number], x.grad, rtol=1e-4, atol=1e-4, msg=label)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", STATEFUL, ids=name)
+def test_compiled_whole_equals_eager(case, monkeypatch):
+    op, how = case
+    monkeypatch.setattr("mnemos.ops.delta.chunked.CHUNK", 8)  # the halves of a chunk take PyTorch's compiler seconds
+    torch._dynamo.reset()
+    compiled = torch.compile(op, backend="aot_eager", fullgraph=True)
+    for t in (70, 1) if how["backend"] == "native" else (9,):
+        inputs = {label: x.requires_grad_() for label, x in given(op, t=t).items()}
+        both = (results(call, inputs, mask=holes(B, t), **how) for call in (compiled, op))
+        for a, b in zip(*both, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+VALID = holes(B, 70)
+REGISTERED = {  # PyTorch's operator: ours, its arguments from ours, and the inputs that may be of half precision
+    "delta_rule": (delta, lambda q, k, v, beta, decay, state: (q, k, v, beta, decay, state, D**-0.5), "qkv"),
+    "short_convolution": (
+        functools.partial(ops.short_convolution, mask=VALID, activation="silu"),
+        lambda x, weight, state: (x, weight, None, state, VALID, None, "silu"),
+        ("x", "weight", "state"),
+    ),
+    "selective_scan": (
+        functools.partial(scan, mask=VALID),
+        lambda x, dt, b, c, state: (x, dt, A, b, c, None, state, VALID, None),
+        "x",
+    ),
+    "linear_attention": (linear, lambda q, k, v, s, z: (q, k, v, s, z, None, FEATURE_MAPS["elu"], 1e-6), "qkv"),
+    "linear_attention_bidirectional": (
+        functools.partial(linear, causal=False, mask=VALID),
+        lambda q, k, v, s, z: (q, k, v, s, z, VALID, FEATURE_MAPS["elu"], 1e-6),
+        "qkv",
+    ),
+    "softmax_attention": (
+        functools.partial(softmax_attention, mask=VALID, window=5, scale=0.5),
+        lambda q, k, v: (q, k, v, VALID, True, 5, 0.5),
+        "",
+    ),
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("label", REGISTERED)
+def test_the_operators_are_registered_as_pytorch_wants_them(label, dtype):
+    """And compute what the calls compute that skip PyTorch's dispatcher."""
+    ours, arguments, half = REGISTERED[label]
+    kinds = {**{op.__name__: op for op in OPERATORS}, "softmax_attention": relative}
+    inputs = given(kinds[getattr(ours, "func", ours).__name__], t=70)
+    inputs = {name: x.to(dtype if name in half else torch.float32) for name, x in inputs.items()}
+    inputs = {name: x.requires_grad_() for name, x in inputs.items()}
+    operator = getattr(torch.ops.mnemos, label)
+    checks = "test_schema", "test_autograd_registration", "test_faketensor"
+    torch.library.opcheck(operator, arguments(**inputs), test_utils=checks)
+    count = len(leaves(ours(**inputs)))
+    both = results(lambda **x: operator(*arguments(**x))[:count], inputs), results(ours, inputs)
+    assert all(map(torch.equal, *both))

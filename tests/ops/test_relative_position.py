@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mnemos.ops import relative_attention
-from mnemos.ops.relative_position import distance_scores, seen_keys, sinusoids
+from mnemos.ops.relative_position import distance_scores, sinusoids
 from mnemos.ops.relative_position.reference import reference_relative_attention, reference_sinusoid
 from mnemos.types import InputError
 
@@ -31,44 +31,37 @@ def expected(q, k, v, r, u, w, *rest):
     return reference_relative_attention(q, k, v, {n - 1 - i: row for i, row in enumerate(r)}, u, w, *rest)
 
 
-def same(found: torch.Tensor, wanted: torch.Tensor, sources: list[torch.Tensor]):
-    """Values, and gradients for an upstream gradient that is not contiguous."""
+def same(sources, *options):
+    """Values, with and without gradient, which take different paths; gradients for one from above that is strided."""
+    found, wanted = relative_attention(*sources, *options), expected(*sources, *options)
     torch.testing.assert_close(found, wanted)
     upstream = numbers(*reversed(found.shape)).permute(3, 2, 1, 0)
     for a, b in zip(*(torch.autograd.grad(y, sources, upstream) for y in (found, wanted)), strict=True):
         torch.testing.assert_close(a, b)
+    with torch.no_grad():
+        torch.testing.assert_close(relative_attention(*sources, *options), wanted)
+
+
+def maybe(masked, n):
+    return torch.rand(B, n, generator=torch.Generator().manual_seed(4)) < 0.6 if masked else None
 
 
 @pytest.mark.parametrize(("t", "n"), [(1, 1), (7, 7), (3, 10), (7, 9), (1, 6), (2, 3), (5, 23)])
 @pytest.mark.parametrize("window", [None, 1, 4])
 @pytest.mark.parametrize("masked", [False, True])
 def test_equals_the_equation(t, n, window, masked):
-    sources = given(t, n)
-    mask = torch.rand(B, n, generator=torch.Generator().manual_seed(4)) < 0.6 if masked else None
-    wanted = expected(*sources, True, mask, window)
-    same(relative_attention(*sources, True, mask, window), wanted, sources)
-    with torch.no_grad():  # another path
-        torch.testing.assert_close(relative_attention(*sources, True, mask, window), wanted)
+    same(given(t, n), True, maybe(masked, n), window)
 
 
 @pytest.mark.parametrize(("t", "n"), [(1, 1), (7, 7), (3, 8)])
 @pytest.mark.parametrize("masked", [False, True])
 def test_looks_both_ways(t, n, masked):
-    sources = given(t, n, causal=False)
-    mask = torch.rand(B, n, generator=torch.Generator().manual_seed(4)) < 0.6 if masked else None
-    wanted = expected(*sources, False, mask)
-    same(relative_attention(*sources, False, mask), wanted, sources)
-    with torch.no_grad():
-        torch.testing.assert_close(relative_attention(*sources, False, mask), wanted)
+    same(given(t, n, causal=False), False, maybe(masked, n))
 
 
 def test_values_as_wide_as_keys():
     """The width that torch's fused kernel takes as it is."""
-    sources = given(6, 11, width=D)
-    wanted = expected(*sources)
-    same(relative_attention(*sources), wanted, sources)
-    with torch.no_grad():
-        torch.testing.assert_close(relative_attention(*sources), wanted)
+    same(given(6, 11, width=D), True)
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -101,12 +94,6 @@ def test_sinusoids(dim, clamp):
     for row, distance in enumerate(range(6, -5, -1)):
         at = max(-clamp, min(clamp, distance)) if clamp else distance
         torch.testing.assert_close(table[row].double(), reference_sinusoid(at, dim), rtol=0, atol=1e-6)
-
-
-def test_nothing_is_seen_that_should_not_be():
-    seen = seen_keys(2, 4, True, torch.tensor([[False, True, False, False]]), 3, "cpu")
-    assert seen.tolist() == [[[False, True, True, False], [False, True, False, True]]]
-    assert seen_keys(1, 4, True, torch.ones(1, 4, dtype=torch.bool), 4, "cpu") is None
 
 
 def test_dropout_is_the_same_with_and_without_gradient():

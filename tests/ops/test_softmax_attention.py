@@ -3,11 +3,9 @@
 The kernels: every variant that this processor can run.
 """
 
-import functools
-
 import pytest
 import torch
-from kernel_cases import exactly, same_bits_on_any_threads, strange
+from kernel_cases import agree, exactly, holes, kept_bytes, results, same_bits_on_any_threads, strange
 from native_kernels import needs_kernels
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,15 +20,13 @@ pytestmark = needs_kernels
 def inputs(b, t, s, h, shared, d, m, seed=0):
     """q, k, v: leaves, none contiguous."""
     g = torch.Generator().manual_seed(seed)
-    return [strange(shape, g) for shape in ((b, t, h, d), (b, s, shared, d), (b, s, shared, m))]
+    shapes = {"q": (b, t, h, d), "k": (b, s, shared, d), "v": (b, s, shared, m)}
+    return {name: strange(shape, g) for name, shape in shapes.items()}
 
 
-def holes(b, s):
+def padding(b, s, padded=True):
     """Padding in front of a row and in its middle; a row that is all padding."""
-    mask = torch.rand(s, b, generator=torch.Generator().manual_seed(4)).T > 0.3
-    mask[0, : s // 2] = False
-    mask[-1] = False
-    return mask
+    return holes(b, s, empty_row=True) if padded else None
 
 
 def visible(t, s, causal, window, mask):
@@ -62,24 +58,6 @@ def fused(q, k, v, causal=True, window=None, mask=None):
     )
 
 
-def results(call, leaves, **options):
-    """y and the gradients of q, k and v; what comes from above is not contiguous."""
-    y = call(*leaves, **options)
-    above = torch.randn(y.shape[::-1], generator=torch.Generator().manual_seed(9)).permute(3, 2, 1, 0).to(y.dtype)
-    return y.detach(), *torch.autograd.grad(y, leaves, above)
-
-
-def agrees(leaves, oracle=dense, tolerance=3e-6, **options):
-    found = results(softmax_attention, leaves, **options)
-    expected = results(oracle, exactly(leaves), **options)
-    for name, a, b in zip(("y", "dq", "dk", "dv"), found, expected, strict=True):
-        assert a.isfinite().all(), name
-        size = max(1.0, float(b.abs().max())) if b.numel() else 1.0
-        torch.testing.assert_close(
-            a.double(), b, rtol=0, atol=tolerance * size, msg=lambda m, name=name: f"{name}: {m}"
-        )
-
-
 # B, T, S, H, K, D, M
 SMALL = [
     (2, 7, 7, 2, 1, 5, 3),
@@ -95,11 +73,8 @@ SMALL = [
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("seen", [(True, None), (True, 1), (True, 3), (False, None)], ids=str)
 def test_equals_the_equation(seen, padded, shape, variant, poisoned):
-    causal, window = seen
-    agrees(
-        inputs(*shape), reference_softmax_attention, causal=causal, window=window,
-        mask=holes(shape[0], shape[2]) if padded else None,
-    )  # fmt: skip
+    options = {"causal": seen[0], "window": seen[1], "mask": padding(shape[0], shape[2], padded)}
+    agree(softmax_attention, reference_softmax_attention, inputs(*shape), 3e-6, **options)
 
 
 # 64 queries and keys are a block, 32 queries a strip, 256 queries a unit.
@@ -114,11 +89,10 @@ LARGE = [
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("seen", [(True, None), (True, 50), (True, 128), (False, None)], ids=str)
 def test_every_block_equals_the_equation(seen, padded, shape, variant, poisoned):
-    causal, window = seen
-    agrees(inputs(*shape), causal=causal, window=window, mask=holes(shape[0], shape[2]) if padded else None)
+    options = {"causal": seen[0], "window": seen[1], "mask": padding(shape[0], shape[2], padded)}
+    agree(softmax_attention, dense, inputs(*shape), 3e-6, **options)
 
 
-@pytest.mark.each_value
 def test_drawn_shape_equals_the_equation():
     g = torch.Generator().manual_seed(11)
 
@@ -130,8 +104,8 @@ def test_drawn_shape_equals_the_equation():
         shape = draw(1, 3), t, t + draw(0, 1) * draw(0, 140), shared * draw(1, 3), shared, draw(1, 70), draw(1, 70)
         causal = draw(0, 3) > 0
         window = draw(1, 150) if causal and draw(0, 1) else None
-        mask = holes(shape[0], shape[2]) if draw(0, 1) else None
-        agrees(inputs(*shape, seed=seed), causal=causal, window=window, mask=mask)
+        options = {"causal": causal, "window": window, "mask": padding(shape[0], shape[2], draw(0, 1))}
+        agree(softmax_attention, dense, inputs(*shape, seed=seed), 3e-6, **options)
 
 
 @pytest.mark.parametrize("window", [None, 100])
@@ -139,32 +113,32 @@ def test_drawn_shape_equals_the_equation():
 @pytest.mark.parametrize("d", [5, 33, 64, 128])
 def test_errors_are_those_of_pytorch(d, size, window):
     """Against float64, at most three times as large; `size` multiplies the scores."""
-    leaves = inputs(1, 400, 400, 4, 4, d, d)
-    leaves[0] = (leaves[0].detach() * size).requires_grad_()
-    exact = results(dense, exactly(leaves), window=window)
-    ours, theirs = results(softmax_attention, leaves, window=window), results(fused, leaves, window=window)
-    for name, a, b, c in zip(("y", "dq", "dk", "dv"), ours, theirs, exact, strict=True):
-        error, other = ((x.double() - c).square().mean().sqrt() for x in (a, b))
-        assert error <= 3 * other + 1e-9, name
-        error, other = ((x.double() - c).abs().max() for x in (a, b))
-        assert error <= 3 * other + 1e-9, name
+    given = inputs(1, 400, 400, 4, 4, d, d)
+    given["q"].data.mul_(size)
+    exact = results(dense, exactly(given), window=window)
+    ours, theirs = results(softmax_attention, given, window=window), results(fused, given, window=window)
+    for name, a, b, c in zip(("y", *given), ours, theirs, exact, strict=True):
+        error, other = ((x.double() - c).abs() for x in (a, b))
+        assert error.square().mean().sqrt() <= 3 * other.square().mean().sqrt() + 1e-9, name
+        assert error.max() <= 3 * other.max() + 1e-9, name
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_large_scores_choose_a_key(sign, variant):
     """Scores of ±1e4 and beyond: the weight is one key's, and nothing overflows."""
-    q, k, v = (x.detach() for x in inputs(1, 150, 150, 2, 2, 16, 16))
-    q, k = q.abs() + 1, sign * (k.abs() + 1) * torch.rand(1, 150, 1, 1).mul(400).add(1)
+    given = inputs(1, 150, 150, 2, 2, 16, 16)
+    q, k = given["q"].data, given["k"].data
+    q.abs_().add_(1)
+    k.abs_().add_(1).mul_(sign * torch.rand(1, 150, 1, 1).mul(400).add(1))
     assert (q[:, -1, 0] @ k[0, :, 0].T).abs().max() > 1e4
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    found = results(softmax_attention, leaves)
+    found = results(softmax_attention, given)
     assert all(x.isfinite().all() for x in found)
-    torch.testing.assert_close(found[0].double(), dense(*exactly(leaves)).detach(), rtol=0, atol=1e-2)
+    torch.testing.assert_close(found[0].double(), dense(**exactly(given)).detach(), rtol=0, atol=1e-2)
 
 
 def test_infinite_scores(variant):
     """Keys of −∞ have no weight, as in PyTorch; where all have none, y is 0."""
-    q, k, v = (x.detach() for x in inputs(1, 80, 80, 1, 1, 4, 4))
+    q, k, v = (x.detach() for x in inputs(1, 80, 80, 1, 1, 4, 4).values())
     q = q.abs() + 0.1
     k[0, 3:70] = -torch.inf
     torch.testing.assert_close(softmax_attention(q, k, v), dense(q, k, v))
@@ -173,7 +147,7 @@ def test_infinite_scores(variant):
 
 
 def test_a_number_that_is_not_finite_is_seen_and_not_lost(variant):
-    q, k, v = (x.detach() for x in inputs(1, 200, 200, 1, 1, 8, 8))
+    q, k, v = (x.detach() for x in inputs(1, 200, 200, 1, 1, 8, 8).values())
     for x in (q, k, v):
         y = x.clone()
         y[0, 130] = torch.nan
@@ -185,10 +159,11 @@ def test_a_number_that_is_not_finite_is_seen_and_not_lost(variant):
 
 @pytest.mark.parametrize("holds", [torch.nan, torch.inf])
 def test_what_padding_holds_changes_nothing(holds, variant):
-    leaves, mask = inputs(2, 150, 150, 2, 1, 8, 8), torch.ones(2, 150, dtype=torch.bool)
+    given, mask = inputs(2, 150, 150, 2, 1, 8, 8), torch.ones(2, 150, dtype=torch.bool)
     mask[0, :70] = mask[1, 90] = False
-    clean = results(softmax_attention, leaves, mask=mask)
-    dirty = [leaves[0], *(x.detach().masked_fill(~mask[..., None, None], holds).requires_grad_() for x in leaves[1:])]
+    clean = results(softmax_attention, given, mask=mask)
+    hidden = ~mask[..., None, None]
+    dirty = given | {x: given[x].detach().masked_fill(hidden, holds).requires_grad_() for x in ("k", "v")}
     assert not clean[0][0, :70].any(), "a query that reads nothing"
     assert not clean[1][0, :70].any()
     assert not clean[2][~mask].any()
@@ -197,54 +172,43 @@ def test_what_padding_holds_changes_nothing(holds, variant):
 
 
 def test_any_number_of_threads_gives_the_same_bits(threads):
-    leaves = inputs(1, 700, 700, 6, 2, 64, 64)
-    same_bits_on_any_threads(threads, lambda: results(softmax_attention, leaves, window=300))
+    given = inputs(1, 700, 700, 6, 2, 64, 64)
+    same_bits_on_any_threads(threads, lambda: results(softmax_attention, given, window=300))
 
 
 def test_only_inputs_output_and_sums_are_kept():
-    leaves, kept = inputs(2, 100, 100, 4, 2, 16, 16), []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
-        y = softmax_attention(*leaves)
-    assert sorted(kept) == sorted([*[x.shape for x in leaves], y.shape, *[torch.Size([2, 4, 100])] * 2])
+    given = inputs(2, 100, 100, 4, 2, 16, 16)
+    assert kept_bytes(lambda: softmax_attention(**given), *given.values()) == 4 * (2 * 100 * 4 * 16 + 2 * 2 * 4 * 100)
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize(("shape", "window"), [((2, 7, 9, 2, 1, 5, 3), 3), ((1, 130, 200, 6, 2, 33, 20), 70)], ids=str)
 @pytest.mark.parametrize("padded", [False, True])
 def test_sums_and_largest_scores_are_results_with_gradients(padded, shape, window, variant, poisoned):
-    leaves, mask = inputs(*shape), holes(shape[0], shape[2])[:1].expand(shape[0], -1) if padded else None
-    if padded:
-        mask = mask | (torch.arange(shape[2]) % 3 == 0)  # every query sees a key
-    q, k, _ = exact = exactly(leaves)
-    scores = 0.5 * torch.einsum("bthd,bshd->bhts", q, k.repeat_interleave(shape[3] // shape[4], 2))
-    scores = scores.masked_fill(~visible(shape[1], shape[2], True, window, mask), -torch.inf)
-    expected = dense(*exact, window=window, mask=mask, scale=0.5), scores.logsumexp(-1), scores.amax(-1)
-    found = native.attend(*leaves, mask, True, window, 0.5)
-    above = [torch.randn(x.shape) for x in found]
-    gradients = (
-        torch.autograd.grad(found, leaves, above),
-        torch.autograd.grad(expected, exact, [x.double() for x in above]),
-    )
-    for a, b in zip((*found, *gradients[0]), (*expected, *gradients[1]), strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+    given, mask = inputs(*shape), None
+    if padded:  # every query sees a key
+        mask = padding(shape[0], shape[2]) | (torch.arange(shape[2]) % 3 == 0)
+
+    def ours(q, k, v):
+        return native.attend(q, k, v, mask, True, window, 0.5)
+
+    def equation(q, k, v):
+        scores = 0.5 * torch.einsum("bthd,bshd->bhts", q, k.repeat_interleave(shape[3] // shape[4], 2))
+        scores = scores.masked_fill(~visible(shape[1], shape[2], True, window, mask), -torch.inf)
+        return dense(q, k, v, window=window, mask=mask, scale=0.5), scores.logsumexp(-1), scores.amax(-1)
+
+    agree(ours, equation, given, 1e-5)
 
 
-def test_the_operators_are_registered_as_pytorch_wants_them():
-    leaves, mask = inputs(2, 20, 20, 2, 2, 4, 4), holes(2, 20)
-    operator = torch.ops.mnemos.softmax_attention
-    checks = "test_schema", "test_autograd_registration", "test_faketensor"
-    torch.library.opcheck(operator, (*leaves, mask, True, 5, 0.5), test_utils=checks)
-    registered = functools.partial(lambda *x: operator(*x, mask, True, 5, 0.5)[0])
-    direct = functools.partial(softmax_attention, mask=mask, window=5, scale=0.5)
-    both = results(registered, leaves), results(direct, leaves)
-    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
-    first = torch.autograd.grad(direct(*leaves).sum(), leaves[0], create_graph=True)[0]
+def test_a_second_derivative_is_refused():
+    given = inputs(2, 20, 20, 2, 2, 4, 4)
+    first = torch.autograd.grad(softmax_attention(**given).sum(), given["q"], create_graph=True)[0]
     with pytest.raises(RuntimeError, match=r"^softmax_attention is differentiable once"):
         first.sum().backward()
 
 
 def test_calls_that_are_not_for_the_kernels():
-    q, k, v = (x.detach() for x in inputs(1, 3, 3, 1, 1, 4, 4))
+    q, k, v = (x.detach() for x in inputs(1, 3, 3, 1, 1, 4, 4).values())
     assert can_attend(q, k, v)
     assert not can_attend(q.double(), k.double(), v.double())
     assert not can_attend(q.bfloat16(), k, v)
@@ -257,9 +221,16 @@ def test_calls_that_are_not_for_the_kernels():
 
 @pytest.mark.parametrize(
     "changed",
-    [{"k": torch.zeros(1, 2, 1, 4)}, {"window": 0}, {"causal": False, "window": 2}, {"q": torch.zeros(1, 3, 2, 5)},
-     {"q": torch.zeros(1, 3, 0, 4)}, {"mask": torch.ones(1, 3)}, {"v": torch.zeros(1, 3, 1, 4).double()}],
-)  # fmt: skip
+    [
+        {"k": torch.zeros(1, 2, 1, 4)},
+        {"window": 0},
+        {"causal": False, "window": 2},
+        {"q": torch.zeros(1, 3, 2, 5)},
+        {"q": torch.zeros(1, 3, 0, 4)},
+        {"mask": torch.ones(1, 3)},
+        {"v": torch.zeros(1, 3, 1, 4).double()},
+    ],
+)
 def test_errors_say_what_was_expected(changed):
     q, k, v = torch.zeros(1, 3, 2, 4), torch.zeros(1, 3, 1, 4), torch.zeros(1, 3, 1, 4)
     with pytest.raises(InputError, match=r"expected .*found"):

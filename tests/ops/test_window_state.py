@@ -1,16 +1,14 @@
 """Attention with a window, sinks and a state: oracle, blocks and single tokens agree in values and gradients."""
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
+from kernel_cases import same_bits_on_any_threads
 from torch.autograd import forward_ad
 
 from mnemos import InputError
 from mnemos.native import instruction_set, instruction_sets
 from mnemos.ops.linear.feature_maps import Hedgehog, elu
-from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, window_attention
+from mnemos.ops.window_state import Far, Ring, Sizes, window_attention
 from mnemos.ops.window_state.reference import ReferenceRow, reference_sums
 from mnemos.ops.window_state.ring import kernel_step
 from mnemos.types import leaves, map_state
@@ -20,7 +18,7 @@ FORGETTING = [(state, False) for state in STATES] + [(state, True) for state in 
 SCALE, DECAY = 0.4, -0.3
 
 
-def draw(b: int, t: int, heads: int, kv: int, d: int, m: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+def draw(b, t, heads, kv, d, m, dtype=torch.float64):
     """Inputs with gradients; q, k, v are no contiguous tensors."""
     torch.manual_seed(t + d)
     shapes = {"q": (heads, d), "sink_q": (heads, d), "raw_q": (heads, d), "k": (kv, d), "raw_k": (kv, d), "v": (kv, m)}
@@ -30,7 +28,7 @@ def draw(b: int, t: int, heads: int, kv: int, d: int, m: int, dtype: torch.dtype
     return {name: x.to(dtype).requires_grad_() for name, x in found.items()}
 
 
-def far_of(state: str, x: dict[str, Tensor], forgets: bool = False) -> Far | None:
+def far_of(state, x, forgets=False):
     beta, decay = x["beta"] if state == "delta" else None, DECAY if forgets else 0.0
     if state == "linear":
         return Far(elu, elu, x["gamma"], None, decay)
@@ -38,9 +36,9 @@ def far_of(state: str, x: dict[str, Tensor], forgets: bool = False) -> Far | Non
     return None if state == "none" else Far(*maps, x["gamma"], beta, decay)
 
 
-def oracle_maps(state: str, x: dict[str, Tensor]) -> Any:
-    def by(weight: Tensor) -> Any:
-        def features(vector: Tensor, head: int) -> Tensor:
+def oracle_maps(state, x):
+    def by(weight):
+        def features(vector, head):
             if state == "linear":
                 return torch.where(vector > 0, vector + 1, torch.exp(vector.clamp(max=0)))
             y = weight[head].double() @ vector
@@ -51,9 +49,7 @@ def oracle_maps(state: str, x: dict[str, Tensor]) -> Any:
     return None if state == "none" else (by(x["query_map"]), by(x["key_map"]), x["gamma"])
 
 
-def read(
-    x: dict[str, Tensor], sizes: Sizes, far: Far | None, cuts: tuple[int, ...], mask: Tensor | None
-) -> tuple[Tensor, WindowState]:
+def read(x, sizes, far, cuts, mask):
     """The operator over calls that end at the cuts."""
     outputs, state, start = [], None, 0
     for end in (*cuts, x["q"].shape[1]):
@@ -62,18 +58,27 @@ def read(
         y, state = window_attention(q, k, v, sizes, far, state, part, sink_q, (raw_q, raw_k))
         outputs.append(y)
         start = end
-    assert state is not None
     return torch.cat(outputs, 1), state
 
 
-def token_of(x: dict[str, Tensor], i: int) -> list[Tensor]:
-    """What `Ring.step` gets of column i, but features: q, k, v, the query that meets the sinks, raw q and raw k."""
-    return [x[n][:, i : i + 1].transpose(1, 2) for n in ("q", "k", "v", "sink_q", "raw_q", "raw_k")]
+def first(x, n):
+    """The first n tokens, and the weights."""
+    return {name: value[:, :n] if value.dim() == 4 else value for name, value in x.items()}
 
 
-def oracle(
-    x: dict[str, Tensor], sizes: Sizes, maps: Any, far: Far | None, width: int, mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def step(ring, x, i, far, rows=slice(None)):
+    """What the ring says of column i."""
+    names = ("q", "k", "v", "sink_q", "raw_q", "raw_k")
+    q, k, v, sink_q, *raw = (x[n][rows, i : i + 1].transpose(1, 2) for n in names)
+    return ring.step(q, k, v, far, sink_q, tuple(raw))
+
+
+def narrow(x):
+    """In float32, without gradients."""
+    return map_state(lambda leaf: leaf.detach().float() if leaf.is_floating_point() else leaf, x)
+
+
+def oracle(x, sizes, maps, far, width, mask):
     """y, S and z token by token."""
     (b, t, heads, _), (kv, m) = x["q"].shape, x["v"].shape[2:]
     outputs, rows, rates = [], [], (None, 0.0) if far is None else (far.beta, far.decay)
@@ -89,7 +94,7 @@ def oracle(
     return y, torch.stack([row.s for row in rows]), torch.stack([row.z for row in rows])
 
 
-def compare_gradients(loss: Tensor, expected: Tensor, inputs: list[Tensor], tolerance: float) -> None:
+def compare_gradients(loss, expected, inputs, tolerance):
     """Those of two losses are equal; float32 in units of the largest, where that is more than 1."""
     for found, wanted in zip(
         *(torch.autograd.grad(one, inputs, allow_unused=True) for one in (loss, expected)), strict=True
@@ -111,9 +116,7 @@ def compare_gradients(loss: Tensor, expected: Tensor, inputs: list[Tensor], tole
         (Sizes(1, 0, SCALE), 9, (4,), True),
     ],
 )
-def test_blocks_are_the_oracle(
-    state: str, forgets: bool, sizes: Sizes, t: int, cuts: tuple[int, ...], padded: bool
-) -> None:
+def test_blocks_are_the_oracle(state, forgets, sizes, t, cuts, padded):
     x = draw(2, t, 4, 2, 3, 2)
     mask = torch.rand(2, t, generator=torch.Generator().manual_seed(1)) > 0.35 if padded else None
     far = far_of(state, x, forgets)
@@ -127,7 +130,7 @@ def test_blocks_are_the_oracle(
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_the_recurrence_is_the_equation_of_double_sums(forgets: bool) -> None:
+def test_the_recurrence_is_the_equation_of_double_sums(forgets):
     x = draw(1, 17, 4, 2, 3, 2)
     x |= {"raw_q": x["q"], "raw_k": x["k"]}
     sizes, maps = Sizes(5, 2, SCALE), oracle_maps("hedgehog", x)
@@ -142,7 +145,7 @@ def test_the_recurrence_is_the_equation_of_double_sums(forgets: bool) -> None:
     ("state", "forgets"),
     [pytest.param(*one, marks=[pytest.mark.exhaustive] * (one not in FORGETTING[3:5])) for one in FORGETTING],
 )
-def test_many_blocks_and_single_tokens_in_float32(state: str, forgets: bool) -> None:
+def test_many_blocks_and_single_tokens_in_float32(state, forgets):
     """Blocks of 64, far more tokens than a window, and the buffers that change in place."""
     x = draw(1, 140, 2, 1, 5, 3, torch.float32)
     sizes, far = Sizes(9, 2, SCALE), far_of(state, x, forgets)
@@ -152,24 +155,21 @@ def test_many_blocks_and_single_tokens_in_float32(state: str, forgets: bool) -> 
     torch.testing.assert_close(end.s.double(), s, rtol=2e-5, atol=2e-5)
     weight, inputs = torch.randn_like(y), list(x.values())
     compare_gradients((y * weight).sum(), (expected * weight).sum(), inputs, 2e-5)
-    x, y = {name: value.detach() for name, value in x.items()}, y.detach()
+    x, y = narrow(x), y.detach()
     far = far_of(state, x, forgets)
-    first = {name: value[:, :31] if value.dim() == 4 else value for name, value in x.items()}
-    before = read(first, sizes, far, (), None)[1]
+    before = read(first(x, 31), sizes, far, (), None)[1]
     kept = [leaf.clone() for leaf in leaves(before)]
     ring = Ring(before, sizes)
     for i in range(31, 60):
-        q, k, v, sink_q, raw_q, raw_k = token_of(x, i)
-        one = ring.step(q, k, v, far, sink_q, (raw_q, raw_k))
-        torch.testing.assert_close(one.transpose(1, 2), y[:, i : i + 1], rtol=2e-5, atol=2e-5)
-    first = {name: value[:, :60] if value.dim() == 4 else value for name, value in x.items()}
-    for a, b in zip(leaves(ring.state()), leaves(read(first, sizes, far, (40,), None)[1]), strict=True):
+        one = step(ring, x, i, far).transpose(1, 2)
+        torch.testing.assert_close(one, y[:, i : i + 1], rtol=2e-5, atol=2e-5)
+    for a, b in zip(leaves(ring.state()), leaves(read(first(x, 60), sizes, far, (40,), None)[1]), strict=True):
         torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
     assert all(map(torch.equal, leaves(before), kept))
 
 
-def test_scores_that_would_overflow_and_padding_that_is_not_finite() -> None:
-    x = {name: value.detach() for name, value in draw(1, 12, 2, 1, 3, 2, torch.float32).items()}
+def test_scores_that_would_overflow_and_padding_that_is_not_finite():
+    x = narrow(draw(1, 12, 2, 1, 3, 2))
     x["q"], x["k"] = 100 * x["q"], 100 * x["k"]
     mask = torch.ones(1, 12, dtype=torch.bool)
     mask[0, 3] = False
@@ -181,7 +181,7 @@ def test_scores_that_would_overflow_and_padding_that_is_not_finite() -> None:
     assert bool(y.isfinite().all())
 
 
-def test_a_negative_far_sum_of_the_delta_rule_counts_nothing() -> None:
+def test_a_negative_far_sum_of_the_delta_rule_counts_nothing():
     x = draw(1, 12, 2, 1, 3, 2)
     sizes, far = Sizes(3, 1, SCALE), far_of("delta", x)
     before = window_attention(x["q"], x["k"], x["v"], sizes, far)[1]
@@ -199,18 +199,17 @@ def test_a_negative_far_sum_of_the_delta_rule_counts_nothing() -> None:
 
 
 @torch.no_grad()
-def test_single_tokens_under_autocast_are_in_full_precision() -> None:
-    x = {name: value.float() for name, value in draw(1, 12, 2, 1, 3, 2).items()}
-    sizes, far = Sizes(4, 2, SCALE), far_of("linear", x)
-    state, found = window_attention(x["q"], x["k"], x["v"], sizes, far)[1], []
+def test_single_tokens_under_autocast_are_in_full_precision():
+    x, sizes, found = narrow(draw(1, 12, 2, 1, 3, 2)), Sizes(4, 2, SCALE), []
+    far = far_of("linear", x)
+    state = read(x, sizes, far, (), None)[1]
     for on in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=on):
-            token = (x[name][:, :1].transpose(1, 2) for name in ("q", "k", "v"))
-            found.append(Ring(state, sizes).step(*token, far, None, None))
+            found.append(step(Ring(state, sizes), x, 0, far))
     assert torch.equal(*found)
 
 
-def test_sizes_that_do_not_fit() -> None:
+def test_sizes_that_do_not_fit():
     x = draw(1, 3, 4, 2, 3, 2)
     with pytest.raises(InputError, match="window of at least 1"):
         window_attention(x["q"], x["k"], x["v"], Sizes(0, 0, 1.0))
@@ -224,82 +223,59 @@ def test_sizes_that_do_not_fit() -> None:
 @pytest.mark.parametrize("name", instruction_sets())
 @pytest.mark.parametrize(("d", "m", "softcap", "sinks"), [(20, 35, None, 3), (16, 64, 0.7, 0), (3, 5, None, 1)])
 @torch.no_grad()
-def test_the_kernel_of_single_tokens(
-    state: str, forgets: bool, name: str, d: int, m: int, softcap: float | None, sinks: int
-) -> None:
+def test_the_kernel_of_single_tokens(state, forgets, name, d, m, softcap, sinks):
     """Against PyTorch's operations in float64, in every buffer."""
-    x = {name: value.detach() for name, value in draw(7, 60, 6, 2, d, m).items()}
-    sizes, far = Sizes(11, sinks, SCALE, softcap), far_of(state, x, forgets)
-    narrow = {name: value.float() for name, value in x.items()}
-    before = read(
-        {name: value[:, :21] if value.dim() == 4 else value for name, value in x.items()}, sizes, far, (), None
-    )[1]
-    rings = [
-        Ring(before, sizes),
-        Ring(map_state(lambda leaf: leaf.float() if leaf.is_floating_point() else leaf, before), sizes),
-    ]
+    x, sizes = draw(7, 60, 6, 2, d, m), Sizes(11, sinks, SCALE, softcap)
+    low = narrow(x)
+    before = read(first(x, 21), sizes, far_of(state, x, forgets), (), None)[1]
+    rings = Ring(before, sizes), Ring(narrow(before), sizes)
     with instruction_set(name):
         for i in range(21, 60):
-            found = []
-            for ring, values in zip(rings, (x, narrow), strict=True):
-                q, k, v, sink_q, raw_q, raw_k = token_of(values, i)
-                found.append(ring.step(q, k, v, far_of(state, values, forgets), sink_q, (raw_q, raw_k)))
-            torch.testing.assert_close(found[1].double(), found[0], rtol=2e-5, atol=2e-5)
+            wide, found = (step(*one, i, far_of(state, one[1], forgets)) for one in zip(rings, (x, low), strict=True))
+            torch.testing.assert_close(found.double(), wide, rtol=2e-5, atol=2e-5)
     for a, b in zip(*(leaves(ring.state()) for ring in rings), strict=True):
         torch.testing.assert_close(b.to(a.dtype), a, rtol=2e-5, atol=2e-5)
-    q, k, v, sink_q = (narrow[n][:, :1].transpose(1, 2) for n in ("q", "k", "v", "sink_q"))
-    assert kernel_step(rings[1], q, k, v, far_of(state, narrow), sink_q, (q, k)) is not None
+    q, k, v, sink_q = (low[n][:, :1].transpose(1, 2) for n in ("q", "k", "v", "sink_q"))
+    assert kernel_step(rings[1], q, k, v, far_of(state, low), sink_q, (q, k)) is not None
 
 
 @torch.no_grad()
-def test_threads_share_a_state_and_the_result_is_the_same() -> None:
-    x = {name: value.float() for name, value in draw(8, 30, 8, 4, 32, 64).items()}
-    sizes, far, threads = Sizes(9, 2, SCALE), far_of("delta", x, True), torch.get_num_threads()
+def test_threads_share_a_state_and_the_result_is_the_same(threads):
+    x, sizes = narrow(draw(8, 30, 8, 4, 32, 64)), Sizes(9, 2, SCALE)
+    far = far_of("delta", x, True)
     assert x["k"].shape[0] * 4 * 64 * 64 >= 2**16  # SERIAL of native/window/window.cpp
-    ends = []
-    for count in (1, 3):
-        torch.set_num_threads(count)
-        try:
-            ring = Ring(read(x, sizes, far, (), None)[1], sizes)
-            for i in range(5):
-                q, k, v, sink_q, raw_q, raw_k = token_of(x, i)
-                y = ring.step(q, k, v, far, sink_q, (raw_q, raw_k))
-        finally:
-            torch.set_num_threads(threads)
-        ends.append((y, *leaves(ring.state())))
-    assert all(map(torch.equal, *ends))
+
+    def run():
+        ring = Ring(read(x, sizes, far, (), None)[1], sizes)
+        return [*(step(ring, x, i, far) for i in range(5)), *leaves(ring.state())]
+
+    same_bits_on_any_threads(threads, run)
 
 
 @torch.no_grad()
-def test_what_the_kernel_of_single_tokens_leaves_to_pytorch() -> None:
+def test_what_the_kernel_of_single_tokens_leaves_to_pytorch():
     """Other rows than the state's are refused, tangents are kept; buffers may be any views."""
-    x = {name: value.float() for name, value in draw(3, 30, 4, 2, 5, 6).items()}
-    sizes, far = Sizes(9, 2, SCALE), far_of("delta", x)
+    x, sizes = narrow(draw(3, 30, 4, 2, 5, 6)), Sizes(9, 2, SCALE)
+    far = far_of("delta", x)
     state = read(x, sizes, far, (), None)[1]
-    q, k, v, sink_q, raw_q, raw_k = token_of(x, 3)
-    one = Ring(map_state(lambda leaf: leaf[:1], state), sizes)
     with pytest.raises(RuntimeError, match="must match"):
-        one.step(q, k, v, far, sink_q, (raw_q, raw_k))
+        step(Ring(map_state(lambda leaf: leaf[:1], state), sizes), x, 3, far)
     with forward_ad.dual_level():
-        dual = forward_ad.make_dual(q, torch.ones_like(q))
-        y = Ring(state, sizes).step(dual, k, v, far, sink_q, (raw_q, raw_k))
-        assert forward_ad.unpack_dual(y).tangent is not None
+        dual = x | {"q": forward_ad.make_dual(x["q"], torch.ones_like(x["q"]))}
+        assert forward_ad.unpack_dual(step(Ring(state, sizes), dual, 3, far)).tangent is not None
     permuted = state._replace(k=state.k.mT.contiguous().mT, s=state.s.mT.contiguous().mT)
     rings = Ring(permuted, sizes), Ring(map_state(lambda leaf: leaf[::2], state), sizes)
-    for ring in rings[:1]:
-        ring.map(lambda leaf: leaf[::2])
+    rings[0].map(lambda leaf: leaf[::2])
+    wanted = step(Ring(state, sizes), x, 3, far)[::2]
     for ring in rings:
         assert ring.s.is_contiguous()
         assert ring.keys.is_contiguous()
-    ends = [ring.step(q[::2], k[::2], v[::2], far, sink_q[::2], (raw_q[::2], raw_k[::2])) for ring in rings]
-    wanted = Ring(state, sizes).step(q, k, v, far, sink_q, (raw_q, raw_k))[::2]
-    for end in ends:
-        torch.testing.assert_close(end, wanted)
+        torch.testing.assert_close(step(ring, x, 3, far, slice(None, None, 2)), wanted)
 
 
-def test_a_value_that_is_no_number_reaches_no_earlier_block() -> None:
-    x = {name: value.detach() for name, value in draw(1, 300, 2, 1, 5, 3).items()}
-    x["v"][0, 290] = torch.nan
+def test_a_value_that_is_no_number_reaches_no_earlier_block():
+    x = draw(1, 300, 2, 1, 5, 3)
+    x["v"].data[0, 290] = torch.nan
     y, _ = read(x, Sizes(9, 2, SCALE), far_of("delta", x, True), (), None)
     assert bool(y[:, :256].isfinite().all())
     assert bool(y[:, 290].isnan().all())
