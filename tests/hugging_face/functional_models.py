@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import mnemos
-from mnemos.libraries import cache_name, timm, transformers
+from mnemos.libraries import timm, transformers
 from mnemos.types import leaves
 
 VOCABULARY = 17
@@ -145,14 +145,15 @@ def in_pieces(step: Any, x: Tensor, sizes: list[int], state: Any = None) -> tupl
 
 def cached(model: Any, x: Tensor, sizes: list[int], mask: Tensor | None = None) -> tuple[Tensor, Any]:
     """The outputs of x, read in pieces with a cache of Transformers, and that cache."""
-    outputs, cache, end = [], None, 0
+    outputs, name, cache, end = [], "", None, 0  # its name: that in the outputs
     for piece in x.split(sizes, 1):
-        options, end = {} if cache is None else {cache_name(): cache}, end + piece.shape[1]
+        options, end = {} if cache is None else {name: cache}, end + piece.shape[1]
         # Mamba-1 takes a mask of the first call alone.
         if mask is not None and (cache is None or model.config.model_type not in ("mamba", "falcon_mamba")):
             options["attention_mask"] = mask[:, :end]
         found = model(piece, use_cache=True, **options)
-        cache = next(found[key] for key in ("cache", "past_key_values", "cache_params") if key in found)
+        name = next(key for key in ("cache", "past_key_values", "cache_params") if key in found)
+        cache = found[name]
         outputs.append(found[0])
     return torch.cat(outputs, 1), cache
 
