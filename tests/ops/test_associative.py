@@ -45,7 +45,7 @@ def test_reads_and_writes_and_their_gradients_are_the_equations(sizes, bounded):
         return call
 
     ours, theirs = (associative_write, associative_read), (reference_associative_write, reference_associative_read)
-    agree(both(*ours), both(*theirs), given, 1e-10)
+    agree(both(*ours), both(*theirs), given, 1e-12)
 
 
 @pytest.mark.parametrize("nu", [1, 3])

@@ -47,13 +47,13 @@ def test_causal_equals_the_equations(t, folded, name, backend, segments, poisone
     options = {"backend": backend, "feature_map": name, "eps": 0.1, **marks}
     agree(
         lambda **x: run(**x)[first], lambda **x: equations(**x)[first], given,
-        1e-5 if backend == "native" else 1e-10, **options,
+        1e-5 if backend == "native" else 1e-12, **options,
     )  # fmt: skip
 
 
 def test_a_compiler_is_given_sums_without_a_loop(monkeypatch, poisoned):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    agree(run, equations, inputs(75), 1e-10, backend="chunked")
+    agree(run, equations, inputs(75), 1e-12, backend="chunked")
 
 
 @pytest.mark.parametrize(("t", "n"), [(1, 1), (7, 7), (7, 4), (1, 9), (9, 1)])
@@ -61,12 +61,12 @@ def test_a_compiler_is_given_sums_without_a_loop(monkeypatch, poisoned):
 @pytest.mark.parametrize("name", ["elu", "relu"])
 def test_bidirectional_equals_the_equations(t, n, masked, name, poisoned):
     options = {"causal": False, "mask": holes(B, n) if masked else None, "feature_map": name}
-    agree(run, equations, inputs(t, n), 1e-10, **options)
+    agree(run, equations, inputs(t, n), 1e-12, **options)
 
 
 def test_similarities_are_the_same_function():
     """Eq. 8, without sums."""
-    agree(run, functools.partial(equations, schedule=reference_similarity), inputs(11), 1e-10)
+    agree(run, functools.partial(equations, schedule=reference_similarity), inputs(11), 1e-12)
 
 
 @pytest.mark.slow
@@ -74,21 +74,21 @@ def test_any_function_is_a_feature_map():
     projection = random_projection(9, D, torch.Generator().manual_seed(0))
     for phi in (functools.partial(favor, projection=projection), lambda x: torch.cat([x, -x], -1).exp(), torch.sigmoid):
         given = {name: x for name, x in inputs(40).items() if name in ("q", "k", "v")}
-        agree(run, equations, given, 1e-10, feature_map=phi)
+        agree(run, equations, given, 1e-12, feature_map=phi)
 
 
 def test_without_eps_a_scale_of_the_feature_map_is_without_effect():
     """The lengths that fill a chunk up do not meet 0/0."""
     given = {name: x for name, x in inputs(6).items() if name in ("q", "k", "v")}
     twice = functools.partial(run, feature_map=lambda x: 2 * elu(x))
-    agree(lambda **x: twice(**x, eps=0.0)[0], lambda **x: equations(**x, eps=0.0)[0], given, 1e-10)
+    agree(lambda **x: twice(**x, eps=0.0)[0], lambda **x: equations(**x, eps=0.0)[0], given, 1e-12)
 
 
 @pytest.mark.parametrize(("t", "causal"), [(1, True), (40, True), (3, False)])
 def test_the_slope_at_zero_is_one_on_every_path(t, causal):
     given = inputs(t)
     given["q"].data.zero_()
-    agree(run, equations, given, 1e-10, causal=causal)
+    agree(run, equations, given, 1e-12, causal=causal)
 
 
 @pytest.mark.slow

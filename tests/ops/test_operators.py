@@ -45,7 +45,7 @@ def linear_of_keys(k, v, s, z, **how):
 
 
 def scan(x, dt, b, c, state, **how):
-    return ops.selective_scan(x, dt, A, b, c, None, state, **how)
+    return ops.selective_scan(x, dt, A.to(dt.dtype), b, c, None, state, **how)
 
 
 def slots(k_x, v_x, state, **how):
@@ -200,6 +200,9 @@ def test_a_call_may_be_cut_anywhere(case):
 def test_a_state_goes_back_to_that_of_the_tokens_that_are_kept(case):
     op, how = case
     inputs, marks = given(op, t=70), {"mask": holes(B, 70), "resets": starts(B, 70)}
+    if how["backend"] == "chunked":
+        inputs = {label: x.double() for label, x in inputs.items()}
+    exact = 0 if op in (scan, ops.short_convolution) else 1e-9 if how["backend"] == "chunked" else 2e-5
     with ops.rewindable() as calls:
         _, end = op(**inputs, **marks, **how)
     for kept in ((0, 70, 33), (7, 64, 1), (20, 20, 20)):
@@ -210,7 +213,7 @@ def test_a_state_goes_back_to_that_of_the_tokens_that_are_kept(case):
             part = {label: x if label == "weight" else x[one] for label, x in (inputs | marks).items()}
             part |= {label: part[label][:, :n] for label, *_ in (*OPERATORS[op][0], *marks.items())}
             for a, b in zip(leaves(found), leaves(op(**part, **how)[1]), strict=True):
-                torch.testing.assert_close(a[one], b, rtol=0, atol=2e-5)
+                torch.testing.assert_close(a[one], b, rtol=0, atol=exact)
     starting = [x for label, x in inputs.items() if label in ("state", "s", "z")]
     assert all(map(torch.equal, leaves(calls.rewind(end, [0] * B)), starting))
     assert all(map(torch.equal, leaves(calls.rewind(end, [70] * B)), leaves(end)))
@@ -257,7 +260,7 @@ def test_compiled_whole_equals_eager(case, monkeypatch):
         inputs = {label: x.requires_grad_() for label, x in given(op, t=t).items()}
         both = (results(call, inputs, mask=holes(B, t), **how) for call in (compiled, op))
         for a, b in zip(*both, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+            assert torch.equal(a, b) if how["backend"] == "native" else torch.allclose(a, b, rtol=1e-6, atol=1e-5)
 
 
 VALID = holes(B, 70)
