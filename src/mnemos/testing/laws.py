@@ -348,9 +348,12 @@ def _passed_in(probe: Probe, t: int) -> Fault | None:
         before = [tensor.detach().clone() for tensor in held]
         _, after = probe(x, state, mask)
         if stateful:
-            again, _ = probe(probe.tokens(1, 8), state)
+            again, left = probe(probe.tokens(1, 8), state)
+            probe(probe.tokens(1, 9), state)  # a sibling, which may write into room that the two share
+            beside, _ = probe(probe.tokens(1, 7), left)
             probe(probe.tokens(2, 9), after)
-            first = probe(probe.tokens(1, 8), state)[0]
+            first, left = probe(probe.tokens(1, 8), state)
+            alone, _ = probe(probe.tokens(1, 7), left)
         names = ["x", *([] if mask is None else ["the mask"])]
         for j, (was, now) in enumerate(zip(before, held, strict=True)):
             if not torch.equal(was.nan_to_num(), now.nan_to_num()):
@@ -358,6 +361,8 @@ def _passed_in(probe: Probe, t: int) -> Fault | None:
                 apart = float((now.double() - was.double()).abs().nan_to_num().max())
                 return Fault(f"{name} that was passed in has changed, by up to {apart:.2g}", None, apart)
         if stateful and (fault := probe.difference(again, first, "the same token from the same state again")):
+            return fault
+        if stateful and (fault := probe.difference(beside, alone, "a token after a fork whose sibling read another")):
             return fault
         state = after
     return None
