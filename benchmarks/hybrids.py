@@ -2,14 +2,18 @@
 
     python benchmarks/hybrids.py rank --model FOLDER --text TEXT ... --out FILE [--pieces 1] [--length 2048]
     python benchmarks/hybrids.py heads --model FOLDER --text TEXT ... --ranking FILE --out FILE [--rows 20]
+    python benchmarks/hybrids.py gates --model FOLDER --text TEXT ... --ranking FILE --out FILE [--steps 60]
     python benchmarks/hybrids.py sets --model FOLDER --text TEXT ... --ranking FILE --out FILE [--pieces 3]
+    python benchmarks/hybrids.py head-sets --model FOLDER --text TEXT ... --ranking FILE --out FILE [--pieces 3]
 
 `rank`: what the decoder loses for each attention that alone has a window of 64 tokens and 4 sinks; the order in which
 `mnemos.rank_attentions` puts all of them into the window; and the mass of attention beyond window and sinks, a measure
 of others. `heads` adds to it what is lost for each key head that alone has the window, and the nats of facts told 1,024
 tokens ago in the first text, with each attention alone in the window. `sets`, on other texts: the loss with the first
 2, 4, 8, 12 and 15 of that order whole and all others in the window, beside those that lose most alone, those with most
-mass, some at equal distances, the last ones, and ten random draws.
+mass, some at equal distances, the last ones, and ten random draws. `gates` adds for each key head a share of whole
+attention in place of the window's, which training lowers (DuoAttention, Xiao et al. 2024, arXiv 2410.10819; here by the
+loss itself). `head-sets`: as `sets`, by key head, for as many keys and values as 2, 4, 8 and 12 attentions have.
 
 Every loss is kept in OUT beside its set, so the same command goes on after a kill. Pieces are spaced evenly in a text.
 """
@@ -21,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import mnemos
 from mnemos.atomic import write_json
@@ -34,6 +39,7 @@ from mnemos.lab.run.provenance import command_line, now, provenance
 
 WINDOW, SINKS, FIRST = 64, 4, 512
 COUNTS, DRAWS = (2, 4, 8, 12, 15), 10
+PRICE, RATE = 0.2, 0.04  # of the gates
 _SAME = ("model", "texts", "pieces", "length", "bfloat16")
 _BLOCK = 512  # queries whose weights are held at a time
 
@@ -84,6 +90,56 @@ def told_without(model: Any, tokenizer: Any, text: Tensor, names: tuple[str, ...
     return kept
 
 
+def train_gates(model: Any, pieces: list[Tensor], ranking: dict[str, Any], steps: int) -> dict[str, list[float]]:
+    """The share of whole attention of each key head that minimises the loss plus PRICE times the mean share."""
+    library = mnemos.libraries.transformers()
+    names = {model.get_submodule(name): name for name in ranking["names"]}
+    gates = {name: torch.ones(len(ranking["heads"][name]), requires_grad=True) for name in ranking["names"]}
+
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: float, **_: Any) -> Any:
+        t, groups = q.shape[2], q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+        query, key = torch.arange(t)[:, None], torch.arange(t)
+        near = (key <= query) & ((key > query - WINDOW) | (key < SINKS))
+        whole = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
+        windowed = F.scaled_dot_product_attention(q, k, v, attn_mask=near, scale=scaling)
+        share = gates[names[module]].repeat_interleave(groups)[:, None, None]
+        return (share * whole + (1 - share) * windowed).transpose(1, 2), None
+
+    library.AttentionInterface.register("gates", attend)
+    model.set_attn_implementation("gates")
+    model.requires_grad_(False).train().gradient_checkpointing_enable()  # it has no dropout
+    optimiser = torch.optim.Adam(gates.values(), lr=RATE)
+    for step in range(steps):
+        ids = pieces[step * 13 % len(pieces)]
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, FIRST - 1 : -1]
+        loss = F.cross_entropy(logits, ids[FIRST:])
+        share = torch.cat([*gates.values()]).mean()
+        optimiser.zero_grad()
+        (loss + PRICE * share).backward()
+        optimiser.step()
+        with torch.no_grad():
+            for gate in gates.values():
+                gate.clamp_(0, 1)
+        if step % 5 == 0:
+            print(f"{step} of {steps}: loss {float(loss):.3f}, mean share {float(share):.3f}", flush=True)
+    return {name: gate.tolist() for name, gate in gates.items()}
+
+
+def head_draws(count: int, ranking: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
+    """Sets of whole key heads with as many keys and values as `count` attentions."""
+    heads = {name: [*range(len(nats))] for name, nats in ranking["heads"].items()}
+    sets = {"attentions jointly": {name: heads[name] for name in ranking["order"][:count]}}
+    size = count * sum(map(len, heads.values())) // len(heads)
+    for title, scores in (("heads alone", "heads"), ("heads by gates", "gates")):
+        every = [(-score, name, i) for name, own in ranking[scores].items() for i, score in enumerate(own)]
+        chosen: dict[str, list[int]] = {}
+        for _, name, i in sorted(every)[:size]:
+            chosen.setdefault(name, []).append(i)
+        sets[title] = chosen
+    return sets
+
+
 def draws(names: tuple[str, ...], count: int, ranking: dict[str, Any]) -> dict[str, list[str]]:
     """The sets of `count` whole attentions that are compared."""
     by = lambda scores: sorted(names, key=lambda name: -scores[name])[:count]  # noqa: E731
@@ -103,7 +159,7 @@ def draws(names: tuple[str, ...], count: int, ranking: dict[str, Any]) -> dict[s
 def main() -> None:
     """Parse the arguments and do what they say."""
     parser = argparse.ArgumentParser(description="Which attentions of a decoder need the far past, and hybrids of them")
-    parser.add_argument("do", choices=("rank", "heads", "sets"))
+    parser.add_argument("do", choices=("rank", "heads", "gates", "sets", "head-sets"))
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--text", type=Path, nargs="+", required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -111,6 +167,7 @@ def main() -> None:
     parser.add_argument("--pieces", type=int, default=1, help="of each text")
     parser.add_argument("--length", type=int, default=2048, help="tokens of a piece")
     parser.add_argument("--rows", type=int, default=20, help="told facts")
+    parser.add_argument("--steps", type=int, default=60, help="updates of the gates")
     parser.add_argument("--bfloat16", action="store_true", help="products in bfloat16, by autocast")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
@@ -158,19 +215,28 @@ def main() -> None:
             whole, heads = loss(names), {}
             loss(names, keep=True)
             for name, count in loss.kv_heads.items():
-                heads[name] = [float((loss.with_head(name, i) - whole).mean()) for i in range(count)]
+                every = {one: {*range(n)} for one, n in loss.kv_heads.items()}
+                without = [{**every, name: every[name] - {i}} for i in range(count)]
+                heads[name] = [float((loss.with_heads(one) - whole).mean()) for one in without]
                 print(name, *(f"{nats:.4f}" for nats in heads[name]), flush=True)
         told = told_without(model, tokenizer, every[0], names, options.rows, options.out.with_suffix(".told.json"))
         write_json(options.out, ranking | {"heads": heads, "told": told, "about_heads": about | {"finished": now()}})
         return
 
-    rows = []
+    if options.do == "gates":
+        gates = train_gates(model, pieces, ranking, options.steps)
+        write_json(options.out, ranking | {"gates": gates, "about_gates": about | {"finished": now()}})
+        return
+
+    rows: list[Any] = []
+    by_head = options.do == "head-sets"
     with KeptLoss(losses, same, *given) as loss:
         floor, ceiling = loss(()), loss(names)
         loss((), keep=True)
-        for count in COUNTS:
-            for name, chosen in draws(names, count, ranking).items():
-                nats = loss(chosen)
+        for count in COUNTS[:4] if by_head else COUNTS:
+            sets: Any = head_draws(count, ranking) if by_head else draws(names, count, ranking)
+            for name, chosen in sets.items():
+                nats = loss.with_heads(chosen) if by_head else loss(chosen)
                 closed = float((floor - nats).mean() / (floor - ceiling).mean())
                 size = options.pieces
                 texts = [
@@ -181,7 +247,7 @@ def main() -> None:
                     {
                         "whole": count,
                         "chosen": name,
-                        "names": sorted(chosen, key=names.index),
+                        "names": chosen if by_head else sorted(chosen, key=names.index),
                         "nats": nats.tolist(),
                         "gap_closed": closed,
                         "by_text": texts,

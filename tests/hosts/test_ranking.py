@@ -64,7 +64,9 @@ def test_losses_are_those_of_softmax_under_a_mask() -> None:
             full: loss(full, keep=len(full) % 2 == 0)
             for full in ((), loss.names[:2], loss.names, loss.names[1:], loss.names[::3])
         }
-        head = loss.with_head(loss.names[2], 1)
+        heads = {name: [0, 1] for name in loss.names} | {loss.names[2]: [0]}
+        head = loss.with_heads(heads)
+        some = loss.with_heads({loss.names[0]: (1, 0), loss.names[1]: (1,)})
         again = loss(loss.names[1:])
     for full, nats in found.items():
         windowed = {i: (0, 1) for name, i in every.items() if name not in full}
@@ -73,6 +75,9 @@ def test_losses_are_those_of_softmax_under_a_mask() -> None:
     assert torch.equal(again, found[tuple(every)[1:]])
     expected = [nats_by_mask(model, ids.long(), 9, 5, {2: (1,)}) for ids in texts]
     torch.testing.assert_close(head.tolist(), expected, rtol=1e-5, atol=1e-5)
+    windowed = {1: (0,)} | {i: (0, 1) for i in range(2, len(every))}
+    expected = [nats_by_mask(model, ids.long(), 9, 5, windowed) for ids in texts]
+    torch.testing.assert_close(some.tolist(), expected, rtol=1e-5, atol=1e-5)
     spread = torch.stack(list(found.values())).std(0)
     assert bool((spread > 1e-3).all())  # the window does change these losses
 
@@ -125,7 +130,8 @@ def test_the_order_is_that_of_trying_each() -> None:
         mean = lambda nats: sum(float(x) * n for x, n in zip(nats, (22, 13, 4), strict=True)) / 39  # noqa: E731
         left, order, nats = list(loss.names), list[str](), [mean(loss(loss.names))]
         alone = {name: mean(loss([x for x in left if x != name])) - nats[0] for name in left}
-        by_head = {name: [mean(loss.with_head(name, i)) - nats[0] for i in (0, 1)] for name in left}
+        every = {name: (0, 1) for name in left}
+        by_head = {name: [mean(loss.with_heads({**every, name: (1 - i,)})) - nats[0] for i in (0, 1)] for name in left}
         while left:
             value, name = min((mean(loss([x for x in left if x != one])), one) for one in left)
             left.remove(name)

@@ -7,7 +7,7 @@ names.
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -164,7 +164,8 @@ class WindowLoss:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._switch(())
+        for name in self.names:
+            self._switch(name, ())
         self._ends.close()
 
     def __call__(self, full: Collection[str], keep: bool = False) -> Tensor:
@@ -173,31 +174,34 @@ class WindowLoss:
         keep: hold the outputs of all blocks, so that later calls compute only what is above the first attention that
         differs from this call.
         """
-        self._switch(full)
-        known = 0
-        if self._kept is not None:
-            differs = [(name in full) != (name in self._kept[0]) for name in self.names]
-            known = differs.index(True) if True in differs else len(self.names)
+        losses, outputs = self._read({name: range(self.kv_heads[name]) for name in full})
+        if keep and self._blocks and len(outputs[0]) == len(self._blocks):  # not if one is called twice
+            self._kept = frozenset(full), outputs
+        return losses
+
+    def with_heads(self, whole: Mapping[str, Collection[int]]) -> Tensor:
+        """Nats a token of each piece, [pieces], with these key heads of attentions whole, and all others windowed."""
+        return self._read(whole)[0]
+
+    def _read(self, whole: Mapping[str, Collection[int]]) -> tuple[Tensor, list[list[Any]]]:
+        """The losses of the pieces, and what the blocks returned for each."""
+        known = 0  # blocks, from the first on, that are as in the call whose outputs are held
+        for name, count in self.kv_heads.items():
+            heads = {*whole.get(name, ())}
+            self._switch(name, heads)
+            if self._kept is not None and known == self.names.index(name):
+                known += len(heads) == (count if name in self._kept[0] else 0)
         before = [outputs[:known] for outputs in self._kept[1]] if self._kept is not None else [[] for _ in self.pieces]
         losses, outputs = zip(*map(self._measure, self.pieces, before), strict=True)
-        if keep and self._blocks and len(outputs[0]) == len(self._blocks):  # not if one is called twice
-            self._kept = frozenset(full), list(outputs)
-        return torch.stack(losses)
+        return torch.stack(losses), list(outputs)
 
-    def with_head(self, name: str, head: int) -> Tensor:
-        """Nats a token of each piece with one key head of one attention in the window, and all else whole."""
-        self._switch(self.names)
-        self._attentions[name].__class__ = _make_head_class(self._windowed[name], head)
-        outputs = [list[Any]() for _ in self.pieces]
-        if self._kept is not None and len(self._kept[0]) == len(self.names):  # the blocks below are as they were
-            outputs = [blocks[: self.names.index(name)] for blocks in self._kept[1]]
-        return torch.stack([self._measure(*piece)[0] for piece in zip(self.pieces, outputs, strict=True)])
-
-    def _switch(self, full: Collection[str]) -> None:
-        """Make the attentions `full` whole, and put the others into the window."""
-        for name, module in self._attentions.items():
-            windowed = self._windowed[name]
-            module.__class__ = windowed.__mro__[1] if name in full else windowed
+    def _switch(self, name: str, heads: Collection[int]) -> None:
+        """Make these key heads of an attention whole, and put its others into the window."""
+        windowed = self._windowed[name]
+        if others := frozenset(range(self.kv_heads[name])) - {*heads}:
+            self._attentions[name].__class__ = _make_head_class(windowed, others) if heads else windowed
+        else:
+            self._attentions[name].__class__ = windowed.__mro__[1]
 
     @torch.no_grad()
     def _measure(self, ids: Tensor, known: list[Any]) -> tuple[Tensor, list[Any]]:
@@ -247,8 +251,10 @@ def rank(
     alone = {name: nats - whole for name, nats in without.items()}
     by_head = None
     if heads:
+        every_head = {name: {*range(count)} for name, count in loss.kv_heads.items()}
         by_head = {
-            name: [measured(loss.with_head(name, i)) - whole for i in range(loss.kv_heads[name])] for name in names
+            name: [measured(loss.with_heads({**every_head, name: heads - {i}})) - whole for i in heads]
+            for name, heads in every_head.items()
         }
 
     # --- which goes into the window next ---
@@ -285,9 +291,9 @@ def _find_blocks(model: nn.Module, names: Sequence[str]) -> list[Any]:
 
 
 @functools.cache
-def _make_head_class(windowed: Any, head: int) -> Any:
-    """The subclass of a linearised attention's class in which one key head has the window, and the others are whole."""
-    copied = copy_forward(windowed.__mro__[1], partial(_attend_head, head))
+def _make_head_class(windowed: Any, heads: frozenset[int]) -> Any:
+    """The subclass of a linearised attention's class in which these key heads have the window; others are whole."""
+    copied = copy_forward(windowed.__mro__[1], partial(_attend_heads, heads))
 
     class HeadClass(windowed):
         def forward(self, *args: Any, **options: Any) -> Any:
@@ -296,11 +302,10 @@ def _make_head_class(windowed: Any, head: int) -> Any:
     return HeadClass
 
 
-def _attend_head(head: int, function: Any, module: Any, q: Tensor, k: Tensor, *given: Any, **options: Any) -> Any:
+def _attend_heads(
+    heads: frozenset[int], function: Any, module: Any, q: Tensor, k: Tensor, *given: Any, **options: Any
+) -> Any:
     windowed: Tensor = attend(function, module, q, k, *given, **options)[0]
     whole: Tensor = function(module, q, k, *given, **options)[0]
-    size = q.shape[1] // k.shape[1]
-    here = slice(head * size, (head + 1) * size)
-    y = whole.clone()
-    y[:, :, here] = windowed[:, :, here]
-    return y, None
+    of_head = torch.arange(q.shape[1], device=q.device) // (q.shape[1] // k.shape[1])
+    return torch.where(torch.isin(of_head, torch.tensor([*heads], device=q.device))[:, None], windowed, whole), None

@@ -1,7 +1,7 @@
 """Which attentions of a decoder a hybrid leaves whole, ranked on its training text: `mnemos linearise --full 8`."""
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,9 @@ class KeptLoss(WindowLoss):
         key = "".join("x" if name in full else "-" for name in self.names)
         return self._loss(key, lambda: WindowLoss.__call__(self, full))
 
-    def with_head(self, name: str, head: int) -> Tensor:
-        return self._loss(f"{name}, key head {head}", lambda: WindowLoss.with_head(self, name, head))
+    def with_heads(self, whole: Mapping[str, Collection[int]]) -> Tensor:
+        key = " ".join("".join(map(str, sorted(whole.get(name, ())))) or "-" for name in self.names)
+        return self._loss(key, lambda: WindowLoss.with_heads(self, whole))
 
     def _loss(self, key: str, measure: Callable[[], Tensor]) -> Tensor:
         if key not in self.kept["losses"]:
