@@ -223,7 +223,10 @@ TAKE_A_RUN += ", predict IT a, chat IT"
         ("sample nowhere --count 0", "at least 1"),
         ("sample nowhere --top-k -1", "mnemos: --top-k: expected a whole number of at least 0, found -1; change it"),
         ("train digits-vit --model.patchsize 3", "did you mean --model.patch?"),  # not --train.batch-size
-        ("train digits --data.nam x", "found --data.nam; data has valid_size, test_size, layout, augment"),
+        ("train digits --data.nam x", "found --data.nam; --data has valid-size, test-size, layout, augment"),
+        ("train text --train.lr 3", "did you mean --optim.lr?"),
+        ("train text --model.attention.zzz 3", "--model.attention has window, "),
+        (["train", "text", "--model(.zzz", "3"], "found --model(.zzz; see mnemos train text --help"),
         ("train text --lrr=0.003", "found --lrr=0.003; did you mean --optim.lr?"),
         (["linearise", __file__, "--text", __file__, "--out", "new"], "or hf:NAME of the hub, found a file"),
         ("compare short-listops short-listops", "found short-listops, short-listops"),

@@ -281,9 +281,9 @@ def test_none_draws_from_all_and_other_settings_are_refused():
     free, _ = stream.generate(9, generator=seeded())
     assert torch.equal(stream.generate(9, top_k=None, top_p=None, min_p=None, generator=seeded())[0], free)
     for name, value in (
-        *(("temperature", None), ("temperature", -1), ("temperature", torch.nan)),
-        *(("top_k", 1.5), ("top_k", -1), ("top_p", "all"), ("top_p", 0.0), ("top_p", 1.5)),
-    ):
+        ("temperature", None), ("temperature", -1), ("temperature", torch.nan),
+        ("top_k", 1.5), ("top_k", -1), ("top_p", "all"), ("top_p", 0.0), ("top_p", 1.5),
+    ):  # fmt: skip
         with pytest.raises(InputError, match=rf"^{name}: expected a .*, found {value!r};"):
             stream.generate(1, **{name: value})
 

@@ -93,8 +93,14 @@ CASES = {
     "Swin, HF, paper": (hf_swin_tiny, PAPER, SQUARES, [*PYRAMID, 49], 0, STAGES, 1, WHOLE),
     # 200² is 50, 25, 13 and 7 patches a side: squares at the edges are smaller, and windows are padded.
     "Swin, 200, paper": (
-        *(lambda: swin_tiny(200), PAPER, [169, 169, 169, 169, 49]),
-        *([*PYRAMID, 49], 0, [50, 50, 25, 13, 7], 1, WHOLE),
+        lambda: swin_tiny(200),
+        PAPER,
+        [169, 169, 169, 169, 49],
+        [*PYRAMID, 49],
+        0,
+        [50, 50, 25, 13, 7],
+        1,
+        WHOLE,
     ),
     "ViT, paper": (hf_vit, PAPER, 196, 197, 1, [14] * 2, 1, 1),
     "torch, paper": (encoder, PAPER, 64, None, 0, None, 1, 1),

@@ -106,12 +106,9 @@ def test_an_error_of_a_backward_pass_names_the_step():
 
 def test_an_advance_that_is_another_model():
     model = cell()
+    wide = lambda x, s: model(x, {**s, "h": s["h"].double()})  # noqa: E731
     with pytest.raises(InputError, match=r"step 5: .*float64 of shape \(3, 5\) instead of torch\.float32"):
-        replay(
-            lambda x, s: model(x, {**s, "h": s["h"].double()}),
-            *(segments(), begin()),
-            advance=lambda x, s: {**s, "h": s["h"].float()},
-        )
+        replay(wide, segments(), begin(), advance=lambda x, s: {**s, "h": s["h"].float()})
     with pytest.raises(InputError, match=r"step \d: .* same structure"):
         replay(model, segments(), advance=lambda x, s: {**model.advance(x, s), "more": 1})
 

@@ -362,7 +362,11 @@ def _passed_in(probe: Probe, t: int) -> Fault | None:
                 return Fault(f"{name} that was passed in has changed, by up to {apart:.2g}", None, apart)
         if stateful and (fault := probe.difference(again, first, "the same token from the same state again")):
             return fault
-        if stateful and (fault := probe.difference(beside, alone, "a token after a fork whose sibling read another")):
+        if stateful and (
+            fault := probe.difference(
+                beside, alone, "a token read after the same state was continued by another one too"
+            )
+        ):
             return fault
         state = after
     return None

@@ -269,13 +269,15 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path):
             ({"train": replace(SETTINGS, strategy="fsdp")}, "fsdp"),
             (
                 {"model": nn.Embedding(9, 5), "data": ids, "valid_data": ids},
-                r"tables of 9 rows, found ids 9 to 9, shape",
+                "tables of 9 rows, found inputs 9 to 9; correct",
             ),
         )
     ):
         with pytest.raises(InputError, match=words) as error:
             fit(tmp_path / str(i), **given)
         assert "\n" not in str(error.value)
+    with pytest.raises(IndexError, match=r"^list index out of range$"):  # the model's own error
+        fit(tmp_path / "own", loss=lambda outputs, targets: [][1])
     with pytest.raises(InputError, match="expected valid_data, found none"):
         mnemos.fit(classifier(), rows(), None, tmp_path / "none", 2)
     fit(tmp_path / "other")
@@ -321,6 +323,9 @@ def test_a_model_of_transformers_is_trained_by_its_own_loss(tmp_path, kind):
     loader = DataLoader(data, 4)
     with pytest.raises(InputError, match=r"single row.*DataLoader"):
         mnemos.fit(model, data, loader, tmp_path / "rows", 30, train=SETTINGS)
+    many = DataLoader([{**one, "labels": one["labels"] * 0 + 11} for one in data], 4)
+    with pytest.raises(InputError, match=r"found 11 to 11 \(Target 11 is out of bounds\); correct"):
+        mnemos.fit(model, many, loader, tmp_path / "many", 30, train=SETTINGS)
     result = mnemos.fit(model, loader, loader, tmp_path / "run", 30, 1e-2, train=SETTINGS, quiet=True)
     dropout = 0.1 if kind == "Bert" else 0.0  # of the attentions
     assert numbers(tmp_path / "run", "train")[0]["loss"] == pytest.approx(before, rel=1e-5 + dropout)

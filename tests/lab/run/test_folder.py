@@ -73,12 +73,12 @@ def unfinished(done, tmp_path):
 
 # With null for a score that was not finite.
 WRITTEN = {
-    **{"recipe": "toy", "seed": 3, "steps": 4, "test": {"loss": 1.5, "accuracy": None}, "valid": {"loss": 2.0}},
-    **{"scored_rows": {"valid": 8, "test": 8}, "metric": "accuracy", "metrics": {}, "reference": {"a guess": 0.1}},
-    **{"majority": None, "parameters": 12, "seconds": 1.25, "peak_bytes": 0, "tokens": 96, "unit": "tokens"},
-    **{"update_flops": 10.0, "epoch_seconds": None, "best_step": 2, "flops": 5, "state_bytes": 0},
-    **{"controls": {"emptied": {"loss": 1.75}}, "along": {"metric": "loss", "x": "place", "values": [[0, 1.0]]}},
-}
+    "recipe": "toy", "seed": 3, "steps": 4, "test": {"loss": 1.5, "accuracy": None}, "valid": {"loss": 2.0},
+    "scored_rows": {"valid": 8, "test": 8}, "metric": "accuracy", "metrics": {}, "reference": {"a guess": 0.1},
+    "majority": None, "parameters": 12, "seconds": 1.25, "peak_bytes": 0, "tokens": 96, "unit": "tokens",
+    "update_flops": 10.0, "epoch_seconds": None, "best_step": 2, "flops": 5, "state_bytes": 0,
+    "controls": {"emptied": {"loss": 1.75}}, "along": {"metric": "loss", "x": "place", "values": [[0, 1.0]]},
+}  # fmt: skip
 
 
 def test_a_result_is_read_and_written_back(tmp_path):

@@ -129,10 +129,10 @@ def _names() -> list:
     """
 
     like_others = (
-        *("imagenet-pvt-small", "imagenet-pvt-medium", "imagenet-pvt-v2-b3", "imagenet-pvt-v2-b4", "imagenet-22k"),
-        *("iwslt14-es-", "iwslt14-en-", "iwslt15-", "wikitext-xl-large", "wikitext-mt", "wikitext-bytes-"),
-        *("mnist-memformer-", "text-state-"),  # the latter are tested by themselves below
-    )
+        "imagenet-pvt-small", "imagenet-pvt-medium", "imagenet-pvt-v2-b3", "imagenet-pvt-v2-b4", "imagenet-22k",
+        "iwslt14-es-", "iwslt14-en-", "iwslt15-", "wikitext-xl-large", "wikitext-mt", "wikitext-bytes-",
+        "mnist-memformer-", "text-state-",  # the latter are tested by themselves below
+    )  # fmt: skip
     names, baselines = registry.names("recipe"), ("-unwritten", "-attention-cache")
     usual = [name for name in names if not (name.startswith(like_others) or name.endswith(baselines))]
     usual = {usual[number] for number in cover([name.split("-") for name in usual], pairs=False)}

@@ -40,9 +40,9 @@ def moments(numbers, *fast):
 # Checkpoints after 3, 6, 9, 12; looks and lines at 4, 8, 12. "fsync" counts files and their folders, "replace" files:
 # run.json, recipe.json, metrics.jsonl, then checkpoints. The fourth look is at the test split.
 KILLS = {
-    **{"mid-update": (1, 2, 8), "saved": (3, 12), "half-written": (3, 9), "fsync": (1, 7, 8, 11)},
-    **{"replace": (1, 2, 3, 5), "pruning": (9,), "half-a-line": (4, 8), "looking": (2, 3, 4)},
-}
+    "mid-update": (1, 2, 8), "saved": (3, 12), "half-written": (3, 9), "fsync": (1, 7, 8, 11),
+    "replace": (1, 2, 3, 5), "pruning": (9,), "half-a-line": (4, 8), "looking": (2, 3, 4),
+}  # fmt: skip
 # The other kinds are among those of `test_killed_again_and_again`.
 KILLS = moments(KILLS, ("fsync", 8), ("replace", 1), ("pruning", 9), ("half-a-line", 4))
 

@@ -15,6 +15,13 @@ from mnemos.lab.tasks.pictures import ArrayPictures, FilePictures, check_image_f
 from mnemos.types import InputError
 
 
+@pytest.mark.parametrize("kind", ["WEBP", "GIF"])
+def test_formats(kind):
+    image = photo(5)
+    found = np.array(parse_image(saved(image, kind), "x")).astype(int)
+    assert np.abs(found - np.array(image)).mean() < 8, "lossy, or of 256 colours"
+
+
 def saved(image, kind, **options):
     data = io.BytesIO()
     image.save(data, kind, **options)

@@ -99,7 +99,9 @@ def test_gaps_have_the_value_before_and_columns_are_named(tmp_path):
     assert mean == pytest.approx(np.mean([1, 2, 2, 2, 5, *range(20)])), "of training, and of no gap at its start"
     assert task.values[0] == 0, "its mean, and no value from the future"
     assert (task.values[1:7, 0] * std + mean).round().tolist() == [1, 2, 2, 2, 5, 0]
-    assert "3 missing values: read as that of the step before, 1 before the first of their" in str(task.about)
+    assert "3 missing values, not scored: read as that of the step before; 1 of them, with none before, as" in str(
+        task.about
+    )
     assert "left out: b" in str(task.about)
 
 
@@ -185,7 +187,10 @@ def test_a_forecast_reads_segments_as_the_training_did(table, tmp_path):
     options = {"length": 3, "top": 3}
     about = SeriesConfig(table, columns=("a", "b"), segment=150).build().preprocessing()
     assert from_dict(Preprocessing, to_dict(about)) == about
-    assert len(next(about.predict(model, [Path(table)], options)).details["next"]) == 3
+    forecast = next(about.predict(model, [Path(table)], options))
+    _, names, *rows = (line.split() for line in forecast.text.split("\n"))
+    assert (names, len(rows), len(forecast.details["next"])) == (["step", "a", "b"], 3, 3)
+    assert [*map(float, rows[2])] == pytest.approx([3, *forecast.details["next"][2].values()], rel=1e-5)
     assert calls == [150, 150, 100, 1, 1]
     (one,) = about.predict(None, [Path(write(tmp_path / "one.csv", a=COLUMNS["a"]))], options)
     assert "one.csv: expected numbers in the column 'b', which the run reads, found no such column" in one.problem

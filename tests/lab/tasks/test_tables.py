@@ -49,10 +49,17 @@ def test_rows_without_text_are_left_out(tmp_path):
     assert sum(map(len, splits.values())) == 9
 
 
-def test_an_empty_line_is_a_row_unless_nothing_follows(tmp_path):
-    for text, a in (("a\n1\n\n3\n\n\n", [1, None, 3]), ("a,b\n1,2\n\n3,4\n\n", [1, None, 3]), ("a\n1\n", [1])):
+def test_an_empty_line_between_others_of_one_column_is_a_row(tmp_path):
+    for text, a in (
+        ("a\n1\n\n3\n\n\n", [1, None, 3]),
+        ("a\n1\n\n", [1]),
+        ("\na\n1\n", [1]),
+        ("\na,b\n1,2\n\n3,4\n\n", [1, 3]),  # of several columns it is nothing
+    ):
         (tmp_path / "t.csv").write_text(text)
-        assert read_table(tmp_path / "t.csv")["a"][:] == a
+        table = read_table(tmp_path / "t.csv")
+        assert table["a"][:] == a
+        assert table.features["a"].dtype == ("float64" if None in a else "int64"), "classes stay whole numbers"
     (tmp_path / "d.csv").write_text("0,1\n2.5,3\n")  # as pandas writes a table without names
     assert read_table(tmp_path / "d.csv").column_names == ["0", "1"]
 
@@ -98,9 +105,8 @@ def test_a_column_without_a_table_is_refused_but_not_where_a_text_is_scored(tmp_
         ("a.parquet", b"PAR1 and more", "a.parquet: expected a table"),
         ("b.jsonl", b'{"text": \n', "b.jsonl: expected a table"),
         ("c.csv", b"1.5,2\n2.5,3\n", r"c\.csv: .* add a line of names"),
-        ("e.csv", "a,b\n1,café\n".encode("latin-1"), r"e\.csv: .* it is no UTF-8: .* 0xe9; save it as UTF-8"),
-        ("f.csv", b"\na,b\n1,2\n", "its first line is empty; remove it"),
-        ("g.csv", b"\na\n1\n", "its first line is empty; remove it"),
+        ("e.csv", "a,b\n1,café\n".encode("latin-1"), r"e\.csv: .* it is not UTF-8 \(.*: 0xe9\); save it as UTF-8"),
+        ("f.csv", b"a,b\n", "but it has no rows; add some"),
         ("s.csv", b"id;body\n" + b"1;some words\n" * 40, "its columns are separated by ';'; save it with ','"),
         ("notes.txt", b"a,b\n1,2\n", "expected a table.*, found the ending '.txt'; "),
         ("absent.csv", None, "expected a table.*, found no such file; "),

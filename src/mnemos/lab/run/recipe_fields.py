@@ -82,9 +82,10 @@ def _one_line(message: str, recipe: Recipe, words: list[str], program: str) -> s
         if option is None:
             return f"expected settings --field value, found {' '.join(unknown)} without its field; {hint}"
         near = _near_field(recipe, option)
-        part = option.lstrip("-").partition(".")[0]
-        fields = [path.partition(".")[2] for path in _paths(recipe) if re.fullmatch(rf"{part}\.\w+", path)]
-        known = f"{part} has {', '.join(fields)}" if fields else f"see {program} --help"
+        part = _part_of(recipe, option)
+        fields = [path.rpartition(".") for path in _paths(recipe)]
+        names = ", ".join(name.replace("_", "-") for before, _, name in fields if before == part)
+        known = f"--{part.replace('_', '-')} has {names}" if part else f"see {program} --help"
         hint = missing_cache(recipe, option) or (f"did you mean {near}?" if near else known)
         return f"expected a setting of {recipe.name}, found {option}; {hint}"
     if refused := re.match(r"Error parsing ([\w.]+): (.*)", problem):  # by the settings themselves, such as GRC
@@ -210,10 +211,9 @@ def _near_field(recipe: Recipe, option: str) -> str | None:
 
     Of several with that name it is the one with the nearest path.
     """
-    wrong = path_of(option.partition("=")[0])
-    part, name = wrong.partition(".")[0], wrong.rpartition(".")[2]
-    everywhere = list(_paths(recipe))
-    inside = [path for path in everywhere if path.startswith(f"{part}.")]
+    wrong, part = path_of(option.partition("=")[0]), _part_of(recipe, option)
+    name, everywhere = wrong.rpartition(".")[2], list(_paths(recipe))
+    inside = [path for path in everywhere if part and path.startswith(f"{part}.")]
     # Where the part is right, a field of another part has to have the very name.
     for paths, likeness in ((inside, 0.6), (everywhere, 1.0 if inside else 0.6)):
         near = difflib.get_close_matches(name, {path.rpartition(".")[2] for path in paths}, 1, likeness)
@@ -221,6 +221,15 @@ def _near_field(recipe: Recipe, option: str) -> str | None:
             alike = [path for path in paths if path.rpartition(".")[2] == near[0]]
             return "--" + difflib.get_close_matches(wrong, alike, 1, 0)[0].replace("_", "-")
     return None
+
+
+def _part_of(recipe: Recipe, option: str) -> str:
+    """The path of the part of the recipe that an option names before its wrong end; "" if there is none."""
+    part = path_of(option.partition("=")[0])
+    parts = {path.rpartition(".")[0] for path in _paths(recipe)}
+    while part and part not in parts:
+        part = part.rpartition(".")[0]
+    return part
 
 
 def _paths(value: object, path: str = "") -> Iterator[str]:

@@ -198,8 +198,8 @@ def read_series(
     if without := int((labels == IGNORE).sum()):
         about.append(f"{plural(without, 'step')} without {target}: read and not scored")
     if gaps:
-        before = f", {first:,} before the first of their column as its training mean" if first else ""
-        about.append(f"{plural(gaps, 'missing value')}: read as that of the step before{before}, and not scored")
+        mean = f"; {first:,} of them, with none before, as the training mean" if first else ""
+        about.append(f"{plural(gaps, 'missing value')}, not scored: read as that of the step before{mean}")
     times = (name for name in dtypes if name in clocks or name not in (*numbers, target))
     about += filter(None, (_jump(name, table[name]) for name in times))
     values, own = (

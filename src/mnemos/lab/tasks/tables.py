@@ -1,6 +1,7 @@
 """Tables that people have, read by the library `datasets`: JSON lines, CSV, Parquet and its own saved folders."""
 
 import contextlib
+import functools
 import tempfile
 import warnings
 from pathlib import Path
@@ -62,16 +63,16 @@ def read_table(file: Path) -> Any:
         if ending == ARROW:
             return library.Dataset.from_file(str(file))
         options: dict[str, Any] = {"sep": "\t"} if ending == ".tsv" else {}
-        if READERS[ending] == "from_csv":
-            options["skip_blank_lines"] = False  # in a table of one column it is a step without a value
         with tempfile.TemporaryDirectory() as cache:  # the library converts a file into Arrow once, there
-            read = getattr(library.Dataset, READERS[ending])
-            table = read(str(file), cache_dir=cache, keep_in_memory=True, **options)
-        # --- first lines that are no names, and last lines without a value ---
+            read = functools.partial(
+                getattr(library.Dataset, READERS[ending]), str(file), cache_dir=cache, keep_in_memory=True, **options
+            )
+            table = read()
+            if READERS[ending] == "from_csv" and len(table.column_names) == 1:
+                table = _with_empty_lines(table, read(skip_blank_lines=False))
+        # --- first lines that are no names ---
         if READERS[ending] == "from_csv":
             names = table.column_names
-            if all(name == "Unnamed: 0" or name.startswith("__index_") for name in names):  # of pandas, for none
-                raise ValueError("its first line is empty; remove it")
             if "__index_level_0__" in names:  # of pandas, for a first value
                 raise ValueError("its rows have more columns than its first line has names, as with decimal commas")
             if len(names) == 1 and (wrong := next((mark for mark in ";\t" if mark in names[0]), None)):
@@ -79,21 +80,30 @@ def read_table(file: Path) -> Any:
             # What pandas and NumPy's tables call columns, 0, 1, …, are names.
             if all(map(is_number, names)) and names != [*map(str, range(len(names)))]:
                 raise ValueError("its first line has numbers where names of columns are expected; add a line of names")
-            rows = len(table)
-            while rows and all(value is None for value in table[rows - 1].values()):
-                rows -= 1
-            table = table.select(range(rows)) if rows < len(table) else table
         return table
     except Exception as error:  # of the library's readers
         cause = error.__cause__ or error
         problem, fix = f"it cannot be read ({' '.join(str(cause).split()):.160})", "correct the file"
         if isinstance(cause, UnicodeDecodeError):
-            problem, fix = f"it is no UTF-8: {cause.reason} {cause.object[cause.start]:#04x}", "save it as UTF-8"
+            problem, fix = f"it is not UTF-8 ({cause.reason}: {cause.object[cause.start]:#04x})", "save it as UTF-8"
+        elif "corresponds to no data" in str(cause):
+            problem, fix = "it has no rows", "add some"
         raise InputError(f"{file}: expected a table ({ending}), but {problem}; {fix}") from None
     finally:
         library.logging.set_verbosity(log)
         if not silent:
             library.enable_progress_bars()
+
+
+def _with_empty_lines(table: Any, every_line: Any) -> Any:
+    """A table of one column, in which an empty line between others is a row without a value, and not skipped."""
+    values = every_line[every_line.column_names[0]][:]
+    while values and values[-1] is None:
+        values.pop()
+    # Without such lines the table stays as it is: one empty line, also the last, makes integers decimal numbers.
+    if None not in values or every_line.column_names != table.column_names:  # or its first line is empty
+        return table
+    return every_line.select(range(len(values)))
 
 
 def is_number(text: str) -> bool:

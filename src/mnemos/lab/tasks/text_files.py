@@ -101,7 +101,9 @@ def find_text(
         raise InputError(f"{folder}: expected a file or a folder of text, found {what or 'nothing'}; check data.path")
     every = [folder] if folder.is_file() else sorted(_files(folder))
     in_tables = [file for file in every if is_table(file)] if tables and pattern is None else []
-    if column is not None and pattern is None and not in_tables and not scoring:  # a run's column may meet other text
+    if column is not None and not in_tables and not scoring:  # a run's column may meet other text
+        if pattern is not None:
+            raise InputError(f"data.column: expected no data.pattern, found {pattern!r}, which reads text; omit one")
         raise InputError(
             f"data.column: expected a table ({', '.join(READERS)}) in data.path, found none in {folder}; leave "
             "data.column out, or convert the text"
@@ -138,7 +140,7 @@ def read_documents(corpus: TextFiles, characters: bool = False, articles: bool =
     for file in corpus.read:
         name = corpus.name(file)
         if has_tables and is_table(file):
-            rows = [text.encode() for text in read_column(file, corpus.column)]
+            rows = [text.encode() for text in read_column(file, corpus.column) if text]
             width = len(str(len(rows)))
             documents |= {f"{name}#{i:0{width}}": np.frombuffer(row, np.uint8) for i, row in enumerate(rows)}
             continue

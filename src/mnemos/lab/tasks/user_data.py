@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -161,16 +162,10 @@ class OwnTask(Task):
                 outputs = model(**inputs, **options)
             else:
                 outputs = model(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)), **options)
-        except IndexError as error:  # what an nn.Embedding raises; it names neither the ids nor its size
-            tables = sorted({part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)})
-            ids = [x for x in leaves(batch.inputs) if x.numel() and not x.is_floating_point()]
-            if not tables or not ids or "out of range" not in str(error):
+        except IndexError as error:
+            if (problem := _beyond(model, batch, str(error))) is None:
                 raise
-            found = f"{min(int(x.min()) for x in ids)} to {max(int(x.max()) for x in ids)}, shape {list(ids[0].shape)}"
-            raise InputError(
-                f"fit: expected ids and positions within the model's tables of {', '.join(map(str, tables))} rows, "
-                f"found ids {found}; correct the ids, shorten the rows, or give the model a larger table"
-            ) from error
+            raise InputError(problem) from error
         if "state" not in self._accepts:
             return outputs, None
         if not isinstance(outputs, tuple) or len(outputs) != 2:
@@ -249,6 +244,23 @@ def _of_logits(metric: Metric) -> Metric:
     if isinstance(metric, CorpusMetric) and (collect := metric.collect) is not None:
         return replace(metric, collect=lambda model, outputs, batch: collect(model, outputs.logits, batch))
     return metric
+
+
+def _beyond(model: nn.Module, batch: Batch, error: str) -> str | None:
+    """What is wrong where ids or labels lie beyond what a model has, which PyTorch's errors do not name; else None."""
+    given = batch.inputs if isinstance(batch.inputs, Mapping) else {"inputs": batch.inputs}
+    ids = {name: x for name, x in given.items() if isinstance(x, Tensor) and x.numel() and not x.is_floating_point()}
+    if error == "index out of range in self":  # of an nn.Embedding
+        tables = sorted({part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)})
+        ranges = [f"{n} {int(x.min())} to {int(x.max())}" for n, x in ids.items() if n != "attention_mask"]
+        return (
+            f"fit: expected ids and positions within the model's tables of {', '.join(map(str, tables))} rows, found "
+            f"{', '.join(ranges)}; correct the ids, shorten the rows, or give the model a larger table"
+        )
+    if re.fullmatch(r"Target -?\d+ is out of bounds\.", error):  # of the model's own loss
+        found = f"{int(batch.targets.min())} to {int(batch.targets.max())}"
+        return f"fit: expected labels that the model has as classes, found {found} ({error[:-1]}); correct them"
+    return None
 
 
 def _form(outputs: object) -> str:
