@@ -510,6 +510,20 @@ def hybrids() -> str:
     return _table([*heads, "equal distances", "the last", "ten random draws"], lines)
 
 
+def hybrids_by_head() -> str:
+    """The same by key head, for as many whole keys and values as some attentions have."""
+    rows, lines = _load("hybrids_by_head")["rows"], []
+    titles = {"attentions jointly": "attentions", "heads alone": "each alone", "heads by gates": "by trained shares"}
+    for count in sorted({row["whole"] for row in rows}):
+        sets = {row["chosen"]: row for row in rows if row["whole"] == count}
+        cells = []
+        for name in titles:
+            closed, *texts = (f"{100 * x:.0f}" for x in (sets[name]["gap_closed"], *sets[name]["by_text"]))
+            cells.append(f"{closed} ({', '.join(texts)})".replace("-", "−"))
+        lines.append([3 * count, *cells])
+    return _table(["whole key heads, of 90", *titles.values()], lines)
+
+
 # ---- docs/speed.md ----
 
 
@@ -694,6 +708,7 @@ _ALL += (
     linearised_arms,
     linearised_told,
     hybrids,
+    hybrids_by_head,
     fast_models,
 )
 _ALL += (linear_speed, delta_gradients, delta_forward, convolutions, decoding_speed, translation_speed)
