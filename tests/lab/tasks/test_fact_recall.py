@@ -85,9 +85,12 @@ def test_the_accuracy_is_measured_at_each_distance(task, tmp_path):
     assert sum(found["along"]["rows"]) == sum(len(batch.inputs) for batch in task.batches("test", 64))
     answers = found["questions"]
     for one in answers:
-        place = one["the right answer"].split(",")[0]
+        place, ago = one["the right answer"].split(", ")
+        between = int(ago.split()[0])
         assert f"is in the {place} ." in one["told and asked"]
-        assert one["told and asked"].endswith(" ?")
+        assert re.search(r"\S+ Where is \w+ \?$", one["told and asked"])
+        left_out = re.findall(r"\((\d+) more words?\)", one["told and asked"])  # four words stay on either side
+        assert left_out == ([str(between - 8)] if between > 8 else [])
     assert {one["the right answer"].startswith(one["answered"]) for one in answers if "20 words" in str(one)} == {False}
 
 

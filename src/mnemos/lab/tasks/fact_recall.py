@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mnemos.config import check_fields
+from mnemos.errors import plural
 from mnemos.modes import evaluating
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject
@@ -221,7 +222,7 @@ class ToldTask(GeneratedTask):
         end, question = len(row) - row[::-1].index(self._stop), len(row) - QUESTION
         if question - end <= 2 * BESIDE:
             return f"… {self.written(row[begin:])}"
-        between = f"… ({question - end - 2 * BESIDE} more words) …"
+        between = f"… ({plural(question - end - 2 * BESIDE, 'more word')}) …"
         return f"… {self.written(row[begin : end + BESIDE])} {between} {self.written(row[question - BESIDE :])}"
 
     def written(self, row: Sequence[int]) -> str:
