@@ -2,7 +2,7 @@
 
     python benchmarks/hybrids.py rank --model FOLDER --text TEXT ... --out FILE [--pieces 1] [--length 2048]
     python benchmarks/hybrids.py heads --model FOLDER --text TEXT ... --ranking FILE --out FILE [--rows 20]
-    python benchmarks/hybrids.py gates --model FOLDER --text TEXT ... --ranking FILE --out FILE [--steps 60]
+    python benchmarks/hybrids.py gates --model FOLDER --text TEXT ... --ranking FILE --out FILE [--steps 40]
     python benchmarks/hybrids.py sets --model FOLDER --text TEXT ... --ranking FILE --out FILE [--pieces 3]
     python benchmarks/hybrids.py head-sets --model FOLDER --text TEXT ... --ranking FILE --out FILE [--pieces 3]
 
@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--pieces", type=int, default=1, help="of each text")
     parser.add_argument("--length", type=int, default=2048, help="tokens of a piece")
     parser.add_argument("--rows", type=int, default=20, help="told facts")
-    parser.add_argument("--steps", type=int, default=60, help="updates of the gates")
+    parser.add_argument("--steps", type=int, default=40, help="updates of the gates")
     parser.add_argument("--bfloat16", action="store_true", help="products in bfloat16, by autocast")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

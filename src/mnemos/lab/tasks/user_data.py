@@ -248,17 +248,22 @@ def _of_logits(metric: Metric) -> Metric:
 
 def _beyond(model: nn.Module, batch: Batch, error: str) -> str | None:
     """What is wrong where ids or labels lie beyond what a model has, which PyTorch's errors do not name; else None."""
-    given = batch.inputs if isinstance(batch.inputs, Mapping) else {"inputs": batch.inputs}
-    ids = {name: x for name, x in given.items() if isinstance(x, Tensor) and x.numel() and not x.is_floating_point()}
+    named: dict[str, Any] = {"inputs": batch.inputs}
+    if isinstance(batch.inputs, Mapping):
+        named = {name: x for name, x in batch.inputs.items() if name != "attention_mask"}
+    elif isinstance(batch.inputs, (tuple, list)):
+        named = {f"inputs[{i}]": x for i, x in enumerate(batch.inputs)}
     if error == "index out of range in self":  # of an nn.Embedding
         tables = sorted({part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)})
-        ranges = [f"{n} {int(x.min())} to {int(x.max())}" for n, x in ids.items() if n != "attention_mask"]
+        ids = {name: x for name, x in named.items() if isinstance(x, Tensor) and x.dtype in (torch.int64, torch.int32)}
+        ranges = [f"{name} {int(x.min())} to {int(x.max())}" for name, x in ids.items() if x.numel()]
         return (
             f"fit: expected ids and positions within the model's tables of {', '.join(map(str, tables))} rows, found "
             f"{', '.join(ranges)}; correct the ids, shorten the rows, or give the model a larger table"
         )
     if re.fullmatch(r"Target -?\d+ is out of bounds\.", error):  # of the model's own loss
-        found = f"{int(batch.targets.min())} to {int(batch.targets.max())}"
+        labels = batch.targets[batch.targets != IGNORE]
+        found = f"{int(labels.min())} to {int(labels.max())}"
         return f"fit: expected labels that the model has as classes, found {found} ({error[:-1]}); correct them"
     return None
 
