@@ -40,7 +40,7 @@ from mnemos.atomic import write_json
 from mnemos.hosts.remembering import Segmented
 from mnemos.lab.compare.significance import interval, paired, spread, welch
 from mnemos.lab.linearised.assess import DISTANCES, Reading, assess, recall
-from mnemos.lab.linearised.settings import LinearisedConfig
+from mnemos.lab.linearised.settings import HEADS, LinearisedConfig
 from mnemos.lab.linearised.stages import Parameters
 from mnemos.lab.linearised.text_batches import read_texts
 from mnemos.lab.linearised.train import Training
@@ -77,6 +77,9 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "window-hybrid-8": replace(BASE, state="none", full=("8",)),
     "untrained-hybrid-8": replace(BASE, state="none", rank=0, tokens=0, transfer_tokens=0, full=("8",)),
     "window-hybrid-12": replace(BASE, state="none", full=("12",)),
+    # By key head, those whose trained share of whole attention is largest (`benchmarks/hybrids.py gates`).
+    "heads-24": LinearisedConfig(full=("24", *HEADS)),
+    "window-heads-24": replace(BASE, state="none", full=("24", *HEADS)),
     "delta-labels": replace(BEST, loss="labels"),
     "window-labels": replace(BASE, state="none", loss="labels"),
     # The window with another memory than a state, in or around all attentions; stage 2 alone:
@@ -96,7 +99,7 @@ RATES = {"updates": 2e-3, "maps": 1e-2, "weights": 5e-2, "memory": 3e-3}
 FLOOR, CEILING, AGAINST = "window", "original", "window-trained"
 # The windows that were trained as an arm, where they are not AGAINST.
 CONTROLS = {"delta-forgets-wiki": "window-wiki", "delta-labels": "window-labels"}
-CONTROLS |= {f"hybrid-{n}": f"window-hybrid-{n}" for n in (8, 12)}
+CONTROLS |= {arm: f"window-{arm}" for arm in ("hybrid-8", "hybrid-12", "heads-24")}
 FAR = "512-4096"
 
 
@@ -139,7 +142,13 @@ def _settings(arm: str, ranking: Path) -> LinearisedConfig | None:
     """The settings of an arm; a hybrid's with the names of its whole attentions."""
     settings = ARMS[arm]
     if settings is not None and (count := settings.full_count) is not None:
-        settings = replace(settings, full=tuple(read_object(ranking)["order"][:count]))
+        ranked = read_object(ranking)
+        names = ranked["order"][:count]
+        if settings.full[1:] == HEADS:
+            shares = {(name, i): share for name, some in ranked["gates"].items() for i, share in enumerate(some)}
+            chosen = sorted(shares, key=shares.__getitem__, reverse=True)[:count]
+            names = [f"{name}:{i}" for name, i in sorted(chosen)]
+        settings = replace(settings, full=tuple(names))
     return settings
 
 
@@ -362,8 +371,8 @@ def _state_bytes(settings: LinearisedConfig | None, model: Path) -> int | None:
         )
     report = mnemos.linearise(decoder, **settings.arguments, full=settings.full or None)
     config = decoder.config
-    whole = 4096 * 2 * config.num_key_value_heads * config.head_dim * 4  # keys and values, in float32
-    return sum(one.state_bytes for one in report.changed) + len(settings.full) * whole
+    whole = sum(len(one.full_heads) for one in report.changed) + len(report.left) * config.num_key_value_heads
+    return sum(one.state_bytes for one in report.changed) + whole * 4096 * 2 * config.head_dim * 4  # in float32
 
 
 def _memory_costs(kind: str, settings: LinearisedConfig | None, model: Path) -> dict[str, float]:

@@ -104,7 +104,7 @@ def test_what_is_kept_of_lower_blocks_changes_nothing(name: str) -> None:
     report = mnemos.linearise(model, window=6, sinks=2, state="none", full=names[:1])
     assert [one.name for one in report.changed] == list(names[1:])
     assert f"left {names[0]}: full= leaves it whole" in str(report)
-    assert str(report).endswith("at any length, beside what those that are left keep")  # which grows
+    assert str(report).endswith("at any length, beside what the others keep")  # which grows
     torch.testing.assert_close(float(fresh), float(F.cross_entropy(call()[9:-1], ids[10:])), rtol=1e-5, atol=1e-5)
 
 

@@ -4,6 +4,7 @@
 """
 
 import functools
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -36,18 +37,23 @@ from .linearised import (
 from .row_caches import make_empty
 
 FULL = "full= leaves it whole"  # of a report
+_HEADS = re.compile(r"(.+):(\d+(?:,\d+)*)")  # of full=: an attention, and key heads of it
 RECORD = "mnemos_linearised"  # attribute of the model's configuration: what `from_pretrained` makes again
 
 
 @dataclass(frozen=True)
 class LinearisedAttention:
-    """An attention with a state: its name, its class, H, Hk, and the bytes of state of a row in float32."""
+    """An attention with a state: its name, its class, H, Hk, and the bytes of state of a row in float32.
+
+    full_heads: its key heads that are left whole, which have none of these bytes.
+    """
 
     name: str
     kind: str
     heads: int
     kv_heads: int
     state_bytes: int
+    full_heads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,6 +74,7 @@ class LineariseReport:
         kinds: dict[str, int] = {}
         for one in self.changed:
             key = f"transformers {one.kind}: {one.heads} heads, {one.kv_heads} key-value heads"
+            key += f", {len(one.full_heads)} of them whole" if one.full_heads else ""
             kinds[key] = kinds.get(key, 0) + 1
         count, own = len(self.changed), self.settings
         forgets = f" (half_life={own.half_life})" if own.state != "none" else ""
@@ -80,7 +87,8 @@ class LineariseReport:
         sizes = [sum(p.numel() for p in group.values()) for group in (self.maps, self.updates)]
         state = sum(one.state_bytes for one in self.changed)
         lines.append(f"{sizes[0]:,} parameters of feature maps and {sizes[1]:,} of low-rank updates added")
-        beside = ", beside what those that are left keep" if self.left else ""
+        keeps = self.left or any(one.full_heads for one in self.changed)
+        beside = ", beside what the others keep" if keeps else ""
         lines.append(f"{state / 1024:,.0f} KiB of state for each row in float32, at any length{beside}")
         return "\n".join(lines)
 
@@ -124,8 +132,8 @@ def linearise(
     keys after rotary positions; False: before, where a key is the same at all distances. half_life: tokens after which
     S and z hold half of a token, at most 2²⁰; 0: they never forget; their gain was lost after 60,000 tokens.
     where: as in `mnemos.cache`: a pattern of names, several, or a function (name, module) -> bool. full: chosen as by
-    `where`, attentions that stay as they are and keep all keys and values: a hybrid. `mnemos.rank_attentions` says
-    which ones need them.
+    `where`, attentions that stay as they are and keep all keys and values: a hybrid. Behind a name, ":0,2" leaves key
+    heads 0 and 2 of it whole, with the query heads that read them. `mnemos.rank_attentions` says which ones need them.
 
     Every changed attention gets a child `linearised` with the new parameters (`report.maps`, `report.updates`); all
     weights keep their names. Updates stay where a projection is wrapped, replaced or quantised. `generate`, beams, left
@@ -158,12 +166,11 @@ def linearise(
     sites = list_sites(model)
     chosen, left = _choose(sites, settings, where, full)
     children = []
-    for site, host in chosen:
+    for site, host, full_heads in chosen:
         module = site.module
-        heads = host.sizes(module)[2]
-        kv_heads = heads // getattr(module, "num_key_value_groups", 1)
+        heads, kv_heads = host.sizes(module)[2], _count_key_heads(host, module)
         width = getattr(module, "head_dim", None) or module.head_size
-        own = Linearised(settings, heads, kv_heads, width)
+        own = Linearised(settings, heads, kv_heads, width, full_heads)
         for name, _, size, out in list_projections(module) if rank else ():
             own.updates[f"to_{name}"] = LowRank(size, out, rank)
         device = next((x.device for x in chain(module.parameters(), module.buffers())), None)
@@ -184,16 +191,17 @@ def linearise(
         features = {"none": 0, "linear": width}.get(state, 2 * width)
         size = 2 * (window + sinks) * width + features * (width + 1)
         size += window * width if own.raw and has_rotary(cls) else 0
-        changed.append(LinearisedAttention(site.name, cls.__name__, heads, kv_heads, 4 * kv_heads * size))
+        sized = heads, kv_heads, 4 * len(own.far_heads) * size
+        changed.append(LinearisedAttention(site.name, cls.__name__, *sized, own.full_heads))
         for name, parameter in own.named_parameters():
             group = updates if name.startswith("updates.") else maps
             group[f"{site.name}.linearised.{name}".removeprefix(".")] = parameter
     # --- masks must have all keys where layers keep them all, or windows differ ---
     owners: list[Any] = [module.linearised for module in model.modules() if is_linearised(module)]
     changed_names = {site.name for site in sites if is_linearised(site.module)}
-    whole = any(one.name not in changed_names for one in left) or len({own.settings.window for own in owners}) > 1
+    whole = any(one.name not in changed_names for one in left) or any(own.full_heads for own in owners)
     for own in owners:
-        own.whole_masks = whole
+        own.whole_masks = whole or len({own.settings.window for own in owners}) > 1
     _record(model)
     return LineariseReport(tuple(changed), tuple(left), settings, maps, updates)
 
@@ -269,11 +277,12 @@ def is_linearised(module: Any) -> bool:
 
 def _choose(
     sites: list[NamedModule], settings: Settings, where: Where, full: Where
-) -> tuple[list[tuple[NamedModule, DecoderHost]], list[Skipped]]:
-    """The attentions that are linearised, each with its adapter, and the others."""
+) -> tuple[list[tuple[NamedModule, DecoderHost, list[int]]], list[Skipped]]:
+    """The attentions that are linearised, each with its adapter and the key heads that stay whole; and the others."""
     adapter_of = adapters_by_class()
     known = {site.name: adapter for site in sites if (adapter := adapter_of(site.module)) is not None}
     selected, _ = select_sites(sites, set(known), where)
+    full, heads = _split_heads(sites, known, full)
     whole, others = select_sites(sites, set(known), full, "full") if full not in (None, (), []) else (None, set())
     if others:  # else they would be linearised, against what was asked for
         raise InputError(
@@ -287,13 +296,20 @@ def _choose(
         reason = _find_reason(site, adapter, settings)
         if reason is None and selected is not None and site.name not in selected:
             reason = NOT_NAMED
-        if reason is None and site.name in (whole or ()):
+        full_heads = sorted(heads.get(site.name, ()))
+        every = _count_key_heads(adapter, site.module) if full_heads else 0
+        if full_heads and full_heads[-1] >= every:
+            raise InputError(
+                f"linearise: expected key heads 0 to {every - 1} of {site.name}, found full= with {full_heads[-1]}; "
+                "change it"
+            )
+        if reason is None and (site.name in (whole or ()) or len(full_heads) == every > 0):
             reason = FULL
         if reason is not None:
             left.append(Skipped(site.name, reason))
         elif isinstance(adapter, DecoderHost):
             adapter.check(site.module)
-            chosen.append((site, adapter))
+            chosen.append((site, adapter, full_heads))
     unknown = ((site.name, type(site.module).__name__) for site in find_unknown(sites, known))
     left += [Skipped(name, f"its class {cls} is not known to mnemos.linearise") for name, cls in unknown]
     if not chosen:
@@ -305,6 +321,27 @@ def _choose(
             "docs/linearise.md"
         )
     return chosen, left
+
+
+def _split_heads(sites: list[NamedModule], known: Mapping[str, Host], full: Where) -> tuple[Where, dict[str, set[int]]]:
+    """What `full` says of attentions as a whole, and the key heads that it names, by attention."""
+    heads: dict[str, set[int]] = {}
+    if full is None or callable(full):
+        return full, heads
+    names = []
+    for name in [full] if isinstance(full, str) else full:
+        found = _HEADS.fullmatch(name) if isinstance(name, str) else None
+        if found is None:
+            names.append(name)
+            continue
+        for attention in select_sites(sites, set(known), found[1], "full")[0] or ():
+            if attention in known:
+                heads.setdefault(attention, set()).update(map(int, found[2].split(",")))
+    return names, heads
+
+
+def _count_key_heads(host: Host, attention: nn.Module) -> int:
+    return host.sizes(attention)[2] // getattr(attention, "num_key_value_groups", 1)
 
 
 def _find_reason(site: NamedModule, adapter: Host, settings: Settings) -> str | None:
@@ -367,12 +404,24 @@ def _make_class(cls: Any) -> Any:
 
 
 def list_linearised(model: nn.Module) -> list[dict[str, Any]]:
-    """All that is linearised in a model: [{"settings": arguments of `linearise`, "names": of the attentions}]."""
-    names: dict[Settings, list[str]] = {}
+    """All that is linearised in a model: [{"settings": arguments of `linearise`, "names": of the attentions}].
+
+    "full" is there where key heads are left whole: as the argument `full` names them.
+    """
+    of_settings: dict[Settings, dict[str, Any]] = {}
     for name, module in model.named_modules():
         if is_linearised(module):
-            names.setdefault(module.linearised.settings, []).append(name)
-    return [{"settings": asdict(one), "names": modules} for one, modules in names.items()]
+            own = module.linearised
+            one = of_settings.setdefault(own.settings, {"settings": asdict(own.settings), "names": []})
+            one["names"].append(name)
+            if own.full_heads:
+                one.setdefault("full", []).append(name_heads(name, own.full_heads))
+    return [*of_settings.values()]
+
+
+def name_heads(name: str, heads: Iterable[int]) -> str:
+    """Key heads of an attention, as `full=` names them."""
+    return f"{name}:{','.join(map(str, heads))}"
 
 
 def _record(model: Any) -> None:

@@ -9,7 +9,7 @@ import functools
 import inspect
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -109,6 +109,13 @@ class Tokens(NamedTuple):
         q, k = (x[..., width:] for x in (self.q, self.k))
         return torch.cat([self.rotation.q, q], -1), torch.cat([self.rotation.k, k], -1)
 
+    def of_heads(self, heads: Sequence[int]) -> "Tokens":
+        """Those of some key heads, with the query heads that read them."""
+        pick, turn = functools.partial(pick_heads, groups=self.k.shape[1], heads=heads), self.rotation
+        if turn is not None:
+            turn = turn._replace(q=pick(turn.q), k=pick(turn.k))
+        return Tokens(pick(self.q), pick(self.k), pick(self.v), self.sizes, turn, self.valid)
+
     def first(self, n: int, kept: Tensor | None) -> "Tokens":
         """The first n of them, of which `kept` [B, n] count; None: all."""
         valid = combine(kept, None if self.valid is None else self.valid[:, :n])
@@ -119,17 +126,28 @@ class Tokens(NamedTuple):
         return Tokens(q, k, v, self.sizes, turn, valid)
 
 
-class Linearised(nn.Module):
-    """The child `linearised` of an attention: its settings and its new parameters.
+def pick_heads(x: Tensor, groups: int, heads: Sequence[int]) -> Tensor:
+    """Of x [B, H, ..], whose heads are in `groups` alike, the heads of some groups."""
+    return x.unflatten(1, (groups, -1))[:, heads].flatten(1, 2)
 
+
+class Linearised(nn.Module):
+    """The child `linearised` of an attention: its settings and its new parameters, which are of its `far_heads` alone.
+
+    heads, kv_heads: H and Hk of the attention. full_heads: the key heads that keep all keys and values; the others are
+    `far_heads`, which have window and state.
     query_map [H, d, d], key_map [Hk, d, d]: W of the feature maps ("hedgehog", "delta"), the identity at the start.
     log_gamma [H]: γ = e^log_gamma. rate [Hk]: β = sigmoid(rate) ("delta"), ½ at the start. updates: a `LowRank` for
     each projection, `to_` and its name: adapters (LoRA) choose the modules that they wrap by the ends of names.
     """
 
-    def __init__(self, settings: Settings, heads: int, kv_heads: int, width: int) -> None:
+    def __init__(
+        self, settings: Settings, heads: int, kv_heads: int, width: int, full_heads: Sequence[int] = ()
+    ) -> None:
         super().__init__()
         self.settings = settings
+        self.split(kv_heads, full_heads)
+        heads, kv_heads = heads // kv_heads * len(self.far_heads), len(self.far_heads)
         self.whole_masks = False  # whether other layers of the model keep all keys, so that masks have them all
         self.updates = nn.ModuleDict()
         if settings.state == "none":
@@ -140,6 +158,11 @@ class Linearised(nn.Module):
             self.key_map = nn.Parameter(torch.eye(width).repeat(kv_heads, 1, 1))
         if settings.state == "delta":
             self.rate = nn.Parameter(torch.zeros(kv_heads))
+
+    def split(self, kv_heads: int, full_heads: Sequence[int]) -> None:
+        """Leave these key heads whole."""
+        self.full_heads = tuple(full_heads)
+        self.far_heads = tuple(i for i in range(kv_heads) if i not in self.full_heads)
 
     @property
     def raw(self) -> bool:
@@ -315,25 +338,22 @@ class _PassingCache:
 class _AttentionFunctions:
     """In place of Transformers' table of attention functions: the linearised attention around the chosen one."""
 
-    def __init__(self, table: Any, attend: Callable[..., Any]) -> None:
-        self._table, self._attend = table, attend
+    def __init__(self, table: Any) -> None:
+        self._table = table
 
     def get_interface(self, name: str, default: Any) -> Any:
         """What the forward calls with (module, query, key, value, mask, …)."""
-        return functools.partial(self._attend, self._table.get_interface(name, default))
+        return functools.partial(attend, self._table.get_interface(name, default))
 
 
 @functools.cache
-def copy_forward(cls: Any, attending: Callable[..., Any] | None = None) -> Any:
-    """The forward of a class of attentions in which attention is linearised; None: it calls no attention function.
-
-    attending: what computes attention in place of `attend`.
-    """
+def copy_forward(cls: Any) -> Any:
+    """The forward of a class of attentions in which attention is linearised; None: it calls no attention function."""
     function = inspect.unwrap(cls.forward)
     names = function.__globals__
     if ATTENTIONS not in function.__code__.co_names or ATTENTIONS not in names:
         return None
-    others: dict[str, Any] = {ATTENTIONS: _AttentionFunctions(names[ATTENTIONS], attending or attend)}
+    others: dict[str, Any] = {ATTENTIONS: _AttentionFunctions(names[ATTENTIONS])}
     if has_rotary(cls):
         others[ROTARY] = functools.partial(_rotate, names[ROTARY])
     return with_globals(cls.forward, others)
@@ -427,11 +447,25 @@ def attend(
     # --- the state ---
     valid = call.past.valid if of_functional else find_valid(mask, q)
     tokens = Tokens(q, k, v, sizes, call.rotation, valid)
+    far = tokens.of_heads(own.far_heads) if own.full_heads else tokens
     if layer is not None:
-        return layer.read(own, tokens), None
-    y, state = own.read(tokens, call.past.take(LinearisedState) if of_functional else None)
-    if of_functional:
-        call.past.new.append(state)
+        y = layer.read(own, far)
+    else:
+        y, state = own.read(far, call.past.take(LinearisedState) if of_functional else None)
+        if of_functional:
+            call.past.new.append(state)
+
+    # --- key heads that are left whole: the model's own function ---
+    if own.full_heads:
+        groups = k.shape[1]
+        q, k, v = (pick_heads(x, groups, own.full_heads) for x in (q, k, v))
+        if layer is not None:
+            k, v = layer.keep(k, v)
+        elif of_functional:
+            k, v = call.past.update(k, v, module.layer_idx)
+        near = function(module, q, k, v, mask, **options)[0]
+        order = sorted(range(groups), key=(own.full_heads + own.far_heads).__getitem__)
+        y = torch.cat([near, y], 2).unflatten(2, (groups, -1))[:, :, order].flatten(2, 3)
     return y, None
 
 

@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from mnemos.ops.window_state import Ring
 from mnemos.types import InputError, map_state
 
-from .linearised import Linearised, LinearisedState, Rotation, Tokens
+from .linearised import Linearised, LinearisedState, Rotation, Tokens, pick_heads
 from .row_caches import list_layers
 
 DRAFT = 64  # the tokens of a call that `crop` can take back
@@ -19,6 +19,7 @@ DRAFT = 64  # the tokens of a call that `crop` can take back
 class LinearisedLayer(DynamicLayer):
     """Keys and values while they fit into the window, then a `LinearisedState`, of constant size.
 
+    Beyond the window `keys` and `values` are those of the key heads that are left whole, and None without such heads.
     Where gradients are off, single tokens change buffers in place (`Ring`). Else the state is never changed.
     """
 
@@ -94,23 +95,33 @@ class LinearisedLayer(DynamicLayer):
         if state is None and self.columns:
             # --- the tokens that were kept whole, whose positions are before the one that `turn` is of ---
             b, n = len(q), self.columns
-            zeros = q.new_zeros(b, q.shape[1], n, q.shape[-1])
+            zeros = q.new_zeros(b, q.shape[1] // tokens.k.shape[1] * self.keys.shape[1], n, q.shape[-1])
             keys, values = self.keys, self.values
             before = None
             if rotation is not None:
                 cos, width = rotation.cos.new_zeros(b, n, rotation.cos.shape[-1]), rotation.q.shape[-1]
                 raw = keys[..., :width] if self.raw is None else self.raw
                 before = Rotation(zeros[..., :width], raw, cos, cos, rotation.apply)
-            state = own.read(Tokens(zeros, keys, values, sizes, before, self.valid), None)[1]
+            kept = Tokens(zeros, keys, values, sizes, before, self.valid)
+            state = own.read(kept.of_heads(own.far_heads) if own.full_heads else kept, None)[1]
+            self.keys = self.values = self.raw = self.valid = None
+            if own.full_heads:
+                self.keep(*(pick_heads(x, x.shape[1], own.full_heads) for x in (keys, values)))
         y, self.state = own.read(tokens, state)
         self.earlier, self.read_last = None, t
         if t <= DRAFT and not torch.is_grad_enabled():
             self.earlier = lambda n: own.read_first(n, tokens, state)
-        self.keys = self.values = self.raw = self.valid = None
         self.is_initialized = True
         self.columns += t
         self.least = int(self.state.window.seen.min())
         return y
+
+    def keep(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values of the key heads that are left whole, with those of a call."""
+        if self.keys is not None:
+            k, v = torch.cat([self.keys, k], -2), torch.cat([self.values, v], -2)
+        self.keys, self.values = k, v
+        return k, v
 
     def current(self) -> LinearisedState | None:
         """The state, with what the ring has read."""
@@ -135,6 +146,8 @@ class LinearisedLayer(DynamicLayer):
                 )
             self.state, self.earlier = state, None
             self.columns -= count
+            if self.keys is not None:
+                super().crop(-count)
             self.least = int(state.window.seen.min())
             return
         super().crop(tokens_to_remove)

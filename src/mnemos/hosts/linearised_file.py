@@ -66,7 +66,7 @@ def load_adapter(model: nn.Module, path: str | Path) -> JSONObject:
     # --- its states ---
     try:
         for one in kept["states"]:
-            report = linearise(model, **one["settings"], where=one["names"])
+            report = linearise(model, **one["settings"], where=one["names"], full=one.get("full"))
             if left := [skipped for skipped in report.left if skipped.name in one["names"]]:
                 raise InputError(f"{path}: expected to linearise {left[0].name}, found that {left[0].why}")
         parameters = dict(model.named_parameters())

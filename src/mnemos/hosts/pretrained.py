@@ -66,8 +66,10 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
     names = [name for name, _ in model.named_modules()]
     for one in states:
         where = [_find_module(name, names, folder) for name in one["names"]]
+        heads = [name.rpartition(":") for name in one.get("full", ())]
+        full = [f"{_find_module(name, names, folder)}:{some}" for name, _, some in heads]
         try:
-            linearise(model, **one["settings"], where=where)
+            linearise(model, **one["settings"], where=where, full=full)
         except TypeError as error:  # a setting that there is not
             raise InputError(f"{folder}: config.json has other settings than linearise: {error}") from None
     # --- their weights in the files: {name of the branch: {name in it: tensor}} ---

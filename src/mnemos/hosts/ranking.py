@@ -5,7 +5,6 @@ names.
 """
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,7 @@ from mnemos.modes import evaluating, uncompiled
 from mnemos.types import InputError
 
 from .attach import Where
-from .linearise import is_linearised, linearise, unlinearise
-from .linearised import attend, copy_forward, run
+from .linearise import is_linearised, linearise, name_heads, unlinearise
 
 _POSITIONS = 256  # whose logarithms of probabilities are held at a time
 
@@ -50,6 +48,21 @@ class AttentionRanking:
         if not 0 <= count <= len(self.names):
             raise InputError(f"full: expected 0 to {len(self.names)} attentions, found {count}; change it")
         return tuple(name for name in self.names if name in self.order[:count])
+
+    def full_heads(self, count: int) -> tuple[str, ...]:
+        """The `count` key heads whose loss alone is highest, as `linearise(model, full=…)` names them."""
+        losses = {(name, i): loss for name, some in (self.heads or {}).items() for i, loss in enumerate(some)}
+        if self.heads is None:
+            raise InputError("full_heads: expected a ranking of key heads, found one without; set heads=True")
+        if not 0 <= count <= len(losses):
+            raise InputError(f"full_heads: expected 0 to {len(losses)} key heads, found {count}; change it")
+        chosen = sorted(sorted(losses, key=losses.__getitem__, reverse=True)[:count])
+        of_name = {name: [i for one, i in chosen if one == name] for name in self.names}
+        return tuple(
+            name if len(some) == len(self.heads[name]) else name_heads(name, some)
+            for name, some in of_name.items()
+            if some
+        )
 
     def closed(self, count: int) -> float:
         """The share of the gap between all in the window (0) and all whole (1) that `full(count)` closes."""
@@ -197,11 +210,9 @@ class WindowLoss:
 
     def _switch(self, name: str, heads: Collection[int]) -> None:
         """Make these key heads of an attention whole, and put its others into the window."""
-        windowed = self._windowed[name]
-        if others := frozenset(range(self.kv_heads[name])) - {*heads}:
-            self._attentions[name].__class__ = _make_head_class(windowed, others) if heads else windowed
-        else:
-            self._attentions[name].__class__ = windowed.__mro__[1]
+        attention, windowed, count = self._attentions[name], self._windowed[name], self.kv_heads[name]
+        attention.linearised.split(count, sorted(heads))
+        attention.__class__ = windowed if len({*heads}) < count else windowed.__mro__[1]
 
     @torch.no_grad()
     def _measure(self, ids: Tensor, known: list[Any]) -> tuple[Tensor, list[Any]]:
@@ -288,24 +299,3 @@ def _find_blocks(model: nn.Module, names: Sequence[str]) -> list[Any]:
     if len(set(found)) < len(names) or any("forward" in vars(block) for block in blocks):
         return []
     return blocks
-
-
-@functools.cache
-def _make_head_class(windowed: Any, heads: frozenset[int]) -> Any:
-    """The subclass of a linearised attention's class in which these key heads have the window; others are whole."""
-    copied = copy_forward(windowed.__mro__[1], partial(_attend_heads, heads))
-
-    class HeadClass(windowed):
-        def forward(self, *args: Any, **options: Any) -> Any:
-            return run(copied, self, args, options)
-
-    return HeadClass
-
-
-def _attend_heads(
-    heads: frozenset[int], function: Any, module: Any, q: Tensor, k: Tensor, *given: Any, **options: Any
-) -> Any:
-    windowed: Tensor = attend(function, module, q, k, *given, **options)[0]
-    whole: Tensor = function(module, q, k, *given, **options)[0]
-    of_head = torch.arange(q.shape[1], device=q.device) // (q.shape[1] // k.shape[1])
-    return torch.where(torch.isin(of_head, torch.tensor([*heads], device=q.device))[:, None], windowed, whole), None

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mnemos import libraries
-from mnemos.hosts.linearised import LinearisedState
 from mnemos.hosts.row_caches import BlockState
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.key_values import KeyValues
@@ -55,8 +54,8 @@ class FunctionalState(NamedTuple):
     """The state of a model of Transformers. seen [B] int64: the valid tokens that each row has read.
 
     parts: the states of its layers, in the order in which the model calls them: `KeyValues` of attentions, or
-    `LinearisedState` (`mnemos.linearise`), named tuples of recurrent layers, and after an attention with a gated cache
-    (`mnemos.cache`) the cache of each row.
+    `LinearisedState` (`mnemos.linearise`; behind it `KeyValues` of key heads that are left whole), named tuples of
+    recurrent layers, and after an attention with a gated cache (`mnemos.cache`) the cache of each row.
     """
 
     seen: Tensor
@@ -110,6 +109,8 @@ class CacheLayout:
                     f"{self.named(i)}; {self.advice}"
                 )
         self.windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
+        # Of the parts of a state that are keys and values, by number: their windows. A first call fills it.
+        self.part_windows: dict[int, int | None] = {}
         self.sliding, self.linear, self.dummy = cache.is_sliding, cache.is_linear, cache.is_dummy
         self.attends = [not (linear or dummy) for linear, dummy in zip(self.linear, self.dummy, strict=True)]
 
@@ -118,13 +119,6 @@ class CacheLayout:
         if layer is None or not 0 <= layer < len(self.types):
             return f"another kind in {self.architecture}"
         return f"{self.types[layer]!r} in layer {layer} of {self.architecture}"
-
-    def attending(self, parts: tuple[State, ...]) -> list[tuple[State, int | None]]:
-        """The states of the layers that attend, with their windows in the configuration."""
-        windows = [window for window, attends in zip(self.windows, self.attends, strict=True) if attends]
-        return list(
-            zip((part for part in parts if isinstance(part, KeyValues | LinearisedState)), windows, strict=False)
-        )
 
     def window(self, layer: int) -> int | None:
         """The window of a layer, or of the first layer that attends if this one does not."""
@@ -167,8 +161,8 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         self.positions = positions(length, seen, valid, seen.device)
         keys = [part for part in parts or () if isinstance(part, KeyValues)]
         self._longest = max(keys, key=lambda part: part.k.shape[1], default=None)
-        attending = layout.attending(parts or ())
-        self._stored = {window: part.k.shape[1] for part, window in attending if isinstance(part, KeyValues)}
+        windows = layout.part_windows if parts is not None else {}
+        self._stored = {window: parts[i].k.shape[1] for i, window in windows.items()}  # type: ignore[index]
 
     def take(self, expected: type) -> Any:
         """The given part of the next layer, of the expected class; None in a first call."""
@@ -225,6 +219,8 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
             seen = self.seen_after.to(k.device)
             now = KeyValues(self.join(past.k, k), self.join(past.v, v), self.join(past.valid, valid), seen)
         window = self.layout.window(layer_idx)
+        if self.given is None:
+            self.layout.part_windows[len(self.new)] = window
         kept = now if window is None else now.last(window - 1)
         if self.valid is not None:
             kept = kept.last(int(self.seen_after.max()))

@@ -183,6 +183,7 @@ class Functional(nn.Module):
 
         def begin(numbered: bool = True) -> tuple[Tensor, FunctionalCache]:
             """The outputs of new rows, and the cache after them, before the shapes of the state are known."""
+            self._layout.part_windows.clear()
             cache = FunctionalCache(self._layout, tokens.new_zeros(len(tokens)), None, tokens.shape[1], None)
             return self._read(tokens, cache, numbered), cache
 
@@ -221,8 +222,7 @@ class Functional(nn.Module):
                 )
         state = cache.after()
         self._template, self._like = state._replace(seen=cache.seen), y[:0, :0]
-        states = self._layout.attending(state.parts)
-        grows = any(isinstance(part, KeyValues) and not window for part, window in states)
+        grows = not all(self._layout.part_windows.values())
         self.state_kind: StateKind = "growing" if grows else "constant"
 
         # --- rows apart: whether a padded row, reset beside one that goes on, has the outputs of a new row ---

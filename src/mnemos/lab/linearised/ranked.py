@@ -15,6 +15,7 @@ from mnemos.lab.run.files import read_object
 from mnemos.lab.run.progress import progress
 from mnemos.types import InputError, JSONObject
 
+from .settings import HEADS, LinearisedConfig
 from .text_batches import Pieces
 
 LOSSES = "ranking.json"  # of a run: every loss that was measured
@@ -59,12 +60,15 @@ class KeptLoss(WindowLoss):
 
 
 def choose_full(
-    decoder: Any, pieces: Pieces, count: int, window: int, sinks: int, about: JSONObject, folder: Path, quiet: bool
+    decoder: Any, pieces: Pieces, settings: LinearisedConfig, about: JSONObject, folder: Path, quiet: bool
 ) -> tuple[str, ...]:
-    """The `count` attentions that a decoder needs most on the pieces that its training reads last.
+    """The attentions, or key heads, that a decoder needs most on the pieces that its training reads last.
 
-    about: the SHA-256 of the decoder and of the text. Raises InputError where it has fewer attentions.
+    `settings.full` is their number. about: the SHA-256 of the decoder and of the text. Raises InputError where it has
+    fewer.
     """
+    count, by_heads = settings.full_count or 0, settings.full[1:] == HEADS
+    window, sinks = settings.window, settings.sinks
     numbers = [*dict.fromkeys([*pieces.numbers[1 - PIECES :], pieces.held_out])]
     rows = [pieces.ids[i, : max(LENGTH, 2 * window)] for i in numbers]
     first = min(FIRST, len(rows[0]) // 4)
@@ -74,18 +78,20 @@ def choose_full(
         KeptLoss(folder / LOSSES, about, decoder, rows, window, sinks, first) as loss,
         progress(quiet, folder.name, 0, 0) as display,
     ):
-        if count >= (most := len(loss.names)):
-            raise InputError(f"full: expected fewer than the {most} attentions of the decoder, found {count}; lower it")
-        every = range(most * (most + 1) // 2 + 1)
+        attentions, heads = len(loss.names), sum(loss.kv_heads.values())
+        most, kind = (heads, "key heads") if by_heads else (attentions, "attentions")
+        if count >= most:
+            raise InputError(f"full: expected fewer than the {most} {kind} of the decoder, found {count}; lower it")
+        every = range(1 + (2 * attentions + heads if by_heads else attentions * (attentions + 1) // 2))
         if not quiet:
             say(
-                f"ranking {most} attentions by {len(every)} losses on {len(rows)} pieces of {len(rows[0]):,} tokens, "
+                f"ranking {most} {kind} by {len(every)} losses on {len(rows)} pieces of {len(rows[0]):,} tokens, "
                 f"kept in {folder / LOSSES}: after an interrupt the same command goes on; --full NAMES ranks nothing",
                 file=sys.stderr,
                 flush=True,
             )
         steps = display.evaluation("the ranking", len(every), every, lambda _: 1, "losses")
-        ranking = rank(loss, jointly=True, heads=False, progress=lambda *_: next(steps, None))
+        ranking = rank(loss, jointly=not by_heads, heads=by_heads, progress=lambda *_: next(steps, None))
     if not quiet:
         say(str(ranking), file=sys.stderr)
-    return ranking.full(count)
+    return ranking.full_heads(count) if by_heads else ranking.full(count)

@@ -8,6 +8,8 @@ from mnemos.hosts.linearised import LONGEST
 from mnemos.models.shared import check_sizes
 from mnemos.types import InputError, JSONObject
 
+HEADS = ("heads",)  # behind the number of `full`
+
 
 @dataclass(frozen=True)
 class LinearisedConfig:
@@ -21,8 +23,9 @@ class LinearisedConfig:
         state: what holds the tokens between them; none: window and sinks alone.
         rank: rank of the low-rank updates of the projections; 0: no updates.
         rotary: whether feature maps read queries and keys after rotary positions.
-        full: attentions that keep all keys and values, by names or patterns of names; or one number: so many, which the
-            training text needs most (mnemos.rank_attentions).
+        full: attentions that keep all keys and values, by names or patterns of names, of which :0,2 leaves key heads 0
+            and 2 whole; or one number: so many, which the training text needs most (mnemos.rank_attentions); with
+            "heads" behind it, so many key heads.
         half_life: tokens after which the state holds half of a token, at most 1,048,576; 0: it never forgets.
         loss: targets of stage 2: the decoder's own next-token distribution (distil), or the text's tokens (labels).
         context: tokens of a piece of text, through which the state is carried.
@@ -88,8 +91,9 @@ class LinearisedConfig:
 
     @property
     def full_count(self) -> int | None:
-        """How many attentions are left whole, where `full` is a number."""
-        return int(self.full[0]) if len(self.full) == 1 and self.full[0].isdecimal() else None
+        """How many attentions, or key heads, are left whole, where `full` is a number."""
+        is_number = self.full[:1] and self.full[0].isdecimal() and self.full[1:] in ((), HEADS)
+        return int(self.full[0]) if is_number else None
 
     @property
     def arguments(self) -> JSONObject:

@@ -169,8 +169,7 @@ class Training:
         torch.manual_seed(settings.seed)
         self.full = settings.full
         if (count := settings.full_count) is not None:
-            sizes = settings.window, settings.sinks
-            self.full = choose_full(decoder, self.pieces, count, *sizes, self.about, folder, quiet) if count else ()
+            self.full = choose_full(decoder, self.pieces, settings, self.about, folder, quiet) if count else ()
         self.report = mnemos.linearise(decoder, **settings.arguments, full=self.full or None)
         if not quiet and settings.full and settings.full_count is None:
             _say(f"left whole: {', '.join(one.name for one in self.report.left)}")

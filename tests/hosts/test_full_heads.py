@@ -1,0 +1,188 @@
+"""Hybrids that leave single key heads whole: each head is that of one of two models, and any cut gives the same."""
+
+from typing import Any
+
+import pytest
+import torch
+from decoder_models import in_parts, logits, plain
+from torch import Tensor
+
+import mnemos
+from mnemos import InputError
+from mnemos.libraries import transformers
+from mnemos.types import leaves
+
+FULL = {
+    "llama": ("model.layers.0.self_attn:1", "model.layers.1.self_attn:0"),
+    "gpt2": ("transformer.h.0.attn:0,2", "transformer.h.1.attn"),
+    "phi": ("model.layers.*.self_attn:1",),
+    "opt": ("model.decoder.layers.0.self_attn:3", "model.decoder.layers.0.self_attn:0"),
+    "gemma3": ("model.layers.1.self_attn:0",),  # of a layer beside one with a sliding window
+    "mistral": ("model.layers.1.self_attn:1",),  # whose own window is 20
+}
+
+
+def settle(model: Any) -> Any:
+    """New parameters far from where they start, that depend on the key head alone."""
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if name.endswith(".linearised"):
+                for key, value in module.named_parameters():
+                    generator = torch.Generator().manual_seed(len(key))
+                    if key.startswith("updates."):
+                        value += 0.1 * torch.randn(value.shape, generator=generator)
+                        continue
+                    groups, far = len(module.far_heads) + len(module.full_heads), [*module.far_heads]
+                    every = torch.randn(groups, len(value) // len(far), *value.shape[1:], generator=generator)
+                    value += 0.5 * every[far].flatten(0, 1)
+                    if key == "log_gamma":
+                        value += 3
+    return model
+
+
+def hybrid(name: str = "llama", full: Any = None, **options: Any) -> Any:
+    model = plain(name, **({"sliding_window": 20} if name == "mistral" else {})).float()
+    given = {"window": 7, "sinks": 2, "full": FULL[name] if full is None else full, **options}
+    mnemos.linearise(model, **given)
+    return settle(model)
+
+
+def ids(rows: int = 2, t: int = 33) -> Tensor:
+    return torch.randint(3, 40, (rows, t), generator=torch.Generator().manual_seed(2))
+
+
+def outputs_of_heads(model: Any, attention: str, projection: str, heads: int) -> Tensor:
+    """What the heads of an attention give its output projection, [B, T, H, M]."""
+    seen: list[Tensor] = []
+    module = model.get_submodule(f"{attention}.{projection}")
+    hook = module.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with torch.no_grad():
+        model(ids(), use_cache=False)
+    hook.remove()
+    return seen[0].unflatten(-1, (heads, -1))
+
+
+@pytest.mark.parametrize("state", ["none", "linear", "hedgehog", "delta"])
+@pytest.mark.parametrize(
+    ("name", "attention", "projection", "heads", "group", "full"),
+    [
+        ("llama", "model.layers.0.self_attn", "o_proj", 4, 2, [1]),
+        ("gpt2", "transformer.h.0.attn", "c_proj", 3, 1, [0, 2]),
+        ("phi", "model.layers.0.self_attn", "dense", 3, 1, [1]),
+    ],
+)
+def test_each_head_is_that_of_softmax_or_of_the_window_with_its_state(
+    name: str, attention: str, projection: str, heads: int, group: int, full: list[int], state: str
+) -> None:
+    given = f"{attention}:{','.join(map(str, full))}"
+    softmax, linearised, both = plain(name).float(), hybrid(name, (), state=state), hybrid(name, given, state=state)
+    found = [outputs_of_heads(model, attention, projection, heads) for model in (softmax, linearised, both)]
+    whole = [i // group in full for i in range(heads)]
+    apart = (found[0] - found[1]).abs().amax((0, 1, 3))
+    assert bool((apart > 1e-2).all())
+    for i, is_whole in enumerate(whole):
+        torch.testing.assert_close(found[2][:, :, i], found[not is_whole][:, :, i], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize(("state", "rotary"), [("delta", False), ("hedgehog", True), ("none", False)])
+@torch.no_grad()
+def test_any_cut_and_left_padding(name: str, state: str, rotary: bool) -> None:
+    model, x = hybrid(name, state=state, rotary=rotary), ids()
+    assert any(module.full_heads for module in model.modules() if hasattr(module, "full_heads"))
+    whole = logits(model, x)
+    for ends in ((3, 5, *range(17, 31)), (20, 21), tuple(range(5, 12))):
+        torch.testing.assert_close(in_parts(model, x, ends), whole, rtol=2e-5, atol=2e-5)
+    mask = torch.ones(2, 33, dtype=torch.bool)
+    mask[1, :4] = False
+    padded = torch.cat([x[:1], torch.cat([x[1:, :4], x[1:, :-4]], 1)])
+    cache = transformers().DynamicCache()
+    for found in (logits(model, padded, mask), in_parts(model, padded, (6, *range(20, 33)), mask, cache)):
+        torch.testing.assert_close(found[1, 4:], whole[1, :-4], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"prompt_lookup_num_tokens": 3}], ids=["beams", "drafts"])
+@torch.no_grad()
+def test_generate(options: dict[str, Any]) -> None:
+    model, x, mask = hybrid(), ids(t=12), torch.ones(2, 12, dtype=torch.bool)
+    mask[1, :5] = False
+    if "prompt_lookup_num_tokens" in options:  # of one row in transformers
+        x, mask = x[1:, 5:].repeat(1, 2), mask[1:, 5:].repeat(1, 2)
+    given = {"attention_mask": mask.long(), "max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False}
+    found = model.generate(x, **given, **options)
+    options.pop("prompt_lookup_num_tokens", None)
+    assert torch.equal(found, model.generate(x, **given, **options, use_cache=False))
+
+
+@torch.no_grad()
+def test_the_last_call_is_taken_back_and_what_grows_is_the_whole_heads() -> None:
+    model, x = hybrid(full="model.layers.0.self_attn:1"), ids(t=40)
+    caches = [transformers().DynamicCache() for _ in range(2)]
+    for cache in caches:
+        logits(model, x[:, :25], None, cache)
+    logits(model, torch.cat([x[:, 25:26], x[:, :3]], 1), None, caches[0])
+    caches[0].crop(-3)
+    logits(model, x[:, 25:26], None, caches[1])
+    torch.testing.assert_close(*(logits(model, x[:, 26:], None, cache) for cache in caches), rtol=2e-5, atol=2e-5)
+    kept = [layer.keys for layer in caches[0].layers]
+    assert kept[0].shape == (2, 1, 40, 6)
+    assert kept[1] is None
+
+
+def test_functional_streams_padding_going_back_and_gradients() -> None:
+    model, x = hybrid(rank=2), ids(t=30)
+    step = mnemos.functional(model)
+    mask = torch.rand(2, 30, generator=torch.Generator().manual_seed(1)) > 0.3
+    whole = logits(model, x)
+    parts, state = [], None
+    for part in (slice(0, 3), slice(3, 20), slice(20, 21), slice(21, 30)):
+        y, state = step(x[:, part], state)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=2e-5, atol=2e-5)
+    trained = [value for name, value in model.named_parameters() if ".linearised." in name]
+    found, expected = (torch.autograd.grad(y.square().sum(), trained) for y in (torch.cat(parts, 1), whole))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5 * float(b.abs().max()) + 1e-6)
+    with torch.no_grad():
+        y, end = step(x[:, :20], None, mask[:, :20])
+        for start in range(20, 30, 5):
+            more, end = step(x[:, start : start + 5], end, mask[:, start : start + 5])
+            y = torch.cat([y, more], 1)
+        for row in (0, 1):
+            alone = logits(model, x[row : row + 1, mask[row]])[0]
+            torch.testing.assert_close(y[row][mask[row]], alone, rtol=2e-5, atol=2e-5)
+        ahead = step(x[:, 20:], step(x[:, :20])[1])[1]
+        states = [step(x[:, :24])[1], step(x[:, 24:], step(x[:, :24])[1])[1]]
+    assert [tuple(part.k.shape) for part in ahead.parts[1::2]] == [(2, 30, 1, 6)] * 2
+    for a, b in zip(leaves(ahead), leaves(states[1]), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
+
+
+@torch.no_grad()
+def test_saved_and_loaded(tmp_path: Any) -> None:
+    model, x = hybrid(rank=2), ids()
+    expected = logits(model, x)
+    mnemos.hosts.save_adapter(model, tmp_path / "adapter.safetensors")
+    model.save_pretrained(tmp_path)
+    again = mnemos.hosts.from_pretrained(transformers().LlamaForCausalLM, tmp_path).eval()
+    assert torch.equal(logits(again, x), expected)
+    other = plain("llama").float()
+    mnemos.hosts.load_adapter(other, tmp_path / "adapter.safetensors")
+    assert torch.equal(logits(other, x), expected)
+    mnemos.unlinearise(other)
+    assert torch.equal(logits(other, x), logits(plain("llama").float(), x))
+
+
+def test_names_of_heads_and_the_report() -> None:
+    report = mnemos.linearise(plain("llama"), full=["model.layers.0.self_attn:0", "model.layers.1.self_attn:0,1"])
+    assert [(one.name, one.full_heads) for one in report.changed] == [("model.layers.0.self_attn", (0,))]
+    assert [one.name for one in report.left] == ["model.layers.1.self_attn"]
+    assert "4 heads, 2 key-value heads, 1 of them whole" in str(report)
+    assert "beside what the others keep" in str(report)
+    assert report.changed[0].state_bytes == mnemos.linearise(plain("llama")).changed[0].state_bytes // 2
+    for full, words in (
+        ("model.layers.0.self_attn:2", r"expected key heads 0 to 1 of model\.layers\.0\.self_attn, found .* with 2"),
+        ("model.layers.7.self_attn:0", "names no module"),
+    ):
+        with pytest.raises(InputError, match=words):
+            mnemos.linearise(plain("llama"), full=full)
