@@ -183,6 +183,7 @@ def test_names_of_heads_and_the_report() -> None:
     for full, words in (
         ("model.layers.0.self_attn:2", r"expected key heads 0 to 1 of model\.layers\.0\.self_attn, found .* with 2"),
         ("model.layers.7.self_attn:0", "names no module"),
+        ("model.layers.1.mlp:0", r"found 'model\.layers\.1\.mlp', which is none"),
     ):
         with pytest.raises(InputError, match=words):
             mnemos.linearise(plain("llama"), full=full)

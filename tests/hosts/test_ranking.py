@@ -158,6 +158,19 @@ def test_the_order_is_that_of_trying_each() -> None:
     with pytest.raises(InputError, match="expected 0 to 4 attentions, found 5"):
         ranking.full(5)
 
+    losses = sorted(((by_head[name][i], name, i) for name in by_head for i in (0, 1)), reverse=True)
+    for count in range(9):
+        heads = {(name, i) for _, name, i in losses[:count]}
+        assert ranking.full_heads(count) == tuple(
+            name if len(some) == 2 else f"{name}:{some[0]}"
+            for name in ranking.names
+            if (some := [i for i in (0, 1) if (name, i) in heads])
+        )
+    with pytest.raises(InputError, match="expected 0 to 8 key heads, found 9"):
+        ranking.full_heads(9)
+    with pytest.raises(InputError, match="set heads=True"):
+        apart.full_heads(1)
+
 
 @torch.no_grad()
 def test_a_hybrid_generates_as_it_reads() -> None:

@@ -334,9 +334,10 @@ def _split_heads(sites: list[NamedModule], known: Mapping[str, Host], full: Wher
         if found is None:
             names.append(name)
             continue
-        for attention in select_sites(sites, set(known), found[1], "full")[0] or ():
-            if attention in known:
-                heads.setdefault(attention, set()).update(map(int, found[2].split(",")))
+        selected, others = select_sites(sites, set(known), found[1], "full")
+        names += others  # which `_choose` refuses
+        for attention in (selected or set()) & set(known):
+            heads.setdefault(attention, set()).update(map(int, found[2].split(",")))
     return names, heads
 
 

@@ -328,6 +328,25 @@ def test_a_hybrid_leaves_the_attentions_whole_that_the_text_needs_most(tmp_path,
     ]
 
 
+def test_a_hybrid_by_key_head(tmp_path, monkeypatch):
+    training = begin(tmp_path / "one", full=("2", "heads"))
+    rows = [training.pieces.ids[i] for i in [*training.pieces.numbers[-2:], training.pieces.held_out]]
+    ranking = mnemos.rank_attentions(decoder(), rows, window=8, sinks=2, first=16, jointly=False, heads=True)
+    assert training.full == ranking.full_heads(2)
+    whole = sum(len(one.full_heads) for one in training.report.changed) + 2 * len(training.report.left)
+    assert whole == 2
+    training.run()
+    loaded = decoder()
+    mnemos.hosts.load_adapter(loaded, tmp_path / "one/adapter.safetensors")
+    ids = training.pieces.ids[:1]
+    assert torch.equal(loaded(ids).logits, training.decoder(ids).logits)
+    with monkeypatch.context() as patch:  # all losses are in the folder
+        patch.setattr(WindowLoss, "with_heads", lambda *_: pytest.fail("measured again"))
+        assert begin(tmp_path / "one", full=("2", "heads")).full == training.full
+    with pytest.raises(InputError, match="fewer than the 4 key heads of the decoder, found 4"):
+        begin(tmp_path / "two", full=("4", "heads"))
+
+
 def test_original_is_the_model_before(tmp_path):
     model, ids = decoder().eval(), torch.randint(40, (2, 30))
     with torch.no_grad():

@@ -28,7 +28,7 @@ import mnemos
 from mnemos import generators
 from mnemos.atomic import check_output_folder, write_json
 from mnemos.errors import say
-from mnemos.hosts.linearise import RECORD
+from mnemos.hosts.linearise import RECORD, name_heads
 from mnemos.hosts.linearised_file import save_adapter
 from mnemos.lab.errors import Interrupted, TrainingFailed
 from mnemos.lab.hosted.hub import HF, check_folder, read_config, read_decoder, read_tokenizer
@@ -172,7 +172,8 @@ class Training:
             self.full = choose_full(decoder, self.pieces, settings, self.about, folder, quiet) if count else ()
         self.report = mnemos.linearise(decoder, **settings.arguments, full=self.full or None)
         if not quiet and settings.full and settings.full_count is None:
-            _say(f"left whole: {', '.join(one.name for one in self.report.left)}")
+            heads = [name_heads(one.name, one.full_heads) for one in self.report.changed if one.full_heads]
+            _say(f"left whole: {', '.join([*(one.name for one in self.report.left), *heads])}")
         self.maps, self.low_rank = dict(self.report.maps), dict(self.report.updates)
         self.step: Any = mnemos.functional(decoder)
         self.teacher = None
