@@ -326,6 +326,10 @@ def test_a_model_of_transformers_is_trained_by_its_own_loss(tmp_path, kind):
     many = DataLoader([{**one, "labels": one["labels"] * 0 + 11} for one in data], 4)
     with pytest.raises(InputError, match=r"found 11 to 11 \(Target 11 is out of bounds\); correct"):
         mnemos.fit(model, many, loader, tmp_path / "many", 30, train=SETTINGS)
+    if kind == "Bert":  # whose positions are a table
+        longer = DataLoader([{"input_ids": i.repeat(100), "labels": y} for i, y in zip(ids, labels, strict=True)], 4)
+        with pytest.raises(InputError, match="expected rows within the model's 512 positions, found 600 tokens"):
+            mnemos.fit(model, longer, loader, tmp_path / "longer", 30, train=SETTINGS)
     result = mnemos.fit(model, loader, loader, tmp_path / "run", 30, 1e-2, train=SETTINGS, quiet=True)
     dropout = 0.1 if kind == "Bert" else 0.0  # of the attentions
     assert numbers(tmp_path / "run", "train")[0]["loss"] == pytest.approx(before, rel=1e-5 + dropout)

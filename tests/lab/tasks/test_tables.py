@@ -91,6 +91,12 @@ def test_a_column_that_is_not_there_is_named_with_the_candidates(tmp_path, colum
         TextConfig(str(path), column=column).build()
 
 
+def test_a_table_without_a_column_of_text_says_what_it_has(tmp_path):
+    (tmp_path / "data.csv").write_text("n,empty\n" + "1,\n" * 20)
+    with pytest.raises(InputError, match=r"it has no column of text, but n \(int64\), empty \(\w+\)$"):
+        TextConfig(str(tmp_path / "data.csv")).build()
+
+
 def test_a_column_without_a_table_is_refused_but_not_where_a_text_is_scored(tmp_path):
     (tmp_path / "r.json").write_text('{"review": "words"}\n' * 2000)
     for path in (tmp_path / "r.json", tmp_path):

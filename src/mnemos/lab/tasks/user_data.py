@@ -162,7 +162,7 @@ class OwnTask(Task):
                 outputs = model(**inputs, **options)
             else:
                 outputs = model(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)), **options)
-        except IndexError as error:
+        except (IndexError, RuntimeError) as error:
             if (problem := _beyond(model, batch, str(error))) is None:
                 raise
             raise InputError(problem) from error
@@ -247,15 +247,24 @@ def _of_logits(metric: Metric) -> Metric:
 
 
 def _beyond(model: nn.Module, batch: Batch, error: str) -> str | None:
-    """What is wrong where ids or labels lie beyond what a model has, which PyTorch's errors do not name; else None."""
+    """What is wrong where ids, rows or labels go beyond what a model has, which PyTorch's errors do not name; or None.
+
+    error: "index out of range in self" of an `nn.Embedding`; "The expanded size of the tensor …" of buffers of
+    positions, as BERT has them.
+    """
     named: dict[str, Any] = {"inputs": batch.inputs}
     if isinstance(batch.inputs, Mapping):
         named = {name: x for name, x in batch.inputs.items() if name != "attention_mask"}
     elif isinstance(batch.inputs, (tuple, list)):
         named = {f"inputs[{i}]": x for i, x in enumerate(batch.inputs)}
-    if error == "index out of range in self":  # of an nn.Embedding
+    ids = {name: x for name, x in named.items() if isinstance(x, Tensor) and x.dtype in (torch.int64, torch.int32)}
+    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    longest = max((x.shape[1] for x in ids.values() if x.dim() == 2), default=0)
+    of_positions = error == "index out of range in self" or error.startswith("The expanded size of the tensor")
+    if of_positions and isinstance(most, int) and longest > most:
+        return f"fit: expected rows within the model's {most:,} positions, found {longest:,} tokens; shorten them"
+    if error == "index out of range in self":
         tables = sorted({part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)})
-        ids = {name: x for name, x in named.items() if isinstance(x, Tensor) and x.dtype in (torch.int64, torch.int32)}
         ranges = [f"{name} {int(x.min())} to {int(x.max())}" for name, x in ids.items() if x.numel()]
         return (
             f"fit: expected ids and positions within the model's tables of {', '.join(map(str, tables))} rows, found "
