@@ -69,13 +69,20 @@ def load(options: argparse.Namespace, small: bool = False) -> Any:
     return library.AutoModelForCausalLM.from_config(config, trust_remote_code=False).float().eval()
 
 
+def ranked(path: Path, count: int, heads: bool) -> list[str]:
+    """The attentions that a file of `hybrids.py` puts first; or the key heads with the largest trained shares."""
+    ranking = json.loads(path.read_text())
+    if not heads:
+        return ranking["order"][:count]
+    shares = {f"{name}:{i}": share for name, some in ranking["gates"].items() for i, share in enumerate(some)}
+    return sorted(shares, key=shares.__getitem__, reverse=True)[:count]
+
+
 def linearise(model: Any, options: argparse.Namespace, state: str) -> Any:
     """The model with a state; its weight is large enough to count."""
     kind: Any = state
-    full = None
-    if options.full:
-        order = json.loads(options.ranking.read_text())["order"][: options.full]
-        full = [name for name, _ in model.named_modules() if name in order]
+    names = {name for name, _ in model.named_modules()}  # a small model has the first attentions alone
+    full = [one for one in ranked(options.ranking, options.full, options.heads) if one.partition(":")[0] in names]
     report = mnemos.linearise(
         model, options.window, options.sinks, kind, rank=options.rank, rotary=options.rotary, full=full or None
     )
@@ -119,10 +126,13 @@ def stretch(model: Any, cache: Any, n: int) -> None:
     for layer in cache.layers:
         if isinstance(layer, LinearisedLayer):
             layer.columns = n
-        elif (size := n - layer.get_seq_length()) > 0:
-            layer.update(*torch.randn(2, 1, config.num_key_value_heads, size, config.head_dim))
-        else:
-            layer.keys, layer.values = (x[:, :, :n].clone() for x in (layer.keys, layer.values))
+        if layer.keys is None:
+            continue
+        heads, kept = layer.keys.shape[1:3]
+        more = torch.randn(2, 1, heads, max(0, n - kept), config.head_dim)
+        layer.keys, layer.values = (
+            torch.cat([x[:, :, :n], y], 2) for x, y in zip((layer.keys, layer.values), more, strict=True)
+        )
 
 
 def generate(models: dict[str, Any], n: int, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -203,6 +213,7 @@ def rows(
     for name, seconds in times.items():
         row: dict[str, Any] = {"part": options.part, "model": name, "rank": options.rank, "rotary": options.rotary}
         row |= {"full": options.full if name != "softmax" else 0}
+        row |= {"heads": True} if options.heads and name != "softmax" else {}
         row |= {
             "context": n,
             "state_bytes": sizes[name],
@@ -233,6 +244,7 @@ def main() -> None:
     parser.add_argument("--weights", action="store_true")
     parser.add_argument("--rotary", action="store_true", help="features after rotary positions")
     parser.add_argument("--full", type=int, default=0, help="attentions that stay whole, the first of --ranking")
+    parser.add_argument("--heads", action="store_true", help="key heads in place of attentions")
     parser.add_argument("--ranking", type=Path, default=Path("results/attention_ranking.json"))
     parser.add_argument("--steps", type=int, default=16, help="tokens that a round generates")
     parser.add_argument("--no-softmax", dest="softmax", action="store_false")
@@ -248,7 +260,7 @@ def main() -> None:
         about = provenance(0, "cpu")
         kept = {name: about[name] for name in ("commit", "dirty", "cpu", "command", "started")}
         rows_before = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
-        keys = "part", "model", "rank", "rotary", "full", "context"
+        keys = "part", "model", "rank", "rotary", "full", "heads", "context"
         every = *rows_before, *(row | kept for row in measured)
         merged = {tuple(row.get(key, 0) for key in keys): row for row in every}
         settings = {name: getattr(options, name) for name in ("window", "sinks", "steps", "threads", "weights")}

@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 from fact_recall import FactRecall, SegmentReading, fit_weights
-from linearised import state_bytes
+from linearised import ranked, state_bytes
 
 import mnemos
 from mnemos.atomic import write_json
@@ -142,13 +142,7 @@ def _settings(arm: str, ranking: Path) -> LinearisedConfig | None:
     """The settings of an arm; a hybrid's with the names of its whole attentions."""
     settings = ARMS[arm]
     if settings is not None and (count := settings.full_count) is not None:
-        ranked = read_object(ranking)
-        names = ranked["order"][:count]
-        if settings.full[1:] == HEADS:
-            shares = {(name, i): share for name, some in ranked["gates"].items() for i, share in enumerate(some)}
-            chosen = sorted(shares, key=shares.__getitem__, reverse=True)[:count]
-            names = [f"{name}:{i}" for name, i in sorted(chosen)]
-        settings = replace(settings, full=tuple(names))
+        settings = replace(settings, full=tuple(ranked(ranking, count, settings.full[1:] == HEADS)))
     return settings
 
 
