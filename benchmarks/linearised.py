@@ -71,6 +71,8 @@ def load(options: argparse.Namespace, small: bool = False) -> Any:
 
 def ranked(path: Path, count: int, heads: bool) -> list[str]:
     """The attentions that a file of `hybrids.py` puts first; or the key heads with the largest trained shares."""
+    if not count:
+        return []
     ranking = json.loads(path.read_text())
     if not heads:
         return ranking["order"][:count]

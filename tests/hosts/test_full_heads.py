@@ -9,6 +9,7 @@ from torch import Tensor
 
 import mnemos
 from mnemos import InputError
+from mnemos.hosts.linearised_cache import DRAFT
 from mnemos.libraries import transformers
 from mnemos.types import leaves
 
@@ -129,6 +130,63 @@ def test_the_last_call_is_taken_back_and_what_grows_is_the_whole_heads() -> None
     assert kept[1] is None
 
 
+@pytest.mark.parametrize(
+    ("name", "types", "full"),
+    [
+        ("mistral", ["sliding_attention"] * 2, ("model.layers.0.self_attn", "model.layers.1.self_attn:1")),
+        ("mistral", ["sliding_attention"] * 2, ("model.layers.*.self_attn:1",)),
+        (
+            "gemma3",
+            ["sliding_attention", "full_attention", "sliding_attention"],
+            ("model.layers.0.self_attn", "model.layers.1.self_attn:0", "model.layers.2.self_attn:1"),
+        ),
+    ],
+)
+@torch.no_grad()
+def test_whole_heads_keep_their_own_sliding_window(name: str, types: list[str], full: tuple[str, ...]) -> None:
+    """Whether the layers beside them have theirs or not; what is kept has an end, and a draft is taken back."""
+    options = {"layer_types": types} if name == "gemma3" else {}
+    model = plain(name, sliding_window=20, num_hidden_layers=len(types), **options).float()
+    mnemos.linearise(model, window=7, sinks=2, full=full)
+    settle(model)
+    x = ids(t=130)
+    whole = logits(model, x)
+    for ends in (range(1, 130), (3, 30, 31, 50), (25,)):
+        torch.testing.assert_close(in_parts(model, x, ends), whole, rtol=2e-5, atol=2e-5)
+    cache = transformers().DynamicCache(config=model.config)
+    logits(model, x[:, :125], None, cache)
+    if type(cache.layers[0]).__name__ == "LinearisedLayer":  # Transformers' own layer cannot go back
+        logits(model, torch.cat([x[:, 125:126], x[:, :3]], 1), None, cache)
+        cache.crop(-3)
+        torch.testing.assert_close(logits(model, x[:, 126:], None, cache), whole[:, 126:], rtol=2e-5, atol=2e-5)
+    sizes = [layer.keys.shape[2] for layer, kind in zip(cache.layers, types, strict=True) if kind != "full_attention"]
+    assert max(sizes) <= 19 + DRAFT
+
+
+@torch.no_grad()
+def test_caches_of_other_heads_are_refused_and_an_emptied_one_is_new() -> None:
+    x, cache = ids(), transformers().DynamicCache()
+    model = hybrid(full="model.layers.0.self_attn:1")
+    expected = logits(model, x)
+    logits(model, x[:, :5], None, cache)
+    cache.crop(-5)
+    torch.testing.assert_close(logits(model, x, None, cache), expected, rtol=2e-5, atol=2e-5)
+    none, first, second = (), "model.layers.0.self_attn:0", "model.layers.0.self_attn:1"
+    made = {full: hybrid(full=full, state="none") for full in (none, first, second)}
+    for one, other in ((none, second), (second, first)):
+        for a, b in ((one, other), (other, one)):
+            cache = transformers().DynamicCache()
+            logits(made[a], x[:, :20], None, cache)
+            with pytest.raises(InputError, match=r"with the key heads \(\d,\) whole.* give a new"):
+                logits(made[b], x[:, 20:], None, cache)
+    step = mnemos.functional(model)
+    _, state = step(x)
+    mnemos.unlinearise(model)
+    mnemos.linearise(model, window=7, sinks=2)
+    with pytest.raises(InputError, match="begin with state=None"):
+        step(x, state)
+
+
 def test_functional_streams_padding_going_back_and_gradients() -> None:
     model, x = hybrid(rank=2), ids(t=30)
     step = mnemos.functional(model)
@@ -183,6 +241,7 @@ def test_names_of_heads_and_the_report() -> None:
     for full, words in (
         ("model.layers.0.self_attn:2", r"expected key heads 0 to 1 of model\.layers\.0\.self_attn, found .* with 2"),
         ("model.layers.7.self_attn:0", "names no module"),
+        ("model.layers.0.self_attn:0-1", r'key heads as in "NAME:0,2", found .*:0-1'),
         ("model.layers.1.mlp:0", r"found 'model\.layers\.1\.mlp', which is none"),
     ):
         with pytest.raises(InputError, match=words):

@@ -138,9 +138,9 @@ def linearise(
     Every changed attention gets a child `linearised` with the new parameters (`report.maps`, `report.updates`); all
     weights keep their names. Updates stay where a projection is wrapped, replaced or quantised. `generate`, beams, left
     padding, `past_key_values=DynamicCache()`, `mnemos.functional`, and gradients through a carried cache work. Padding
-    takes no place in the state. Dropout of attention weights is applied within the window alone. Drafts of `generate`
-    (prompt_lookup_num_tokens, an assistant) are taken back from the state; a linearised assistant is refused beyond the
-    window. Further calls may linearise other attentions with other settings.
+    takes no place in the state. Dropout of attention weights is applied within the window and in what is whole. Drafts
+    of `generate` (prompt_lookup_num_tokens, an assistant) are taken back from the state; a linearised assistant is
+    refused beyond the window. Further calls may linearise other attentions with other settings.
 
     Cost for each layer: O(T·(w + d)·d) for a call, O((w + s + 2d)·d) a token, and a state of 2·Hk·(w + s)·d +
     Hk·2d·(d + 1) numbers, and Hk·w·d of keys before rotary positions. Raises InputError, and leaves the model
@@ -332,6 +332,10 @@ def _split_heads(sites: list[NamedModule], known: Mapping[str, Host], full: Wher
     for name in [full] if isinstance(full, str) else full:
         found = _HEADS.fullmatch(name) if isinstance(name, str) else None
         if found is None:
+            if isinstance(name, str) and ":" in name:
+                raise InputError(
+                    f'linearise: expected full= with key heads as in "NAME:0,2", found {name!r}; change it'
+                )
             names.append(name)
             continue
         selected, others = select_sites(sites, set(known), found[1], "full")

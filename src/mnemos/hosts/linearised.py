@@ -450,19 +450,26 @@ def attend(
     far = tokens.of_heads(own.far_heads) if own.full_heads else tokens
     if layer is not None:
         y = layer.read(own, far)
+    elif of_functional:
+        before: LinearisedState | None = call.past.take(LinearisedState)
+        if before is not None and before.window.k.shape[1] != len(own.far_heads):
+            raise call.past.misfit(f"one of {before.window.k.shape[1]} key heads with a window")
+        y, state = own.read(far, before)
+        call.past.new.append(state)
     else:
-        y, state = own.read(far, call.past.take(LinearisedState) if of_functional else None)
-        if of_functional:
-            call.past.new.append(state)
+        y = own.read(far, None)[0]
 
     # --- key heads that are left whole: the model's own function ---
     if own.full_heads:
         groups = k.shape[1]
         q, k, v = (pick_heads(x, groups, own.full_heads) for x in (q, k, v))
         if layer is not None:
-            k, v = layer.keep(k, v)
+            k, v = layer.keep(k, v, options.get("sliding_window"))
         elif of_functional:
             k, v = call.past.update(k, v, module.layer_idx)
+        # Beside other layers with a sliding window, a mask may have fewer keys or more than one of this layer.
+        n = k.shape[2] if mask is None else min(mask.shape[-1], k.shape[2])
+        k, v, mask = k[:, :, -n:], v[:, :, -n:], mask if mask is None else mask[..., -n:]
         near = function(module, q, k, v, mask, **options)[0]
         order = sorted(range(groups), key=(own.full_heads + own.far_heads).__getitem__)
         y = torch.cat([near, y], 2).unflatten(2, (groups, -1))[:, :, order].flatten(2, 3)

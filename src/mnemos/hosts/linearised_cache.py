@@ -29,6 +29,7 @@ class LinearisedLayer(DynamicLayer):
     def __init__(self, own: Linearised) -> None:
         super().__init__()
         self.settings, self.window, self.whole_masks, self.least = own.settings, own.settings.window, own.whole_masks, 0
+        self.full_heads = own.full_heads
         self._clear()
 
     def _clear(self) -> None:
@@ -92,21 +93,22 @@ class LinearisedLayer(DynamicLayer):
                 self.earlier = None
                 return own.step(self.ring[0], tokens)
         state = self.current()
-        if state is None and self.columns:
+        if state is None:
             # --- the tokens that were kept whole, whose positions are before the one that `turn` is of ---
-            b, n = len(q), self.columns
-            zeros = q.new_zeros(b, q.shape[1] // tokens.k.shape[1] * self.keys.shape[1], n, q.shape[-1])
-            keys, values = self.keys, self.values
-            before = None
-            if rotation is not None:
-                cos, width = rotation.cos.new_zeros(b, n, rotation.cos.shape[-1]), rotation.q.shape[-1]
-                raw = keys[..., :width] if self.raw is None else self.raw
-                before = Rotation(zeros[..., :width], raw, cos, cos, rotation.apply)
-            kept = Tokens(zeros, keys, values, sizes, before, self.valid)
-            state = own.read(kept.of_heads(own.far_heads) if own.full_heads else kept, None)[1]
+            keys, values, raw, kept_valid = self.keys, self.values, self.raw, self.valid
             self.keys = self.values = self.raw = self.valid = None
-            if own.full_heads:
-                self.keep(*(pick_heads(x, x.shape[1], own.full_heads) for x in (keys, values)))
+            if self.columns:
+                b, n = len(q), self.columns
+                zeros = q.new_zeros(b, q.shape[1] // tokens.k.shape[1] * keys.shape[1], n, q.shape[-1])
+                before = None
+                if rotation is not None:
+                    cos, width = rotation.cos.new_zeros(b, n, rotation.cos.shape[-1]), rotation.q.shape[-1]
+                    raw = keys[..., :width] if raw is None else raw
+                    before = Rotation(zeros[..., :width], raw, cos, cos, rotation.apply)
+                kept = Tokens(zeros, keys, values, sizes, before, kept_valid)
+                state = own.read(kept.of_heads(own.far_heads) if own.full_heads else kept, None)[1]
+                if own.full_heads:
+                    self.keys, self.values = (pick_heads(x, x.shape[1], own.full_heads) for x in (keys, values))
         y, self.state = own.read(tokens, state)
         self.earlier, self.read_last = None, t
         if t <= DRAFT and not torch.is_grad_enabled():
@@ -116,11 +118,20 @@ class LinearisedLayer(DynamicLayer):
         self.least = int(self.state.window.seen.min())
         return y
 
-    def keep(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values of the key heads that are left whole, with those of a call."""
+    def keep(self, k: Tensor, v: Tensor, sliding: int | None) -> tuple[Tensor, Tensor]:
+        """The keys and values that a call of the key heads reads which are left whole, from those of its T tokens.
+
+        sliding: their own sliding window; beyond it as many tokens are kept as `crop` may take back.
+        """
+        t = k.shape[2]
         if self.keys is not None:
             k, v = torch.cat([self.keys, k], -2), torch.cat([self.values, v], -2)
         self.keys, self.values = k, v
+        if sliding is not None:
+            most = sliding - 1 + DRAFT
+            if k.shape[2] > most:
+                self.keys, self.values = (x[:, :, -most:].clone() for x in (k, v))
+            k, v = (x[:, :, -(sliding - 1 + t) :] for x in (k, v))
         return k, v
 
     def current(self) -> LinearisedState | None:
@@ -188,9 +199,13 @@ def find_layer(past: Any, number: int, own: Linearised) -> LinearisedLayer:
         layers.extend(DynamicLayer() for _ in range(len(layers), number + 1))
     layer: Any = layers[number] if number < len(layers) else None
     if isinstance(layer, LinearisedLayer):
-        if layer.settings != own.settings:
+        if (layer.settings, layer.full_heads) != (own.settings, own.full_heads):
+            wanted, found = (
+                f"{one.settings}" + (f" with the key heads {one.full_heads} whole" if one.full_heads else "")
+                for one in (own, layer)
+            )
             raise InputError(
-                f"expected layer {number} of a cache of {own.settings}, found one of {layer.settings}; give a new "
+                f"expected layer {number} of a cache of {wanted}, found one of {found}; give a new "
                 "transformers.DynamicCache, or none"
             )
         return layer

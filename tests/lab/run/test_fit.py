@@ -326,10 +326,6 @@ def test_a_model_of_transformers_is_trained_by_its_own_loss(tmp_path, kind):
     many = DataLoader([{**one, "labels": one["labels"] * 0 + 11} for one in data], 4)
     with pytest.raises(InputError, match=r"found 11 to 11 \(Target 11 is out of bounds\); correct"):
         mnemos.fit(model, many, loader, tmp_path / "many", 30, train=SETTINGS)
-    if kind == "Bert":  # whose positions are a table
-        longer = DataLoader([{"input_ids": i.repeat(100), "labels": y} for i, y in zip(ids, labels, strict=True)], 4)
-        with pytest.raises(InputError, match="expected rows within the model's 512 positions, found 600 tokens"):
-            mnemos.fit(model, longer, loader, tmp_path / "longer", 30, train=SETTINGS)
     result = mnemos.fit(model, loader, loader, tmp_path / "run", 30, 1e-2, train=SETTINGS, quiet=True)
     dropout = 0.1 if kind == "Bert" else 0.0  # of the attentions
     assert numbers(tmp_path / "run", "train")[0]["loss"] == pytest.approx(before, rel=1e-5 + dropout)
@@ -340,3 +336,27 @@ def test_a_model_of_transformers_is_trained_by_its_own_loss(tmp_path, kind):
         with torch.no_grad():
             logits = model.eval()(input_ids=ids, attention_mask=mask.long()).logits
         assert result["valid"]["accuracy"] == pytest.approx((logits.argmax(-1) == labels).float().mean().item())
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "first", "message"),
+    [
+        ("Bert", 13, 3, "within the model's 12 positions, found 13;"),
+        ("Roberta", 11, 3, "within the model's 10 positions, found 11;"),
+        ("GPT2", 13, 3, "within the model's 12 positions, found 13;"),
+        ("Bert", 12, 20, "found input_ids 3 to 20; correct the ids"),
+        ("Llama", 13, 20, "found input_ids 3 to 20; correct the ids"),
+    ],
+)
+def test_what_is_beyond_a_models_tables_is_said(tmp_path, kind, rows, first, message):
+    """Rows beyond its positions, where it has a table of them, and ids beyond its vocabulary."""
+    library = mnemos.libraries.transformers()
+    name = "ForSequenceClassification" if "ert" in kind else "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"max_position_embeddings": 12, "pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 2}
+    model = getattr(library, kind + name)(getattr(library, f"{kind}Config")(**sizes))
+    ids = torch.full((rows,), 3)
+    ids[0] = first
+    loader = DataLoader([{"input_ids": ids, "labels": torch.tensor(1) if "ert" in kind else ids % 20}] * 4, 4)
+    with pytest.raises(InputError, match=message):
+        mnemos.fit(model, loader, loader, tmp_path / "run", 3, train=SETTINGS)

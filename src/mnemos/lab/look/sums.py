@@ -48,6 +48,10 @@ class SumsReader(Reader):
         s: Tensor = sums.s[0]
         return s
 
+    def numbers(self, heads: int) -> Sequence[int]:
+        """What so many heads are called, from 1 on."""
+        return range(1, heads + 1)
+
     def with_matrix(self, state: State, s: Tensor, heads: Sequence[int] = ()) -> State:
         """The state with another S [H, D, M], and with z = 0 in some heads."""
         sums = self.sums(state)
@@ -73,7 +77,7 @@ class SumsReader(Reader):
             return
         u, sigma, w = directions(s)
         heads, r = sigma.shape
-        self.units = tuple(f"head {h + 1}, direction {i + 1}" for h in range(heads) for i in range(r))
+        self.units = tuple(f"head {h}, direction {i + 1}" for h in self.numbers(heads) for i in range(r))
         moved, readers = torch.full_like(sigma, torch.nan), torch.zeros(count, len(self.units))
         if old is not None:
             u0, sigma0, w0 = directions(self.matrix(old))
@@ -119,10 +123,10 @@ class SumsReader(Reader):
     def groups(self, state: State) -> dict[str, State]:
         states: dict[str, State] = {}
         if (whole := self._s(state)) is not None:
-            for h in range(len(whole)):
+            for h, number in enumerate(self.numbers(len(whole))):
                 s = whole.clone()
                 s[h] = 0
-                states[f"{self.name}: head {h + 1}"] = self.with_matrix(state, s, [h])
+                states[f"{self.name}: head {number}"] = self.with_matrix(state, s, [h])
         return states
 
 
@@ -170,6 +174,12 @@ class LinearisedReader(SumsReader):
         if layer.settings.state == "none":
             self.name, self.own = f"{title}, window", ("earlier words of the window",)
             self.about = "The layer keeps the keys and values of its last words alone, and of its first ones."
+        if layer.full_heads:
+            named = ", ".join(str(head + 1) for head in layer.full_heads)
+            self.about += f" Not its key heads {named}: these keep all words and are not shown."
+
+    def numbers(self, heads: int) -> Sequence[int]:
+        return [head + 1 for head in self.layer.far_heads]
 
     def sums(self, state: State) -> Any:
         every = nodes(state, LinearisedState)

@@ -249,25 +249,32 @@ def _of_logits(metric: Metric) -> Metric:
 def _beyond(model: nn.Module, batch: Batch, error: str) -> str | None:
     """What is wrong where ids, rows or labels go beyond what a model has, which PyTorch's errors do not name; or None.
 
-    error: "index out of range in self" of an `nn.Embedding`; "The expanded size of the tensor …" of buffers of
-    positions, as BERT has them.
+    error: PyTorch's. Of rows that are longer than a table of positions it comes from that table, or from a buffer of
+    BERT or RoBERTa beside it.
     """
     named: dict[str, Any] = {"inputs": batch.inputs}
     if isinstance(batch.inputs, Mapping):
         named = {name: x for name, x in batch.inputs.items() if name != "attention_mask"}
     elif isinstance(batch.inputs, (tuple, list)):
         named = {f"inputs[{i}]": x for i, x in enumerate(batch.inputs)}
-    ids = {name: x for name, x in named.items() if isinstance(x, Tensor) and x.dtype in (torch.int64, torch.int32)}
-    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    longest = max((x.shape[1] for x in ids.values() if x.dim() == 2), default=0)
-    of_positions = error == "index out of range in self" or error.startswith("The expanded size of the tensor")
-    if of_positions and isinstance(most, int) and longest > most:
-        return f"fit: expected rows within the model's {most:,} positions, found {longest:,} tokens; shorten them"
-    if error == "index out of range in self":
-        tables = sorted({part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)})
-        ranges = [f"{name} {int(x.min())} to {int(x.max())}" for name, x in ids.items() if x.numel()]
+    ids = {
+        name: x
+        for name, x in named.items()
+        if isinstance(x, Tensor) and x.dtype in (torch.int64, torch.int32) and x.numel() and name != "labels"
+    }
+    tables = {name: part for name, part in model.named_modules() if isinstance(part, nn.Embedding)}
+    vocabulary = max((part.num_embeddings for part in tables.values()), default=0)
+    if re.match(r"index out of range|The expanded size of the tensor|index \d+ is out of bounds for dimension", error):
+        longest = max((x.shape[1] for x in ids.values() if x.dim() == 2), default=0)
+        for part in (part for name, part in tables.items() if re.search("position|wpe", name)):  # wpe: GPT-2's
+            most = part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)  # as RoBERTa counts
+            if longest > most and all(0 <= int(x.min()) <= int(x.max()) < vocabulary for x in ids.values()):
+                return f"fit: expected rows within the model's {most:,} positions, found {longest:,}; shorten them"
+    if error == "index out of range in self":  # of an nn.Embedding
+        rows = sorted({part.num_embeddings for part in tables.values()})
+        ranges = [f"{name} {int(x.min())} to {int(x.max())}" for name, x in ids.items()]
         return (
-            f"fit: expected ids and positions within the model's tables of {', '.join(map(str, tables))} rows, found "
+            f"fit: expected ids and positions within the model's tables of {', '.join(map(str, rows))} rows, found "
             f"{', '.join(ranges)}; correct the ids, shorten the rows, or give the model a larger table"
         )
     if re.fullmatch(r"Target -?\d+ is out of bounds\.", error):  # of the model's own loss
