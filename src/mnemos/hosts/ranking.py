@@ -51,18 +51,9 @@ class AttentionRanking:
 
     def full_heads(self, count: int) -> tuple[str, ...]:
         """The `count` key heads whose loss alone is highest, as `linearise(model, full=…)` names them."""
-        losses = {(name, i): loss for name, some in (self.heads or {}).items() for i, loss in enumerate(some)}
         if self.heads is None:
             raise InputError("full_heads: expected a ranking of key heads, found one without; set heads=True")
-        if not 0 <= count <= len(losses):
-            raise InputError(f"full_heads: expected 0 to {len(losses)} key heads, found {count}; change it")
-        chosen = sorted(sorted(losses, key=losses.__getitem__, reverse=True)[:count])
-        of_name = {name: [i for one, i in chosen if one == name] for name in self.names}
-        return tuple(
-            name if len(some) == len(self.heads[name]) else name_heads(name, some)
-            for name, some in of_name.items()
-            if some
-        )
+        return choose_heads(self.heads, count)
 
     def closed(self, count: int) -> float:
         """The share of the gap between all in the window (0) and all whole (1) that `full(count)` closes."""
@@ -244,29 +235,16 @@ def rank(
     loss: WindowLoss, jointly: bool, heads: bool, progress: Callable[[int, int], object] | None = None
 ) -> AttentionRanking:
     """The ranking of `rank_attentions` from an entered `WindowLoss`."""
-    names, done = loss.names, 0
+    names = loss.names
     of_heads = sum(loss.kv_heads.values()) if heads else 0
     every = 1 + of_heads + (len(names) * (len(names) + 1) // 2 if jointly else 2 * len(names))
-    counts = torch.tensor([len(ids) - loss.first for ids in loss.pieces])
-
-    def measured(nats: Tensor) -> float:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, every)
-        return float((nats * counts).sum() / counts.sum())
+    measured = _measuring(loss, every, progress)
 
     # --- each alone ---
     whole = measured(loss(names, keep=True))
     without = {name: measured(loss([one for one in names if one != name])) for name in names}
     alone = {name: nats - whole for name, nats in without.items()}
-    by_head = None
-    if heads:
-        every_head = {name: {*range(count)} for name, count in loss.kv_heads.items()}
-        by_head = {
-            name: [measured(loss.with_heads({**every_head, name: heads - {i}})) - whole for i in heads]
-            for name, heads in every_head.items()
-        }
+    by_head = _lose_heads(loss, measured, whole) if heads else None
 
     # --- which goes into the window next ---
     left, order, nats = list(names), list[str](), [whole]
@@ -279,8 +257,52 @@ def rank(
         left.remove(least)
         order.append(least)
         nats.append(without[least] if jointly else measured(loss(left)))
+    tokens = sum(len(ids) - loss.first for ids in loss.pieces)
     ranked = tuple(reversed(order)), tuple(reversed(nats))
-    return AttentionRanking(names, alone, *ranked, loss.window, loss.sinks, int(counts.sum()), by_head)
+    return AttentionRanking(names, alone, *ranked, loss.window, loss.sinks, tokens, by_head)
+
+
+def rank_heads(loss: WindowLoss, progress: Callable[[int, int], object] | None = None) -> dict[str, list[float]]:
+    """The losses of `AttentionRanking.heads` from an entered `WindowLoss`."""
+    measured = _measuring(loss, 1 + sum(loss.kv_heads.values()), progress)
+    return _lose_heads(loss, measured, measured(loss(loss.names, keep=True)))
+
+
+def choose_heads(lost: Mapping[str, Sequence[float]], count: int) -> tuple[str, ...]:
+    """The `count` key heads whose loss is highest, in the order of the model, as `linearise(full=…)` names them."""
+    losses = {(name, i): loss for name, some in lost.items() for i, loss in enumerate(some)}
+    if not 0 <= count <= len(losses):
+        raise InputError(f"full_heads: expected 0 to {len(losses)} key heads, found {count}; change it")
+    most = sorted(losses, key=losses.__getitem__, reverse=True)[:count]
+    of_name = {name: sorted(i for one, i in most if one == name) for name in lost}
+    return tuple(
+        name if len(some) == len(lost[name]) else name_heads(name, some) for name, some in of_name.items() if some
+    )
+
+
+def _measuring(
+    loss: WindowLoss, every: int, progress: Callable[[int, int], object] | None
+) -> Callable[[Tensor], float]:
+    """What makes a mean over tokens of a measurement, and says that one more of `every` is done."""
+    counts = torch.tensor([len(ids) - loss.first for ids in loss.pieces])
+    numbers = iter(range(1, every + 1))
+
+    def measured(nats: Tensor) -> float:
+        done = next(numbers)
+        if progress is not None:
+            progress(done, every)
+        return float((nats * counts).sum() / counts.sum())
+
+    return measured
+
+
+def _lose_heads(loss: WindowLoss, measured: Callable[[Tensor], float], whole: float) -> dict[str, list[float]]:
+    """What each key head alone in the window loses; whole: the loss of the decoder."""
+    every = {name: {*range(count)} for name, count in loss.kv_heads.items()}
+    return {
+        name: [measured(loss.with_heads({**every, name: heads - {i}})) - whole for i in heads]
+        for name, heads in every.items()
+    }
 
 
 def _return(output: Any, *_: Any, **__: Any) -> Any:

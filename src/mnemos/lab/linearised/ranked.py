@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mnemos.atomic import write_json
 from mnemos.errors import say
-from mnemos.hosts.ranking import WindowLoss, rank
+from mnemos.hosts.ranking import WindowLoss, choose_heads, rank, rank_heads
 from mnemos.lab.run.files import read_object
 from mnemos.lab.run.progress import progress
 from mnemos.types import InputError, JSONObject
@@ -82,7 +82,7 @@ def choose_full(
         most, kind = (heads, "key heads") if by_heads else (attentions, "attentions")
         if count >= most:
             raise InputError(f"full: expected fewer than the {most} {kind} of the decoder, found {count}; lower it")
-        every = range(1 + (2 * attentions + heads if by_heads else attentions * (attentions + 1) // 2))
+        every = range(1 + (heads if by_heads else attentions * (attentions + 1) // 2))
         if not quiet:
             say(
                 f"ranking {most} {kind} by {len(every)} losses on {len(rows)} pieces of {len(rows[0]):,} tokens, "
@@ -91,7 +91,12 @@ def choose_full(
                 flush=True,
             )
         steps = display.evaluation("the ranking", len(every), every, lambda _: 1, "losses")
-        ranking = rank(loss, jointly=not by_heads, heads=by_heads, progress=lambda *_: next(steps, None))
+        if by_heads:
+            names = choose_heads(rank_heads(loss, lambda *_: next(steps, None)), count)
+            said = f"left whole: {', '.join(names)}"
+        else:
+            ranking = rank(loss, jointly=True, heads=False, progress=lambda *_: next(steps, None))
+            names, said = ranking.full(count), str(ranking)
     if not quiet:
-        say(str(ranking), file=sys.stderr)
-    return ranking.full_heads(count) if by_heads else ranking.full(count)
+        say(said, file=sys.stderr)
+    return names
