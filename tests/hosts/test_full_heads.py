@@ -235,8 +235,8 @@ def test_names_of_heads_and_the_report() -> None:
     report = mnemos.linearise(plain("llama"), full=["model.layers.0.self_attn:0", "model.layers.1.self_attn:0,1"])
     assert [(one.name, one.full_heads) for one in report.changed] == [("model.layers.0.self_attn", (0,))]
     assert [one.name for one in report.left] == ["model.layers.1.self_attn"]
-    assert "4 heads, 2 key-value heads, 1 of them whole" in str(report)
-    assert "beside what the others keep" in str(report)
+    assert "  left key heads 0 of 2 of model.layers.0.self_attn: full= leaves them whole" in str(report)
+    assert "beside the keys and values of what is left" in str(report)
     assert report.changed[0].state_bytes == mnemos.linearise(plain("llama")).changed[0].state_bytes // 2
     for full, words in (
         ("model.layers.0.self_attn:2", r"expected key heads 0 to 1 of model\.layers\.0\.self_attn, found .* with 2"),

@@ -135,6 +135,26 @@ def test_generate(state: str, options: dict[str, Any]) -> None:
     assert torch.equal(short, again)
 
 
+@pytest.mark.parametrize("full", [None, "model.layers.0.self_attn:1"])
+@torch.no_grad()
+def test_drafts_with_a_long_prompt(full: str | None) -> None:
+    """Transformers reads a prompt and its first drafts in one call, of which the last tokens go back."""
+    model, x = decoder("llama", -1.0, rotary=False, full=full), ids(1, 40).repeat(1, 2)
+    options: dict[str, Any] = {"max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False}
+    found = model.generate(x, **options, prompt_lookup_num_tokens=3)
+    assert torch.equal(found, model.generate(x, **options, use_cache=False))
+    caches = [new_cache(), new_cache()]
+    long = ids(t=100)
+    logits(model, long, None, caches[0])
+    caches[0].crop(-64)
+    logits(model, long[:, :36], None, caches[1])
+    found = [logits(model, long[:, 36:], None, cache) for cache in caches]
+    torch.testing.assert_close(*found, rtol=2e-5, atol=2e-5)
+    logits(model, long, None, caches[1])
+    with pytest.raises(InputError, match=r"at most 64 tokens, of the last call alone.* found 65"):
+        caches[1].crop(-65)
+
+
 @pytest.mark.parametrize("before", [3, 25])
 @torch.no_grad()
 def test_the_last_call_is_taken_back(before: int) -> None:

@@ -1,6 +1,7 @@
 """Which attentions need their far past: losses in a window against Transformers' own attention under a written mask."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,7 +105,7 @@ def test_what_is_kept_of_lower_blocks_changes_nothing(name: str) -> None:
     report = mnemos.linearise(model, window=6, sinks=2, state="none", full=names[:1])
     assert [one.name for one in report.changed] == list(names[1:])
     assert f"left {names[0]}: full= leaves it whole" in str(report)
-    assert str(report).endswith("at any length, beside what the others keep")  # which grows
+    assert str(report).endswith("beside the keys and values of what is left")
     torch.testing.assert_close(float(fresh), float(F.cross_entropy(call()[9:-1], ids[10:])), rtol=1e-5, atol=1e-5)
 
 
@@ -154,7 +155,7 @@ def test_the_order_is_that_of_trying_each() -> None:
     assert ranking.closed(4) == 1
     assert ranking.closed(1) == pytest.approx((nats[0] - nats[1]) / (nats[0] - nats[4]))
     lines = str(ranking).splitlines()
-    assert [line.split()[:2] for line in lines[2:]] == [[str(n), name] for n, name in enumerate(order, 1)]
+    assert [line.split()[:2] for line in lines[3:7]] == [[str(n), name] for n, name in enumerate(order, 1)]
     with pytest.raises(InputError, match="expected 0 to 4 attentions, found 5"):
         ranking.full(5)
 
@@ -170,6 +171,16 @@ def test_the_order_is_that_of_trying_each() -> None:
         ranking.full_heads(9)
     with pytest.raises(InputError, match="set heads=True"):
         apart.full_heads(1)
+    for wrong in (1.5, "2", True, -1):
+        for ask in (ranking.full, ranking.full_heads, ranking.closed):
+            with pytest.raises(InputError, match=f"found {wrong!r}; change it"):
+                ask(wrong)  # type: ignore[arg-type]
+    below = str(ranking).splitlines()[-4:]
+    assert [line.split() for line in below] == [[name, *(f"{x:.4f}" for x in by_head[name])] for name in ranking.names]
+    assert "there is no gap to close" in str(ranking)
+    assert "%" not in str(ranking)
+    losing = str(replace(ranking, nats=(4.0, 3.5, 3.0, 2.5, 2.0), heads=None)).splitlines()
+    assert [line.split()[2] for line in losing[2:]] == ["25%", "50%", "75%", "100%"]
 
 
 @torch.no_grad()
@@ -198,6 +209,8 @@ def test_what_is_refused() -> None:
     for given, message in (
         ({"pieces": []}, "found none; give longer ones"),
         ({"pieces": texts, "first": 30}, r"more than first=30 token ids, found \[30\], \[30\]"),
+        ({"pieces": [[3, 4, 5] * 20]}, r"found one with list; give \[torch\.tensor\(ids\), …\]"),
+        ({"pieces": texts[0]}, r"found one with \[\]; give"),
         ({"pieces": [texts[0][None]]}, r"pieces \[T\], .* found \[1, 30\]; .*its row"),
         ({"pieces": [texts[0] * 1.0]}, "expected token ids from 0 to below .*, found torch.float32 from"),
         ({"pieces": [texts[0], texts[1] + 1000]}, "below .*, found torch.int64 from 10[0-9]{2} to 10"),
@@ -215,6 +228,7 @@ def test_what_is_refused() -> None:
     for full, message in (
         ("model.layers.9.self_attn", r"full='model\.layers.9\.self_attn' names no module"),
         ("model.layers.*.self_attn", "full= leaves it whole"),
+        ({"model.layers.0.self_attn": [0]}, "found full= dict"),
         (8, r"found full=8 .*rank_attentions\(model, pieces\)\.full\(8\)"),
         (ranking, r"found full= AttentionRanking; give .*\.full\(COUNT\)"),
         ("model.layers.0", "found 'model.layers.0', which is none; name 'model.layers.0.self_attn' and the like"),

@@ -74,7 +74,6 @@ class LineariseReport:
         kinds: dict[str, int] = {}
         for one in self.changed:
             key = f"transformers {one.kind}: {one.heads} heads, {one.kv_heads} key-value heads"
-            key += f", {len(one.full_heads)} of them whole" if one.full_heads else ""
             kinds[key] = kinds.get(key, 0) + 1
         count, own = len(self.changed), self.settings
         forgets = f" (half_life={own.half_life})" if own.state != "none" else ""
@@ -84,11 +83,15 @@ class LineariseReport:
         ]
         lines += [f"  {n} x {key}" for key, n in kinds.items()]
         lines += [f"  left {one.name}: {one.why}" for one in self.left]
+        for one in self.changed:
+            if one.full_heads:
+                named = ", ".join(map(str, one.full_heads))
+                lines.append(f"  left key heads {named} of {one.kv_heads} of {one.name}: full= leaves them whole")
         sizes = [sum(p.numel() for p in group.values()) for group in (self.maps, self.updates)]
         state = sum(one.state_bytes for one in self.changed)
         lines.append(f"{sizes[0]:,} parameters of feature maps and {sizes[1]:,} of low-rank updates added")
         keeps = self.left or any(one.full_heads for one in self.changed)
-        beside = ", beside what the others keep" if keeps else ""
+        beside = ", beside the keys and values of what is left" if keeps else ""
         lines.append(f"{state / 1024:,.0f} KiB of state for each row in float32, at any length{beside}")
         return "\n".join(lines)
 
@@ -155,7 +158,7 @@ def linearise(
         raise InputError(
             f"linearise: expected a decoder of Transformers, found a {type(model).__name__}; pass the model"
         )
-    if not (full is None or callable(full) or isinstance(full, Iterable)):
+    if not (full is None or callable(full) or isinstance(full, Iterable)) or isinstance(full, Mapping):
         seen = f"full={full} and no text to rank them by" if isinstance(full, int) else f"full= {type(full).__name__}"
         raise InputError(
             f"linearise: expected names of attentions, a pattern or a function, found {seen}; give "

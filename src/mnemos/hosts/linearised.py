@@ -118,11 +118,24 @@ class Tokens(NamedTuple):
 
     def first(self, n: int, kept: Tensor | None) -> "Tokens":
         """The first n of them, of which `kept` [B, n] count; None: all."""
-        valid = combine(kept, None if self.valid is None else self.valid[:, :n])
-        q, k, v = (x[:, :, :n] for x in self[:3])
-        turn = self.rotation
+        some = self.some(slice(n))
+        return some._replace(valid=combine(kept, some.valid))
+
+    def some(self, those: slice) -> "Tokens":
+        """Some of them."""
+        q, k, v = (x[:, :, those] for x in self[:3])
+        turn, valid = self.rotation, None if self.valid is None else self.valid[:, those]
         if turn is not None:
-            turn = Rotation(turn.q[:, :, :n], turn.k[:, :, :n], turn.cos[:, :n], turn.sin[:, :n], turn.apply)
+            before_q, before_k, cos, sin, apply = turn
+            turn = Rotation(before_q[:, :, those], before_k[:, :, those], cos[:, those], sin[:, those], apply)
+        return Tokens(q, k, v, self.sizes, turn, valid)
+
+    def copy(self) -> "Tokens":
+        """The same in tensors of their own, which keep no longer call in memory."""
+        q, k, v = (x.clone() for x in self[:3])
+        turn, valid = self.rotation, None if self.valid is None else self.valid.clone()
+        if turn is not None:
+            turn = Rotation(turn.q.clone(), turn.k.clone(), turn.cos.clone(), turn.sin.clone(), turn.apply)
         return Tokens(q, k, v, self.sizes, turn, valid)
 
 

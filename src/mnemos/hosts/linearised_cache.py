@@ -13,7 +13,7 @@ from mnemos.types import InputError, map_state
 from .linearised import Linearised, LinearisedState, Rotation, Tokens, pick_heads
 from .row_caches import list_layers
 
-DRAFT = 64  # the tokens of a call that `crop` can take back
+DRAFT = 64  # the last tokens of a call that `crop` can take back
 
 
 class LinearisedLayer(DynamicLayer):
@@ -109,14 +109,21 @@ class LinearisedLayer(DynamicLayer):
                 state = own.read(kept.of_heads(own.far_heads) if own.full_heads else kept, None)[1]
                 if own.full_heads:
                     self.keys, self.values = (pick_heads(x, x.shape[1], own.full_heads) for x in (keys, values))
-        y, self.state = own.read(tokens, state)
-        self.earlier, self.read_last = None, t
-        if t <= DRAFT and not torch.is_grad_enabled():
+        # --- the call; of a long one the last tokens apart, since drafts come with a prompt in one call ---
+        self.earlier, self.read_last, outputs = None, t, []
+        if not torch.is_grad_enabled():
+            if t > DRAFT:
+                first, tokens = tokens.some(slice(t - DRAFT)), tokens.some(slice(t - DRAFT, t)).copy()
+                y, state = own.read(first, state)
+                outputs.append(y)
+                self.read_last = DRAFT
             self.earlier = lambda n: own.read_first(n, tokens, state)
+        y, self.state = own.read(tokens, state)
+        outputs.append(y)
         self.is_initialized = True
         self.columns += t
         self.least = int(self.state.window.seen.min())
-        return y
+        return torch.cat(outputs, 1) if len(outputs) > 1 else y
 
     def keep(self, k: Tensor, v: Tensor, sliding: int | None) -> tuple[Tensor, Tensor]:
         """The keys and values that a call of the key heads reads which are left whole, from those of its T tokens.
@@ -141,7 +148,7 @@ class LinearisedLayer(DynamicLayer):
         return self.state
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take the last tokens back: any while all fit into the window, then those of the last call of up to DRAFT.
+        """Take the last tokens back: any while all fit into the window, then at most DRAFT of the last call.
 
         Raises InputError, and changes nothing, for others.
         """
@@ -152,8 +159,8 @@ class LinearisedLayer(DynamicLayer):
             kept = self.read_last - count
             if self.earlier is None or kept < 0 or (state := self.earlier(kept)) is None:
                 raise InputError(
-                    f"crop: expected to take back tokens of the last call alone, of 2 to {DRAFT} tokens without "
-                    f"gradients, found {count} tokens; keep a copy.deepcopy of the cache"
+                    f"crop: expected to take back at most {DRAFT} tokens, of the last call alone, which had several "
+                    f"and no gradients, found {count} tokens; keep a copy.deepcopy of the cache"
                 )
             self.state, self.earlier = state, None
             self.columns -= count

@@ -45,8 +45,7 @@ class AttentionRanking:
 
     def full(self, count: int) -> tuple[str, ...]:
         """The `count` attentions that are needed most, in the order of the model: `linearise(model, full=…)`."""
-        if not 0 <= count <= len(self.names):
-            raise InputError(f"full: expected 0 to {len(self.names)} attentions, found {count}; change it")
+        _check_count(count, len(self.names), "full", "attentions")
         return tuple(name for name in self.names if name in self.order[:count])
 
     def full_heads(self, count: int) -> tuple[str, ...]:
@@ -57,6 +56,7 @@ class AttentionRanking:
 
     def closed(self, count: int) -> float:
         """The share of the gap between all in the window (0) and all whole (1) that `full(count)` closes."""
+        _check_count(count, len(self.names), "closed", "attentions")
         gap = self.nats[0] - self.nats[-1]
         return (self.nats[0] - self.nats[count]) / gap if gap else 0.0
 
@@ -67,10 +67,14 @@ class AttentionRanking:
             f"window of {self.window} tokens and {self.sinks} sinks; {self.tokens:,} tokens",
             f"whole  {'attention':{width}}  of the gap  lost when it alone has the window",
         ]
+        loses = self.nats[0] > self.nats[-1]
+        if not loses:
+            lines.insert(1, "the window loses nothing here: there is no gap to close")
         for n, name in enumerate(self.order, 1):
             bar = "#" * round(24 * self.alone[name] / most)
-            lines.append(f"{n:5}  {name:{width}}  {self.closed(n):9.0%}  {self.alone[name]:9.4f} {bar}".rstrip())
-        return "\n".join(lines)
+            closed = f"{self.closed(n):9.0%}" if loses else f"{'–':>9}"
+            lines.append(f"{n:5}  {name:{width}}  {closed}  {self.alone[name]:9.4f} {bar}".rstrip())
+        return "\n".join([*lines, *([show_heads(self.heads)] if self.heads else [])])
 
     __repr__ = __str__  # what a notebook and the prompt of Python show
 
@@ -135,7 +139,11 @@ class WindowLoss:
         if first < 1:
             raise InputError(f"first: expected at least 1, found {first}; the first token is not predicted")
         found = [f"{[*x.shape]}" if isinstance(x, Tensor) else type(x).__name__ for x in self.pieces]
-        if not found or any(not isinstance(x, Tensor) or x.ndim != 1 or len(x) <= first for x in self.pieces):
+        if any(not isinstance(x, Tensor) or not x.dim() for x in self.pieces):
+            raise InputError(
+                f"expected a list of pieces [T] of token ids, found one with {found[0]}; give [torch.tensor(ids), …]"
+            )
+        if not found or any(x.ndim != 1 or len(x) <= first for x in self.pieces):
             raise InputError(
                 f"expected a list of pieces [T], each of more than first={first} token ids, found "
                 f"{', '.join(found[:4]) or 'none'}; give longer ones (of [1, T] its row), or lower first"
@@ -271,13 +279,27 @@ def rank_heads(loss: WindowLoss, progress: Callable[[int, int], object] | None =
 def choose_heads(lost: Mapping[str, Sequence[float]], count: int) -> tuple[str, ...]:
     """The `count` key heads whose loss is highest, in the order of the model, as `linearise(full=…)` names them."""
     losses = {(name, i): loss for name, some in lost.items() for i, loss in enumerate(some)}
-    if not 0 <= count <= len(losses):
-        raise InputError(f"full_heads: expected 0 to {len(losses)} key heads, found {count}; change it")
+    _check_count(count, len(losses), "full_heads", "key heads")
     most = sorted(losses, key=losses.__getitem__, reverse=True)[:count]
     of_name = {name: sorted(i for one, i in most if one == name) for name in lost}
     return tuple(
         name if len(some) == len(lost[name]) else name_heads(name, some) for name, some in of_name.items() if some
     )
+
+
+def show_heads(lost: Mapping[str, Sequence[float]], count: int = 0) -> str:
+    """A line for each attention with the losses of its key heads; * marks the `count` that lose most."""
+    width, most = max(map(len, lost)), sorted((loss for some in lost.values() for loss in some), reverse=True)[:count]
+    lines = [f"       {'key heads':{width}}  lost when one alone has the window" + (", * left whole" if count else "")]
+    for name, some in lost.items():
+        losses = "  ".join(f"{loss:7.4f}{'*' if loss in most else ' '}" for loss in some)
+        lines.append(f"       {name:{width}}  {losses}".rstrip())
+    return "\n".join(lines)
+
+
+def _check_count(count: int, most: int, what: str, kind: str) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= most:
+        raise InputError(f"{what}: expected 0 to {most} {kind}, found {count!r}; change it")
 
 
 def _measuring(

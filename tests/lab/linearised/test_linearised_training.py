@@ -314,7 +314,7 @@ def test_a_hybrid_leaves_the_attentions_whole_that_the_text_needs_most(tmp_path,
     with monkeypatch.context() as patch:  # all losses are in the folder
         patch.setattr(WindowLoss, "__call__", lambda *_: pytest.fail("measured again"))
         assert begin(tmp_path / "one", full=("1",)).full == training.full
-    with pytest.raises(InputError, match=r"full \['2'\], found one with \['1'\]"):
+    with pytest.raises(InputError, match=r"full 2, found one with 1; set full"):
         begin(tmp_path / "one", full=("2",))
     with pytest.raises(InputError, match="fewer than the 2 attentions of the decoder, found 2"):
         begin(tmp_path / "two", full=("2",))
@@ -343,6 +343,9 @@ def test_a_hybrid_by_key_head(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:  # all losses are in the folder
         patch.setattr(WindowLoss, "with_heads", lambda *_: pytest.fail("measured again"))
         assert begin(tmp_path / "one", full=("2", "heads")).full == training.full
+    for full in (("3 heads",), ("3", "head"), ("heads", "3"), ("-1",), ("2", "model.layers.0.self_attn")):
+        with pytest.raises(InputError, match=f"a number and heads .*found '{' '.join(full)}'"):
+            replace(SETTINGS, full=full)
     with pytest.raises(InputError, match="fewer than the 4 key heads of the decoder, found 4"):
         begin(tmp_path / "two", full=("4", "heads"))
 

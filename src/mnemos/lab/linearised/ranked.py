@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mnemos.atomic import write_json
 from mnemos.errors import say
-from mnemos.hosts.ranking import WindowLoss, choose_heads, rank, rank_heads
+from mnemos.hosts.ranking import WindowLoss, choose_heads, rank, rank_heads, show_heads
 from mnemos.lab.run.files import read_object
 from mnemos.lab.run.progress import progress
 from mnemos.types import InputError, JSONObject
@@ -92,8 +92,8 @@ def choose_full(
             )
         steps = display.evaluation("the ranking", len(every), every, lambda _: 1, "losses")
         if by_heads:
-            names = choose_heads(rank_heads(loss, lambda *_: next(steps, None)), count)
-            said = f"left whole: {', '.join(names)}"
+            lost = rank_heads(loss, lambda *_: next(steps, None))
+            names, said = choose_heads(lost, count), show_heads(lost, count)
         else:
             ranking = rank(loss, jointly=True, heads=False, progress=lambda *_: next(steps, None))
             names, said = ranking.full(count), str(ranking)

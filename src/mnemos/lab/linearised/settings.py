@@ -1,5 +1,6 @@
 """The settings of the training of a linearised decoder."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,6 +69,11 @@ class LinearisedConfig:
         check_fields(self, "settings")
         check_sizes(self, window=1, sinks=0, rank=0, half_life=0, context=1, length=1, rows=1, transfer_length=1, top=1)
         check_sizes(self, transfer_tokens=0, tokens=0, transfer_rate=0, rate=0, map_rate=0, decay=0)
+        if self.full_count is None and any(re.fullmatch(r"[-+.\d]+|heads?|.*\s.*", one) for one in self.full):
+            raise InputError(
+                f"full: expected names of attentions, a number, or a number and heads (--full 24 heads), found "
+                f"{' '.join(self.full)!r}; change it"
+            )
         if self.half_life > LONGEST:
             raise InputError(f"half_life: expected at most {LONGEST:,} tokens, found {self.half_life:,}; lower it")
         if not self.decay <= 1:

@@ -350,9 +350,13 @@ def check_settings(folder: Path, settings: LinearisedConfig) -> None:
     own = asdict(settings) | {"full": [*settings.full]}
     for name in {**own, **before}:
         if name != "tokens" and before.get(name) != own.get(name):
+            wanted, found = (
+                " ".join(one) or "nothing" if isinstance(one, list) else repr(one)
+                for one in (own.get(name), before.get(name))
+            )
             raise InputError(
-                f"{folder}: expected a training with {name} {own.get(name)!r}, found one with {before.get(name)!r}; "
-                f"set {name} to that of the folder, or name another"
+                f"{folder}: expected a training with {name} {wanted}, found one with {found}; set {name} to that of "
+                "the folder, or name another folder"
             )
 
 
