@@ -406,6 +406,7 @@ def linearised_decoders() -> str:
         "untrained-hybrid-8": "8 of 30 attentions whole, windows beside them, not trained",
         "window-hybrid-8": "… trained alike",
         "hybrid-8": "**8 of 30 whole, window and state beside them**",
+        "heads-24": "24 of 90 key heads whole, window and state beside them",
         "window-hybrid-12": "12 of 30 whole, windows beside them, trained alike",
         "hybrid-12": "12 of 30 whole, window and state beside them",
     }
