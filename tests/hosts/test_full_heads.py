@@ -63,6 +63,7 @@ def outputs_of_heads(model: Any, attention: str, projection: str, heads: int) ->
     return seen[0].unflatten(-1, (heads, -1))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("state", ["none", "linear", "hedgehog", "delta"])
 @pytest.mark.parametrize(
     ("name", "attention", "projection", "heads", "group", "full"),
@@ -85,6 +86,7 @@ def test_each_head_is_that_of_softmax_or_of_the_window_with_its_state(
         torch.testing.assert_close(found[2][:, :, i], found[not is_whole][:, :, i], rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", FULL)
 @pytest.mark.parametrize(("state", "rotary"), [("delta", False), ("hedgehog", True), ("none", False)])
 @torch.no_grad()

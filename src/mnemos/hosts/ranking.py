@@ -139,10 +139,11 @@ class WindowLoss:
         if first < 1:
             raise InputError(f"first: expected at least 1, found {first}; the first token is not predicted")
         found = [f"{[*x.shape]}" if isinstance(x, Tensor) else type(x).__name__ for x in self.pieces]
-        if any(not isinstance(x, Tensor) or not x.dim() for x in self.pieces):
-            raise InputError(
-                f"expected a list of pieces [T] of token ids, found one with {found[0]}; give [torch.tensor(ids), …]"
-            )
+        for x, kind in zip(self.pieces, found, strict=True):
+            if not isinstance(x, Tensor) or not x.dim():
+                raise InputError(
+                    f"expected a list of pieces [T] of token ids, found one with {kind}; give [torch.tensor(ids), …]"
+                )
         if not found or any(x.ndim != 1 or len(x) <= first for x in self.pieces):
             raise InputError(
                 f"expected a list of pieces [T], each of more than first={first} token ids, found "
