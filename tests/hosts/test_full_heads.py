@@ -212,9 +212,9 @@ def test_functional_streams_padding_going_back_and_gradients() -> None:
             alone = logits(model, x[row : row + 1, mask[row]])[0]
             torch.testing.assert_close(y[row][mask[row]], alone, rtol=2e-5, atol=2e-5)
         ahead = step(x[:, 20:], step(x[:, :20])[1])[1]
-        states = [step(x[:, :24])[1], step(x[:, 24:], step(x[:, :24])[1])[1]]
+        other = step(x[:, 24:], step(x[:, :24])[1])[1]
     assert [tuple(part.k.shape) for part in ahead.parts[1::2]] == [(2, 30, 1, 6)] * 2
-    for a, b in zip(leaves(ahead), leaves(states[1]), strict=True):
+    for a, b in zip(leaves(ahead), leaves(other), strict=True):
         torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import mnemos
 from mnemos import InputError
-from mnemos.hosts.ranking import WindowLoss, rank
+from mnemos.hosts.ranking import WindowLoss, rank, show_heads
 from mnemos.libraries import transformers
 
 FAMILIES = ("llama", "gpt2", "gemma3", "opt", "Cohere2", "phi")
@@ -179,6 +179,7 @@ def test_the_order_is_that_of_trying_each() -> None:
     assert [line.split() for line in below] == [[name, *(f"{x:.4f}" for x in by_head[name])] for name in ranking.names]
     assert "there is no gap to close" in str(ranking)
     assert "%" not in str(ranking)
+    assert show_heads({"a": [1.0, 1.0], "b": [0.5]}, 1).count("*") == 2  # of equal losses one, and in the title
     losing = str(replace(ranking, nats=(4.0, 3.5, 3.0, 2.5, 2.0), heads=None)).splitlines()
     assert [line.split()[2] for line in losing[2:]] == ["25%", "50%", "75%", "100%"]
 

@@ -161,7 +161,7 @@ class Linearised(nn.Module):
         self.settings = settings
         self.split(kv_heads, full_heads)
         heads, kv_heads = heads // kv_heads * len(self.far_heads), len(self.far_heads)
-        self.whole_masks = False  # whether other layers of the model keep all keys, so that masks have them all
+        self.whole_masks = False  # whether layers or heads of the model keep all keys, so that masks have them all
         self.updates = nn.ModuleDict()
         if settings.state == "none":
             return

@@ -279,9 +279,7 @@ def rank_heads(loss: WindowLoss, progress: Callable[[int, int], object] | None =
 
 def choose_heads(lost: Mapping[str, Sequence[float]], count: int) -> tuple[str, ...]:
     """The `count` key heads whose loss is highest, in the order of the model, as `linearise(full=…)` names them."""
-    losses = {(name, i): loss for name, some in lost.items() for i, loss in enumerate(some)}
-    _check_count(count, len(losses), "full_heads", "key heads")
-    most = sorted(losses, key=losses.__getitem__, reverse=True)[:count]
+    most = _list_most(lost, count)
     of_name = {name: sorted(i for one, i in most if one == name) for name in lost}
     return tuple(
         name if len(some) == len(lost[name]) else name_heads(name, some) for name, some in of_name.items() if some
@@ -290,12 +288,18 @@ def choose_heads(lost: Mapping[str, Sequence[float]], count: int) -> tuple[str, 
 
 def show_heads(lost: Mapping[str, Sequence[float]], count: int = 0) -> str:
     """A line for each attention with the losses of its key heads; * marks the `count` that lose most."""
-    width, most = max(map(len, lost)), sorted((loss for some in lost.values() for loss in some), reverse=True)[:count]
+    width, most = max(map(len, lost)), _list_most(lost, count)
     lines = [f"       {'key heads':{width}}  lost when one alone has the window" + (", * left whole" if count else "")]
     for name, some in lost.items():
-        losses = "  ".join(f"{loss:7.4f}{'*' if loss in most else ' '}" for loss in some)
+        losses = "  ".join(f"{loss:7.4f}{'*' if (name, i) in most else ' '}" for i, loss in enumerate(some))
         lines.append(f"       {name:{width}}  {losses}".rstrip())
     return "\n".join(lines)
+
+
+def _list_most(lost: Mapping[str, Sequence[float]], count: int) -> list[tuple[str, int]]:
+    losses = {(name, i): loss for name, some in lost.items() for i, loss in enumerate(some)}
+    _check_count(count, len(losses), "full_heads", "key heads")
+    return sorted(losses, key=losses.__getitem__, reverse=True)[:count]
 
 
 def _check_count(count: int, most: int, what: str, kind: str) -> None:

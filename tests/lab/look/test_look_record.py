@@ -19,6 +19,7 @@ from mnemos.lab.look.memories import nodes
 from mnemos.lab.look.observe import Added, Attended, CacheWritten, Mixed, SlotsWritten, Summed, Windowed, observing
 from mnemos.lab.look.readers import readers_of
 from mnemos.lab.look.record import Document, record
+from mnemos.lab.look.sums import LinearisedReader
 from mnemos.lab.look.viewer import choose_row
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.files import Result
@@ -565,3 +566,13 @@ def test_what_cannot_be_looked_at_is_refused():
     ):
         with pytest.raises(mnemos.InputError, match=words):
             mnemos.look(given, tokens)
+
+
+def test_heads_of_a_hybrid_have_their_own_numbers():
+    library = mnemos.libraries.transformers()
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = library.LlamaForCausalLM(library.LlamaConfig(vocab_size=20, num_hidden_layers=1, **sizes))
+    mnemos.linearise(model, window=4, sinks=1, full="model.layers.0.self_attn:0")
+    reader = LinearisedReader("", "layer 1", model.model.layers[0].self_attn.linearised, 0)
+    assert [*reader.numbers(1)] == [2]
+    assert reader.about.endswith("Not its key heads 1: these keep all words and are not shown.")
