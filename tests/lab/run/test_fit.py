@@ -360,3 +360,10 @@ def test_what_is_beyond_a_models_tables_is_said(tmp_path, kind, rows, first, mes
     loader = DataLoader([{"input_ids": ids, "labels": torch.tensor(1) if "ert" in kind else ids % 20}] * 4, 4)
     with pytest.raises(InputError, match=message):
         mnemos.fit(model, loader, loader, tmp_path / "run", 3, train=SETTINGS)
+
+
+def test_a_model_that_fails_in_its_first_update_leaves_no_folder(tmp_path):
+    """A corrected call may name the same one."""
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        fit(tmp_path / "run", nn.Linear(4, 3))
+    assert fit(tmp_path / "run")["steps"] == 2

@@ -224,8 +224,9 @@ class Run:
         try:
             yield
         except BaseException as error:
-            if self.files is not None and out_of_memory(error):
-                self.files.discard()  # it has trained nothing, unless there is a checkpoint
+            before_updates = isinstance(error, Exception) and not ("learner" in vars(self) and self.step)
+            if self.files is not None and (out_of_memory(error) or before_updates):
+                self.files.discard()  # without a checkpoint, so that a corrected call may name the same folder
             self.close()
             line = one_line(error) if isinstance(error, RuntimeError | MemoryError | OSError) else None
             if line is None:

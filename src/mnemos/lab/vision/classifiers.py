@@ -135,7 +135,10 @@ class ViTConfig(ImageConfig):
         check_sizes(self, patch=1, depth=1, mlp_ratio=1 / self.dim)
         check_dropout(self.dropout)
         if self.image % self.patch:
-            raise InputError(f"vit: image: expected a multiple of patch {self.patch}, found {self.image}; change one")
+            raise InputError(
+                f"vit: expected an image size that patch divides, found image {self.image} and patch {self.patch}; "
+                "set model.patch, or the size of the data's pictures"
+            )
         return timm().models.vision_transformer.VisionTransformer(
             img_size=self.image,
             patch_size=self.patch,
@@ -179,7 +182,10 @@ class SwinConfig(ImageConfig):
         check_stages(self, "num_heads")
         check_sizes(self, patch=1, window=1, mlp_ratio=1 / self.dim)
         if self.image % self.patch:
-            raise InputError(f"swin: image: expected a multiple of patch {self.patch}, found {self.image}; change one")
+            raise InputError(
+                f"swin: expected an image size that patch divides, found image {self.image} and patch {self.patch}; "
+                "set model.patch, or the size of the data's pictures"
+            )
         return timm().models.swin_transformer.SwinTransformer(
             img_size=self.image,
             patch_size=self.patch,
@@ -316,7 +322,8 @@ class PVTConfig(ImageConfig):
         check_sizes(self, patch=2)
         if self.image % (unit := self.patch * 2 ** (len(self.depths) - 1)):
             raise InputError(
-                f"pvt: image: expected a multiple of {unit} for {len(self.depths)} stages, found {self.image}"
+                f"pvt: expected an image size that {unit} divides, for patch {self.patch} and {len(self.depths)} stages, "
+                f"found image {self.image}; set model.patch, or the size of the data's pictures"
             )
         sides = [self.image // (self.patch * 2**i) for i in range(len(self.depths))]
         for side, reduction in zip(sides, self.reductions, strict=True):
