@@ -18,29 +18,23 @@ of 224², a forward in place of the prefill. These four have dense layers and at
 
 A round times each model once, in an order that rotates. A training step: forward, loss and backward; with `--optimiser`
 AdamW's step, fused, is in it. Decoding: 64 single tokens after 64 by model(token, cache), for batches of 1 and of
-`--batch`. "Operators": the part of a training step and of a prefill that the recurrent operators and convolutions take,
-with all that is computed for them alone: what is saved where functions that return one of their inputs stand in their
-place.
+`--batch`.
 """
 
 import argparse
-import contextlib
 import copy
-import functools
 import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
 from command import command, write
 from torch import Tensor
 
 import mnemos
-from mnemos.hugging_face import fast_functions
 from mnemos.lab.measure.timing import ratio
 from mnemos.libraries import transformers
 
@@ -79,60 +73,6 @@ def build(name: str, width: int) -> Any:
     library, kind = transformers(), "Llama" if name == "SmolLM2" else name
     config = getattr(library, f"{kind}Config")(**COMMON | sizes[name])
     return getattr(library, f"{kind}ForMaskedLM" if name == "Bert" else f"{kind}ForCausalLM")(config)
-
-
-class Through(torch.autograd.Function):
-    """The first tensor; the others have gradients of zeros."""
-
-    @staticmethod
-    def forward(ctx: Any, first: Tensor, *others: Tensor) -> Tensor:
-        ctx.shapes = [x.shape for x in others]
-        return first.view_as(first)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return gradient, *(gradient.new_zeros(()).expand(shape) for shape in ctx.shapes)
-
-
-def convolution_left_out(_: Any) -> Callable[..., Tensor]:
-    return lambda x, weight, bias=None, **_: Through.apply(x, weight, *([] if bias is None else [bias]))
-
-
-def delta_left_out(_: Any) -> Callable[..., Any]:
-    def delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-        return Through.apply(v, q, k, g, beta), v.new_zeros(v.shape[0], *v.shape[2:3], k.shape[-1], v.shape[-1])
-
-    return delta
-
-
-def scan_left_out(_: Any) -> Callable[..., Any]:
-    def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, return_final_states: bool, **more: Any) -> Any:
-        y = Through.apply(x, dt, A, B, C, more["D"], more["dt_bias"])
-        return (y, x.new_zeros(len(x), *x.shape[2:], B.shape[-1])) if return_final_states else y
-
-    return scan
-
-
-def selective_left_out(_: Any) -> Callable[..., Any]:
-    def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, return_last_state: bool, **more: Any) -> Any:
-        y = Through.apply(x, dt, A, B, C, more["D"], more["z"], more["delta_bias"])
-        return (y, x.new_zeros(len(x), *A.shape)) if return_last_state else y
-
-    return scan
-
-
-@contextlib.contextmanager
-def operators_left_out() -> Iterator[None]:
-    """`mnemos.fast` puts functions in place that do nothing."""
-    kinds = {"conv1d_fn": convolution_left_out, "delta": delta_left_out, "mamba2_chunk": scan_left_out}
-    kinds["mamba_selective_scan"] = selective_left_out
-    found = {
-        # `fast` reads the parameters of what it replaces.
-        name: next((functools.wraps(ours)(f(None)) for part, f in kinds.items() if part in name), ours)
-        for name, ours in fast_functions.FUNCTIONS.items()
-    }
-    with mock.patch.dict(fast_functions.FUNCTIONS, found):
-        yield
 
 
 def writes(model: Any) -> bool:
@@ -206,12 +146,8 @@ def timed(call: Callable[[], object]) -> float:
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     plain = build(name, options.width)
-    fast, without = copy.deepcopy(plain), None
+    fast = copy.deepcopy(plain)
     report = mnemos.fast(fast)
-    if any(name.startswith(known) for known in ("Qwen3Next", "Mamba", "KimiLinear")):
-        without = copy.deepcopy(plain)
-        with operators_left_out():
-            mnemos.fast(without)
     random = torch.Generator().manual_seed(0)
     x = torch.randint(3, VOCABULARY, (options.batch, options.tokens), generator=random)
     if name == "ViT":
@@ -221,7 +157,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     row: dict[str, Any] = {"model": name, "width": options.width, "tokens": options.tokens, "batch": options.batch}
     row["layers changed"] = len(report.changed)
     parts: dict[str, dict[str, Callable[[], float]]] = {}
-    models = {"transformers": plain, "mnemos": fast} | ({} if without is None else {"operators left out": without})
+    models = {"transformers": plain, "mnemos": fast}
     if options.alone:
         del models["transformers"]
     optimisers = {
@@ -235,8 +171,9 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     parts["prefill"] = {key: lambda model=model: timed(lambda: prefill(model, x)) for key, model in models.items()}
     for rows in dict.fromkeys((1, options.batch)) if writes(plain) else ():
         tokens = x[:rows, : BEFORE + STEPS + 4]
-        pair = [pair for pair in models.items() if pair[0] != "operators left out"]
-        parts[f"token, batch {rows}"] = {key: lambda model=model, x=tokens: decode(model, x)[0] for key, model in pair}
+        parts[f"token, batch {rows}"] = {
+            key: lambda model=model, x=tokens: decode(model, x)[0] for key, model in models.items()
+        }
     for part, runs in parts.items():
         if not any(part.startswith(wanted) for wanted in options.parts):
             continue
@@ -248,10 +185,6 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
             found["times as fast"] = ratio(times, "transformers", "mnemos")._asdict()
             text += f", as it comes {found['ms']['transformers']:8.2f} ms"
             text += f"  {found['times as fast']['median']:.2f} times as fast"
-        if "operators left out" in runs:
-            left = ratio(times, "operators left out", "mnemos")
-            found["operators"] = {"median": 1 - left.median, "low": 1 - left.high, "high": 1 - left.low}
-            text += f", operators {found['operators']['median']:.1%}"
         row[part] = found
         print(text, flush=True)
     return row

@@ -9,22 +9,18 @@ It then times, interleaved in an order that rotates, a training step (forward, b
 evaluation mode without gradients: of the host, of its variants with preset="paper" (whose cache is frozen in
 evaluation) by channels ("paper") and by heads ("heads"), and of its variant with the default preset. Meanwhile the
 process keeps freed memory, as with jemalloc: new pages from the kernel cost more than the arithmetic, and would affect
-models at random. Each measured ratio is printed next to the prediction of a roofline model of this machine, from matrix
-products and copies measured in the same run.
+models at random.
 
 Peak memory is the growth of the resident memory of a separate process over three training steps. The process is forked
 before anything else runs and uses the default allocator. It is also measured at four times the batch size, because a
 cache's parameters cost the same at every batch size, while the tensors kept for the backward pass grow with it.
 """
 
-import contextlib
 import copy
-import ctypes
 import multiprocessing
 import os
 import resource
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -36,8 +32,8 @@ from torch import Tensor, nn
 import mnemos
 from mnemos import GRC, libraries
 from mnemos.lab.measure.flops import count_flops
-from mnemos.lab.measure.roofline import Machine, measure, operations
 from mnemos.lab.measure.timing import race, ratio
+from mnemos.lab.run.kept_memory import keep_freed_memory
 from mnemos.memory.gated_cache import caches
 from mnemos.ops.gated_cache import cost
 
@@ -100,15 +96,6 @@ HOSTS = {
         HostModel("bert_base", _bert, 4, tokens=128),
     )
 }
-# (host, figure, limit)
-LIMITS = (
-    ("pvt_tiny", "flops", 1.13),
-    ("pvt_tiny", "training", 1.18),
-    ("pvt_tiny", "inference", 1.10),
-    ("vit_s", "training", 1.30),
-    ("vit_s", "inference", 1.15),
-    *((name, memory, 1.15) for name in HOSTS for memory in ("memory", "memory, 4 x batch")),
-)
 
 
 def logits(model: nn.Module, x: Tensor) -> Tensor:
@@ -193,14 +180,6 @@ def flops(host: nn.Module, cached: nn.Module, report: Any, x: Tensor) -> dict[st
     return found
 
 
-def keep_memory() -> None:
-    """Make this process keep the memory that it frees, if its C library is glibc."""
-    with contextlib.suppress(AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-4, 0)  # M_MMAP_MAX: no allocation gets its own mapping
-        mallopt(-1, -1)  # M_TRIM_THRESHOLD: no memory returns to the kernel
-
-
 def peak(name: str, times: int, preset: str | None, threads: int, answer: Any) -> None:
     """Run in a separate process: put the growth of its resident memory over three steps, in bytes, in `answer`."""
     torch.set_num_threads(threads)
@@ -229,7 +208,7 @@ def peaks(name: str, times: int, threads: int, repeats: int) -> dict[str, int]:
     return {preset: min(each) for preset, each in found.items()}
 
 
-def assess(host: HostModel, machine: Machine, rounds: int) -> dict[str, Any]:
+def assess(host: HostModel, rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
     x, plain = host.inputs(), host.build()
     models = {"host": plain}
@@ -250,58 +229,17 @@ def assess(host: HostModel, machine: Machine, rounds: int) -> dict[str, Any]:
         runs = {name: work(model, x, mode) for name, model in models.items()}
         for run in runs.values():
             run()
-        asked = {name: operations(run) for name, run in runs.items()}
-        predicted = {name: machine.seconds(found) for name, found in asked.items()}
-        moved = {name: sum(one.bytes for one in found) for name, found in asked.items()}
         times = race(runs, rounds)
-        row[mode] = {"host": {"seconds": statistics.median(times["host"]), "predicted": predicted["host"]}}
+        row[mode] = {"host": {"seconds": statistics.median(times["host"])}}
         for preset in PRESETS:
             found = ratio(times, preset, "host")
             row[mode][preset] = {
                 "measured": found.median,
                 "quartiles": [found.low, found.high],
-                "predicted": predicted[preset] / predicted["host"],
-                "bytes": moved[preset] / moved["host"],
                 "flops": row["presets"][preset]["flops"]["step" if mode == "training" else mode]["ratio"],
                 "seconds": statistics.median(times[preset]),
             }
     return row
-
-
-def cache_seconds(rounds: int) -> dict[str, Any]:
-    """The time of mnemos.cache() on models with about 86 and 110 million parameters."""
-    found = {}
-    for name, build in {"vit_base_patch16_224": _timm("vit_base_patch16_224"), "bert_base": _bert}.items():
-        model, times = build(), []
-        for _ in range(rounds):
-            start = time.perf_counter()
-            mnemos.cache(model, GRC())
-            times.append(time.perf_counter() - start)
-            mnemos.uncache(model)
-        parameters = sum(p.numel() for p in model.parameters())
-        found[name] = {"parameters": parameters, "seconds": statistics.median(times), "worst": max(times)}
-    return found
-
-
-def figure(row: dict[str, Any], name: str, preset: str) -> float:
-    if name == "flops":
-        return row["presets"][preset]["flops"]["training"]["ratio"]
-    if name.startswith("memory"):
-        return row[name][preset] / row[name]["host"]
-    return row[name][preset]["measured"]
-
-
-def judge(rows: list[dict[str, Any]], made: dict[str, Any]) -> list[dict[str, Any]]:
-    found = []
-    for row in rows:
-        for name, what, limit in LIMITS:
-            if name == row["host"]:
-                for preset in PRESETS:
-                    value = figure(row, what, preset)
-                    found.append({"bar": f"{name} {what}, {preset}", "at most": limit, "found": value})
-    for name, each in made.items():
-        found.append({"bar": f"cache() on {name}, seconds", "at most": 1.0, "found": each["seconds"]})
-    return [{**bar, "met": bar["found"] <= bar["at most"]} for bar in found]
 
 
 def show(row: dict[str, Any]) -> None:
@@ -310,12 +248,13 @@ def show(row: dict[str, Any]) -> None:
     for preset in PRESETS:
         counted = row["presets"][preset]["flops"]["training"]["ratio"]
         kept = 1 + row["presets"][preset]["kept"] / row["memory"]["host"]
-        line = f"  {preset:7} FLOPs x{counted:.3f}  memory x{figure(row, 'memory', preset):.3f}"
-        line += f" (by formula at least {kept:.3f}; 4 x batch: {figure(row, 'memory, 4 x batch', preset):.3f})"
+        memory, larger = (row[name][preset] / row[name]["host"] for name in ("memory", "memory, 4 x batch"))
+        line = f"  {preset:7} FLOPs x{counted:.3f}  memory x{memory:.3f}"
+        line += f" (by formula at least {kept:.3f}; 4 x batch: {larger:.3f})"
         for mode in MODES:
             one = row[mode][preset]
             line += f"  {mode} x{one['measured']:.3f} ({one['quartiles'][0]:.3f} to {one['quartiles'][1]:.3f};"
-            line += f" roofline {one['predicted']:.3f}, FLOPs {one['flops']:.3f}, bytes {one['bytes']:.3f})"
+            line += f" FLOPs {one['flops']:.3f})"
         print(line, flush=True)
 
 
@@ -335,20 +274,13 @@ def main() -> None:
         }
         for name in options.hosts
     }
-    keep_memory()
+    keep_freed_memory()
     torch.set_num_threads(options.threads)
-    machine = measure()
-    print(f"{options.threads} threads: {machine.flops / 1e9:.0f} GFLOP/s, {machine.bytes / 1e9:.1f} GB/s", flush=True)
     rows = []
     for name in options.hosts:
-        rows.append({**assess(HOSTS[name], machine, rounds), **memory[name]})
+        rows.append({**assess(HOSTS[name], rounds), **memory[name]})
         show(rows[-1])
-    made = cache_seconds(1 if options.quick else 5)
-    bars = judge(rows, made)
-    for bar in bars:
-        print(f"{'met    ' if bar['met'] else 'NOT MET'} {bar['bar']}: {bar['found']:.3f} (limit {bar['at most']})")
-    rates = {"flops a second": machine.flops, "bytes a second": machine.bytes}
-    write(options.out, {"rounds": rounds, "machine": rates, "rows": rows, "cache() seconds": made, "bars": bars})
+    write(options.out, {"rounds": rounds, "rows": rows})
 
 
 if __name__ == "__main__":

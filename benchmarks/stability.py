@@ -59,8 +59,6 @@ WEIGHTS = {
     "gates open": "g_u = g_r = 1 for all inputs",
     "edge": "W_cC scaled: the largest real part among the eigenvalues of W_cC·diag(mean g_r) is 1.05",
 }
-SCALES = (2.0, 2.25, 2.5, 3.0, 3.5, 3.75, 4.0, 4.25, 4.5, 5.0, 6.0)
-SEEDS = 5
 
 
 class Size(NamedTuple):
@@ -73,7 +71,6 @@ class Size(NamedTuple):
 
 
 SIZE = Size()
-LARGER = Size(batch=8, slots=49, width=128, heads=4)
 
 
 def layer(preset: str, weights: str = "default", seed: int = 0, size: Size = SIZE) -> GatedCacheAttention:
@@ -280,30 +277,6 @@ def table(
     return rows
 
 
-def thresholds(updates: int, seed: int, **how: Any) -> list[dict[str, Any]]:
-    """The number of initialisations out of five that overflow with the linear candidate, by the scale of W_c."""
-    rows = []
-    for kind, opened in (("normal", False), ("x1e4", False), ("normal", True)):
-        layers = []
-        for scale in SCALES:
-            for i in range(SEEDS):
-                made = layer("paper", "gates open" if opened else "default", seed + i)
-                with torch.no_grad():
-                    made.candidate.weight *= scale
-                layers.append(made)
-        p = stacked(layers)
-
-        def feed(n: int, start: int, kind: str = kind, m: GatedCacheAttention = layers[0]) -> Tensor:
-            one = sources(m, tokens(kind, n, start, SIZE, seed))[:, None]
-            return one.expand(-1, len(SCALES) * SEEDS, -1, -1, -1).contiguous()
-
-        finite = torch.tensor(run(p, feed, updates, **how)["finite"]).view(len(SCALES), SEEDS)
-        name = "gates open" if opened else "default"
-        rows.append({"weights": name, "input": kind, "updates": updates, "seeds": SEEDS, "scales": SCALES})
-        rows[-1]["overflowed"] = (~finite).sum(1).tolist()
-    return rows
-
-
 def limits(seed: int) -> list[dict[str, Any]]:
     """The largest input scale at which a preset stays finite, and the share of the cache lost to one infinite input."""
     rows = []
@@ -346,21 +319,14 @@ def main() -> None:
     with torch.no_grad():
         check(seed)
         how = {"advance": torch.compile(step, dynamic=False)}
-        rows, larger = [], []
+        rows = []
         for preset in PRESETS:
             rows += table(preset, options.updates, seed, **how)
             show(rows[-len(WEIGHTS) * len(INPUTS) :])
             print(f"{time.process_time() - begun:.0f} s of CPU", flush=True)
-        for preset in PRESETS:
-            larger += table(
-                preset, min(1000, options.updates), seed, LARGER, ("normal", "x1e4", "alternating"), chunk=50
-            )
-        show(larger)
-        critical, ends = thresholds(min(5000, options.updates), seed, **how), limits(seed)
-    for row in (*critical, *ends):
-        print(row)
-    result = {"benchmark": "stability", "size": SIZE._asdict(), "larger_size": LARGER._asdict()}
-    result |= {"inputs": INPUTS, "weights": WEIGHTS, "rows": rows, "larger": larger, "thresholds": critical}
+        ends = limits(seed)
+    print(*ends, sep="\n")
+    result = {"benchmark": "stability", "size": SIZE._asdict(), "inputs": INPUTS, "weights": WEIGHTS, "rows": rows}
     write(options.out, result | {"limits": ends, "cpu_seconds": round(time.process_time() - begun)}, seed)
 
 

@@ -1,13 +1,10 @@
-"""The tools of this library on a trained decoder: streams, replay, and a novel read with a gated cache.
+"""A trained decoder with gated caches: gradients through a novel, training, and a novel read from end to end.
 
     python benchmarks/trained_decoder.py PART --model FOLDER [--text FILE ..] [--result results/trained_decoder.json]
 
 FOLDER is a decoder of Transformers with its tokenizer, made for SmolLM2-135M-Instruct; texts are novels, plain or .gz.
 Each part adds its figures to the JSON file under its own name:
 
-    decode        Stream beside `generate` and its prompt look-up: tokens a second of decoding, and whether the greedy
-                  tokens are the same
-    pages         many questions on one page: a PrefixTree beside reading the page for each
     gradients     through many tokens of a novel: peak and time of `replay` beside other ways. The decoder has a gated
                   cache per stream and is read in segments; "layers" is the decoder itself, all tokens at once, whose
                   layers Transformers checkpoints
@@ -20,12 +17,9 @@ Each part adds its figures to the JSON file under its own name:
 import argparse
 import functools
 import gzip
-import inspect
 import json
 import re
 import resource
-import statistics
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -169,104 +163,9 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-PROMPTS: dict[str, str] = {
-    "summary": "Summarise this chapter in a few sentences.\n\n{page}",
-    "page": "{page}\n\nWho is on this page, and what do they say? Answer with sentences of the text.",
-}
-QUESTIONS = ("Who speaks here?", "Where does it happen?", "What is said of the weather?", "Who is afraid, and why?",
-             "Is there a child?", "What do they eat?", "What happens at the end?", "Is it a happy scene?")  # fmt: skip
-
-
-def chat_tokens(tokenizer: Any, text: str) -> Tensor:
-    """The tokens [1, T] of a question in the tokenizer's chat template."""
-    messages = [{"role": "user", "content": text}]
-    said = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return torch.tensor([tokenizer(said, add_special_tokens=False)["input_ids"]])
-
-
-def page_of(options: argparse.Namespace, start: int, count: int) -> str:
-    """Some tokens from the middle of the first text."""
-    text = read_text(options.text[0])
-    begin = text.index("\n\n", start) + 2
-    return str(options.tokenizer.decode(options.tokenizer(text[begin : begin + 8 * count])["input_ids"][:count]))
-
-
-def prompts(options: argparse.Namespace) -> dict[str, Tensor]:
-    """Prompts [1, T]: two about the first text, and code of the standard library that goes on."""
-    page = page_of(options, 100_000, options.context)
-    found = {name: chat_tokens(options.tokenizer, text.format(page=page)) for name, text in PROMPTS.items()}
-    code = options.tokenizer(inspect.getsource(textwrap))["input_ids"][: options.context]
-    return found | {"code": torch.tensor([code])}
-
-
 def load(options: argparse.Namespace) -> Any:
     auto = mnemos.libraries.transformers().AutoModelForCausalLM
     return auto.from_pretrained(options.model, trust_remote_code=False).eval()
-
-
-def decode(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of reading a prompt and decoding, in every way, in rounds whose order rotates; eos ends a row."""
-    model = load(options)
-    step = mnemos.functional(model)
-    found: dict[str, Any] = {}
-    for title, ids in prompts(options).items():
-        if options.prompt not in (None, title):
-            continue
-        eos = None if title == "code" else [options.tokenizer.eos_token_id]
-
-        def generate(more: dict[str, Any], ids: Tensor = ids, eos: Any = eos) -> tuple[float, list[int]]:
-            settings = {"attention_mask": torch.ones_like(ids), "max_new_tokens": options.length, "do_sample": False}
-            began = options.clock()
-            found = model.generate(ids, **settings | {"eos_token_id": eos, "pad_token_id": 0} | more)
-            return options.clock() - began, found[0, ids.shape[1] :].tolist()
-
-        def ours(ids: Tensor = ids, eos: Any = eos) -> tuple[float, list[int]]:
-            began = options.clock()
-            tokens, _ = mnemos.Stream(step).prefill(ids).generate(options.length, temperature=0, eos=eos)
-            return options.clock() - began, tokens[0].tolist()
-
-        ways: dict[str, Callable[[], tuple[float, list[int]]]] = {
-            "generate, one token": functools.partial(generate, {"max_new_tokens": 1}),
-            "generate": functools.partial(generate, {}),
-            "generate, look-up": functools.partial(generate, {"prompt_lookup_num_tokens": 8}),
-            "Stream": ours,
-        }
-        rows: dict[str, Any] = {way: {"seconds": []} for way in ways}
-        made: dict[str, list[int]] = {}
-        for i in range(options.rounds):
-            for way in [*ways][i % len(ways) :] + [*ways][: i % len(ways)]:
-                seconds, made[way] = ways[way]()
-                rows[way]["seconds"].append(seconds)
-                rows[way]["tokens"] = len(made[way])
-        for way, row in rows.items():
-            both = zip(made[way], made["generate"], strict=False)
-            row["equal tokens"] = next(
-                (k for k, (a, b) in enumerate(both) if a != b), min(len(made[way]), row["tokens"])
-            )
-            row["tokens per second"] = row["tokens"] / statistics.median(row["seconds"])
-            print(f"{title}: {way}: {row}", flush=True)
-        found[title] = {"prompt": ids.shape[1], "ways": rows}
-    return {"length": options.length, "clock": "CPU" if options.cpu else "wall", "prompts": found}
-
-
-def pages(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds until all questions on a page can be answered, with the page read once by a tree and for each."""
-    step = mnemos.functional(load(options))
-    page = page_of(options, 100_000, options.context)
-    ids = [chat_tokens(options.tokenizer, f"{page}\n\n{question}")[0] for question in QUESTIONS]
-    seconds: dict[str, list[float]] = {"each": [], "tree": []}
-    for _ in range(options.rounds):
-        began = options.clock()
-        alone = [mnemos.Stream(step).prefill(one[None]) for one in ids]
-        seconds["each"].append(options.clock() - began)
-        tree = mnemos.PrefixTree(step, block=128)
-        began = options.clock()
-        joined = tree.prefill(ids)
-        seconds["tree"].append(options.clock() - began)
-    off = max(float((a.predict() - b).abs().max()) for a, b in zip(alone, joined.predict().split(1), strict=True))
-    found: dict[str, Any] = {name: statistics.median(times) for name, times in seconds.items()}
-    found |= {"prompts": [len(one) for one in ids], "read": tree.read, "found": tree.found, "difference": off}
-    return found | {"bytes": tree.size, "state bytes": state_bytes(joined.state)}
 
 
 def gradients(options: argparse.Namespace) -> dict[str, Any]:
@@ -317,8 +216,6 @@ def _by_layers(model: Any, ids: Tensor, chunked: bool) -> None:
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "decode": decode,
-    "pages": pages,
     "gradients": gradients,
     "train": train,
     "novel": novel,
@@ -336,27 +233,19 @@ def main() -> None:
     parser.add_argument("--arm", choices=ARMS, default=ARMS[1], help="of novel (%(default)s)")
     parser.add_argument("--way", choices=GRADIENTS, default="replay", help="of gradients (%(default)s)")
     parser.add_argument("--frozen", action="store_true", help="gradients: of the caches alone")
-    parser.add_argument("--prompt", choices=("summary", "page", "code"), help="of decode (all)")
     parser.add_argument("--window", type=int, default=0, help="of a novel (64)")
     parser.add_argument("--linearised", help="the folder of a linearised decoder, for a novel")
-    parser.add_argument("--context", type=int, default=700, help="tokens of a page or code (%(default)s)")
-    parser.add_argument("--length", type=int, default=96, help="tokens that decode generates (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="of decode and pages (%(default)s)")
     parser.add_argument("--folder", type=Path, default=Path("runs/trained_decoder"), help="of trained caches")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--cpu", action="store_true", help="decode and pages: CPU seconds, where other programs run")
     parser.add_argument("--result", type=Path, help="the JSON file that gets the figures")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    options.clock = time.process_time if options.cpu else time.perf_counter
     library = mnemos.libraries.transformers()
     library.logging.disable_progress_bar()
     options.tokenizer = library.AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
     found = PARTS[options.part](options) | {"provenance": provenance(0, "cpu")}
     name = options.part
     name += f", {options.arm}" if name == "novel" else ""
-    if name == "decode" and options.prompt:
-        name += f", {options.prompt}"
     if name == "gradients":
         name += f", {options.way}, {options.tokens}" + (", frozen" if options.frozen else "")
     print(json.dumps({name: found | {"provenance": "..."}}, indent=1)[:2000])

@@ -322,7 +322,7 @@ class PVTConfig(ImageConfig):
         check_sizes(self, patch=2)
         if self.image % (unit := self.patch * 2 ** (len(self.depths) - 1)):
             raise InputError(
-                f"pvt: expected an image size that {unit} divides for patch {self.patch} and {len(self.depths)} stages, "
+                f"pvt: expected an image that {unit} divides, for patch {self.patch} and {len(self.depths)} stages, "
                 f"found image {self.image}; set model.patch, or the size of the data's pictures"
             )
         sides = [self.image // (self.patch * 2**i) for i in range(len(self.depths))]
