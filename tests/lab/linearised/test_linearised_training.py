@@ -328,6 +328,20 @@ def test_a_hybrid_leaves_the_attentions_whole_that_the_text_needs_most(tmp_path,
     ]
 
 
+def test_an_interrupt_of_the_ranking_says_how_to_go_on(tmp_path, monkeypatch):
+    calls, measure = [], WindowLoss.__call__
+
+    def interrupted(*given, **named):
+        calls.append(given)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return measure(*given, **named)
+
+    monkeypatch.setattr(WindowLoss, "__call__", interrupted)
+    with pytest.raises(Interrupted, match="the same command continues after loss 1 of 4"):
+        begin(tmp_path, full=("1",))
+
+
 def test_a_hybrid_by_key_head(tmp_path, monkeypatch):
     training = begin(tmp_path / "one", full=("2", "heads"))
     rows = [training.pieces.ids[i] for i in [*training.pieces.numbers[-2:], training.pieces.held_out]]

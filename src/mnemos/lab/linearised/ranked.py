@@ -11,6 +11,7 @@ from torch import Tensor
 from mnemos.atomic import write_json
 from mnemos.errors import say
 from mnemos.hosts.ranking import WindowLoss, choose_heads, rank, rank_heads, show_heads
+from mnemos.lab.errors import Interrupted
 from mnemos.lab.run.files import read_object
 from mnemos.lab.run.progress import progress
 from mnemos.types import InputError, JSONObject
@@ -91,12 +92,16 @@ def choose_full(
                 flush=True,
             )
         steps = display.evaluation("the ranking", len(every), every, lambda _: 1, "losses")
-        if by_heads:
-            lost = rank_heads(loss, lambda *_: next(steps, None))
-            names, said = choose_heads(lost, count), show_heads(lost, count)
-        else:
-            ranking = rank(loss, jointly=True, heads=False, progress=lambda *_: next(steps, None))
-            names, said = ranking.full(count), str(ranking)
+        try:
+            if by_heads:
+                lost = rank_heads(loss, lambda *_: next(steps, None))
+                names, said = choose_heads(lost, count), show_heads(lost, count)
+            else:
+                ranking = rank(loss, jointly=True, heads=False, progress=lambda *_: next(steps, None))
+                names, said = ranking.full(count), str(ranking)
+        except KeyboardInterrupt:
+            done = len(loss.kept["losses"])
+            raise Interrupted(f"interrupted; the same command continues after loss {done} of {len(every)}") from None
     if not quiet:
         say(said, file=sys.stderr)
     return names
