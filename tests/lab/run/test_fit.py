@@ -1,5 +1,6 @@
 """`mnemos.fit`: a user's model and data, of several kinds; the same loss as a plain loop, and resumed exactly."""
 
+import copy
 import json
 import sys
 from dataclasses import replace
@@ -367,3 +368,28 @@ def test_a_model_that_fails_in_its_first_update_leaves_no_folder(tmp_path):
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         fit(tmp_path / "run", nn.Linear(4, 3))
     assert fit(tmp_path / "run")["steps"] == 2
+
+
+def test_a_causal_models_scores_are_of_the_next_token_and_of_labels_alone(tmp_path):
+    """However rows with few labels are divided into batches."""
+    library = mnemos.libraries.transformers()
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    model = library.LlamaForCausalLM(library.LlamaConfig(vocab_size=9, **sizes))
+    ids = torch.arange(16).repeat(4, 1).add(torch.arange(4)[:, None]) % 9
+    labels = ids.clone()
+    labels[1::2, 3:] = -100
+    rows = [{"input_ids": x, "labels": y} for x, y in zip(ids, labels, strict=True)]
+    with torch.no_grad():
+        whole = float(model(input_ids=ids, labels=labels).loss)
+    for size, accumulate in ((4, 1), (2, 1), (4, 2)):
+        data = (DataLoader(rows, 4), DataLoader(rows, size))
+        train = replace(SETTINGS, accumulate=accumulate, eval_every=1)
+        out = tmp_path / f"{size}-{accumulate}"
+        mnemos.fit(copy.deepcopy(model), *data, out, 1, 1e-9, metrics=("accuracy",), train=train, quiet=True)
+        first, *_ = (one for one in numbers(out) if one["kind"] == "train")
+        assert first["loss"] == pytest.approx(whole, rel=1e-5)
+        assert json.loads((out / "result.json").read_text())["valid"]["loss"] == pytest.approx(whole, rel=1e-5)
+    loader = DataLoader(rows, 4)
+    found = mnemos.fit(model, loader, loader, tmp_path / "learned", 60, 1e-2, metrics=("accuracy",), quiet=True)
+    assert found["valid"]["accuracy"] == 1

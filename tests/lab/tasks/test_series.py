@@ -106,7 +106,7 @@ def test_gaps_have_the_value_before_and_columns_are_named(tmp_path):
 
 
 LATE = ["" if i < 300 else i % 3 for i in range(STEPS)]
-EARLY = [i % 5 if i < 300 else "" for i in range(STEPS)]
+EARLY = [i % 5 / 2 if i < 300 else "" for i in range(STEPS)]
 
 
 @pytest.mark.parametrize(
@@ -260,3 +260,33 @@ def test_a_gap_is_not_scored(tmp_path):
     batch = next(both.batches("test", 1))
     outputs = batch.targets.nan_to_num(7.0)  # anything where nothing is known
     assert ERROR.sums(None, outputs, batch)[0] == 0
+
+
+def test_a_class_with_a_gap_among_its_numbers_is_a_class(tmp_path):
+    """pandas reads them as decimal numbers, of which others are no classes."""
+    states = [i // 7 % 2 for i in range(STEPS)]
+    path = write(tmp_path / "s.csv", x=WAVE, state=["" if i == 9 else one for i, one in enumerate(states)])
+    task = SeriesConfig(path, target="state").build()
+    assert (task.prepared.columns, task.prepared.names) == (("x",), ("0", "1"))
+    whole = write(tmp_path / "whole.csv", x=WAVE, state=states)
+    run = SeriesConfig(whole, target="state").build().prepared
+    assert SeriesConfig(path, target="state").build_to_score("test", run).labels[8:11].tolist() == [1, -100, 1]
+    halves = write(tmp_path / "halves.csv", x=WAVE, state=["" if i == 9 else one / 2 for i, one in enumerate(states)])
+    assert not SeriesConfig(halves, target="state").build().prepared.names
+
+
+def test_na_is_a_class_beside_other_words(tmp_path):
+    regions = [("NA", "EU", "")[i // 5 % 3] for i in range(STEPS)]
+    task = SeriesConfig(write(tmp_path / "s.csv", x=WAVE, region=regions), target="region").build()
+    assert task.prepared.names == ("EU", "NA")
+    assert task.labels[:11].tolist() == [1] * 5 + [0] * 5 + [-100]
+
+
+def test_decimals_are_numbers(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    prices = pyarrow.array([round(float(x), 2) for x in WAVE]).cast(pyarrow.decimal128(9, 2))
+    pyarrow.parquet.write_table(pyarrow.table({"x": WAVE, "price": prices}), tmp_path / "s.parquet")
+    task = SeriesConfig(str(tmp_path / "s.parquet"), target="price").build()
+    assert (task.prepared.columns, task.prepared.names) == (("x", "price"), ())

@@ -144,3 +144,24 @@ def test_what_datasets_keeps_beside_a_saved_data_set_is_no_text(tmp_path):
     assert len(TextConfig(str(path)).files()) == 1
     task = TextConfig(str(path), segment=16, held_out=0.2).build()
     assert sum(map(len, task._splits.values())) == 40
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "kind"),
+    [
+        ("t.csv", ["a,b", *["1,0"] * 11_000, "1,.5"], "float64"),
+        ("t.csv", ["a,b", *["1,"] * 11_000, "1,words"], "string"),
+        ("t.jsonl", [*['{"a": "%s", "b": null}' % ("x" * 1000)] * 11_000, '{"a": 1, "b": "words"}'], "string"),
+    ],
+)
+def test_the_type_of_a_column_is_that_of_all_its_rows(tmp_path, name, rows, kind):
+    (tmp_path / name).write_text("\n".join(rows) + "\n")
+    assert read_table(tmp_path / name).features["b"].dtype.endswith(kind)
+
+
+def test_quotation_marks_of_a_tsv_are_text_where_none_is_around_a_cell(tmp_path):
+    lines = [f"{i}\t{chr(34) * (i in (3, 7))}line {i}" for i in range(9)]
+    (tmp_path / "t.tsv").write_text("\n".join(["id\ttext", *lines]) + "\n")
+    assert read_table(tmp_path / "t.tsv")["text"][:] == [line.split("\t")[1] for line in lines]
+    (tmp_path / "t.tsv").write_text('id\ttext\n0\t"two\nlines, ""quoted"""\n1\tone\n')
+    assert read_table(tmp_path / "t.tsv")["text"][:] == ['two\nlines, "quoted"', "one"]

@@ -270,3 +270,9 @@ def test_a_text_in_two_splits_is_said(tmp_path):
     assert "warning: equal files in two splits: test/c.txt (test) and train/a.txt (train); remove one" in about
     (tmp_path / "test" / "c.txt").write_text("another text\n" * 100)
     assert "equal files" not in str(TextConfig(path=str(tmp_path)).build().about)
+
+
+def test_a_long_line_after_a_short_one_is_cut_at_words(tmp_path):
+    (tmp_path / "a.txt").write_text("The title\n" + "word " * 20_000)
+    splits = TextConfig(path=str(tmp_path / "a.txt"), tokens="words", held_out=0.05).build()._splits
+    assert [sum(map(len, splits[s])) > 900 for s in ("train", "valid", "test")] == [True] * 3

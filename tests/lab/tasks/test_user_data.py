@@ -39,16 +39,32 @@ class _Labelled(torch.nn.Module):
         raise NotImplementedError
 
 
+class _LabelledForCausalLM(_Labelled):
+    pass
+
+
 @pytest.mark.parametrize(
     ("model", "loss", "count"),
-    [(torch.nn.Linear(5, 5), None, 9), (torch.nn.Linear(5, 5), torch.nn.MSELoss(), 2), (_Labelled(), None, 2)],
+    [
+        (torch.nn.Linear(5, 5), None, 8),
+        (torch.nn.Linear(5, 5), torch.nn.MSELoss(), 2),
+        (_Labelled(), None, 8),
+        (_LabelledForCausalLM(), None, 7),  # a row's first label is nothing's target
+    ],
 )
-def test_our_own_loss_is_a_mean_over_targets_and_others_over_rows(model, loss, count):
+def test_a_callers_loss_is_a_mean_over_rows_and_others_over_targets(model, loss, count):
     x = torch.ones(2, 5)
     targets = x.long()
-    targets[0, 0] = IGNORE
+    targets[0, :2] = IGNORE
     batch = Batch({"input_ids": x} if isinstance(model, _Labelled) else x, targets)
     assert OwnTask(model, source([batch]), source([batch]), 2, loss).count(batch) == count
+
+
+def test_a_loaders_own_batches_are_evaluated():
+    """Their rows may carry a state."""
+    task = OwnTask(torch.nn.Linear(1, 1), source([Batch(torch.ones(1, 1), torch.ones(1))]), source(DataLoader(
+        torch.utils.data.TensorDataset(torch.ones(5, 1), torch.ones(5)), 2)), 4, torch.nn.MSELoss())  # fmt: skip
+    assert [len(batch.targets) for batch in task.batches("valid", 4)] == [2, 2, 1]
 
 
 class _Damaged(Dataset):

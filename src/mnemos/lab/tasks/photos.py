@@ -34,6 +34,7 @@ class Files(NamedTuple):
     classes: tuple[str, ...]
     paths: list[str]
     labels: NDArray[np.int32]
+    left_out: list[str]  # the other files there that are not hidden
 
 
 class Part(NamedTuple):
@@ -86,6 +87,9 @@ class PhotosConfig(DataConfig):
             about.append(
                 f"{split:5}  {part.described()}{f': {first_names(train.classes)}' if split == 'train' else source}"
             )
+        every = {id(part.files): part.files for part in parts.values()}.values()
+        if left_out := [os.path.relpath(path, self.folder) for files in every for path in files.left_out]:
+            about.append(f"left out: {first_names(left_out)}")
         if sum(len(part.rows) for part in parts.values()) <= COMPARED:
             about += repeated({split: dict(_contents(part)) for split, part in parts.items()})
         task.about = tuple(about)
@@ -189,11 +193,14 @@ def scan(folder: str, classes: Sequence[str] | None = None) -> Files:
 
     # --- their images ---
     first_path: dict[tuple[int, int], str] = {}  # of each folder so far: links may lead to one again, in another class
-    checked = ""
+    checked, left_out = "", list[str]()
 
     def wanted(path: str) -> bool:
         nonlocal checked
-        if not is_image(path) or f"{os.sep}." in path[len(folder) :] or skipped(path):
+        if f"{os.sep}." in path[len(folder) :] or skipped(path):
+            return False
+        if not is_image(path):
+            left_out.append(path)
             return False
         if (inside := os.path.dirname(path)) != checked:  # files of a folder follow each other
             checked, about = inside, os.stat(inside)
@@ -210,7 +217,7 @@ def scan(folder: str, classes: Sequence[str] | None = None) -> Files:
             f"{os.path.join(folder, [*index][empty[0]])}: expected images ({' '.join(ENDINGS)}), found none; add "
             "images or remove the folder"
         )
-    return Files(folder, tuple(index), [path for path, _ in pairs], labels)
+    return Files(folder, tuple(index), [path for path, _ in pairs], labels, left_out)
 
 
 def _split_folders(folder: str) -> dict[Split, str]:

@@ -25,6 +25,7 @@ from .task import SPLITS, DataConfig, HeldOut, Split
 from .token_task import SegmentedTask
 
 REPEAT, MEAN = "repeating the last value", "the training mean"  # reference scores
+NUMBERS = ("int", "uint", "float", "double", "decimal", "bool")  # how the names of their types begin
 MOST_CLASSES = 100  # a column of whole numbers with more different ones holds no classes
 
 
@@ -129,7 +130,7 @@ def read_series(
     """The columns of a table, in the order of its rows. run: what is known of the run that they are read for."""
     table = read_table(path)
     dtypes = {name: str(getattr(feature, "dtype", "")) for name, feature in table.features.items()}
-    numbers = [name for name, dtype in dtypes.items() if dtype.startswith(("int", "uint", "float", "double", "bool"))]
+    numbers = [name for name, dtype in dtypes.items() if dtype.startswith(NUMBERS)]
     # --- the names of columns ---
     has = f"it has the columns {', '.join(dtypes)}, of which {', '.join(numbers) or 'none'} are numbers"
     if (wrong := next((name for name in columns if name not in numbers), None)) is not None:
@@ -149,6 +150,13 @@ def read_series(
     labels, names = np.zeros(0, np.int64), () if run is None else run.names
     if target is not None and target not in columns:
         cells = table[target][:]
+        if target not in numbers and None in cells:  # "NA" may be a class beside others, and is no gap then
+            cells = read_table(path, gaps=("",))[target][:]
+        # With a gap among them pandas reads whole numbers as decimal ones.
+        filled = [one for one in cells if one is not None and one == one]
+        if (len(filled) < len(cells) if run is None else run.names) and all(map(_is_decimal_whole, filled)):
+            cells = [int(one) if one is not None and one == one else None for one in cells]
+            dtypes[target] = "int64"
         words = [str(one) for one in cells if one is not None]
         whole = dtypes[target].startswith(("int", "uint", "bool")) and len({*words}) <= MOST_CLASSES
         classified = (target not in numbers or whole) if run is None else bool(run.names)
@@ -206,6 +214,10 @@ def read_series(
         np.stack([arrays[n] for n in some], 1) if some else np.zeros((len(table), 0)) for some in (features, targets)
     )
     return Series(features, values, targets, own, known, names if len(labels) else (), labels, tuple(about))
+
+
+def _is_decimal_whole(cell: object) -> bool:
+    return isinstance(cell, float) and cell.is_integer()
 
 
 def _bad_cells(name: str, cells: Sequence[Any]) -> str | None:

@@ -1,9 +1,13 @@
 """Tables that people have, read by the library `datasets`: JSON lines, CSV, Parquet and its own saved folders."""
 
 import contextlib
+import csv
 import functools
+import gzip
+import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ READERS = {
     ".tsv": "from_csv",
     ".parquet": "from_parquet",
 }
+_WHOLE = 2**30  # rows of a CSV, bytes of JSON lines
 ARROW = ".arrow"  # of a folder that `save_to_disk` wrote
 DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")  # files beside them
 
@@ -48,8 +53,11 @@ def read_column(file: Path, column: str | None) -> list[str]:
     return rows
 
 
-def read_table(file: Path) -> Any:
-    """The file as a `datasets.Dataset`, in memory. Raises InputError without the library, and for a damaged file."""
+def read_table(file: Path, gaps: Sequence[str] | None = None) -> Any:
+    """The file as a `datasets.Dataset`, in memory. Raises InputError without the library, and for a damaged file.
+
+    gaps: what stands for a missing value in CSV and TSV; None: also NA, null, … as pandas takes them.
+    """
     if not file.is_file():
         problem = "a folder" if file.is_dir() else "no such file"
         raise InputError(f"{file}: expected a table, found {problem}; name its file (mnemos train: --data.path)")
@@ -63,7 +71,12 @@ def read_table(file: Path) -> Any:
     try:
         if ending == ARROW:
             return library.Dataset.from_file(str(file))
-        options: dict[str, Any] = {"sep": "\t"} if ending == ".tsv" else {}
+        # The types of columns are those of the whole file: of its first part, later rows might not have them.
+        options: dict[str, Any] = {"chunksize": _WHOLE} if READERS[ending] != "from_parquet" else {}
+        if ending == ".tsv":
+            options |= {"sep": "\t"} | ({} if _is_quoted(file) else {"quoting": csv.QUOTE_NONE})
+        if gaps is not None and READERS[ending] == "from_csv":
+            options |= {"keep_default_na": False, "na_values": [*gaps]}
         with tempfile.TemporaryDirectory() as cache:  # the library converts a file into Arrow once, there
             read = functools.partial(
                 getattr(library.Dataset, READERS[ending]), str(file), cache_dir=cache, keep_in_memory=True, **options
@@ -94,6 +107,20 @@ def read_table(file: Path) -> Any:
         library.logging.set_verbosity(log)
         if not silent:
             library.enable_progress_bars()
+
+
+def _is_quoted(file: Path) -> bool:
+    """Whether quotation marks of a TSV are around whole cells; else they belong to the text, as a lone one does."""
+    packed, limit = file.name.lower().endswith(".gz"), csv.field_size_limit(sys.maxsize)
+    try:
+        with (gzip.open if packed else open)(file, "rt", encoding="utf-8", newline="") as lines:
+            for _ in csv.reader(lines, delimiter="\t", strict=True):
+                pass
+    except csv.Error:
+        return False
+    finally:
+        csv.field_size_limit(limit)
+    return True
 
 
 def _with_empty_lines(table: Any, every_line: Any) -> Any:

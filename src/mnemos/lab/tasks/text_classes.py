@@ -1,5 +1,6 @@
 """Classification of texts in class folders, of any length, in segments for an encoder."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from mnemos.registry import register
 from mnemos.types import InputError
 
 from .arrays import ArrayTask, Rows
-from .files import check_text, first_names, read_bytes
+from .files import check_text, first_names, read_bytes, repeated
 from .preprocessing import Predicted, Preprocessing, likely_classes
 from .task import SPLITS, DataConfig, Split
 from .text_files import SPLIT_OF, TextFiles, find_text, split_documents
@@ -49,10 +50,11 @@ class TextClassesConfig(DataConfig):
     def build(self) -> "TextClassesTask":
         """The task. Cost: all texts are encoded, which holds them and their tokens in memory."""
         self.require("0 < held_out < 0.5")
-        classes = _by_class(find_text(self.path))
+        classes = _by_class(found := find_text(self.path))
         layout = TextClassesPreprocessing.of(self, tuple(classes))
         vocabulary = layout.vocabulary()
         parts: dict[Split, list[Rows]] = {split: [] for split in SPLITS}
+        hashes: dict[Split, dict[str, bytes]] = {split: {} for split in SPLITS}
         for label, (name, corpus) in enumerate(classes.items()):
             for split, texts in split_documents(corpus, self.held_out, characters=True).items():
                 rows = [row for file, text in texts.items() for row in layout.rows(text.tobytes(), file, vocabulary)]
@@ -60,14 +62,16 @@ class TextClassesConfig(DataConfig):
                     raise InputError(
                         f"{self.path}: {split} split: expected text of the class {name}, found none; add some to it"
                     )
+                hashes[split] |= {file: hashlib.sha256(text.tobytes()).digest() for file, text in texts.items()}
                 lengths = np.array([len(row) for row in rows])
                 parts[split].append(Rows.ragged(np.concatenate(rows), lengths, np.full(len(rows), label)))
         size = vocabulary.start if isinstance(vocabulary, SubWords) else vocabulary.size
         task = TextClassesTask({split: Rows.joined(own) for split, own in parts.items()}, layout, size)
         names = first_names(list(classes))
-        task.about = tuple(
-            f"{split:5}  {task.size(split):,} rows of {len(classes)} classes: {names}" for split in SPLITS
-        )
+        about = [f"{split:5}  {task.size(split):,} rows of {len(classes)} classes: {names}" for split in SPLITS]
+        if found.left_out:
+            about.append(f"left out: {first_names([found.name(file) for file in found.left_out])}")
+        task.about = (*about, *repeated(hashes))
         return task
 
 

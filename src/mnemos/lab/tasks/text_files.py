@@ -35,11 +35,12 @@ SPLIT_OF: dict[str, Split] = {
     "test": "test",
 }
 _WORD = re.compile(rf"(?<![a-z0-9])(?:{'|'.join(SPLIT_OF)})(?![a-z0-9])")
-# Files that lie beside a corpus and are not part of it.
+# Files that lie beside a corpus and are not part of it: in a folder of its texts by their whole name.
 _BESIDE = re.compile(
-    r"licen[cs]e|copying|(?<![a-z0-9])notice(?![a-z0-9])|^(md5|sha\d+)(sums?)?(\.txt)?$|\.(md5|sha\d+|sum|sig|asc)$",
+    r"^(un)?(licen[cs]es?|copying|notice)(\.\w+)?$|^(md5|sha\d+)(sums?)?(\.txt)?$|\.(md5|sha\d+|sum|sig|asc)$",
     re.IGNORECASE,
 )
+_AT_TOP = re.compile(r"licen[cs]e|copying|(?<![a-z0-9])notice(?![a-z0-9])|^readme(\.|$)", re.IGNORECASE)
 Document = NDArray[np.uint8]
 # The blank line before a heading belongs to its article. Section headings (" = = Title = = ") begin none.
 _HEADING = re.compile(rb"(?m)(?:^[ \t\r]*\n|\A(?:\xef\xbb\xbf)?)[ \t]*= (?!=)[^\n]*(?<!=) =[ \t\r]*$")
@@ -194,16 +195,16 @@ def split_documents(
         count = max(1, min(round(share * len(text)), (len(text) - 1) // len(missing)))
         bounds = [len(text) - count * i for i in range(len(missing), 0, -1)]
         if characters:
-            bounds = [_line_start(text, bound) for bound in bounds]
+            bounds = [_line_start(text, bound, count) for bound in bounds]
         for split, first, last in zip(parts, [0, *bounds], [*bounds, len(text)], strict=True):
             parts[split][name] = text[first:last]
     return splits | parts
 
 
-def _line_start(text: Document, end: int) -> int:
-    """The first line or, in a text of one line, the first word that begins at `end` or before it."""
-    before = text[:end].tobytes()
-    start = max(before.rfind(b"\n"), 0) or max(before.rfind(b" "), 0)
+def _line_start(text: Document, end: int, most: int) -> int:
+    """The last line that begins at `end` or at most `most` bytes before it; where none does, the last such word."""
+    before, first = text[:end].tobytes(), max(0, end - most)
+    start = max(before.rfind(b"\n", first), 0) or max(before.rfind(b" ", first), 0)
     while not start and end and text[end] & 0xC0 == 0x80:  # inside a character
         end -= 1
     return start + 1 if start else end
@@ -262,9 +263,8 @@ def _is_wanted(file: Path, folder: Path, pattern: str | None) -> bool:
     if pattern is not None:
         return any(fnmatchcase(_plain(file), one) for one in pattern.lower().split())
     at_top = file.parent == folder or file.parent.name.lower() in SPLIT_OF
-    readme = at_top and file.name.lower().split(".")[0] == "readme"
-    described = readme or file.name in DESCRIPTIONS
-    return not described and not _BESIDE.search(_plain(file)) and not not_text(_head(file), file.name)
+    beside = file.name in DESCRIPTIONS or _BESIDE.search(_plain(file)) or (at_top and _AT_TOP.search(_plain(file)))
+    return not beside and not not_text(_head(file), file.name)
 
 
 def _head(file: Path) -> bytes:

@@ -74,8 +74,9 @@ class OwnTask(Task):
     again. The model is called with the inputs (the parts of a tuple or the entries of a mapping as arguments), and with
     `state` and `mask` if its `forward` has arguments of these names. loss(outputs, targets) returns the mean over rows
     or a value per row [B]; None means cross-entropy of logits. A model whose `forward` has an argument `labels` gets
-    the targets too and returns its own loss, as those of Transformers do: outputs.loss, a mean over the batch. Batches
-    that have a `reset` carry the state from one to the next. seed: that of the training, whose first batch the task
+    the targets too and returns its own loss, as those of Transformers do: outputs.loss, a mean over the batch's labels
+    that are not −100, or over rows where these are no integers. Batches that have a `reset` carry the state from one to
+    the next. seed: that of the training, whose first batch the task
     reads to learn what the data hold.
     """
 
@@ -101,6 +102,7 @@ class OwnTask(Task):
         inputs, targets = first.inputs, first.targets
         # --- the loss and the metrics ---
         self._own_loss = loss is None and "labels" in arguments and isinstance(inputs, Mapping)
+        self._shifted = self._own_loss and _predicts_next(model)
         if self._own_loss and any(isinstance(x, Tensor) and x.dim() < 2 for x in inputs.values()):
             raise InputError(
                 "fit: expected batches {'input_ids': [B, T], 'labels', …}, found single rows; put them in a DataLoader"
@@ -108,7 +110,7 @@ class OwnTask(Task):
         classes = targets.dim() == 1 and not targets.is_floating_point() if self._own_loss else loss is None
         self.metrics = tuple(metrics) or ((ACCURACY,) if classes else (LOSS,))
         if self._own_loss:
-            self.metrics = tuple(map(_of_logits, self.metrics))
+            self.metrics = tuple(_of_logits(metric, self._shifted) for metric in self.metrics)
         # --- the form of the batches ---
         self.carries_state = first.reset is not None
         rows_of_tokens = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
@@ -176,7 +178,7 @@ class OwnTask(Task):
         return outputs
 
     def loss(self, model: nn.Module, outputs: object, batch: Batch) -> Tensor:
-        """The caller's or the model's loss summed over rows, or the cross-entropy summed over targets."""
+        """The caller's loss summed over rows; the model's, or the cross-entropy, summed over what `count` counts."""
         rows = row_count(batch)
         if self._own_loss:
             mean = getattr(outputs, "loss", None)
@@ -185,7 +187,7 @@ class OwnTask(Task):
                     "fit: expected outputs with a scalar `loss` from a model whose forward has an argument `labels`, "
                     f"found {_form(outputs)}; return one as models of Transformers do, or give fit a loss"
                 )
-            return mean * rows
+            return mean.nan_to_num() * count if (count := self.count(batch)) == 0 else mean * count
         if self._loss is None:
             if likelihood_of(model) is None:
                 self._check_logits(outputs, batch.targets)
@@ -233,16 +235,36 @@ class OwnTask(Task):
         return int((mask != 0).sum()) if known else ids.numel()
 
     def count(self, batch: Batch) -> int:
-        """Rows, with the caller's or the model's loss; otherwise targets that are not IGNORE."""
+        """Targets that are not IGNORE; rows, with the caller's loss or a model's of other targets than integers."""
+        targets = batch.targets
+        if self._own_loss and isinstance(targets, Tensor) and targets.dtype == torch.int64:
+            return int(((targets[:, 1:] if self._shifted and targets.dim() > 1 else targets) != IGNORE).sum())
         return super().count(batch) if self._loss is None and not self._own_loss else row_count(batch)
 
 
-def _of_logits(metric: Metric) -> Metric:
-    # The outputs of such a model hold logits beside the loss.
-    if isinstance(metric, SumMetric) and (sums := metric.sums) is not None:  # None: the loss itself
-        return replace(metric, sums=lambda model, outputs, batch: sums(model, outputs.logits, batch))
-    if isinstance(metric, CorpusMetric) and (collect := metric.collect) is not None:
-        return replace(metric, collect=lambda model, outputs, batch: collect(model, outputs.logits, batch))
+def _predicts_next(model: nn.Module) -> bool:
+    """Whether a model of Transformers compares the outputs at t with the labels at t + 1."""
+    name, config = type(model).__name__, getattr(model, "config", None)
+    causal = re.search(r"(ForCausalLM|(?<!With)LMHeadModel|ForConditionalGeneration)$", name)
+    return causal is not None and not getattr(config, "is_encoder_decoder", False)
+
+
+def _of_logits(metric: Metric, shifted: bool) -> Metric:
+    """A metric of the logits that the outputs of such a model hold beside the loss. shifted: see `_predicts_next`."""
+
+    def of_logits(function: Any) -> Any:
+        def compute(model: object, outputs: Any, batch: Batch) -> Any:
+            logits, targets = outputs.logits, batch.targets
+            if shifted and isinstance(targets, Tensor) and targets.dim() == 2:
+                logits, batch = logits[:, :-1], batch._replace(targets=targets[:, 1:])
+            return function(model, logits, batch)
+
+        return compute
+
+    if isinstance(metric, SumMetric) and metric.sums is not None:  # None: the loss itself
+        return replace(metric, sums=of_logits(metric.sums))
+    if isinstance(metric, CorpusMetric) and metric.collect is not None:
+        return replace(metric, collect=of_logits(metric.collect))
     return metric
 
 
@@ -325,7 +347,8 @@ class RowSource:
         return self._batches.batch(index, batch_size, seed)
 
     def once(self, batch_size: int) -> Iterator[Batch]:
-        """All rows once, in the data set's order."""
+        """All rows once, in the data set's order. A DataLoader's own batches stay together: a state may pass them."""
+        batch_size = self.batch_size or batch_size
         every = list(range(self.rows))
         keys = [_RowsAndSeed(every[i : i + batch_size], 0, i) for i in range(0, self.rows, batch_size)]
         return prefetch(self._make, keys, min(self.workers, len(keys)), self.loader)
