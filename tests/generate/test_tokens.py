@@ -47,6 +47,22 @@ def test_rows_end_separately_and_go_on_after_their_own_end(kind, settings, ends,
             torch.testing.assert_close(found, alone.predict(), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("kind", ["softmax", "window"])
+def test_rows_with_padding_behind_them_go_on_after_their_own_end(kind):
+    network, prompts = model(kind), ids(2, 6)
+    x, mask = torch.zeros(2, 10, dtype=torch.int64), torch.zeros(2, 10, dtype=torch.bool)
+    for row, start in ((0, 0), (1, 4)):
+        x[row, start : start + 6], mask[row, start : start + 6] = prompts[row], True
+    with torch.no_grad():
+        _, state = network(x, None, mask)
+    stream = Stream(network, state=state, last=torch.tensor([[1], [2]]))
+    tokens, after = stream.generate(3, temperature=0, eos=int(stream.generate(1, temperature=0)[0][0, 0]))
+    for row, count in ((0, 1), (1, 3)):
+        read = torch.cat([prompts[row], stream.last[row], tokens[row, :count]])
+        with torch.no_grad():
+            torch.testing.assert_close(after.predict()[row], network(read[None])[0][0, -1])
+
+
 def test_a_row_draws_the_same_whatever_ends_beside_it():
     network = model("linear")
     with torch.no_grad():

@@ -150,6 +150,18 @@ def test_micro_batches_are_as_many_updates_or_one():
     assert not torch.allclose(several.cache, whole.cache)
 
 
+@pytest.mark.parametrize("failed", [0, 1, 2])
+def test_a_micro_batch_that_fails_drops_the_update_of_all(failed):
+    module = layer()
+    with accumulate_caches(module):
+        for i, piece in enumerate(batch(6).split(2)):
+            with contextlib.suppress(InputError, RuntimeError):
+                module(piece[..., :3] if i == failed else piece)
+    assert empty(module.eval())
+    module.train()(batch())
+    assert not empty(module.eval())
+
+
 def test_a_probe_can_be_told_not_to_write():
     module = layer()
     module(batch())

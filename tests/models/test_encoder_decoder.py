@@ -213,6 +213,16 @@ def test_reset_and_join_give_every_row_its_own_source():
         close(model(torch.cat([x, x[:1]]), joined)[0][:4], model(x, state)[0])
 
 
+def test_a_source_of_padding_alone_is_an_empty_one():
+    model, x = build(), tokens(2, 3, 2)
+    mask = torch.tensor([[1] * 6, [0] * 6], dtype=torch.bool)
+    with torch.no_grad():
+        found = [model(Pair(tokens(2, 6, seed), x, mask))[0][1] for seed in (3, 4)]
+        found.append(model(x, model.initial_state(2))[0][1])
+    for one in found[1:]:
+        close(one, found[0])
+
+
 def test_wrong_inputs_are_refused_in_one_line():
     model = build(share="target", source_vocab_size=5, position="learned", max_length=4)
     state = model.encode(tokens(2, 4) % 5)

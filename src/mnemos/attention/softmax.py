@@ -170,10 +170,11 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
             state = state.unshare()
 
         # --- causal: the tokens so far, or those of the window ---
-        new = (self.empty(b, x.device, k.dtype) if state is None else state).append(k, v, mask)
-        keep = new
-        if self.window is not None:  # a state may have more tokens: one of the same weights with a longer window
-            new = new.last(self.window - 1 + t)
+        state = self.empty(b, x.device, k.dtype) if state is None else state
+        if self.window is not None and state.k.shape[1] >= self.window:  # of the same weights with a longer window
+            state = state.packed().last(self.window - 1)
+        keep = new = state.append(k, v, mask)
+        if self.window is not None:
             # Padding takes no place of the window: its valid tokens are the last ones of the state.
             keep = (new if mask is None else new.packed()).last(self.window - 1)
         n = new.k.shape[1]

@@ -454,8 +454,8 @@ class Keys(FusedLayer):
                 return None
             if layer is not first and not torch.equal(getattr(layer, marks), getattr(first, marks)):
                 return None
-        if not _all_equal(seen, layers):
-            return None
+        if not _all_equal(seen, layers) or (window is not None and not branched and first.k.shape[1] >= window):
+            return None  # of a state that is longer than the window some may be padding
         visible = first.visible_after() if branched else None
         words, after, attended = [], [], None
         for layer in layers:

@@ -241,7 +241,7 @@ class Tokens(Iterator[Tensor]):
             return self._source._after(*(parts[0][1] if in_order else select(parts[0][1], order)))
 
         def shorten(part: object) -> object:  # keys and values that no row has any more are left out
-            return part.last(int(part.seen.max())) if isinstance(part, KeyValues) else part
+            return part.trimmed() if isinstance(part, KeyValues) else part
 
         merged = select(join([both for _, both in parts]), order)
         return self._source._after(*pytree.tree_map(shorten, merged, is_leaf=lambda part: isinstance(part, KeyValues)))

@@ -332,7 +332,7 @@ def begin_forward(group: Sequence[StoredCache]) -> bool:
     if not group[0].accumulates:
         promote(group)
     elif not group[0].complete:
-        _discard(group)
+        return False  # one of `accumulate_caches` failed: its update stays incomplete, and is dropped at its end
     with outside_transforms():
         for cache in group:
             cache.complete = False

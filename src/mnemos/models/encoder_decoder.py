@@ -17,6 +17,7 @@ from mnemos.memory.gated_cache import GRC, begin_forward, end_forward
 from mnemos.memory.key_values import Encoded
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.dense_layer import Linear
+from mnemos.ops.padding import zero_invalid
 from mnemos.ops.positions import count_seen
 from mnemos.registry import register
 from mnemos.types import Attention, Device, InputError, State, StateKind, check_token_ids, combined_state_kind
@@ -194,6 +195,8 @@ class EncoderDecoder(AttentionModel):
     def begin(self, hidden: Tensor, mask: Tensor | None = None) -> EncoderDecoderState:
         """The state of B new rows that read encoded sources [B, S, D]; mask [B, S] bool, True = valid."""
         layers = tuple(block.keys_values([hidden])[0] for block in self.decoder)
+        if mask is not None:  # a row whose source is all padding reads zeros, as in `initial_state`
+            layers = tuple((zero_invalid(k, mask), zero_invalid(v, mask)) for k, v in layers)
         if not torch.is_grad_enabled():  # heads before tokens in memory, as each head reads them
             layers = tuple((_by_head(k), _by_head(v)) for k, v in layers)
         valid = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device) if mask is None else mask
