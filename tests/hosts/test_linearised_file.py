@@ -36,6 +36,10 @@ def test_a_decoder_with_the_adapter_is_the_trained_one(tmp_path: Any) -> None:
     assert path.stat().st_size < 0.9 * sum(4 * value.numel() for value in model.parameters())
     assert not any("lm_head" in name for name in mnemos.tree_file.read(path, "mnemos state-adapter 1")["weights"])
 
+    model.save_pretrained(tmp_path)  # an adapter may lie beside the model, whose base is read too
+    base = mnemos.hosts.from_pretrained(type(model.model), tmp_path)
+    assert torch.equal(base(ids).last_hidden_state, model.model(ids).last_hidden_state)
+
     halved = plain("llama").bfloat16()  # rounded weights are those of the decoder
     load_adapter(halved, path)
     torch.testing.assert_close(halved(ids).logits.float(), model(ids).logits, rtol=0.2, atol=0.2)

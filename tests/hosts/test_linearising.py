@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import mnemos
 from mnemos import InputError
-from mnemos.hosts import adapters
+from mnemos.hosts import adapters, hooks, linearised
 from mnemos.libraries import transformers
 from mnemos.types import leaves
 
@@ -412,3 +412,62 @@ def test_caches_of_others_are_refused() -> None:
     logits(model, x[:, :1], None, cache)
     with pytest.raises(InputError, match="found 2 tokens"):  # of two calls
         cache.crop(-2)
+
+
+@torch.no_grad()
+def test_states_and_streams_of_other_settings_are_refused(tmp_path: Path) -> None:
+    """By an earlier function of the model too, which knows the settings of its day."""
+    full = "model.layers.0.self_attn"
+    for before, after in (({"window": 8}, {"window": 4}), ({"window": 4}, {"window": 8}), ({"sinks": 3}, {"sinks": 2})):
+        model = decoder("llama")
+        mnemos.linearise(model, **{"window": 6, **before})
+        step = mnemos.functional(model)
+        _, state = step(ids())
+        mnemos.linearise(mnemos.unlinearise(model), **{"window": 6, **after})
+        with pytest.raises(InputError, match="state of LlamaForCausalLM"):
+            step(ids(), state)
+    steps = []
+    for heads in ("0", "1"):
+        steps.append(mnemos.functional(model := decoder("llama")))
+        mnemos.linearise(model, window=6, full=f"{full}:{heads}")
+    mnemos.Stream(steps[0]).prefill(ids()).save(tmp_path / "stream")
+    with pytest.raises(InputError, match="configuration"):
+        mnemos.Stream.restore(steps[1], tmp_path / "stream")
+    mnemos.linearise(model := decoder("llama"), window=6, full=f"{full}:0")
+    mnemos.Stream.restore(mnemos.functional(model), tmp_path / "stream")
+
+
+@torch.no_grad()
+def test_a_mask_serves_other_rows_and_hides_no_packed_sequences_behind_padding() -> None:
+    model, x = decoder("llama", 0.0), ids(2, 30)
+    mask = torch.ones(1, 1, 30, 30, dtype=torch.bool).tril()
+    mask[..., :5] = False
+    one = model(x[:1], attention_mask=mask, use_cache=False).logits
+    torch.testing.assert_close(model(x, attention_mask=mask, use_cache=False).logits[:1], one, rtol=1e-5, atol=1e-5)
+    mask[..., 20:, :20] = mask[..., 20, :] = mask[..., 20] = False
+    with pytest.raises(InputError, match="acked"):
+        model(x, attention_mask=mask, use_cache=False)
+
+
+@torch.no_grad()
+def test_a_crop_to_a_length_is_refused() -> None:
+    model, cache = decoder("llama", 0.0), new_cache()
+    model(ids(), past_key_values=cache)
+    with pytest.raises(InputError, match="expected a negative number, of tokens to take back, found 30"):
+        cache.crop(30)
+
+
+def test_the_calls_of_a_thread_are_its_own_before_the_first() -> None:
+    """A compiled call guards on what it reads: an attribute that came with the first call made the second one fail."""
+    assert all(vars(type(module._stack)()) == {"calls": ()} for module in (linearised, hooks))
+
+
+@torch.no_grad()
+def test_a_cache_with_gated_caches_too_is_pickled() -> None:
+    model, cache = plain("llama").float(), new_cache()
+    mnemos.cache(model, mnemos.GRC(length=4, scope="stream"))
+    mnemos.linearise(model, window=8)
+    model(ids(), past_key_values=cache)
+    again = pickle.loads(pickle.dumps(cache))
+    x = ids(2, 1)
+    assert torch.equal(model(x, past_key_values=again).logits, model(x, past_key_values=cache).logits)

@@ -43,7 +43,8 @@ class ActiveCall:
 class _CallStack(threading.local):
     """The calls that are being made, each inside the one before it. Threads may share a model."""
 
-    calls: tuple[ActiveCall, ...] = ()
+    def __init__(self) -> None:  # not of the class: a compiled call would guard on an attribute that comes later
+        self.calls: tuple[ActiveCall, ...] = ()
 
 
 _stack = _CallStack()

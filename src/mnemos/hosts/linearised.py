@@ -328,7 +328,8 @@ class ActiveCall:
 class _CallStack(threading.local):
     """The calls that are being made. Threads may share a model."""
 
-    calls: tuple[ActiveCall, ...] = ()
+    def __init__(self) -> None:  # not of the class: a compiled call would guard on an attribute that comes later
+        self.calls: tuple[ActiveCall, ...] = ()
 
 
 _stack = _CallStack()
@@ -465,8 +466,10 @@ def attend(
         y = layer.read(own, far)
     elif of_functional:
         before: LinearisedState | None = call.past.take(LinearisedState)
-        if before is not None and before.window.k.shape[1] != len(own.far_heads):
-            raise call.past.misfit(f"one of {before.window.k.shape[1]} key heads with a window")
+        if before is not None:
+            (_, heads, window, _), sinks = before.window.k.shape, before.window.sink_k.shape[2]
+            if (heads, window, sinks) != (len(own.far_heads), sizes.window, sizes.sinks):
+                raise call.past.misfit(f"one of {heads} key heads with a window of {window} tokens and {sinks} sinks")
         y, state = own.read(far, before)
         call.past.new.append(state)
     else:
@@ -498,4 +501,4 @@ def find_valid(mask: Tensor | None, q: Tensor) -> Tensor | None:
         tokens = own_tokens(mask, q[:, 0], mask.shape[-1])
         return None if tokens is None or bool(tokens.all()) else tokens
 
-    return read_once(mask, _OWN, (q.shape[2],), read)
+    return read_once(mask, _OWN, (len(q), q.shape[2]), read)

@@ -156,6 +156,8 @@ class LinearisedLayer(DynamicLayer):
         if not count:
             return
         if not self.whole:
+            if tokens_to_remove > 0:
+                raise InputError(f"crop: expected a negative number, of tokens to take back, found {tokens_to_remove}")
             kept = self.read_last - count
             if self.earlier is None or kept < 0 or (state := self.earlier(kept)) is None:
                 raise InputError(

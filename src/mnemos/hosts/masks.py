@@ -80,8 +80,9 @@ def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
     itself = pairs.diagonal(first, 1, 2)
     valid = find_visible(itself).expand(b, t)
     if t > 1:  # beside a token's own position, because biases grow with positions
-        before = find_visible(pairs.diagonal(first - 1, 1, 2)[:, 1 - t :], base=itself[:, 1:])
-        packed = (valid[:, 1:] & valid[:, :-1] & ~before).any()
+        last = torch.where(valid, torch.arange(t, device=x.device), -1).cummax(1).values[:, :-1]  # -1: none so far
+        scores = pairs[:, 1:].expand(b, -1, -1).gather(2, (first + last.clamp(min=0))[..., None])[..., 0]
+        packed = (valid[:, 1:] & (last >= 0) & ~find_visible(scores, base=itself[:, 1:])).any()
         if torch.compiler.is_compiling():
             assert_in_graph(~packed, _APART)
         elif packed:

@@ -79,6 +79,8 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
     for path in sorted(Path(folder).glob("*.safetensors")):
         check_file(path)
         with safe_open(str(path), "pt") as file:
+            if (file.metadata() or {}).get("format", "").startswith("mnemos"):
+                continue  # an adapter, which lies beside the model
             for key in file.keys():  # noqa: SIM118
                 for child in ("grc", "linearised"):
                     above, inside, part = f".{key}".rpartition(f".{child}.")

@@ -323,7 +323,7 @@ def _make_carrying(layer: type) -> Any:
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             # Pickle finds a class by its name, and this class is made when it is needed.
-            return make_empty, (_make_carrying, layer), self.__dict__
+            return make_empty, (_make_carrying, layer), self.__getstate__()
 
     Carrying.__name__, Carrying.__qualname__ = layer.__name__, layer.__qualname__
     return Carrying

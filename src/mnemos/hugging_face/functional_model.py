@@ -120,7 +120,6 @@ class Functional(nn.Module):
         super().__init__()
         base, self._cache = check_model(model)
         self.model, self.training = model, model.training
-        self._config = HostSettings.of(base)
         self.autoregressive = base.get_output_embeddings() is not None
         self._settings = base.config.get_text_config(decoder=True)
         self._padding_id = getattr(self._settings, "pad_token_id", None)
@@ -143,10 +142,8 @@ class Functional(nn.Module):
 
     @property
     def config(self) -> HostSettings:
-        """What a state belongs to. The vocabulary may have been resized since."""
-        if int(self._settings.vocab_size) != self._config.vocab_size:
-            self._config = HostSettings.of(base_model(self.model))
-        return self._config
+        """What a state belongs to. The model may have been changed since: its vocabulary, its attentions."""
+        return HostSettings.of(base_model(self.model))
 
     def _table(self) -> tuple[int, int]:
         """The tokens of the model's vocabulary, and the width of their embeddings."""

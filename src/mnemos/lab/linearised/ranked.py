@@ -100,7 +100,7 @@ def choose_full(
                 ranking = rank(loss, jointly=True, heads=False, progress=lambda *_: next(steps, None))
                 names, said = ranking.full(count), str(ranking)
         except KeyboardInterrupt:
-            done = len(loss.kept["losses"])
+            done = len(read_object(folder / LOSSES)["losses"])
             raise Interrupted(f"interrupted; the same command continues after loss {done} of {len(every)}") from None
     if not quiet:
         say(said, file=sys.stderr)
