@@ -78,7 +78,7 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "untrained-hybrid-8": replace(BASE, state="none", rank=0, tokens=0, transfer_tokens=0, full=("8",)),
     "window-hybrid-12": replace(BASE, state="none", full=("12",)),
     "hybrid-8-bf16": LinearisedConfig(full=("8",), precision="bf16-mixed"),
-    "hybrid-8-longer": LinearisedConfig(full=("8",), precision="bf16-mixed"),  # with four times the --tokens
+    "hybrid-8-longer": LinearisedConfig(full=("8",), precision="bf16-mixed"),  # with 163,840 --tokens
     # By key head, those whose trained share of whole attention is largest (`benchmarks/hybrids.py gates`).
     "heads-24": LinearisedConfig(full=("24", *HEADS)),
     "window-heads-24": replace(BASE, state="none", full=("24", *HEADS)),
