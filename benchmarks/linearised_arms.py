@@ -77,6 +77,8 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "window-hybrid-8": replace(BASE, state="none", full=("8",)),
     "untrained-hybrid-8": replace(BASE, state="none", rank=0, tokens=0, transfer_tokens=0, full=("8",)),
     "window-hybrid-12": replace(BASE, state="none", full=("12",)),
+    "hybrid-8-bf16": LinearisedConfig(full=("8",), precision="bf16-mixed"),
+    "hybrid-8-longer": LinearisedConfig(full=("8",), precision="bf16-mixed"),  # with 163,840 --tokens
     # By key head, those whose trained share of whole attention is largest (`benchmarks/hybrids.py gates`).
     "heads-24": LinearisedConfig(full=("24", *HEADS)),
     "window-heads-24": replace(BASE, state="none", full=("24", *HEADS)),
@@ -97,9 +99,10 @@ LOWER, SCALE = 6, 1.5  # layers that have the window alone and no updates; the f
 SLOTS, BLOCK, TOKENS = 16, 32, 16  # of the gated cache, and memory tokens; a segment has window − 2·TOKENS tokens
 RATES = {"updates": 2e-3, "maps": 1e-2, "weights": 5e-2, "memory": 3e-3}
 FLOOR, CEILING, AGAINST = "window", "original", "window-trained"
-# The windows that were trained as an arm, where they are not AGAINST.
+# What an arm differs from in one thing: the window that was trained alike, where it is not AGAINST, or another arm.
 CONTROLS = {"delta-forgets-wiki": "window-wiki", "delta-labels": "window-labels"}
 CONTROLS |= {arm: f"window-{arm}" for arm in ("hybrid-8", "hybrid-12", "heads-24")}
+CONTROLS |= {"hybrid-8-bf16": "hybrid-8", "hybrid-8-longer": "hybrid-8-bf16"}
 FAR = "512-4096"
 
 

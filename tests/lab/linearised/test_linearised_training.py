@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import shutil
 import signal
 from dataclasses import fields, replace
 from pathlib import Path
@@ -227,6 +228,25 @@ def test_a_run_of_another_model_or_of_more_tokens_is_left_as_it_is(whole, tmp_pa
             call()
     assert not (tmp_path / "other").exists()
     assert before == {path.name: path.read_bytes() for path in folder.glob("*.json")}
+
+
+def test_products_in_bfloat16_train_nearly_the_same_weights_in_float32(whole, tmp_path):
+    """A folder from before there was this setting has products in float32."""
+    training = begin(tmp_path / "half", precision="bf16-mixed")
+    training.run()
+    assert {value.dtype for value in weights(training)} == {torch.float32}
+    assert not any(map(torch.equal, weights(training), weights(whole[0])))
+    for before, after, wanted in zip(whole[1], errors(training), errors(whole[0]), strict=True):
+        assert abs(after - wanted) < 0.1 * (before - wanted)
+
+    folder = tmp_path / "older"
+    shutil.copytree(whole[0].folder, folder)
+    kept = json.loads((folder / train.SETTINGS).read_text())
+    del kept["settings"]["precision"]
+    (folder / train.SETTINGS).write_text(json.dumps(kept))
+    with pytest.raises(InputError, match="precision 'bf16-mixed', found one with '32-true'"):
+        begin(folder, precision="bf16-mixed")
+    begin(folder)
 
 
 def test_settings_that_the_decoder_does_not_allow_are_refused_first(tmp_path):

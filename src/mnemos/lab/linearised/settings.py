@@ -41,6 +41,8 @@ class LinearisedConfig:
         map_rate: learning rate of feature maps in stage 2.
         decay: share of the updates at the end of a stage in which the learning rate falls to 0.
         top: most probable tokens that are kept of each distribution of the decoder.
+        precision: of the updates' products: 32-true, or bf16-mixed, bfloat16 by autocast with weights in float32, which
+            is faster on processors with instructions for it.
         seed: random seed of the low-rank updates' first values and of the order of the text.
     """
 
@@ -63,6 +65,7 @@ class LinearisedConfig:
     map_rate: float = 2e-3
     decay: float = 0.2
     top: int = 64
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ from mnemos.hosts.linearised import add_updates, drop_updates
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.metrics import LOSS
 from mnemos.lab.tasks.task import HeldOut, Split, Task
+from mnemos.ops.precision import full_precision
 from mnemos.types import InputError, JSONObject, State
 
 from .text_batches import Pieces
@@ -235,11 +236,12 @@ class Teacher:
         tokens and probabilities [B, T, K] of the likeliest; rest [B, T] = 1 − Σ of these probabilities.
         """
         if self._last is None or self._last[0] != [*numbers]:
-            pieces = [self._piece(number, row) for number, row in zip(numbers, ids, strict=True)]
-            tokens, logs, rest = (torch.stack([one[name] for one in pieces]) for name in ("tokens", "logs", "rest"))
-            likely = logs.float().exp()
-            # The logarithms are kept in half precision: what they give is scaled to add up to 1 with the rest.
-            self._last = [*numbers], (tokens.long(), likely * ((1 - rest) / likely.sum(-1))[..., None], rest)
+            with full_precision(ids.device.type):  # a training in bfloat16 learns from, and keeps, the same numbers
+                pieces = [self._piece(number, row) for number, row in zip(numbers, ids, strict=True)]
+                tokens, logs, rest = (torch.stack([one[name] for one in pieces]) for name in ("tokens", "logs", "rest"))
+                likely = logs.float().exp()
+                # The logarithms are kept in half precision: what they give is scaled to add up to 1 with the rest.
+                self._last = [*numbers], (tokens.long(), likely * ((1 - rest) / likely.sum(-1))[..., None], rest)
         return self._last[1]
 
     def _piece(self, number: int, ids: Tensor) -> dict[str, Tensor]:

@@ -285,6 +285,7 @@ class Training:
                 eval_every=_NEVER,
                 keep=1,
                 accelerator="cpu",
+                precision=settings.precision,
             ),
         )
         return recipe, task, parameters
@@ -317,10 +318,12 @@ class Training:
                 for index in (0, min(1, task.parts - 1)):
                     batch = task.train_batch(index, rows, seed)
                     began = time.perf_counter()
-                    outputs, state = task.forward(parameters, batch, detach(state) if index else None)
-                    task.loss(parameters, outputs, batch).backward()
+                    with torch.autocast("cpu", torch.bfloat16, enabled=recipe.train.precision == "bf16-mixed"):
+                        outputs, state = task.forward(parameters, batch, detach(state) if index else None)
+                        loss = task.loss(parameters, outputs, batch)
+                    loss.backward()
                     seconds = time.perf_counter() - began
-                    del outputs
+                    del outputs, loss
                     if seconds > 1:
                         break
             del state  # and with it the activations, before the next stage
@@ -347,7 +350,9 @@ def check_settings(folder: Path, settings: LinearisedConfig) -> None:
     check_output_folder(folder)
     if not (folder / SETTINGS).is_file():
         return
-    before = {"full": []} | read_object(folder / SETTINGS, {"settings": dict})["settings"]
+    # A folder from before there was a setting has its default.
+    default = asdict(LinearisedConfig()) | {"full": []}
+    before = default | read_object(folder / SETTINGS, {"settings": dict})["settings"]
     own = asdict(settings) | {"full": [*settings.full]}
     for name in {**own, **before}:
         if name != "tokens" and before.get(name) != own.get(name):

@@ -138,8 +138,8 @@ def precision_warning(recipe: Recipe, device: str) -> str | None:
     if has.get("architecture") != "x86_64" or has.get("avx512_bf16") or has.get("amx_bf16"):
         return None
     return (
-        f"train.precision is {recipe.train.precision}, and this processor has no instructions for bfloat16, which can "
-        "take several times the time of 32-bit; use train.precision 32-true"
+        f"precision is {recipe.train.precision}, and this processor has no instructions for bfloat16, which can "
+        "take several times the time of 32-bit; use 32-true"
     )
 
 
