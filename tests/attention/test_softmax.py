@@ -134,6 +134,7 @@ def test_a_window_streams_at_constant_size(window):
         mask = torch.tensor([[1] * 9 + [0] * 3] * 2, dtype=torch.bool)
         _, padded = layer().eval()(torch.cat([x, x[:, :3]], 1), None, mask)
         torch.testing.assert_close(module(x[:, :1], padded)[0], a)
+        torch.testing.assert_close(module(x[:, :1], module.branch(padded, 1))[0], a)
 
 
 def test_dropout_is_not_lost_without_gradient():

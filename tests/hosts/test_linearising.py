@@ -450,6 +450,15 @@ def test_a_mask_serves_other_rows_and_hides_no_packed_sequences_behind_padding()
 
 
 @torch.no_grad()
+def test_padding_longer_than_a_sliding_window_is_no_end_of_a_sequence() -> None:
+    model, x = plain("mistral", sliding_window=8).float(), ids(1, 30)
+    mask = torch.ones(1, 30, dtype=torch.long)
+    mask[:, 5:20] = 0
+    mnemos.linearise(model, window=6)
+    assert model(x, attention_mask=mask, use_cache=False).logits.isfinite().all()
+
+
+@torch.no_grad()
 def test_a_crop_to_a_length_is_refused() -> None:
     model, cache = decoder("llama", 0.0), new_cache()
     model(ids(), past_key_values=cache)

@@ -138,7 +138,14 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
 
         Rows that have branched before first get keys of their own, which is a copy.
         """
-        return BranchedKeyValues.of(state if isinstance(state, KeyValues) else state.unshare(), copies)
+        state = state if isinstance(state, KeyValues) else state.unshare()
+        return BranchedKeyValues.of(self._within_window(state), copies)
+
+    def _within_window(self, state: KeyValues) -> KeyValues:
+        """A state of the same weights with a longer window, or none, without the tokens before this one's."""
+        if self.window is None or state.k.shape[1] < self.window:
+            return state
+        return state.packed().last(self.window - 1)
 
     def compute_heads(
         self, x: Tensor, state: Keys | None, mask: Tensor | None, bias: Tensor | None = None
@@ -170,9 +177,7 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
             state = state.unshare()
 
         # --- causal: the tokens so far, or those of the window ---
-        state = self.empty(b, x.device, k.dtype) if state is None else state
-        if self.window is not None and state.k.shape[1] >= self.window:  # of the same weights with a longer window
-            state = state.packed().last(self.window - 1)
+        state = self.empty(b, x.device, k.dtype) if state is None else self._within_window(state)
         keep = new = state.append(k, v, mask)
         if self.window is not None:
             # Padding takes no place of the window: its valid tokens are the last ones of the state.

@@ -22,7 +22,7 @@ PACKED = (
     "a cached attention: expected one sequence per row, found several packed into one ({}); they would see each other "
     "through the cache: give each sequence a row of its own"
 )
-_APART = PACKED.format("the mask hides a token from the one after it")
+_APART = PACKED.format("the mask hides a token from the next valid one")
 _BLOCKS = PACKED.format("the mask divides a row's tokens into parts that do not see each other")
 LENGTHS = ("cu_seq_lens_q", "cu_seqlens", "cu_seqlens_q", "cu_seq_lens")  # where each of several sequences begins
 
@@ -58,7 +58,7 @@ def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
 
     mask: None, [B, N], or [1 or B, 1 or H, T, N] with N ≥ T keys, of booleans (True = attend), integers, or floats that
     are added to the scores. A token is valid if it may attend to itself: floats above −20. Raises InputError for
-    another mask, and for one that hides a valid token's predecessor, 20 below the token itself, as it does where
+    another mask, and for one that hides the valid token before a valid one, 20 below the token itself, as it does where
     sequences are packed into one row. Under torch.compile no value is read, and the graph raises RuntimeError for
     packed sequences when it runs.
     """
@@ -82,11 +82,17 @@ def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
     if t > 1:  # beside a token's own position, because biases grow with positions
         last = torch.where(valid, torch.arange(t, device=x.device), -1).cummax(1).values[:, :-1]  # -1: none so far
         scores = pairs[:, 1:].expand(b, -1, -1).gather(2, (first + last.clamp(min=0))[..., None])[..., 0]
-        packed = (valid[:, 1:] & (last >= 0) & ~find_visible(scores, base=itself[:, 1:])).any()
+        hidden = valid[:, 1:] & (last >= 0) & ~find_visible(scores, base=itself[:, 1:])
+        distance = torch.arange(1, t, device=x.device) - last  # more than 1: with padding between
         if torch.compiler.is_compiling():
-            assert_in_graph(~packed, _APART)
-        elif packed:
-            raise InputError(_APART)
+            assert_in_graph(~(hidden & (distance == 1)).any(), _APART)
+        elif hidden.any():
+            # Behind more padding than any query sees back, a sliding window hides what is no other sequence.
+            keys = torch.arange(pairs.shape[-1], device=x.device) - first
+            back = torch.arange(t, device=x.device)[:, None] - keys
+            reach = back.where(find_visible(pairs, base=itself[..., None]), 0).max()
+            if (hidden & (distance <= reach.clamp(min=1))).any():
+                raise InputError(_APART)
     return valid
 
 

@@ -332,7 +332,7 @@ def begin_forward(group: Sequence[StoredCache]) -> bool:
     if not group[0].accumulates:
         promote(group)
     elif not group[0].complete:
-        return False  # one of `accumulate_caches` failed: its update stays incomplete, and is dropped at its end
+        return False  # one of `accumulate_caches` failed: the update stays incomplete, which drops it at the end
     with outside_transforms():
         for cache in group:
             cache.complete = False
@@ -392,19 +392,30 @@ def several_processes() -> bool:
 
 
 @torch.no_grad()
-def _reduce(group: Sequence[StoredCache]) -> None:
+def _reduce(group: Sequence[StoredCache], failed: bool | None = None) -> None:
     """Replace `pending` by its mean over all processes, weighted by rows, in one reduction for the whole model.
+
+    failed: whether this process drops the update, which drops that of all; None: no process asks.
 
     This runs at the end of a forward, which every process reaches, and not at the promotion: `eval()` and a save
     promote too, and often only the first process calls them.
     """
     group = [cache for cache in group if cache.writes]
     if not group or not several_processes():
+        if failed:
+            _discard(group)
         return
     with outside_transforms():
         sums = [cache.pending * cache.pending_rows for cache in group]
         flat = torch.cat([*(cache.pending_rows for cache in group), *(s.flatten() for s in sums)])
+        if failed is not None:
+            flat = torch.cat([flat, flat.new_tensor([float(failed)])])
         dist.all_reduce(flat)
+        if failed is not None:
+            if flat[-1] > 0:
+                _discard(group)
+                return
+            flat = flat[:-1]
         rows, rest = flat[: len(group)], flat[len(group) :]
         for cache, count, total in zip(group, rows, rest.split([s.numel() for s in sums]), strict=True):
             cache.pending.copy_(total.view_as(cache.pending) / count.clamp(min=1))
@@ -458,7 +469,7 @@ def accumulate_caches(model: nn.Module) -> Iterator[None]:
     finally:
         for cache in group:
             cache.before = None
-    _reduce(group)
+    _reduce(group, failed=not all(cache.complete for cache in group))
 
 
 @contextlib.contextmanager

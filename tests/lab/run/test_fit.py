@@ -370,15 +370,14 @@ def test_a_model_that_fails_in_its_first_update_leaves_no_folder(tmp_path):
     assert fit(tmp_path / "run")["steps"] == 2
 
 
-def test_a_causal_models_scores_are_of_the_next_token_and_of_labels_alone(tmp_path):
-    """However rows with few labels are divided into batches."""
+def test_a_models_own_loss_is_a_mean_over_labels_however_rows_are_divided(tmp_path):
     library = mnemos.libraries.transformers()
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     torch.manual_seed(0)
     model = library.LlamaForCausalLM(library.LlamaConfig(vocab_size=9, **sizes))
     ids = torch.arange(16).repeat(4, 1).add(torch.arange(4)[:, None]) % 9
     labels = ids.clone()
-    labels[1::2, 3:] = -100
+    labels[:, 0] = labels[2:, 3:] = -100
     rows = [{"input_ids": x, "labels": y} for x, y in zip(ids, labels, strict=True)]
     with torch.no_grad():
         whole = float(model(input_ids=ids, labels=labels).loss)
@@ -390,6 +389,27 @@ def test_a_causal_models_scores_are_of_the_next_token_and_of_labels_alone(tmp_pa
         first, *_ = (one for one in numbers(out) if one["kind"] == "train")
         assert first["loss"] == pytest.approx(whole, rel=1e-5)
         assert json.loads((out / "result.json").read_text())["valid"]["loss"] == pytest.approx(whole, rel=1e-5)
-    loader = DataLoader(rows, 4)
-    found = mnemos.fit(model, loader, loader, tmp_path / "learned", 60, 1e-2, metrics=("accuracy",), quiet=True)
+
+
+class _Own(mnemos.libraries.transformers().LlamaForCausalLM):
+    pass
+
+
+@pytest.mark.parametrize("name", ["own", "BartForCausalLM", "BertForMaskedLM"])
+def test_accuracy_is_of_the_labels_that_the_model_compares(tmp_path, name):
+    """The next one's or its own, which no class's name says."""
+    library = mnemos.libraries.transformers()
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    ids = torch.arange(16).repeat(4, 1).add(torch.arange(4)[:, None]) % 9
+    if name == "own":
+        model = _Own(library.LlamaConfig(vocab_size=9, **sizes))
+    elif name == "BertForMaskedLM":
+        model = library.BertForMaskedLM(library.BertConfig(vocab_size=9, **sizes))
+    else:
+        bart = {"d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
+        model = library.BartForCausalLM(library.BartConfig(vocab_size=9, **bart, is_decoder=True, pad_token_id=8))
+    labels = ids if name == "own" else (ids + 1) % 9
+    loader = DataLoader([{"input_ids": x, "labels": y} for x, y in zip(ids, labels, strict=True)], 4)
+    found = mnemos.fit(model, loader, loader, tmp_path / "run", 60, 2e-2, metrics=("accuracy",), quiet=True)
     assert found["valid"]["accuracy"] == 1

@@ -151,6 +151,7 @@ def test_what_datasets_keeps_beside_a_saved_data_set_is_no_text(tmp_path):
     [
         ("t.csv", ["a,b", *["1,0"] * 11_000, "1,.5"], "float64"),
         ("t.csv", ["a,b", *["1,"] * 11_000, "1,words"], "string"),
+        ("t.csv", ["a,b", "1,words", *["1,0"] * 300_000], "string"),
         ("t.jsonl", [*['{"a": "%s", "b": null}' % ("x" * 1000)] * 11_000, '{"a": 1, "b": "words"}'], "string"),
     ],
 )
@@ -163,5 +164,6 @@ def test_quotation_marks_of_a_tsv_are_text_where_none_is_around_a_cell(tmp_path)
     lines = [f"{i}\t{chr(34) * (i in (3, 7))}line {i}" for i in range(9)]
     (tmp_path / "t.tsv").write_text("\n".join(["id\ttext", *lines]) + "\n")
     assert read_table(tmp_path / "t.tsv")["text"][:] == [line.split("\t")[1] for line in lines]
-    (tmp_path / "t.tsv").write_text('id\ttext\n0\t"two\nlines, ""quoted"""\n1\tone\n')
-    assert read_table(tmp_path / "t.tsv")["text"][:] == ['two\nlines, "quoted"', "one"]
+    for more, last in (("one", "one"), ('"Hi" she said', "Hi she said")):
+        (tmp_path / "t.tsv").write_text(f'id\ttext\n0\t"two\nlines, ""quoted"""\n1\t{more}\n')
+        assert read_table(tmp_path / "t.tsv")["text"][:] == ['two\nlines, "quoted"', last]

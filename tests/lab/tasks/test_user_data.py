@@ -39,17 +39,12 @@ class _Labelled(torch.nn.Module):
         raise NotImplementedError
 
 
-class _LabelledForCausalLM(_Labelled):
-    pass
-
-
 @pytest.mark.parametrize(
     ("model", "loss", "count"),
     [
         (torch.nn.Linear(5, 5), None, 8),
         (torch.nn.Linear(5, 5), torch.nn.MSELoss(), 2),
         (_Labelled(), None, 8),
-        (_LabelledForCausalLM(), None, 7),  # a row's first label is nothing's target
     ],
 )
 def test_a_callers_loss_is_a_mean_over_rows_and_others_over_targets(model, loss, count):

@@ -258,8 +258,7 @@ class Training:
         rates |= {} if first else dict.fromkeys(self.low_rank, settings.rate)
         for name, value in self.trained.items():
             value.requires_grad_(name in rates)
-        rate = map_rate if first or not self.low_rank else max(settings.rate, map_rate)  # what the log shows
-        parameters = Parameters({name: self.trained[name] for name in rates}, rates, rate)
+        parameters = Parameters({name: self.trained[name] for name in rates}, rates, rate := max(rates.values()))
         # The transfer's loss is a mean over attentions; each is trained as if its own were the loss.
         share = 1 / len(self.report.changed) if first else 1.0
 

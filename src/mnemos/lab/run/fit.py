@@ -64,7 +64,7 @@ def fit(
 
     train_data, valid_data: a DataLoader, a map-style data set, or an iterable of batches; a batch is (inputs, targets),
     {"inputs", "targets", "mask", "reset"}, a `Batch`, or {"input_ids", "labels", …} for a model of Transformers, whose
-    own loss is trained. For batches of any other kind pass a `Task` as train_data.
+    own loss is trained: of micro-batches and batches it is weighted by labels that are not −100. For batches of any other kind pass a `Task` as train_data.
     model: called as model(inputs). If its `forward` has arguments `state` and `mask` they are passed too; with `state`
     it must return (outputs, state). loss(outputs, targets): returns the mean over rows or one value per row. The
     default is cross-entropy of logits [B, C] or [B, T, C], with accuracy as the metric. metrics: objects, or names of

@@ -10,6 +10,7 @@ runs/NAME/recipe.json      the resolved recipe
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -324,6 +325,7 @@ class RunFolder:
             return
         for name in ("recipe.json", "run.json", "metrics.jsonl"):
             (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
         for folder in (self.checkpoints, self.folder):
             with contextlib.suppress(OSError):  # a folder that holds something else stays
                 folder.rmdir()

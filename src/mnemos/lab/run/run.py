@@ -225,6 +225,7 @@ class Run:
             yield
         except BaseException as error:
             before_updates = isinstance(error, Exception) and not ("learner" in vars(self) and self.step)
+            before_updates = before_updates and not isinstance(error, OSError)  # of the disk: it may be resumed
             if self.files is not None and (out_of_memory(error) or before_updates):
                 self.files.discard()  # without a checkpoint, so that a corrected call may name the same folder
             self.close()

@@ -58,7 +58,8 @@ class PhotosConfig(DataConfig):
 
     Classes are the folder names, sorted. A share `held_out` of each class replaces every split that has no folder; a
     folder val without test is the test split. See `read_layout` for the details.
-    Photos may have any size, colour and format that Pillow reads. They are rotated upright, converted to RGB, scaled
+    Photos (files .jpg, .png, .webp, .tif, … see `pictures.ENDINGS`) may have any size and colour; other files are left
+    out, which is said. They are rotated upright, converted to RGB, scaled
     (bicubic; small ones are enlarged) and cropped to `size` × `size` pixels, and normalised by ImageNet's mean and
     standard deviation. Photos are decoded when they are needed: in advance by `workers` processes, or by this process
     if `workers` is 0. Decoded photos for evaluation and for the light policy are kept if all of them fit in 256 MB.

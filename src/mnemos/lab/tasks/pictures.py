@@ -21,8 +21,7 @@ from mnemos.types import InputError
 if TYPE_CHECKING:
     from PIL import Image
 
-JPEG = (".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k")
-ENDINGS = (*JPEG, ".png", ".bmp", ".webp", ".avif", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
+ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 CACHED = 256 * 2**20  # bytes: decoded pictures stay in memory if all of them need no more
 CHECKED = 20_000  # files at most
 # The bytes at the end of a complete file, by the format's name in Pillow. Some programs add a few bytes behind them.

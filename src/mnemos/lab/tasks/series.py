@@ -20,7 +20,7 @@ from mnemos.types import InputError
 from .batch import IGNORE, Batch
 from .metrics import ACCURACY, MAJORITY, SumMetric, ratio
 from .preprocessing import Predicted, Preprocessing, likely_classes
-from .tables import READERS, is_number, read_table
+from .tables import READERS, is_number, is_written_whole, read_table
 from .task import SPLITS, DataConfig, HeldOut, Split
 from .token_task import SegmentedTask
 
@@ -150,11 +150,7 @@ def read_series(
     labels, names = np.zeros(0, np.int64), () if run is None else run.names
     if target is not None and target not in columns:
         cells = table[target][:]
-        if target not in numbers and None in cells:  # "NA" may be a class beside others, and is no gap then
-            cells = read_table(path, gaps=("",))[target][:]
-        # With a gap among them pandas reads whole numbers as decimal ones.
-        filled = [one for one in cells if one is not None and one == one]
-        if (len(filled) < len(cells) if run is None else run.names) and all(map(_is_decimal_whole, filled)):
+        if dtypes[target].startswith(("float", "double")) and is_written_whole(path, target):
             cells = [int(one) if one is not None and one == one else None for one in cells]
             dtypes[target] = "int64"
         words = [str(one) for one in cells if one is not None]
@@ -204,7 +200,7 @@ def read_series(
         about.append(f"left out: {', '.join(grows)}")
         about += filter(None, (_bad_cells(name, table[name][:]) for name in left_out if name not in numbers))
     if without := int((labels == IGNORE).sum()):
-        about.append(f"{plural(without, 'step')} without {target}: read and not scored")
+        about.append(f"{plural(without, 'step')} without {target} (empty, NA, null, …): read and not scored")
     if gaps:
         mean = f"; {first:,} of them, with none before, as the training mean" if first else ""
         about.append(f"{plural(gaps, 'missing value')}, not scored: read as that of the step before{mean}")
@@ -214,10 +210,6 @@ def read_series(
         np.stack([arrays[n] for n in some], 1) if some else np.zeros((len(table), 0)) for some in (features, targets)
     )
     return Series(features, values, targets, own, known, names if len(labels) else (), labels, tuple(about))
-
-
-def _is_decimal_whole(cell: object) -> bool:
-    return isinstance(cell, float) and cell.is_integer()
 
 
 def _bad_cells(name: str, cells: Sequence[Any]) -> str | None:

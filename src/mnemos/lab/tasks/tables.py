@@ -4,10 +4,10 @@ import contextlib
 import csv
 import functools
 import gzip
-import sys
+import re
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,8 @@ def read_column(file: Path, column: str | None) -> list[str]:
     return rows
 
 
-def read_table(file: Path, gaps: Sequence[str] | None = None) -> Any:
-    """The file as a `datasets.Dataset`, in memory. Raises InputError without the library, and for a damaged file.
-
-    gaps: what stands for a missing value in CSV and TSV; None: also NA, null, … as pandas takes them.
-    """
+def read_table(file: Path) -> Any:
+    """The file as a `datasets.Dataset`, in memory. Raises InputError without the library, and for a damaged file."""
     if not file.is_file():
         problem = "a folder" if file.is_dir() else "no such file"
         raise InputError(f"{file}: expected a table, found {problem}; name its file (mnemos train: --data.path)")
@@ -75,13 +72,20 @@ def read_table(file: Path, gaps: Sequence[str] | None = None) -> Any:
         options: dict[str, Any] = {"chunksize": _WHOLE} if READERS[ending] != "from_parquet" else {}
         if ending == ".tsv":
             options |= {"sep": "\t"} | ({} if _is_quoted(file) else {"quoting": csv.QUOTE_NONE})
-        if gaps is not None and READERS[ending] == "from_csv":
-            options |= {"keep_default_na": False, "na_values": [*gaps]}
         with tempfile.TemporaryDirectory() as cache:  # the library converts a file into Arrow once, there
             read = functools.partial(
                 getattr(library.Dataset, READERS[ending]), str(file), cache_dir=cache, keep_in_memory=True, **options
             )
-            table = read()
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "Columns .* have mixed types")  # read again below
+                    table = read()
+            except library.exceptions.DatasetGenerationError as error:
+                # pandas' C reader infers types in parts, and Arrow cannot join those that differ; its own does not.
+                if READERS[ending] != "from_csv" or not type(error.__cause__).__name__.startswith("Arrow"):
+                    raise
+                read = functools.partial(read, engine="python")
+                table = read()
             if READERS[ending] == "from_csv" and len(table.column_names) == 1:
                 table = _with_empty_lines(table, read(skip_blank_lines=False))
         # --- first lines that are no names ---
@@ -109,18 +113,40 @@ def read_table(file: Path, gaps: Sequence[str] | None = None) -> Any:
             library.enable_progress_bars()
 
 
-def _is_quoted(file: Path) -> bool:
-    """Whether quotation marks of a TSV are around whole cells; else they belong to the text, as a lone one does."""
-    packed, limit = file.name.lower().endswith(".gz"), csv.field_size_limit(sys.maxsize)
+def _open(file: Path) -> Any:
+    packed = file.name.lower().endswith(".gz")
+    return (gzip.open if packed else open)(file, "rt", encoding="utf-8", newline="")
+
+
+def _cells(file: Path, **dialect: Any) -> Iterator[list[str]]:
+    """The cells of each line of a CSV or TSV, as they are written."""
+    limit = csv.field_size_limit(2**31 - 1)
     try:
-        with (gzip.open if packed else open)(file, "rt", encoding="utf-8", newline="") as lines:
-            for _ in csv.reader(lines, delimiter="\t", strict=True):
-                pass
-    except csv.Error:
-        return False
+        with _open(file) as lines:
+            yield from csv.reader(lines, delimiter="\t" if _ending(file) == ".tsv" else ",", **dialect)
     finally:
         csv.field_size_limit(limit)
+
+
+def _is_quoted(file: Path) -> bool:
+    """Whether quotation marks of a TSV are around cells; else, as a lone one, they are text, and each line is a row."""
+    try:
+        for _ in _cells(file, strict=True):
+            pass
+    except csv.Error:
+        with _open(file) as lines:
+            return len({line.count("\t") for line in lines if line.strip()}) > 1
     return True
+
+
+def is_written_whole(file: Path, column: str) -> bool:
+    """Whether a CSV or TSV has digits alone in a column: a gap among them makes them decimal numbers in a table."""
+    if READERS.get(_ending(file)) != "from_csv":
+        return False
+    rows = _cells(file)
+    names = next(rows)
+    at = names.index(column) if column in names else len(names)
+    return all(re.fullmatch(r"\s*[-+]?\d+\s*|\D*", row[at]) for row in rows if len(row) > at)
 
 
 def _with_empty_lines(table: Any, every_line: Any) -> Any:

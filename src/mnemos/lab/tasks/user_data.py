@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -74,10 +75,9 @@ class OwnTask(Task):
     again. The model is called with the inputs (the parts of a tuple or the entries of a mapping as arguments), and with
     `state` and `mask` if its `forward` has arguments of these names. loss(outputs, targets) returns the mean over rows
     or a value per row [B]; None means cross-entropy of logits. A model whose `forward` has an argument `labels` gets
-    the targets too and returns its own loss, as those of Transformers do: outputs.loss, a mean over the batch's labels
-    that are not −100, or over rows where these are no integers. Batches that have a `reset` carry the state from one to
-    the next. seed: that of the training, whose first batch the task
-    reads to learn what the data hold.
+    the targets too and returns its own loss, as those of Transformers do: outputs.loss, a mean over labels of int64 but
+    −100, of others a mean over rows. Batches that have a `reset` carry the state from one to the next. seed: that of
+    the training, whose first batch the task reads to learn what the data hold.
     """
 
     inputs = "own"
@@ -102,7 +102,7 @@ class OwnTask(Task):
         inputs, targets = first.inputs, first.targets
         # --- the loss and the metrics ---
         self._own_loss = loss is None and "labels" in arguments and isinstance(inputs, Mapping)
-        self._shifted = self._own_loss and _predicts_next(model)
+        self._shifted: bool | None = None  # whether outputs predict the label after theirs; None: not known yet
         if self._own_loss and any(isinstance(x, Tensor) and x.dim() < 2 for x in inputs.values()):
             raise InputError(
                 "fit: expected batches {'input_ids': [B, T], 'labels', …}, found single rows; put them in a DataLoader"
@@ -110,7 +110,7 @@ class OwnTask(Task):
         classes = targets.dim() == 1 and not targets.is_floating_point() if self._own_loss else loss is None
         self.metrics = tuple(metrics) or ((ACCURACY,) if classes else (LOSS,))
         if self._own_loss:
-            self.metrics = tuple(_of_logits(metric, self._shifted) for metric in self.metrics)
+            self.metrics = tuple(map(self._of_logits, self.metrics))
         # --- the form of the batches ---
         self.carries_state = first.reset is not None
         rows_of_tokens = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
@@ -235,37 +235,39 @@ class OwnTask(Task):
         return int((mask != 0).sum()) if known else ids.numel()
 
     def count(self, batch: Batch) -> int:
-        """Targets that are not IGNORE; rows, with the caller's loss or a model's of other targets than integers."""
-        targets = batch.targets
-        if self._own_loss and isinstance(targets, Tensor) and targets.dtype == torch.int64:
-            return int(((targets[:, 1:] if self._shifted and targets.dim() > 1 else targets) != IGNORE).sum())
-        return super().count(batch) if self._loss is None and not self._own_loss else row_count(batch)
+        """Targets that are not IGNORE. Rows, with the caller's loss, and with a model's own of targets but int64."""
+        if self._own_loss and not (isinstance(batch.targets, Tensor) and batch.targets.dtype == torch.int64):
+            return row_count(batch)
+        return super().count(batch) if self._loss is None else row_count(batch)
 
+    def _of_logits(self, metric: Metric) -> Metric:
+        """A metric of the logits that the outputs of such a model hold beside the loss."""
 
-def _predicts_next(model: nn.Module) -> bool:
-    """Whether a model of Transformers compares the outputs at t with the labels at t + 1."""
-    name, config = type(model).__name__, getattr(model, "config", None)
-    causal = re.search(r"(ForCausalLM|(?<!With)LMHeadModel|ForConditionalGeneration)$", name)
-    return causal is not None and not getattr(config, "is_encoder_decoder", False)
+        def of_logits(function: Any) -> Any:
+            def compute(model: object, outputs: Any, batch: Batch) -> Any:
+                if self._predicts_next(outputs, batch.targets):
+                    batch = batch._replace(targets=F.pad(batch.targets[:, 1:], (0, 1), value=IGNORE))
+                return function(model, outputs.logits, batch)
 
+            return compute
 
-def _of_logits(metric: Metric, shifted: bool) -> Metric:
-    """A metric of the logits that the outputs of such a model hold beside the loss. shifted: see `_predicts_next`."""
+        if isinstance(metric, SumMetric) and metric.sums is not None:  # None: the loss itself
+            return replace(metric, sums=of_logits(metric.sums))
+        if isinstance(metric, CorpusMetric) and metric.collect is not None:
+            return replace(metric, collect=of_logits(metric.collect))
+        return metric
 
-    def of_logits(function: Any) -> Any:
-        def compute(model: object, outputs: Any, batch: Batch) -> Any:
-            logits, targets = outputs.logits, batch.targets
-            if shifted and isinstance(targets, Tensor) and targets.dim() == 2:
-                logits, batch = logits[:, :-1], batch._replace(targets=targets[:, 1:])
-            return function(model, logits, batch)
-
-        return compute
-
-    if isinstance(metric, SumMetric) and metric.sums is not None:  # None: the loss itself
-        return replace(metric, sums=of_logits(metric.sums))
-    if isinstance(metric, CorpusMetric) and metric.collect is not None:
-        return replace(metric, collect=of_logits(metric.collect))
-    return metric
+    def _predicts_next(self, outputs: Any, targets: Any) -> bool:
+        """Whether a model compares its outputs with the labels after theirs: its loss is nearer to that one."""
+        logits = outputs.logits
+        if not isinstance(targets, Tensor) or targets.dim() != 2 or logits.shape[:-1] != targets.shape:
+            return False
+        if self._shifted is None and targets.shape[1] > 1:
+            flat, after = logits.flatten(0, 1).float(), F.pad(targets[:, 1:], (0, 1), value=IGNORE)
+            own, then = (F.cross_entropy(flat, one.flatten(), ignore_index=IGNORE) for one in (targets, after))
+            near, far = abs(float(then - outputs.loss)), abs(float(own - outputs.loss))
+            self._shifted = near < far if near == near and far == far else None  # NaN: no label counts
+        return bool(self._shifted)
 
 
 def _beyond(model: nn.Module, batch: Batch, error: str) -> str | None:
