@@ -277,7 +277,7 @@ def test_a_warm_up_that_is_longer_than_the_run_is_a_warning(tmp_path, capsys, mo
     train(Toys(optim={"schedule": schedule}, train={"precision": "bf16-mixed"}).recipe(), tmp_path / "a")
     said = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(said) == 2
-    assert "train.precision" in said[1]
+    assert "precision is bf16-mixed" in said[1]
     assert "toy: warning: optim.schedule.warmup is 48 steps and the run has 12" in said[0]
     assert "0.25 times optim.lr" in said[0]
     own = replace(Toys(optim={"schedule": schedule}).recipe(), model=OwnModel("linearised decoder", 9))
