@@ -78,6 +78,8 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "untrained-hybrid-8": replace(BASE, state="none", rank=0, tokens=0, transfer_tokens=0, full=("8",)),
     "window-hybrid-12": replace(BASE, state="none", full=("12",)),
     "hybrid-8-bf16": LinearisedConfig(full=("8",), precision="bf16-mixed"),
+    # The tokens of hybrid-8-bf16, of six novels and WikiText-2, about half and half, in another --out.
+    "hybrid-8-novels": LinearisedConfig(full=("8",), precision="bf16-mixed"),
     "hybrid-8-longer": LinearisedConfig(full=("8",), precision="bf16-mixed"),  # with 163,840 --tokens
     # By key head, those whose trained share of whole attention is largest (`benchmarks/hybrids.py gates`).
     "heads-24": LinearisedConfig(full=("24", *HEADS)),
@@ -103,6 +105,7 @@ FLOOR, CEILING, AGAINST = "window", "original", "window-trained"
 CONTROLS = {"delta-forgets-wiki": "window-wiki", "delta-labels": "window-labels"}
 CONTROLS |= {arm: f"window-{arm}" for arm in ("hybrid-8", "hybrid-12", "heads-24")}
 CONTROLS |= {"hybrid-8-bf16": "hybrid-8", "hybrid-8-longer": "hybrid-8-bf16"}
+CONTROLS["hybrid-8-novels"] = "hybrid-8-bf16"
 FAR = "512-4096"
 
 
