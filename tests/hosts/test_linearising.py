@@ -450,6 +450,15 @@ def test_a_mask_serves_other_rows_and_hides_no_packed_sequences_behind_padding()
 
 
 @torch.no_grad()
+def test_short_sequences_with_long_padding_between_are_packed() -> None:
+    model, mask = decoder("llama", 0.0), torch.zeros(1, 1, 30, 30, dtype=torch.bool)
+    for part in (slice(0, 11), slice(19, 30)):
+        mask[0, 0, part, part] = torch.ones(11, 11, dtype=torch.bool).tril()
+    with pytest.raises(InputError, match="acked"):
+        model(ids(1, 30), attention_mask=mask, use_cache=False)
+
+
+@torch.no_grad()
 def test_padding_longer_than_a_sliding_window_is_no_end_of_a_sequence() -> None:
     model, x = plain("mistral", sliding_window=8).float(), ids(1, 30)
     mask = torch.ones(1, 30, dtype=torch.long)

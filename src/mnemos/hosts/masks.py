@@ -83,16 +83,14 @@ def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
         last = torch.where(valid, torch.arange(t, device=x.device), -1).cummax(1).values[:, :-1]  # -1: none so far
         scores = pairs[:, 1:].expand(b, -1, -1).gather(2, (first + last.clamp(min=0))[..., None])[..., 0]
         hidden = valid[:, 1:] & (last >= 0) & ~find_visible(scores, base=itself[:, 1:])
-        distance = torch.arange(1, t, device=x.device) - last  # more than 1: with padding between
+        # Padding right behind the last token sees it in a sliding window, and does not where sequences are packed.
+        rows = pairs.expand(b, -1, -1).gather(1, (last + 1)[..., None].expand(-1, -1, pairs.shape[-1]))
+        behind = rows.gather(2, (first + last.clamp(min=0))[..., None])[..., 0]
+        packed = (hidden & ~find_visible(behind, base=itself.expand(b, -1).gather(1, last + 1))).any()
         if torch.compiler.is_compiling():
-            assert_in_graph(~(hidden & (distance == 1)).any(), _APART)
-        elif hidden.any():
-            # Behind more padding than any query sees back, a sliding window hides what is no other sequence.
-            keys = torch.arange(pairs.shape[-1], device=x.device) - first
-            back = torch.arange(t, device=x.device)[:, None] - keys
-            reach = back.where(find_visible(pairs, base=itself[..., None]), 0).max()
-            if (hidden & (distance <= reach.clamp(min=1))).any():
-                raise InputError(_APART)
+            assert_in_graph(~packed, _APART)
+        elif packed:
+            raise InputError(_APART)
     return valid
 
 

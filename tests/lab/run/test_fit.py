@@ -404,6 +404,7 @@ def test_accuracy_is_of_the_labels_that_the_model_compares(tmp_path, name):
     ids = torch.arange(16).repeat(4, 1).add(torch.arange(4)[:, None]) % 9
     if name == "own":
         model = _Own(library.LlamaConfig(vocab_size=9, **sizes))
+        nn.init.zeros_(model.lm_head.weight)  # so that at first both losses are equal
     elif name == "BertForMaskedLM":
         model = library.BertForMaskedLM(library.BertConfig(vocab_size=9, **sizes))
     else:
@@ -413,3 +414,14 @@ def test_accuracy_is_of_the_labels_that_the_model_compares(tmp_path, name):
     loader = DataLoader([{"input_ids": x, "labels": y} for x, y in zip(ids, labels, strict=True)], 4)
     found = mnemos.fit(model, loader, loader, tmp_path / "run", 60, 2e-2, metrics=("accuracy",), quiet=True)
     assert found["valid"]["accuracy"] == 1
+
+
+def test_a_batch_without_a_label_that_a_model_compares_changes_nothing(tmp_path):
+    library = mnemos.libraries.transformers()
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = library.LlamaForCausalLM(library.LlamaConfig(vocab_size=9, **sizes))
+    ids = torch.arange(8)[None]
+    batches = [{"input_ids": ids, "labels": ids}, {"input_ids": ids, "labels": ids.where(ids == 0, -100)}]
+    found = mnemos.fit(model, batches, batches, tmp_path / "run", 2, train=SETTINGS, quiet=True)
+    assert found["valid"]["loss"] > 0
+    assert numbers(tmp_path / "run", "train")[1]["loss"] == 0

@@ -271,6 +271,10 @@ def test_a_class_with_a_gap_among_its_numbers_is_a_class(tmp_path):
     whole = write(tmp_path / "whole.csv", x=WAVE, state=states)
     run = SeriesConfig(whole, target="state").build().prepared
     assert SeriesConfig(path, target="state").build_to_score("test", run).labels[8:11].tolist() == [1, -100, 1]
+    halves = tmp_path / "bom.csv"  # as Excel saves it
+    rows = [f"{'' if i == 9 else one + 0.5},{x}" for i, (one, x) in enumerate(zip(states, WAVE, strict=True))]
+    halves.write_text("\ufeff" + "\n".join(["state,x", *rows]))
+    assert not SeriesConfig(str(halves), target="state").build().prepared.names
     decimal = write(tmp_path / "one.csv", x=WAVE, state=["" if i == 9 else float(one) for i, one in enumerate(states)])
     assert not SeriesConfig(decimal, target="state").build().prepared.names
 

@@ -16,6 +16,7 @@ and, on a GPU, deterministic operations (`torch.use_deterministic_algorithms`). 
 from __future__ import annotations
 
 import contextlib
+import errno
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 
 EvaluationHook = Callable[[nn.Module, int], JSONObject | None]
 _SHARED_SECONDS = 10.0  # that a network file system may need
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}  # errors of a disk that is full or fails
 
 
 class Run:
@@ -225,7 +227,8 @@ class Run:
             yield
         except BaseException as error:
             before_updates = isinstance(error, Exception) and not ("learner" in vars(self) and self.step)
-            before_updates = before_updates and not isinstance(error, OSError)  # of the disk: it may be resumed
+            disk = {getattr(one, "errno", None) for one in (error, error.__cause__)} & _OF_THE_DISK
+            before_updates = before_updates and not disk  # with more room it may be resumed
             if self.files is not None and (out_of_memory(error) or before_updates):
                 self.files.discard()  # without a checkpoint, so that a corrected call may name the same folder
             self.close()

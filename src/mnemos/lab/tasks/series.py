@@ -150,7 +150,9 @@ def read_series(
     labels, names = np.zeros(0, np.int64), () if run is None else run.names
     if target is not None and target not in columns:
         cells = table[target][:]
-        if dtypes[target].startswith(("float", "double")) and is_written_whole(path, target):
+        filled = [one for one in cells if one is not None and one == one]
+        is_whole = dtypes[target].startswith(("float", "double")) and all(map(float.is_integer, filled))
+        if is_whole and (is_written_whole(path, [*dtypes].index(target)) if run is None else run.names):
             cells = [int(one) if one is not None and one == one else None for one in cells]
             dtypes[target] = "int64"
         words = [str(one) for one in cells if one is not None]

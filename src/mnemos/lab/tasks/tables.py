@@ -133,20 +133,22 @@ def _is_quoted(file: Path) -> bool:
     try:
         for _ in _cells(file, strict=True):
             pass
-    except csv.Error:
+    except csv.Error as error:
+        if "unexpected end of data" in str(error):
+            return False
         with _open(file) as lines:
             return len({line.count("\t") for line in lines if line.strip()}) > 1
     return True
 
 
-def is_written_whole(file: Path, column: str) -> bool:
-    """Whether a CSV or TSV has digits alone in a column: a gap among them makes them decimal numbers in a table."""
+def is_written_whole(file: Path, column: int) -> bool:
+    """Whether a CSV or TSV has digits alone in a column, by its number: a gap among them makes a table's decimal."""
     if READERS.get(_ending(file)) != "from_csv":
         return False
-    rows = _cells(file)
-    names = next(rows)
-    at = names.index(column) if column in names else len(names)
-    return all(re.fullmatch(r"\s*[-+]?\d+\s*|\D*", row[at]) for row in rows if len(row) > at)
+    text = {"quoting": csv.QUOTE_NONE} if _ending(file) == ".tsv" and not _is_quoted(file) else {}
+    _, *rows = (row for row in _cells(file, **text) if row)
+    form = re.compile(r"\s*[-+]?\d+\s*|(?!\s*[-+]?inf)\D*", re.IGNORECASE)  # words: those of gaps
+    return all(form.fullmatch(row[column]) for row in rows if len(row) > column)
 
 
 def _with_empty_lines(table: Any, every_line: Any) -> Any:

@@ -187,7 +187,11 @@ class OwnTask(Task):
                     "fit: expected outputs with a scalar `loss` from a model whose forward has an argument `labels`, "
                     f"found {_form(outputs)}; return one as models of Transformers do, or give fit a loss"
                 )
-            return mean.nan_to_num() * count if (count := self.count(batch)) == 0 else mean * count
+            if not (isinstance(batch.targets, Tensor) and batch.targets.dtype == torch.int64):
+                return mean * rows
+            labels = batch.targets != IGNORE
+            compared = labels[:, 1:] if labels.dim() == 2 else labels  # by causal models; of none the mean is NaN
+            return torch.where(compared.any(), mean, mean.nan_to_num()) * labels.sum()
         if self._loss is None:
             if likelihood_of(model) is None:
                 self._check_logits(outputs, batch.targets)
@@ -258,16 +262,21 @@ class OwnTask(Task):
         return metric
 
     def _predicts_next(self, outputs: Any, targets: Any) -> bool:
-        """Whether a model compares its outputs with the labels after theirs: its loss is nearer to that one."""
-        logits = outputs.logits
-        if not isinstance(targets, Tensor) or targets.dim() != 2 or logits.shape[:-1] != targets.shape:
+        """Whether a model compares its outputs with the labels after theirs: its loss is nearer to that one.
+
+        It is asked of each batch until a difference is clear: the loss may have other terms.
+        """
+        logits = getattr(outputs, "logits", None)
+        if not (isinstance(targets, Tensor) and isinstance(logits, Tensor) and logits.shape[:-1] == targets.shape):
             return False
-        if self._shifted is None and targets.shape[1] > 1:
-            flat, after = logits.flatten(0, 1).float(), F.pad(targets[:, 1:], (0, 1), value=IGNORE)
-            own, then = (F.cross_entropy(flat, one.flatten(), ignore_index=IGNORE) for one in (targets, after))
-            near, far = abs(float(then - outputs.loss)), abs(float(own - outputs.loss))
-            self._shifted = near < far if near == near and far == far else None  # NaN: no label counts
-        return bool(self._shifted)
+        if targets.dim() != 2 or targets.dtype != torch.int64 or self._shifted is not None:
+            return bool(self._shifted)
+        flat, after = logits.detach().flatten(0, 1).float(), F.pad(targets[:, 1:], (0, 1), value=IGNORE)
+        losses = (F.cross_entropy(flat, one.flatten(), ignore_index=IGNORE) for one in (after, targets))
+        near, far = (abs(float(one - outputs.loss.detach())) for one in losses)
+        if min(near, far) < 0.1 * max(near, far) - 1e-4:
+            self._shifted = near < far
+        return near < far  # False where no label counts
 
 
 def _beyond(model: nn.Module, batch: Batch, error: str) -> str | None:
