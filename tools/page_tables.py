@@ -406,6 +406,7 @@ def linearised_decoders() -> str:
         "untrained-hybrid-8": "8 of 30 attentions whole, windows beside them, not trained",
         "window-hybrid-8": "… trained alike",
         "hybrid-8": "**8 of 30 whole, window and state beside them**",
+        "hybrid-8-novels": "… half of the text from six novels, in bfloat16",
         "hybrid-8-longer": "… on 163,840 tokens of stage 2, in bfloat16",
         "heads-24": "24 of 90 key heads whole, window and state beside them",
         "window-hybrid-12": "12 of 30 whole, windows beside them, trained alike",
