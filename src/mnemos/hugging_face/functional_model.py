@@ -121,7 +121,7 @@ class Functional(nn.Module):
         base, self._cache = check_model(model)
         self.model, self.training = model, model.training
         self.autoregressive = base.get_output_embeddings() is not None
-        self._settings = base.config.get_text_config(decoder=True)
+        self._settings, self._config_of = base.config.get_text_config(decoder=True), ""
         self._padding_id = getattr(self._settings, "pad_token_id", None)
         self._type = str(base.config.model_type)
         self._takes = frozenset(inspect.signature(base.forward).parameters)
@@ -143,7 +143,12 @@ class Functional(nn.Module):
     @property
     def config(self) -> HostSettings:
         """What a state belongs to. The model may have been changed since: its vocabulary, its attentions."""
-        return HostSettings.of(base_model(self.model))
+        base = base_model(self.model)
+        changes = [getattr(base.config, name, None) for name in ("mnemos", "mnemos_linearised")]
+        present = f"{self._settings.vocab_size} {changes}"
+        if present != self._config_of:  # the hash costs most of a millisecond, and is asked for at each prefill
+            self._config, self._config_of = HostSettings.of(base), present
+        return self._config
 
     def _table(self) -> tuple[int, int]:
         """The tokens of the model's vocabulary, and the width of their embeddings."""
