@@ -391,10 +391,6 @@ def test_a_models_own_loss_is_a_mean_over_labels_however_rows_are_divided(tmp_pa
         assert json.loads((out / "result.json").read_text())["valid"]["loss"] == pytest.approx(whole, rel=1e-5)
 
 
-class _Own(mnemos.libraries.transformers().LlamaForCausalLM):
-    pass
-
-
 @pytest.mark.parametrize("name", ["own", "BartForCausalLM", "BertForMaskedLM"])
 def test_accuracy_is_of_the_labels_that_the_model_compares(tmp_path, name):
     """The next one's or its own, which no class's name says."""
@@ -403,7 +399,7 @@ def test_accuracy_is_of_the_labels_that_the_model_compares(tmp_path, name):
     torch.manual_seed(0)
     ids = torch.arange(16).repeat(4, 1).add(torch.arange(4)[:, None]) % 9
     if name == "own":
-        model = _Own(library.LlamaConfig(vocab_size=9, **sizes))
+        model = type("Own", (library.LlamaForCausalLM,), {})(library.LlamaConfig(vocab_size=9, **sizes))
         nn.init.zeros_(model.lm_head.weight)  # so that at first both losses are equal
     elif name == "BertForMaskedLM":
         model = library.BertForMaskedLM(library.BertConfig(vocab_size=9, **sizes))

@@ -64,15 +64,15 @@ def fit(
 
     train_data, valid_data: a DataLoader, a map-style data set, or an iterable of batches; a batch is (inputs, targets),
     {"inputs", "targets", "mask", "reset"}, a `Batch`, or {"input_ids", "labels", …} for a model of Transformers, whose
-    own loss is trained: of micro-batches and batches it is weighted by labels that are not −100. For batches of any
-    other kind pass a `Task` as train_data. model: called as model(inputs). If its `forward` has arguments `state` and
-    `mask` they are passed too; with `state` it must return (outputs, state). loss(outputs, targets): returns the mean
-    over rows or one value per row. The default is cross-entropy of logits [B, C] or [B, T, C], with accuracy as the
-    metric. metrics: objects, or names of those in `mnemos.lab.tasks.metrics`, such as "accuracy"; comparisons use the
-    first. out: the run's folder, by default a new one in runs/. optim, train: all other settings; `steps` and `lr`
-    override theirs; a compiled model is trained with train.compile. quiet: print no progress and no summary. Result:
-    {"valid": scores on valid_data at the end, "seconds", …}, see `mnemos.lab.run.files.Result`. Only a `Task` with a
-    test split gives "test".
+    own loss is trained; micro-batches and validation batches count by their labels that are not −100. For batches of
+    any other kind pass a `Task` as train_data.
+    model: called as model(inputs). If its `forward` has arguments `state` and `mask` they are passed too; with `state`
+    it must return (outputs, state). loss(outputs, targets): returns the mean over rows or one value per row. The
+    default is cross-entropy of logits [B, C] or [B, T, C], with accuracy as the metric. metrics: objects, or names of
+    those in `mnemos.lab.tasks.metrics`, such as "accuracy"; comparisons use the first. out: the run's folder, by
+    default a new one in runs/. optim, train: all other settings; `steps` and `lr` override theirs; a compiled model is
+    trained with train.compile. quiet: print no progress and no summary. Result: {"valid": scores on valid_data at the
+    end, "seconds", …}, see `mnemos.lab.run.files.Result`. Only a `Task` with a test split gives "test".
 
     resume: continue the run in `out` from its newest checkpoint, up to `steps`, which may be more than before: the rate
     of the further updates is the schedule's over all of them. Pass the same model class, data and settings. For a

@@ -81,7 +81,7 @@ def read_table(file: Path) -> Any:
                     warnings.filterwarnings("ignore", "Columns .* have mixed types")  # read again below
                     table = read()
             except library.exceptions.DatasetGenerationError as error:
-                # pandas' C reader infers types in parts, and Arrow cannot join those that differ; its own does not.
+                # pandas' fast reader infers types in parts, and Arrow cannot join what differs; the slow one does not.
                 if READERS[ending] != "from_csv" or not type(error.__cause__).__name__.startswith("Arrow"):
                     raise
                 read = functools.partial(read, engine="python")
@@ -142,11 +142,15 @@ def _is_quoted(file: Path) -> bool:
 
 
 def is_written_whole(file: Path, column: int) -> bool:
-    """Whether a CSV or TSV has digits alone in a column, by its number: a gap among them makes a table's decimal."""
+    """Whether the file is a CSV or TSV whose column number `column` has whole numbers and gaps alone.
+
+    pandas reads whole numbers with a gap among them as decimal ones, which a table then no longer tells apart.
+    """
     if READERS.get(_ending(file)) != "from_csv":
         return False
     text = {"quoting": csv.QUOTE_NONE} if _ending(file) == ".tsv" and not _is_quoted(file) else {}
-    _, *rows = (row for row in _cells(file, **text) if row)
+    rows = (row for row in _cells(file, **text) if row)
+    next(rows)  # the names
     form = re.compile(r"\s*[-+]?\d+\s*|(?!\s*[-+]?inf)\D*", re.IGNORECASE)  # words: those of gaps
     return all(form.fullmatch(row[column]) for row in rows if len(row) > column)
 

@@ -75,9 +75,9 @@ class OwnTask(Task):
     again. The model is called with the inputs (the parts of a tuple or the entries of a mapping as arguments), and with
     `state` and `mask` if its `forward` has arguments of these names. loss(outputs, targets) returns the mean over rows
     or a value per row [B]; None means cross-entropy of logits. A model whose `forward` has an argument `labels` gets
-    the targets too and returns its own loss, as those of Transformers do: outputs.loss, a mean over labels of int64 but
-    −100, of others a mean over rows. Batches that have a `reset` carry the state from one to the next. seed: that of
-    the training, whose first batch the task reads to learn what the data hold.
+    the targets too and returns its own loss, as those of Transformers do: outputs.loss. It counts as a mean over the
+    labels that are not −100; where labels are no int64, as one over rows. Batches that have a `reset` carry the state
+    from one to the next. seed: that of the training, whose first batch the task reads to learn what the data hold.
     """
 
     inputs = "own"
@@ -239,7 +239,7 @@ class OwnTask(Task):
         return int((mask != 0).sum()) if known else ids.numel()
 
     def count(self, batch: Batch) -> int:
-        """Targets that are not IGNORE. Rows, with the caller's loss, and with a model's own of targets but int64."""
+        """Targets that are not IGNORE; rows, where the loss is the caller's, or a model's own of no int64 targets."""
         if self._own_loss and not (isinstance(batch.targets, Tensor) and batch.targets.dtype == torch.int64):
             return row_count(batch)
         return super().count(batch) if self._loss is None else row_count(batch)
