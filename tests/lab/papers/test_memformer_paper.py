@@ -310,10 +310,14 @@ def test_figure8(text, tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "SLOTS", (1, 4))
     monkeypatch.setattr(figures, "SHORT_SEGMENT", 16)
     monkeypatch.setattr(figures, "READ", 8)
-    found = figures.figure8(Claim("figure8", "", "", ""), Options(tmp_path, data=text, steps=2))
-    horizon, slots = found.tables
+    found = figures.figure8(Claim("figure8", "", "", ""), Options(tmp_path, data=text, steps=2, seeds=2))
+    horizon, by_horizon, slots, by_slots = found.tables
     assert [row[0] for row in horizon.rows] == [1, 8]
     assert [row[0] for row in slots.rows] == [1, 4]
-    assert horizon.rows[1][1] == slots.rows[1][1], "the same run, trained once"
-    assert len(found.runs) == 3
+    assert horizon.rows[1][1:] == slots.rows[1][1:], "the same runs, trained once"
+    assert len(found.runs) == 6
+    for name, values, differences in (("horizon 8", horizon, by_horizon), ("slots 4", slots, by_slots)):
+        ((said, difference, *_),) = differences.rows
+        assert said == f"{name} minus {name.split()[0]} 1"
+        assert difference == pytest.approx(values.rows[1][1] - values.rows[0][1])
     assert (tmp_path / "figure8.png").stat().st_size > 3000

@@ -62,6 +62,21 @@ def welch_holm(pairs: Iterable[tuple[Scored, Scored]]) -> list[Difference]:
     return significance.correct([significance.welch(*pair) for pair in pairs])
 
 
+def add_differences(
+    finding: Finding, options: Options, scores: Mapping[str, list[float]], pairs: Sequence[tuple[str, str]]
+) -> None:
+    """A table of Welch's test of each pair of rows, the first minus the second, where there are several seeds."""
+    if options.seeds == 1:
+        return
+    spreads = {name: significance.spread(values) for name, values in scores.items()}
+    tests = welch_holm((spreads[one], spreads[other]) for one, other in pairs)
+    columns = ["", "difference", "from", "to", "p"]
+    table = finding.table("Differences of perplexity, 95 %; p by Holm over the table", columns)
+    for (one, other), test in zip(pairs, tests, strict=True):
+        interval = test.interval or (None, None)
+        table.add(f"{one} minus {other}", test.difference, *interval, finite(test.p_holm))
+
+
 def differences(scores: Mapping[str, Spread], variant: str, controls: Iterable[str]) -> dict[str, Difference]:
     """`variant` minus each control by Welch's test, p corrected over the controls by Holm."""
     names = list(controls)

@@ -37,6 +37,7 @@ from mnemos.types import InputError, State, select
 
 from ..claims import Claim
 from ..drawing import panel, panels, picture, variant
+from ..experiments import add_differences
 from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small_runs import caution, perplexities, train
@@ -457,10 +458,10 @@ def figure8(claim: Claim, options: Options) -> Finding:
             (left, "horizon", "(a) horizon of the gradient", HORIZONS),
             (right, "slots", "(b) number of slots", SLOTS),
         ):
-            columns = [name, "perplexity", "minimum", "maximum", "bits per byte"]
+            columns = [name, "perplexity", "bits per byte", "each seed"]
             table = finding.table(f"Perplexity per byte by {title}: {about}", columns)
             style = variant(1 if axes is left else 2)
-            means: list[float] = []
+            scores: dict[str, list[float]] = {}
             for value in values:
                 horizon, slots = (value, max(SLOTS)) if name == "horizon" else (CONSTANT_HORIZON, value)
                 say(f"  horizon {horizon}, {slots} slots", flush=True)
@@ -468,13 +469,16 @@ def figure8(claim: Claim, options: Options) -> Finding:
                 # numbers: the one that both tables have is trained once.
                 recipe = short_recipe(options, horizon, slots)
                 trained = train(finding, options, recipe.name, {recipe.name: recipe}, report=False)
-                (scores,) = perplexities(trained).values()
-                means.append(statistics.fmean(scores))
-                table.add(value, means[-1], min(scores), max(scores), math.log2(means[-1]))
-                axes.plot([value] * len(scores), scores, **style, linewidth=0, alpha=0.5)
-            axes.plot(values, means, **style)
+                (each,) = perplexities(trained).values()
+                scores[f"{name} {value}"] = each
+                mean = statistics.fmean(each)
+                table.add(value, mean, math.log2(mean), " ".join(f"{one:.3f}" for one in each))
+                axes.plot([value] * len(each), each, **style, linewidth=0, alpha=0.5)
+            axes.plot(values, [statistics.fmean(each) for each in scores.values()], **style)
             axes.set_xticks(values, [str(value) for value in values])
             axes.minorticks_off()
+            first, *others = scores
+            add_differences(finding, options, scores, [(other, first) for other in others])
     finding.notes += [_HORIZONS_SAY, caution(options)]
     finding.files.append(path)
     return finding

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import ModelConfig
-from mnemos.lab.compare import significance
 from mnemos.lab.compare.baselines import parameters
 from mnemos.lab.measure.flops import count_flops, forward_flops
 from mnemos.lab.measure.gradients import WAYS, check_ways, most_saved, state_bytes
@@ -26,7 +25,7 @@ from mnemos.models.transformer import TransformerConfig
 from mnemos.types import Output, State
 
 from ..claims import Claim, Values
-from ..experiments import finite, welch_holm
+from ..experiments import add_differences
 from ..findings import Finding, Table, spread
 from ..reproduce import Options
 from ..small_runs import caution, digits_or_mnist, order, perplexities, perplexity_text, shortened, train
@@ -106,15 +105,7 @@ def _add_perplexities(
         table.add(name, shape(recipe), *cells, theirs)
     finding.notes += [caution(options), order(scores, claim.values, 1)]
     # --- differences ---
-    if options.seeds > 1:
-        spreads = {name: significance.spread(values) for name, values in scores.items()}
-        pairs = [(one, other) for one, other in pairs if one != other]
-        tests = welch_holm((spreads[one], spreads[other]) for one, other in pairs)
-        columns = ["", "difference", "from", "to", "p"]
-        table = finding.table("Differences of perplexity, 95 %; p by Holm over the table", columns)
-        for (one, other), test in zip(pairs, tests, strict=True):
-            interval = test.interval or (None, None)
-            table.add(f"{one} minus {other}", test.difference, *interval, finite(test.p_holm))
+    add_differences(finding, options, scores, [(one, other) for one, other in pairs if one != other])
 
 
 def shape(recipe: Recipe) -> str:
