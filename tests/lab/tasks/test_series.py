@@ -172,6 +172,15 @@ def test_a_run_predicts_the_same_of_other_data(tmp_path):
         SeriesConfig(one, **settings).build_to_score("test", classes.preprocessing())
 
 
+def test_before_the_first_step_is_no_value_to_repeat(table, tmp_path):
+    run = SeriesConfig(table, ("b",)).build().preprocessing()
+    steps = [5.0, 0, 0, 0, 0, 0]
+    scored = SeriesConfig(write(tmp_path / "new.csv", b=steps), ("b",)).build_to_score("test", run)
+    value = (np.array(steps) - run.mean[0]) / run.std[0]
+    before = np.append(0, value[:-1])  # as the model reads them
+    assert scored.reference[REPEAT] == pytest.approx(math.sqrt(np.mean((value - before) ** 2)), rel=1e-5)
+
+
 def test_equal_values_are_not_magnified(tmp_path):
     path = write(tmp_path / "c.csv", a=[0.1] * 280 + [0.2] * 120, b=np.random.default_rng(0).normal(size=STEPS))
     assert SeriesConfig(path).build().values.abs().max() < 10

@@ -293,7 +293,8 @@ class SeriesTask(SegmentedTask):
                     f"data.target: expected a value in the test split, found none of {', '.join(series.targets)}; "
                     "add some"
                 )
-            scored, before = Batch(None, self.numbers[test]), filled[np.maximum(test - 1, 0)]
+            scored = Batch(None, self.numbers[test])
+            before = filled[np.maximum(test - 1, 0)] * torch.from_numpy(test > 0)[:, None]  # as `_read`
             naive = {REPEAT: before, MEAN: torch.zeros_like(before)}
             sums = {name: squared_errors(self, outputs, scored) for name, outputs in naive.items()}
             self.reference = {name: ERROR.value([*map(float, both)]) for name, both in sums.items()}
