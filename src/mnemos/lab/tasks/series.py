@@ -59,8 +59,8 @@ class SeriesConfig(DataConfig):
     at most 100 different whole numbers and is none of `columns`, the class of each step is predicted, from the steps
     up to it.
     The last share `held_out` of the steps is the test split, and the share before it the validation split. Values are
-    normalised by mean and standard deviation of the training split. Training reads pieces of `longest` steps, each
-    with a new state, in segments of `segment` steps; a held-out split is read as one.
+    normalised by mean and standard deviation of the training split with its gaps filled. Training reads pieces of
+    `longest` steps, each with a new state, in segments of `segment` steps; a held-out split is read as one.
     The score is the root of the mean squared error, beside that of repeating the last value and of the mean: a model
     that is no better has learned nothing. Needs the extra `data`.
     """
