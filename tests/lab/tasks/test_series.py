@@ -215,7 +215,7 @@ def test_steps_without_a_class_are_named_and_not_scored(tmp_path):
     task = SeriesConfig(path, target="b").build()
     assert "200 steps without b (empty, NA, null, …): read and not scored" in task.about
     assert (task.sizes["vocab_size"], task.reference) == (2, {"majority class": 0.5})
-    assert sum(map(task.count, task.batches("test", 1))) == 30
+    assert sum(map(task.count, task.batches("test", 1))) == task.size("test") == 30
 
 
 DAYS = [str(np.datetime64("2024-01-30") + i) for i in range(STEPS + 40)]
@@ -260,7 +260,7 @@ def test_a_gap_is_not_scored(tmp_path):
     task = SeriesConfig(path, target="a").build()
     scored = np.arange(340, STEPS, 4)
     mean, std = task.prepared.target_mean[0], task.prepared.target_std[0]
-    assert sum(map(task.count, task.batches("test", 1))) == len(scored)
+    assert sum(map(task.count, task.batches("test", 1))) == task.size("test") == len(scored)
     repeated = math.sqrt(np.mean(((a[scored] - a[scored - 4]) / std) ** 2))
     assert task.reference[REPEAT] == pytest.approx(repeated, rel=1e-5)
     assert task.reference[MEAN] == pytest.approx(math.sqrt(np.mean(((a[scored] - mean) / std) ** 2)), rel=1e-5)

@@ -307,6 +307,11 @@ class SeriesTask(SegmentedTask):
     def unit(self) -> str:
         return "steps"
 
+    def size(self, split: Split) -> int:
+        """The number of steps in a split that count; the others have a gap in place of what is predicted."""
+        steps = np.concatenate(self._splits[split])
+        return self.count(Batch(None, (self.labels if len(self.labels) else self.numbers)[steps]))
+
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
         return self._read(super().train_batch(index, batch_size, seed))
 
