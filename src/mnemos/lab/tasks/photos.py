@@ -97,7 +97,9 @@ class PhotosConfig(DataConfig):
         return task
 
     def build_to_score(self, split: HeldOut, trained: Any = None) -> ImageTask:
-        part, whole = read_to_score(self.folder, split, trained.names if isinstance(trained, ImagePreprocessing) else None)
+        part, whole = read_to_score(
+            self.folder, split, trained.names if isinstance(trained, ImagePreprocessing) else None
+        )
         task = self._task(dict.fromkeys(SPLITS, part))
         what = "all" if whole else f"the {split} split"
         task.about, task.whole = (f"scored: {what}, {part.described()}: {part.files.folder}",), whole
@@ -184,7 +186,9 @@ def scan(folder: str, classes: Sequence[str] | None = None) -> Files:
     own, least = sorted(_subfolders(folder)), 2 if classes is None else 1
     if len(own) < least:
         count = f"one, {own[0]!r}" if own else "none"
-        raise InputError(f"{folder}: expected class folders with images, at least {least}, found {count}; check the path")
+        raise InputError(
+            f"{folder}: expected class folders with images, at least {least}, found {count}; check the path"
+        )
     index = {name: i for i, name in enumerate(classes or own)}
     if unknown := [name for name in own if name not in index]:
         raise InputError(
