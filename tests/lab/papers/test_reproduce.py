@@ -30,6 +30,13 @@ def test_a_claim_has_a_number_for_every_column_and_a_verdict(paper, claim):
     assert verdicts(paper.name, claim.name)
 
 
+def test_differences_in_nats_are_those_of_the_perplexities():
+    form = re.compile(r"([\d.]+) → ([\d.]+)(?: perplexity)?: −(\.\d+) nats")
+    found = [match.groups() for row in verdicts("memformer") for match in form.finditer(row.paper)]
+    assert len(found) == 5
+    assert [nats for _, _, nats in found] == [f"{math.log(float(a) / float(b)):.3f}"[1:] for a, b, _ in found]
+
+
 def test_every_verdict_is_read():
     """A row that is written wrongly would be left out."""
     assert {name: len(verdicts(name)) for name in PAPERS} == {

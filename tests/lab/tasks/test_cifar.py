@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 from image_standins import need_timm, photo
+from PIL import Image
 
 from mnemos.config import from_dict, to_dict
 from mnemos.lab.tasks.augment import AugmentConfig, normalise
 from mnemos.lab.tasks.files import archive_members
 from mnemos.lab.tasks.images import COLOURS, CIFARConfig, _release, read_cifar
+from mnemos.lab.tasks.pictures import read_fitted
 from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import InputError
 
@@ -142,8 +144,13 @@ def test_the_task(tmp_path, release):
     assert CIFARConfig(str(tmp_path), size=24, valid_size=100).build().example().inputs.shape == (1, 3, 24, 24)
     assert from_dict(DataConfig, to_dict(settings)) == settings
     need_timm()
-    augmented = CIFARConfig(str(tmp_path), valid_size=100, augment=AugmentConfig("timm")).build().train_batch(0, 8, 0)
+    task = CIFARConfig(str(tmp_path), valid_size=100, augment=AugmentConfig("timm")).build()
+    augmented = task.train_batch(0, 8, 0)
     assert (augmented.inputs.shape, augmented.targets.shape) == ((8, 3, 32, 32), (8, 10))
+    file, about = tmp_path / "one.png", task.preprocessing()
+    Image.fromarray(task.picture("test", 0)).save(file)
+    read = read_fitted(file, about.size, about.centre)
+    assert np.array_equal(read, task.picture("test", 0)), "a new picture is prepared as those of the evaluation"
 
 
 def test_damaged_archives(tmp_path):

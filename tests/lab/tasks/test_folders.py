@@ -7,7 +7,7 @@ pytest.importorskip("PIL", reason="images are read by Pillow")
 
 from image_standins import write_photos
 
-from mnemos.lab.tasks.photos import read_layout, scan
+from mnemos.lab.tasks.photos import PhotosConfig, read_layout, scan
 from mnemos.types import InputError
 
 
@@ -71,6 +71,14 @@ def test_folders_of_splits(tmp_path, folders, sizes):
     assert source["valid"] == {"val" if "val" in folders else "train"}
     if "val" in folders:
         assert read_layout(tmp_path, 0.1)["valid"].files.labels.tolist() == [1] * 4, "the class's number in train"
+
+
+def test_photos_that_lack_a_class_are_scored_with_the_classes_of_the_run(tmp_path):
+    run = PhotosConfig(str(write_photos(tmp_path / "run", {"a": 5, "b": 5, "c": 5})), size=8).build().preprocessing()
+    other = PhotosConfig(str(write_photos(tmp_path / "other", {"c": 2, "a": 1})), size=8)
+    scored = other.build_to_score("test", run)
+    assert run.difference(scored.preprocessing()) is None
+    assert sorted(next(scored.batches("test", 3)).targets.tolist()) == [0, 2, 2]
 
 
 def test_what_is_an_image(tmp_path):

@@ -172,6 +172,15 @@ def test_a_run_predicts_the_same_of_other_data(tmp_path):
         SeriesConfig(one, **settings).build_to_score("test", classes.preprocessing())
 
 
+def test_before_the_first_step_is_no_value_to_repeat(table, tmp_path):
+    run = SeriesConfig(table, ("b",)).build().preprocessing()
+    steps = [5.0, 0, 0, 0, 0, 0]
+    scored = SeriesConfig(write(tmp_path / "new.csv", b=steps), ("b",)).build_to_score("test", run)
+    value = (np.array(steps) - run.mean[0]) / run.std[0]
+    before = np.append(0, value[:-1])  # as the model reads them
+    assert scored.reference[REPEAT] == pytest.approx(math.sqrt(np.mean((value - before) ** 2)), rel=1e-5)
+
+
 def test_equal_values_are_not_magnified(tmp_path):
     path = write(tmp_path / "c.csv", a=[0.1] * 280 + [0.2] * 120, b=np.random.default_rng(0).normal(size=STEPS))
     assert SeriesConfig(path).build().values.abs().max() < 10
@@ -206,7 +215,7 @@ def test_steps_without_a_class_are_named_and_not_scored(tmp_path):
     task = SeriesConfig(path, target="b").build()
     assert "200 steps without b (empty, NA, null, …): read and not scored" in task.about
     assert (task.sizes["vocab_size"], task.reference) == (2, {"majority class": 0.5})
-    assert sum(map(task.count, task.batches("test", 1))) == 30
+    assert sum(map(task.count, task.batches("test", 1))) == task.size("test") == 30
 
 
 DAYS = [str(np.datetime64("2024-01-30") + i) for i in range(STEPS + 40)]
@@ -251,7 +260,7 @@ def test_a_gap_is_not_scored(tmp_path):
     task = SeriesConfig(path, target="a").build()
     scored = np.arange(340, STEPS, 4)
     mean, std = task.prepared.target_mean[0], task.prepared.target_std[0]
-    assert sum(map(task.count, task.batches("test", 1))) == len(scored)
+    assert sum(map(task.count, task.batches("test", 1))) == task.size("test") == len(scored)
     repeated = math.sqrt(np.mean(((a[scored] - a[scored - 4]) / std) ** 2))
     assert task.reference[REPEAT] == pytest.approx(repeated, rel=1e-5)
     assert task.reference[MEAN] == pytest.approx(math.sqrt(np.mean(((a[scored] - mean) / std) ** 2)), rel=1e-5)

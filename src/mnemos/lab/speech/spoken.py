@@ -1,7 +1,8 @@
 """Speech recognition of strings of words, made from real recordings of single words; its `mnemos predict`."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -75,7 +76,10 @@ class SpokenTask(Task):
     """
 
     inputs: Literal["frames"] = "frames"
-    metrics = (TOKEN_ERROR_RATE, ACCURACY)
+    metrics = (
+        TOKEN_ERROR_RATE,
+        replace(ACCURACY, about="1 − token error rate: below 0 for more edits than tokens.", bounds=(-math.inf, 1.0)),
+    )
 
     def __init__(self, recordings: Recordings, config: SpokenConfig) -> None:
         self.recordings, self.config = recordings, config

@@ -25,7 +25,8 @@ class AugmentConfig:
     batch, with labels smoothed by `smoothing`. `mixup` and `cutmix` are the parameters of the beta distributions that
     the mixing weights are drawn from. The value 0 turns a part off; operations "" replaces RandAugment by a colour
     jitter of 0.4. timm omits the jitter beside RandAugment; force_color_jitter adds it, because Cached Transformers
-    lists it. Evaluation takes the central 7/8 of the shorter side under "timm", and the whole side otherwise.
+    lists it. Evaluation takes the central 7/8 of the shorter side under "timm", unless images are stored at the target
+    size, and the whole side otherwise.
     """
 
     policy: Literal["timm", "light", "none"] = "light"

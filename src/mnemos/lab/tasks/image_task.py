@@ -107,7 +107,9 @@ class ImageTask(Task):
         return {"classes": self.classes, "image": self.side, "channels": len(self.colours.mean)}
 
     def preprocessing(self) -> "ImagePreprocessing":
-        return ImagePreprocessing(self.side, self._maker.augment.centre, *self.colours, names=tuple(self.names))
+        pictures = self._maker.pictures
+        centre = 1.0 if pictures.stored else pictures.centre  # stored pictures are evaluated whole
+        return ImagePreprocessing(self.side, centre, *self.colours, names=tuple(self.names))
 
     def example(self) -> Batch:
         row = torch.zeros(1, len(self.colours.mean), self.side, self.side)

@@ -15,7 +15,7 @@ from mnemos.types import InputError
 
 from .augment import AugmentConfig
 from .files import first_names, repeated, skipped
-from .image_task import IMAGENET, ImageTask, View
+from .image_task import IMAGENET, ImagePreprocessing, ImageTask, View
 from .pictures import ENDINGS, FilePictures, check_image_files, is_image
 from .task import SPLITS, DataConfig, HeldOut, Split
 
@@ -97,7 +97,9 @@ class PhotosConfig(DataConfig):
         return task
 
     def build_to_score(self, split: HeldOut, trained: Any = None) -> ImageTask:
-        part, whole = read_to_score(self.folder, split)
+        part, whole = read_to_score(
+            self.folder, split, trained.names if isinstance(trained, ImagePreprocessing) else None
+        )
         task = self._task(dict.fromkeys(SPLITS, part))
         what = "all" if whole else f"the {split} split"
         task.about, task.whole = (f"scored: {what}, {part.described()}: {part.files.folder}",), whole
@@ -154,11 +156,11 @@ def read_layout(folder: str | os.PathLike[str], held_out: float) -> dict[Split, 
     return {split: parts[split] for split in SPLITS}
 
 
-def read_to_score(folder: str, split: HeldOut) -> tuple[Part, bool]:
+def read_to_score(folder: str, split: HeldOut, classes: Sequence[str] | None = None) -> tuple[Part, bool]:
     """The images of a folder that are scored and not trained on: those of its split, or all; and whether it is all.
 
     A folder of class folders, also one with a folder train alone, has no splits and is scored whole. Without a test
-    folder, the validation folder is the test split.
+    folder, the validation folder is the test split. classes: those of the run, of which the folder may lack some.
     """
     folders = _split_folders(folder)
     whole = not {"valid", "test"} & {*folders}
@@ -168,7 +170,7 @@ def read_to_score(folder: str, split: HeldOut) -> tuple[Part, bool]:
             f"{folder}: expected a folder for the {split} split, found {' and '.join(folders)}; choose another with "
             "--split, or name one of them"
         )
-    return _whole(scan(own)), whole
+    return _whole(scan(own, classes)), whole
 
 
 def _whole(files: Files) -> Part:
@@ -181,15 +183,17 @@ def scan(folder: str, classes: Sequence[str] | None = None) -> Files:
     from torchvision.datasets.folder import make_dataset
 
     # --- the classes ---
-    own = sorted(_subfolders(folder))
-    if classes is None and len(own) < 2:
+    own, least = sorted(_subfolders(folder)), 2 if classes is None else 1
+    if len(own) < least:
         count = f"one, {own[0]!r}" if own else "none"
-        raise InputError(f"{folder}: expected at least two class folders with images, found {count}; check the path")
+        raise InputError(
+            f"{folder}: expected class folders with images, at least {least}, found {count}; check the path"
+        )
     index = {name: i for i, name in enumerate(classes or own)}
     if unknown := [name for name in own if name not in index]:
         raise InputError(
-            f"{os.path.join(folder, unknown[0])}: expected a class that train has, found {unknown[0]!r}; "
-            "remove this folder, or add the class to train"
+            f"{os.path.join(folder, unknown[0])}: expected a class of the training data, found {unknown[0]!r}; "
+            "remove this folder, or train with the class"
         )
 
     # --- their images ---

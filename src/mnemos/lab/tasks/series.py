@@ -59,8 +59,8 @@ class SeriesConfig(DataConfig):
     at most 100 different whole numbers and is none of `columns`, the class of each step is predicted, from the steps
     up to it.
     The last share `held_out` of the steps is the test split, and the share before it the validation split. Values are
-    normalised by mean and standard deviation of the training split. Training reads pieces of `longest` steps, each
-    with a new state, in segments of `segment` steps; a held-out split is read as one.
+    normalised by mean and standard deviation of the training split with its gaps filled. Training reads pieces of
+    `longest` steps, each with a new state, in segments of `segment` steps; a held-out split is read as one.
     The score is the root of the mean squared error, beside that of repeating the last value and of the mean: a model
     that is no better has learned nothing. Needs the extra `data`.
     """
@@ -293,7 +293,8 @@ class SeriesTask(SegmentedTask):
                     f"data.target: expected a value in the test split, found none of {', '.join(series.targets)}; "
                     "add some"
                 )
-            scored, before = Batch(None, self.numbers[test]), filled[np.maximum(test - 1, 0)]
+            scored = Batch(None, self.numbers[test])
+            before = filled[np.maximum(test - 1, 0)] * torch.from_numpy(test > 0)[:, None]  # as `_read`
             naive = {REPEAT: before, MEAN: torch.zeros_like(before)}
             sums = {name: squared_errors(self, outputs, scored) for name, outputs in naive.items()}
             self.reference = {name: ERROR.value([*map(float, both)]) for name, both in sums.items()}
@@ -305,6 +306,11 @@ class SeriesTask(SegmentedTask):
     @property
     def unit(self) -> str:
         return "steps"
+
+    def size(self, split: Split) -> int:
+        """The number of steps in a split that count; the others have a gap in place of what is predicted."""
+        steps = np.concatenate(self._splits[split])
+        return self.count(Batch(None, (self.labels if len(self.labels) else self.numbers)[steps]))
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
         return self._read(super().train_batch(index, batch_size, seed))
