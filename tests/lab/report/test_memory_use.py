@@ -105,6 +105,14 @@ def test_a_control_that_lacks_the_metric_has_no_change(tmp_path):
     assert "controls" in part([run_with(tmp_path / "b", measured(carried=less))]), "nothing has the metric"
 
 
+def test_a_control_that_breaks_a_seed_has_no_change_of_the_others(tmp_path):
+    runs = [run_with(tmp_path / str(s), measured(s / 100), seed=s) for s in range(3)]
+    broken = measured()
+    broken["memories"][0]["emptied"]["scores"]["accuracy"] = None
+    run_with(tmp_path / "1", broken, seed=1)
+    assert re.findall(r'<td data-head="(?:emp|exch|fro).*?">(.*?)<', part(runs)) == ["+0.000", "−0.125"]
+
+
 def test_runs_without_controls_have_no_section(tmp_path):
     runs = [write_run(tmp_path / "demo"), write_run(tmp_path / "demo-cached", "demo-cached")]
     assert part(runs) == slot_attention.section(read(runs)) == ""

@@ -1,5 +1,6 @@
 import json
 import math
+import math
 import re
 from dataclasses import replace
 
@@ -228,3 +229,16 @@ def test_caches_come_in_the_order_of_the_layers(run):
     save_file({n: np.zeros((2, 3), np.float32) for n in names}, run / "caches.safetensors")
     numbers = [int(re.findall(r"\d+", n)[0]) for n in read([run]).all_runs()[0].caches]
     assert numbers == [1, 2, 10]
+
+
+def test_a_control_that_breaks_a_seed_has_no_change_of_the_others(tmp_path):
+    folder = write_comparison(tmp_path / "c", variants=("demo-cached",))
+    path = folder / "demo-cached-1" / "result.json"
+    controls = json.loads(path.read_text())["controls"]
+    controls["emptied"]["accuracy"] = None
+    del controls["closed"]
+    edited(path, controls=controls)
+    comparison = read([folder])
+    assert math.isnan(comparison.effect("demo-cached").difference)
+    assert comparison.effect("demo-cached").interval is None
+    assert comparison.effect("demo-cached", "closed").difference == pytest.approx(-0.044), "of the runs that have it"
