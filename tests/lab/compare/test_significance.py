@@ -140,6 +140,10 @@ def test_the_table_says_what_the_seeds_show(capsys):
     assert "0.1700 to 0.1700" not in said
     assert NO_SPREAD in said
     assert "intervals end" not in said
+    show(comparison({"plain": [0.17, 0.17], "more": [0.18, 0.18]}, "plain"))
+    said = capsys.readouterr().out
+    assert NO_SPREAD in said
+    assert "–" not in said.partition("parameters")[0], "no row has an interval, so no column has"
     show(comparison({"plain": [0.17, 0.17], "more": [0.9, 0.99]}, "plain"))
     said = capsys.readouterr().out
     assert "0.3732 to 1.0000" in said

@@ -161,7 +161,9 @@ def budget_text(equal: JSONObject) -> str:
         text += "" if "minutes" in equal else f", those of {equal['first']} with its steps"
         if equal["equal"] == TIME:
             text += f" ({equal['clock']}, measured before the first run)"
-    return text + (f", and {KINDS[PARAMETERS]} (within 5 %)" if equal.get("parameters") else "")
+    text += f", and {KINDS[PARAMETERS]} (within 5 %)" if equal.get("parameters") else ""
+    early = ", ".join(equal.get("early", ()))
+    return text + (f"; but train.patience stopped runs of {early} before that" if early else "")
 
 
 def samples_per_update(recipe: Recipe) -> float:
