@@ -47,6 +47,17 @@ def test_the_section_says_what_each_control_changes_and_claims_dependence_only(t
     assert re.findall(r'<td data-head="(?:emp|exch|fro).*?">(.*?)<', found) == ["−0.250", "+0.000", "−0.125"]
 
 
+def test_data_without_a_test_split_are_not_called_that(tmp_path):
+    run = run_with(tmp_path / "a", measured(split="valid"))
+    result = json.loads((run / "result.json").read_text())
+    del result["test"]
+    (run / "result.json").write_text(json.dumps(result))
+    found = part([run])
+    assert "Change of the validation accuracy of demo" in found
+    assert "The validation score of the segments" in found
+    assert "test" not in found
+
+
 def test_several_seeds_give_an_interval(tmp_path):
     runs = [run_with(tmp_path / str(s), measured(shift), seed=s) for s, shift in enumerate((0.0, 0.01, -0.01))]
     found = part(runs)

@@ -1,6 +1,5 @@
 import json
 import math
-import math
 import re
 from dataclasses import replace
 
