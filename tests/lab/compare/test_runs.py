@@ -105,6 +105,13 @@ def test_runs_that_stopped_early_are_not_of_the_budget(tmp_path, runs_here, caps
     assert "equal batches; but train.patience stopped runs of b before that\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("rows", "part"), [(0, False), (64, True), (99, False)])
+def test_a_part_of_the_test_split_is_said_where_it_is_one(tmp_path, runs_here, capsys, rows, part):
+    runs_here(lambda recipe, folder: write_result(folder, 1.0, scored_rows={"test": 64}))
+    compare(variants(["short-listops"], ["--data.train-size", "50", f"--train.test-rows={rows}"], []), tmp_path / "run")
+    assert ("scored: 64 rows of the test split; " in capsys.readouterr().out) == part
+
+
 def test_a_run_keeps_its_threads_when_it_is_continued(text, tmp_path):
     """A comparison that goes on with other `--jobs` sets others."""
     write_result(tmp_path / "text", 1.0)

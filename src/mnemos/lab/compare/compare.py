@@ -101,7 +101,8 @@ def compare(
     comparison = replace(comparison, equal=made_equal | ({"early": early} if early else {}))
     comparison.write(folder)
     if not of_claim:
-        if recipes[0].train.test_rows and (rows := comparison.scored_rows.get("test")):
+        rows = comparison.scored_rows.get("test", 0)
+        if 0 < recipes[0].train.test_rows <= rows:  # fewer than wanted are all rows of the split
             say(f"scored: {rows:,} rows of the test split; --train.test-rows 0 scores all of it")
         show(comparison)
         say(folder)
