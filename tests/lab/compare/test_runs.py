@@ -13,7 +13,8 @@ from mnemos import registry
 from mnemos.atomic import write_json
 from mnemos.config import to_dict
 from mnemos.lab.compare import processes
-from mnemos.lab.compare.compare import _check_folder
+from mnemos.lab.compare.arguments import variants
+from mnemos.lab.compare.compare import _check_folder, compare
 from mnemos.lab.compare.comparison import summarise
 from mnemos.lab.compare.processes import RunsLeft, shielded, train_several
 from mnemos.lab.compare.runs import Sweep, check_rates, train
@@ -94,6 +95,21 @@ def test_a_run_without_a_score_is_told_and_summarised(text, tmp_path, runs_here,
     train_several([(text, tmp_path / "text")])
     assert "validation bits per byte none, 1 s (1 of 1 run, 0:00:00)" in capsys.readouterr().out
     assert math.isnan(summarise({"text": [tmp_path / "text"]}, tmp_path).rows[0].mean)
+
+
+def test_runs_that_stopped_early_are_not_of_the_budget(tmp_path, runs_here, capsys):
+    runs_here(lambda recipe, folder: write_result(folder, 1.0, stopped_early=recipe.name == "b"))
+    (one,) = variants(["short-listops"], ["--data.train-size", "50", "--train.patience", "1"], [])
+    found = compare([one, replace(one, name="b")], tmp_path / "run")
+    assert found["equal"] == {"equal": "updates", "parameters": False, "early": ["b"]}
+    assert "equal batches; but train.patience stopped runs of b before that\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("rows", "part"), [(0, False), (64, True), (99, False)])
+def test_a_part_of_the_test_split_is_said_where_it_is_one(tmp_path, runs_here, capsys, rows, part):
+    runs_here(lambda recipe, folder: write_result(folder, 1.0, scored_rows={"test": 64}))
+    compare(variants(["short-listops"], ["--data.train-size", "50", f"--train.test-rows={rows}"], []), tmp_path / "run")
+    assert ("scored: 64 rows of the test split; " in capsys.readouterr().out) == part
 
 
 def test_a_run_keeps_its_threads_when_it_is_continued(text, tmp_path):

@@ -5,9 +5,12 @@ import pytest
 import torch
 
 from mnemos.lab.evaluate import write_attention
+from mnemos.lab.evaluate.explain import explain
+from mnemos.lab.evaluate.recorded import read_write_attention
 from mnemos.lab.evaluate.records import to_json
 from mnemos.lab.evaluate.write_attention import HOLDS, OVERWRITES, documents, kinds
 from mnemos.lab.look.viewer import Opened, document_of
+from mnemos.lab.report import slot_attention
 from mnemos.lab.tasks.text import TextTask
 from mnemos.memory.slots import SlotsConfig
 from mnemos.models.memformer import Memformer
@@ -104,6 +107,14 @@ def test_only_the_middle_half_of_what_a_document_has_counts():
     assert found["middle"] == pytest.approx({"holds": 0.2, "mixes": 0.0, "overwrites": 0.8})
     assert found["kinds"]["mixes"] == {"slots": 3, "bias": 2.0, "least": 1.0, "most": 3.0}
     assert found["kinds"]["holds"] == {"slots": 0, "bias": None, "least": None, "most": None}
+
+
+def test_data_without_a_test_split_are_recorded_as_what_they_are(tmp_path):
+    task = text_task()[0]
+    task.has_test = False
+    assert record_write_attention(model(), task, tmp_path)["split"] == "valid"
+    assert "validation documents" in slot_attention.about(read_write_attention(tmp_path))
+    assert explain(model(), task, tmp_path).memory.split == "valid"
 
 
 def test_models_that_write_no_slots_are_left_alone(tmp_path):

@@ -27,12 +27,13 @@ def test_the_gates_of_seeds_are_drawn_at_equal_updates():
     """Seeds with other numbers of records: their mean exists at every point of the shorter one."""
     runs, series = [np.arange(10, 10 * n + 10, 10) for n in (1000, 700)], [Series("a", "x")]
     gates = [GateCurves(s, ("a",), np.full((len(s), 1, 30), 0.5), {"cache.rms": s[:, None] / 1}) for s in runs]
-    for chart in (gate_chart("m", series, gates, "mix"), gate_chart("g", series, gates, "cache.rms")):
+    for chart in (gate_chart("m", series, gates, key, ["seed 5", "seed 7"]) for key in ("mix", "cache.rms")):
         points = list(zip(chart.columns["r"], chart.columns["x0"], strict=True))
         long, short = ({x for r, x in points if r == run} for run in (0, len(chart.runs) - 1))
         assert short < long
         assert 100 < len(short) <= 200
     assert chart.columns["y"] == chart.columns["x0"], "a point is the mean of its records"
+    assert chart.runs == ["seed 5", "seed 7"]
 
 
 def test_axis_does_not_magnify_noise():

@@ -47,6 +47,17 @@ def test_the_section_says_what_each_control_changes_and_claims_dependence_only(t
     assert re.findall(r'<td data-head="(?:emp|exch|fro).*?">(.*?)<', found) == ["−0.250", "+0.000", "−0.125"]
 
 
+def test_data_without_a_test_split_are_not_called_that(tmp_path):
+    run = run_with(tmp_path / "a", measured(split="valid"))
+    result = json.loads((run / "result.json").read_text())
+    del result["test"]
+    (run / "result.json").write_text(json.dumps(result))
+    found = part([run])
+    assert "Change of the validation accuracy of demo" in found
+    assert "The validation score of the segments" in found
+    assert "test" not in found
+
+
 def test_several_seeds_give_an_interval(tmp_path):
     runs = [run_with(tmp_path / str(s), measured(shift), seed=s) for s, shift in enumerate((0.0, 0.01, -0.01))]
     found = part(runs)
@@ -103,6 +114,14 @@ def test_a_control_that_lacks_the_metric_has_no_change(tmp_path):
     assert re.findall(r'<td data-head="(?:emp|exch|fro).*?">(.*?)<', found) == ["+0.000", "−0.125"]
     less = {"scores": {"loss": 1.0}, "by_segment": [0.5] * 3}
     assert "controls" in part([run_with(tmp_path / "b", measured(carried=less))]), "nothing has the metric"
+
+
+def test_a_control_that_breaks_a_seed_has_no_change_of_the_others(tmp_path):
+    runs = [run_with(tmp_path / str(s), measured(s / 100), seed=s) for s in range(3)]
+    broken = measured()
+    broken["memories"][0]["emptied"]["scores"]["accuracy"] = None
+    run_with(tmp_path / "1", broken, seed=1)
+    assert re.findall(r'<td data-head="(?:emp|exch|fro).*?">(.*?)<', part(runs)) == ["+0.000", "−0.125"]
 
 
 def test_runs_without_controls_have_no_section(tmp_path):

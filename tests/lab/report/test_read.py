@@ -143,7 +143,7 @@ def test_runs_of_one_recipe_are_one_variant_and_others_another(tmp_path):
     assert comparison.rows[0].std == pytest.approx(np.std(tested, ddof=1))
 
 
-@pytest.mark.parametrize("change", ["data", "files", "files since", "rows", "start", "weights", "metric"])
+@pytest.mark.parametrize("change", ["data", "files", "files since", "rows", "batches", "start", "weights", "metric"])
 def test_runs_of_different_tasks_are_never_one_comparison(tmp_path, change):
     """Unfinished runs belong to the task with their data; equal files in another folder are equal data."""
     runs = [write_run(tmp_path / name, "demo", i, finished=name != "c") for i, name in enumerate("abcd")]
@@ -152,7 +152,9 @@ def test_runs_of_different_tasks_are_never_one_comparison(tmp_path, change):
         data = {"is": "text", "path": run.name, "held_out": 0.1 if (change, run.name) == ("data", "b") else 0.2}
         if (change, run.name) == ("files since", "b"):
             about["resumed"] = [{"data": {"sha256": "1"}}, {}]
-        training = {"steps": 9, "test_rows": 100 if (change, run.name) == ("rows", "b") else 0}
+        part = change == "batches" or (change, run.name) == ("rows", "b")
+        batch = 8 if run.name == "b" else 4  # which decides what a part is, and nothing else
+        training = {"steps": 9, "test_rows": 100 if part else 0, "batch_size": batch}
         if (change, run.name) != ("start", "b"):  # the others start from one run, b from random weights
             training["init_from"] = "runs/one"
             about["weights"] = {"run": "runs/one", "sha256": "3" if (change, run.name) == ("weights", "b") else "4"}
@@ -228,3 +230,16 @@ def test_caches_come_in_the_order_of_the_layers(run):
     save_file({n: np.zeros((2, 3), np.float32) for n in names}, run / "caches.safetensors")
     numbers = [int(re.findall(r"\d+", n)[0]) for n in read([run]).all_runs()[0].caches]
     assert numbers == [1, 2, 10]
+
+
+def test_a_control_that_breaks_a_seed_has_no_change_of_the_others(tmp_path):
+    folder = write_comparison(tmp_path / "c", variants=("demo-cached",))
+    path = folder / "demo-cached-1" / "result.json"
+    controls = json.loads(path.read_text())["controls"]
+    controls["emptied"]["accuracy"] = None
+    del controls["closed"]
+    edited(path, controls=controls)
+    comparison = read([folder])
+    assert math.isnan(comparison.effect("demo-cached").difference)
+    assert comparison.effect("demo-cached").interval is None
+    assert comparison.effect("demo-cached", "closed").difference == pytest.approx(-0.044), "of the runs that have it"

@@ -14,7 +14,7 @@ from mnemos.lab.compare.baselines import with_parameters
 from mnemos.lab.evaluate.recorded import SlotExample
 from mnemos.lab.papers.reproduce import Options, reproduce
 from mnemos.lab.papers.small_runs import caution, order
-from mnemos.lab.report import page, provenance, scores, slot_attention
+from mnemos.lab.report import gated_caches, page, provenance, scores, slot_attention
 from mnemos.lab.report.read import read, read_results, read_run, results_of
 from mnemos.lab.run.recipe_fields import with_fields
 
@@ -71,6 +71,20 @@ def test_only_controls_that_were_run_are_explained(tmp_path):
     assert "depends on" not in scores._controls(closed)
     bare = read([write_run(tmp_path / "plain", "demo")])
     assert scores._controls(bare) == "", "a model without a memory"
+
+
+def test_an_interval_is_said_where_there_is_one(tmp_path):
+    for seeds in ((0,), (0, 1)):
+        said = scores._controls(read_results(write_comparison(tmp_path / str(seeds), seeds)))
+        assert ("comes from the spread between seeds" in said) == (len(seeds) > 1)
+
+
+def test_the_gates_of_a_seed_have_its_name(tmp_path, monkeypatch):
+    runs = [write_run(tmp_path / name, "demo-cached", seed) for name, seed in (("a", 5), ("b", 7))]
+    drawn = []
+    monkeypatch.setattr(gated_caches, "chart_figure", lambda charts, *_: drawn.extend(charts) or "")
+    gated_caches.gate_section(read(runs))
+    assert {run.split(",")[0] for chart in drawn for run in chart.runs} == {"seed 5", "seed 7"}
 
 
 def test_updates_each_are_those_of_finished_runs(tmp_path):

@@ -68,3 +68,12 @@ def test_a_run_of_text_says_what_its_memory_did(tmp_path, capsys):
     assert ended["texts"][0]["given"] in (tmp_path / "valid.txt").read_text()
     assert "&lt;b&gt;sees" in page
     assert "<b>sees" not in page
+
+
+def test_controls_are_scored_in_the_arithmetic_of_the_score(tmp_path):
+    """A branch with a closed gate is never read, so no control of it changes anything: also not by rounding."""
+    model = SMALL | {"layers": 1, "cache": GRC(length=4, gate_init=-60.0)}
+    data = {"train_size": 8, "valid_size": 8, "test_size": 32}
+    place = trained("short-listops-cached", tmp_path / "run", model, data, batch_size=4, precision="bf16-mixed")
+    ended = result(place)
+    assert ended["controls"] == dict.fromkeys(("emptied", "exchanged", "closed"), ended["test"])

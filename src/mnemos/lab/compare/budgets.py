@@ -49,7 +49,7 @@ _TYPES: Types = {"equal": str, "recipes": dict, "budget": (int, float)}
 ROUNDS = 5
 SECONDS = 1.0  # of a round and of the warm-up: long beside the clock's resolution and the change of data
 LEAST = 3  # updates of a round
-WARM = 5  # updates before anything is measured, in which memories that are carried from update to update fill
+WARM = 5  # updates before anything is measured, in which carried memories fill, unless they grow with the document
 _STEADY = ("inverse_sqrt", "lra")  # schedules that do not depend on the number of steps
 
 Clock = Literal["CPU time", "elapsed time"]
@@ -161,7 +161,9 @@ def budget_text(equal: JSONObject) -> str:
         text += "" if "minutes" in equal else f", those of {equal['first']} with its steps"
         if equal["equal"] == TIME:
             text += f" ({equal['clock']}, measured before the first run)"
-    return text + (f", and {KINDS[PARAMETERS]} (within 5 %)" if equal.get("parameters") else "")
+    text += f", and {KINDS[PARAMETERS]} (within 5 %)" if equal.get("parameters") else ""
+    early = ", ".join(equal.get("early", ()))
+    return text + (f"; but train.patience stopped runs of {early} before that" if early else "")
 
 
 def samples_per_update(recipe: Recipe) -> float:

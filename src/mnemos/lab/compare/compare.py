@@ -7,6 +7,7 @@ from pathlib import Path
 from mnemos.atomic import check_output_folder, is_temporary
 from mnemos.errors import plural, say
 from mnemos.lab.run.checks import unresolved
+from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe, as_json, differing
 from mnemos.types import InputError, JSONObject
 
@@ -95,10 +96,13 @@ def compare(
     trained = train(recipes, folder, seeds, rates, jobs, quiet=of_claim or jobs > 1, tell=not of_claim)
     comparison = summarise(trained.runs, folder, against, roles, trained.sweeps)
     made_equal = {key: value for key, value in spent.items() if key not in ("recipes", "provenance")}
-    comparison = replace(comparison, equal=made_equal | {"parameters": PARAMETERS in equal})
+    made_equal["parameters"] = PARAMETERS in equal
+    early = [name for name, runs in trained.runs.items() if any(Result.read(run).stopped_early for run in runs)]
+    comparison = replace(comparison, equal=made_equal | ({"early": early} if early else {}))
     comparison.write(folder)
     if not of_claim:
-        if recipes[0].train.test_rows and (rows := comparison.scored_rows.get("test")):
+        rows = comparison.scored_rows.get("test", 0)
+        if 0 < recipes[0].train.test_rows <= rows:  # fewer than wanted are all rows of the split
             say(f"scored: {rows:,} rows of the test split; --train.test-rows 0 scores all of it")
         show(comparison)
         say(folder)

@@ -115,7 +115,8 @@ class Comparison:
     controls: tuple[Control, ...] = ()
     runs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # the folders of each row's runs
     provenance: dict[str, Any] = field(default_factory=dict)  # `provenance.shared`
-    # What was made equal (`Budget.apply`), and "parameters": whether they are. None where files do not say.
+    # What was made equal (`Budget.apply`), "parameters": whether they are, and "early": rows with a run that
+    # `train.patience` stopped. None where files do not say.
     equal: dict[str, Any] | None = field(default=None, metadata=OMITTED)
 
     def as_json(self) -> JSONObject:

@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 LEVEL = 0.05
 BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no significant difference"
 ONE_SEED = "one seed shows nothing about differences"
-NO_SPREAD = "where all seeds have one score there is no spread to compute an interval from, so the table has –"
+NO_SPREAD = "where all seeds have one score there is no spread to compute an interval from"
 Bounds = tuple[float, float]  # the least and the greatest value that a metric can have
 UNBOUNDED: Bounds = (-math.inf, math.inf)
 _ROUNDING = 1e-9  # relative: a difference of scores in float64 has about seven digits more than any score means
@@ -142,18 +142,19 @@ def welch(score: Scored, reference: Scored, bounds: Bounds = UNBOUNDED, level: f
 
 
 def paired(changes: Sequence[float], bounds: Bounds = UNBOUNDED) -> Difference | None:
-    """The mean of differences that were taken run by run, with its interval; None without a finite one.
+    """The mean of differences that were taken run by run, with its interval; None without any.
 
-    bounds: of the metric that changes.
+    bounds: of the metric that changes. NaN without an interval if one is not finite: `spread` says why.
 
     If every difference is exactly 0, the interval is 0 to 0: nothing changed. Equal differences other than 0 come from
     coarse scores by coincidence, so they have no interval. A mean within the rounding errors of its terms is 0.
     """
-    finite = [change for change in changes if math.isfinite(change)]
-    if not finite:
+    if not changes:
         return None
-    mean, std, n = spread(finite)
-    size = max(map(abs, finite))
+    if not all(map(math.isfinite, changes)):
+        return Difference(math.nan)
+    mean, std, n = spread(changes)
+    size = max(map(abs, changes))
     mean = 0.0 if abs(mean) < _ROUNDING * size else mean
     if n < 2 or (size and std < _ROUNDING * size):
         return Difference(mean)

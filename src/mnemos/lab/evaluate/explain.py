@@ -1,7 +1,8 @@
 """Record what a trained model's memory does: controls of its state, and what its gated caches do, hold and cost.
 
 Nothing is trained and nothing is plotted here. The trained model processes some segments and pictures of the test
-split, and two files are written to the run folder for the report (`recorded.Explanation`).
+split, or of the validation split where there is no other, and two files are written to the run folder for the
+report (`recorded.Explanation`).
 
 What slots hold: a slot C_i is a gated average of update candidates C̃ (eq. 5), not of tokens, so slots and tokens lie
 in different spaces. A token s is therefore compared with slot i by its candidate c_i(s) = C̃(s, C_i): the value of the
@@ -68,7 +69,7 @@ def explain(
     shown: defaultdict[str, dict[str, Any]] = defaultdict(dict)  # what pictures show of a layer, by its name
     costs: dict[str, LayerCost | None] = {}
     with evaluating(model):
-        memory = state_controls(model, task, "test", segment_length, segments)
+        memory = state_controls(model, task, "test" if task.has_test else "valid", segment_length, segments)
         parameter = next(model.parameters())
         if (parameter.device.type, parameter.dtype) != ("cpu", torch.float32):  # of `mnemos.fit`, whose model stays so
             model = copy.deepcopy(model).cpu().float()

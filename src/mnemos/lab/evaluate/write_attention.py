@@ -70,6 +70,7 @@ def record_write_attention(model: nn.Module, task: Task, folder: Path, rows: int
         **summary(torch.stack(on_itself, 1), read, bias),
         shown=_shown(task, start, count, tokens[0, span], valid[0, span], torch.stack(shown), bias),
         heads=model.memory.num_heads,
+        split="test" if task.has_test else "valid",
     )
     record.write(folder)
     return record

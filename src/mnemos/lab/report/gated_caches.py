@@ -12,7 +12,7 @@ from mnemos.errors import plural
 from mnemos.lab.evaluate.recorded import NO_PICTURES, BranchMaps, Explanation, Left, Pictures, SlotContents
 
 from .charts import MOST, WHOLE, Axis, Chart, Series, chart_figure
-from .curves import intervals, means
+from .curves import intervals, means, seed_names
 from .markup import decimal, escape, figure, img, listed, missing, paragraph, short, shortened, strips, table_of
 from .read import Results
 from .run_records import GateCurves, RunRecord
@@ -54,7 +54,8 @@ def gate_section(results: Results) -> str:
 
     def draw(name: str, runs: list[RunRecord]) -> str:
         slug, layers = results.names.index(name), runs[0].gates.layers if runs[0].gates else ()
-        gates = [run.gates for run in runs if run.gates and run.gates.layers == layers]
+        drawn = [run for run in runs if run.gates and run.gates.layers == layers]
+        gates, seeds = [run.gates for run in drawn if run.gates], list(seed_names(drawn).values())
         series = [Series(label, layer_variable(i, len(layers))) for i, label in enumerate(shortened(layers))]
         source = f"{runs[0].label}/metrics.jsonl"
         if len(runs) > 1:
@@ -81,7 +82,7 @@ def gate_section(results: Results) -> str:
         end = Chart(
             *(f"mix-{slug}-end", "σ(λ) by layer and head, at the last record", "σ(λ)"),
             [Series(f"head {h}", f"head-{h % len(HEADS)}", h // len(HEADS)) for h in range(heads)],
-            [f"seed {i}" for i in range(len(gates))],
+            seeds,
             [Axis("layer", "~g")],
             "marks",
             ticks=range(len(layers)) if len(layers) <= 24 else (),
@@ -98,7 +99,7 @@ def gate_section(results: Results) -> str:
         parts = [
             paragraph(summary),
             chart_figure(
-                [gate_chart(f"mix-{slug}", series, gates, MIX)],
+                [gate_chart(f"mix-{slug}", series, gates, MIX, seeds)],
                 f"{name}: the gate σ(λ) of the cached branch over training, one thin line per head and seed, one thick "
                 f"line per layer (the mean). From {source}.",
                 "wide",
@@ -110,7 +111,7 @@ def gate_section(results: Results) -> str:
                 "wide",
             ),
             chart_figure(
-                [gate_chart(f"gate-{slug}-{key.replace('.', '-')}", series, gates, key) for key in recorded],
+                [gate_chart(f"gate-{slug}-{key.replace('.', '-')}", series, gates, key, seeds) for key in recorded],
                 f"{name}: activity of the gates and state of the cache over training, by layer. The saturated share is "
                 "the part of a gate's values below 0.05 or above 0.95. The effective rank is exp of the entropy of the "
                 f"normalised singular values. From {source}.",
@@ -126,12 +127,12 @@ def gate_section(results: Results) -> str:
     return _each_variant(results, lambda run: run.gates, draw, lambda _: "no run recorded its gates")
 
 
-def gate_chart(slug: str, series: list[Series], gates: list[GateCurves], key: str) -> Chart:
+def gate_chart(slug: str, series: list[Series], gates: list[GateCurves], key: str, seeds: list[str]) -> Chart:
     """One quantity of `TITLES` over training, by layer: a line for each seed, of σ(λ) for each head of a seed."""
     values = [one.mix if key == MIX else one.values[key][:, :, None] for one in gates]  # [S, L, H or 1]
     heads, title = max(one.shape[2] for one in values), TITLES[key]
     of_head = [f", head {h}" for h in range(heads)] if key == MIX else [""]
-    runs = [f"seed {i}{head}" for i in range(len(gates)) for head in of_head]
+    runs = [f"{run}{head}" for run in seeds for head in of_head]
     chart = Chart(slug, title, title.split(", ")[-1], series, runs, [Axis("updates", WHOLE)])
     # Seeds share what a point is the mean of, so that their points have equal updates.
     points = intervals([one.step for one in gates], max(20, MOST // (len(runs) * len(series))) if key == MIX else 200)

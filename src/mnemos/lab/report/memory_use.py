@@ -61,7 +61,8 @@ def _by_segment(results: Results, scored: list[str]) -> str:
                 [Axis("segment", WHOLE)],
                 references=[("as carried", 0.0)],
                 limits=limits,
-                label=f"Change of the test {controls.metric} of {name} by segment, with its {memory.name} changed",
+                label=f"Change of the {results.split} {controls.metric} of {name} by segment, with its {memory.name} "
+                "changed",
             )
             for series, values in enumerate(of_memory.values()):
                 chart.add(series, 0, values, controls.segments)
@@ -72,10 +73,10 @@ def _by_segment(results: Results, scored: list[str]) -> str:
             f"{name}: {cut}{sizes} {plural(len(controls.segments), 'segment')}. From {run.label}/explain.json."
         )
     caption = (
-        "Change of the test metric by segment of a row, against the state as carried; panels of one variant have one "
-        "scale. The memory is replaced before each segment after the first, which reads none. Emptied: by that of a "
-        "new row. Exchanged: by that which another row has at this segment. Frozen: by the row's own after its first "
-        f"segment. {' '.join(sources)}"
+        f"Change of the {results.split} metric by segment of a row, against the state as carried; panels of one "
+        "variant have one scale. The memory is replaced before each segment after the first, which reads none. "
+        "Emptied: by that of a new row. Exchanged: by that which another row has at this segment. Frozen: by the row's "
+        f"own after its first segment. {' '.join(sources)}"
     )
     return chart_figure(charts, caption)
 
@@ -122,8 +123,8 @@ def _table(results: Results, scored: list[str]) -> str:
             first = [variant_name(results.names.index(name), name), escape(memory.name), *map(escape, facts)]
             rows.append([*first, decimal(carried), *cells])
     caption = (
-        "The test score of the segments after a row's first, with the memory as carried, and its change where the "
-        "memory is replaced before each of these segments: the mean over seeds"
+        f"The {results.split} score of the segments after a row's first, with the memory as carried, and its change "
+        "where the memory is replaced before each of these segments: the mean over seeds"
         f"{', below it the 95% interval where there is one' if intervals else ''}. Rows are read at once."
     )
     directions = [

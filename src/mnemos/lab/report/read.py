@@ -77,7 +77,8 @@ class Results(Comparison):
 
         None where the control was not run.
         """
-        changes = [run.tested(self.metric, control) - run.tested(self.metric) for run in self.runs_of(name)]
+        scores = [(run.result.scores, run.result.controls.get(control, {})) for run in self.runs_of(name) if run.result]
+        changes = [b[self.metric] - a[self.metric] for a, b in scores if self.metric in a and self.metric in b]
         if by_run := paired(changes, self.bounds):
             return by_run
         for one in self.controls:
@@ -107,8 +108,8 @@ class Results(Comparison):
             metric = self.metric if self.metric in carried else controls.metric
             bounds = bounds_of((self.described(metric) or {}).get("bounds"))
             scored = [one.scored() for one in controls.memories if one.name == memory]
-            before = carried.get(metric, math.nan)
-            changes += [one[control].scores.get(metric, math.nan) - before for one in scored if control in one]
+            after = [one[control].scores for one in scored if control in one]
+            changes += [scores[metric] - carried[metric] for scores in after if metric in scores and metric in carried]
         return paired(changes, bounds)
 
 
@@ -321,8 +322,8 @@ def task_key(run: RunRecord, metric: str | None = None) -> TaskKey:
         settings["hash of the files"] = str(files["sha256"])[:12]
     elif isinstance(files, dict) and isinstance(files.get("generated"), dict):
         settings["generator's version"] = files["generated"].get("version")
-    if training.get("test_rows"):  # scored on a part of the test split
-        settings["train.test_rows"] = training["test_rows"]
+    if training.get("test_rows"):  # scored on a part of the test split, which depends on its batches
+        settings |= {f"train.{name}": training.get(name) for name in ("test_rows", "batch_size")}
 
     # --- the weights that it started from: random ones, or those of another run by their hash ---
     weights, path = about.latest("weights"), training.get("init_from")

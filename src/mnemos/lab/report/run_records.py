@@ -16,7 +16,7 @@ from mnemos.types import InputError, JSONObject
 Columns = dict[str, np.ndarray]  # "step" [S] and one float64 array [S] per quantity; NaN where a record lacks it
 # Measured by the trainer itself; every other number in a line of metrics.jsonl is a metric of the task.
 OWN = ("loss", "auxiliary_loss", "lr", "grad_norm", "seconds", "tokens")
-GATES = ("update.mean", "update.saturated", "reset.mean", "reset.saturated", "cache.rms", "cache.rank", "cache.max")
+GATES = ("update.mean", "update.saturated", "reset.mean", "reset.saturated", "cache.rms", "cache.rank")
 DETECTIONS = "detections"  # folder of a run: photos with annotations on the left and detections on the right
 
 

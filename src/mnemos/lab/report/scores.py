@@ -134,11 +134,11 @@ def _controls(results: Results) -> str:
 
     changes = [(one, results.effect(one.name, one.control) or Difference(math.nan)) for one in results.controls]
     meanings = [text for name, text in _MEANINGS.items() if name in {one.control for one in results.controls}]
+    spread = "; its 95% interval comes from the spread between seeds" * any(one.interval for _, one in changes)
     return table_of(
         f"Controls: the same trained models, evaluated with a changed memory. The change is in {results.score} "
-        "relative to the intact model; its 95% interval comes from the spread between seeds. "
-        f"{' '.join(meanings)} What the memory adds is the difference to the never-written baseline. From "
-        f"{results.source}.",
+        f"relative to the intact model{spread}. {' '.join(meanings)} What the memory adds is the difference to the "
+        f"never-written baseline. From {results.source}.",
         changes,
         {
             "variant": lambda one: variant_name(results.names.index(one[0].name), one[0].name),

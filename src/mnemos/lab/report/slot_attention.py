@@ -65,8 +65,9 @@ def section(results: Results) -> str:
 def about(recorded: WriteAttention) -> str:
     """What was measured and how the kinds are defined."""
     low, high = recorded.thresholds
+    document = "validation document" if recorded.split == "valid" else "test document"
     return (
-        f"attention of the memory writer, mean over heads, in {plural(recorded.documents, 'test document')} of up to "
+        f"attention of the memory writer, mean over heads, in {plural(recorded.documents, document)} of up to "
         f"{len(recorded.shares['holds'])} segments of {recorded.segment} tokens. A slot holds if its weight on itself "
         f"is above {high:g}, is overwritten if it is below {low:g}, and mixes otherwise."
     )

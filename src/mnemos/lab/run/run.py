@@ -327,7 +327,10 @@ class Run:
                 display.message(f"{recipe.name}: {number}: scoring the {split} split with the caches {name}")
                 return scored_segments(task, split, recipe.train, display)
 
-            scores = controls(model, batches, task)
+            # In the arithmetic of the score that they are compared with; weights of another type are float32 here.
+            mixed = recipe.train.precision.endswith("mixed")
+            with self.fabric.autocast() if mixed else contextlib.nullcontext():
+                scores = controls(model, batches, task)
         # A cache per stream is part of the state, and one that stays at zeros holds nothing: neither is stored.
         own = [(name, m) for name, m in model.named_modules() if isinstance(m, GatedCache) and m.grc.scope == "shared"]
         if scores and (filled := {n: m.cache.detach().contiguous() for n, m in own if m.grc.write or m.grc.constant}):
