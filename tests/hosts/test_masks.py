@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 import mnemos
 from mnemos import GRC, InputError
+from mnemos.hosts.adapters import ADAPTERS
 from mnemos.hosts.masks import own_tokens, refuse_mask, valid_tokens
+from mnemos.hosts.named import Reader
 from mnemos.memory.gated_cache import caches
 
 T = 7
@@ -75,6 +77,15 @@ def test_padding_that_sees_itself_is_no_token():
     mask = ~TAKEN["padding that sees itself"]
     assert torch.equal(valid_tokens(mask, tokens(mask)), VALID)
     assert torch.equal(valid_tokens(torch.eye(2, dtype=torch.bool)[None, None], tokens(mask)[:1, :2]), VALID[:1, :2])
+
+
+def test_a_bias_of_keys_hides_none():
+    """A float mask [B, T] that is added to scores: padding is −∞, or 20 lower, and not what is a little lower."""
+    x, bias = tokens(LATER), torch.linspace(-9, 0, T).masked_fill(~VALID, -torch.inf)
+    module = nn.MultiheadAttention(12, 2, batch_first=True)
+    known = ADAPTERS["torch.nn.modules.activation:MultiheadAttention"].call
+    for read in (known, Reader(("query", "key", "value"))):
+        assert torch.equal(read(module, (x, x, x), {"key_padding_mask": bias}).mask, VALID)
 
 
 def call(model: nn.Module, name: str, hidden: Tensor, low: float | None) -> None:

@@ -53,6 +53,30 @@ def test_the_stock_class_reads_the_host(name, tmp_path):
     close(run(stock, example(name)), run(model, example(name)), 1e-5)
 
 
+@pytest.mark.parametrize("kind", ["cache", "linearise"])
+def test_models_of_one_configuration_keep_their_own_settings(kind, tmp_path):
+    """As a cached model and its never-written twin do, which are made from the same one."""
+    one, ids = decoder_models.plain("llama").float(), torch.arange(18).view(2, 9)
+    pair = {"one": one, "two": type(one)(one.config).eval()}
+    assert pair["two"].config is one.config
+    for model, size in zip(pair.values(), (2, 3), strict=True):
+        if kind == "cache":
+            mnemos.cache(model, GRC(length=size, scope="stream", block=2))
+        else:
+            mnemos.linearise(model, window=size)
+    for name, model in pair.items():
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1 * torch.randn_like(parameter)
+        model.save_pretrained(tmp_path / name)
+        loaded = from_pretrained(type(model), tmp_path / name).eval()
+        assert torch.equal(loaded(ids).logits, model(ids).logits)
+    (mnemos.uncache if kind == "cache" else mnemos.unlinearise)(one)
+    assert pair["two"].model.config is pair["two"].config
+    pair["two"].save_pretrained(tmp_path / "again")
+    from_pretrained(type(one), tmp_path / "again")
+
+
 def gpt2() -> nn.Module:
     """Its class has a list of weights of its own that are no surprise."""
     model = decoder_models.plain("gpt2")

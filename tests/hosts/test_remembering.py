@@ -14,7 +14,7 @@ from mnemos import InputError
 from mnemos.hosts.remembering import _KNOWN, Remembering
 from mnemos.libraries import transformers
 from mnemos.memory import TokenState
-from mnemos.types import Advances, RecurrentModel, reset
+from mnemos.types import Advances, RecurrentModel, leaves, reset
 
 EXPERTS = ("Mixtral", "Qwen2Moe", "Qwen3Moe")  # their kernel takes no float64
 FAMILY = [*FAMILIES, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in FURTHER)]
@@ -98,6 +98,28 @@ def test_segments_are_in_the_mode_of_the_model_and_the_decoder_keeps_its_own():
     assert not network.training
     only = torch.rand(3, 7) < 0.4
     close(network(ids(), only=only)[0], network(ids())[0][only])
+
+
+@torch.no_grad()
+def test_segments_read_a_padded_row_as_alone():
+    """Outputs, state and the next call, wherever the padding is; also where a mask hides nothing."""
+    network = mnemos.hosts.Segmented(remembering(), 4)
+    x, later = ids(5, 10), ids(5, 3, 7)
+    mask = torch.ones_like(x, dtype=torch.bool)
+    mask[1, 5:], mask[2, :2], mask[3, 3:7], mask[4] = False, False, False, False
+    logits, state = network(torch.where(mask, x, 1), None, mask)
+    after = network(later, state)[0]
+    for row in range(4):
+        wanted, alone = network(x[row : row + 1, mask[row]])
+        close(logits[row, mask[row]], wanted[0])
+        for found, one in zip(leaves(state), leaves(alone), strict=True):
+            close(found[row], one[0])
+        close(after[row], network(later[row : row + 1], alone)[0][0])
+    close(after[4], network(later[4:])[0][0])
+    for found, one in zip(leaves(network(x, None, mask | True)[1]), leaves(network(x)[1]), strict=True):
+        assert torch.equal(found, one)
+    with pytest.raises(InputError, match="T at least 1"):
+        network(x[:, :0])
 
 
 def test_it_declares_what_our_models_declare():

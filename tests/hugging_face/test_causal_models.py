@@ -157,6 +157,8 @@ def test_loss_counts_labels_whose_context_is_valid():
     logp = [ours(row)[0].log_softmax(-1)[0, :-1].gather(1, row[0, 1:, None]) for row in rows()]
     torch.testing.assert_close(output.loss, -torch.cat(logp).mean().to(output.loss), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(model(IDS, logits_to_keep=2).logits, model(IDS).logits[:, -2:])
+    masked = {"attention_mask": torch.tensor([[1], [0]])}  # more than there are: all, also beside a row of padding
+    assert torch.equal(model(IDS[:, :1], logits_to_keep=2, **masked).logits, model(IDS[:, :1], **masked).logits)
     output.loss.backward()
     assert all(p.grad is not None for p in model.parameters())
     model.zero_grad()
@@ -187,6 +189,10 @@ def test_crop_returns_to_any_length():
         early.activate_past_recording()
         model(ids, cache=early)
         early.crop(-30)  # to before the state of any call
+        with pytest.raises(InputError, match="token ids"):  # a call that fails changes nothing
+            model(ids[:, :1] + VOCABULARY, cache=early)
+        assert early.get_seq_length() == 10
+        torch.testing.assert_close(model(ids[:, 10:11], cache=early.fork()).logits, model(ids[:, :11]).logits[:, -1:])
         early.batch_repeat_interleave(2)
         assert model(ids[:, 10:12].repeat_interleave(2, 0), cache=early).logits.shape[:2] == (4, 2)
     torch.testing.assert_close(new.logits, whole.logits[:, -2:], rtol=1e-8, atol=1e-8)

@@ -21,7 +21,7 @@ from mnemos.types import InputError
 from . import inputs
 from .host import Call, DecoderHost, Host, TokenReader, argument
 from .inputs import NamedModule, config_field
-from .masks import CAUSAL, combine, refuse_mask, valid_tokens
+from .masks import CAUSAL, combine, find_visible, refuse_mask, valid_tokens
 
 # --- calls of another form than `TokenReader` reads ---
 
@@ -47,11 +47,11 @@ def _multihead(module: nn.MultiheadAttention, args: tuple, kwargs: dict) -> Call
                 assert_in_graph(equal, _OTHER_KEYS)
             elif not equal:
                 raise InputError(_OTHER_KEYS)
-    # --- padding, which PyTorch marks by True or by −∞ ---
+    # --- padding, which PyTorch marks by True or by −∞; other numbers are a bias ---
     padding = argument(args, kwargs, 3, "key_padding_mask")
     valid = None
     if padding is not None:
-        valid = ~padding if padding.dtype == torch.bool else padding > -1
+        valid = find_visible(padding, hides=True)
     attended, batched = argument(args, kwargs, 5, "attn_mask"), query.dim() == 3
     x = query[None] if not batched else query if module.batch_first else query.transpose(0, 1)
     valid = valid if valid is None or batched else valid[None]

@@ -4,6 +4,7 @@
 of their caches; a branch for each (`branch`), which hooks mix into the attention's output (`hooks`); a report.
 """
 
+import copy
 import difflib
 import fnmatch
 import functools
@@ -11,7 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -282,8 +283,7 @@ def add_caches(
     }
     record = model.__dict__.setdefault(RECORD, [])
     record.append({"grc": to_dict(grc), "caches": to_save})
-    if hasattr(model, "save_pretrained") and getattr(model, "config", None) is not None:
-        model.config.mnemos = list(record)  # type: ignore[union-attr]
+    note_in_config(model, "mnemos", list(record), first=len(record) == 1)
     return Report(tuple(entries), tuple(skips))
 
 
@@ -300,6 +300,23 @@ def uncache(model: nn.Module) -> nn.Module:
         if hasattr(config := getattr(module, "config", None), "mnemos"):
             delattr(config, "mnemos")
     return model
+
+
+def note_in_config(model: Any, name: str, value: Any, first: bool) -> None:
+    """Note in the configuration of a model of Transformers what `mnemos.hosts.from_pretrained` makes again.
+
+    first: nothing of this model is noted yet. What another model, made from the same configuration, has noted in it
+    stays there, and the modules of this one get a copy.
+    """
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(model, "save_pretrained"):
+        return
+    if first and hasattr(config, name):
+        shared, config = config, copy.copy(config)
+        for module in model.modules():
+            if vars(module).get("config") is shared:
+                module.config = config
+    setattr(config, name, value)
 
 
 def list_sites(model: nn.Module) -> list[NamedModule]:

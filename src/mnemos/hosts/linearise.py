@@ -19,7 +19,7 @@ from mnemos.modes import uncompiled
 from mnemos.types import InputError
 
 from .adapters import adapters_by_class
-from .attach import NOT_NAMED, Skipped, Where, find_unknown, list_sites, select_sites
+from .attach import NOT_NAMED, Skipped, Where, find_unknown, list_sites, note_in_config, select_sites
 from .host import DecoderHost, Host
 from .inputs import NamedModule
 from .linearised import (
@@ -205,7 +205,7 @@ def linearise(
     whole = any(one.name not in changed_names for one in left) or any(own.full_heads for own in owners)
     for own in owners:
         own.whole_masks = whole or len({own.settings.window for own in owners}) > 1
-    _record(model)
+    note_in_config(model, RECORD, list_linearised(model), first=len(owners) == len(changed))
     return LineariseReport(tuple(changed), tuple(left), settings, maps, updates)
 
 
@@ -269,7 +269,7 @@ def merge_updates(model: nn.Module) -> nn.Module:
         drop_updates(module)
         module.linearised.updates = nn.ModuleDict().train(module.linearised.training)
         module.linearised.settings = replace(module.linearised.settings, rank=0)
-    _record(model)
+    note_in_config(model, RECORD, list_linearised(model), first=False)
     return model
 
 
@@ -430,9 +430,3 @@ def list_linearised(model: nn.Module) -> list[dict[str, Any]]:
 def name_heads(name: str, heads: Iterable[int]) -> str:
     """Key heads of an attention, as `full=` names them."""
     return f"{name}:{','.join(map(str, heads))}"
-
-
-def _record(model: Any) -> None:
-    """Note in the configuration what `mnemos.hosts.from_pretrained` makes again."""
-    if hasattr(model, "save_pretrained") and getattr(model, "config", None) is not None:
-        setattr(model.config, RECORD, list_linearised(model))

@@ -22,7 +22,7 @@ from mnemos.types import InputError
 
 from .host import Call, Host, reach
 from .inputs import TEXT_SLOTS, AttentionInput, NamedModule, any_length
-from .masks import LEAVE_OUT, refuse_lengths, refuse_mask, valid_tokens
+from .masks import LEAVE_OUT, find_visible, refuse_lengths, refuse_mask, valid_tokens
 
 _WIDTHS = ("embed_dim", "dim", "hidden_size", "d_model", "width")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")
@@ -112,9 +112,9 @@ def _read_mask(mask: Tensor, padding: bool, x: Tensor) -> Tensor | None:
         mask = mask[:, None] if mask.dim() == 3 else mask
     if not mask.is_floating_point():
         mask = ~mask.bool() if padding else mask.bool()
-    elif mask.dim() == 2:  # 0 and −∞, or 1 and 0
+    elif mask.dim() == 2:  # a bias and −∞, or 1 and 0
         added = padding | (mask <= 0).all()
-        mask = torch.where(added, mask > -1, mask > 0)
+        mask = torch.where(added, find_visible(mask), mask > 0)
     return valid_tokens(mask, x)
 
 

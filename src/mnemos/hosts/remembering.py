@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mnemos import generators
 from mnemos.errors import near_arguments
 from mnemos.memory.tokens import TokenMemory, TokenState
 from mnemos.modes import evaluating
+from mnemos.ops.padding import PackedRows
 from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids, join, select
 
 from .adapters import ROTARY
@@ -22,6 +24,7 @@ _KNOWN = {"GPT2LMHeadModel": "transformer", "GPTNeoXForCausalLM": "gpt_neox", "O
 _KNOWN |= {"FalconForCausalLM": "transformer"}
 _KNOWN |= {f"{name}ForCausalLM": "model" for name in ROTARY.values()}
 _PARTS = "remember(model, embedding=..., decoder=..., head=...)"
+_TOKENIZER = "use the tokenizer of the decoder"  # what the error for a wrong token id says to do
 
 
 @near_arguments
@@ -280,7 +283,7 @@ class Remembering(nn.Module):
 
     def _check(self, x: Tensor, state: TokenState | None, mask: Tensor | None) -> TokenState:
         """The state, of new rows if it is None, after a check of all three."""
-        check_token_ids(x, len(self.parts[0].weight), mask, "use the tokenizer of the decoder")
+        check_token_ids(x, len(self.parts[0].weight), mask, _TOKENIZER)
         m, width = self.memory.start.shape
         if state is None:
             state = self.initial_state(len(x))
@@ -319,7 +322,7 @@ class Segmented(nn.Module):
 
     A row's tokens are divided into segments of L, wherever calls are cut: [M_{t−1} ; s_t ; M_{t−1}] → M_t is computed
     when a segment is whole, and tokens of an unfinished one read M_{t−1}. x [B, T] int64; logits [B, T, V] predict the
-    token after x[:, i]. mask [B, T] bool, in new rows only: padding on the right, in segments of columns.
+    token after x[:, i]. mask [B, T] bool, True = valid, in new rows only: padding anywhere, which changes nothing.
     The state is a `SegmentedState` of constant size. Rows may have read different numbers of tokens.
     Cost: that of `Remembering` for every segment. A call reads the unfinished segment again, so a token that is
     generated costs up to L + m tokens of the decoder.
@@ -364,6 +367,7 @@ class Segmented(nn.Module):
         only: Tensor | None = None,
     ) -> tuple[Tensor, SegmentedState]:
         """See the class. only [B, T] bool: the logits at these positions alone, [n, V]."""
+        check_token_ids(x, len(self.remembering.parts[0].weight), mask, _TOKENIZER)
         fresh = state is None
         if state is None:
             state = self.initial_state(len(x))
@@ -376,22 +380,28 @@ class Segmented(nn.Module):
         if mask is not None and not fresh:
             raise InputError("mask: expected none where rows go on, found one; read rows without their padding")
 
-        if mask is not None:
-            # --- new rows with padding on the right: segments of columns ---
+        rows = PackedRows.of(x, mask)
+        if rows.mask is not None:
+            # --- new rows with padding: all of them in each call, and only whole segments are written ---
             memory, parts = state.memory, []
-            for tokens, valid in zip(x.split(self.segment, 1), mask.split(self.segment, 1), strict=True):
-                part, memory = self.remembering.hidden(tokens, memory, valid)
+            for tokens, valid in zip(rows.x.split(self.segment, 1), rows.mask.split(self.segment, 1), strict=True):
+                part, after = self.remembering.hidden(tokens, memory, valid)
+                memory = TokenMemory.written(memory, after.tokens, valid.sum(1) == self.segment)
                 parts.append(part)
-            hidden, state = torch.cat(parts, 1), state._replace(memory=memory)
+            hidden = rows.in_place(torch.cat(parts, 1), x.shape[1])
+            counts = rows.mask.sum(1)
+            begun, position = counts % self.segment, torch.arange(self.segment - 1, device=x.device)
+            kept = F.pad(rows.x, (0, self.segment)).gather(1, (counts - begun)[:, None] + position)
+            state = SegmentedState(memory, kept * (position < begun[:, None]), begun)
         elif len(counts := state.begun.unique().tolist()) == 1:
             hidden, state = self._read_segments(x, state, counts[0])
         else:
             # --- rows that have begun segments of different lengths, those of one length together ---
             order, read = [], []
             for count in counts:
-                rows = (state.begun == count).nonzero()[:, 0]
-                order.append(rows)
-                read.append(self._read_segments(x[rows], select(state, rows), count))
+                indices = (state.begun == count).nonzero()[:, 0]
+                order.append(indices)
+                read.append(self._read_segments(x[indices], select(state, indices), count))
             back = torch.cat(order).argsort()
             hidden = torch.cat([part for part, _ in read])[back]
             state = select(join([after for _, after in read]), back)

@@ -30,9 +30,10 @@ class CroppableCache(DynamicCache):
     rounding of a call of several tokens.
 
     It needs gated delta rules or Mamba-2 that `mnemos.fast` serves, on a CPU; not the scan of Mamba-1, which in
-    Transformers begins every call of several tokens from zeros. It goes back within the last call alone, so it is a
-    cache of the model and not of the assistant. Inside the `with` block a model may be one whose
-    class declares itself stateful, which `generate` would refuse. As in Transformers, the batch is one row.
+    Transformers begins every call of several tokens from zeros. Mamba-2 does not go back to before a call of one token,
+    which no draft needs. It goes back within the last call alone, so it is a cache of the model and not of the
+    assistant. Inside the `with` block a model may be one whose class declares itself stateful, which `generate` would
+    refuse. As in Transformers, the batch is one row.
     Cost: the inputs of one call's operators are kept, until `crop`.
 
     Raises InputError for a model whose forward takes no such cache (the model Mamba-2 in 5.23), and from `crop` for
@@ -119,7 +120,7 @@ class _Rewinding:
                 raise InputError(
                     f"crop: expected to take back tokens of the last call, of {self.read} tokens, with the layers on "
                     f"the kernels of mnemos, found {abs(tokens_to_remove)} tokens; call mnemos.fast(model), and use "
-                    "the cache in its with block (the scan of Mamba-1 cannot go back)"
+                    "the cache in its with block (the scan of Mamba-1, and a single token of Mamba-2, cannot go back)"
                 )
             for i, state in self._states().items():
                 self.recurrent_states[i] = self.operators.rewind(state, [count] * len(state))

@@ -81,6 +81,7 @@ class Generates:
 
         The cache goes on to the state.
         """
+        keep = min(keep or tokens.shape[1], tokens.shape[1])
         if cache is None:
             return read_padded(self.model, tokens, (None, mask), self._call(None, keep), False, keep)
         if cache.recording and self.model.splits != "anywhere":
@@ -88,7 +89,6 @@ class Generates:
                 "assisted decoding: expected a model that may be cut anywhere, found one whose cuts are part of the "
                 "computation (splits = 'segments'); decode without an assistant"
             )
-        keep = keep or tokens.shape[1]
         tokens, mask = cache.with_unread(tokens, mask)
         outputs, state = read_padded(self.model, tokens, (cache.state, mask), self._call(cache, keep), True, keep)
         cache.read(tokens, mask, state)
@@ -484,9 +484,9 @@ def mean_loss(
 
 
 def read_padded(
-    model: nn.Module, x: Tensor, before: tuple[State, Tensor | None], call: Call, carries: bool, last: int = 0
+    model: nn.Module, x: Tensor, before: tuple[State, Tensor | None], call: Call, carries: bool, last: int
 ) -> Output:
-    """(outputs [B, n, ·] of the last n = `last` tokens (0: all), state) of tokens x [B, T].
+    """(outputs [B, n, ·] of the last n = `last` tokens, 1 to T, and the state) of tokens x [B, T].
 
     before: the state (None: new rows), and mask [B, T] bool, True = valid (None: all are). Padding may be on the left,
     on the right or between tokens. It has no position and leaves the state of its row alone; its outputs are those of
@@ -497,7 +497,6 @@ def read_padded(
     number of valid tokens that a row has, because states of this library count positions and blocks for whole calls.
     """
     state, mask = before
-    last = last or x.shape[1]
     if mask is None or bool(mask.all()):
         outputs, state = call(x, state)
         return outputs[:, -last:], state

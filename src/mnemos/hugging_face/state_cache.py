@@ -53,16 +53,13 @@ class StateCache(Cache):
 
     def with_unread(self, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """What a call has to read for more tokens [B, T]: these, behind those before `length` that are unread."""
-        if self.unread is None:
-            return tokens, mask
-        unread, self.unread = self.unread, None
-        self.length -= unread[0].shape[1]
-        return _joined(unread, (tokens, mask))
+        return (tokens, mask) if self.unread is None else _joined(self.unread, (tokens, mask))
 
     def read(self, tokens: Tensor, mask: Tensor | None, state: State) -> None:
-        """Go on to the state after more tokens [B, T]; mask [B, T]: of the call that has read them."""
+        """Go on to the state after more tokens [B, T], with those that were unread; mask [B, T]: theirs."""
+        start = self.length - (0 if self.unread is None else self.unread[0].shape[1])
         if self.recording:
-            self.reads.append(Read(self.state, self.length, tokens, mask))
+            self.reads.append(Read(self.state, start, tokens, mask))
             # Keep states at distances from the end that double: two calls become one if both are far from it.
             age, i = 0, len(self.reads) - 1
             while i > 0:
@@ -73,7 +70,7 @@ class StateCache(Cache):
                 else:
                     age += newer.tokens.shape[1]
                 i -= 1
-        self.state, self.length = state, self.length + tokens.shape[1]
+        self.state, self.length, self.unread = state, start + tokens.shape[1], None
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back −tokens_to_remove tokens of every row; 0 does nothing. Raises InputError for a positive number."""
