@@ -376,8 +376,8 @@ class TransformerState(NamedTuple):
 class Transformer(AttentionModel):
     """`logits, state = model(x, state=None, mask=None)`: a Transformer with the memory of its attention.
 
-    x [B, T] integer token ids, or, with `features` F, vectors [B, T, F], to which a linear map is applied in place of
-    the embedding; mask [B, T] bool, True = valid. A language model (head.classes = 0): logits [B, T, V], logits[:, i]
+    x [B, T] int64 token ids, or, with `features` F, vectors [B, T, F], to which a linear map is applied in place of the
+    embedding; mask [B, T] bool, True = valid. A language model (head.classes = 0): logits [B, T, V], logits[:, i]
     predict the token after x[:, i]; of vectors, the V outputs of each. With head.mixture K, [B, T, 3K], the parameters
     of a mixture of K logistics over brightnesses 0 … V − 1, and with head.cutoffs [B, T, D], hidden states that an
     adaptive softmax scores (`likelihood`). A classifier: logits [B, classes]. The state is that of the attentions (a
