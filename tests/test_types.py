@@ -5,7 +5,7 @@ import torch
 
 from mnemos import GRC
 from mnemos.attention import GatedCacheAttention, LinearAttention, SoftmaxAttention
-from mnemos.types import InputError, reset, select
+from mnemos.types import InputError, check_token_ids, reset, select
 
 STATE = {"a": torch.arange(6.0).reshape(3, 2), "b": (torch.tensor([1, 2, 3]), None)}
 
@@ -62,3 +62,11 @@ def test_a_layer_refuses_what_it_was_not_built_for(shape):
     for layer in (SoftmaxAttention(32, 4), LinearAttention(32, 4), GatedCacheAttention(32, 4, grc=GRC(length=3))):
         with pytest.raises(InputError, match=r"expected x \[B, T, 32\]"):
             layer(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32, torch.bool])
+def test_tokens_of_a_type_that_no_embedding_takes_are_refused(dtype):
+    """The bytes of a file, for one: 256 wraps around in their type, so their range is not what is wrong."""
+    with pytest.raises(InputError, match=rf"int64 \(\.long\(\)\) or int32, .*found {dtype} "):
+        check_token_ids(torch.ones(2, 3, dtype=dtype), 256, None)
+    check_token_ids(torch.ones(2, 3, dtype=torch.int32), 256, None)

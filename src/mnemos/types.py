@@ -467,8 +467,10 @@ def check_token_ids(x: Tensor, size: int, mask: Tensor | None, fix: str = "raise
     """
     if not isinstance(x, Tensor):
         raise InputError(f"expected a tensor of token ids [B, T], found {type(x).__name__}; use torch.as_tensor")
-    if x.dim() != 2 or x.dtype == torch.bool or x.is_floating_point() or not x.numel():
-        raise InputError(f"expected token ids [B, T] of integers, B and T at least 1, found {_describe(x)}")
+    if x.dim() != 2 or x.dtype not in (torch.int64, torch.int32) or not x.numel():  # those that an embedding takes
+        raise InputError(
+            f"expected token ids [B, T] of integers, int64 (.long()) or int32, B and T at least 1, found {_describe(x)}"
+        )
     check_mask(mask, x.shape)
     if reads_without_waiting(x):  # elsewhere the embedding's own check has to suffice
         low, high = torch.aminmax(x)

@@ -34,6 +34,20 @@ def test_with_rms_what_a_block_adds_starts_smaller(built):
             assert 0.9 * factor < weight.abs().max() / (6 / sum(weight.shape)) ** 0.5 <= factor
 
 
+@pytest.mark.parametrize("fields", [{"norm": "pre", "activation": "gelu"}, {}])
+def test_hooks_see_and_keep_the_same_without_gradient(fields):
+    transformer = model(**fields)
+    for part in transformer.modules():
+        if isinstance(part, torch.nn.GELU):
+            part.approximate = "tanh"
+    without_hooks, kept = torch.no_grad()(transformer)(ids())[0], ({}, {})
+    for name, part in transformer.named_modules():
+        part.register_forward_hook(lambda part, x, y, name=name: kept[torch.is_grad_enabled()].update({name: y}))
+    torch.testing.assert_close(transformer(ids())[0], without_hooks)
+    torch.no_grad()(transformer)(ids())
+    torch.testing.assert_close(*[{k: y for k, y in one.items() if isinstance(y, torch.Tensor)} for one in kept])
+
+
 def test_a_row_that_has_all_its_positions_may_be_padded_while_others_go_on():
     transformer, mask = model(position="learned"), torch.ones(2, 12, dtype=torch.bool)
     mask[1, 5:] = False

@@ -42,6 +42,36 @@ def test_resumed_it_is_bit_identical(tmp_path):
         assert weights._rows.state_dict()["next"] == index
 
 
+def test_schedulers_step_by_their_frequency_and_plateaus_by_their_owner(tmp_path):
+    class Scheduled(Language):
+        def configure_optimizers(self):
+            optimizer, kinds = super().configure_optimizers()["optimizer"], torch.optim.lr_scheduler
+            self.schedules = [kinds.ExponentialLR(optimizer, 0.5), kinds.ReduceLROnPlateau(optimizer)]
+            options = {"interval": "step", "frequency": 2}, {"interval": "epoch"}
+            return [optimizer], [{"scheduler": s, **o} for s, o in zip(self.schedules, options, strict=True)]
+
+    module = Scheduled()
+    trainer(tmp_path, max_epochs=1).fit(module, batches())
+    assert module.trainer.global_step == 5
+    assert [schedule.last_epoch for schedule in module.schedules] == [2, 0]
+
+
+def test_resuming_leaves_running_statistics_as_they_were(tmp_path):
+    class Normed(Language):
+        def __init__(self):
+            super().__init__("linear")
+            self.norm = torch.nn.BatchNorm1d(1)
+
+        def segment_loss(self, segment, state, count):
+            self.norm(segment.input_ids.float().view(-1, 1))
+            return super().segment_loss(segment, state, count)
+
+    modules = [Normed() for _ in range(2)]
+    for module, start in zip(modules, (None, tmp_path / "epoch=0-step=2.ckpt"), strict=True):
+        trainer(tmp_path, max_steps=3).fit(module, batches(), ckpt_path=start)
+    assert all(map(torch.equal, *(module.norm.buffers() for module in modules)))
+
+
 def test_batches_without_a_seed_go_on_once_from_a_saved_place():
     made, other = (RolloutBatches(documents(1), 3, SEGMENT, seed=None) for _ in range(2))
     places = iter(made)

@@ -97,6 +97,16 @@ def test_killed_and_resumed_is_bit_identical(tmp_path):
         assert all(map(torch.equal, weights(resumed), weights(whole)))
 
 
+@pytest.mark.parametrize("name", ["mamba", "cached"])
+def test_mixed_precision_is_resumed(name, tmp_path):
+    """Some of the states are then in half precision, which those of new rows are not."""
+    options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "bf16": True}
+    trainers = [trainer_of(made(name), tmp_path, **options) for _ in range(2)]
+    for trainer, start in zip(trainers, (None, str(tmp_path / "checkpoint-1")), strict=True):
+        trainer.train(start)
+    assert all(map(torch.equal, *(trainer.model.parameters() for trainer in trainers)))
+
+
 def test_sets_of_rows_and_processes_are_rows_of_one_batch(tmp_path):
     one, two = of_two_rows(tmp_path / "one", 2, 1), of_two_rows(tmp_path / "two", 1, 2)
     one.train()

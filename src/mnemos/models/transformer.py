@@ -43,10 +43,10 @@ Norm = Literal["rms", "pre", "post"]
 Ungated = Literal["gelu", "relu", "silu"]
 Activation = Literal["swiglu"] | Ungated
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU, "swiglu": nn.SiLU}
-_IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
-    nn.GELU: torch.ops.aten.gelu_,
-    nn.ReLU: torch.relu_,
-    nn.SiLU: torch.ops.aten.silu_,
+_IN_PLACE: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
+    nn.GELU: lambda gelu, x: torch.ops.aten.gelu_(x, approximate=gelu.approximate),
+    nn.ReLU: lambda relu, x: torch.relu_(x),
+    nn.SiLU: lambda silu, x: torch.ops.aten.silu_(x),
 }
 TABLE = 4096  # the position up to which a table of sinusoids serves a stream; beyond it they are computed
 M = TypeVar("M", bound=nn.Module)
@@ -67,12 +67,12 @@ class MLP(nn.Module):
         self.dropout = dropout_of(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.expand(x)
-        if torch.is_grad_enabled():
-            hidden = self.activation(hidden)
-        else:  # in place: allocating every intermediate costs more than the arithmetic
-            hidden = _IN_PLACE.get(type(self.activation), self.activation)(hidden)
-        return self.contract(self.dropout(hidden))
+        hidden, activation = self.expand(x), self.activation
+        in_place = None if torch.is_grad_enabled() else _IN_PLACE.get(type(activation))
+        # In place where no hook sees it: allocating it costs more than the arithmetic.
+        if in_place and not (self.expand._forward_hooks or activation._forward_hooks or activation._forward_pre_hooks):
+            return self.contract(self.dropout(in_place(activation, hidden)))
+        return self.contract(self.dropout(activation(hidden)))
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -114,11 +114,6 @@ def norm_of(norm: Norm, dim: int) -> nn.RMSNorm | nn.LayerNorm:
 def final_norm_of(norm: Norm, dim: int) -> nn.Module:
     """The norm after the last block; none where each block ends with one ("post")."""
     return nn.Identity() if norm == "post" else norm_of(norm, dim)
-
-
-def add_residual(y: Tensor, x: Tensor) -> Tensor:
-    """x + y, written into y where no gradient needs y; so no other code may hold y."""
-    return x + y if torch.is_grad_enabled() or y.dtype != x.dtype else y.add_(x)
 
 
 class Block(nn.Module):
@@ -164,7 +159,7 @@ class Block(nn.Module):
     ) -> Output:
         post, biases = self.norm == "post", () if bias is None else (bias,)
         y, state = self.attention(x if post else self.attention_norm(x), state, mask, *biases)
-        x = add_residual(self.dropout(y), x)
+        x = x + self.dropout(y)
         x = self.attention_norm(x) if post else x
         for i, source in enumerate(sources):
             # The rows of x that share a row of the source are joined to one row of queries [G, B/G·T, D], so that its
@@ -172,10 +167,10 @@ class Block(nn.Module):
             joint_shape = source[0].shape[0], -1, x.shape[-1]
             norm = self.read_norms[i]
             y = self.reads[i]((x if post else norm(x)).reshape(joint_shape), source, visible[i]).reshape(x.shape)
-            x = add_residual(self.dropout(y), x)
+            x = x + self.dropout(y)
             x = norm(x) if post else x
         if self.mlp is not None:
-            x = add_residual(self.dropout(self.mlp(x if post else self.mlp_norm(x))), x)
+            x = x + self.dropout(self.mlp(x if post else self.mlp_norm(x)))
             x = self.mlp_norm(x) if post else x
         return x, state
 
@@ -381,8 +376,8 @@ class TransformerState(NamedTuple):
 class Transformer(AttentionModel):
     """`logits, state = model(x, state=None, mask=None)`: a Transformer with the memory of its attention.
 
-    x [B, T] integer token ids, or, with `features` F, vectors [B, T, F], to which a linear map is applied in place of
-    the embedding; mask [B, T] bool, True = valid. A language model (head.classes = 0): logits [B, T, V], logits[:, i]
+    x [B, T] int64 token ids, or, with `features` F, vectors [B, T, F], to which a linear map is applied in place of the
+    embedding; mask [B, T] bool, True = valid. A language model (head.classes = 0): logits [B, T, V], logits[:, i]
     predict the token after x[:, i]; of vectors, the V outputs of each. With head.mixture K, [B, T, 3K], the parameters
     of a mixture of K logistics over brightnesses 0 … V − 1, and with head.cutoffs [B, T, D], hidden states that an
     adaptive softmax scores (`likelihood`). A classifier: logits [B, classes]. The state is that of the attentions (a

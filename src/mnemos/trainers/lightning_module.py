@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mnemos import generators
 from mnemos.memory_replay.distributed import average_gradients
 from mnemos.memory_replay.engine import RolloutEngine
+from mnemos.modes import evaluating
 from mnemos.types import InputError, JSONObject, State
 
 from .batches import RolloutBatch, RolloutBatches, RowStates, Segment
@@ -38,8 +39,9 @@ class RolloutModule:
     memory of one segment. The states go on to the next batch, without gradient. The loss, logged as `train_loss`, is
     the mean over the targets of all processes. Gradients are averaged by one all-reduce per update. Optimisation is
     manual: clip in `on_before_optimizer_step`, as in `self.clip_gradients(optimizer, 1.0)`; schedulers of
-    `configure_optimizers` step by their intervals. Validation by `RolloutBatches(documents, rows, segment, seed=None)`
-    logs `val_loss`, the mean over all targets.
+    `configure_optimizers` step by their interval and frequency, but for a ReduceLROnPlateau: step it yourself in
+    `on_validation_epoch_end`. Validation by `RolloutBatches(documents, rows, segment, seed=None)` logs `val_loss`, the
+    mean over all targets.
 
     A checkpoint also holds the states and the place of every process's rows, and all random generators, which Lightning
     leaves out: `trainer.fit(module, batches, ckpt_path=...)` continues bit for bit. Another `fit` with the same batches
@@ -55,6 +57,7 @@ class RolloutModule:
     optimizers: Callable[[], Any]
     manual_backward: Callable[[Tensor], object]
     log: Callable[..., object]
+    lr_scheduler_step: Callable[[Any, Any], object]
     device: torch.device
     parameters: Callable[[], Iterator[nn.Parameter]]
 
@@ -102,8 +105,8 @@ class RolloutModule:
         if self.trainer.world_size > 1 and not isinstance(strategy.model, nn.parallel.DistributedDataParallel):
             raise InputError(f'RolloutModule: expected the strategy "ddp", found {type(strategy).__name__}')
         # --- the rows, begun or from a checkpoint ---
+        module: Any = self
         if self._rows is None or self._rows.batches is not batches:
-            module: Any = self
             self._rows = RowStates(batches, RolloutEngine(self.manual_backward, module, verify=self.verify))
         if self.trainer.ckpt_path is None:  # a checkpoint that was read for its weights alone
             self._restored = None
@@ -117,7 +120,8 @@ class RolloutModule:
             ids = torch.zeros(batches.rows, batches.segment, dtype=torch.int64, device=self.device)
 
             def fresh() -> State:  # with the structure of the states that `segment_loss` returns
-                with torch.no_grad(), generators.preserve():
+                # In eval mode, as running statistics are not the state's.
+                with torch.no_grad(), generators.preserve(), evaluating(module):
                     return self.segment_loss(Segment(ids, ids), None, torch.ones((), device=self.device))[1]
 
             self._rows.restore(of_processes[self.trainer.global_rank], fresh, self.device)
@@ -143,18 +147,21 @@ class RolloutModule:
             loss = self._rows.backward(lambda segment, state: self.segment_loss(segment, state, count), batch)
         average_gradients(self.parameters())
         optimizer.step()
-        self._step_schedulers("step")
+        self._step_schedulers("step", batch_idx)
         # Each process divides by the mean count, so the mean of their losses is the mean over all targets.
         self.log("train_loss", loss, batch_size=int(own_targets), sync_dist=True, prog_bar=True)
 
     def on_train_epoch_end(self) -> None:
         """Step the schedulers whose interval is an epoch."""
-        self._step_schedulers("epoch")
+        self._step_schedulers("epoch", self.trainer.current_epoch)
 
-    def _step_schedulers(self, interval: str) -> None:
+    def _step_schedulers(self, interval: str, index: int) -> None:
+        """Step the schedulers of an interval after its number `index`, from 0."""
         for config in self.trainer.lr_scheduler_configs:
-            if config.interval == interval and not config.reduce_on_plateau:
-                config.scheduler.step()
+            # Which metric it reads, Lightning does not keep in manual optimisation.
+            plateau = isinstance(config.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+            if config.interval == interval and not plateau and (index + 1) % config.frequency == 0:
+                self.lr_scheduler_step(config.scheduler, None)
 
     def on_validation_epoch_start(self) -> None:
         """New rows for the validation."""
