@@ -53,8 +53,10 @@ def carry_out(run: Run, count_flops: bool = True) -> Result:
                 f"mnemos eval {run.path} --rows 0 scores all of it"
             )
         if finished:
-            steps = run.recipe.train.steps
-            say(f"{name}: this run had finished its {steps:,} steps; --train.steps N trains it for longer")
+            how = f"finished its {result.steps:,} steps; --train.steps N trains it for longer"
+            if result.stopped_early:
+                how = f"stopped early; --from {run.path} starts another with its weights"
+            say(f"{name}: this run had {how}")
         _print_summary(result, run.task, run.path)
     return result
 
