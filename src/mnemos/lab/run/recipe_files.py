@@ -24,7 +24,7 @@ _YAML = (".yaml", ".yml")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as of version 1.2: 1e-3 is a number, and no, on, 1:30 and 2026-01-02 are texts, which 1.1 takes for others."""
+    """YAML as of version 1.2: 1e-3 is a number; no, on, 1:30 and 2026-01-02 are texts, which 1.1 takes for others."""
 
     yaml_implicit_resolvers = {
         first: [one for one in resolvers if one[0].rpartition(":")[2] in ("null", "merge")]
