@@ -16,7 +16,7 @@ from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.checks import check_settings
 from mnemos.lab.run.recipe_files import read_recipe
-from mnemos.lab.run.weights import average, final_weights, parameter_names, trained_model
+from mnemos.lab.run.weights import average, final_checkpoint, final_weights, parameter_names, trained_model
 from mnemos.types import InputError
 
 KINDS = {"last": {"average": 3, "keep": 1}, "moving": {"ema": 0.3, "keep": 7, "checkpoint_every": 1}}
@@ -95,6 +95,17 @@ def test_an_interrupted_run_has_the_same_average(runs, tmp_path, kind):
         result.get(key) for key in ("test", "averaged_steps")
     ]
     equal(final_weights(tmp_path / "run"), final_weights(folder))
+
+
+def test_the_model_of_a_run_that_is_not_finished_is_the_moving_average_too(runs, tmp_path):
+    recipe, _, folder = runs["moving"]
+    run = stopped(folder, tmp_path / "run", 7, 6, 5)
+    about, found = final_checkpoint(run)
+    assert about == "the moving average of update 4"
+    equal(found, weights(folder, 4) | weights(folder, 4, "ema"))
+    task = recipe.data.build()
+    scored = evaluate(trained_model(run, recipe), task.batches("valid", recipe.train.batch_size), task)
+    assert scored["loss"] == numbers(folder, "valid")[0]["loss"]
 
 
 def test_a_resumed_and_a_longer_run_average_the_checkpoints_of_a_whole_one(runs, tmp_path):

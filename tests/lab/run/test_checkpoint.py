@@ -100,6 +100,15 @@ def test_prune_keeps_the_newest_and_nothing_of_a_lost_future(tmp_path):
     assert checkpoint.steps(tmp_path) == [9, 3], "the newest before the rate falls"
 
 
+def test_the_best_weights_of_a_checkpoint_are_kept(tmp_path):
+    """The newest that it can know: of its own update too, because a run's end is saved after it is evaluated."""
+    for kind, known in (("step", (4,)), ("best", (1, 2, 4, 5, 6))):
+        for step in known:
+            checkpoint.path_of(tmp_path, step, kind).write_text("")
+    checkpoint.prune_best(tmp_path)
+    assert checkpoint.steps(tmp_path, "best") == [6, 4, 2]
+
+
 def test_a_disk_that_refuses_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "step-00000001.safetensors"
     checkpoint.write(path, {"a": 1})

@@ -173,10 +173,11 @@ def test_a_model_in_eval_mode_is_trained_in_training_mode_and_left_in_its_own(tm
     equal(*found)  # both with dropout
 
 
-def test_resuming_a_finished_run_loads_its_weights_into_the_model(tmp_path):
+def test_resuming_a_finished_run_loads_its_weights_into_the_model(tmp_path, capsys):
     trained, fresh = classifier(), classifier()
     result = fit(tmp_path / "run", trained)
-    assert fit(tmp_path / "run", fresh, resume=True) == result
+    assert fit(tmp_path / "run", fresh, resume=True, quiet=False) == result
+    assert "fit(..., steps=N, resume=True) trains it for longer" in capsys.readouterr().out
     equal(fresh.state_dict(), trained.state_dict())
     assert json.loads((tmp_path / "run" / "recipe.json").read_text())["train"]["keep"] == SETTINGS.keep
     with pytest.raises(InputError, match=r"found one of mnemos.fit, .* resume=True"):

@@ -218,6 +218,9 @@ def test_measurements_are_cut_back_to_a_checkpoint(run):
     path.write_text(line("train", 1).to_line().strip())
     run.trim(9)
     assert contents(run.folder) == [], "a last line without its end is written again"
+    path.write_text(line("valid", 0).to_line())
+    run.trim(0)
+    assert contents(run.folder) == [], "the look before the first update is taken again"
 
 
 @pytest.mark.parametrize("bad", ["nonsense", '{"kind": "train"}'])

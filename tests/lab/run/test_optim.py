@@ -193,6 +193,7 @@ def test_gates_have_a_rate_of_their_own(name, fused):
         (OptimConfig(gate_lr_scale=-1), "optim.gate_lr_scale must be at least 0, found -1"),
         (OptimConfig(schedule=ScheduleConfig(start=1.5)), "optim.schedule.start must be between 0 and 1"),
         (OptimConfig(schedule=ScheduleConfig(warmup=2.5)), "a number of steps, or a share"),
+        (OptimConfig(schedule=ScheduleConfig("step")), "drop_at must be at least 0, and 1 for the schedule step"),
     ],
 )
 def test_wrong_settings(config, message):

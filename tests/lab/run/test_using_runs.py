@@ -195,7 +195,7 @@ def test_a_run_that_goes_on_with_other_data_says_so(tmp_path, capsys):
     assert [one.get("data", {}).get("count") for one in (about, *about["resumed"])] == [4, 5, None]
 
 
-def test_the_best_weights_are_kept_and_a_run_stops_early(text_run, tmp_path):
+def test_the_best_weights_are_kept_and_a_run_stops_early(text_run, tmp_path, output):
     asked = recipe(str(text_run.parent / "texts"), steps=40, keep_best=True, patience=2, keep=99)
     asked = replace(asked, optim=OptimConfig(lr=0.3))  # far too high: the loss goes up and down
     whole = run(asked, tmp_path / "run", quiet=True)
@@ -210,6 +210,8 @@ def test_the_best_weights_are_kept_and_a_run_stops_early(text_run, tmp_path):
     again = run(None, killed, resume=True, quiet=True)
     assert all(again[key] == whole[key] for key in ("best_step", "steps", "test", "stopped_early"))
     assert main(["train", "--resume", str(tmp_path / "run"), "--train.steps", "90"]) == 2
+    said = output("train", "--resume", tmp_path / "run")
+    assert f"this run had stopped early; --from {tmp_path / 'run'} starts another" in said
 
 
 ARTICLE = " \n = {0} = \n \n The {0} is a {0} of two words , one of which is {0} . \n"

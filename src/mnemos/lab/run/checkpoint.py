@@ -93,10 +93,11 @@ def prune_best(folder: Path) -> None:
     """Delete the best weights that neither the run nor a checkpoint of the folder refers to.
 
     The run refers to the newest. A checkpoint refers to the newest of an earlier step, as an evaluation follows the
-    checkpoint of its step, so that a run that is resumed there finds the best weights of that time.
+    checkpoint of its step, so that a run that is resumed there finds the best weights of that time. That of a run's
+    end is saved again after its evaluation, and may refer to those of its own step.
     """
-    bests = steps(folder, "best")
-    referred = {*bests[:1], *(next((best for best in bests if best < step), 0) for step in steps(folder))}
+    bests, known = steps(folder, "best"), steps(folder)
+    referred = {*bests[:1], *known, *(next((best for best in bests if best < step), 0) for step in known)}
     for old in {*bests} - referred:
         path_of(folder, old, "best").unlink(missing_ok=True)
 

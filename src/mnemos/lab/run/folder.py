@@ -208,9 +208,9 @@ class RunFolder:
         """Remove the lines of metrics.jsonl that were written after the checkpoint of `step`; the run repeats them.
 
         A checkpoint is saved after the training line of its step and before the evaluation at that step, and after the
-        last one too. evaluated: the step of the last evaluation that it knows. Raises InputError for a line that is not
-        a measurement, except for an incomplete last line. Returns a warning if lines of training up to `step` are
-        missing.
+        last one too. evaluated: the step of the last evaluation that it knows; 0: none, as that before the first
+        update is repeated. Raises InputError for a line that is not a measurement, except for an incomplete last line.
+        Returns a warning if lines of training up to `step` are missing.
         """
         path = self.folder / Measurement.FILE
         existed = path.exists()
@@ -224,7 +224,7 @@ class RunFolder:
                     problem = f"line {i}: expected a measurement, found {line[:40]!r}"
                     raise InputError(f"{path}: {problem}; remove this line") from None
                 continue
-            known = entry.step < step or entry.kind == "train" or step == evaluated
+            known = entry.step < step or entry.kind == "train" or 0 < step == evaluated
             if entry.step <= step and known and line.endswith(b"\n"):
                 left.append(line)
                 trained = entry.step if entry.kind == "train" else trained

@@ -172,7 +172,12 @@ def check(config: OptimConfig) -> None:
         ("schedule.start", 0 <= schedule.start <= 1, "between 0 and 1", schedule.start),
         ("schedule.floor", 0 <= schedule.floor <= 1, "between 0 and 1", schedule.floor),
         ("schedule.fall", 0 <= schedule.fall <= 1, "between 0 and 1", schedule.fall),
-        ("schedule.drop_at", min(schedule.drops, default=0) >= 0, "at least 0", schedule.drop_at),
+        (
+            "schedule.drop_at",
+            min(schedule.drops, default=1) >= (schedule.name == "step"),
+            "at least 0, and 1 for the schedule step",
+            schedule.drop_at,
+        ),
         ("schedule.patience", schedule.patience >= 1, "at least 1", schedule.patience),
     ):
         if not right:

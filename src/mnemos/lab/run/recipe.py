@@ -73,7 +73,7 @@ class OptimConfig:
         lr: the learning rate where the schedule's factor is 1.
         betas: the decay rates of the running means of the gradient and of its square.
         eps: added to the root of the mean square.
-        weight_decay: decoupled, and applied to matrices only, not to biases, norms or λ.
+        weight_decay: decoupled, and applied to matrices only, not to biases, norms or λ; adam has none.
         grad_clip: the greatest norm of the gradient; 0: no clipping.
         gate_lr_scale: factor of the learning rate for the λ of gated caches, which mix cache and attention.
         schedule: the learning rate over the steps.

@@ -24,15 +24,16 @@ _YAML = (".yaml", ".yml")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as of version 1.2: 1e-3 is a number, and no, on and 2026-01-02 are texts, which 1.1 takes for others."""
+    """YAML as of version 1.2: 1e-3 is a number; no, on, 1:30 and 2026-01-02 are texts, which 1.1 takes for others."""
 
     yaml_implicit_resolvers = {
-        first: [one for one in resolvers if one[0].rpartition(":")[2] in ("null", "int", "merge")]
+        first: [one for one in resolvers if one[0].rpartition(":")[2] in ("null", "merge")]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
 
 _NUMBER = r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan)$"
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile("[-+]?(?:0|[1-9][0-9_]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_NUMBER), list("-+.0123456789"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(?:true|True|false|False)$"), list("tTfF"))
 

@@ -10,7 +10,7 @@ from mnemos.lab.tasks.task import Task
 from mnemos.types import JSONObject
 
 from .files import Result
-from .recipe import Recipe
+from .recipe import OWN, Recipe
 from .run import Run
 
 
@@ -53,8 +53,11 @@ def carry_out(run: Run, count_flops: bool = True) -> Result:
                 f"mnemos eval {run.path} --rows 0 scores all of it"
             )
         if finished:
-            steps = run.recipe.train.steps
-            say(f"{name}: this run had finished its {steps:,} steps; --train.steps N trains it for longer")
+            longer = "fit(..., steps=N, resume=True)" if run.recipe.model.name == OWN else "--train.steps N"
+            how = f"finished its {result.steps:,} steps; {longer} trains it for longer"
+            if result.stopped_early:
+                how = f"stopped early; --from {run.path} starts another with its weights"
+            say(f"{name}: this run had {how}")
         _print_summary(result, run.task, run.path)
     return result
 
