@@ -16,6 +16,8 @@ from mnemos.lab.compare.arguments import variants
 from mnemos.lab.compare.baselines import with_unwritten
 from mnemos.lab.hosted import hub
 from mnemos.lab.hosted.decoder import HostedDecoderConfig
+from mnemos.lab.run.hosted import with_host
+from mnemos.lab.tasks.image_task import IMAGENET
 from mnemos.lab.vision.hosted import HostedClassifierConfig
 
 libraries.transformers()
@@ -191,6 +193,22 @@ def test_an_image_classifier_is_trained_further_on_other_images(folder, source, 
     moved = {name: (x - ended[name]).abs().max() for name, x in start.items() if x.shape == ended[name].shape}
     assert len(moved) == len(start) - 2, "all but the head"
     assert max(moved.values()) < 0.05
+
+
+def test_photos_are_normalised_as_those_of_the_model_were(folder):
+    (photos,) = variants(["photos-vit"], [], [])
+    half = (0.5,) * 3
+    given = {"image_mean": [0.1, 0.2, 0.3], "image_std": half}
+    for source, saved, wanted in (
+        ("timm:test_vit", None, (half, half)),
+        ("vit", None, IMAGENET),  # which does not say
+        ("vit", given, ((0.1, 0.2, 0.3), half)),
+        ("vit", given | {"do_normalize": False}, ((0.0,) * 3, (1.0,) * 3)),
+    ):
+        if saved:
+            (folder / "vit/preprocessor_config.json").write_text(json.dumps(saved))
+        data = with_host(photos, source).data
+        assert (data.mean, data.std) == wanted
 
 
 @pytest.mark.parametrize(

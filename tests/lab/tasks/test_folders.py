@@ -1,7 +1,9 @@
 import itertools
 import os
+from dataclasses import replace
 
 import pytest
+import torch
 
 pytest.importorskip("PIL", reason="images are read by Pillow")
 
@@ -9,6 +11,8 @@ from image_standins import write_photos
 
 from mnemos.lab.tasks.photos import PhotosConfig, read_layout, scan
 from mnemos.types import InputError
+
+HALF = (0.5,) * 3, (0.5,) * 3
 
 
 def paths(part, folder):
@@ -79,6 +83,17 @@ def test_photos_that_lack_a_class_are_scored_with_the_classes_of_the_run(tmp_pat
     scored = other.build_to_score("test", run)
     assert run.difference(scored.preprocessing()) is None
     assert sorted(next(scored.batches("test", 3)).targets.tolist()) == [0, 2, 2]
+
+
+def test_photos_are_normalised_as_the_settings_say(tmp_path):
+    settings = PhotosConfig(str(write_photos(tmp_path, {"a": 4, "b": 4})), size=8)
+    tasks = [replace(settings, mean=mean, std=std).build() for mean, std in (((0.0,) * 3, (1.0,) * 3), HALF)]
+    plain, half = (next(task.batches("valid", 2)).inputs for task in tasks)
+    torch.testing.assert_close(half, 2 * plain - 1)
+    about = tasks[1].preprocessing()  # for `mnemos predict`
+    assert (about.mean, about.std) == HALF
+    with pytest.raises(InputError, match="== 3"):
+        replace(settings, mean=(0.5,)).build()
 
 
 def test_what_is_an_image(tmp_path):

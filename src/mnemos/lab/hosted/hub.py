@@ -46,6 +46,24 @@ def settings_of(source: str) -> str:
     return json.dumps(settings, sort_keys=True)
 
 
+def normalisation(source: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and standard deviation [3] by which images of a source were normalised; None: it does not say."""
+    if source.startswith(TIMM):
+        about: Any = timm().get_pretrained_cfg(source.removeprefix(TIMM))
+        return tuple(about.mean), tuple(about.std)
+    transformers()
+    from transformers.models.auto.image_processing_auto import get_image_processor_config
+
+    with _from_hub(source) as name:
+        saved = get_image_processor_config(name)
+    if not saved.get("do_normalize", True):
+        return (0.0,) * 3, (1.0,) * 3
+    mean, std = saved.get("image_mean"), saved.get("image_std")
+    if not (isinstance(mean, list) and isinstance(std, list) and len(mean) == len(std) == 3):
+        return None
+    return tuple(mean), tuple(std)
+
+
 def host_config(settings: str) -> Any:
     """The configuration of Transformers that `settings_of` wrote. Raises InputError for other settings."""
     try:

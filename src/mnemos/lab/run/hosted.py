@@ -6,7 +6,8 @@ from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.config import ModelConfig
 from mnemos.lab.hosted.decoder import HostedDecoderConfig
 from mnemos.lab.hosted.encoder import HostedEncoderConfig
-from mnemos.lab.hosted.hub import TIMM, is_source, settings_of, tokenizer_file
+from mnemos.lab.hosted.hub import TIMM, is_source, normalisation, settings_of, tokenizer_file
+from mnemos.lab.tasks.photos import PhotosConfig
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.lab.tasks.text_classes import TextClassesConfig
 from mnemos.lab.vision.classifiers import ImageConfig
@@ -39,6 +40,8 @@ def with_host(recipe: Recipe, source: str, own_tokens: bool = False) -> Recipe:
         new: ModelConfig = HostedClassifierConfig(
             host=settings_of(source), image=0, channels=0, classes=0, cache=model.cache
         )
+        if isinstance(data, PhotosConfig) and (own := normalisation(source)):
+            data = replace(data, mean=own[0], std=own[1])
     elif isinstance(model, TransformerConfig) and isinstance(data, TextConfig) and not source.startswith(TIMM):
         if not isinstance(model.attention, SoftmaxConfig):
             raise InputError(

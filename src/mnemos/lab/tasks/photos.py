@@ -15,7 +15,7 @@ from mnemos.types import InputError
 
 from .augment import AugmentConfig
 from .files import first_names, repeated, skipped
-from .image_task import IMAGENET, ImagePreprocessing, ImageTask, View
+from .image_task import IMAGENET, Colours, ImagePreprocessing, ImageTask, View
 from .pictures import ENDINGS, FilePictures, check_image_files, is_image
 from .task import SPLITS, DataConfig, HeldOut, Split
 
@@ -60,16 +60,18 @@ class PhotosConfig(DataConfig):
     folder val without test is the test split. See `read_layout` for the details.
     Photos (files .jpg, .png, .webp, .tif, … see `pictures.ENDINGS`) may have any size and colour; other files are left
     out, which is said. They are rotated upright, converted to RGB, scaled
-    (bicubic; small ones are enlarged) and cropped to `size` × `size` pixels, and normalised by ImageNet's mean and
-    standard deviation. Photos are decoded when they are needed: in advance by `workers` processes, or by this process
-    if `workers` is 0. Decoded photos for evaluation and for the light policy are kept if all of them fit in 256 MB.
-    Needs the extra `vision`.
+    (bicubic; small ones are enlarged) and cropped to `size` × `size` pixels, and normalised by `mean` and `std` of each
+    colour in [0, 1]: those of ImageNet, or those of a model that `--model` trains further. Photos are decoded when
+    they are needed: in advance by `workers` processes, or by this process if `workers` is 0. Decoded photos for
+    evaluation and for the light policy are kept if all of them fit in 256 MB. Needs the extra `vision`.
     """
 
     name: ClassVar[str] = "photos"
 
     folder: str = "photos"
     size: int = 224
+    mean: tuple[float, ...] = IMAGENET.mean
+    std: tuple[float, ...] = IMAGENET.std
     held_out: float = 0.1
     workers: int = 0
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -77,6 +79,9 @@ class PhotosConfig(DataConfig):
     def files(self) -> list[str]:
         folders = {id(part.files): part.files for part in self._parts().values()}  # several splits may share one
         return [path for files in folders.values() for path in files.paths]
+
+    def unscored(self) -> frozenset[str]:
+        return frozenset({"mean", "std"})  # as the model wants its pixels
 
     def build(self) -> ImageTask:
         """The task. The folder is listed, and both ends of each photo are read (`check_image_files`)."""
@@ -110,7 +115,7 @@ class PhotosConfig(DataConfig):
         return read_layout(self.folder, self.held_out)
 
     def _task(self, parts: dict[Split, Part]) -> ImageTask:
-        self.require("size >= 1")
+        self.require("size >= 1", "len(mean) == len(std) == 3", "min(std) > 0")
         folders = {id(part.files): part.files for part in parts.values()}
         check_image_files([path for files in folders.values() for path in files.paths])
         pictures = {
@@ -118,7 +123,8 @@ class PhotosConfig(DataConfig):
             for key, files in folders.items()
         }
         views = {split: View(pictures[id(part.files)], part.rows) for split, part in parts.items()}
-        return ImageTask(views, parts["train"].files.classes, self.size, IMAGENET, self.augment, self.workers)
+        classes, colours = parts["train"].files.classes, Colours(self.mean, self.std)
+        return ImageTask(views, classes, self.size, colours, self.augment, self.workers)
 
 
 def _contents(part: Part) -> Iterator[tuple[str, tuple[int, bytes]]]:

@@ -1,4 +1,4 @@
-"""Any image classifier of timm or Hugging Face as the host of a cache: its own size, the data's pixels and classes."""
+"""Any image classifier of timm or Hugging Face as the host of a cache: its own size, the data's classes."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +22,8 @@ class HostedClassifierConfig(ImageConfig):
     """An image classifier of timm or Hugging Face, with or without a cache: what `--model timm:NAME` chooses.
 
     Images of the data are scaled (bilinear) to the size that the host was made for, if it declares one, and one channel
-    is repeated for a host of several. They are normalised as the data are, also for a host that was trained otherwise.
-    `build` makes new weights; `train.init_from` names those to start with.
+    is repeated for a host of several. They are normalised as the data are: photos as the host's were, other data by
+    their own mean and deviation. `build` makes new weights; `train.init_from` names those to start with.
     """
 
     name: ClassVar[str] = "hosted-classifier"
