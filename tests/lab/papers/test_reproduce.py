@@ -33,7 +33,7 @@ def test_a_claim_has_a_number_for_every_column_and_a_verdict(paper, claim):
 def test_differences_in_nats_are_those_of_the_perplexities():
     form = re.compile(r"([\d.]+) → ([\d.]+)(?: perplexity)?: −(\.\d+) nats")
     found = [match.groups() for row in verdicts("memformer") for match in form.finditer(row.paper)]
-    assert len(found) == 5
+    assert len(found) == 6
     assert [nats for _, _, nats in found] == [f"{math.log(float(a) / float(b)):.3f}"[1:] for a, b, _ in found]
 
 

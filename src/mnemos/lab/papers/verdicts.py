@@ -171,7 +171,7 @@ _VERDICTS = {
 ✓ Table 1: several heads beat one [table1]
   paper: 1.626 → 1.594: −.020 nats
   here: <memformer_table1_more|differences/Memformer 2+6 memory=64/minus=w~o multi-head/difference|+.3f> (<memformer_table1_more|differences/Memformer 2+6 memory=64/minus=w~o multi-head/from|+.3f> to <memformer_table1_more|differences/Memformer 2+6 memory=64/minus=w~o multi-head/to|+.3f>) nats
-  Digits, fifteen seeds: half of the paper's gain.
+  Digits, fifteen seeds: less than half of the paper's gain.
 ✗ Table 1: τ and layers [table1]
   paper: −.011 nats to τ = 1, −.021 to 4 + 4 layers
   here: <memformer_table1_more|differences/Memformer 2+6 memory=64/minus=temperature=1.0/difference|+.3f> (<memformer_table1_more|differences/Memformer 2+6 memory=64/minus=temperature=1.0/from|+.3f> to <memformer_table1_more|differences/Memformer 2+6 memory=64/minus=temperature=1.0/to|+.3f>), <memformer_table1_more|differences/Memformer 2+6 memory=64/minus=Memformer 4+4/difference|+.3f> (<memformer_table1_more|differences/Memformer 2+6 memory=64/minus=Memformer 4+4/from|+.3f> to <memformer_table1_more|differences/Memformer 2+6 memory=64/minus=Memformer 4+4/to|+.3f>)
