@@ -115,8 +115,9 @@ class FusedStep:
         if not self.why:
             blocks: Any = model.decoder if isinstance(model, EncoderDecoder) else model.blocks
             self.layer = layer_of(blocks[0].attention)
-            parts = [parameters_of(part) for name, part in model.named_modules() if not _encodes(name)]
-            self._where = [(parameters, name) for parameters in parts for name in parameters]
+            parts = [part for name, part in model.named_modules() if not _encodes(name)]
+            self._drops = parts if model.config.dropout else []  # that may be in training mode, each by itself
+            self._where = [(parameters, name) for parameters in map(parameters_of, parts) for name in parameters]
             self._shapes = [None if (p := parameters[name]) is None else p.shape for parameters, name in self._where]
             self._locate()
 
@@ -141,7 +142,7 @@ class FusedStep:
             plain = type(x) is Tensor and x.dtype == torch.int64 and x.device.type == "cpu"
             plain = plain and not torch.is_autocast_enabled("cpu") and not transformed()
             plain = plain and not dispatch_mode_active() and not function_mode_active()
-            if not self.why and plain and not (self._drops and self.model.training):
+            if not self.why and plain and not any([part.training for part in self._drops]):
                 output = self._step(x, state)
                 if output is not None:
                     return output
@@ -169,7 +170,7 @@ class FusedStep:
         """Sizes and addresses, in the order of the structs of native/decoder/decode.h."""
         c, self._reads, layer = model.config, isinstance(model, EncoderDecoder), self.layer
         blocks = model.decoder if self._reads else model.blocks
-        self._count, self._drops = len(blocks), c.dropout > 0
+        self._count = len(blocks)
         self._heads = c.num_heads, c.dim // c.num_heads
 
         def affine(*modules: nn.Module | None) -> list[int]:
