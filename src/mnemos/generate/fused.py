@@ -23,9 +23,11 @@ from mnemos import native
 from mnemos._compat import (
     dispatch_mode_active,
     function_mode_active,
+    hooks_of,
     is_plain,
     is_plain_tensor,
     parameters_of,
+    pre_hooks_of,
     transformed,
     write_count,
 )
@@ -96,7 +98,8 @@ def fused_step(model: nn.Module, weights: str = "float32") -> "FusedStep":
 
     Weights may change in place, or move, between steps. A copy is made again after a change that PyTorch counts, so not
     after one through `.data` or by an optimiser with `fused=True`, which recipes use: make a new step after training.
-    Modules and hooks are checked when the step is made: make a new one after changing them.
+    Hooks that are there when it is called make the model compute. Modules are checked when the step is made: make a new
+    one after changing them.
     Raises InputError for inputs that the model refuses, and for other `weights`.
     """
     return FusedStep(model, weights)
@@ -116,6 +119,7 @@ class FusedStep:
             blocks: Any = model.decoder if isinstance(model, EncoderDecoder) else model.blocks
             self.layer = layer_of(blocks[0].attention)
             parts = [part for name, part in model.named_modules() if not _encodes(name)]
+            self._hooks = [hooks(part) for part in parts for hooks in (hooks_of, pre_hooks_of)]  # live mappings
             self._drops = parts if model.config.dropout else []  # that may be in training mode, each by itself
             self._where = [(parameters, name) for parameters in map(parameters_of, parts) for name in parameters]
             self._shapes = [None if (p := parameters[name]) is None else p.shape for parameters, name in self._where]
@@ -142,6 +146,7 @@ class FusedStep:
             plain = type(x) is Tensor and x.dtype == torch.int64 and x.device.type == "cpu"
             plain = plain and not torch.is_autocast_enabled("cpu") and not transformed()
             plain = plain and not dispatch_mode_active() and not function_mode_active()
+            plain = plain and not any(self._hooks)
             if not self.why and plain and not any([part.training for part in self._drops]):
                 output = self._step(x, state)
                 if output is not None:
