@@ -121,7 +121,8 @@ class FusedStep:
             self.layer = layer_of(blocks[0].attention)
             parts = [part for name, part in model.named_modules() if not _encodes(name)]
             self._hooks = [hooks(part) for part in parts for hooks in (hooks_of, pre_hooks_of)]  # live mappings
-            self._drops = parts if model.config.dropout else []  # that may be in training mode, each by itself
+            config: Any = model.config
+            self._drops = parts if config.dropout else []  # that may be in training mode, each by itself
             self._where = [(parameters, name) for parameters in map(parameters_of, parts) for name in parameters]
             self._shapes = [None if (p := parameters[name]) is None else p.shape for parameters, name in self._where]
             self._locate()
