@@ -294,6 +294,7 @@ def test_wrong_settings_and_inputs_are_refused_in_one_line():
         "at least one token in every prefix": lambda: beam_search(model, state, torch.full((2, 1), -100)),
         "expected a state of 3 rows": lambda: beam_search(model, state, prefix.repeat(2, 1)[:3], BeamConfig(eos=1)),
         "returns .outputs, state., found Tensor of Bare": lambda: beam_search(Bare().eval(), None, prefix),
+        "found training mode": lambda: beam_search(in_training(translator()), state, prefix),
         "found NaN": lambda: beam_search(diverged(model), state, prefix),
     }
     for text, call in refused.items():
@@ -307,6 +308,11 @@ class Bare(torch.nn.Module):
 
     def forward(self, tokens, state):
         return torch.zeros(*tokens.shape, 5)
+
+
+def in_training(model):
+    model.decoder[1].train()
+    return model
 
 
 def diverged(model):

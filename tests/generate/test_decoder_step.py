@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from fused_cases import ids, translator
+from torch import nn
 
 import mnemos
 from mnemos.attention.linear import LinearConfig
@@ -84,6 +85,32 @@ def test_hooks_gradients_and_other_kinds_of_numbers_use_the_modules_themselves()
         assert steps.pack(model)(tokens(2, 1), model.encode(tokens(2, 5)))[0].dtype == torch.bfloat16
     double = copy.deepcopy(model).double()
     assert all(type(part) is not steps.PackedLinear for part in steps.pack(double).modules())
+
+
+class Repeated(nn.Module):
+    """One layer three times, a name without a module, and a layer whose weights are read and not called."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.layers, self.last = nn.ModuleList([layer, layer, layer]), nn.Linear(4, 4)
+        self.register_module("norm", None)
+
+    def forward(self, x, state):
+        for layer in self.layers:
+            x = layer(x)
+        x = x if self.norm is None else self.norm(x)
+        return nn.functional.linear(x, self.last.weight, self.last.bias), state
+
+
+def test_a_packed_model_has_all_names_and_weights_of_the_model():
+    torch.manual_seed(0)
+    model, x = Repeated(), torch.randn(2, 4)
+    packed = steps.pack(model)
+    with torch.no_grad():
+        torch.testing.assert_close(packed(x, None)[0], model(x, None)[0])
+    assert packed.state_dict().keys() == model.state_dict().keys()
+    assert repr(packed.last) == repr(model.last).replace("Linear", "PackedLinear")
 
 
 def test_a_model_trains_after_a_search_and_on_what_it_found():

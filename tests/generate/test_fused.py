@@ -218,8 +218,17 @@ def test_what_the_kernel_does_not_take_the_model_answers():
         assert equal(state, end)
     with torch.autocast("cpu", torch.bfloat16):
         assert step(ids(2, 1))[0].dtype == torch.bfloat16
-    model.train()  # there is dropout
-    assert not torch.equal(step(many[:60, :1])[0], step(many[:60, :1])[0])
+    seen = []
+    for register in (model.register_forward_pre_hook, model.blocks[1].mlp.register_forward_hook):
+        with register(lambda *_: seen.append(1)):  # later than the step
+            y, state = step(many[:2, :1])
+            step(many[:2, :1], state)
+    assert len(seen) == 4
+    for part in (model, model.dropout):  # there is dropout, also where a part alone is in training mode
+        part.train()
+        assert not torch.equal(step(many[:60, :1])[0], step(many[:60, :1])[0])
+        model.eval()
+        assert torch.equal(step(many[:60, :1])[0], step(many[:60, :1])[0])
 
 
 class Louder(nn.Linear):

@@ -348,10 +348,11 @@ COMPILED = "_orig_mod"  # the child that torch.compile's module has; PyTorch has
 def with_children(module: nn.Module, children: dict[str, nn.Module]) -> nn.Module:
     """A shallow copy of a module with other children; its parameters, buffers and settings are the original's own.
 
+    Children that are not named are the original's: a list may have one child twice, and a name may have None.
     No fallback: tests/test_compat.py checks that a module has this dictionary.
     """
     copy = type(module).__new__(type(module))
-    copy.__dict__.update(module.__dict__, _modules=children)
+    copy.__dict__.update(module.__dict__, _modules=module.__dict__["_modules"] | children)
     return copy
 
 

@@ -24,6 +24,7 @@ from mnemos.types import InputError, Output, Rows, State, likelihood_of, select,
 
 from .fused import ROWS, DecodeStep, fused_step
 from .sampling import checked_settings, draw
+from .stream import check_eval
 
 IGNORE = -100  # in a prefix: no token
 WAIT = 8  # steps after which a device is synchronised to see whether all sentences are done; on a CPU: every step
@@ -486,36 +487,30 @@ def pack(model: nn.Module) -> nn.Module:
     return with_children(model, children)
 
 
-class PackedLinear(nn.Module):
-    """A linear layer, [.., in] -> [.., out], that multiplies by a packed copy of its matrix without gradient."""
+class PackedLinear(nn.Linear):
+    """A linear layer, [.., in] -> [.., out], that multiplies by a packed copy of its matrix without gradient.
+
+    Weight, bias and settings are those of the layer it stands for: a model may read them.
+    """
 
     def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.layer = layer
+        self.__dict__.update(layer.__dict__)
         self._copy: Tensor | None = None
 
-    @property
-    def weight(self) -> Tensor:
-        """The layer's own weight [out, in]."""
-        return self.layer.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        layer = self.layer
-        weight = layer.weight
-        products = packed_products()
+    def forward(self, input: Tensor) -> Tensor:
+        x, weight, products = input, self.weight, packed_products()
         fits = x.dtype == weight.dtype == torch.float32 and not torch.is_grad_enabled() and x.numel() > 0
         if products is None or not fits or torch.is_autocast_enabled("cpu") or weight.is_inference():
-            return dense(x, weight, layer.bias)
+            return dense(x, weight, self.bias)
         pack, product = products
         if self._copy is None:
             self._copy = pack(weight.detach())
-        return product(x, self._copy, layer.bias)
+        return product(x, self._copy, self.bias)
 
 
 def _checked(model: nn.Module, prefix: object, limits: object, config: BeamConfig) -> tuple[Tensor, Tensor]:
     """The lengths of the prefixes [B] and the greatest ones after them, after a check of all that was given."""
-    if model.training:
-        raise InputError("beam_search: expected a model in eval mode, found training mode; call model.eval()")
+    check_eval(model, "beam_search")
     if not isinstance(prefix, Tensor) or prefix.dim() != 2 or not prefix.numel() or prefix.dtype != torch.int64:
         other = f"{prefix.dtype} {tuple(prefix.shape)}" if isinstance(prefix, Tensor) else type(prefix).__name__
         raise InputError(f"beam_search: expected a prefix [B, P] of int64, P at least 1, found {other}")

@@ -57,7 +57,8 @@ def probabilities(scores: Tensor, temperature: float, top_k: int = 0, top_p: flo
     logits = scores.float()
     greatest = logits.amax(-1, keepdim=True)
     check_finite(greatest)
-    logits = (logits - greatest) / temperature  # at most 0: cannot overflow at any temperature
+    # At most 0: cannot overflow. A temperature that float32 does not have would make 0/0 of the greatest.
+    logits = (logits - greatest) / max(temperature, torch.finfo(torch.float32).tiny)
     if 0 < top_k < logits.shape[-1]:
         values, indices = logits.topk(top_k)
         logits = torch.full_like(logits, -torch.inf).scatter_(-1, indices, values)

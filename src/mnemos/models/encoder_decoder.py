@@ -222,7 +222,8 @@ class EncoderDecoder(AttentionModel):
             state = self.encode(pair.source, pair.mask)
         # --- the target's tokens, after those that the state has read ---
         start = "encode(source), or Pair(source, target)"
-        check_state(state, EncoderDecoderState, len(self.decoder), len(x), start=start)
+        rows = x.shape[0]  # len() would fix the number of rows of an exported program
+        check_state(state, EncoderDecoderState, len(self.decoder), rows, start=start)
         assert state is not None
         y = self._embed(self.embedding, self.positions, x, state.seen, mask)
         valid, visible = state.source.valid, None
