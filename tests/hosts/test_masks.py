@@ -12,7 +12,7 @@ import mnemos
 from mnemos import GRC, InputError
 from mnemos.hosts.adapters import ADAPTERS
 from mnemos.hosts.masks import own_tokens, refuse_mask, valid_tokens
-from mnemos.hosts.named import Reader
+from mnemos.hosts.named import Reader, _read_mask
 from mnemos.memory.gated_cache import caches
 
 T = 7
@@ -86,6 +86,8 @@ def test_a_bias_of_keys_hides_none():
     known = ADAPTERS["torch.nn.modules.activation:MultiheadAttention"].call
     for read in (known, Reader(("query", "key", "value"))):
         assert torch.equal(read(module, (x, x, x), {"key_padding_mask": bias}).mask, VALID)
+    for mask in (bias, bias + 4, VALID.double()):  # also of both signs; or 1 and 0
+        assert torch.equal(_read_mask(mask, False, x), VALID)
 
 
 def call(model: nn.Module, name: str, hidden: Tensor, low: float | None) -> None:

@@ -53,13 +53,13 @@ def test_the_stock_class_reads_the_host(name, tmp_path):
     close(run(stock, example(name)), run(model, example(name)), 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["cache", "linearise"])
-def test_models_of_one_configuration_keep_their_own_settings(kind, tmp_path):
+@pytest.mark.parametrize("kinds", [("cache", "cache"), ("linearise", "linearise"), ("cache", "linearise")])
+def test_models_of_one_configuration_keep_their_own_settings(kinds, tmp_path):
     """As a cached model and its never-written twin do, which are made from the same one."""
     one, ids = decoder_models.plain("llama").float(), torch.arange(18).view(2, 9)
     pair = {"one": one, "two": type(one)(one.config).eval()}
     assert pair["two"].config is one.config
-    for model, size in zip(pair.values(), (2, 3), strict=True):
+    for model, kind, size in zip(pair.values(), kinds, (2, 3), strict=True):
         if kind == "cache":
             mnemos.cache(model, GRC(length=size, scope="stream", block=2))
         else:
@@ -71,10 +71,19 @@ def test_models_of_one_configuration_keep_their_own_settings(kind, tmp_path):
         model.save_pretrained(tmp_path / name)
         loaded = from_pretrained(type(model), tmp_path / name).eval()
         assert torch.equal(loaded(ids).logits, model(ids).logits)
-    (mnemos.uncache if kind == "cache" else mnemos.unlinearise)(one)
+    (mnemos.uncache if kinds[0] == "cache" else mnemos.unlinearise)(one)
     assert pair["two"].model.config is pair["two"].config
     pair["two"].save_pretrained(tmp_path / "again")
     from_pretrained(type(one), tmp_path / "again")
+
+
+def test_a_part_of_a_model_keeps_the_configuration_that_its_parent_has():
+    """Also where a stock class has read what a model before it had noted there."""
+    model = decoder_models.plain("llama")
+    model.config.mnemos = [{}]
+    mnemos.cache(model.model, GRC(length=2, scope="stream", block=2))
+    assert model.model.config is model.config
+    assert len(model.config.mnemos[0]["caches"]) == 2
 
 
 def gpt2() -> nn.Module:

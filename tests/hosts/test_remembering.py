@@ -108,6 +108,7 @@ def test_segments_read_a_padded_row_as_alone():
     mask = torch.ones_like(x, dtype=torch.bool)
     mask[1, 5:], mask[2, :2], mask[3, 3:7], mask[4] = False, False, False, False
     logits, state = network(torch.where(mask, x, 1), None, mask)
+    assert network(x.int(), None, mask)[1].tokens.dtype == torch.int64
     after = network(later, state)[0]
     for row in range(4):
         wanted, alone = network(x[row : row + 1, mask[row]])

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from torch import Tensor, nn
 
@@ -283,7 +284,7 @@ def add_caches(
     }
     record = model.__dict__.setdefault(RECORD, [])
     record.append({"grc": to_dict(grc), "caches": to_save})
-    note_in_config(model, "mnemos", list(record), first=len(record) == 1)
+    note_in_config(model, CONFIG_RECORDS[0], list(record))
     return Report(tuple(entries), tuple(skips))
 
 
@@ -302,21 +303,36 @@ def uncache(model: nn.Module) -> nn.Module:
     return model
 
 
-def note_in_config(model: Any, name: str, value: Any, first: bool) -> None:
+# Attributes of a configuration, of caches and of linearised attentions, and the model that they are of, by its id.
+CONFIG_RECORDS = ("mnemos", "mnemos_linearised")
+_noted_by: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+def note_in_config(model: Any, name: str, value: Any) -> None:
     """Note in the configuration of a model of Transformers what `mnemos.hosts.from_pretrained` makes again.
 
-    first: nothing of this model is noted yet. What another model, made from the same configuration, has noted in it
-    stays there, and the modules of this one get a copy.
+    name: of `CONFIG_RECORDS`. What another model, made from the same configuration, has noted in it stays there, and
+    the modules of this one get a copy without it.
     """
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "save_pretrained"):
         return
-    if first and hasattr(config, name):
+    owner = _noted_by.get(id(config))
+    noted = [one for one in CONFIG_RECORDS if hasattr(config, one)]
+    if owner is not None and noted and owner.config is config and not _within(owner, model):
         shared, config = config, copy.copy(config)
+        for one in noted:
+            delattr(config, one)
         for module in model.modules():
             if vars(module).get("config") is shared:
                 module.config = config
     setattr(config, name, value)
+    _noted_by[id(config)] = model
+
+
+def _within(one: nn.Module, other: nn.Module) -> bool:
+    """Whether they are one model, or one is a part of the other."""
+    return any(module is other for module in one.modules()) or any(module is one for module in other.modules())
 
 
 def list_sites(model: nn.Module) -> list[NamedModule]:

@@ -19,7 +19,7 @@ from mnemos.modes import uncompiled
 from mnemos.types import InputError
 
 from .adapters import adapters_by_class
-from .attach import NOT_NAMED, Skipped, Where, find_unknown, list_sites, note_in_config, select_sites
+from .attach import CONFIG_RECORDS, NOT_NAMED, Skipped, Where, find_unknown, list_sites, note_in_config, select_sites
 from .host import DecoderHost, Host
 from .inputs import NamedModule
 from .linearised import (
@@ -38,7 +38,7 @@ from .row_caches import make_empty
 
 FULL = "full= leaves it whole"  # of a report
 _HEADS = re.compile(r"(.+):(\d+(?:,\d+)*)")  # of full=: an attention, and key heads of it
-RECORD = "mnemos_linearised"  # attribute of the model's configuration: what `from_pretrained` makes again
+RECORD = CONFIG_RECORDS[1]
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def linearise(
     whole = any(one.name not in changed_names for one in left) or any(own.full_heads for own in owners)
     for own in owners:
         own.whole_masks = whole or len({own.settings.window for own in owners}) > 1
-    note_in_config(model, RECORD, list_linearised(model), first=len(owners) == len(changed))
+    note_in_config(model, RECORD, list_linearised(model))
     return LineariseReport(tuple(changed), tuple(left), settings, maps, updates)
 
 
@@ -269,7 +269,7 @@ def merge_updates(model: nn.Module) -> nn.Module:
         drop_updates(module)
         module.linearised.updates = nn.ModuleDict().train(module.linearised.training)
         module.linearised.settings = replace(module.linearised.settings, rank=0)
-    note_in_config(model, RECORD, list_linearised(model), first=False)
+    note_in_config(model, RECORD, list_linearised(model))
     return model
 
 

@@ -113,7 +113,7 @@ def _read_mask(mask: Tensor, padding: bool, x: Tensor) -> Tensor | None:
     if not mask.is_floating_point():
         mask = ~mask.bool() if padding else mask.bool()
     elif mask.dim() == 2:  # a bias and −∞, or 1 and 0
-        added = padding | (mask <= 0).all()
+        added = padding | (mask <= 0).all() | ~((mask == 0) | (mask == 1)).all()
         mask = torch.where(added, find_visible(mask), mask > 0)
     return valid_tokens(mask, x)
 

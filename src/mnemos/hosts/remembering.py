@@ -392,7 +392,8 @@ class Segmented(nn.Module):
             counts = rows.mask.sum(1)
             begun, position = counts % self.segment, torch.arange(self.segment - 1, device=x.device)
             kept = F.pad(rows.x, (0, self.segment)).gather(1, (counts - begun)[:, None] + position)
-            state = SegmentedState(memory, kept * (position < begun[:, None]), begun)
+            kept = (kept * (position < begun[:, None])).to(state.tokens.dtype)
+            state = SegmentedState(memory, kept, begun)
         elif len(counts := state.begun.unique().tolist()) == 1:
             hidden, state = self._read_segments(x, state, counts[0])
         else:

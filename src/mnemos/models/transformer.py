@@ -5,7 +5,7 @@ whole computation. What it shares with the other models of this room is in share
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
@@ -43,11 +43,6 @@ Norm = Literal["rms", "pre", "post"]
 Ungated = Literal["gelu", "relu", "silu"]
 Activation = Literal["swiglu"] | Ungated
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU, "swiglu": nn.SiLU}
-_IN_PLACE: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
-    nn.GELU: lambda gelu, x: torch.ops.aten.gelu_(x, approximate=gelu.approximate),
-    nn.ReLU: lambda relu, x: torch.relu_(x),
-    nn.SiLU: lambda silu, x: torch.ops.aten.silu_(x),
-}
 TABLE = 4096  # the position up to which a table of sinusoids serves a stream; beyond it they are computed
 M = TypeVar("M", bound=nn.Module)
 
@@ -67,12 +62,7 @@ class MLP(nn.Module):
         self.dropout = dropout_of(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden, activation = self.expand(x), self.activation
-        in_place = None if torch.is_grad_enabled() else _IN_PLACE.get(type(activation))
-        # In place where no hook sees it: allocating it costs more than the arithmetic.
-        if in_place and not (self.expand._forward_hooks or activation._forward_hooks or activation._forward_pre_hooks):
-            return self.contract(self.dropout(in_place(activation, hidden)))
-        return self.contract(self.dropout(activation(hidden)))
+        return self.contract(self.dropout(self.activation(self.expand(x))))
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -40,8 +40,8 @@ class RolloutModule:
     the mean over the targets of all processes. Gradients are averaged by one all-reduce per update. Optimisation is
     manual: clip in `on_before_optimizer_step`, as in `self.clip_gradients(optimizer, 1.0)`; schedulers of
     `configure_optimizers` step by their interval and frequency, but for a ReduceLROnPlateau: step it yourself in
-    `on_validation_epoch_end`. Validation by `RolloutBatches(documents, rows, segment, seed=None)` logs `val_loss`, the
-    mean over all targets.
+    `on_validation_epoch_end`, with `self.trainer.callback_metrics["val_loss"]`, unless `self.trainer.sanity_checking`.
+    Validation by `RolloutBatches(documents, rows, segment, seed=None)` logs `val_loss`, the mean over all targets.
 
     A checkpoint also holds the states and the place of every process's rows, and all random generators, which Lightning
     leaves out: `trainer.fit(module, batches, ckpt_path=...)` continues bit for bit. Another `fit` with the same batches

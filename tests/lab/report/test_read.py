@@ -169,6 +169,14 @@ def test_runs_of_different_tasks_are_never_one_comparison(tmp_path, change):
     assert len(read_tasks([runs[0], *runs[2:]])) == 1
 
 
+def test_runs_that_score_the_whole_split_are_one_task_whatever_their_batches(tmp_path):
+    runs = [write_run(tmp_path / name, "demo", i) for i, name in enumerate("ab")]
+    for run, batch in zip(runs, (4, 8), strict=True):
+        edited(run / "recipe.json", train={"steps": 9, "test_rows": 100, "batch_size": batch})
+        edited(run / "result.json", scored_rows={"test": 90})
+    assert len(read(runs).all_runs()) == 2
+
+
 def test_settings_that_change_no_score_make_no_other_task(tmp_path):
     """Runs with one tokenizer of a file, whatever `subwords` says, and other batches; without the file it decides."""
     settings = [{"tokenizer": "a.json"}, {"tokenizer": "a.json", "subwords": 80, "batch_tokens": 9}, {"subwords": 80}]

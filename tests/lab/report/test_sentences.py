@@ -80,7 +80,8 @@ def test_an_interval_is_said_where_there_is_one(tmp_path):
 
 
 def test_the_gates_of_a_seed_have_its_name(tmp_path, monkeypatch):
-    runs = [write_run(tmp_path / name, "demo-cached", seed) for name, seed in (("a", 5), ("b", 7))]
+    # of one label
+    runs = [write_run(tmp_path / name / "run", "demo-cached", seed) for name, seed in (("a", 5), ("b", 7))]
     drawn = []
     monkeypatch.setattr(gated_caches, "chart_figure", lambda charts, *_: drawn.extend(charts) or "")
     gated_caches.gate_section(read(runs))

@@ -237,10 +237,12 @@ def test_other_photos_are_scored_whole_and_say_what_their_splits_hold(finished, 
     scored = partial(output, "eval", finished, "--data.folder")
     not_scored = partial(refused, "eval", finished, "--data.folder")
     assert "a class of the training data, found 'doe'" in not_scored(photos(tmp_path / "does", ("cat", "cow", "doe")))
-    assert "class folders with images, at least 1, found none" in not_scored(photos(tmp_path / "one", ("cat",)) / "cat")
+    assert "class folders with images, found none" in not_scored(photos(tmp_path / "one", ("cat",)) / "cat")
     assert "test" in scored(finished.parent / "photos", "--data.held_out", "0.4")
     other, splits = photos(tmp_path / "other", seed=1), tmp_path / "splits"
     assert scored(other).splitlines()[0] == f"scored: all, 36 photos of 6 classes, 6 per class: {other}"
+    shutil.copytree(finished.parent / "photos/dog", tmp_path / "dogs/dog")
+    assert "files that the run has read" in scored(tmp_path / "dogs"), "of one class alone"
     shutil.copytree(other, splits / "val")
     assert f"scored: the test split, 36 photos of 6 classes, 6 per class: {splits}/val\n" in scored(splits)
     (splits / "val").rename(splits / "test")

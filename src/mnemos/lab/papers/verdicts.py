@@ -119,7 +119,7 @@ _VERDICTS = {
 ≈ Table 1, §4.2: pictures a second [table1 latency cifar10]
   paper: softmax without kept keys: MNIST 317, CIFAR 4,462 times slower, one picture 13.2; with them 19, 56, 1.3
   here: <writing_images|images~s and best batch/linear/0 ÷ images~s and best batch/softmax/0|.0f>, <cifar_pixels|tables/1/rows/=softmax/linear is faster by|,.0f>, <linear_latency|tables/0/rows/=softmax/relative to linear|.1f>; with them <writing_images|images~s and best batch/linear/0 ÷ images~s and best batch/softmax, cached/0|.1f>, <cifar_pixels|tables/1/rows/=softmax, cached/linear is faster by|.1f>, <linear_latency|tables/0/rows/=softmax, cached/relative to linear|.1f>
-  A third to two thirds of the paper's factors; less with kept keys.
+  Three tenths to two thirds of the paper's factors; less with kept keys.
 ✓ §4.2.1: constant memory [constant_memory]
   paper: the same at every position
   here: <linear_constant_memory|tables/0/rows/bytes read=783/linear|,.0f> bytes at every position; 10,000 images in <linear_constant_memory|tables/1/rows/3/peak GiB|.1f> GiB

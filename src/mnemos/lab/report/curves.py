@@ -8,6 +8,7 @@ it has one}.
 import functools
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -124,7 +125,7 @@ def curve_chart(results: Results, split: str, name: str) -> Chart:
         for run, records in zip(runs, points, strict=True):
             columns = getattr(run, split)
             values = (columns[name], columns["step"], *(progress[run.folder][unit] for unit in list(axes)[1:]))
-            chart.add(index, chart.runs.index(seeds[run.label]), *(means(one, records) for one in values))
+            chart.add(index, chart.runs.index(seeds[run.folder]), *(means(one, records) for one in values))
     return chart
 
 
@@ -151,13 +152,13 @@ def means(value: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.array([float(one.mean()) if len(one) else np.nan for one in finite])
 
 
-def seed_names(runs: Iterable[RunRecord]) -> dict[str, str]:
-    """What the runs of variants are called, by label: by their seeds, or by label where a seed is there twice."""
-    names: dict[str, str] = {}
+def seed_names(runs: Iterable[RunRecord]) -> dict[Path, str]:
+    """What the runs of variants are called, by folder: by their seeds, or by label where a seed is there twice."""
+    names: dict[Path, str] = {}
     used: set[tuple[str, str]] = set()
     for run in runs:
         key = (str(run.recipe.get("name")), f"seed {run.seed}")
-        names[run.label] = run.label if key in used else key[1]
+        names[run.folder] = run.label if key in used else key[1]
         used.add(key)
     return names
 
@@ -248,7 +249,7 @@ def by_x_figure(results: Results) -> str:
         for run, points in runs:
             for x, value, rows in points:
                 ends = wilson(round(value * rows), rows) if rows and len(runs) == 1 else None
-                chart.add(index, chart.runs.index(seeds[run.label]), value, x, interval=ends)
+                chart.add(index, chart.runs.index(seeds[run.folder]), value, x, interval=ends)
 
     # --- what training read along the axis, by the settings of the task, where all runs say the same ---
     trained = set()

@@ -322,8 +322,10 @@ def task_key(run: RunRecord, metric: str | None = None) -> TaskKey:
         settings["hash of the files"] = str(files["sha256"])[:12]
     elif isinstance(files, dict) and isinstance(files.get("generated"), dict):
         settings["generator's version"] = files["generated"].get("version")
-    if training.get("test_rows"):  # scored on a part of the test split, which depends on its batches
-        settings |= {f"train.{name}": training.get(name) for name in ("test_rows", "batch_size")}
+    if rows := training.get("test_rows"):  # scored on a part of the test split, which depends on its batches
+        settings["train.test_rows"] = rows
+        if run.result is None or run.result.scored_rows.get("test", rows) >= rows:  # fewer are the whole split
+            settings["train.batch_size"] = training.get("batch_size")
 
     # --- the weights that it started from: random ones, or those of another run by their hash ---
     weights, path = about.latest("weights"), training.get("init_from")

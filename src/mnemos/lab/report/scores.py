@@ -118,7 +118,7 @@ def seeds(results: Results) -> str:
     for index, (name, control) in enumerate(shown.values()):
         for run in results.runs_of(name):
             if math.isfinite(value := run.tested(results.metric, control)):
-                chart.add(index, chart.runs.index(called[run.label]), 0.0, value)
+                chart.add(index, chart.runs.index(called[run.folder]), 0.0, value)
     caption = f"{capital(results.score)}: marks are seeds, the bar is their mean"
     caption += ", cache emptied: the same trained models" * bool(emptied)
     return chart_figure([chart], f"{caption}. From result.json of {plural(len(results.all_runs()), 'run')}.", "wide")

@@ -327,9 +327,11 @@ class Run:
                 display.message(f"{recipe.name}: {number}: scoring the {split} split with the caches {name}")
                 return scored_segments(task, split, recipe.train, display)
 
-            # In the arithmetic of the score that they are compared with; weights of another type are float32 here.
-            mixed = recipe.train.precision.endswith("mixed")
-            with self.fabric.autocast() if mixed else contextlib.nullcontext():
+            # In the precision of the score that they are compared with; weights of another type are float32 here.
+            kind, _, mixed = recipe.train.precision.partition("-")
+            half = torch.float16 if kind == "16" else torch.bfloat16
+            device = next(model.parameters()).device.type  # no longer the run's, if that is a GPU
+            with torch.autocast(device, half, enabled=mixed == "mixed"):
                 scores = controls(model, batches, task)
         # A cache per stream is part of the state, and one that stays at zeros holds nothing: neither is stored.
         own = [(name, m) for name, m in model.named_modules() if isinstance(m, GatedCache) and m.grc.scope == "shared"]

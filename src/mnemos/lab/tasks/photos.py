@@ -86,7 +86,13 @@ class PhotosConfig(DataConfig):
     def build(self) -> ImageTask:
         """The task. The folder is listed, and both ends of each photo are read (`check_image_files`)."""
         parts = self._parts()
-        task, train = self._task(parts), parts["train"].files
+        train = parts["train"].files
+        if len(train.classes) < 2:
+            raise InputError(
+                f"{train.folder}: expected at least two class folders with images, found one, {train.classes[0]!r}; "
+                "check the path"
+            )
+        task = self._task(parts)
         about = []
         for split, part in parts.items():
             source = ", a share of each class" if part.files is train else f": {part.files.folder}"
@@ -103,7 +109,7 @@ class PhotosConfig(DataConfig):
 
     def build_to_score(self, split: HeldOut, trained: Any = None) -> ImageTask:
         part, whole = read_to_score(
-            self.folder, split, trained.names if isinstance(trained, ImagePreprocessing) else None
+            self.folder, split, trained.names or None if isinstance(trained, ImagePreprocessing) else None
         )
         task = self._task(dict.fromkeys(SPLITS, part))
         what = "all" if whole else f"the {split} split"
@@ -189,12 +195,9 @@ def scan(folder: str, classes: Sequence[str] | None = None) -> Files:
     from torchvision.datasets.folder import make_dataset
 
     # --- the classes ---
-    own, least = sorted(_subfolders(folder)), 2 if classes is None else 1
-    if len(own) < least:
-        count = f"one, {own[0]!r}" if own else "none"
-        raise InputError(
-            f"{folder}: expected class folders with images, at least {least}, found {count}; check the path"
-        )
+    own = sorted(_subfolders(folder))
+    if not own:
+        raise InputError(f"{folder}: expected class folders with images, found none; check the path")
     index = {name: i for i, name in enumerate(classes or own)}
     if unknown := [name for name in own if name not in index]:
         raise InputError(
