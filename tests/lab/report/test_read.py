@@ -99,6 +99,11 @@ def test_what_is_no_run_is_refused(tmp_path):
     (tmp_path / "recipe/1.0e-03/seed-0").mkdir(parents=True)
     (tmp_path / "recipe/1.0e-03/seed-0/recipe.json").write_text("{}")
     refused(tmp_path, "a comparison that is not finished; continue it with the command that began it")
+    finished = tmp_path / "runs/texts"
+    (finished / "recipe/seed-0").mkdir(parents=True)
+    (finished / "recipe/seed-0/recipe.json").write_text("{}")
+    (finished / "comparison.json").write_text("{}")
+    refused(finished.parent, f"a folder of runs; name some of them, for example {finished}")
     with pytest.raises(InputError, match="at least one"):
         read([])
 

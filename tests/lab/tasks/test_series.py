@@ -245,6 +245,17 @@ def test_times_out_of_order_or_with_a_hole_are_a_warning(tmp_path, column, does)
     assert all(f"the column when {does}" in line for line in warnings)
 
 
+def test_a_sensor_whose_numbers_are_text_is_said(tmp_path):
+    rows = [{"quoted": f"{i % 7}.5", "comma": f"{i % 7},5", "word": "on", "a": i % 5} for i in range(STEPS)]
+    (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    about = SeriesConfig(tmp_path / "q.jsonl").build().about
+    warnings = [line.partition("warning: ")[2] for line in about if "warning: " in line]
+    assert warnings == [
+        f"{name} is left out, for its numbers are text, first {first!r}: write them as 0.5, unquoted"
+        for name, first in (("quoted", "0.5"), ("comma", "0,5"))
+    ]
+
+
 def test_a_sensor_with_words_is_said(tmp_path):
     flow = ["ERR" if i == 5 else i % 4 for i in range(STEPS)]
     words = ["ERR" if i % 5 < 3 else i % 4 for i in range(STEPS)]  # with numbers in two rows of five: a column of words

@@ -201,6 +201,9 @@ def _instead(folder: Path) -> str:
         return registry.missing_folder(folder)
     if (folder / "benchmarks.json").is_file():
         return "the results of bench-memory, whose page is benchmarks.html; name the folder of a task in it"
+    inside = {path.parent for name in (FILE, "recipe.json") for path in folder.glob(f"*/{name}")}
+    if inside:
+        return f"a folder of runs; name some of them, for example {min(inside)}"
     if (folder / BUDGET).is_file() or any(any(folder.glob(f"{part}seed-*/recipe.json")) for part in ("*/", "*/*/")):
         return "a comparison that is not finished; continue it with the command that began it, or name single runs"
     if (folder.parent / "recipe.json").is_file():
