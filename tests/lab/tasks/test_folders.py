@@ -148,4 +148,4 @@ def linked(folder):
 def test_wrong_folders(tmp_path, make, words):
     make(tmp_path / "none")
     with pytest.raises(InputError, match=words):
-        read_layout(tmp_path / "none", 0.1)
+        PhotosConfig(str(tmp_path / "none")).build()
