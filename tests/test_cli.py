@@ -296,9 +296,12 @@ def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
     assert main(["show", str(file.with_suffix(".yml"))]) == 0
     of_yaml = json.loads(capsys.readouterr().out)
     assert (of_yaml["name"], of_yaml["optim"]["lr"], of_yaml["train"]["steps"]) == ("no", 0.001, 3)
-    for number in ("010", "1:30"):  # 8 and 90 in YAML 1.1
+    for number, steps in (("010", 10), ("0x1F", 31)):  # 010 is 8 in YAML 1.1
         file.with_suffix(".yml").write_text(written.replace("steps: 3", f"steps: {number}"))
-        assert "train.steps: expected an integer, found" in refused(capsys, "show", str(file.with_suffix(".yml")))
+        assert main(["show", str(file.with_suffix(".yml"))]) == 0
+        assert json.loads(capsys.readouterr().out)["train"]["steps"] == steps
+    file.with_suffix(".yml").write_text(written.replace("steps: 3", "steps: 1:30"))  # 90 there
+    assert "train.steps: expected an integer, found" in refused(capsys, "show", str(file.with_suffix(".yml")))
     file.with_suffix(".yml").write_text("model: {is: transformer\ndata: 3")
     assert "mine.yml: line 2: expected YAML" in refused(capsys, "train", str(file.with_suffix(".yml")))
     for written, problem in (

@@ -86,7 +86,7 @@ def test_a_bias_of_keys_hides_none():
     known = ADAPTERS["torch.nn.modules.activation:MultiheadAttention"].call
     for read in (known, Reader(("query", "key", "value"))):
         assert torch.equal(read(module, (x, x, x), {"key_padding_mask": bias}).mask, VALID)
-    for mask in (bias, bias + 4, VALID.double()):  # also of both signs; or 1 and 0
+    for mask in (bias, bias + 4, VALID.double(), VALID / 3):  # also of both signs; or weights and 0
         assert torch.equal(_read_mask(mask, False, x), VALID)
 
 

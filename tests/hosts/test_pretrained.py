@@ -1,6 +1,7 @@
 """Cached models on disk: the stock class of Hugging Face reads the host, ours reads everything."""
 
 import copy
+import gc
 import json
 import logging
 from functools import partial
@@ -84,6 +85,17 @@ def test_a_part_of_a_model_keeps_the_configuration_that_its_parent_has():
     mnemos.cache(model.model, GRC(length=2, scope="stream", block=2))
     assert model.model.config is model.config
     assert len(model.config.mnemos[0]["caches"]) == 2
+
+
+def test_what_a_model_that_is_gone_has_noted_is_not_saved(tmp_path):
+    one = decoder_models.plain("llama").float()
+    two = type(one)(one.config).eval()
+    mnemos.cache(one, GRC(length=2, scope="stream", block=2))
+    del one
+    gc.collect()
+    mnemos.linearise(two, window=3)
+    two.save_pretrained(tmp_path)
+    assert from_pretrained(type(two), tmp_path).model.layers[0].self_attn.linearised is not None
 
 
 def gpt2() -> nn.Module:

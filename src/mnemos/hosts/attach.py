@@ -318,14 +318,17 @@ def note_in_config(model: Any, name: str, value: Any) -> None:
     if config is None or not hasattr(model, "save_pretrained"):
         return
     owner = _noted_by.get(id(config))
+    owner = owner if owner is not None and owner.config is config else None
     noted = [one for one in CONFIG_RECORDS if hasattr(config, one)]
-    if owner is not None and noted and owner.config is config and not _within(owner, model):
-        shared, config = config, copy.copy(config)
-        for one in noted:
-            delattr(config, one)
+    if owner is not None and noted and not _within(owner, model):
+        shared, config, owner = config, copy.copy(config), None
         for module in model.modules():
             if vars(module).get("config") is shared:
                 module.config = config
+    if owner is None:  # what is noted is another model's, perhaps one that is gone, or was in a file
+        for one, attribute in zip(CONFIG_RECORDS, (RECORD, "linearised"), strict=True):
+            if one in noted and not any(hasattr(module, attribute) for module in model.modules()):
+                delattr(config, one)
     setattr(config, name, value)
     _noted_by[id(config)] = model
 

@@ -112,8 +112,8 @@ def _read_mask(mask: Tensor, padding: bool, x: Tensor) -> Tensor | None:
         mask = mask[:, None] if mask.dim() == 3 else mask
     if not mask.is_floating_point():
         mask = ~mask.bool() if padding else mask.bool()
-    elif mask.dim() == 2:  # a bias and −∞, or 1 and 0
-        added = padding | (mask <= 0).all() | ~((mask == 0) | (mask == 1)).all()
+    elif mask.dim() == 2:  # a bias and −∞, or weights and 0
+        added = padding | (mask <= 0).all() | (mask < 0).any()
         mask = torch.where(added, find_visible(mask), mask > 0)
     return valid_tokens(mask, x)
 

@@ -180,6 +180,8 @@ def test_runs_that_score_the_whole_split_are_one_task_whatever_their_batches(tmp
         edited(run / "recipe.json", train={"steps": 9, "test_rows": 100, "batch_size": batch})
         edited(run / "result.json", scored_rows={"test": 90})
     assert len(read(runs).all_runs()) == 2
+    (runs[1] / "result.json").unlink()
+    assert len(read(runs).all_runs()) == 2, "also one that is not finished"
 
 
 def test_settings_that_change_no_score_make_no_other_task(tmp_path):

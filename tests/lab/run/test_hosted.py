@@ -204,11 +204,17 @@ def test_photos_are_normalised_as_those_of_the_model_were(folder):
         ("vit", None, IMAGENET),  # which does not say
         ("vit", given, ((0.1, 0.2, 0.3), half)),
         ("vit", given | {"do_normalize": False}, ((0.0,) * 3, (1.0,) * 3)),
+        ("vit", {"image_mean": 0.5, "image_std": 0.5, "rescale_factor": 1 / 127.5}, ((0.25,) * 3, (0.25,) * 3)),
+        ("vit", {"image_mean": [51.0] * 3, "image_std": [51.0] * 3, "do_rescale": False}, ((0.2,) * 3, (0.2,) * 3)),
+        ("vit", {"do_normalize": False, "rescale_factor": 1 / 127.5, "rescale_offset": True}, (half, half)),
     ):
         if saved:
             (folder / "vit/preprocessor_config.json").write_text(json.dumps(saved))
         data = with_host(photos, source).data
-        assert (data.mean, data.std) == wanted
+        assert data.mean == pytest.approx(wanted[0])
+        assert data.std == pytest.approx(wanted[1])
+    with pytest.raises(mnemos.InputError, match="nonesuch"):
+        with_host(photos, "timm:test_vit.nonesuch")
 
 
 @pytest.mark.parametrize(

@@ -47,21 +47,26 @@ def settings_of(source: str) -> str:
 
 
 def normalisation(source: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Mean and standard deviation [3] by which images of a source were normalised; None: it does not say."""
+    """Mean and standard deviation [3] by which pixels in [0, 1] were normalised for a source; None: it does not say."""
     if source.startswith(TIMM):
-        about: Any = timm().get_pretrained_cfg(source.removeprefix(TIMM))
-        return tuple(about.mean), tuple(about.std)
+        with _from_hub(source):
+            about: Any = timm().get_pretrained_cfg(source.removeprefix(TIMM))
+        return None if about is None else (tuple(about.mean), tuple(about.std))
     transformers()
     from transformers.models.auto.image_processing_auto import get_image_processor_config
 
     with _from_hub(source) as name:
         saved = get_image_processor_config(name)
+    mean, std = (saved.get(f"image_{one}") for one in ("mean", "std"))
     if not saved.get("do_normalize", True):
-        return (0.0,) * 3, (1.0,) * 3
-    mean, std = saved.get("image_mean"), saved.get("image_std")
-    if not (isinstance(mean, list) and isinstance(std, list) and len(mean) == len(std) == 3):
+        mean, std = 0.0, 1.0
+    # --- its numbers are of pixels from 0 to 255 that were multiplied by a factor, and perhaps lowered by 1 ---
+    factor = 255 * saved.get("rescale_factor", 1 / 255) if saved.get("do_rescale", True) else 255.0
+    lowered = 1.0 if saved.get("rescale_offset") else 0.0
+    both = [[one] * 3 if isinstance(one, int | float) else one for one in (mean, std)]
+    if not saved or not all(isinstance(one, list) and len(one) == 3 for one in both):
         return None
-    return tuple(mean), tuple(std)
+    return tuple((one + lowered) / factor for one in both[0]), tuple(one / factor for one in both[1])
 
 
 def host_config(settings: str) -> Any:

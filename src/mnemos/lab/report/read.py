@@ -292,16 +292,19 @@ class TaskKey(NamedTuple):
     """What decides whether two runs can be ranked: data, rows, starting weights and metric.
 
     data: the settings and the hash of the data, the rows scored, and the hash of the weights that the run started from,
-    because training of another run is an advantage. metric: None for a run that is not finished, which belongs to any
-    task with its data.
+    because training of another run is an advantage. metric, batch: None for a run that is not finished, which belongs
+    to any task with its data. batch: the size of the batches, which decides what a part of the test split is; 0 where
+    all of it is scored.
     """
 
     data: tuple[tuple[str, str], ...]
     metric: str | None
+    batch: int | None = 0
 
     def holds(self, other: "TaskKey") -> bool:
         """Whether a run with the key `other` belongs to this task."""
-        return self.data == other.data and (None in (self.metric, other.metric) or self.metric == other.metric)
+        pairs = (self.metric, other.metric), (self.batch, other.batch)
+        return self.data == other.data and all(None in pair or pair[0] == pair[1] for pair in pairs)
 
 
 def task_key(run: RunRecord, metric: str | None = None) -> TaskKey:
@@ -325,10 +328,11 @@ def task_key(run: RunRecord, metric: str | None = None) -> TaskKey:
         settings["hash of the files"] = str(files["sha256"])[:12]
     elif isinstance(files, dict) and isinstance(files.get("generated"), dict):
         settings["generator's version"] = files["generated"].get("version")
+    batch: int | None = 0
     if rows := training.get("test_rows"):  # scored on a part of the test split, which depends on its batches
         settings["train.test_rows"] = rows
-        if run.result is None or run.result.scored_rows.get("test", rows) >= rows:  # fewer are the whole split
-            settings["train.batch_size"] = training.get("batch_size")
+        part = run.result and run.result.scored_rows.get("test", rows) >= rows  # fewer are all rows of the split
+        batch = training.get("batch_size", 0) if part else 0 if run.result else None
 
     # --- the weights that it started from: random ones, or those of another run by their hash ---
     weights, path = about.latest("weights"), training.get("init_from")
@@ -336,7 +340,7 @@ def task_key(run: RunRecord, metric: str | None = None) -> TaskKey:
     of_run = f"of {str(digest)[:12]}" if digest else f"of {path}, without a hash"  # without a run.json
     settings["starting weights"] = of_run if path else "random"
     values = tuple(sorted((name, str(value)) for name, value in settings.items()))
-    return TaskKey(values, metric or (run.result.metric if run.result else None))
+    return TaskKey(values, metric or (run.result.metric if run.result else None), batch)
 
 
 def task_differences(tasks: Sequence[Results]) -> str:
@@ -344,7 +348,10 @@ def task_differences(tasks: Sequence[Results]) -> str:
     tables = []
     for one in tasks:
         runs = one.all_runs()
-        tables.append({**dict(task_key(runs[0]).data if runs else ()), "metric": one.metric})
+        keys = [task_key(run) for run in runs]
+        batch = next((key.batch for key in keys if key.batch), None)
+        tables.append({**dict(keys[0].data if keys else ()), "metric": one.metric})
+        tables[-1] |= {} if batch is None else {"train.batch_size": str(batch)}
     names = dict.fromkeys(name for table in tables for name in table)
     if any(table.get("data.is") != tables[0].get("data.is") for table in tables):
         names = dict.fromkeys(["data.is", "metric"])  # other tasks have other settings; to name them says nothing more

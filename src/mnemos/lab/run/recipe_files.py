@@ -24,7 +24,7 @@ _YAML = (".yaml", ".yml")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as of version 1.2: 1e-3 is a number; no, on, 1:30 and 2026-01-02 are texts, which 1.1 takes for others."""
+    """YAML as of version 1.2: 1e-3 is a number, 010 is 10; no, on, 1:30 and 2026-01-02 are texts: 1.1 has others."""
 
     yaml_implicit_resolvers = {
         first: [one for one in resolvers if one[0].rpartition(":")[2] in ("null", "merge")]
@@ -33,7 +33,11 @@ class _Loader(yaml.SafeLoader):
 
 
 _NUMBER = r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan)$"
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile("[-+]?(?:0|[1-9][0-9_]*)$"), list("-+0123456789"))
+_INTEGER = re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INTEGER, list("-+0123456789"))
+_Loader.add_constructor(
+    "tag:yaml.org,2002:int", lambda _, node: int(node.value, 0 if node.value[:2] in ("0o", "0x") else 10)
+)
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_NUMBER), list("-+.0123456789"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(?:true|True|false|False)$"), list("tTfF"))
 

@@ -53,10 +53,12 @@ def carry_out(run: Run, count_flops: bool = True) -> Result:
                 f"mnemos eval {run.path} --rows 0 scores all of it"
             )
         if finished:
-            longer = "fit(..., steps=N, resume=True)" if run.recipe.model.name == OWN else "--train.steps N"
+            own = run.recipe.model.name == OWN
+            longer = "fit(..., steps=N, resume=True)" if own else "--train.steps N"
             how = f"finished its {result.steps:,} steps; {longer} trains it for longer"
             if result.stopped_early:
-                how = f"stopped early; --from {run.path} starts another with its weights"
+                again = "fit(...) with this model in another folder" if own else f"--from {run.path}"
+                how = f"stopped early; {again} starts another with its weights"
             say(f"{name}: this run had {how}")
         _print_summary(result, run.task, run.path)
     return result

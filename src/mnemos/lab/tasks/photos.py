@@ -70,11 +70,11 @@ class PhotosConfig(DataConfig):
 
     folder: str = "photos"
     size: int = 224
-    mean: tuple[float, ...] = IMAGENET.mean
-    std: tuple[float, ...] = IMAGENET.std
     held_out: float = 0.1
     workers: int = 0
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+    mean: tuple[float, ...] = IMAGENET.mean
+    std: tuple[float, ...] = IMAGENET.std
 
     def files(self) -> list[str]:
         folders = {id(part.files): part.files for part in self._parts().values()}  # several splits may share one

@@ -216,9 +216,10 @@ def read_series(
 
 def _bad_cells(name: str, cells: Sequence[Any]) -> str | None:
     """A warning about a column of which most values are numbers, all of it left out for some words or as text."""
-    words = [i for i, cell in enumerate(cells) if isinstance(cell, str) and not is_number(cell)]
     texts = [cell for cell in cells if isinstance(cell, str)]
-    if texts and all(is_number(text.replace(",", ".", 1)) for text in texts):  # as JSON in quotes, or decimal commas
+    # With decimal commas too, as the message says how to write them.
+    words = [i for i, one in enumerate(cells) if isinstance(one, str) and not is_number(one.replace(",", ".", 1))]
+    if texts and not words:  # as JSON in quotes, or decimal commas
         return f"warning: {name} is left out, for its numbers are text, first {texts[0]!r}: write them as 0.5, unquoted"
     numbers = sum(cell is not None for cell in cells) - len(words)
     if not words or numbers <= len(cells) / 2:
