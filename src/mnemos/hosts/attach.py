@@ -303,8 +303,8 @@ def uncache(model: nn.Module) -> nn.Module:
     return model
 
 
-# Attributes of a configuration, of caches and of linearised attentions, and the model that they are of, by its id.
-CONFIG_RECORDS = ("mnemos", "mnemos_linearised")
+CONFIG_RECORDS = ("mnemos", "mnemos_linearised")  # attributes in which `cache` and `linearise` note what they did
+# The model that has noted something in a configuration, by the configuration's id: models may share one.
 _noted_by: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 

@@ -331,8 +331,10 @@ def task_key(run: RunRecord, metric: str | None = None) -> TaskKey:
     batch: int | None = 0
     if rows := training.get("test_rows"):  # scored on a part of the test split, which depends on its batches
         settings["train.test_rows"] = rows
-        part = run.result and run.result.scored_rows.get("test", rows) >= rows  # fewer are all rows of the split
-        batch = training.get("batch_size", 0) if part else 0 if run.result else None
+        if run.result is None:
+            batch = None
+        elif run.result.scored_rows.get("test", rows) >= rows:  # fewer are all rows of the split
+            batch = training.get("batch_size", 0)
 
     # --- the weights that it started from: random ones, or those of another run by their hash ---
     weights, path = about.latest("weights"), training.get("init_from")

@@ -172,7 +172,7 @@ def read_to_score(folder: str, split: HeldOut, classes: Sequence[str] | None = N
     """The images of a folder that are scored and not trained on: those of its split, or all; and whether it is all.
 
     A folder of class folders, also one with a folder train alone, has no splits and is scored whole. Without a test
-    folder, the validation folder is the test split. classes: those of the run, of which the folder may lack some.
+    folder, the validation folder is the test split. classes: the run's; the folder need not have all.
     """
     folders = _split_folders(folder)
     whole = not {"valid", "test"} & {*folders}
