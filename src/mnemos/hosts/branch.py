@@ -307,13 +307,10 @@ class DecoderBranch(HostBranch):
         def next_cache(tokens: Tensor, cache: Tensor) -> Tensor:
             return self.update(tokens, cache if self.grc.write else start)
 
-        def blocks_of(source: Tensor, valid: Tensor | None, state: BlockState | None) -> RowBlocks:
-            return RowBlocks(source, valid, state, start, self.block, next_cache)
-
-        state: BlockState | None = None if carried is None else carried.current(blocks_of)
+        state: BlockState | None = None if carried is None else carried.current()
         if shared and (state is None or not self.grc.write):
             start = self.contents()
-        blocks = blocks_of(source, mask, state)
+        blocks = RowBlocks(source, mask, state, start, self.block, next_cache)
         caches = blocks.caches
 
         # --- what the call leaves: the successor of the stored cache, and the state of its rows ---
@@ -324,7 +321,10 @@ class DecoderBranch(HostBranch):
                 means = [self.read_mean(*batch_mean(cache, counted)) for cache in caches]
                 caches = [torch.where(rows > 0, mean, start)[None] for mean, rows in means]
         if carried is not None:
-            carried.extend(source, mask, blocks, gradient=not shared)
+            after = blocks.after()
+            if shared:  # a tensor without a gradient stays the same one, which `project` compares
+                after = after.map(lambda x: x.detach() if x.requires_grad else x)
+            carried.extend(source.shape[1], after)
 
         # --- what its tokens read ---
         if carried is None or blocks.count > 1 or torch.is_grad_enabled() or self.training:
