@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mnemos import libraries
-from mnemos.hosts.row_caches import BlockState
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.key_values import KeyValues
+from mnemos.memory.row_blocks import CacheState
 from mnemos.ops.padding import padding_first, take
 from mnemos.ops.positions import positions
 from mnemos.types import InputError, State
@@ -239,10 +239,10 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         return self
 
     def current(self) -> Any:
-        """The given `BlockState` of the next gated cache; None in a first call. A row of zeros is a new row."""
-        return self.take(BlockState)
+        """The given `CacheState` of the next gated cache; None in a first call. A row of zeros is a new row."""
+        return self.take(CacheState)
 
-    def extend(self, t: int, state: BlockState) -> None:
+    def extend(self, t: int, state: CacheState) -> None:
         """Note the state after a call of t tokens."""
         self.new.append(state)
 
