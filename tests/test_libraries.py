@@ -53,7 +53,6 @@ PRIVATE = {
     "transformers.generation.utils": {
         "_supports_default_dynamic_cache": "overridden: the state is the cache",
         "_prepare_cache_for_generation": "overridden: assisted decoding needs the state before the first call",
-        "_is_stateful": "False on a model inside a CroppableCache's block: its cache can be cropped",
     },
     "transformers.models.auto.auto_factory": {"_model_mapping": "the class of models that an Auto class would build"},
     "transformers.trainer": {

@@ -252,24 +252,6 @@ def selective_scan(c: Case) -> None:
     compare(n, (torch.cat(ys, 1), end), expected)
 
 
-def rewindable(c: Case) -> None:
-    """The state after each row's own number of tokens, taken back from a call of all of them."""
-    n = Numbers(c)
-    b, t, h, d, m = c["b"], c["t"], c["h"], c["d"], c["m"]
-    q, k, v, beta = n.normal(b, t, h, d), n.normal(b, t, h, d, size=d**-0.5), n.normal(b, t, h, m), n.uniform(b, t, h)
-    state, mask = n.normal(b, h, d, m), n.mask(b, t)
-    kept = [int(x) for x in torch.randint(t + 1, (b,), generator=n.g)]
-    with ops.rewindable() as calls:
-        _, end = ops.delta_rule(q, k, v, beta, state=state, mask=mask)
-        found = calls.rewind(end, kept)
-    rows = []
-    for i, count in enumerate(kept):
-        cut = double(*(x[i : i + 1, :count] for x in (q, k, v, beta)))
-        valid = None if mask is None else mask[i : i + 1, :count]
-        rows.append(reference_delta_rule(*cut, state=state[i : i + 1].double(), mask=valid)[1])
-    compare(n, (found,), (torch.cat(rows),), gradients=False)
-
-
 def reformer_attention(c: Case) -> None:
     n = Numbers(c)
     b, t, h, d, m = c["b"], c["t"], c["h"], c["d"], c["m"]
@@ -411,7 +393,6 @@ OPERATORS: dict[str, tuple[Callable[[Case], None], Case]] = {
         (decayed_attention, FAMILY),
         (short_convolution, HALF | RESETS),
         (selective_scan, HALF | RESETS),
-        (rewindable, {}),
         (reformer_attention, SOME | DOUBLE | LSH),
         (block_sparse_attention, DOUBLE | BLOCKS),
         (relative_attention, {"before": st.integers(0, 4), "window": st.sampled_from([None, 1, 3])}),

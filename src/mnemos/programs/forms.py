@@ -17,12 +17,13 @@ from torch.nn import functional as F
 
 from mnemos._compat import pytree, scanned, with_children
 from mnemos.attention.cross import CrossAttention
-from mnemos.attention.gated import CacheState, GatedBranch, GatedCacheAttention
+from mnemos.attention.gated import GatedBranch, GatedCacheAttention
 from mnemos.attention.linear import LinearAttention, PlacedSums, Sums
 from mnemos.attention.recurrent import RecurrentAttention, ShortConvolution
 from mnemos.attention.relative import RelativeHeads
 from mnemos.attention.softmax import SoftmaxAttention
 from mnemos.memory.key_values import KeyValues
+from mnemos.memory.row_blocks import CacheState
 from mnemos.models.lstm import LSTM, LSTMState
 from mnemos.models.memformer import Memformer, MemformerState, Past, Read
 from mnemos.models.segments import Layout, SegmentAttention, SegmentCache, SegmentModel, SegmentState, with_pass
@@ -396,19 +397,18 @@ def _read_in_blocks(
         new, *rest = inputs
         position = before.seen % self.block
         at = position[:, None] == torch.arange(self.block, device=position.device)
-        cache = torch.where((before.seen == 0)[:, None, None], start, before.cache)
+        cache = before.started(start).cache
         y = self.answer(rest[0], cache, *rest[1:])
-        partial, valid = torch.where(at[..., None], new, before.partial), before.valid | at
+        partial = torch.where(at[..., None], new, before.partial)
         done = position == self.block - 1
 
-        def update(cache: Tensor, partial: Tensor, valid: Tensor, done: Tensor) -> Tensor:
-            # The other rows are updated too, and that is dropped: all of their block counts, so that none is empty.
-            after = self.update(partial, cache if self.grc.write else start, valid | ~done[:, None])
+        def update(cache: Tensor, partial: Tensor, done: Tensor) -> Tensor:
+            # The other rows are updated too, and that is dropped.
+            after = self.update(partial, cache if self.grc.write else start)
             return torch.where(done[:, None, None], after, cache)
 
-        cache = changed_if_any(done, update, cache, partial, valid, done)
-        partial, valid = partial.masked_fill(done[:, None, None], 0), valid & ~done[:, None]
-        return y, CacheState(cache, partial, valid, before.seen + 1)
+        cache = changed_if_any(done, update, cache, partial, done)
+        return y, CacheState(cache, partial.masked_fill(done[:, None, None], 0), before.seen + 1)
 
     return token_by_token(token, walked, (summary.to(start.dtype), x, *([] if own is None else [own])))
 
