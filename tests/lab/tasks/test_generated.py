@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from mnemos import DataConfig, config, registry
 from mnemos.lab.tasks import generated
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.generated import CopyConfig, distinct, smallest
-from mnemos.lab.tasks.haystack import FactsConfig, NeedleConfig
 from mnemos.lab.tasks.mad import (
     MADCompressionConfig,
     MADCopyingConfig,
@@ -35,8 +33,6 @@ CONFIGS = [
     MADCopyingConfig(40, 8, 5, examples=0, rows=40),
     MADCompressionConfig(examples=0, rows=40),
     MADMemorisationConfig(examples=0, rows=40),
-    NeedleConfig(450, rows=40),
-    FactsConfig(rows=40, path=str(Path(__file__).parents[3] / "CONTRIBUTING.md")),
 ]
 
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mnemos.lab.tasks.generated import CopyConfig
-from mnemos.lab.tasks.haystack import FactsConfig, NeedleConfig
 from mnemos.lab.tasks.listops import ListOpsAnswersConfig
 from mnemos.lab.tasks.mad import (
     MADCompressionConfig,
@@ -35,18 +34,12 @@ class Benchmark:
     sizes: Sizes = field(default_factory=Sizes)
     published: tuple[Published, ...] = ()  # scores at other sizes, unless `exact`
     exact: bool = False
-    books: bool = False  # whether `path` of the data may name books
     keyless: float = 0.0  # the score of an answer that ignores what is asked, or a part of it; 0: not known
     beside: dict[str, dict[str, Any]] = field(default_factory=dict)  # further scores, by the fields that they change
 
     def at(self, settings: dict[str, Any]) -> float:
         """Where a test is on the axis."""
         return float({**vars(self.data), **settings}[self.axis])
-
-    def of_books(self, path: str | None) -> "Benchmark":
-        """The same with the books at `path` in place of its own text."""
-        data: Any = self.data
-        return self if path is None or not self.books else replace(self, data=replace(data, path=path))
 
 
 _ZOOLOGY = Sizes(num_heads=1, mlp=0, tied=True)  # Transformers of attention without MLPs, one head, as Zoology has them
@@ -138,19 +131,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         1 / 8,
         MADRecallConfig(64, 16, 0.2, examples=0, rows=500),
         **_SHORT,
-        keyless=0.355,  # measured, as that of facts: log/2026-11-23-answers-without-the-key.md
-    ),
-    "facts": Benchmark(
-        "facts in text (BABILong-like, task 1): where is a person, told among other text?",
-        1 / 10,
-        FactsConfig(1, 256, 2, rows=500),
-        steps=6000,
-        batch=16,
-        beyond=_longer("length", 512, 1024, 2048),
-        sizes=Sizes(segment=64),
-        published=(("ARMT, GPT-2, qa1 at 50M tokens of BABILong (another task)", 0.799),),
-        books=True,
-        keyless=0.59,
+        keyless=0.355,  # measured: log/2026-11-23-answers-without-the-key.md
     ),
     "selective-copying": Benchmark(
         "MAD, selective copying, small: 8 tokens among 64, written in order",
@@ -166,17 +147,6 @@ BENCHMARKS: dict[str, Benchmark] = {
         beyond=_longer("pairs", 40, 80, 200),
         axis="pairs",
         sizes=Sizes(segment=5),
-    ),
-    "needle": Benchmark(
-        "S-NIAH-1 in RULER's words, as bytes: seven digits in a text that repeats a sentence",
-        1 / 10,
-        NeedleConfig(512, rows=200),
-        steps=6000,
-        batch=16,
-        beyond=_longer("length", 1024, 2048, 4096),
-        sizes=Sizes(segment=64),
-        published=(("DeltaNet, 1.3B, 1k tokens", 0.974), ("Mamba-2", 0.992), ("Gated DeltaNet", 0.984)),
-        books=True,
     ),
     "copy": Benchmark(
         "copy a word of 16 to 31 symbols",
