@@ -71,7 +71,6 @@ _CLASSES = {
         "speech": "lab.speech.models:SpeechConfig",
     },
     "data": {
-        "associative-retrieval": "lab.tasks.recall:AssociativeRetrievalConfig",
         "cifar": "lab.tasks.images:CIFARConfig",
         "copy": "lab.tasks.generated:CopyConfig",
         "mnist": "lab.tasks.images:MNISTConfig",

@@ -25,7 +25,7 @@ SMALL = replace(SMALL, steps=2, batch=4, sizes=Sizes(8, 4, 1, 2, 8))
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("task", [*DEFAULT, "rewriting"])
+@pytest.mark.parametrize("task", DEFAULT)
 def test_every_memory_reads_every_task_and_longer_rows(memory, task):
     benchmark = BENCHMARKS[task]
     data = replace(benchmark.data, rows=2)

@@ -18,7 +18,7 @@ from mnemos.lab.tasks.mad import (
     MADMemorisationConfig,
     MADRecallConfig,
 )
-from mnemos.lab.tasks.recall import AssociativeRetrievalConfig, MQARConfig, RecallConfig
+from mnemos.lab.tasks.recall import MQARConfig, RecallConfig
 
 CONFIGS = [
     CopyConfig(rows=40),
@@ -27,7 +27,6 @@ CONFIGS = [
     MQARConfig(32, 4, 64, rows=40),
     MQARConfig(32, 4, 64, rewritten=2, counted="old", rows=40),
     MQARConfig(32, 4, 64, noise=True, rows=40, key_tokens=2),
-    AssociativeRetrievalConfig(20, 1, 2, rewrite=True, vary=False, rows=40),
     MADRecallConfig(32, noise=0.3, examples=0, rows=40),
     MADFuzzyRecallConfig(40, examples=0, rows=40),
     MADCopyingConfig(40, 8, 5, examples=0, rows=40),

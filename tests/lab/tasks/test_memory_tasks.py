@@ -21,15 +21,7 @@ from mnemos.lab.tasks.mad import (
     MADRecallConfig,
 )
 from mnemos.lab.tasks.metrics import right_predictions
-from mnemos.lab.tasks.recall import (
-    END,
-    MIXTURE,
-    QUESTION,
-    SEPARATOR,
-    AssociativeRetrievalConfig,
-    MQARConfig,
-    RecallConfig,
-)
+from mnemos.lab.tasks.recall import MQARConfig, RecallConfig
 from mnemos.lab.tasks.task import Task
 from mnemos.models.lstm import LSTMConfig
 from mnemos.models.transformer import TransformerConfig
@@ -148,44 +140,6 @@ def test_one_token_of_a_key_of_mqar_does_not_tell_its_value():
     assert drawn_as([alike, 2000 - alike], [2, 6]) < 5, "two of the eight other pairs, in random order"
 
 
-def test_mqar_mixes_lengths_as_based():
-    task = MQARConfig(1024, 256, mixed=True, noise=True, rows=2).build()
-    found = Counter()
-    for i in range(60):
-        batch = task.train_batch(i, 1, 0)
-        found[batch.inputs.shape[1], int((batch.targets != IGNORE).sum())] += 1
-    assert {*found} == {(length, pairs) for length, pairs, _ in MIXTURE}
-    assert 20 <= found[64, 4] <= 46, "5/9 of the rows"
-    assert task.max_length == 1024
-
-
-@pytest.mark.parametrize("rewrite", [False, True])
-def test_associative_retrieval(rewrite):
-    settings = AssociativeRetrievalConfig(12, 1 if rewrite else 2, 2, rewrite, rows=2000)
-    width, k = settings.segment, settings.key_digits
-    recent = Counter()
-    for inputs, targets in rows(settings):
-        pairs = [inputs[i : i + width] for i in range(0, 12 * width, width)]
-        assert all(pair[k] == SEPARATOR and pair[-1] == END and max(pair[:k] + pair[k + 1 : -1]) < 16 for pair in pairs)
-        told = {tuple(pair[:k]): pair[k + 1 : -1] for pair in pairs}  # the last value of a key stays
-        assert rewrite or len(told) == 12
-        asked = inputs[12 * width :]
-        assert asked[k] == QUESTION
-        answer = told[tuple(asked[:k])]
-        assert asked[k + 1 :] == answer[:-1]
-        assert targets == [IGNORE] * (len(targets) - 2) + answer
-        recent[[*told].index(tuple(asked[:k]))] += 1 / len(told) if rewrite else 1
-    assert len(inputs) == settings.shape[1]
-    if not rewrite:
-        assert drawn_as([recent[i] for i in range(12)], np.ones(12)) < 5
-
-
-def test_associative_retrieval_varies_the_number_of_pairs():
-    settings = AssociativeRetrievalConfig(4, rows=2)
-    lengths = Counter(settings.build().train_batch(i, 2, 0).inputs.shape[1] for i in range(80))
-    assert sorted(lengths) == [n * settings.segment + 3 for n in range(1, 5)]
-
-
 @pytest.mark.parametrize("noise", [0.0, 0.4])
 def test_mad_recall(noise):
     settings = MADRecallConfig(32, 8, noise, 5, examples=0, rows=1500)
@@ -298,7 +252,6 @@ def test_a_fixed_training_set_is_read_once_an_epoch():
         (RecallConfig(distance=4, grow=5), "grow"),
         (MQARConfig(63), "length"),
         (MQARConfig(512, 64, 64), "vocabulary"),
-        (MQARConfig(mixed=True, examples=3), "mixed"),
         (MQARConfig(64, 12, rewritten=9), "length"),
         (MQARConfig(rewritten=5), "rewritten"),
         (MQARConfig(rewritten=2, counted="new"), "counted"),
@@ -307,8 +260,6 @@ def test_a_fixed_training_set_is_read_once_an_epoch():
         (MQARConfig(power=0), "power"),
         (MQARConfig(counted="old"), "counted"),
         (MQARConfig(pairs=-4, key_tokens=2), "pairs"),
-        (AssociativeRetrievalConfig(key_digits=0), "key_digits"),
-        (AssociativeRetrievalConfig(17, 1), "pairs"),
         (MADRecallConfig(31), "length"),
         (MADRecallConfig(noise=1.0), "noise"),
         (MADFuzzyRecallConfig(motif=8), "motif"),

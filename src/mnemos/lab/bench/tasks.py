@@ -12,7 +12,7 @@ from mnemos.lab.tasks.mad import (
     MADMemorisationConfig,
     MADRecallConfig,
 )
-from mnemos.lab.tasks.recall import AssociativeRetrievalConfig, MQARConfig
+from mnemos.lab.tasks.recall import MQARConfig
 from mnemos.lab.tasks.task import DataConfig
 
 from .memories import Sizes
@@ -49,17 +49,6 @@ _FIGURE2 = {
     256: (("attention, width 64", 1.0),),
     512: (("attention, width 64", 1.0), ("H3, RWKV, BaseConv and Hyena: at most", 0.02)),
 }
-# Recall of Based's protocol against the number of state elements, read off a plot.
-_BASED = (
-    ("DeltaNet, state of 9k numbers", 0.79),
-    ("Gated DeltaNet, 17k", 0.89),
-    ("GLA, 18k", 0.77),
-    ("Based, 9k", 0.67),
-    ("Mamba-2, 16k", 0.69),
-    ("RWKV-7, 17k", 0.82),
-    ("sliding window, 131k", 0.655),
-    ("attention, 524k", 1.0),
-)
 
 # Classifiers of six layers of width 512 that read from both sides, as Cached Transformers (Table 6) reports them.
 _LISTOPS = (("Transformer, bidirectional", 0.3623), ("BigBird", 0.3606), ("Reformer", 0.3727))
@@ -79,12 +68,12 @@ def _mqar(length: int, pairs: int, batch: int) -> Benchmark:
     )
 
 
-def _longer(axis: str, *values: int) -> tuple[dict[str, Any], ...]:
-    return tuple({axis: n} for n in values)
+def _longer(*lengths: int) -> tuple[dict[str, Any], ...]:
+    return tuple({"length": n} for n in lengths)
 
 
 # Rows of 64 tokens, which fit into four segments, tested at up to 512.
-_SHORT: Any = {"steps": 2000, "batch": 16, "beyond": _longer("length", 128, 256, 512), "sizes": Sizes(segment=16)}
+_SHORT: Any = {"steps": 2000, "batch": 16, "beyond": _longer(128, 256, 512), "sizes": Sizes(segment=16)}
 _SHORT_MQAR = {**_SHORT, "sizes": replace(_ZOOLOGY, segment=16)}
 
 
@@ -116,16 +105,6 @@ BENCHMARKS: dict[str, Benchmark] = {
         **_SHORT_MQAR,
         keyless=1 / 2,
     ),
-    "rewriting": Benchmark(
-        "associative retrieval with rewriting: one pair per segment, the last value of a key is asked",
-        1 / 16,
-        AssociativeRetrievalConfig(8, 1, rewrite=True, rows=500),
-        steps=1000,
-        batch=128,
-        beyond=_longer("pairs", 16, 32, 64),
-        axis="pairs",
-        sizes=Sizes(segment=4),
-    ),
     "noisy-recall": Benchmark(
         "MAD, noisy in-context recall, small: 8 keys and values among 64 tokens, a fifth of them noise",
         1 / 8,
@@ -139,21 +118,12 @@ BENCHMARKS: dict[str, Benchmark] = {
         MADCopyingConfig(64, 8, 8, examples=0, rows=500),
         **_SHORT,
     ),
-    "retrieval": Benchmark(
-        "associative retrieval: one pair per segment, all keys different",
-        1 / 16,
-        AssociativeRetrievalConfig(20, 2, rows=500),
-        steps=2000,
-        beyond=_longer("pairs", 40, 80, 200),
-        axis="pairs",
-        sizes=Sizes(segment=5),
-    ),
     "copy": Benchmark(
         "copy a word of 16 to 31 symbols",
         1 / 10,
         CopyConfig(64, rows=500),
         steps=1000,
-        beyond=_longer("length", 128, 256),
+        beyond=_longer(128, 256),
         sizes=Sizes(segment=16),
     ),
     "listops-32": Benchmark(
@@ -184,17 +154,6 @@ BENCHMARKS: dict[str, Benchmark] = {
     "mqar-128x8": _mqar(128, 8, 128),
     "mqar-256x16": _mqar(256, 16, 64),
     "mqar-512x64": _mqar(512, 64, 32),
-    "mqar-based": Benchmark(
-        "MQAR in Based's protocol: trained on 4 to 64 pairs in 64 to 256 tokens, tested up to 256 pairs in 1,024",
-        2 / 8192,
-        MQARConfig(256, 64, noise=True, mixed=True, rows=500),
-        steps=6000,
-        batch=64,
-        beyond=({"length": 512, "pairs": 128}, {"length": 1024, "pairs": 256}),
-        sizes=replace(_ZOOLOGY, segment=64),
-        published=_BASED,
-        keyless=1 / 64,
-    ),
     "mad-recall": _mad("in-context recall", 1 / 8, MADRecallConfig()),
     "mad-noisy-recall": _mad("noisy recall", 1 / 8, MADRecallConfig(noise=0.2)),
     "mad-fuzzy-recall": _mad("fuzzy recall", 1 / 8, MADFuzzyRecallConfig()),
