@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from mnemos.errors import InputError, UntestedVersion, near_name, printable, say
-from mnemos.lab.errors import Interrupted, SkippedFile, TrainingFailed, one_line
+from mnemos.lab.errors import Interrupted, SkippedRows, TrainingFailed, one_line
 from mnemos.lab.run.kept_memory import keep_freed_memory
 
 from .interrupts import end_at_once
@@ -166,7 +166,7 @@ def _short_warnings() -> Iterator[None]:
     usual = warnings.formatwarning
 
     def short(message: Warning | str, category: type[Warning], *where: Any, **line: Any) -> str:
-        if issubclass(category, SkippedFile | UntestedVersion):
+        if issubclass(category, SkippedRows | UntestedVersion):
             return printable(f"mnemos: warning: {message}\n")
         return usual(message, category, *where, **line)
 

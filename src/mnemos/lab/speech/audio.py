@@ -125,7 +125,7 @@ def _wavs(path: Path) -> Iterator[tuple[str, bytes]]:
 
     for file in recording_files(path):
         if file.name.lower().endswith(_ARCHIVES):
-            yield from ((f"{file}: {member.name}", member.read()) for member in archive_members(file, wanted))
+            yield from ((f"{file}: {name}", data) for name, data in archive_members(file, wanted))
         else:
             yield str(file), read_bytes(file)
 

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mnemos.atomic import special
+from mnemos.atomic import check_file, special
 from mnemos.types import InputError
 
-from .files import HEAD, check_text, not_text, read_bytes, skipped
+from .files import HEAD, check_text, not_text, read_bytes
 from .pictures import is_image
 from .tables import DESCRIPTIONS, READERS, is_table, read_column
 from .task import SPLITS, Split
@@ -252,7 +252,7 @@ def _named_splits(
 def _files(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
     for here, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in left_out]
-        yield from (Path(here, n) for n in names if not n.startswith(".") and not skipped(Path(here, n)))
+        yield from (Path(here, n) for n in names if not n.startswith("."))
 
 
 def _plain(file: Path) -> str:
@@ -269,6 +269,7 @@ def _is_wanted(file: Path, folder: Path, pattern: str | None) -> bool:
 
 def _head(file: Path) -> bytes:
     """The beginning of a file, decompressed; that of an unreadable one is empty: reading it raises."""
+    check_file(file)
     try:
         with open(file, "rb") as opened:
             packed = opened.read(2) == b"\x1f\x8b"
