@@ -36,7 +36,7 @@ KILLS, PAIRS, DISKS, DAMAGED, RACES = 50, 4, 20, 40, 20
 LONG = Toys(
     language=True,
     model={"cached": True},
-    train={"steps": 150, "checkpoint_every": 3, "log_every": 1, "eval_every": 10, "keep_best": True, "ema": 0.9},
+    train={"steps": 150, "checkpoint_every": 3, "log_every": 1, "eval_every": 10, "keep_best": True},
 )
 SHORT = Toys(language=True, train={"accumulate": 2, "checkpoint_every": 3, "log_every": 1})
 NEW_NAMESPACE = 0x00020000

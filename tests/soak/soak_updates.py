@@ -22,7 +22,7 @@ FIELDS = {
     "model": "dim 16 layers 1 num-heads 2 mlp 32 cache.length 4 cache.scope shared attention.memory 32",
     "data": "segment 32",
     "optim": "schedule.name constant schedule.warmup 0",
-    "train": "batch-size 4 log-every 20 checkpoint-every 200 eval-every 1000 valid-rows 8 keep-best True ema 0.99 "
+    "train": "batch-size 4 log-every 20 checkpoint-every 200 eval-every 1000 valid-rows 8 keep-best True "
     "accelerator cpu steps 1000000000",
 }
 MEMORY = 8 * 2**20  # bytes by which the last tenth may exceed the first: less than 20 bytes an update in an hour

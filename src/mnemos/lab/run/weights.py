@@ -30,8 +30,8 @@ _LEAST = 0.5  # share of the parameters that a run must give to another model
 def final_weights(folder: Path) -> dict[str, Tensor]:
     """A run's weights and buffers by name, on the CPU: of its best checkpoint if it keeps that, else of the newest.
 
-    Of a run that ended with averaged weights (`TrainConfig.average`) it is these, and of a checkpoint with a moving
-    average (`TrainConfig.ema`) that. Raises InputError if the run has no checkpoint, or a damaged best or averaged one.
+    Of a run that ended with averaged weights (`TrainConfig.average`) it is these. Raises InputError if the run has no
+    checkpoint, or a damaged best or averaged one.
     """
     return final_checkpoint(folder)[1]
 
@@ -46,13 +46,7 @@ def final_checkpoint(folder: Path) -> tuple[str, dict[str, Tensor]]:
         path, about = checkpoint.path_of(folder, best, "best"), f"the best checkpoint, of update {best:,}"
     elif (newest := checkpoint.newest(folder)) is not None:
         step, value, _ = newest
-        weights = checkpoint.weights(checkpoint.path_of(folder, step), value)
-        if not (moving := value.get("ema") if step else None):  # it begins with the first update
-            return f"the checkpoint of update {step:,}", weights
-        # A tied parameter has one average, and a name for each place: these are read as one tensor.
-        averages = {id(weights[name]): x.to(weights[name].dtype) for name, x in moving.items()}
-        weights = {name: averages.get(id(x), x) for name, x in weights.items()}
-        return f"the moving average of update {step:,}", weights
+        return f"the checkpoint of update {step:,}", checkpoint.weights(checkpoint.path_of(folder, step), value)
     else:
         raise InputError(f"{folder.parent}: expected a checkpoint, found none; train the run first")
     return about, checkpoint.weights(path, checkpoint.read(path))
