@@ -10,13 +10,12 @@ from train_standins import train
 from trained_runs import equal, numbers, stopped, text_recipe, texts, weights
 
 import mnemos
-from mnemos.lab.cli import main
 from mnemos.lab.errors import Interrupted
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.checks import check_settings
 from mnemos.lab.run.recipe_files import read_recipe
-from mnemos.lab.run.weights import average, final_weights, parameter_names, trained_model
+from mnemos.lab.run.weights import final_weights, trained_model
 from mnemos.types import InputError
 
 
@@ -44,8 +43,8 @@ def test_the_average_is_the_mean_of_the_weights_and_the_newest_of_the_rest(avera
     kept = [4, 6, 7]
     assert checkpoint.steps(folder / "checkpoints") == kept[::-1] == result["averaged_steps"]
     saved = [weights(folder, step) for step in kept]
-    parameters = parameter_names(recipe.model.build())
-    assert any("cache" in name for name in set(saved[0]) - parameters)
+    parameters = dict(recipe.model.build().named_parameters(remove_duplicate=False))
+    assert any("cache" in name for name in set(saved[0]) - set(parameters))
     found = final_weights(folder)
     assert set(found) == set(saved[0])
     for name, value in found.items():
@@ -85,25 +84,6 @@ def test_a_resumed_and_a_longer_run_average_the_checkpoints_of_a_whole_one(avera
     longer = train(of(recipe, steps=8), run, resume=True, quiet=True, longer=True)
     assert longer["averaged_steps"] == [8, 6, 4]  # as a run of 8 updates has
     assert checkpoint.steps(run / "checkpoints", "averaged") == [8]
-
-
-def test_the_command_writes_a_model(averaged, tmp_path, refused):
-    recipe, _, folder = averaged
-    out = tmp_path / "model"
-    assert main(["average", str(folder), "--last", "2", "--out", str(out)]) == 0
-    mean = average(folder / "checkpoints", 2, parameter_names(recipe.model.build()))
-    assert mean.steps == [7, 6]
-    found = mnemos.load(out).state_dict()
-    equal({name: found[name] for name in mean.weights}, mean.weights)
-    assert (out / "preprocessing.json").is_file()
-    for arguments, said in (
-        (["--last", "2", "--out", str(out)], "expected a new folder"),
-        (["--last", "9"], "expected 9 checkpoints, found 3"),
-        (["--last", "0"], "expected at least 1"),
-    ):
-        assert said in refused("average", folder, *arguments)
-    with pytest.raises(InputError, match="expected checkpoints to average, found none"):
-        average(tmp_path, 2, set())
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,6 @@ _GROUPS = {
         "detect": Verb("using:detect", "RUN PHOTO ...", "draw boxes and masks of objects on photos"),
         "chat": Verb("chat:chat", "FOLDER", "chat with a language model of Transformers"),
         "score": Verb("using:score", "RUN ...", "BLEU and chrF of translations, and whether they differ"),
-        "average": Verb("using:average", "RUN", "average the weights of a run's last checkpoints"),
         "export": Verb("using:export", "RUN", "write it for Transformers, ONNX or torch.export"),
     },
     "Check": {

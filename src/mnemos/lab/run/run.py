@@ -59,7 +59,7 @@ from .recipe import Recipe
 from .recipe_files import read_recipe
 from .scored_batches import control_segments, scored_batches, scored_segments
 from .stopping import StopSignals
-from .weights import Start, average, final_weights, parameter_names, trained_model
+from .weights import Start, average, final_weights, trained_model
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -434,9 +434,8 @@ class Run:
             load_model_state(learner.model, checkpoint.read(best)["model"])
             self.valid = learner.best.valid
         if config.average:
-            mean = average(folder, config.average, parameter_names(learner.model), config.checkpoint_every)
-            load_model_state(learner.model, mean.weights)
-            averaged = mean.steps
+            mean, averaged = average(folder, config.average, learner.model, config.checkpoint_every)
+            load_model_state(learner.model, mean)
             weights = model_state(learner.model)  # collective; they are not those of the last checkpoint
             if self.files is not None:
                 self.files.save_average(self.step, {"step": self.step, "steps": averaged, "model": weights})
