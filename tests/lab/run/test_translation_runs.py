@@ -145,7 +145,7 @@ def test_a_sentence_that_is_too_long_writes_nothing(plain, tmp_path, capsys):
         mnemos.translate(plain, ["one", "one " * 60])
     with pytest.raises(InputError, match="n_best: expected 1 to 5, the number of beams, found 6; change n_best"):
         mnemos.translate(plain, ["one"], n_best=6)
-    for command in ("translate", "score", "average"):
+    for command in ("translate", "score"):
         assert main([command, str(tmp_path / "nothing")]) == 2
         assert "nothing: expected" in (said := capsys.readouterr().err)
         assert "no such folder" in said

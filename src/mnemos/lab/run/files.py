@@ -53,11 +53,10 @@ class _File:
         """The content of the file at `path`. Raises InputError for entries of other types."""
         hints = typing.get_type_hints(cls)
         names = {one.name for one in fields(cls)} - {cls._OTHERS}  # type: ignore[arg-type]
+        # A count that is written as 3.1e6 is one too.
+        hints |= {name: int | float for name, hint in hints.items() if hint in (int, int | None)}
         own = {
-            # A count that is written as 3.1e6 is one too.
-            name: from_json(
-                int | float if hints[name] in (int, int | None) else hints[name], value, path, _REMEDY, name
-            )
+            name: from_json(hints[name], value, path, _REMEDY, name)
             for name, value in content.items()
             if name in names and value is not None
         }

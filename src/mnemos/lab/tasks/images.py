@@ -7,7 +7,7 @@ which checks its files before it unpickles them.
 
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -367,6 +367,7 @@ def _pictures_below(folder: Path) -> list[Path]:
 
 def _labelled_pictures(path: Path, variant: Variant) -> tuple[Labelled, tuple[str, ...]]:
     """Images and labels of a folder or a tar of …/CLASS/*.jpg, sorted by class and name, and the sorted class names."""
+    files: Iterator[tuple[str, bytes]]
     if path.is_dir():
         files = ((file.relative_to(path).as_posix(), read_bytes(file)) for file in _pictures_below(path))
     else:
