@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from mnemos.lab.papers.baselines.reference import reference_block_sparse, reference_reformer
 from random_cases import cases
 from torch import Tensor
 
 from mnemos import ops
 from mnemos.lab.papers.baselines import bigbird, reformer
-from mnemos.lab.papers.baselines.reference import reference_block_sparse, reference_reformer
 from mnemos.ops.associative.reference import reference_associative_read, reference_associative_write, reference_dpfp
 from mnemos.ops.convolution.reference import reference_short_convolution
 from mnemos.ops.delta.reference import reference_delta_rule
