@@ -68,13 +68,12 @@ def write_run(
     return folder
 
 
-def write_explained(folder, random, count=4, grid=(3, 5), shown=2, nearest=6):
+def write_explained(folder, random, count=4, grid=(3, 5)):
     """explain.json and explain.safetensors of a model of two layers, as if its inputs were pictures."""
     arrays = {"pictures": random.integers(0, 256, (count, 12, 20, 3), np.uint8)}
     for i in range(len(LAYERS)):
         arrays[f"self.{i}"] = random.normal(size=(count, *grid)).astype(np.float32)
         arrays[f"memory.{i}"] = random.normal(size=(count, *grid)).astype(np.float32)
-        arrays[f"patches.{i}"] = random.integers(0, 256, (shown, nearest, 8, 8, 3), np.uint8)
     save_file(arrays, folder / "explain.safetensors")
     pictures = {"split": "test", "index": list(range(count)), "label": [0, 0, 1, 1], "guess": [0, 1, 1, 1]}
     explained = {
@@ -82,17 +81,16 @@ def write_explained(folder, random, count=4, grid=(3, 5), shown=2, nearest=6):
         "left": None,
         "sizes": {"train": 96000, "valid": 2000, "test": 2000},
         "middle": 0,
-        "layers": [explained_layer(name, count, grid, shown, nearest) for name in LAYERS],
+        "layers": [explained_layer(name, count, grid) for name in LAYERS],
     }
     (folder / "explain.json").write_text(json.dumps(explained))
 
 
-def explained_layer(name, count, grid, shown, nearest):
+def explained_layer(name, count, grid):
     sizes = {"rows": 1, "tokens": 16, "slots": 32, "width": 64, "cache_width": 32, "heads": 4}
     return {
         "name": name,
         "share": [0.4, 0.5, 0.6, 0.7],
-        "inference": "transient",
         "cost": {**sizes, "parameters": 10_000, "training_macs": 500_000, "inference_macs": 200_000},
         "maps": {
             "grid": list(grid),
@@ -100,14 +98,6 @@ def explained_layer(name, count, grid, shown, nearest):
             "correlation": [-0.75, 0.25, 0.5, 0.125][:count],
             "memory_own": 0.125,
             "self_own": 0.875,
-        },
-        "slots": {
-            **{"compared": 32, "tokens": 4096, "images": 256, "cosine": 0.8, "chance": 0.85, "raw_cosine": 0.4},
-            **{"distance": 0.2, "place": 0.625, "distinct": 12.5},
-            "shown": list(range(shown)),
-            "image": [[0] * nearest] * shown,
-            "centres": [[[0.5, 0.5]] * nearest] * shown,
-            "nearest": [[0.8125] * nearest] * shown,
         },
     }
 

@@ -5,7 +5,7 @@ import pytest
 
 from mnemos.lab.report.charts import Series
 from mnemos.lab.report.curves import intervals, means
-from mnemos.lab.report.gated_caches import LARGEST, effective_rank, gate_chart, grey, pool, spotlit
+from mnemos.lab.report.gated_caches import LARGEST, effective_rank, gate_chart, grey, pool
 from mnemos.lab.report.markup import decimal, duration, listed, memory, operations, short, shortened
 from mnemos.lab.report.memory_use import extent
 from mnemos.lab.report.run_records import GateCurves
@@ -86,10 +86,3 @@ def test_maps_are_scaled_each_by_itself():
     np.testing.assert_array_equal(grey(1e-6 * one + 7), grey(one))
     assert (grey(np.ones((2, 3))) == 128).all()
     assert (grey(np.array([[math.nan, 1.0]])) == 128).all()
-
-
-def test_the_middle_of_a_patch_stays():
-    patch = np.full((8, 8, 1), 200, np.uint8)
-    shown = spotlit(patch)
-    assert (shown[2:6, 2:6] == 200).all()
-    assert (shown[:2] == 157).all()

@@ -49,7 +49,7 @@ GATES = '{"kind": "gates", "step": 60, "layers": [{"name": "a", "update": {"mean
         ("metrics.jsonl", third(GATES), "update.mean"),
         ("run.json", lambda text: '{\n "name": "x",\n oops\n}', "JSON"),
         ("explain.json", lambda text: "[]", "JSON object"),
-        ("explain.json", lambda text: text.replace('"cosine": 0.8', '"cosine": true'), "layers[0].slots.cosine"),
+        ("explain.json", lambda text: text.replace('"weight": 0.25', '"weight": true'), "layers[0].maps.weight"),
         ("explain.json", lambda text: text.replace('"heads"', '"necks"'), "layers[0].cost.heads"),
     ],
 )

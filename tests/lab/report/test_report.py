@@ -8,7 +8,7 @@ import pytest
 from synthetic_runs import LAYERS, edited, write_comparison, write_run
 
 from mnemos.lab.report import outputs, report
-from mnemos.lab.report.gated_caches import map_section, slot_section
+from mnemos.lab.report.gated_caches import map_section
 from mnemos.lab.report.page import write_report
 from mnemos.lab.report.read import read
 from mnemos.types import InputError
@@ -60,7 +60,6 @@ def test_report_holds_every_section_and_number(page):
         "The gates",
         "Self-attention and memory",
         "The caches",
-        "What the slots hold",
         "What it costs",
         "Provenance",
         "Commands",
@@ -73,7 +72,7 @@ def test_report_holds_every_section_and_number(page):
     for layer in LAYERS:
         assert layer.removesuffix(".attention") in text
     assert f"blocks.0 is {LAYERS[0]}" in text
-    assert page.count("<figure") == page.count("<figcaption>") == 9
+    assert page.count("<figure") == page.count("<figcaption>") == 8
     assert all("From" in caption for caption in re.findall(r"<figcaption>(.*?)</figcaption>", page, re.S))
 
 
@@ -177,12 +176,6 @@ def test_report_tells_what_the_caches_do(page):
         "In blocks.0 and blocks.1 o_mem is nearly the same image for every picture.",
         "→ dog",
         "The mean over heads is above 0.5 in",
-        # Slots: 0.8 is less than 0.85, what chance gives.
-        "0.200 times that of a single token’s candidate",
-        "slot’s position explains 62% of its square",
-        "than random mixtures of tokens are in 0 of 2 layers",
-        "Evaluation reads the slots as each picture’s own tokens have updated them",
-        "39% of the slots have different nearest tokens",
         # Costs: 20,000 parameters of 91,402, 2·2·500,000 FLOPs of 4.2 M.
         "28.0% of the parameters and 90.9% of the training forward’s FLOPs that the rest of the model has",
         "below it the ratio to demo",
@@ -207,23 +200,20 @@ def test_the_report_draws_what_was_recorded(page):
     section = page[page.index('id="maps"') : page.index('id="caches"')]
     pictures = re.findall(r"data:image/png;base64,([A-Za-z0-9+/=\s]+)", section)
     assert len(pictures) == 4 + 2 * 2 * 4  # the pictures, and two maps of each in two layers
-    section = page[page.index('id="slots"') : page.index('id="costs"')]
-    assert len(re.findall("data:image/png", section)) == 2 * 2 * 6
 
 
-def test_maps_and_slots_that_were_not_recorded_are_missing_with_the_reason(tmp_path):
+def test_maps_that_were_not_recorded_are_missing_with_the_reason(tmp_path):
     run = write_run(tmp_path / "run", "demo-cached")
     whole = (run / "explain.json").read_text()
     found = json.loads(whole)
     found["layers"][0]["maps"] = {"left": "its 17 tokens form no known grid"}
-    found["layers"][0]["slots"] = None
     (run / "explain.json").write_text(json.dumps(found | {"middle": 1}))
     assert "Left out: blocks.0: its 17 tokens form no known grid." in map_section(read([run]))
     found = json.loads(whole) | {"pictures": None, "left": "the task has no pictures"}
     for layer in found["layers"]:
-        layer |= {"maps": None, "slots": None}
+        layer |= {"maps": None}
     (run / "explain.json").write_text(json.dumps(found))
-    assert [map_section(read([run])), slot_section(read([run]))] == ["", ""]
+    assert map_section(read([run])) == ""
     (run / "explain.json").unlink()
     assert "no run has an explain.json" in map_section(read([run]))
 

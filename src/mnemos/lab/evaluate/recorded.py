@@ -1,6 +1,6 @@
 """What is recorded of a trained model, in files of its run folder: each class writes and reads its file.
 
-explain.json, explain.safetensors    `Explanation`: what controls of the state change; what caches do, hold and cost
+explain.json, explain.safetensors    `Explanation`: what controls of the state change; what caches do and cost
 write_attention.json                 `WriteAttention`: what the slots of a Memformer attend to when they are written
 """
 
@@ -97,39 +97,16 @@ class BranchMaps:
 
 
 @dataclass(frozen=True)
-class SlotContents:
-    """What the stored slots of a layer hold (see `explain.compare_slots`)."""
-
-    compared: int
-    tokens: int
-    images: int
-    cosine: float
-    chance: float
-    raw_cosine: float
-    distance: float
-    place: float
-    distinct: float
-    shown: tuple[int, ...]  # numbers of some slots, and of the tokens nearest to each:
-    image: tuple[tuple[int, ...], ...]  # the training picture,
-    centres: tuple[tuple[tuple[float, float], ...], ...]  # the centre in it,
-    nearest: tuple[tuple[float, ...], ...]  # and the cosine
-
-
-@dataclass(frozen=True)
 class CachedLayer:
     """One layer with a gated cache. None: not measured."""
 
     name: str
     share: tuple[float, ...]  # σ(λ) per head
-    inference: str | None = None  # "transient" if evaluation reads the slots after its own tokens updated them
     cost: LayerCost | None = None
     maps: BranchMaps | Left | None = None
-    slots: SlotContents | Left | None = None
     # [N, h, w]: the mean of o_self and of o_mem over heads and channels at every token, not scaled.
     self_map: np.ndarray | None = field(default=None, metadata=APART)
     memory_map: np.ndarray | None = field(default=None, metadata=APART)
-    # [slots, K, side, side, C] uint8: the training patches nearest to the slots, in the central half of each side.
-    patches: np.ndarray | None = field(default=None, metadata=APART)
 
 
 @dataclass(frozen=True)
@@ -159,7 +136,7 @@ class Explanation:
         """Write explain.json and, with pictures, explain.safetensors."""
         arrays = {} if self.pictures is None else {"pictures": self.pictures.pixels}
         for i, layer in enumerate(self.layers):
-            drawn = {"self": layer.self_map, "memory": layer.memory_map, "patches": layer.patches}
+            drawn = {"self": layer.self_map, "memory": layer.memory_map}
             arrays |= {f"{name}.{i}": array for name, array in drawn.items() if array is not None}
         if arrays:
             from safetensors.numpy import save_file
@@ -188,8 +165,6 @@ def read_explanation(folder: Path) -> Explanation | None:
         for i, layer in enumerate(explanation.layers):
             if isinstance(layer.maps, BranchMaps):
                 layer = replace(layer, self_map=arrays[f"self.{i}"], memory_map=arrays[f"memory.{i}"])
-            if isinstance(layer.slots, SlotContents):
-                layer = replace(layer, patches=arrays[f"patches.{i}"])
             layers.append(layer)
         pictures = replace(explanation.pictures, pixels=arrays["pictures"])
     except (SafetensorError, OSError, KeyError) as error:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from mnemos import generators
 from mnemos.attention.gated import GatedBranch
 from mnemos.lab.evaluate.branches import TokenPositions, first_calls, maps, positions_of
-from mnemos.lab.evaluate.explain import SIDE, choose_pictures, evenly_spaced, read_pictures, smaller
+from mnemos.lab.evaluate.explain import SIDE, choose_pictures, read_pictures, smaller
 from mnemos.lab.report.markup import shortened
 from mnemos.lab.tasks.task import Task
 from mnemos.modes import evaluating
@@ -76,7 +76,7 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
     run, pictures = seen
     with generators.preserve(), evaluating(model):
         index, label, inputs = choose_pictures(pictures)
-        shown = read_pictures(pictures, "test", index)
+        shown = read_pictures(pictures, index)
         branches = first_calls(run, caches, inputs)
         with observing(model) as calls:
             outputs, _ = run(inputs, None)
@@ -88,7 +88,9 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
             raise InputError(
                 "look: expected cached layers whose tokens have places in the picture, found none; see mnemos report"
             )
-        chosen = [list(of_tokens)[int(i)] for i in evenly_spaced(len(of_tokens), LAYERS)]
+        count = len(of_tokens)
+        spaced = torch.linspace(0, count - 1, min(count, LAYERS)).round().long()
+        chosen = [list(of_tokens)[i] for i in spaced.tolist()]
         layers = []
         for layer, title in zip(chosen, shortened(chosen), strict=True):
             numbers, own, memory = maps(caches[layer], of_tokens[layer], branches[layer])

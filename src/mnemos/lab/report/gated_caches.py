@@ -3,13 +3,12 @@
 Each section shows the first run of a variant that recorded what it draws, and says why where none did.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from mnemos.errors import plural
-from mnemos.lab.evaluate.recorded import NO_PICTURES, BranchMaps, Explanation, Left, Pictures, SlotContents
+from mnemos.lab.evaluate.recorded import NO_PICTURES, BranchMaps, Left, Pictures
 
 from .charts import MOST, WHOLE, Axis, Chart, Series, chart_figure
 from .curves import intervals, means, seed_names
@@ -20,7 +19,6 @@ from .shell import HEADS, NEGATIVE, POSITIVE, layer_variable
 
 LARGEST = 192  # slots or channels drawn; with more, neighbours are averaged
 LAYERS = 6  # layers drawn; with more, an even selection
-CLEARLY = 0.02  # a cosine counts as above chance if it exceeds it by this much
 MIX = "mix"  # σ(λ), which has a value for each head; the other gates have one for each layer
 TITLES = {
     MIX: "Gate of the cache, σ(λ)",
@@ -215,20 +213,14 @@ def pool(matrix: np.ndarray, channels: int = LARGEST) -> np.ndarray:
     return np.stack([matrix[:, c].mean(1) for c in columns], 1) if len(columns) < matrix.shape[1] else matrix
 
 
-def _why_not(what: str, of_layers: Callable[[Explanation], str | None]) -> Callable[[Sequence[RunRecord]], str]:
-    """Why nothing was drawn of what explain.json holds; "" for tasks without pictures, which need no line."""
-
-    def why(runs: Sequence[RunRecord]) -> str:
-        explained = next((run.explained for run in runs if run.explained), None)
-        reason = "no run has an explain.json" if explained is None else explained.left or of_layers(explained)
-        return "" if reason == NO_PICTURES else f"{reason}, so the report {what}"
-
-    return why
-
-
 def map_section(results: Results) -> str:
     """o_self and o_mem as images, for pictures of the test split: Figure 4 of Cached Transformers."""
-    why = _why_not("has no images of its branches", lambda _: None)
+
+    def why(runs: Sequence[RunRecord]) -> str:  # "" for tasks without pictures, which need no line
+        explained = next((run.explained for run in runs if run.explained), None)
+        reason = "no run has an explain.json" if explained is None else explained.left
+        return "" if reason == NO_PICTURES else f"{reason}, so the report has no images of its branches"
+
     return _each_variant(results, lambda run: run.explained and run.explained.pictures, _maps, why)
 
 
@@ -314,87 +306,6 @@ def classes(pictures: Pictures, i: int) -> str:
     return label if pictures.label[i] == pictures.guess[i] else f"{label}\n→ {guess}"
 
 
-def slot_section(results: Results) -> str:
-    """The training patches that are nearest to some slots, and whether they are nearer than chance."""
-
-    def compared(run: RunRecord) -> bool:
-        return any(layer.patches is not None for layer in run.explained.layers) if run.explained else False
-
-    def reason(explained: Explanation) -> str:
-        lefts = [layer.slots.left for layer in explained.layers if isinstance(layer.slots, Left)]
-        return lefts[0] if lefts else "its slots were not compared with training patches"
-
-    return _each_variant(results, compared, _slots, _why_not("cannot show what its slots hold", reason))
-
-
-def _slots(name: str, runs: list[RunRecord]) -> str:
-    label, layers = runs[0].label, runs[0].explained.layers if runs[0].explained else ()
-    called = dict(zip((one.name for one in layers), shortened([one.name for one in layers]), strict=True))
-    compared = [(layer, layer.slots) for layer in layers if isinstance(layer.slots, SlotContents)]
-    drawn = [compared[i] for i in sorted({0, (len(compared) - 1) // 2, len(compared) - 1})]
-    panels = []
-    for layer, slots in drawn:
-        assert layer.patches is not None
-        rows = [
-            (str(slot), [img(spotlit(one)) for one in patches], decimal(nearest[0])[:-1])
-            for slot, patches, nearest in zip(slots.shown, layer.patches, slots.nearest, strict=True)
-        ]
-        panels.append(f'<p class="title">{escape(called[layer.name])}</p>{strips(rows)}')
-    caption = (
-        f"{name}: some slots of {listed([called[layer.name] for layer, _ in drawn])}, one row per slot (number on the "
-        "left). The row shows the patches whose tokens are nearest to the slot among "
-        f"{compared[0][1].images:,} training pictures, at most one per picture, nearest first. The bright "
-        "middle is the patch; the number on the right is the cosine of the nearest. The distance compares what a token "
-        "would write (the candidate of eq. 5 for that slot, with the update gate at 1) with the slot, both minus the "
-        "mean candidate. Some patch is always the nearest: the table below says whether it is nearer than chance. From "
-        f"{label}/explain.safetensors."
-    )
-
-    # --- what the numbers of all layers say, from the least to the greatest ---
-    contents = [slots for _, slots in compared]
-    nearer = sum(one.cosine > one.chance + CLEARLY for one in contents)
-    positions = [max(0.0, one.place) for one in contents if math.isfinite(one.place)]
-    share = _span(positions, ".0%") if positions else ""
-    position = f"; the average of a slot's position explains {share} of its square" if share else ""
-    transient = compared[0][0].inference == "transient"
-    read = "as each picture's own tokens have updated them" if transient else "as stored"
-    summary = (
-        f"{name}: slots are clearly nearer to single training tokens than random mixtures of tokens are in {nearer} of "
-        f"{len(contents)} layers. Their distance from the mean candidate is "
-        f"{_span(one.distance for one in contents)} times that of a single token's candidate{position}. "
-        f"{_span((one.distinct / one.compared for one in contents), '.0%')} of the slots have different nearest "
-        f"tokens. Evaluation reads the slots {read}."
-    )
-    numbers = table_of(
-        f"{name}: slots compared with {contents[0].tokens:,.0f} training tokens per layer, means over slots. "
-        "Nearest: cosine with the nearest candidate. Chance: the same for random mixtures of candidates. As tokens: "
-        "cosine with the summary tokens themselves, which lie in another space. Distance: from the mean candidate, in "
-        "units of a single token's distance. Position: share of the squared distance that the mean over the slot's "
-        "position explains (1: all; below 0: none). Different: effective number of distinct tokens that are nearest to "
-        f"some slot. From {label}/explain.json.",
-        compared,
-        {
-            "layer": lambda one: f"<code>{escape(called[one[0].name])}</code>",
-            "slots": lambda one: f"{one[1].compared:.0f}",
-            "nearest": lambda one: decimal(one[1].cosine),
-            "chance": lambda one: decimal(one[1].chance),
-            "as tokens": lambda one: decimal(one[1].raw_cosine),
-            "distance": lambda one: decimal(one[1].distance),
-            "position": lambda one: decimal(one[1].place),
-            "different": lambda one: f"{one[1].distinct:.1f}",
-        },
-    )
-    return "\n".join([paragraph(summary), figure(panels, caption, "small"), numbers])
-
-
 def _span(values: Iterable[float], form: str = ".3f") -> str:
     values = list(values)
     return " to ".join(dict.fromkeys(format(value, form) for value in (min(values), max(values))))
-
-
-def spotlit(patch: np.ndarray) -> np.ndarray:
-    """A crop [h, w, C] uint8 with its middle half unchanged and the rest faded towards grey."""
-    shown = (0.4 * patch + 0.6 * 128).round().astype(np.uint8)
-    inside = tuple(slice(n // 4, n - n // 4) for n in patch.shape[:2])
-    shown[inside] = patch[inside]
-    return shown

@@ -30,7 +30,6 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("gates", "The gates", gated_caches.gate_section),
     ("maps", "Self-attention and memory", gated_caches.map_section),
     ("caches", "The caches", gated_caches.content_section),
-    ("slots", "What the slots hold", gated_caches.slot_section),
     ("write-attention", "What the slots attend to", slot_attention.section),
     ("costs", "What it costs", costs.section),
     ("provenance", "Provenance", provenance.section),

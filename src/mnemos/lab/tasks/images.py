@@ -25,7 +25,6 @@ from mnemos.types import InputError
 
 from .arrays import ArrayTask, Rows
 from .augment import AugmentConfig
-from .batch import Batch
 from .files import archive_members, read_bytes, skipped
 from .image_task import Colours, ImageTask, View
 from .pictures import ArrayPictures, is_image, parse_image
@@ -151,9 +150,6 @@ class PixelClassification(ArrayTask):
     def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
         """Image `index` of a split, uint8 [H, W, 1], its levels scaled to 0 … 255. `batches` has the same order."""
         return _scaled(self._splits[split].row(index).reshape(*self.shape, 1), self.vocab_size)
-
-    def rows(self, split: Split, index: Sequence[int]) -> Batch:
-        return self._splits[split].batch(np.asarray(index))
 
 
 def _digits_task(

@@ -259,9 +259,9 @@ class Task:
     def pictured(self, model: nn.Module) -> tuple[nn.Module, Any] | None:
         """What reads the task's pictures as (inputs, state), and the pictures; None, the default, without pictures.
 
-        `evaluate.explain` shows by them what caches do. The pictures have `inputs`, `names`, `size`, `batches` and
-        `picture(split, index)`, uint8 [H, W, 1 or 3]; images also have `colours`, (mean, std), and tokens have
-        `rows(split, indices)`, a batch. If the model is not what reads them, they have `about`, a sentence.
+        `evaluate.explain` shows by them what caches do. The pictures have `names`, `batches` and
+        `picture(split, index)`, uint8 [H, W, 1 or 3]. If the model is not what reads them, they have `about`, a
+        sentence.
         """
         return None
 

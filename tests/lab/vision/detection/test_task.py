@@ -166,10 +166,10 @@ def test_a_cached_detector_trains_and_is_scored(tmp_path):
     assert any(cache.cache.any() for cache in caches(loaded))
     explained = json.loads((folder / "explain.json").read_text())
     assert explained["pictures"]["label"] == explained["pictures"]["guess"]
-    assert all("nearest" in layer["slots"] and "weight" in layer["maps"] for layer in explained["layers"])
+    assert all("weight" in layer["maps"] for layer in explained["layers"])
     page = report([folder]).read_text()
     assert page.count("data:image/jpeg;base64,") == len(shown)
-    for text in ("Detections", "middle squares of photos, scaled to 64", "What the slots hold", "<code>", "box AR 100"):
+    for text in ("Detections", "middle squares of photos, scaled to 64", "<code>", "box AR 100"):
         assert text in page
     (row,) = re.findall('<th scope="row">circle</th>.*', page)
     assert row.count("<td") == len(result["by_class"][0]) - 1
