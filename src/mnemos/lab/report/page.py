@@ -72,8 +72,8 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> tuple[Path
     return out, (f"Look first at {picture}. " if picture else "") + headline(results)
 
 
-def assemble(tasks: Sequence[Results], watched: str = "") -> str:
-    """The report as HTML, with a part for each task. watched: HTML above it, of a page that is served and kept new."""
+def assemble(tasks: Sequence[Results]) -> str:
+    """The report as HTML, with a part for each task."""
     if len(tasks) == 1:
         opening, body = _parts(tasks[0])
     else:
@@ -100,9 +100,8 @@ def assemble(tasks: Sequence[Results], watched: str = "") -> str:
     return html_page(
         _title(tasks),
         f'<section id="verdict" class="opening">\n{opening}</section>\n{body}',
-        f"{questions}{paragraph(_byline(tasks), 'byline')}{watched}",
-        [chart_library(), script("page.js"), *([script("watch.js")] if watched else [])],
-        served=bool(watched),
+        f"{questions}{paragraph(_byline(tasks), 'byline')}",
+        [chart_library(), script("page.js")],
     )
 
 
