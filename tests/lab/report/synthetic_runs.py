@@ -87,11 +87,9 @@ def write_explained(folder, random, count=4, grid=(3, 5)):
 
 
 def explained_layer(name, count, grid):
-    sizes = {"rows": 1, "tokens": 16, "slots": 32, "width": 64, "cache_width": 32, "heads": 4}
     return {
         "name": name,
         "share": [0.4, 0.5, 0.6, 0.7],
-        "cost": {**sizes, "parameters": 10_000, "training_macs": 500_000, "inference_macs": 200_000},
         "maps": {
             "grid": list(grid),
             "weight": 0.25,

@@ -50,7 +50,7 @@ GATES = '{"kind": "gates", "step": 60, "layers": [{"name": "a", "update": {"mean
         ("run.json", lambda text: '{\n "name": "x",\n oops\n}', "JSON"),
         ("explain.json", lambda text: "[]", "JSON object"),
         ("explain.json", lambda text: text.replace('"weight": 0.25', '"weight": true'), "layers[0].maps.weight"),
-        ("explain.json", lambda text: text.replace('"heads"', '"necks"'), "layers[0].cost.heads"),
+        ("explain.json", lambda text: text.replace('"grid"', '"net"'), "layers[0].maps.grid"),
     ],
 )
 def test_what_is_malformed_is_named_by_file_and_place(run, file, change, word):

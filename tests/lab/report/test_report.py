@@ -176,8 +176,6 @@ def test_report_tells_what_the_caches_do(page):
         "In blocks.0 and blocks.1 o_mem is nearly the same image for every picture.",
         "→ dog",
         "The mean over heads is above 0.5 in",
-        # Costs: 20,000 parameters of 91,402, 2·2·500,000 FLOPs of 4.2 M.
-        "28.0% of the parameters and 90.9% of the training forward’s FLOPs that the rest of the model has",
         "below it the ratio to demo",
     ):
         assert sentence in text, sentence
@@ -191,9 +189,6 @@ def test_report_tells_what_the_caches_do(page):
         "stays at zeros",
     ):
         assert unsaid not in text, unsaid
-    (row,) = re.findall(r"<tr>(?:(?!</tr>).)*?blocks.0 to blocks.1.*?</tr>", page[page.index('id="costs"') :], re.S)
-    cells = [re.sub("<[^>]+>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row, re.S)]
-    assert cells == ["blocks.0 to blocks.1", "2", "16", "32 × 32", "4", "20,000", "2 M", "800 K"]
 
 
 def test_the_report_draws_what_was_recorded(page):

@@ -1,15 +1,12 @@
-"""Record what a trained model's memory does: controls of its state, and what its gated caches do and cost.
+"""Record what a trained model's memory does: controls of its state, and what its gated caches do.
 
 Nothing is trained and nothing is plotted here. The trained model processes some segments and pictures of the test
 split, or of the validation split where there is no other, and two files are written to the run folder for the
 report (`recorded.Explanation`).
 """
 
-import contextlib
 import copy
-import math
 from collections import defaultdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +17,10 @@ from torch.nn import functional as F
 from mnemos.attention.gated import GatedBranch
 from mnemos.lab.tasks.task import Task
 from mnemos.modes import evaluating
-from mnemos.ops.gated_cache.cost import Shape, inference_macs, training_macs
 
 from .branches import first_calls, maps, positions_of
 from .controls import SEGMENTS, state_controls
-from .recorded import NO_PICTURES, CachedLayer, Explanation, LayerCost, Left, Pictures
+from .recorded import NO_PICTURES, CachedLayer, Explanation, Left, Pictures
 
 PICTURES = 8  # of the test split, recorded
 SIDE = 96  # maximum side of a recorded picture, in pixels
@@ -37,14 +33,13 @@ def explain(
 ) -> Explanation:
     """Record a trained model's memory in explain.json and explain.safetensors of a run folder; what was recorded.
 
-    `layers` has the layers with a gated cache; for a task without pictures only their costs are recorded.
+    `layers` has the layers with a gated cache; for a task without pictures only their σ(λ) is recorded.
     segment_length: that of the run's rollout. segments: see `state_controls`. The result is deterministic and
     smaller than 4 MB; the model and the random generators are unchanged.
     Cost: that of `state_controls`; with gated caches also forward passes for a few pictures.
     """
     pictures, left, middle = None, "the model has no gated cache", None
     shown: defaultdict[str, dict[str, Any]] = defaultdict(dict)  # what pictures show of a layer, by its name
-    costs: dict[str, LayerCost | None] = {}
     with evaluating(model):
         memory = state_controls(model, task, "test" if task.has_test else "valid", segment_length, segments)
         parameter = next(model.parameters())
@@ -52,62 +47,16 @@ def explain(
             model = copy.deepcopy(model).cpu().float()
         caches = {name: module for name, module in model.named_modules() if isinstance(module, GatedBranch)}
         if caches:
-            costs, left = _costs(model, caches, task), NO_PICTURES
+            left = NO_PICTURES
             if (pictured := task.pictured(model)) is not None:
                 pictures, left, middle = _record_pictures(*pictured, model, caches, shown)
     layers = tuple(
-        CachedLayer(name, tuple(torch.sigmoid(layer.mix.float()).tolist()), costs[name], **shown[name])
+        CachedLayer(name, tuple(torch.sigmoid(layer.mix.float()).tolist()), **shown[name])
         for name, layer in caches.items()
     )
     explanation = Explanation(layers, memory, pictures, None if pictures else left, middle)
     explanation.write(folder)
     return explanation
-
-
-def _costs(model: nn.Module, caches: dict[str, GatedBranch], task: Task) -> dict[str, LayerCost | None]:
-    """What each layer adds for one sample: its parameters are counted, its multiply-adds follow from a formula.
-
-    None for a causal cache, and for a layer that the sample does not call.
-    """
-    shapes: dict[str, tuple[int, int]] = {}  # (rows, tokens) of each layer's first call
-
-    def note_shape(name: str, _: nn.Module, args: tuple) -> None:
-        shapes.setdefault(name, args[0].shape[:2])
-
-    with contextlib.ExitStack() as stack:
-        for name, layer in caches.items():
-            stack.callback(layer.register_forward_pre_hook(partial(note_shape, name)).remove)
-        task.forward(model, task.example(), None)
-    costs: dict[str, LayerCost | None] = dict.fromkeys(caches)
-    for name, layer in caches.items():
-        if name not in shapes or getattr(layer, "causal", False):
-            continue
-        rows, tokens = map(int, shapes[name])
-        if getattr(layer, "windows", None) is not None:  # one cache for all windows of a sample
-            rows, tokens = 1, rows * tokens
-        shape = Shape(
-            tokens,
-            layer.cache.shape[0],
-            layer.dim,
-            layer.cache_dim,
-            layer.num_heads,
-            getattr(layer, "out_dim", layer.dim),
-            rows,
-            math.prod(layer.grid or (0,)),
-            layer.lift is not None,
-        )
-        costs[name] = LayerCost(
-            rows=rows,
-            tokens=tokens,
-            slots=shape.length,
-            width=shape.width,
-            cache_width=shape.cache_width,
-            heads=shape.heads,
-            parameters=sum(p.numel() for part, p in layer.named_parameters() if not part.startswith("inner.")),
-            training_macs=training_macs(shape, layer.grc),
-            inference_macs=inference_macs(shape, layer.grc),
-        )
-    return costs
 
 
 def _record_pictures(

@@ -1,6 +1,6 @@
 """What is recorded of a trained model, in files of its run folder: each class writes and reads its file.
 
-explain.json, explain.safetensors    `Explanation`: what controls of the state change; what caches do and cost
+explain.json, explain.safetensors    `Explanation`: what controls of the state change; what caches do
 write_attention.json                 `WriteAttention`: what the slots of a Memformer attend to when they are written
 """
 
@@ -71,21 +71,6 @@ class StateControls:
 
 
 @dataclass(frozen=True)
-class LayerCost:
-    """What a cached layer adds for one sample with `rows` rows of `tokens` tokens: parameters, and multiply-adds."""
-
-    rows: int
-    tokens: int
-    slots: int
-    width: int
-    cache_width: int
-    heads: int
-    parameters: int
-    training_macs: int
-    inference_macs: int
-
-
-@dataclass(frozen=True)
 class BranchMaps:
     """o_self and o_mem of a layer, as images (see `branches.maps`)."""
 
@@ -102,7 +87,6 @@ class CachedLayer:
 
     name: str
     share: tuple[float, ...]  # σ(λ) per head
-    cost: LayerCost | None = None
     maps: BranchMaps | Left | None = None
     # [N, h, w]: the mean of o_self and of o_mem over heads and channels at every token, not scaled.
     self_map: np.ndarray | None = field(default=None, metadata=APART)
