@@ -35,10 +35,8 @@ def recipe(name, seed, steps):
     }
 
 
-def write_run(
-    folder, name="demo", seed=0, steps=2500, caches=None, gates=None, metrics=None, finished=True, explained=None
-):
-    """A run folder. `metrics` replaces the records; `caches`, `gates`, `explained` default to a cached variant's."""
+def write_run(folder, name="demo", seed=0, steps=2500, gates=None, metrics=None, finished=True, explained=None):
+    """A run folder. `metrics` replaces the records; `gates`, `explained` default to a cached variant's."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng([seed, *name.encode()])
@@ -61,8 +59,6 @@ def write_run(
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     if finished:
         (folder / "result.json").write_text(json.dumps(_result(name, seed, steps, end, cached, random), indent=2))
-    if cached if caches is None else caches:
-        save_file({layer: _cache(random, 32, 32) for layer in LAYERS}, folder / "caches.safetensors")
     if cached if explained is None else explained:
         write_explained(folder, random)
     return folder
@@ -145,11 +141,6 @@ def _result(name, seed, steps, end, cached, random):
     described = {"metric": "accuracy", "metrics": {"accuracy": accuracy}, "majority": 0.106}
     found = {"recipe": name, "seed": seed, "steps": steps, **scores, **described, **costs}
     return found | ({"controls": controls} if cached else {})
-
-
-def _cache(random, slots, width):
-    low = random.normal(size=(slots, 5)) @ random.normal(size=(5, width)) * 0.3
-    return (low + random.normal(size=(slots, width)) * 0.15).astype(np.float32)
 
 
 def write_comparison(folder, seeds=(0, 1, 2), variants=tuple(VARIANTS), with_controls=True, with_runs=True, **fields):

@@ -5,7 +5,7 @@ import pytest
 
 from mnemos.lab.report.charts import Series
 from mnemos.lab.report.curves import intervals, means
-from mnemos.lab.report.gated_caches import LARGEST, effective_rank, gate_chart, grey, pool
+from mnemos.lab.report.gated_caches import gate_chart, grey
 from mnemos.lab.report.markup import decimal, duration, listed, memory, operations, short, shortened
 from mnemos.lab.report.memory_use import extent
 from mnemos.lab.report.run_records import GateCurves
@@ -40,21 +40,6 @@ def test_axis_does_not_magnify_noise():
     low, high = extent(np.array([0.5, 0.5001]), 0.2)
     assert high - low == pytest.approx(0.2)
     assert extent(np.array([math.nan]), 0.2) == (0.0, 1.0)
-
-
-def test_pooling_averages_blocks_and_cosines_stay_cosines():
-    matrix = np.random.default_rng(0).normal(size=(2 * LARGEST, 3))
-    np.testing.assert_allclose(pool(matrix), matrix.reshape(LARGEST, 2, 3).mean(1))
-    np.testing.assert_array_equal(pool(matrix[:5]), matrix[:5])
-    units = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
-    cosines = (units @ units.T).reshape(LARGEST, 2, LARGEST, 2).mean((1, 3))
-    np.testing.assert_allclose(pool(units, 3) @ pool(units, 3).T, cosines, atol=1e-12)
-    assert pool(np.ones((4, 3 * LARGEST))).shape == (4, LARGEST)
-
-
-@pytest.mark.parametrize("n", [1, 4, 9])
-def test_effective_rank_of_equal_directions_is_their_number(n):
-    assert effective_rank(np.diag(np.r_[np.full(n, 2.0), np.zeros(3)])) == pytest.approx(n)
 
 
 def test_numbers_as_a_paper_prints_them():

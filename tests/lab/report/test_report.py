@@ -59,7 +59,6 @@ def test_report_holds_every_section_and_number(page):
         "Learning curves",
         "The gates",
         "Self-attention and memory",
-        "The caches",
         "What it costs",
         "Provenance",
         "Commands",
@@ -71,8 +70,7 @@ def test_report_holds_every_section_and_number(page):
     assert "git checkout" not in text.rsplit("mnemos compare", 1)[1]
     for layer in LAYERS:
         assert layer.removesuffix(".attention") in text
-    assert f"blocks.0 is {LAYERS[0]}" in text
-    assert page.count("<figure") == page.count("<figcaption>") == 8
+    assert page.count("<figure") == page.count("<figcaption>") == 7
     assert all("From" in caption for caption in re.findall(r"<figcaption>(.*?)</figcaption>", page, re.S))
 
 
@@ -117,7 +115,7 @@ def test_a_run_beside_a_comparison_is_a_variant_of_its_own(tmp_path):
 @pytest.mark.slow
 def test_runs_of_different_tasks_are_side_by_side_and_not_ranked(tmp_path):
     folder = write_comparison(tmp_path / "cmp", seeds=(0, 1), variants=("demo", "demo-wider"))
-    other = write_run(tmp_path / "pixels", "demo-cached", explained=False, caches=False)
+    other = write_run(tmp_path / "pixels", "demo-cached", explained=False)
     edited(other / "recipe.json", name="pixels", data={"is": "mnist"})
     page = report([folder, other]).read_text()
     parsed = Parsed(page)
@@ -135,7 +133,7 @@ def test_runs_of_different_tasks_are_side_by_side_and_not_ranked(tmp_path):
 @pytest.mark.parametrize("measured", [1, 2])
 def test_the_line_about_a_report_names_a_picture_that_the_page_has(tmp_path, measured):
     records = [{"kind": "valid", "step": i + 1, "loss": 2.0 - i} for i in range(measured)]
-    path, line = write_report([write_run(tmp_path / "run", metrics=records, caches=False, explained=False)])
+    path, line = write_report([write_run(tmp_path / "run", metrics=records, explained=False)])
     assert line.startswith("Look first at the learning curves. " if measured > 1 else "Test accuracy")
     assert ("by update." in path.read_text()) == (measured > 1)
 
@@ -149,14 +147,13 @@ def test_unfinished_run_says_what_is_missing(tmp_path):
         {"kind": "gates", "step": 2, "layers": [{"name": "only", "mix": [0.5, float("inf")]}]},
         {"kind": "something else", "step": 2},
     ]
-    run = write_run(tmp_path / "run", "demo-cached", metrics=records, finished=False, caches=False)
+    run = write_run(tmp_path / "run", "demo-cached", metrics=records, finished=False)
     (run / "run.json").unlink()
     text = report([run]).read_text()
     for sentence in (
         "No variant has a finite test loss yet",
         "No control was run",
         "run: the training loss is missing, NaN or infinite in 2 of 3 records, first at step 1",
-        "no run stored the content of a cache",
         "Not recorded for demo-cached: update gate, mean",
         "these numbers have no provenance",
         "No run.json gives the command",
@@ -192,7 +189,7 @@ def test_report_tells_what_the_caches_do(page):
 
 
 def test_the_report_draws_what_was_recorded(page):
-    section = page[page.index('id="maps"') : page.index('id="caches"')]
+    section = page[page.index('id="maps"') : page.index('id="costs"')]
     pictures = re.findall(r"data:image/png;base64,([A-Za-z0-9+/=\s]+)", section)
     assert len(pictures) == 4 + 2 * 2 * 4  # the pictures, and two maps of each in two layers
 

@@ -29,7 +29,6 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("alignments", "Attention to the source", outputs.alignment_section),
     ("gates", "The gates", gated_caches.gate_section),
     ("maps", "Self-attention and memory", gated_caches.map_section),
-    ("caches", "The caches", gated_caches.content_section),
     ("write-attention", "What the slots attend to", slot_attention.section),
     ("costs", "What it costs", costs.section),
     ("provenance", "Provenance", provenance.section),
