@@ -6,7 +6,6 @@ import re
 import pytest
 from synthetic_runs import write_run
 
-from mnemos.lab.report import slot_attention
 from mnemos.lab.report.memory_use import rounded, section
 from mnemos.lab.report.read import read, read_run, results_of
 from mnemos.types import InputError
@@ -123,7 +122,7 @@ def test_a_control_that_breaks_a_seed_has_no_change_of_the_others(tmp_path):
 
 def test_runs_without_controls_have_no_section(tmp_path):
     runs = [write_run(tmp_path / "demo"), write_run(tmp_path / "demo-cached", "demo-cached")]
-    assert part(runs) == slot_attention.section(read(runs)) == ""
+    assert part(runs) == ""
 
 
 def test_what_is_malformed_is_refused(tmp_path):

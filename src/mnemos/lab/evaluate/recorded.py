@@ -1,13 +1,9 @@
-"""What is recorded of a trained model, in files of its run folder: each class writes and reads its file.
-
-explain.json, explain.safetensors    `Explanation`: what controls of the state change; what caches do
-write_attention.json                 `WriteAttention`: what the slots of a Memformer attend to when they are written
+"""What is recorded of a trained model in its run folder: `Explanation`, what controls of its state change and what its
+gated caches do, writes and reads explain.json and explain.safetensors.
 """
 
-import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -17,8 +13,6 @@ from mnemos.types import InputError
 from .records import APART, OMITTED, from_json, read_object, to_json
 
 NO_PICTURES = "the task has no pictures"
-Kind = Literal["holds", "mixes", "overwrites"]
-KINDS: tuple[Kind, ...] = ("holds", "mixes", "overwrites")  # of slots, by their weight on themselves
 _REMEDY = "delete the file to make the report without it"
 
 
@@ -154,63 +148,3 @@ def read_explanation(folder: Path) -> Explanation | None:
     except (SafetensorError, OSError, KeyError) as error:
         raise InputError(f"{path}: expected the arrays of explain.json, found none ({error}); {_REMEDY}") from None
     return replace(explanation, layers=tuple(layers), pictures=pictures)
-
-
-@dataclass(frozen=True)
-class SlotKind:
-    """The slots that are usually of a kind: their number, and mean, minimum and maximum of their ‖v_bias‖."""
-
-    slots: int
-    bias: float = math.nan
-    least: float = math.nan
-    most: float = math.nan
-
-
-@dataclass(frozen=True)
-class SlotExample:
-    """One slot in a segment: its kind, weight on itself, ‖v_bias‖, and weights on tokens of it and the next [N]."""
-
-    slot: int
-    kind: Kind
-    itself: float
-    bias: float
-    weights: np.ndarray
-
-
-@dataclass(frozen=True)
-class ShownSegment:
-    """A segment of the first document, with the median slot of each kind."""
-
-    place: int  # its number, of `of`
-    of: int
-    first: int  # the number of its tokens; the examples have weights on those of the following segments too
-    examples: tuple[SlotExample, ...]
-    words: tuple[tuple[str, int], ...] | None = None  # (text, number of tokens); None if the task has no text
-
-
-@dataclass(frozen=True)
-class WriteAttention:
-    """write_attention.json: what the slots attend to when they are written."""
-
-    documents: int
-    segment: int  # tokens between two writes
-    slots: int
-    radius: float
-    thresholds: tuple[float, float]  # of a slot's weight on itself: below it is overwritten, above it holds
-    counts: tuple[int, ...]  # [S]: the documents that reach segment s
-    shares: dict[str, np.ndarray]  # {kind: share of slots in segment s [S], over these documents}
-    middle: dict[str, float]  # {kind: share of slots over the middle half of every document}
-    kinds: dict[str, SlotKind]  # by the mean weight on themselves in the middle halves
-    shown: ShownSegment
-    heads: int = 0
-    split: str = "test"
-
-    def write(self, folder: Path) -> None:
-        """Write the file."""
-        write_json(folder / "write_attention.json", to_json(self))
-
-
-def read_write_attention(folder: Path) -> WriteAttention | None:
-    """The content of the file in a run folder; None if there is none. Raises InputError if it is malformed."""
-    path = folder / "write_attention.json"
-    return from_json(WriteAttention, read_object(path, _REMEDY), path, _REMEDY) if path.is_file() else None

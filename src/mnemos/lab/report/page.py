@@ -7,7 +7,7 @@ from mnemos import registry
 from mnemos.atomic import check_output_file, write_text
 from mnemos.errors import plural
 
-from . import costs, curves, gated_caches, memory_use, outputs, provenance, scores, slot_attention
+from . import costs, curves, gated_caches, memory_use, outputs, provenance, scores
 from .markup import contents, escape, folded, listed, own_ids, paragraph, prose
 from .read import Results, read_tasks, task_differences
 from .run_records import flat
@@ -29,7 +29,6 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("alignments", "Attention to the source", outputs.alignment_section),
     ("gates", "The gates", gated_caches.gate_section),
     ("maps", "Self-attention and memory", gated_caches.map_section),
-    ("write-attention", "What the slots attend to", slot_attention.section),
     ("costs", "What it costs", costs.section),
     ("provenance", "Provenance", provenance.section),
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from mnemos.atomic import check_file, parse, read_bytes, read_text
 from mnemos.lab.evaluate.gates import Gates
-from mnemos.lab.evaluate.recorded import Explanation, WriteAttention, read_explanation, read_write_attention
+from mnemos.lab.evaluate.recorded import Explanation, read_explanation
 from mnemos.lab.evaluate.records import from_json, number, read_object
 from mnemos.lab.run.files import Measurement, Provenance, Result
 from mnemos.types import InputError, JSONObject
@@ -61,7 +61,6 @@ class RunRecord:
     result: Result | None
     explained: Explanation | None = None
     generated: Generated | None = None
-    write_attention: WriteAttention | None = None
     detected: tuple[tuple[str, bytes], ...] = ()
 
     @property
@@ -105,7 +104,6 @@ def read_run(folder: Path, label: str) -> RunRecord:
         result=Result.read(folder) if Result.exists(folder) else None,
         explained=read_explanation(folder),
         generated=read_generated(folder),
-        write_attention=read_write_attention(folder),
         detected=tuple((file.name, read_bytes(file)) for file in photos),
     )
 

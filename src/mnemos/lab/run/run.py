@@ -37,7 +37,6 @@ from mnemos.lab.evaluate.explain import explain
 from mnemos.lab.evaluate.gates import measure_gates
 from mnemos.lab.evaluate.predict import PREPROCESSING
 from mnemos.lab.evaluate.scores import CountedElsewhere, evaluate
-from mnemos.lab.evaluate.write_attention import record_write_attention
 from mnemos.lab.measure.flops import task_flops, task_state_bytes
 from mnemos.lab.tasks.batch import each, row_count
 from mnemos.lab.tasks.metrics import MAJORITY, CorpusMetric
@@ -346,7 +345,6 @@ class Run:
         result = replace(result, flops=flops, state_bytes=state, controls=scores, artifacts=artifacts)
         result.write(folder)
         explain(model, task, folder, length, control_segments(recipe.train))
-        record_write_attention(model, task, folder)
         return result
 
     def gates(self, model: nn.Module, step: int) -> JSONObject | None:
