@@ -48,8 +48,8 @@ def explain(
         caches = {name: module for name, module in model.named_modules() if isinstance(module, GatedBranch)}
         if caches:
             left = NO_PICTURES
-            if (pictured := task.pictured(model)) is not None:
-                pictures, left, middle = _record_pictures(*pictured, model, caches, shown)
+            if task.pictured:
+                pictures, left, middle = _record_pictures(model, task, caches, shown)
     layers = tuple(
         CachedLayer(name, tuple(torch.sigmoid(layer.mix.float()).tolist()), **shown[name])
         for name, layer in caches.items()
@@ -60,12 +60,9 @@ def explain(
 
 
 def _record_pictures(
-    run: nn.Module, task: Any, model: nn.Module, caches: dict[str, GatedBranch], shown: dict[str, dict[str, Any]]
+    model: nn.Module, task: Any, caches: dict[str, GatedBranch], shown: dict[str, dict[str, Any]]
 ) -> tuple[Pictures | None, str, int | None]:
-    """Add maps of each layer to `shown`; the pictures or why there are none, and the middle layer's number.
-
-    run, task: see `Task.pictured`.
-    """
+    """Add maps of each layer to `shown`; the pictures or why there are none, and the middle layer's number."""
     # --- both branches of each layer, as images ---
     observed = {}
     for name, layer in caches.items():
@@ -75,7 +72,7 @@ def _record_pictures(
             observed[name] = layer
     index, label, inputs = choose_pictures(task)
     pixels = read_pictures(task, index)
-    calls = first_calls(run, observed, inputs)
+    calls = first_calls(model, observed, inputs)
     mapped = []
     size = (pixels.shape[1], pixels.shape[2])
     for name, positions in positions_of(model, calls, observed, len(index), size).items():
@@ -89,10 +86,9 @@ def _record_pictures(
         return None, "no layer's tokens have known positions in the picture", None
 
     # --- the pictures themselves ---
-    about = str(task.about) if run is not model else None
-    guess = label if about else run(inputs, None)[0].argmax(-1).tolist()
+    guess = model(inputs, None)[0].argmax(-1).tolist()
     small = smaller(pixels, SIDE).numpy()
-    pictures = Pictures(tuple(label), tuple(guess), tuple(task.names), tuple(index), about=about, pixels=small)
+    pictures = Pictures(tuple(label), tuple(guess), tuple(task.names), tuple(index), pixels=small)
     return pictures, "", list(caches).index(mapped[(len(mapped) - 1) // 2])
 
 

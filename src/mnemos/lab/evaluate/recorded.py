@@ -10,7 +10,7 @@ import numpy as np
 from mnemos.atomic import replacing, write_json
 from mnemos.types import InputError
 
-from .records import APART, OMITTED, from_json, read_object, to_json
+from .records import APART, from_json, read_object, to_json
 
 NO_PICTURES = "the task has no pictures"
 _REMEDY = "delete the file to make the report without it"
@@ -96,7 +96,6 @@ class Pictures:
     names: tuple[str, ...]
     index: tuple[int, ...] = ()
     split: str = "test"
-    about: str | None = field(default=None, metadata=OMITTED)  # what they are, where they are not the model's inputs
     pixels: np.ndarray = field(default_factory=lambda: np.zeros((0, 1, 1, 1), np.uint8), metadata=APART)  # [N, H, W, C]
 
 

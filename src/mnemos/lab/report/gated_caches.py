@@ -173,13 +173,13 @@ def _maps(name: str, runs: list[RunRecord]) -> str:
             rows.append((f"{escape(called[layer.name])} o<sub>{which}</sub>", images))
     cells = "".join(f"<span>{title}</span>{''.join(row)}" for title, row in rows)
     strips = f'<div class="strips" style="--columns:{count}">{cells}</div>'
-    about = pictures.about or "An arrow names the predicted class where it is wrong"
     which = "the first, a middle and the last cached layer" if len(drawn) == 3 else "its cached layers"
     caption = (
         f"{name}: outputs of the two branches for {plural(count, 'test picture')}. Below each picture, for "
         f"{listed([called[layer.name] for layer in drawn])} ({which}): the mean over heads and channels of the output "
         "of self-attention and of the cached branch, at every token. Each map is scaled to [0, 1] on its own, so "
-        f"patterns can be compared but magnitudes cannot; dark means small. {about}. From {label}/explain.safetensors."
+        "patterns can be compared but magnitudes cannot; dark means small. An arrow names the predicted class where it "
+        f"is wrong. From {label}/explain.safetensors."
     )
 
     # --- the paper says that the branches are complementary: what the numbers say of that ---

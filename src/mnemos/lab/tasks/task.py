@@ -106,6 +106,8 @@ class Task:
         metrics: comparisons and reports use the first.
         reference: scores in the first metric to compare with, by name.
         writes_text: `sample_outputs` writes text, and knows `Sampling.stop`.
+        pictured: rows are pictures of classes: there are `names` of classes, and `picture(split, index)`, uint8
+            [H, W, 1 or 3], by which `evaluate.explain` shows what caches do.
         other: how `words` writes every word that the vocabulary lacks, where a reader has to be told.
     """
 
@@ -122,6 +124,7 @@ class Task:
     metrics: tuple[Metric, ...] = (ACCURACY,)
     reference: Mapping[str, float] = MappingProxyType({})
     writes_text: bool = False
+    pictured: bool = False
     other: str = ""
 
     # --- batches ---
@@ -255,15 +258,6 @@ class Task:
             "expected a run of a model that generates text, tokens or images, found a task whose models do not; use "
             "mnemos eval"
         )
-
-    def pictured(self, model: nn.Module) -> tuple[nn.Module, Any] | None:
-        """What reads the task's pictures as (inputs, state), and the pictures; None, the default, without pictures.
-
-        `evaluate.explain` shows by them what caches do. The pictures have `names`, `batches` and
-        `picture(split, index)`, uint8 [H, W, 1 or 3]. If the model is not what reads them, they have `about`, a
-        sentence.
-        """
-        return None
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]] | None:
         """Group tokens into words: (text, number of tokens). None, the default, where tokens are no text."""
