@@ -319,7 +319,7 @@
   // Heads of a table become buttons that sort it; rows without a number stay behind those with one.
   function sortable(table) {
     const body = table.tBodies[0];
-    if (!table.tHead || body.rows.length < 2 || table.matches(".examples, .alignment, .texts")) return;
+    if (!table.tHead || body.rows.length < 2 || table.matches(".examples, .texts")) return;
     const heads = [...table.tHead.rows[0].cells].filter((head) => head.textContent);
     for (const head of heads) {
       const button = make("button", "", ...head.childNodes);

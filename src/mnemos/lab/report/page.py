@@ -26,7 +26,6 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("pictures", "Generated images", outputs.picture_section),
     ("detections", "Detections", outputs.detection_section),
     ("examples", "Examples", outputs.example_section),
-    ("alignments", "Attention to the source", outputs.alignment_section),
     ("gates", "The gates", gated_caches.gate_section),
     ("maps", "Self-attention and memory", gated_caches.map_section),
     ("costs", "What it costs", costs.section),

@@ -235,8 +235,7 @@ class Task:
         Reports show an entry that is a list of records {field: text} as a table if "examples" describes it:
         {"examples": {entry: {"title", "given": field, "found": field, "about": a sentence, "exact": whether the second
         field should equal the first (true if absent), "beside": a field that is shown before these, "compared": true to
-        mark where variants differ}}}. They show an entry "alignment", {"rows": words, "columns": words, "weights":
-        numbers 0 to 1, one list for each row, "about": a sentence}, as a table of shades.
+        mark where variants differ}}}.
         """
         return {}
 
