@@ -33,9 +33,6 @@ def observe_branches(layers: dict[str, GatedBranch], observe: Callable[[str, Bra
     The model must be in eval mode and its inputs without padding.
     """
 
-    def of_host(name: str, _: HostBranch, o_self: Tensor, o_mem: Tensor) -> None:
-        observe(name, BranchOutputs(o_self, o_mem))
-
     def of_own(name: str, layer: GatedCacheAttention, args: tuple) -> None:
         """A layer without a submodule to hook: both branches are computed from its input [B, T, D] once more."""
         x = args[0]
@@ -52,7 +49,7 @@ def observe_branches(layers: dict[str, GatedBranch], observe: Callable[[str, Bra
         for name, layer in layers.items():
             if isinstance(layer, HostBranch):
                 stack.callback(setattr, layer, "observer", None)
-                layer.observer = partial(of_host, name)
+                layer.observer = lambda _, o_self, o_mem, name=name: observe(name, BranchOutputs(o_self, o_mem))
             else:
                 stack.callback(layer.register_forward_pre_hook(partial(of_own, name)).remove)
         yield
@@ -160,7 +157,7 @@ def maps(layer: GatedBranch, positions: TokenPositions, outputs: BranchOutputs) 
     numbers = BranchMaps(
         grid=positions.grid,
         weight=float(memory / (own + memory).clamp(min=1e-30)),
-        correlation=rounded(F.cosine_similarity(flat[0], flat[1], dim=1)),
+        correlation=tuple(round(one, 4) for one in F.cosine_similarity(flat[0], flat[1], dim=1).tolist()),
         self_own=_share_per_picture(both[0]),
         memory_own=_share_per_picture(both[1]),
     )
@@ -180,12 +177,3 @@ def _share_per_picture(maps: Tensor) -> float:
     between = (maps.mean(0).var() - within / len(maps)).clamp(min=0)
     total = within + between
     return float(within / total) if total > 0 else math.nan
-
-
-def rounded(values: Tensor) -> Any:
-    """The values as nested tuples, rounded to four decimals."""
-
-    def tuples(value: Any) -> Any:
-        return tuple(map(tuples, value)) if isinstance(value, list) else value
-
-    return tuples(values.double().mul(1e4).round().div(1e4).tolist())
