@@ -266,9 +266,9 @@ def test_saved_and_loaded(cls: str, tmp_path: Any) -> None:
     mnemos.linearise(model, window=9, sinks=0, state="linear", rotary=False)
     x = ids()
     expected = logits(model, x)
-    for _ in range(2):
-        model.save_pretrained(tmp_path)
-        model = mnemos.hosts.from_pretrained(getattr(transformers(), cls), tmp_path).eval()
+    for inside in ("inside", ""):
+        model.save_pretrained(tmp_path / inside)
+        model = mnemos.hosts.from_pretrained(getattr(transformers(), cls), tmp_path, subfolder=inside).eval()
         assert torch.equal(logits(model, x), expected)
     kind = getattr(transformers(), cls)
     path = tmp_path / "config.json"
