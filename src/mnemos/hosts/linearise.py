@@ -37,6 +37,7 @@ from .linearised import (
 from .row_caches import make_empty
 
 FULL = "full= leaves it whole"  # of a report
+_ALREADY = "it is linearised already; mnemos.unlinearise(model) undoes that"
 _HEADS = re.compile(r"(.+):(\d+(?:,\d+)*)")  # of full=: an attention, and key heads of it
 RECORD = CONFIG_RECORDS[1]
 
@@ -90,7 +91,7 @@ class LineariseReport:
         sizes = [sum(p.numel() for p in group.values()) for group in (self.maps, self.updates)]
         state = sum(one.state_bytes for one in self.changed)
         lines.append(f"{sizes[0]:,} parameters of feature maps and {sizes[1]:,} of low-rank updates added")
-        keeps = self.left or any(one.full_heads for one in self.changed)
+        keeps = any(one.why != _ALREADY for one in self.left) or any(one.full_heads for one in self.changed)
         beside = ", beside the keys and values of what is left" if keeps else ""
         lines.append(f"{state / 1024:,.0f} KiB of state for each row in float32, at any length{beside}")
         return "\n".join(lines)
@@ -371,7 +372,7 @@ def _find_reason(site: NamedModule, adapter: Host, settings: Settings) -> str | 
     if not isinstance(adapter, DecoderHost):
         return why or "it is no causal self-attention of a decoder"
     if is_linearised(module):
-        return "it is linearised already; mnemos.unlinearise(model) undoes that"
+        return _ALREADY
     if (why := why or _find_obstacle(site)) is not None:
         return why
     cls: Any = type(module)
