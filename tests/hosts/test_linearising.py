@@ -256,12 +256,13 @@ def test_functional_streams_and_replay(name: str, options: dict[str, Any]) -> No
 @torch.no_grad()
 def test_saved_and_loaded(cls: str, tmp_path: Any) -> None:
     model = decoder("llama", -1.0, where="model.layers.0.self_attn", rank=2)
-    mnemos.linearise(model, window=9, sinks=0, state="linear", rotary=False)
+    report = mnemos.linearise(model, window=9, sinks=0, state="linear", rotary=False)
+    assert str(report).endswith("at any length")  # what is left keeps no keys and values either
     x = ids()
     expected = logits(model, x)
-    for _ in range(2):
-        model.save_pretrained(tmp_path)
-        model = mnemos.hosts.from_pretrained(getattr(transformers(), cls), tmp_path).eval()
+    for inside in ("inside", ""):
+        model.save_pretrained(tmp_path / inside)
+        model = mnemos.hosts.from_pretrained(getattr(transformers(), cls), tmp_path, subfolder=inside).eval()
         assert torch.equal(logits(model, x), expected)
     kind = getattr(transformers(), cls)
     path = tmp_path / "config.json"
@@ -461,11 +462,13 @@ def test_padding_longer_than_a_sliding_window_is_no_end_of_a_sequence() -> None:
 
 
 @torch.no_grad()
-def test_a_crop_to_a_length_is_refused() -> None:
+def test_crops_to_a_length_and_of_single_tokens_are_refused() -> None:
     model, cache = decoder("llama", 0.0), new_cache()
     model(ids(), past_key_values=cache)
     with pytest.raises(InputError, match="expected a negative number, of tokens to take back, found 30"):
         cache.crop(30)
+    with pytest.raises(InputError, match="an assistant_model that is not linearised"):  # it drafts token by token
+        decoder("llama").generate(ids(1), max_new_tokens=20, do_sample=False, assistant_model=model)
 
 
 def test_the_calls_of_a_thread_are_its_own_before_the_first() -> None:
