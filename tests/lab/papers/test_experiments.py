@@ -7,22 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 from mnemos.lab.compare.baselines import parameters
 from mnemos.lab.compare.equal import check_equal, completed
 from mnemos.lab.compare.significance import Spread, spread
 from mnemos.lab.papers.cached_transformers import experiment as cached
-from mnemos.lab.papers.cached_transformers import tables
 from mnemos.lab.papers.drawing import mean_curve
 from mnemos.lab.papers.experiments import differences_table, power, seeds_needed
 from mnemos.lab.papers.linear_transformers import experiment as linear
 from mnemos.lab.papers.memformer import experiment as memformer
-from mnemos.lab.papers.memformer.recipes import ImageSizes
 from mnemos.lab.papers.reproduce import Options, reproduce
 from mnemos.lab.recipes.family import altered
-from mnemos.lab.run.trained import open_run
 from mnemos.lab.vision.attention_cache import AttentionCache
 from mnemos.models.memformer import MemformerConfig
 
@@ -133,26 +129,6 @@ def test_memformers_pictures_are_14_by_14(tmp_path, monkeypatch):
 # ---- from end to end ----
 
 
-@pytest.mark.exhaustive  # what all experiments share, that of linear transformers shows below
-def test_memformers_experiment(tmp_path, monkeypatch):
-    tiny = ImageSizes(dim=8, layer_divisor=2, slot_divisor=16, side=8, dropout=0.0)
-    monkeypatch.setitem(memformer.SMALL_PICTURES, "digits", tiny)
-    monkeypatch.setattr(memformer, "digits_or_mnist", lambda options: ("digits", {"valid_size": 20, "test_size": 30}))
-    rows = {name: memformer.ROWS[name] for name in ("Memformer", "Transformer-XL")}  # the others differ in their recipe
-    monkeypatch.setattr(memformer, "ROWS", rows)
-    (found,) = reproduce("memformer/experiment", Options(tmp_path, steps=2, seeds=2))
-    variants, minus, seeds, slots = (table["rows"] for table in found["tables"])
-    folder = tmp_path / "runs" / "experiment-digits-2"
-    mean = {name: mean_score(folder / f"digits-{name.lower().replace(' ', '-')}") for name in rows}
-    check_means(mean, variants, minus, "nats/byte")
-    assert all(row["perplexity"] > np.exp(row["nats/byte"]) - 1e-6 for row in variants), "a mean of exponentials"
-    assert minus[0]["effect"] == pytest.approx(np.log(1.594 / 1.611))
-    assert [row["seed"] for row in seeds] == ["0", "1"]
-    assert [row[""] for row in slots] == ["Memformer", "Memformer", "the paper, text"]
-    for row in slots[:2]:
-        assert sum(value for name, value in row.items() if name.startswith("slots")) == pytest.approx(100, abs=1e-3)
-
-
 def test_linear_transformers_experiment(tmp_path, monkeypatch):
     whole = linear.small_recipe
     tiny = {"model": {"dim": 8, "num_heads": 2, "mlp": 8}, "data": {"images": {"valid_size": 20, "test_size": 30}}}
@@ -176,28 +152,6 @@ def test_linear_transformers_experiment(tmp_path, monkeypatch):
     assert [one["folder"] for one in found["trained"]] == found["runs"]
     assert len(found["runs"]) == 2
     assert '<section id="pictures"' in (folders["linear"].parent / "report.html").read_text()
-
-
-@pytest.mark.exhaustive
-def test_cached_transformers_experiment(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "task", lambda options: ("digits", {"valid_size": 20, "test_size": 30}))
-    monkeypatch.setattr(cached, "BATCHES", 2)
-    (found,) = reproduce("cached_transformers/experiment", Options(tmp_path, steps=2, seeds=2))
-    variants, minus, seeds, gaps = (table["rows"] for table in found["tables"])
-    folder = tmp_path / "runs" / "experiment-digits-2"
-    endings = ("-paper", "", "-paper-wider", "-paper-constant", "-attention-cache")
-    names = dict(zip(cached.variants(Options(tmp_path)), endings, strict=True))
-    mean = {name: 100 * mean_score(folder / f"digits-vit{ending}", "accuracy") for name, ending in names.items()}
-    check_means(mean, variants, minus, "test accuracy, %")
-    for row in minus:
-        assert row["effect"] == pytest.approx(1.3 if row["minus"] == "keys and values" else 1.4)
-    _, task, model = open_run(folder / "digits-vit" / "seed-1")
-    seen = [task.train_batch(i, cached.BATCH, cached.ORDER) for i in range(2)]
-    right = torch.cat([(model(batch.inputs)[0].argmax(1) == batch.targets).float() for batch in seen])
-    assert cached._gap(folder / "digits-vit" / "seed-1") == pytest.approx(100 * right.mean() - seeds[1]["no cache"])
-    gap = {row[""]: row["gap, points"] for row in variants}
-    differences = {name: gap["cached"] - gap[name] for name in names if name != "cached"}
-    assert {row["minus"]: row["difference"] for row in gaps} == pytest.approx(differences)
 
 
 def mean_score(folder: Path, metric: str = "loss", split: str = "test") -> float:

@@ -14,7 +14,7 @@ from mnemos.lab.measure import timing
 from mnemos.lab.papers import small_runs
 from mnemos.lab.papers.claims import Claim
 from mnemos.lab.papers.memformer import figures, recipes, tables
-from mnemos.lab.papers.memformer.recipes import ImageSizes, LanguageSizes
+from mnemos.lab.papers.memformer.recipes import ImageSizes
 from mnemos.lab.papers.reproduce import Options, reproduce
 from mnemos.lab.recipes.family import altered
 from mnemos.lab.run.recipe import RolloutConfig
@@ -89,52 +89,6 @@ def test_recalls_variants_differ_in_what_they_are_named_for():
 
 
 # ---- tables ----
-
-
-@pytest.fixture
-def tiny(monkeypatch) -> None:
-    """Two rows a table, and models that take moments."""
-    rows = ("Transformer-XL memory=224", "Memformer 4+8")
-    monkeypatch.setattr(tables, "PICTURES", {name: recipes.PICTURES[name] for name in rows})
-    pictures = ImageSizes(dim=8, layer_divisor=2, slot_divisor=16, side=8, dropout=0.0)
-    monkeypatch.setitem(recipes.SMALL_PICTURES, "digits", pictures)
-    monkeypatch.setattr(tables, "LANGUAGE", ("Transformer-XL base memory=1024", "Memformer 4+16"))
-    sizes = LanguageSizes(dim=8, num_heads=2, layer_divisor=4, length_divisor=16, dropout=0.0, slide=0)
-    monkeypatch.setattr(tables, "PAPER", sizes)
-    monkeypatch.setattr(tables, "ROUNDS", 1)
-    for module in (tables, recipes):
-        monkeypatch.setattr(module, "SMALL_LANGUAGE", sizes)
-    monkeypatch.setattr(recipes, "_SMALL_TRAIN", replace(recipes._SMALL_TRAIN, accelerator="cpu"))
-
-
-@pytest.mark.exhaustive
-def test_table1(tmp_path, tiny):
-    (found,) = reproduce("memformer/table1", Options(tmp_path, steps=2, seeds=2))
-    costs, perplexities, (difference,) = *found["tables"][:2], found["tables"][2]["rows"]
-    assert [row["paper GFLOP"] for row in costs["rows"]] == [15.6, 5.0]
-    shapes = {row[""]: row["model here"] for row in perplexities["rows"]}
-    assert shapes == {"Transformer-XL memory=224": "4 layers, memory 18", "Memformer 4+8": "2+4 layers, 4 slots"}
-    xl, ours = (float(row["perplexity"].split()[0]) for row in perplexities["rows"])
-    assert 1 < xl < 400
-    assert 1 < ours < 400
-    assert difference[""] == "Memformer 4+8 minus Transformer-XL memory=224"
-    assert difference["difference"] == pytest.approx(ours - xl, abs=1e-3)
-    assert difference["from"] < difference["difference"] < difference["to"]
-    assert any("of 1 pairs" in note for note in found["notes"])
-
-
-@pytest.mark.exhaustive
-def test_table2(tmp_path, tiny, text):
-    (found,) = reproduce("memformer/table2", Options(tmp_path, data=text, steps=2))
-    costs, inference, perplexities = found["tables"]
-    assert [row["paper GFLOP"] for row in costs["rows"]] == [168.0, 54.0]
-    xl, ours, ratio, theirs = inference["rows"]
-    for column in list(xl)[1:]:
-        assert ratio[column] == pytest.approx(xl[column] / ours[column])
-    assert ours["maximum state MiB"] >= ours["state MiB"]
-    assert theirs["GFLOP per segment"] == pytest.approx(168 / 54)
-    assert theirs["state MiB"] is None  # the paper's 8.1 is not of states
-    assert len(perplexities["rows"]) == 2
 
 
 def test_what_a_token_of_memory_costs_is_a_slope():
@@ -302,22 +256,3 @@ def test_words_are_wrapped(monkeypatch):
     assert figures._wrap(words) == lines
     apart = figures._wrap((("Anna", 1), ("is", 1)))  # words of a vocabulary, without white space of their own
     assert [text for *_, text in apart] == ["Anna ", "is "]
-
-
-@pytest.mark.exhaustive
-def test_figure8(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "HORIZONS", (1, 8))
-    monkeypatch.setattr(figures, "SLOTS", (1, 4))
-    monkeypatch.setattr(figures, "SHORT_SEGMENT", 16)
-    monkeypatch.setattr(figures, "READ", 8)
-    found = figures.figure8(Claim("figure8", "", "", ""), Options(tmp_path, data=text, steps=2, seeds=2))
-    horizon, by_horizon, slots, by_slots = found.tables
-    assert [row[0] for row in horizon.rows] == [1, 8]
-    assert [row[0] for row in slots.rows] == [1, 4]
-    assert horizon.rows[1][1:] == slots.rows[1][1:], "the same runs, trained once"
-    assert len(found.runs) == 6
-    for name, values, differences in (("horizon 8", horizon, by_horizon), ("slots 4", slots, by_slots)):
-        ((said, difference, *_),) = differences.rows
-        assert said == f"{name} minus {name.split()[0]} 1"
-        assert difference == pytest.approx(values.rows[1][1] - values.rows[0][1])
-    assert (tmp_path / "figure8.png").stat().st_size > 3000

@@ -142,15 +142,6 @@ def test_photos_of_any_kind(ending, photos, tmp_path):
         assert len(stored(dataclasses.replace(model, classes=3, image=64, channels=3).build())) == 4
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["digits-pvt-cached", "digits-vit-attention-cache", "digits-swin"])
-def test_small_recipes_learn(name, tmp_path):
-    torch.set_num_threads(1)
-    recipe = altered(load(name), optim={"schedule": {"warmup": 20}}, train={"steps": 150, "accelerator": "cpu"})
-    result = run(recipe, tmp_path / "run", quiet=True)
-    assert result["test"]["accuracy"] > 3 * result["majority"]
-
-
 # ---- families ----
 
 
