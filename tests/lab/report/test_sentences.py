@@ -2,18 +2,17 @@
 
 import math
 import re
-from dataclasses import replace
 
 import pytest
-from synthetic_runs import edited, write_comparison, write_run
+from synthetic_runs import edited, write_run
 
 from mnemos import registry
 from mnemos.lab.compare.arguments import variants
 from mnemos.lab.compare.baselines import with_parameters
 from mnemos.lab.papers.reproduce import Options, reproduce
 from mnemos.lab.papers.small_runs import caution, order
-from mnemos.lab.report import gated_caches, page, provenance, scores
-from mnemos.lab.report.read import read, read_results, read_run, results_of
+from mnemos.lab.report import gated_caches, provenance
+from mnemos.lab.report.read import read, read_run, results_of
 from mnemos.lab.run.recipe_fields import with_fields
 
 LINEAR = "one matrix per head"
@@ -53,22 +52,6 @@ def test_seeds_that_are_described_differently_are_one_row(tmp_path):
     assert [row.seeds for row in results_of([read_run(run, run.name) for run in runs]).rows] == [2]
 
 
-def test_only_controls_that_were_run_are_explained(tmp_path):
-    """A closed gate says nothing of what the cache holds."""
-    every = read_results(write_comparison(tmp_path / "c"))
-    closed = replace(every, controls=tuple(one for one in every.controls if one.control == "closed"))
-    assert "depends on what its cache holds" in scores._controls(every)
-    assert "depends on" not in scores._controls(closed)
-    bare = read([write_run(tmp_path / "plain", "demo")])
-    assert scores._controls(bare) == "", "a model without a memory"
-
-
-def test_an_interval_is_said_where_there_is_one(tmp_path):
-    for seeds in ((0,), (0, 1)):
-        said = scores._controls(read_results(write_comparison(tmp_path / str(seeds), seeds)))
-        assert ("comes from the spread between seeds" in said) == (len(seeds) > 1)
-
-
 def test_the_gates_of_a_seed_have_its_name(tmp_path, monkeypatch):
     # of one label
     runs = [write_run(tmp_path / name / "run", "demo-cached", seed) for name, seed in (("a", 5), ("b", 7))]
@@ -76,14 +59,6 @@ def test_the_gates_of_a_seed_have_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(gated_caches, "chart_figure", lambda charts, *_: drawn.extend(charts) or "")
     gated_caches.gate_section(read(runs))
     assert {run.split(",")[0] for chart in drawn for run in chart.runs} == {"seed 5", "seed 7"}
-
-
-def test_updates_each_are_those_of_finished_runs(tmp_path):
-    runs = [write_run(tmp_path / name, "demo", seed) for seed, name in enumerate("ab")]
-    assert " updates each ·" in page._byline([read(runs)])
-    assert " updates ·" in page._byline([read(runs[:1])]), "one run"
-    unfinished = write_run(tmp_path / "c", "demo", 2, finished=False)
-    assert " updates" not in page._byline([read([*runs, unfinished])])
 
 
 def test_a_recipe_without_a_part_is_in_the_table_of_differences(tmp_path):
