@@ -20,7 +20,7 @@ from mnemos.lab.compare.processes import RunsLeft, shielded, train_several
 from mnemos.lab.compare.runs import Sweep, check_rates, train
 from mnemos.lab.errors import Interrupted, TrainingFailed
 from mnemos.lab.run import progress, session
-from mnemos.lab.run.progress import RUN_NUMBER, RunNumber
+from mnemos.lab.run.progress import RUN_NUMBER, LogProgress, RunNumber
 from mnemos.types import InputError
 
 
@@ -214,18 +214,28 @@ def test_the_estimate_counts_each_recipe_with_its_own_cost_from_the_first_run():
     assert left.done("a", 10.0) == "4 of 4 runs, 0:01:40"
 
 
-def test_the_first_run_says_how_long_all_will_take(monkeypatch, capsys):
+@pytest.mark.parametrize("quiet", [False, True])
+def test_the_first_run_says_how_long_all_will_take(monkeypatch, capsys, quiet):
     seconds = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False)
     token = RUN_NUMBER.set(RunNumber(2, 8, 2, first=True))
     try:
-        with progress.progress(True, "text", 100, 0) as display:
+        display = progress.progress(quiet, "text", 100, 0)
+        with display:
             for step in range(1, 11):  # half a second each
                 display.updated(step, {"loss": 1.0, "lr": 1.0}, lambda: 0)
                 seconds[0] += 0.5
+        RUN_NUMBER.set(RunNumber(3, 8, 2))
+        other = progress.progress(quiet, "text", 100, 0)
     finally:
         RUN_NUMBER.reset(token)
-    assert "of this run will take about 0:00:50, those of 7 runs like it 0:03:20" in capsys.readouterr().out
+    said = capsys.readouterr()
+    times = "the updates of this run will take about 0:00:50, those of 7 runs like it 0:03:20"
+    assert said.out == f"{times}; scores and the memory's controls come to them\n"
+    assert other.of is None
+    assert quiet or " of training left " in said.err
+    assert quiet or (said.err.startswith("[2/8] text 1/100") and isinstance(other, LogProgress))
 
 
 def test_a_comparison_goes_on_beside_its_pages(tmp_path):
