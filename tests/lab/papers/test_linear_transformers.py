@@ -25,19 +25,6 @@ TINY = replace(tables.PAPER, dim=16, layers=1, num_heads=2, mlp=16)
 # ---- recipes ----
 
 
-def test_mnist_is_trained_as_in_the_paper():
-    """250 epochs of the pictures that are not held out, batches of 10, RAdam at 1e-4, no clipping."""
-    for name in ("mnist-pixels", "mnist-pixels-softmax"):
-        recipe = registry.load("recipe", name)()
-        epoch = 60_000 - recipe.data.images.valid_size
-        assert recipe.train.steps * recipe.train.batch_size == 250 * epoch
-        assert recipe.train.eval_every * recipe.train.batch_size == epoch
-        found = recipe.train.batch_size, recipe.optim.name, recipe.optim.lr, recipe.optim.grad_clip
-        assert found == (10, "radam", 1e-4, 0.0)
-    for name in ("copy", "speech-softmax", "speech-linear", "speech-lsh", "speech-bilstm"):
-        assert registry.load("recipe", name)().optim.grad_clip == 0.0, "the paper names no clipping"
-
-
 def test_lsh_is_the_published_reformer_in_the_papers_chunks():
     for images, length, chunks in (("mnist-pixels", 783, 27), ("cifar-pixels", 3071, 83)):
         found = attention("lsh-4", length)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import operator
 
 import numpy as np
 import pytest
@@ -62,31 +63,69 @@ def test_the_wider_variant_has_the_cached_ones_parameters(name):
     assert parameters("-cached") > 1.1 * parameters("")
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("imagenet-") and "22k" not in n])
-def test_imagenet_is_at_the_papers_settings(name):
+def trained(epochs: float, warmup: float, rows: int, batch_size: int) -> dict:
+    """The updates of so many epochs, of which the first warm up."""
+    return {
+        "train.steps": pytest.approx(epochs * rows / batch_size, rel=1e-3),
+        "optim.schedule.warmup": pytest.approx(warmup * rows / batch_size, rel=1e-3),
+        "train.batch_size": batch_size,
+    }
+
+
+IMAGENET = {
+    **{"model.image": 224, "model.channels": 3, "model.classes": 1000, "data.size": 224},
+    **{
+        "optim.name": "adamw",
+        "optim.weight_decay": 0.05,
+        "optim.lr": 5e-4 * 1024 / 512,
+        "optim.schedule.name": "cosine",
+    },
+    **{"data.augment.policy": "timm", "data.augment.operations": "rand-m9-mstd0.5-inc1"},
+    **{"data.augment.force_color_jitter": True, "data.augment.mixup": 0.8, "data.augment.cutmix": 1.0},
+    **{"data.augment.smoothing": 0.1, "data.augment.erasing": 0.25},
+    **trained(300, 5, 1_281_167, 1024),
+}
+CACHED = {"model.cache": GRC(preset="paper", ratio=0.5, length="paper", mix="heads", convolution=True)}
+MEMFORMER = {"model.memory.radius": 1, "model.cls": 2, "model.decoder_reads": False}  # as resolved
+PIXELS = {  # 250 epochs of the pictures that are not held out
+    **{"train.steps": 250 * 5_500, "train.eval_every": 5_500, "data.images.valid_size": 5_000, "train.batch_size": 10},
+    **{"optim.name": "radam", "optim.lr": 1e-4, "optim.grad_clip": 0.0},
+}
+PAPERS = {
+    **{
+        n: IMAGENET | (CACHED if n.endswith("cached") else {})
+        for n in NAMES
+        if n.startswith("imagenet-") and "22k" not in n
+    },
+    "imagenet-22k-swin-t-cached": {
+        **{"model.classes": 21_841, "optim.lr": pytest.approx(1e-3), "optim.schedule.floor": pytest.approx(0.01)},
+        **trained(90, 5, 14_197_122, 4096),
+    },
+    "mnist-memformer": {
+        **{"model.encoder_layers": 4, "model.decoder_layers": 8, "model.memory.slots": 64, **MEMFORMER},
+        **{"train.steps": 10_000, "train.batch_size": 256, "optim.lr": 1e-3, "optim.grad_clip": 1.0},
+    },
+    "wikitext-memformer": {
+        **{"model.dim": 512, "model.mlp": 2048, "model.memory.slots": 1024, "data.segment": 128, **MEMFORMER},
+        **{"data.tokens": "words", "model.tied": True, "model.cutoffs": (20_000, 40_000, 200_000)},
+        **{"train.steps": 150_000, "train.batch_size": 128, "train.rollout.segments": 8, "train.rollout.slide": 1},
+    },
+    "wikitext-compressive": {
+        **{"model.attention.memory": 512, "model.attention.compressed": 512, "model.attention.ratio": 4},
+        "model.attention.compression": "convolution",
+    },
+    "wikitext-xl": {"model.layers": 16, "model.attention.memory": 1024},
+    **{name: PIXELS for name in ("mnist-pixels", "mnist-pixels-softmax")},
+    **{n: {"optim.grad_clip": 0.0} for n in ("copy", *(f"speech-{x}" for x in ("softmax", "linear", "lsh", "bilstm")))},
+}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_recipes_are_at_the_papers_settings(name):
     recipe = load(name)
-    model, data, optim, train = recipe.model, recipe.data, recipe.optim, recipe.train
-    assert (model.image, model.channels, model.classes, data.size) == (224, 3, 1000, 224)
-    assert (optim.name, optim.weight_decay, train.batch_size) == ("adamw", 0.05, 1024)
-    assert optim.lr == 5e-4 * 1024 / 512
-    assert optim.schedule.name == "cosine"
-    assert train.steps * 1024 / 1_281_167 == pytest.approx(300, rel=1e-3)
-    assert optim.schedule.warmup * 1024 / 1_281_167 == pytest.approx(5, rel=1e-3)
-    augment = data.augment
-    assert (augment.policy, augment.operations) == ("timm", "rand-m9-mstd0.5-inc1")
-    assert augment.force_color_jitter
-    assert (augment.mixup, augment.cutmix, augment.smoothing, augment.erasing) == (0.8, 1.0, 0.1, 0.25)
-    if isinstance(model.cache, GRC):
-        assert model.cache == GRC(preset="paper", ratio=0.5, length="paper", mix="heads", convolution=True)
-
-
-def test_imagenet_22k_is_at_swins_settings():
-    recipe = load("imagenet-22k-swin-t-cached")
-    assert recipe.model.classes == 21_841
-    assert recipe.optim.lr == pytest.approx(1.25e-4 * 4096 / 512)
-    assert recipe.optim.lr * recipe.optim.schedule.floor == pytest.approx(1.25e-6 * 4096 / 512)
-    assert recipe.train.steps * 4096 / 14_197_122 == pytest.approx(90, rel=1e-3)
-    assert recipe.optim.schedule.warmup / recipe.train.steps == pytest.approx(5 / 90)
+    if hasattr(recipe.model, "preset"):
+        recipe = dataclasses.replace(recipe, model=recipe.model.resolved())
+    assert {path: operator.attrgetter(path)(recipe) for path in PAPERS[name]} == PAPERS[name]
 
 
 @pytest.fixture
