@@ -17,14 +17,5 @@ def spoilt(given, mask):
     return [x.detach().masked_fill(~mask[..., None, None], torch.nan).requires_grad_() for x in given]
 
 
-def kept_by_backward(operator, *given):
-    """The tensors that an operator keeps for its backward."""
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        y = operator(*given)
-    assert y.requires_grad
-    return saved
-
-
 def tokens(t=41, seed=1, rows=2):
     return torch.randn(rows, t, 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from sparse_layers import compare, kept_by_backward, spoilt, tokens
+from sparse_layers import compare, spoilt, tokens
 from torch.utils.flop_counter import FlopCounterMode
 
 from mnemos import GRC
@@ -82,25 +82,6 @@ def test_one_table_for_all_heads_and_blocks_that_are_listed_twice():
     compare(y, reference(*given, table.expand(2, -1, -1), 2), given)
 
 
-def test_low_precision():
-    given = [x.detach() for x in inputs(70, d=8, m=8, dtype=torch.bfloat16)]
-    drawn = draw_random_blocks(2, 18)
-    y = block_sparse_attention(*given, drawn, 4)
-    assert y.dtype == torch.bfloat16
-    expected = reference(*given, drawn, 4)
-    torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=1e-2)
-
-
-def test_dropout_has_the_mean_of_what_it_kept():
-    given = [x.detach()[:1].repeat(2000, 1, 1, 1) for x in inputs(13)]
-    drawn = draw_random_blocks(2, 13)
-    torch.manual_seed(0)
-    y = block_sparse_attention(*given, drawn, 1, dropout=0.5)
-    exact = block_sparse_attention(*(x[:1] for x in given), drawn, 1)
-    assert (y[0] - y[1]).abs().max() > 0.1
-    torch.testing.assert_close(y.mean(0, keepdim=True), exact, rtol=0, atol=0.15)
-
-
 @pytest.mark.parametrize(("blocks", "extra", "window", "ends"), [(9, 3, 3, 1), (40, 3, 5, 2), (33, 0, 3, 1)])
 def test_random_blocks_are_distinct_and_neither_global_nor_near(blocks, extra, window, ends):
     drawn = draw_random_blocks(3, blocks, extra, window, ends, seed=1)
@@ -111,18 +92,8 @@ def test_random_blocks_are_distinct_and_neither_global_nor_near(blocks, extra, w
             assert all(ends <= j < blocks - ends and abs(j - row) > window // 2 for j in found)
 
 
-def test_random_blocks_are_uniform_and_repeat_from_the_seed():
-    drawn = draw_random_blocks(1200, 14)
-    counts = torch.zeros(12, 14).index_put_(
-        (torch.arange(12)[None, :, None].expand(drawn.shape), drawn), torch.tensor(1.0), accumulate=True
-    )
-    for row, count in enumerate(counts, 1):
-        expected = 1200 * 3 / (9 if 1 < row < 12 else 10)
-        assert ((count[count > 0] - expected).abs() < 0.25 * expected).all(), row
-    assert torch.equal(draw_random_blocks(2, 14, seed=5), draw_random_blocks(2, 14, seed=5))
-    assert not torch.equal(draw_random_blocks(2, 14, seed=5), draw_random_blocks(2, 14, seed=6))
-    assert not torch.equal(*draw_random_blocks(2, 14, seed=5))
-    # As written when a checkpoint was trained: a change of these numbers changes trained models.
+def test_random_blocks_are_those_of_earlier_versions():
+    """A change of these numbers changes trained models."""
     assert draw_random_blocks(1, 12, seed=0)[0, :3].tolist() == [[8, 9, 6], [5, 7, 6], [7, 5, 10]]
 
 
@@ -143,14 +114,6 @@ def test_flops_are_those_of_the_blocks_that_are_read():
     assert flops(8 * 41 - 8) == 2 * 2 * 2 * 8 * scores(40)
     assert flops(8 * 20, backward=True) > 3 * flops(8 * 20)
     assert flops(8 * 8) == 2 * 2 * 2 * 8 * 64**2
-
-
-def test_the_backward_keeps_memory_linear_in_the_length():
-    kept = []
-    for t in (512, 1024):
-        saved = kept_by_backward(block_sparse_attention, *inputs(t, d=4, m=4), draw_random_blocks(2, t // 8), 8)
-        kept.append(sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in saved}.values()))
-    assert kept[1] < 2.3 * kept[0]
 
 
 @pytest.mark.parametrize(

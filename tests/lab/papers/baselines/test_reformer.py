@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from sparse_layers import compare, kept_by_backward, spoilt, tokens
+from sparse_layers import compare, spoilt, tokens
 
 from mnemos.lab.papers.baselines import reformer
 from mnemos.lab.papers.baselines.reformer import (
@@ -102,18 +102,6 @@ def test_segments_change_nothing(scores, monkeypatch):
     compare(reformer_attention(qk, v, rotations, 4, mask=holes(29)), expected, (qk, v))
 
 
-def test_the_backward_keeps_no_scores_of_several_steps(monkeypatch):
-    qk, v, rotations = inputs(64)
-    scores = 2 * 2 * 2 * 64 * 32  # rows, heads, rounds, tokens, keys
-    kept = []
-    for most in (scores, scores // 16):
-        monkeypatch.setattr(reformer, "SCORES_AT_A_TIME", {"cpu": most})
-        saved = kept_by_backward(reformer_attention, qk, v, rotations, 16)
-        floats = {x.data_ptr(): x.numel() for x in saved if x.is_floating_point()}
-        kept.append(sum(floats.values()))
-    assert kept[0] > scores > kept[1]
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("last", [0, 1, 7, 20])  # single queries up to 7, chunks of queries beyond
 def test_the_last_tokens_alone(last, causal):
@@ -122,20 +110,8 @@ def test_the_last_tokens_alone(last, causal):
     compare(reformer_attention(qk, v, rotations, 4, causal, holes(29), last=last), whole, (qk, v))
 
 
-def test_low_precision_and_scores_far_apart():
-    qk, v, rotations = inputs(33)
-    given = (50 * qk).bfloat16(), v.bfloat16()
-    y = reformer_attention(*given, rotations, 4, dropout=0.0)
-    assert y.dtype == torch.bfloat16
-    exact = reformer_attention(*(x.double() for x in given), [r.float() for r in rotations], 4)
-    torch.testing.assert_close(y.double(), exact, rtol=1e-2, atol=1e-2)
-    with torch.autocast("cpu", torch.bfloat16):
-        low = reformer_attention(given[0].float(), given[1].float(), rotations, 4)
-    torch.testing.assert_close(low.double(), exact, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("scores", [2**20, 100])
-def test_dropout_has_the_mean_and_the_gradient_of_what_it_kept(scores, monkeypatch):
+def test_gradients_with_dropout(scores, monkeypatch):
     monkeypatch.setattr(reformer, "SCORES_AT_A_TIME", {"cpu": scores})
     qk, v, rotations = inputs(9, b=1, h=1)
 
@@ -144,12 +120,6 @@ def test_dropout_has_the_mean_and_the_gradient_of_what_it_kept(scores, monkeypat
         return reformer_attention(qk, v, rotations, 4, dropout=0.5)
 
     assert torch.autograd.gradcheck(run, (qk, v), fast_mode=True)
-    exact = reformer_attention(qk, v, rotations, 4)
-    monkeypatch.setattr(reformer, "SCORES_AT_A_TIME", {"cpu": 2**20})
-    many = [x.detach().repeat(4000, 1, 1, 1) for x in (qk, v)]
-    drawn = reformer_attention(*many, rotations, 4, dropout=0.5)
-    torch.testing.assert_close(drawn.mean(0, keepdim=True), exact, rtol=0, atol=0.15)
-    assert (drawn[0] - drawn[1]).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("length", [1, 60, 783, 5000, 100_000])
@@ -284,11 +254,3 @@ def test_a_step_equals_the_last_token_of_the_whole():
         y, state = attention(x[:, a:b], state, mask[:, a:b])
         torch.testing.assert_close(y, attention(x[:, :b], None, mask[:, :b])[0][:, a:])
     assert torch.equal(state.seen, mask.sum(1))
-
-
-def test_autocast_moves_no_token_to_another_bucket():
-    attention, x = layer(buckets=16).float().eval(), tokens().float()
-    exact = attention(x)[0]
-    with torch.autocast("cpu", torch.bfloat16):
-        low = attention(x)[0]
-    torch.testing.assert_close(low.float(), exact, rtol=0, atol=0.02)
