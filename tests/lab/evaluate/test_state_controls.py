@@ -9,9 +9,8 @@ from torch.nn import functional as F
 from mnemos import GRC, Memformer, SlotsConfig, Transformer
 from mnemos.attention import LinearConfig, RelativeConfig, SoftmaxConfig
 from mnemos.lab.evaluate import controls
-from mnemos.lab.evaluate.controls import ROWS, SEGMENTS, WHOLE, control_lines
-from mnemos.lab.evaluate.recorded import Left, StateControls
-from mnemos.lab.evaluate.records import from_json, to_json
+from mnemos.lab.evaluate.controls import ROWS, SEGMENTS, WHOLE
+from mnemos.lab.evaluate.records import to_json
 from mnemos.lab.tasks.batch import IGNORE, Batch, each
 from mnemos.lab.tasks.recall import RecallConfig
 from mnemos.lab.tasks.task import Task
@@ -285,17 +284,3 @@ def test_where_a_control_has_no_meaning_the_result_says_why():
     (short,) = state_controls(built("sums"), task(2 * T, 2 * T))["memories"]
     assert "second segments alone" in short["frozen"]["left"]
     assert "scores" in short["exchanged"]
-
-
-def test_what_was_found_is_printed_with_the_reasons():
-    given = task(2 * T)
-    (line,) = control_lines(Left("the model keeps no state"), given)
-    assert line.strip() == "state: the model keeps no state"
-    found = state_controls(built("sums"), given)
-    head, carried, emptied, exchanged, frozen = control_lines(from_json(StateControls, found, "found", ""), given)
-    assert "segment 2 of 1 row:" in head
-    before, after = (found["carried"]["scores"]["loss"], found["memories"][0]["emptied"]["scores"]["loss"])
-    assert f"loss {before:.4f}" in carried
-    assert f"sums emptied    loss {after:.4f} ({after - before:+.4f})" in emptied
-    assert "one at a time" in exchanged
-    assert "second segments alone" in frozen

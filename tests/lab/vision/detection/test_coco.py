@@ -132,7 +132,6 @@ def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_witho
         ([annotation(3, "all of it")], {}, "annotation 3 of a.jpg: segmentation: expected polygons"),
         ([annotation(3, {"size": [3, 2], "counts": [6]})], {}, r"run lengths of size \[20, 30\], found \[3, 2\]"),
         ([annotation(3, {"size": [20, 30], "counts": [5, 5]})], {}, "annotation 3 .* run lengths .* of 600 pixels"),
-        ([annotation(3, {"size": [20, 30], "counts": "zz!!"})], {}, "annotation 3 .* run lengths .* of 600 pixels"),
         ([annotation(3, [[10, 5, 25, 9], [1, 2, 3, 4, 5]])], {}, r"annotation 3 .* of finite numbers, found \[1, 2"),
         ([annotation(3, [[1, 1, 1e12, 1, 1e12, 5]])], {}, r"polygons within 100,000 pixels, found 1e\+12"),
         ([annotation(3, None, crowd="0")], {}, "annotation 3 of a.jpg: expected 0 or 1 as iscrowd, found '0'"),
@@ -142,7 +141,6 @@ def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_witho
         ([], {"images": [IMAGE | {"file_name": "b.jpg"}]}, "found no .*b.jpg; add them"),
         ([], {"images": [IMAGE, IMAGE]}, "found two of id 9"),
         ([], {"images": [{"id": 9}]}, "expected 'file_name' in every entry"),
-        ([], {"images": []}, "expected at least one picture"),
     ],
 )
 def test_wrong_annotations_are_refused_by_name(tmp_path, annotations, changes, message):
