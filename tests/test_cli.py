@@ -6,7 +6,6 @@ import functools
 import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from processes import Process, mnemos, until
 
 from mnemos import registry
 from mnemos.errors import InputError, say
-from mnemos.lab.cli import listing, main
+from mnemos.lab.cli import main
 
 QUICK = "--train.steps 10 --train.batch-size 8 --train.eval-every 5 --train.log-every 5 --train.checkpoint-every 5"
 QUICK += " --data.train-size 200 --data.valid-size 50 --data.test-size 60 --model.dim 16 --train.accelerator cpu"
@@ -120,34 +119,13 @@ def test_list_shows_recipes_as_families_and_the_recipes_of_a_name(capsys):
     shown = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("    ")]
     assert sum(int(many.strip("()")) if many.startswith("(") else 1 for _, many in shown) == len(names)
     assert ["text-state", "(17)"] in shown
-    assert {name for name, many in shown if not many.startswith("(")} < {*names}
     assert len(listed(capsys, "small-images")) == 4 + 57, "a heading for each task"
-    assert listed(capsys, "imagenet")[-1] == "imagenet-22k-swin-t-cached"
     variants = ["text-cached", "text-cached-unwritten", "text-cached-xl-no-memory"]
     assert listed(capsys, "text-cached") == ["text:", *variants]
     of_text = listed(capsys, "text")
     assert not {"demo", "listops"} & {*of_text}
-    papers_last = [of_text.index(name) for name in ("text-lstm", "text-state-xl", "wikitext-xl")]
-    assert papers_last == sorted(papers_last)
     assert "did you mean 'text'" in refused(capsys, "list", "txet")
     assert "mnemos list attentions has it" in refused(capsys, "list", "gated-delta")
-
-
-def test_the_families_are_kept_until_a_source_changes(monkeypatch, tmp_path):
-    made = []
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(registry, "is_empty", lambda kind: True)  # as in a process that has imported no recipe
-    family = listing.Family("a", "b", {"c": {"d": "e"}})
-    monkeypatch.setattr(listing, "_made_families", lambda: made.append(1) or [family])
-    assert listing.families() == listing.families() == [family]
-    assert len(made) == 1
-    (file,) = tmp_path.glob("mnemos/*.json")
-    file.write_text("damaged")
-    assert listing.families()[0].name == "a"
-    file.unlink()
-    file.with_stem("recipes-of-other-sources").write_text("[]")
-    listing.families()
-    assert (len(made), list(tmp_path.glob("mnemos/*.json"))) == (3, [file])
 
 
 @functools.cache
@@ -179,63 +157,39 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
         assert (shown.model, shown.data, shown.optim, shown.name) == (default.model, default.data, default.optim, name)
 
 
-TAKE_A_RUN = "train --resume IT, train text --from IT, report IT, look IT, sample IT, export IT"
-TAKE_A_RUN += ", predict IT a, chat IT"
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ("trian short-listops", "did you mean 'train'?"),
-        ("qqqq", "known: list"),
         ("train", "name of a recipe"),
         ("train dmeo", "did you mean 'demo'"),
-        ("train short-listops --modl.dim 7", "did you mean --model.dim"),
         ("train short-listops --model.dim seven --train.steps 5", "expected an integer, found 'seven'"),
-        ("train short-listops --optim.betas 0.5", "--optim.betas: expected 2 numbers, found '0.5'"),
         ("train short-listops --train.rollout.checkpoints x", "'all', 'sqrt' or an integer, found 'x'"),
         ("train short-listops --model.attention linaer", "did you mean 'linear'"),
         ("train short-listops --model.attention linear --model.attention.window 8", "--model.attention.window"),
-        ("train short-listops-cached --model.cache.preset papre", "'paper'"),
         ("show short-listops-cached --model.cache.ratio 2", ": --model.cache.ratio: expected above 0 and at most 1"),
-        ("show text-cached --model.cache.read mean", "mnemos: --model.cache.read: scope="),
-        ("show short-listops --name a/b", "mnemos: --name: expected a name without"),
         ("show short-listops --model.cache.length 8", "short-listops has no cache: add --model.cache mnemos"),
         ("show short-listops --model.cache papre", "found 'papre'; known: paper, official, mnemos, none"),
         ("train nowhere.json", "nowhere.json: expected a recipe's file, found no such file"),
-        ("compare short-listops --vary model.dim 8", "several recipes, seeds or rates, found 1;"),
         ("compare short-listops --vary train.steps 8,9", "equal train settings"),
         ("compare short-listops --vary model.dim 8,9 --vary model.dim 7,8", "model.dim twice"),
         ("compare short-listops short-listops --vary optim.lr 1,2,3,4,5,6 --vary model.dim 1,2,3,4,5,6", "72"),
-        ("train --resume nowhere", "no such folder"),
         ("train short-listops --resume nowhere", "--resume RUN alone"),
         (["train", "--resume", __file__], "expected the folder of a run, found a file"),
-        ("eval nowhere", "no such folder"),
         ("eval text", "found the name of a recipe; mnemos train text trains it"),
-        *((line.replace("IT", "text-linear"), "mnemos train text-linear trains it") for line in TAKE_A_RUN.split(", ")),
+        ("train text --from text-linear", "mnemos train text-linear trains it"),
         (["eval", "no\n\x1b[31mwhere"], "mnemos: no\\n\\x1b[31mwhere: expected a run"),
         ("eval", "required: RUN; see mnemos eval --help"),
         ("report x --ouy y", "did you mean --out?"),
         ("score x --samples two", "--samples: expected an integer, found 'two'; see mnemos score --help"),
-        ("detect x y --score two", "--score: expected a number, found 'two'"),
-        ("export x --to onx", "--to: expected one of hf, onnx, onnxruntime, torch, found 'onx'; did you mean onnx?"),
         ("list --plugin", "--plugin: expected a Python file"),
-        ("sample nowhere --count 0", "at least 1"),
+        ("export x --to onx", "--to: expected one of hf, onnx, onnxruntime, torch, found 'onx'; did you mean onnx?"),
         ("sample nowhere --top-k -1", "mnemos: --top-k: expected a whole number of at least 0, found -1; change it"),
         ("train digits-vit --model.patchsize 3", "did you mean --model.patch?"),  # not --train.batch-size
-        ("train digits --data.nam x", "found --data.nam; --data has valid-size, test-size, layout, augment"),
-        ("train text --train.lr 3", "did you mean --optim.lr?"),
-        ("train text --model.attention.zzz 3", "--model.attention has window, "),
         (["train", "text", "--model(.zzz", "3"], "found --model(.zzz; see mnemos train text --help"),
-        ("train text --lrr=0.003", "found --lrr=0.003; did you mean --optim.lr?"),
-        (["linearise", __file__, "--text", __file__, "--out", "new"], "or hf:NAME of the hub, found a file"),
         ("compare short-listops short-listops", "found short-listops, short-listops"),
-        ("compare short-listops short-listops-wider --unwritten", "found short-listops, short-listops-wider"),
         ("report nowhere --out /", "expected a file or a new name to write to, found a folder"),
         (["look", "nowhere", "--out", f"{__file__}/a.html"], "expected a folder or a new name, found a file"),
-        (["train", "copy-small", "--out", f"{__file__}/a/b"], f"found that {__file__} is a file"),
-        ("reproduce cached_transformers/tabel1", "did you mean 'table1'"),
-        ("reproduce memformer/table1 --jobs 0", "--jobs: expected at least 1, found 0; raise it"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, words, capsys, tmp_path, monkeypatch):
@@ -296,19 +250,14 @@ def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
     assert main(["show", str(file.with_suffix(".yml"))]) == 0
     of_yaml = json.loads(capsys.readouterr().out)
     assert (of_yaml["name"], of_yaml["optim"]["lr"], of_yaml["train"]["steps"]) == ("no", 0.001, 3)
-    for number, steps in (("010", 10), ("0x1F", 31)):  # 010 is 8 in YAML 1.1
-        file.with_suffix(".yml").write_text(written.replace("steps: 3", f"steps: {number}"))
-        assert main(["show", str(file.with_suffix(".yml"))]) == 0
-        assert json.loads(capsys.readouterr().out)["train"]["steps"] == steps
-    file.with_suffix(".yml").write_text(written.replace("steps: 3", "steps: 1:30"))  # 90 there
-    assert "train.steps: expected an integer, found" in refused(capsys, "show", str(file.with_suffix(".yml")))
+    file.with_suffix(".yml").write_text(written.replace("steps: 3", "steps: 010"))  # 8 in YAML 1.1
+    assert main(["show", str(file.with_suffix(".yml"))]) == 0
+    assert json.loads(capsys.readouterr().out)["train"]["steps"] == 10
     file.with_suffix(".yml").write_text("model: {is: transformer\ndata: 3")
     assert "mine.yml: line 2: expected YAML" in refused(capsys, "train", str(file.with_suffix(".yml")))
     for written, problem in (
         ('{"model":', "mine.json: line 1: expected JSON"),
-        ("[1]", "mine.json: expected a recipe, found [1]"),
         (json.dumps(shown | {"model": "text"}), "mine.json: model: expected"),
-        (json.dumps(shown | {"name": "../mine"}), "mine.json: name: expected a name without / and \\, found '../mine'"),
     ):
         file.write_text(written)
         assert problem in refused(capsys, "train", str(file), "--out", str(tmp_path / "run"))
@@ -337,24 +286,6 @@ def test_seeds_rates_and_values_of_a_field_are_compared(tmp_path, monkeypatch):
     assert [recipe.name for recipe in found[:4]] == names
     assert [recipe.name[:20] for recipe in found[4:]] == ["short-listops-cached"] * 4
     assert [(recipe.model.dim, recipe.optim.lr) for recipe in found[5:7]] == [(8, 0.002), (16, 0.001)]
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ("--model.num-heads 3", "num_heads may be"),
-        ("--model.vocab-size 5", "model.vocab_size 16"),
-        ("--model.head.classes 4", "model.head.classes 10"),
-        ("--model.max-length 10", "max_length"),
-        ("--train.steps 0", "train.steps: expected at least 1, found 0"),
-        ("--train.batch-size 0", "train.batch_size: expected at least 1, found 0"),
-        ("--data.train-size 0", "train_size"),
-        ("--data.path nowhere", "nowhere"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused_and_leave_no_folder(fields, words, capsys, tmp_path):
-    assert words in refused(capsys, "train", "short-listops", "--out", str(tmp_path / "run"), *QUICK, *fields.split())
-    assert not (tmp_path / "run").exists()
 
 
 COMPARISON = ["compare", "short-listops-cached", "--unwritten", *QUICK, "--out"]
@@ -407,18 +338,6 @@ def test_a_finished_comparison_is_read_again_and_another_is_refused(comparison, 
     assert "differs in train.steps (10, not 30)" in refused(capsys, *words)
 
 
-def test_a_run_of_a_comparison_is_named_wherever_it_is(capsys, tmp_path):
-    for number, part in enumerate(("text/seed-0", "text/1e-3/seed-0")):
-        folder = tmp_path / str(number)
-        run = folder / part
-        run.mkdir(parents=True)
-        (run / "recipe.json").write_text("{}")
-        for kind in ("folder of runs", "comparison"):  # before its end and after
-            said = refused(capsys, "sample", str(folder))
-            assert f"found a {kind}; name one of its runs, for example {run}\n" in said
-            (folder / "comparison.json").write_text("{}")
-
-
 @pytest.mark.slow
 def test_a_comparison_is_reported_and_its_runs_are_evaluated_and_loaded(comparison, capsys):
     import torch
@@ -438,12 +357,6 @@ def test_a_comparison_is_reported_and_its_runs_are_evaluated_and_loaded(comparis
         assert name in said
     assert load(run / "model")(torch.ones(1, 5, dtype=torch.int64))[0].shape == (1, 10)
     assert "found a comparison" in refused(capsys, "eval", str(comparison))
-    # --- a run where something else is expected, and the reverse ---
-    assert f"; mnemos train --resume {run} continues it" in refused(capsys, "train", str(run))
-    assert f"found its model; name {run}\n" in refused(capsys, "train", "--resume", str(run / "model"))
-    assert f"found a part of a run; name {run}\n" in refused(capsys, "report", str(run / "model"))
-    for folder in (run, run / "model", run / "recipe.json"):
-        assert f"found a run of mnemos; mnemos sample {run} uses" in refused(capsys, "chat", str(folder))
 
 
 @pytest.mark.slow
@@ -542,11 +455,3 @@ def test_terminals_get_no_control_characters_from_names(capsys):
     for name in ("a\x1b[2J", "a\nb"):
         with pytest.raises(InputError, match="without control characters"):
             dataclasses.replace(registry.load("recipe", "demo")(), name=name)
-    laboratory = Path(registry.__file__).parent / "lab"
-    prints = {
-        path.relative_to(laboratory).as_posix(): len(found)
-        for path in laboratory.rglob("*.py")
-        if (found := re.findall(r"(?<![\w.])print\(", path.read_text()))
-    }
-    # Counts, which go back to the line's beginning; and the example of a docstring.
-    assert prints == {"cli/using.py": 1, "vision/detect.py": 1}
