@@ -1,8 +1,10 @@
-"""A Llama with new weights and a tokenizer of bytes with a chat template, saved in a folder as one downloads it."""
+"""Small Llamas; one with a tokenizer of bytes and a chat template, saved in a folder as one downloads it."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 import mnemos
 
@@ -15,8 +17,15 @@ be brief<e>
 {% endif %}"""
 
 
+def llama(vocab_size: int, seed: int = 0, **options: Any) -> nn.Module:
+    """A Llama with one layer of width 16 and new weights."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(seed)
+    return library.LlamaForCausalLM(library.LlamaConfig(vocab_size=vocab_size, **sizes | options))
+
+
 def save(at: Path) -> Path:
-    """Write it; returns the folder."""
+    """Write one with a tokenizer; returns the folder."""
     from tokenizers import ByteLevelBPETokenizer
 
     made = ByteLevelBPETokenizer()
@@ -27,10 +36,6 @@ def save(at: Path) -> Path:
     )
     made.chat_template = TEMPLATE
     made.save_pretrained(at)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = library.LlamaConfig(
-        vocab_size=len(made), bos_token_id=None, eos_token_id=made.eos_token_id, initializer_range=0.5, **sizes
-    )
-    library.LlamaForCausalLM(config).save_pretrained(at)
+    tokens = {"bos_token_id": None, "eos_token_id": made.eos_token_id}
+    llama(len(made), intermediate_size=32, num_hidden_layers=2, **tokens, initializer_range=0.5).save_pretrained(at)
     return at

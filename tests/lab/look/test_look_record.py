@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
+from tiny_decoder import llama
 
 import mnemos
 from mnemos._compat import pytree
 from mnemos.lab.evaluate.write_attention import writing
 from mnemos.lab.look import effects, viewer
-from mnemos.lab.look import record as look_record
 from mnemos.lab.look.memories import nodes
 from mnemos.lab.look.observe import Added, Attended, CacheWritten, Mixed, SlotsWritten, Summed, Windowed, observing
 from mnemos.lab.look.readers import readers_of
@@ -21,10 +22,8 @@ from mnemos.lab.look.record import Document, record
 from mnemos.lab.look.sums import LinearisedReader
 from mnemos.lab.look.viewer import choose_row
 from mnemos.lab.run import checkpoint
-from mnemos.lab.run.files import Result
 from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.fact_recall import ToldConfig
-from mnemos.lab.tasks.series import SeriesConfig
 from mnemos.lab.tasks.task import Question, Task
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.row_blocks import CacheState
@@ -299,42 +298,12 @@ def test_an_emptied_slot_is_its_start_and_nothing_else_changes(monkeypatch):
         assert math.isclose(effect.probability[1], float(torch.softmax(y[0, -1], -1)[7]), rel_tol=1e-4)
 
 
-def test_a_part_that_is_emptied_at_some_boundaries_alone_has_its_probabilities_there(monkeypatch):
-    document = Document(tuple(TOKENS[0].tolist()), (("w", 1),) * 21, (-1,) * 20 + (7,))
-    (whole,) = record(build("memformer"), document).predictions
-    emptied, boundaries = effects._emptied_states, []
-
-    def from_the_second(*arguments):
-        boundaries.append(len(boundaries))
-        changes = emptied(*arguments)
-        return changes if len(boundaries) > 1 else {change: changes[change] for change in list(changes)[:1]}
-
-    monkeypatch.setattr(effects, "_emptied_states", from_the_second)
-    (later,) = record(build("memformer"), document).predictions
-    rows = dict(later.effects)
-    for change, p in whole.effects[1:]:
-        np.testing.assert_allclose(rows[change], [math.nan, *p[1:]], rtol=1e-5)
-
-
-def test_a_question_is_asked_of_a_state_on_the_way(monkeypatch):
-    monkeypatch.setattr(look_record, "LOST", 1e9)  # the answer is not known, so that it cannot be lost
+def test_the_question_of_a_row_is_its_own_with_what_tells_the_answer():
     task = ToldConfig(distances=(8, 16), words=20, rows=4).build()
     row = next(iter(task.batches("test", 4))).inputs[0].tolist()
     question = task.question(row)
     assert question.ask == tuple(row[-3:])
     assert (row[question.fact[0]], row[question.fact[0] + 2]) == (row[-2], question.answer)
-    torch.manual_seed(0)
-    sizes = {"vocab_size": task.vocab_size, "dim": 16, "layers": 1, "num_heads": 2, "max_length": 99}
-    model = mnemos.Transformer(**sizes, position="none").eval()
-    document = Document(tuple(row), tuple(task.words(row)), (-1,) * (len(row) - 1) + (question.answer,), "", question)
-    with monkeypatch.context() as patch:
-        patch.setattr(look_record, "KNOWN", 0)
-        patch.setattr(look_record, "LOST", 0)
-        assert record(model, document, length=8).predictions[0].effects
-    monkeypatch.delattr(effects, "_emptied_states")  # nothing is emptied
-    found = record(model, document, length=8)
-    assert found.predictions[0].effects == []
-    assert found.asked.after[-1] == len(row) - 3
 
 
 def test_asking_does_not_change_the_segments_that_are_read():
@@ -356,17 +325,9 @@ def test_asking_does_not_change_the_segments_that_are_read():
     assert math.isclose(found.asked.probability[-1], found.predictions[0].probability, rel_tol=1e-4)
 
 
-def llama(heads):
-    """A decoder of Transformers with one layer, and so many heads of keys and values."""
-    library = mnemos.libraries.transformers()
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return library.LlamaForCausalLM(library.LlamaConfig(vocab_size=30, num_key_value_heads=heads, **sizes)).eval()
-
-
 @pytest.mark.parametrize("rotary", [True, False])
 def test_a_linearised_decoder_says_what_window_and_sums_gave(rotary):
-    model = llama(1)
+    model = llama(30, num_key_value_heads=1).eval()
     mnemos.linearise(model, window=5, sinks=0, state="hedgehog", rotary=rotary, half_life=4)
     own = model.model.layers[0].self_attn.linearised
     own.log_gamma.fill_(-1.0)
@@ -392,7 +353,7 @@ def test_a_linearised_decoder_says_what_window_and_sums_gave(rotary):
 
 
 def test_states_without_feature_maps_of_their_own_are_read_too():
-    model = llama(2)
+    model = llama(30, num_key_value_heads=2).eval()
     mnemos.linearise(model, window=5, sinks=2, state="none")
     found = record(mnemos.functional(model), Document.of_text(TOKENS[0].tolist()))
     assert [(one.name, one.units) for one in found.memories] == [("layer 1, window", ())]
@@ -469,23 +430,13 @@ def test_runs_of_different_data_and_of_no_tokens_are_refused(monkeypatch, tmp_pa
     def refused(words, *opened, text=None):
         runs = {one.name: one for one in opened}
         monkeypatch.setattr(viewer, "_open", lambda folder, _: runs[folder.name])
-        with pytest.raises(mnemos.InputError, match=words):
-            viewer.look_at_runs([*runs], text, tmp_path / "look.html")
+        refuses(words, viewer.look_at_runs, [*runs], text, tmp_path / "look.html")
 
     window = build("window")
     apart = [viewer.Opened(name, "", window, Task(), ToldConfig(rows=4, seed=i), 6) for i, name in enumerate("ab")]
     refused(r"same data.* a and b", *apart)
     dense = viewer.Opened("a", "", torch.nn.Linear(2, 2), Task(), None, 6, Path("RUN"))
     refused(r"^RUN: expected .* found no pictures; mnemos report", dense)
-    pytest.importorskip("datasets")
-    path = tmp_path / "sensor.csv"
-    rows = [f"{i % 7 / 2},{i % 5 / 3},{'on' if i % 3 else 'off'}" for i in range(40)]
-    path.write_text("\n".join(["heat,force,state", *rows]))
-    for target in (None, "state"):
-        data = SeriesConfig(path=str(path), target=target, segment=4)
-        series = viewer.Opened("RUN", "", window, data.build(), data, 4)
-        for text in (None, path):
-            refused(r"^RUN: expected .* tokens, found .* 2 numbers .*mnemos report RUN", series, text=text)
 
 
 def test_the_runs_of_a_comparison_are_its_arms_first_seeds(tmp_path):
@@ -500,40 +451,27 @@ def test_the_runs_of_a_comparison_are_its_arms_first_seeds(tmp_path):
     assert viewer.find_runs(tmp_path / "b/seed-0") == [tmp_path / "b/seed-0"]
 
 
-def test_the_page_says_how_far_a_run_was_trained(tmp_path, capsys):
+def test_an_unfinished_run_is_looked_at_where_its_last_whole_checkpoint_is(tmp_path, capsys):
     recipe, task = mnemos.registry.load("recipe", "demo")(), ToldConfig(rows=4).build()
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/step-00000050.safetensors").touch()  # damaged
-    for kind, update in (("step", "checkpoint of update 40"), ("best", "best checkpoint, of update 30")):
-        checkpoint.write(
-            checkpoint.path_of(tmp_path / "checkpoints", int(update[-2:]), kind), {"model": {"w": torch.zeros(1)}}
-        )
-        said = f"not finished: the {update} of {recipe.train.steps}"
-        assert viewer.trained(tmp_path, recipe, task) == said
-        assert capsys.readouterr().err == f"mnemos: warning: {tmp_path}: {said}\n"
-    Result("demo", steps=250, test={"loss": 1.0, "accuracy": 0.5}, controls={"emptied": {"accuracy": 0.25}}).write(
-        tmp_path
-    )
-    said = "trained with 250 updates, accuracy 0.5000 on the test split, accuracy 0.2500 with the caches emptied"
-    assert viewer.trained(tmp_path, recipe, task) == said
-    assert capsys.readouterr().err == ""
+    for kind, update in (("step", 40), ("best", 30)):
+        checkpoint.write(checkpoint.path_of(tmp_path / "checkpoints", update, kind), {"model": {"w": torch.zeros(1)}})
+        assert f"update {update} of {recipe.train.steps}" in viewer.trained(tmp_path, recipe, task)
+        assert capsys.readouterr().err.startswith(f"mnemos: warning: {tmp_path}: not finished")
 
 
 def test_folders_that_are_no_finished_run_are_refused(tmp_path):
     model = tmp_path / "model"
     marker = tmp_path / "linearised.json"
     marker.touch()
-    with pytest.raises(mnemos.InputError, match="finished run of mnemos linearise"):
-        viewer.look_at_runs([tmp_path])
+    refuses("finished run of mnemos linearise", viewer.look_at_runs, [tmp_path])
     model.mkdir()
     (model / "config.json").write_text("{}")
     for of in (marker, tmp_path / "recipe.json"):
         marker.unlink(missing_ok=True)
         of.write_text("{}")
-        with pytest.raises(
-            mnemos.InputError, match=re.escape(f"{model}: expected the folder of a run, found its model; n")
-        ):
-            viewer.look_at_runs([model])
+        refuses(re.escape(f"{model}: expected the folder of a run, found its model; n"), viewer.look_at_runs, [model])
         assert not (model / viewer.PAGE).exists()
 
 
@@ -548,8 +486,7 @@ def test_a_text_without_a_word_is_refused(tmp_path):
     (tmp_path / "empty.txt").touch()
     (tmp_path / "text.txt").write_text("zyx")
     opened = viewer.Opened("a", "", build("window"), ToldConfig(rows=4).build(), None, 6)
-    with pytest.raises(mnemos.InputError, match=r"empty.txt: .* at least one word"):
-        viewer.document_of([opened], 8, tmp_path / "empty.txt", None, 9)
+    refuses(r"empty.txt: .* at least one word", viewer.document_of, [opened], 8, tmp_path / "empty.txt", None, 9)
     found = viewer.document_of([opened], 8, tmp_path / "text.txt", None, 9)
     assert found.words == ((found.other, 1),) == (("…", 1),)
 
@@ -564,14 +501,11 @@ def test_what_cannot_be_looked_at_is_refused():
         (window, "one token", []),
         *((model, "finite outputs", TOKENS[0].tolist()) for model in diverged),
     ):
-        with pytest.raises(mnemos.InputError, match=words):
-            mnemos.look(given, tokens)
+        refuses(words, mnemos.look, given, tokens)
 
 
 def test_heads_of_a_hybrid_have_their_own_numbers():
-    library = mnemos.libraries.transformers()
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
-    model = library.LlamaForCausalLM(library.LlamaConfig(vocab_size=20, num_hidden_layers=1, **sizes))
+    model = llama(20, num_attention_heads=4, num_key_value_heads=2)
     mnemos.linearise(model, window=4, sinks=1, full="model.layers.0.self_attn:0")
     reader = LinearisedReader("", "layer 1", model.model.layers[0].self_attn.linearised, 0)
     assert [*reader.numbers(1)] == [2]

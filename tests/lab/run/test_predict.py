@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refusals import refuses
 from safetensors.numpy import load_file
 from spoken_standins import tone, wav, write_recordings
 from trained_runs import trained
 
 import mnemos
-from mnemos import InputError
 from mnemos.errors import printable
 from mnemos.lab.cli import main
 from mnemos.lab.evaluate.predict import predict, read_preprocessing
@@ -65,8 +65,7 @@ def test_a_language_model_continues_files_and_the_standard_input(
 
 
 def test_a_preprocessing_without_endings_reads_all_files_of_a_folder(tmp_path):
-    with pytest.raises(InputError, match=r"expected files, found none"):
-        Preprocessing().paths([tmp_path])
+    refuses(r"expected files, found none", Preprocessing().paths, [tmp_path])
     for name in ("b.txt", "a", ".hidden"):
         (tmp_path / name).touch()
     assert [path.name for path in Preprocessing().paths([tmp_path])] == ["a", "b.txt"]
@@ -95,8 +94,7 @@ def test_a_recogniser_writes_down_recordings(tmp_path, capsys, output):
     assert torch.allclose(spy.frames[0], normalise(filterbanks(torch.from_numpy(noisy), 8000, 40)), atol=1e-4)
     assert re.fullmatch(rf"{file}:( low| high| )*\n", output("predict", folder, file))
     assert len(list(predict(folder, [spoken]))) == 16
-    with pytest.raises(InputError, match=r"--top: expected no options for a model of recordings"):
-        predict(folder, [file], top=1)
+    refuses(r"--top: expected no options for a model of recordings", predict, folder, [file], top=1)
 
     (tmp_path / "fast.wav").write_bytes(wav(tone(1, 0, 9, 16000), 16000))
     capsys.readouterr()
@@ -160,16 +158,6 @@ def test_text_goes_on_from_a_prompt(text_run, capsys, output, refused):
     assert first.startswith("never was")
     main(["sample", str(folder), "--prompt", "never was", "--length", "40", "--top-k", "5"])
     assert capsys.readouterr().out == first
-    main(["sample", str(folder), "--count", "2", "--length", "10"])
-    assert "────" in capsys.readouterr().out
-    assert (
-        len(
-            output("sample", folder, "--prompt", "never", "--count", "1", "--length", "1")
-            .removeprefix("never")
-            .rstrip("\n")
-        )
-        == 1
-    )
     greedy = ["sample", str(folder), "--prompt", "never was", "--length", "40", "--temperature", "0"]
     plain = output(*greedy)
     assert output(*greedy[:-2], "--min-p", "1") == plain, "the most probable token alone"
@@ -184,10 +172,8 @@ def test_other_languages_go_on_from_rows_of_the_test_split(tmp_path, output):
     folder = trained("copy", tmp_path / "run", SMALL, {"length": 16, "rows": 8})
     said = output("sample", folder, "--count", "3", "--temperature", "0")
     assert said.count("read ") == said.count("wrote") == 3
-    with pytest.raises(InputError, match=r"--prompt: .*found 'x'"):
-        sample_run(folder, Sampling(prompt="x"))
-    with pytest.raises(InputError, match=r"--stop: expected none, .* found 'x'"):
-        sample_run(folder, Sampling(stop="x"))
+    refuses(r"--prompt: .*found 'x'", sample_run, folder, Sampling(prompt="x"))
+    refuses(r"--stop: expected none, .* found 'x'", sample_run, folder, Sampling(stop="x"))
 
 
 def test_what_cannot_be_sampled_is_refused(pictures, classifier_run, tmp_path):
@@ -199,15 +185,4 @@ def test_what_cannot_be_sampled_is_refused(pictures, classifier_run, tmp_path):
         (pictures, Sampling(temperature=float("nan")), "temperature.* found nan"),
         (classifier_run, Sampling(), "mnemos eval"),
     ):
-        with pytest.raises(InputError, match=words):
-            sample_run(run, sampling)
-
-
-def test_damaged_samples_are_named(pictures, tmp_path):
-    copy = tmp_path / "run"
-    copy.mkdir()
-    for file in ("recipe.json", "metrics.jsonl", "samples.json"):
-        (copy / file).write_bytes((pictures / file).read_bytes())
-    (copy / "samples.safetensors").write_bytes(b"no")
-    with pytest.raises(InputError, match=r"samples\.json"):
-        report([copy])
+        refuses(words, sample_run, run, sampling)
