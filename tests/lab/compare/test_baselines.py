@@ -5,8 +5,6 @@ from torch import nn
 
 from mnemos import registry
 from mnemos.config import ModelConfig
-from mnemos.lab.compare import arguments
-from mnemos.lab.compare.arguments import variants
 from mnemos.lab.compare.baselines import (
     equal_parameters,
     parameters,
@@ -16,7 +14,6 @@ from mnemos.lab.compare.baselines import (
     with_unwritten,
 )
 from mnemos.lab.compare.compare import compare
-from mnemos.lab.errors import Interrupted
 from mnemos.lab.papers.baselines.bigbird import is_dense
 from mnemos.memory.gated_cache import GRC
 from mnemos.models.transformer import TransformerConfig
@@ -172,27 +169,7 @@ def test_a_field_that_changes_no_parameters_is_refused(model):
         equal_parameters(recipe)
 
 
-def test_as_many_recipes_as_a_table_may_have(monkeypatch):
-    monkeypatch.setattr(arguments, "MOST", 2)
-    assert len(variants(["demo-linear"], [], [("optim.lr", "0.1,0.2")])) == 2
-
-
 def test_recipes_with_other_data_are_refused_before_their_baselines_are_made(tmp_path):
     recipes = [load(name) for name in ("short-listops-cached", "digits-vit-cached")]
     with pytest.raises(InputError, match="equal data settings"):
         compare(recipes, tmp_path / "run", baselines=True)
-
-
-def test_a_comparison_says_whose_baselines_it_adds(tmp_path, runs_here, capsys):
-    def stopped(*_: object) -> None:
-        raise Interrupted
-
-    runs_here(stopped)
-    recipes = variants(["short-listops-cached"], ["--data.train-size", "50"], [("model.cache.length", "8,32")])
-    with pytest.raises(Interrupted):
-        compare(recipes, tmp_path / "run", baselines=True)
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "wider MLPs" in line)
-    assert line.startswith(
-        "short-listops-cached-length-8-wider: short-listops-cached-length-8 without its memory and with wider MLPs: "
-    )
-    assert line.endswith("with it; also the baseline of short-listops-cached-length-32")

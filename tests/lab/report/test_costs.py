@@ -17,18 +17,6 @@ def cells(page: str) -> list[list[str]]:
     return [[re.sub(r"<[^>]+>", "", cell) for cell in row] for row in rows]
 
 
-def test_what_was_made_equal_is_said(tmp_path):
-    found = read_results(
-        write_comparison(
-            tmp_path / "c", seeds=(0,), variants=("demo", "demo-wider"), equal=EQUAL | {"parameters": True}
-        )
-    )
-    said = section(found)
-    words = "60 seconds per run (CPU time, measured before the first run), and equal parameters"
-    assert f"Equal training time: {words}" in said
-    assert said.count('class="chart"') == 1  # the results do not say the FLOPs of updates
-
-
 def test_all_metrics_of_the_test_split_are_in_the_results(tmp_path):
     run = write_run(tmp_path / "run", "demo")
     result = json.loads((run / "result.json").read_text())

@@ -43,17 +43,6 @@ def test_the_section_says_what_each_control_changes_and_claims_dependence_only(t
     assert re.findall(r'<td data-head="(?:emp|exch|fro).*?">(.*?)<', found) == ["−0.250", "+0.000", "−0.125"]
 
 
-def test_data_without_a_test_split_are_not_called_that(tmp_path):
-    run = run_with(tmp_path / "a", measured(split="valid"))
-    result = json.loads((run / "result.json").read_text())
-    del result["test"]
-    (run / "result.json").write_text(json.dumps(result))
-    found = part([run])
-    assert "Change of the validation accuracy of demo" in found
-    assert "The validation score of the segments" in found
-    assert "test" not in found
-
-
 def test_several_seeds_give_an_interval(tmp_path):
     runs = [run_with(tmp_path / str(s), measured(shift), seed=s) for s, shift in enumerate((0.0, 0.01, -0.01))]
     found = part(runs)
@@ -63,27 +52,6 @@ def test_several_seeds_give_an_interval(tmp_path):
     assert difference.interval[0] == pytest.approx(-0.25 - 4.302653 * 0.01 / 3**0.5)
     assert "−0.275 to −0.225" in found
     assert [difference.finding(higher) for higher in (True, False)] == ["worse", "better"]
-
-
-def test_what_differs_between_variants_has_a_column(tmp_path):
-    runs = [run_with(tmp_path / f"a{s}", measured(s / 100), seed=s) for s in range(3)]
-    runs += [run_with(tmp_path / f"b{s}", measured(s / 100, rows=4), "demo-wider", seed=s) for s in range(2)]
-    found = part(runs)
-    assert re.findall(r'<td data-head="seeds".*?>(.*?)<', found) == ["3", "2"]
-    assert re.findall(r'<td data-head="rows".*?>(.*?)<', found) == ["8", "4"]
-    assert re.findall(r'<td data-head="targets".*?>(.*?)<', found) == ["96", "96"]
-    assert "mean over seeds, below it the 95% interval where there is one" in found
-    same = [run_with(tmp_path / f"c{s}", measured(), seed=s) for s in range(2)]
-    assert part(same).count("<small>") == 1, "equal changes other than 0 have no interval"
-
-
-def test_a_control_without_a_meaning_is_named_with_the_reason(tmp_path):
-    memory = measured()
-    memory["memories"][0]["exchanged"] = {"left": "the split has one <row>"}
-    found = part([run_with(tmp_path / "a", memory)])
-    assert "demo, slots not exchanged: the split has one &lt;row&gt;." in found
-    runs = [run_with(tmp_path / name, {"left": "the model keeps no state"}, name) for name in ("demo-wider", "demo")]
-    assert "demo-wider and demo: the model keeps no state, so no control of a state was run." in part(runs)
 
 
 def test_a_memory_that_no_target_reads_over_a_cut_is_not_called_unused(tmp_path):

@@ -10,7 +10,6 @@ from synthetic_runs import edited, write_run
 from mnemos import InputError
 from mnemos.lab.compare.comparison import read_comparison, show, summarise
 from mnemos.lab.report.curves import by_x_figure, by_x_table, read_by_x
-from mnemos.lab.report.page import report
 from mnemos.lab.report.read import read
 
 
@@ -25,16 +24,6 @@ def run(folder, name, values, seed=0, **changes):
     write_run(folder, name, seed)
     edited(folder / "result.json", state_bytes=4096, along={**ALONG, "values": values, **changes})
     return folder
-
-
-def test_the_caption_says_what_was_trained(tmp_path):
-    folder = run(tmp_path / "a", "demo", [[32, 1.0], [512, 0.25]])
-    assert "In training" not in by_x_figure(read([folder])), "a task that does not say so"
-    data = {"is": "told", "distances": [32, 512], "grow": 10**6}
-    edited(folder / "recipe.json", data=data)
-    assert "from 4 words up to 32; greater ones were tested without training." in by_x_figure(read([folder]))
-    edited(folder / "recipe.json", data=data | {"unknown": 1})
-    assert "In training" not in by_x_figure(read([folder])), "settings of another version"
 
 
 def test_variants_and_seeds_are_drawn_and_listed(tmp_path):
@@ -55,13 +44,6 @@ def test_variants_and_seeds_are_drawn_and_listed(tmp_path):
     assert "<b>" not in html
     assert "words back" in html
     assert html.count("a guess (0.100)") == 1, "the legend names the dotted line"
-    page = report(folders, tmp_path / "page.html").read_text()
-    opening = page[page.index('<section id="verdict"') : page.index('<section id="results"')]
-    assert by_x_figure(comparison) in opening, "the picture is on the first screen"
-    assert by_x_table(comparison) not in opening
-    assert page.count("a guess (0.100)") == 1
-    assert "Test accuracy at 512 words back, the most that was tested: demo 0.500; a guess has 0.100." in opening
-    assert "at 512: with that many words back" in opening
 
 
 def test_a_share_of_few_rows_has_its_interval(tmp_path):

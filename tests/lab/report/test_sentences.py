@@ -7,11 +7,9 @@ import pytest
 from synthetic_runs import edited, write_run
 
 from mnemos import registry
-from mnemos.lab.compare.arguments import variants
-from mnemos.lab.compare.baselines import with_parameters
 from mnemos.lab.papers.reproduce import Options, reproduce
 from mnemos.lab.papers.small_runs import caution, order
-from mnemos.lab.report import gated_caches, provenance
+from mnemos.lab.report import provenance
 from mnemos.lab.report.read import read, read_run, results_of
 from mnemos.lab.run.recipe_fields import with_fields
 
@@ -37,28 +35,10 @@ def test_a_recipe_whose_fields_are_set_is_not_what_the_registered_one_says(words
     assert (LINEAR in found.about) == (about == LINEAR)
 
 
-def test_rows_that_vary_a_field_and_rows_of_equal_parameters_have_descriptions_of_their_own():
-    rows = variants(["demo-linear"], [], [("model.attention", "gated-delta,retention")])
-    assert not any(LINEAR in row.about for row in rows)
-    narrow = with_fields(
-        registry.load("recipe", "demo-linear")(), ["--model.vocab-size", "99", "--model.max-length", "99"], ""
-    )
-    assert with_parameters(narrow, 100_000, "other").about.endswith("the parameters of other")
-
-
 def test_seeds_that_are_described_differently_are_one_row(tmp_path):
     runs = [write_run(tmp_path / str(seed), "demo", seed) for seed in range(2)]
     edited(runs[1] / "recipe.json", about="demo with other train.seed")
     assert [row.seeds for row in results_of([read_run(run, run.name) for run in runs]).rows] == [2]
-
-
-def test_the_gates_of_a_seed_have_its_name(tmp_path, monkeypatch):
-    # of one label
-    runs = [write_run(tmp_path / name / "run", "demo-cached", seed) for name, seed in (("a", 5), ("b", 7))]
-    drawn = []
-    monkeypatch.setattr(gated_caches, "chart_figure", lambda charts, *_: drawn.extend(charts) or "")
-    gated_caches.gate_section(read(runs))
-    assert {run.split(",")[0] for chart in drawn for run in chart.runs} == {"seed 5", "seed 7"}
 
 
 def test_a_recipe_without_a_part_is_in_the_table_of_differences(tmp_path):

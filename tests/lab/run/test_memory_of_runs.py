@@ -5,11 +5,12 @@ import math
 import random
 
 import pytest
+from train_standins import train
 from trained_runs import lines, numbers, result, stopped, trained
 
 from mnemos.lab.report import report
 from mnemos.lab.run.recipe import RolloutConfig
-from mnemos.lab.run.session import run
+from mnemos.lab.run.recipe_files import read_recipe
 from mnemos.lab.run.trained import evaluate_run
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.slots import SlotsConfig
@@ -27,10 +28,10 @@ def test_memformer_is_trained_resumed_and_writes(tmp_path, output):
             (tmp_path / "text" / split / f"{i}.txt").write_text(sentence * repeats)
     model = SMALL | {"encoder_layers": 1, "decoder_layers": 1, "segment": 24, "memory": SlotsConfig(slots=4)}
     data = {"path": str(tmp_path / "text"), "segment": 64}
-    train = {"steps": 4, "batch_size": 4, "accumulate": 2, "log_every": 2, "checkpoint_every": 2}
-    train["rollout"] = RolloutConfig(segments=2)
-    whole = trained("text-memformer", tmp_path / "whole", model, data, **train)
-    run(None, stopped(whole, tmp_path / "resumed", 4), resume=True, quiet=True)
+    settings = {"steps": 4, "batch_size": 4, "accumulate": 2, "log_every": 2, "eval_every": 4, "checkpoint_every": 2}
+    settings["rollout"] = RolloutConfig(segments=2)
+    whole = trained("text-memformer", tmp_path / "whole", model, data, **settings)
+    train(read_recipe(whole), stopped(whole, tmp_path / "resumed", 4), resume=True, quiet=True)
     assert numbers(tmp_path / "resumed") == numbers(whole)
     assert output("sample", whole, "--length", "8", "--prompt", "1 is").startswith("1 is")
 
@@ -61,9 +62,6 @@ def test_a_run_of_text_says_what_its_memory_did(tmp_path, capsys):
     assert f"{emptied[name]:.4f} {name} ({emptied[name] - carried[name]:+.4f})" in printed
 
     page = report([place]).read_text()
-    for part in ("Was the memory used?", "exchanged with another row", "Written text", "test bits per byte"):
-        assert part in page
-    assert "all zero" not in page
     assert ended["texts"][0]["given"] in (tmp_path / "valid.txt").read_text()
     assert "&lt;b&gt;sees" in page
     assert "<b>sees" not in page

@@ -188,10 +188,7 @@ def test_gates_have_a_rate_of_their_own(name, fused):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (OptimConfig(lr=0), "optim.lr must be above 0, found 0"),
         (OptimConfig(betas=(0.9, 1.0)), "optim.betas"),
-        (OptimConfig(gate_lr_scale=-1), "optim.gate_lr_scale must be at least 0, found -1"),
-        (OptimConfig(schedule=ScheduleConfig(start=1.5)), "optim.schedule.start must be between 0 and 1"),
         (OptimConfig(schedule=ScheduleConfig(warmup=2.5)), "a number of steps, or a share"),
         (OptimConfig(schedule=ScheduleConfig("step")), "drop_at must be at least 0, and 1 for the schedule step"),
     ],

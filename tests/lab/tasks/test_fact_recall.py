@@ -106,10 +106,3 @@ def test_text_of_a_folder(tmp_path):
     config = ToldConfig(distances=(4, 30), path=str(tmp_path), rows=4, words=5)
     assert len(config.files()) == 12
     assert config.build().names[0] == "the"
-
-
-def test_what_was_trained_is_said_from_the_settings():
-    grown = ToldConfig(distances=(32, 512), grow=200)
-    assert "from 32 to 166 in 120 updates; greater ones were tested without training." in grown.trained_on(120)
-    assert grown.trained_on(201).endswith("from 32 to 512 in 201 updates.")
-    assert ToldConfig(distances=(32, 512)).trained_on(120).endswith(" up to 512.")

@@ -3,7 +3,6 @@
 import io
 import os
 import tarfile
-import warnings
 
 import numpy as np
 import pytest
@@ -17,8 +16,6 @@ from image_standins import write_photos
 import mnemos
 from mnemos import registry, tree_file
 from mnemos.atomic import special
-from mnemos.lab.cli import listing, main
-from mnemos.lab.errors import SkippedRows
 from mnemos.lab.evaluate import records
 from mnemos.lab.run.files import read_object
 from mnemos.lab.run.recipe_files import find_recipe
@@ -71,16 +68,6 @@ def test_a_pipe_in_a_folder_is_refused(read, ending, tmp_path):
     os.mkfifo(tmp_path / "cat" / f"pipe{ending}")
     with pytest.raises(InputError, match=rf"pipe{ending}: expected a file, found a named pipe"):
         read(tmp_path)
-
-
-def test_the_command_line_shows_the_warning_as_one_line(monkeypatch, capsys):
-    def shown():
-        print(warnings.formatwarning("a.csv: rows are left out", SkippedRows, "tables.py", 109), end="")
-        return 0
-
-    monkeypatch.setattr(listing, "list_names", shown)
-    main(["list"])
-    assert capsys.readouterr().out == "mnemos: warning: a.csv: rows are left out\n"
 
 
 def test_links_that_lead_to_themselves(tmp_path):

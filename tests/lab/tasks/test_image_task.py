@@ -180,17 +180,3 @@ def test_what_makes_batches_goes_to_processes_that_are_not_forked(folder):
     made = task(folder, "timm")
     key = next(_keys(made._views["train"].rows, Order(23), (3, 4, 0)))
     assert same(pickle.loads(pickle.dumps(made._maker))(key), made.train_batch(3, 4, 0))
-
-
-def test_wrong_settings(folder):
-    for settings in ({"size": 0}, {"workers": -1}, {"held_out": 0.7}, {"augment": AugmentConfig(mixup=-1)}):
-        with pytest.raises(InputError, match=rf"data.*{next(iter(settings))}"):
-            PhotosConfig(**{"folder": str(folder), **settings}).build()
-
-
-def test_a_photo_in_two_splits_is_said(tmp_path):
-    for split, seed in (("train", 0), ("val", 1)):
-        write_photos(tmp_path / split, {"a": 6, "b": 6}, seed)
-    assert "equal files" not in str(task(tmp_path).about)
-    (tmp_path / "val" / "b" / "again.png").write_bytes(next((tmp_path / "train" / "a").glob("*.png")).read_bytes())
-    assert "warning: equal files in two splits: " in str(task(tmp_path).about)

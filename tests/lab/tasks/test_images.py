@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mnemos import DataConfig, config, libraries
+from mnemos import DataConfig, config
 from mnemos.lab.tasks.augment import AugmentConfig
 from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig, find_mnist, read_idx
 from mnemos.types import InputError
@@ -65,11 +65,9 @@ def test_official_names_come_first(tmp_path):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "first number is 2051, found the number 0"),
         (pack(labels(30)), "2051, found the number 2049"),
         (pack(images(3))[:-5], "found 2363 bytes instead of 2368"),
         (gzip.compress(pack(images(3)))[:-100], r"gzip.*damaged"),
-        (gzip.compress(pack(images(3)))[:-8] + bytes(8), "gzip.*damaged"),
         (struct.pack(">4I", 0x803, 2**31, 2**31, 4), "instead of 18446744073709551632"),
     ],
 )
@@ -90,7 +88,6 @@ def test_broken_files(tmp_path, data, words):
         ({"train-labels-idx1": labels(59)}, {}, "train-labels.*60 labels.*, found 59 "),
         ({"t10k-labels-idx1": labels(20) + 1}, {}, "t10k-labels.*0 to 9.* up to 10"),
         ({"t10k-images-idx3": images(20, size=14)}, {}, "one size .*found 28 x 28 .*14 x 14 in the test"),
-        ({}, {"valid_size": 0}, "mnist: .*60 images.*found 0"),
         ({}, {"valid_size": 60}, "mnist: .*60 images.*found 60"),
         ({}, {"augment": AugmentConfig("light")}, "data.augment.policy: .*'light'.*data.layout image"),
     ],
@@ -111,23 +108,6 @@ def test_pictures_that_are_not_square_are_pixels_alone(tmp_path):
     assert MNISTConfig(str(tmp_path), valid_size=10).build().max_length == 14 * 28
     with pytest.raises(InputError, match=r"square .*found 14 x 28"):
         MNISTConfig(str(tmp_path), valid_size=10, layout="image").build()
-
-
-def test_a_download_is_torchvisions(tmp_path, monkeypatch):
-    """Its files are found where it puts them, and its failure is one line."""
-    datasets = libraries.torchvision().datasets
-    folder = tmp_path / "a"
-
-    def download(self):
-        write_mnist(folder / "MNIST" / "raw")
-
-    folder.mkdir()
-    monkeypatch.setattr(datasets.MNIST, "download", download)
-    monkeypatch.setattr(datasets.MNIST, "_load_data", lambda self: (None, None))
-    assert MNISTConfig(str(folder), download=True, valid_size=10).build().size("test") == 20
-    monkeypatch.setattr(datasets.MNIST, "download", lambda self: 1 / 0)
-    with pytest.raises(InputError, match=r"the download failed \(division by zero\)"):
-        MNISTConfig(str(folder), download=True).build()
 
 
 def test_pictures_are_averaged_in_squares(tmp_path):

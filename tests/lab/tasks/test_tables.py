@@ -109,19 +109,15 @@ def test_a_column_without_a_table_is_refused_but_not_where_a_text_is_scored(tmp_
     ("name", "content", "words"),
     [
         ("a.parquet", b"PAR1 and more", "a.parquet: expected a table"),
-        ("b.jsonl", b'{"text": \n', "b.jsonl: expected a table"),
         ("c.csv", b"1.5,2\n2.5,3\n", r"c\.csv: .* add a line of names"),
         ("e.csv", "a,b\n1,café\n".encode("latin-1"), r"e\.csv: .* it is not UTF-8 \(.*: 0xe9\); save it as UTF-8"),
         ("f.csv", b"a,b\n", "but it has no rows; add some"),
         ("s.csv", b"id;body\n" + b"1;some words\n" * 40, "its columns are separated by ';'; save it with ','"),
         ("notes.txt", b"a,b\n1,2\n", "expected a table.*, found the ending '.txt'; "),
-        ("absent.csv", None, "expected a table.*, found no such file; "),
-        ("", None, "expected a table.*, found a folder; "),
     ],
 )
 def test_damaged_tables_are_one_line(tmp_path, capfd, name, content, words):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=words) as error:
         read_table(tmp_path / name)
     assert "\n" not in str(error.value)
@@ -150,7 +146,6 @@ def test_what_datasets_keeps_beside_a_saved_data_set_is_no_text(tmp_path):
     ("name", "rows", "kind"),
     [
         ("t.csv", ["a,b", *["1,0"] * 11_000, "1,.5"], "float64"),
-        ("t.csv", ["a,b", *["1,"] * 11_000, "1,words"], "string"),
         ("t.csv", ["a,b", "1,words", *["1,0"] * 300_000], "string"),
         ("t.jsonl", [*['{"a": "%s", "b": null}' % ("x" * 1000)] * 11_000, '{"a": 1, "b": "words"}'], "string"),
     ],

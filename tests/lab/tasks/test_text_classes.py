@@ -82,13 +82,9 @@ def test_a_folder_is_learned_and_predicted(tmp_path, monkeypatch, capsys):
     assert "xy 0." in capsys.readouterr().out
 
 
-def test_what_is_left_out_and_what_is_in_two_splits_is_said(tmp_path):
+def test_what_is_left_out_is_said(tmp_path):
     texts = {f"{c}__{i}": f"{c} {i}\n" * 9 for c in ("one", "two") for i in range(10)}
     folder = write(tmp_path / "many", **texts, one__driving_licence="a licence\n" * 9, two__LICENSE="not a text\n")
     (folder / "one" / "utf16.txt").write_bytes("another".encode("utf-16"))
     about = TextClassesConfig(path=str(folder), length=128, held_out=0.2).build().about
     assert about[-1] == "left out: one/utf16.txt, two/LICENSE.txt"
-    for split in ("train", "test"):
-        write(tmp_path / "splits", **{f"{split}__{c}__{i}": f"{c} {i}\n" * 9 for c in ("one", "two") for i in range(9)})
-    about = TextClassesConfig(path=str(tmp_path / "splits"), length=128).build().about
-    assert "warning: equal files in two splits: test/one/0.txt (test) and train/one/0.txt (train), and" in about[-1]

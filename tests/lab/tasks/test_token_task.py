@@ -123,14 +123,6 @@ def test_seeds_and_epochs_give_other_orders():
     assert len(orders) == 4
 
 
-def test_batch_size_of_nothing():
-    made = task([3, 4], 2)
-    with pytest.raises(InputError, match=r"rows: .* at least 1 .*found 0"):
-        made.train_batch(0, 0, 0)
-    with pytest.raises(InputError, match=r"rows: .* at least 1 .*found 0"):
-        next(made.batches("valid", 0))
-
-
 @pytest.mark.parametrize(("train", "words"), [([], "found none"), ([np.array([1]), np.array([], int)], "empty")])
 def test_wrong_documents(train, words):
     good = [np.array([1, 2])]
