@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from decoder_models import in_parts, logits, plain
+from decoder_models import ids, in_parts, logits, plain
 from torch import Tensor
 
 import mnemos
@@ -35,10 +35,6 @@ def hybrid(name: str, full: Any, **options: Any) -> Any:
     model = plain(name).float()
     mnemos.linearise(model, window=7, sinks=2, full=full, **options)
     return settle(model)
-
-
-def ids(rows: int = 2, t: int = 33) -> Tensor:
-    return torch.randint(3, 40, (rows, t), generator=torch.Generator().manual_seed(2))
 
 
 def outputs_of_heads(model: Any, attention: str, projection: str, heads: int) -> Tensor:
