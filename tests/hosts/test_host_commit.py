@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hosts import FEW, ZOO, cached, close, example, few, loss, open_caches, run, tensor
+from hosts import ZOO, cached, close, example, few, loss, open_caches, run, tensor
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -167,7 +167,7 @@ def test_reversible_layers_commit_once(preset):
     torch.testing.assert_close(slope, (values[0] - values[1]) / 2e-5, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", ["timm_vit", "hf_reformer"])  # a forward, and layers that run again
 def test_micro_batches_are_as_many_updates_or_one(name):
     whole, parts, several = trained(name), trained(name), trained(name)
     batch = example(name, rows=6)
@@ -213,7 +213,7 @@ def test_evaluation_and_probes_write_nothing(name, preset):
     assert not same(contents(model), stored)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", ["timm_vit", "hf_reformer"])  # a forward, and layers that run again
 def test_a_forward_that_fails_half_way_commits_nothing_and_the_next_is_right(name):
     model, twin = trained(name), trained(name)
     for each in (model, twin):
