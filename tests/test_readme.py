@@ -3,13 +3,11 @@
 import doctest
 import itertools
 import json
-import os
 import re
 from pathlib import Path
 
 import processes
 import pytest
-import torch
 
 from mnemos import registry
 from mnemos.lab.cli.verbs import VERBS, main
@@ -17,48 +15,27 @@ from mnemos.lab.cli.verbs import VERBS, main
 ROOT = Path(__file__).parents[1]
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = "\n".join(page.read_text() for page in FILES)
-EXAMPLE = re.compile(r"```python\n(.*?)```\n(?:```text\n(.*?)```)?", re.DOTALL)
+EXAMPLES = re.findall(r"```python\n(.*?)```\n(?:```text\n(.*?)```)?", PAGES, re.DOTALL)
+RUNNABLE = [(code, said) for code, said in EXAMPLES if said]
 # Exporting takes seconds; it is the matter of tests/programs.
 EXPORTS = re.compile(r"import export_programs|mnemos\.export\(")
-MARK = "\x1e"  # between what two examples print
-
-
-def examples(page: Path, exports: bool) -> list[tuple[int, str, str]]:
-    """The line, the code and the output of each example of a page that says what it prints."""
-    text = page.read_text()
-    found = [(text.count("\n", 0, one.start()) + 2, *one.groups()) for one in EXAMPLE.finditer(text) if one[2]]
-    return [one for one in found if bool(EXPORTS.search(one[1])) == exports]
-
-
-RUNNABLE = {page.name: (page, found) for page in FILES if (found := examples(page, False))}
-RARE = {f"{page.name}-exports": (page, found) for page in FILES if (found := examples(page, True))}
-
-
-def in_turn(page: Path, parts: list[tuple[int, str, str]]) -> None:
-    """Each with names, a folder and random numbers of its own; a traceback has the page and its line."""
-    folder, seed = Path.cwd(), torch.initial_seed()
-    for line, code, _ in parts:
-        (folder / str(line)).mkdir()
-        os.chdir(folder / str(line))
-        torch.manual_seed(seed)
-        exec(compile("\n" * (line - 1) + code, page, "exec"), {"__name__": "__main__"})
-        print(MARK, end="", flush=True)
+RARE = [[pytest.mark.exhaustive] if EXPORTS.search(code) else [] for code, _ in RUNNABLE]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*RUNNABLE, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in RARE)])
-def test_the_examples_of_a_page_print_what_they_say(name, tmp_path):
-    page, parts = (RUNNABLE | RARE)[name]
-    done = processes.run(in_turn, page, parts, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [pytest.param(*one, marks=marks, id=str(i)) for i, (one, marks) in enumerate(zip(RUNNABLE, RARE, strict=True))],
+)
+def test_an_example_prints_what_it_says(code, said, tmp_path):
+    done = processes.run(exec, code, {"__name__": "__main__"}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for (line, _, said), found in zip(parts, done.stdout.split(MARK)[:-1], strict=True):
-        # "..." stands for what differs from run to run, as in a doctest
-        right = doctest.OutputChecker().check_output(said, found, doctest.ELLIPSIS)
-        assert right, f"{name}, line {line}: expected {said!r}, found {found!r}"
+    # "..." stands for what differs from run to run, as in a doctest
+    assert doctest.OutputChecker().check_output(said, done.stdout, doctest.ELLIPSIS), done.stdout
 
 
 def test_there_are_examples_and_no_placeholder_is_left():
-    assert sum(len(found) for _, found in RUNNABLE.values()) >= 40
+    assert len(RUNNABLE) >= 7
     found = set(re.findall(r"\b[A-Z]{4,}_[A-Z]+\b|\bPARAMETERS\b|^MAP$|^HELPED$", PAGES, re.MULTILINE))
     environment = {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "GOMP_SPINCOUNT", "MNEMOS_DENSE"}
     environment |= {"WANDB_PROJECT", "WANDB_MODE"}
