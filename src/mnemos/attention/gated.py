@@ -476,7 +476,10 @@ class GatedCacheAttention(GatedBranch):
                     before = torch.where((updates.seen == 0)[:, None, None], before, updates.cache)
                 new = self.update(summary, before, valid, self.grid)
                 y = self.answer(x, new, own)
-                no_block = new[:, :0], new.new_zeros(len(new), 0, dtype=torch.bool)
+                no_block = (
+                    new[:, :0],
+                    new.new_zeros(new.shape[0], 0, dtype=torch.bool),
+                )  # len() would fix a program's rows
                 after = new if self.grc.write else before.expand_as(new)
                 updates = CacheState(after, *no_block, count_seen(summary, seen, valid))
             else:
