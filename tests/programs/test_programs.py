@@ -93,7 +93,7 @@ def compare(model, programs, runner, cuts=CUTS):
     A program may be as far from them as the model itself is: over segments the random weights of RMT carry a rounding
     error on, so that model and program are both up to 4e-5 from what is exact, and further from each other.
     """
-    likelihood, exact = likelihood_of(model), copy.deepcopy(model).double()
+    exact = copy.deepcopy(model).double()
     runs = {name: runner(programs, name) for name in ("step", "prefill")}
     generator, said = torch.Generator().manual_seed(5), []
     for rows in (1, 2):
@@ -110,8 +110,8 @@ def compare(model, programs, runner, cuts=CUTS):
             with torch.no_grad():
                 answers = [one(tokens, state) for one, state in zip((model, exact), states, strict=True)]
                 both, states = zip(*answers, strict=True)
-                if hasattr(likelihood, "log_prob"):
-                    both = [likelihood.log_prob(y) for y in both]
+                if hasattr(likelihood_of(model), "log_prob"):
+                    both = [likelihood_of(one).log_prob(y) for one, y in zip((model, exact), both, strict=True)]
             said.append((outputs, *both))
         for (name, x), shape in zip(found.items(), programs.shapes.values(), strict=True):
             assert all(n == of for n, of in zip(x.shape, shape, strict=True) if isinstance(of, int)), name
