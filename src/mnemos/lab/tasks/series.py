@@ -178,7 +178,7 @@ def read_series(
     # one that only falls, as the time does where the newest row is the first ---
     features = tuple(columns) or tuple(name for name in numbers if not (len(labels) and name == target))
     arrays = {name: np.array(table[name], np.float64) for name in numbers}
-    clocks = {}  # each with what it does
+    clocks: dict[str, str] = {}  # each with what it does
     for name in features if len(table) > 2 else ():
         if name not in (*columns, target) and len(signs := np.unique(np.sign(np.diff(arrays[name])))) == 1:
             clocks |= {name: "grows"} if signs[0] > 0 else {name: "falls"} if signs[0] < 0 else {}
