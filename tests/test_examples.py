@@ -76,4 +76,4 @@ def test_caches_are_trained_saved_and_loaded(folder, text, tmp_path, capsys):
     assert all(torch.equal(one, model.get_parameter(name)) for name, one in weight.items())
     step = mnemos.functional(model)
     assert step.state_kind == "constant"
-    assert any(type(part).__name__ == "BlockState" for part in step.initial_state(1).parts)
+    assert any(type(part).__name__ == "CacheState" for part in step.initial_state(1).parts)

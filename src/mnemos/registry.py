@@ -71,10 +71,8 @@ _CLASSES = {
         "speech": "lab.speech.models:SpeechConfig",
     },
     "data": {
-        "associative-retrieval": "lab.tasks.recall:AssociativeRetrievalConfig",
         "cifar": "lab.tasks.images:CIFARConfig",
         "copy": "lab.tasks.generated:CopyConfig",
-        "babilong-like": "lab.tasks.haystack:FactsConfig",
         "mnist": "lab.tasks.images:MNISTConfig",
         "digits": "lab.tasks.images:DigitsConfig",
         "listops": "lab.tasks.listops:ListOpsConfig",
@@ -85,7 +83,6 @@ _CLASSES = {
         "mad-compression": "lab.tasks.mad:MADCompressionConfig",
         "mad-memorisation": "lab.tasks.mad:MADMemorisationConfig",
         "mqar": "lab.tasks.recall:MQARConfig",
-        "needle": "lab.tasks.haystack:NeedleConfig",
         "photos": "lab.tasks.photos:PhotosConfig",
         "pixels": "lab.tasks.pixels:PixelsConfig",
         "recall": "lab.tasks.recall:RecallConfig",
@@ -294,7 +291,7 @@ def load(kind: str, name: str, file: object = None) -> Any:
     if file is not None and is_loaded(str(file)):
         hint = f"its plug-in {file} does not register it: correct the file, or give another with --plugin FILE"
     elif file is not None and Path(str(file)).is_file():
-        hint = f"import its plug-in {file} first"
+        hint = f"import its plug-in {file} first (in a command: --plugin {file})"
     elif file is not None:
         hint = f"its plug-in {file} is missing: give the file with --plugin FILE"
     elif kind == "recipe" and any(name == default_name(one.attribute) for one in known.values()):

@@ -210,40 +210,6 @@ def test_the_state_follows_the_rows_of_the_hosts_cache(change, rows):
     close(*(logits(model, given[taken], mask[taken], one)[valid] for one in (past, None)))
 
 
-@pytest.mark.parametrize("drafts", [(1,), (2, 5), (1,) * 9, (13,)])
-@torch.no_grad()
-def test_cropped_tokens_leave_no_trace(drafts):
-    """Of one call and of several, over several blocks; a row with padding too; twice."""
-    model = cached("llama")
-    given, mask = pad(ids(t=12), 0, 2, 5)
-    past = prefilled(model, given[:, :8], mask[:, :8])
-    whole = logits(model, given, mask)
-    for n in range(8, 12):
-        close(logits(model, given[:, n : n + 1], mask[:, : n + 1], past)[:, 0], whole[:, n])
-        drafted = ids(t=sum(drafts), seed=n)
-        longer = torch.cat([mask[:, : n + 1], torch.ones_like(drafted)], 1)
-        start = 0
-        for size in drafts:
-            logits(model, drafted[:, start : start + size], longer[:, : n + 1 + start + size], past)
-            start += size
-        past.crop(-start)
-
-
-@pytest.mark.parametrize("helper", ["prompt_lookup", "assistant"])
-def test_assisted_generation_is_greedy_generation(helper):
-    model = cached("llama")
-    given = ids(1, 4).repeat(1, 3)
-    options = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
-    expected = model.generate(given, **options)
-    if helper == "assistant":
-        assistant = cached("llama", GRC(length=4, block=4, scope="stream"))  # a worse model of the same tokens
-        assistant.generation_config.num_assistant_tokens = 7
-        found = model.generate(given, assistant_model=assistant, **options)
-    else:
-        found = model.generate(given, prompt_lookup_num_tokens=5, **options)
-    assert torch.equal(found, expected)
-
-
 def test_what_cannot_be_right_is_refused():
     model = cached("llama")
     given = ids(2, 8)
@@ -251,6 +217,12 @@ def test_what_cannot_be_right_is_refused():
     with pytest.raises(InputError, match="8 tokens this model's gated caches have read, found 0"):
         logits(model, given, None, foreign)
     past = prefilled(model, given, torch.ones_like(given))
+    past.crop(0)
+    with pytest.raises(InputError, match="generate without drafts"):
+        past.crop(-2)
+    with pytest.raises(InputError, match="generate without drafts"):
+        model.generate(given[:1].repeat(1, 3), prompt_lookup_num_tokens=5, do_sample=False, max_new_tokens=30)
+    assert not past.is_croppable
     for layer in past.layers:
         layer.keys, layer.values = layer.keys[:, :, :5], layer.values[:, :, :5]
     with pytest.raises(InputError, match=r"5 tokens.*found 8"):

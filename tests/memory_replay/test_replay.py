@@ -8,7 +8,6 @@ import pytest
 import torch
 from replay_standins import Cell, agree, begin, cell, gradients, plain, segments
 from torch import nn
-from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from mnemos import InputError, add_auxiliary_loss, collect_auxiliary_losses, replay
@@ -271,36 +270,6 @@ def test_an_object_that_holds_an_output_with_its_graph_is_refused():
         replay(step, segments(), begin())
     hold = torch.detach
     assert not replay(step, segments(), begin()).aux[0].logits.requires_grad
-
-
-def test_a_cache_of_transformers_is_a_state():
-    import mnemos.libraries
-    from mnemos.memory_replay import register_transformers_caches
-
-    mnemos.libraries.transformers()
-    from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
-
-    register_transformers_caches()
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 11, "n_positions": 32, "n_embd": 8, "n_layer": 2, "n_head": 2}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, attn_pdrop=0.1)).double()
-
-    def step(ids, cache):
-        cache = DynamicCache(config=model.config) if cache is None else cache
-        logits = model(ids[:, :-1], **{mnemos.libraries.cache_name(): cache}).logits
-        return F.cross_entropy(logits.transpose(1, 2), ids[:, 1:]), cache
-
-    pieces = [torch.randint(11, (2, n)) for n in (4, 5, 3, 4)]
-    for start in (lambda: None, lambda: DynamicCache(config=model.config)):
-        torch.manual_seed(3)
-        total, _, end = plain(step, pieces, start())
-        expected = gradients(model)
-        torch.manual_seed(3)
-        out = replay(step, pieces, start(), module=model)
-        agree((out.loss, gradients(model)), (total, expected), 1e-10)
-        assert isinstance(out.state, DynamicCache)
-        assert out.state.get_seq_length() == end.get_seq_length() == 12
-        agree(out.state.layers[1].keys, end.layers[1].keys, 1e-10)
 
 
 OWN = {

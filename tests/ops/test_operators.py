@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from kernel_cases import holes, results, starts
+from kernel_cases import holes, results
 from native_kernels import needs_kernels
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -194,29 +194,6 @@ def test_a_call_may_be_cut_anywhere(case):
         found.append([*outputs, *torch.autograd.grad(total, list(inputs.values()))])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-5 * max(1.0, float(b.detach().abs().max())))
-
-
-@pytest.mark.parametrize("case", STATEFUL, ids=name)
-def test_a_state_goes_back_to_that_of_the_tokens_that_are_kept(case):
-    op, how = case
-    inputs, marks = given(op, t=70), {"mask": holes(B, 70), "resets": starts(B, 70)}
-    if how["backend"] == "chunked":
-        inputs = {label: x.double() for label, x in inputs.items()}
-    exact = 0 if op in (scan, ops.short_convolution) else 1e-9 if how["backend"] == "chunked" else 2e-5
-    with ops.rewindable() as calls:
-        _, end = op(**inputs, **marks, **how)
-    for kept in ((0, 70, 33), (7, 64, 1), (20, 20, 20)):
-        found = calls.rewind(end, kept)
-        assert type(found) is type(end)
-        for row, n in enumerate(kept):
-            one = slice(row, row + 1)
-            part = {label: x if label == "weight" else x[one] for label, x in (inputs | marks).items()}
-            part |= {label: part[label][:, :n] for label, *_ in (*OPERATORS[op][0], *marks.items())}
-            for a, b in zip(leaves(found), leaves(op(**part, **how)[1]), strict=True):
-                torch.testing.assert_close(a[one], b, rtol=0, atol=exact)
-    starting = [x for label, x in inputs.items() if label in ("state", "s", "z")]
-    assert all(map(torch.equal, leaves(calls.rewind(end, [0] * B)), starting))
-    assert all(map(torch.equal, leaves(calls.rewind(end, [70] * B)), leaves(end)))
 
 
 @pytest.mark.parametrize("case", STATEFUL, ids=name)

@@ -517,6 +517,20 @@ def test_cuts_that_would_hold_are_said():
     assert detail.endswith("with cuts before multiples of 4 it holds")
 
 
+class AnotherStart(Average):
+    """initial_state is not the state that None means."""
+
+    def initial_state(self, batch_size, device=None, dtype=None):
+        return torch.zeros(batch_size, device=device, dtype=dtype)
+
+
+def test_a_fault_of_initial_state_is_called_so():
+    """No cut has to do with it."""
+    detail = check_memory(AnotherStart(), laws="resumes").results[0].detail
+    assert detail.startswith("from initial_state instead of None: raised ")
+    assert "cuts" not in detail
+
+
 class FailsAlone(Average):
     def finish(self, x, read):
         if len(x) == 1:

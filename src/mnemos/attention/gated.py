@@ -1,8 +1,8 @@
 """GRC attention (Cached Transformers, eq. 2 to 5): an attention of this library mixed with a gated recurrent cache.
 
 `GatedBranch` reads a cache, that of a layer here or of a model of others (`mnemos.hosts`). `GatedCacheAttention` mixes
-what it reads into an attention; causal, it goes through the tokens in blocks (`update_in_blocks`). What the cache is
-and when it is stored: `mnemos.memory.gated_cache`.
+what it reads into an attention; causal, it goes through the tokens in blocks (`RowBlocks`). What the cache is and when
+it is stored: `mnemos.memory.gated_cache`.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 from mnemos._compat import exportable, is_plain
 from mnemos.memory.gated_cache import GRC, GatedCache, Projection, begin_forward, end_forward
-from mnemos.memory.grid import Unfinished, stretches
+from mnemos.memory.row_blocks import CacheState, RowBlocks
 from mnemos.modes import in_graph
 from mnemos.ops.dense_layer import Linear, dense
 from mnemos.ops.gated_cache import batch_mean, native
 from mnemos.ops.gated_cache.resampling import grid_shape
 from mnemos.ops.linear import linear_attention
-from mnemos.ops.padding import take, valid_first, zero_invalid
+from mnemos.ops.padding import zero_invalid
 from mnemos.ops.positions import count_seen
 from mnemos.ops.precision import autocasts
 from mnemos.types import (
@@ -147,6 +147,42 @@ class GatedBranch(GatedCache):
         o_mem = self._attend(self.queries(x), self._split("key", cache), self._split("value", cache))
         return o_mem if own is None else self.mix_heads(own, o_mem)
 
+    def in_blocks(
+        self,
+        x: Tensor,
+        own: Tensor | None,
+        source: Tensor,
+        state: CacheState | None,
+        mask: Tensor | None,
+        start: Tensor,
+        read: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None,
+    ) -> tuple[Tensor, CacheState]:
+        """What `answer`, or `read`, gives block by block, and the new state; new rows start from `start` [Tm, Dm].
+
+        Each block reads the cache that the earlier blocks of its row's `source` [B, T, Dm] built.
+        """
+        blocks = RowBlocks(
+            source,
+            mask,
+            state,
+            start,
+            self.grc.block or len(self.cache),
+            lambda tokens, cache: self.update(tokens, cache if self.grc.write else start),
+        )
+        caches, after = blocks.caches, blocks.after()
+        if self.grc.scope == "shared":
+            if self.training:
+                self.stage(*batch_mean(blocks.last, blocks.written))
+                if self.grc.read == "mean":
+                    counted = None if mask is None else mask.any(1)
+                    means = [self.read_mean(*batch_mean(cache, counted)) for cache in caches]
+                    caches = [torch.where(rows > 0, mean, start)[None] for mean, rows in means]
+            # A tensor without a gradient stays the same one: what is computed of a cache may be kept beside it.
+            after = after.map(lambda part: part.detach() if part.requires_grad else part)
+        y = blocks.read(read or self.answer, caches, x, own)
+        # Before the first update no gate has a gradient.
+        return self.beside_gates(y) if blocks.caches[-1] is blocks.caches[0] else y, after
+
     def mix_heads(self, own: Tensor, o_mem: Tensor) -> Tensor:
         """(1 − σ(λ))·own + σ(λ)·o_mem, for each head."""
         return torch.lerp(own, o_mem.to(own.dtype), torch.sigmoid(self.mix).to(own.dtype)[:, None])
@@ -240,75 +276,6 @@ class GatedBranch(GatedCache):
 def is_plain_linear(module: Any) -> bool:
     """Whether calling the module is a product with its weight and a sum with its bias, and nothing else."""
     return type(module) in (nn.Linear, Linear, Projection) and module.bias is not None and is_plain(module)
-
-
-@exportable
-class CacheState(NamedTuple):
-    """The place of each row in its sequence of updates. A row of zeros is new and starts from the stored cache.
-
-    cache [B, Tm, Dm]: the cache that the row reads now. partial [B, block, Dm], valid [B, block] bool: the tokens of
-    the unfinished block. seen [B] int64: valid tokens since the row began; its place in the block is seen % block.
-    """
-
-    cache: Tensor
-    partial: Tensor
-    valid: Tensor
-    seen: Tensor
-
-    @property
-    def memory_name(self) -> str:
-        return "cache"
-
-    @staticmethod
-    def fresh(batch: int, block: int, like: Tensor, device: Device = None) -> "CacheState":
-        """`batch` new rows; like: a cache [Tm, Dm]."""
-        device = like.device if device is None else device
-        return CacheState(
-            like.new_zeros(batch, *like.shape, device=device),
-            like.new_zeros(batch, block, like.shape[1], device=device),
-            like.new_zeros(batch, block, dtype=torch.bool, device=device),
-            like.new_zeros(batch, dtype=torch.int64, device=device),
-        )
-
-
-def update_in_blocks(
-    source: Tensor,
-    mask: Tensor | None,
-    state: CacheState | None,
-    start: Tensor,
-    block: int,
-    update: Callable[[Tensor, Tensor], Tensor],
-) -> tuple[list[tuple[int, Tensor]], CacheState, Tensor]:
-    """Process tokens `source` [B, T, Dm] in blocks.
-
-    Returns pieces (number of tokens, the cache [B, Tm, Dm] that they read), the new state, and which rows [B] bool
-    were written, by at least one valid token. A new row (every row, if `state` is None) starts from `start` [Tm, Dm];
-    `update(block tokens, cache)` computes the next cache. Rows may be at different places of their blocks: a piece ends
-    wherever the block of some row ends, so there are T/block pieces for each different place. mask [B, T] bool: padding
-    stands behind the valid tokens of its row, and takes no place in a block.
-    """
-    b, t, _ = source.shape
-    if state is None:  # known without reading a tensor: a read makes a device wait and breaks a compiled graph
-        state = CacheState.fresh(b, block, start)
-        filled = [0] * b
-    else:
-        filled = (state.seen % block).tolist()
-    cache = torch.where((state.seen == 0)[:, None, None], start, state.cache)
-    unfinished = Unfinished(state.partial, state.valid)
-    written = torch.zeros(b, dtype=torch.bool, device=source.device)
-    pieces = []
-    # The stretches are those of rows without padding: the numbers of valid tokens need not be read.
-    for begin, stop, at, _, done in stretches(filled, [t] * b, block):
-        pieces.append((stop - begin, cache))
-        unfinished = unfinished.with_more(source[:, begin:stop], None if mask is None else mask[:, begin:stop], at)
-        if any(done):
-            new, rows = update(unfinished.tokens, cache), torch.tensor(done, device=source.device)
-            rows = rows if mask is None else rows & mask[:, stop - 1]
-            written = written | rows
-            every = mask is None and all(done)
-            cache = new if every else torch.where(rows[:, None, None], new, cache)
-            unfinished = unfinished.emptied(None if every else rows)
-    return pieces, CacheState(cache, *unfinished, count_seen(source, state.seen, mask)), written
 
 
 @exportable
@@ -472,13 +439,11 @@ class GatedCacheAttention(GatedBranch):
                 y, updates = self.read_in_blocks(x, own, summary, updates, valid)
             elif self.grc.scope == "stream":  # all tokens of a row update its cache, and read it
                 seen, before = None if updates is None else updates.seen, self.contents()
-                if updates is not None:
-                    before = torch.where((updates.seen == 0)[:, None, None], before, updates.cache)
+                before = before if updates is None else updates.started(before).cache
                 new = self.update(summary, before, valid, self.grid)
                 y = self.answer(x, new, own)
-                no_block = new[:, :0], new.new_zeros(len(new), 0, dtype=torch.bool)
                 after = new if self.grc.write else before.expand_as(new)
-                updates = CacheState(after, *no_block, count_seen(summary, seen, valid))
+                updates = CacheState(after, new[:, :0], count_seen(summary, seen, valid))
             else:
                 y = self.answer(x, self.current(summary, valid), own)
 
@@ -490,45 +455,10 @@ class GatedCacheAttention(GatedBranch):
     def read_in_blocks(
         self, x: Tensor, own: Tensor | None, summary: Tensor, updates: CacheState | None, mask: Tensor | None
     ) -> tuple[Tensor, CacheState]:
-        """Causal: block by block; each block reads the cache that the earlier blocks built. The result of `answer`.
-
-        Programs have another form of it.
-        """
-        shared = self.grc.scope == "shared"
+        """Causal: `in_blocks`, of which programs have another form."""
         start = self.contents()
-        order = None
-        if mask is not None:  # blocks count valid tokens: padding goes behind those of its row
-            order = valid_first(mask)
-            x, summary, mask = (take(part, order) for part in (x, summary, mask))
-            own = own if own is None else take(own, order)
-        pieces, after, written = update_in_blocks(
-            summary.to(start.dtype),
-            mask,
-            updates,
-            start,
-            self.block,
-            lambda tokens, cache: self.update(tokens, cache if self.grc.write else start),
-        )
-        if shared:
-            if self.training:
-                self.stage(*batch_mean(after.cache, written))
-                if self.grc.read == "mean":
-                    rows_read = None if mask is None else mask.any(1)
-                    means = [self.read_mean(*batch_mean(cache, rows_read)) for _, cache in pieces]
-                    pieces = [
-                        (n, torch.where(rows > 0, mean, start)[None])
-                        for (n, _), (mean, rows) in zip(pieces, means, strict=True)
-                    ]
-            after = CacheState(after.cache.detach(), after.partial.detach(), after.valid, after.seen)
-        if not pieces:  # a call of no tokens
-            width = self.map("value").out_features // self.num_heads
-            return x.new_zeros(*x.shape[:2], self.num_heads, width), after
-        lengths = [n for n, _ in pieces]
-        parts = zip(x.split(lengths, 1), [None] * len(pieces) if own is None else own.split(lengths, 1), strict=True)
-        read = [self.answer(of, cache, beside) for (of, beside), (_, cache) in zip(parts, pieces, strict=True)]
-        # Of one piece, no block was completed before the last token: no gate has a gradient.
-        y = self.beside_gates(read[0]) if len(read) == 1 else torch.cat(read, 1)
-        return y if order is None else take(y, order.argsort(1)), after
+        state = None if updates is None else updates.started(start)
+        return self.in_blocks(x, own, summary.to(start.dtype), state, mask, start)
 
     def project(self, heads: Tensor) -> Tensor:
         """[B, T, H, D/H] -> [B, T, D]: the inner attention's projection, which both branches share."""

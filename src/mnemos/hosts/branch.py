@@ -17,7 +17,7 @@ from mnemos.attention.gated import GatedBranch, is_plain_linear
 from mnemos.memory.gated_cache import GRC, Projection, begin_forward, end_forward, promote, recomputing
 from mnemos.memory.tokens import TokenMemory
 from mnemos.ops.dense_layer import dense
-from mnemos.ops.gated_cache import batch_mean, grid_shape, onto_grid, pool_grid, resample
+from mnemos.ops.gated_cache import grid_shape, onto_grid, pool_grid, resample
 from mnemos.ops.precision import autocasts
 from mnemos.types import InputError
 
@@ -25,7 +25,6 @@ from .grids import GridReader, Grids
 from .host import DecoderHost, Host
 from .inputs import AttentionInput, Grid
 from .masks import combine
-from .row_caches import BlockState, RowBlocks
 
 
 class HostBranch(GatedBranch):
@@ -300,38 +299,19 @@ class DecoderBranch(HostBranch):
             return self.frozen(self.queries(x))
         source = (x if self.grc.source == "input" else y[..., : self.cache_dim]).to(self.cache.dtype)
 
-        # --- the caches before each block of the call's tokens ---
         shared = self.grc.scope == "shared"
-        start = self.cache if shared else torch.zeros_like(self.cache)  # zeros, whatever the buffer holds
+        start = self.contents() if shared else torch.zeros_like(self.cache)  # zeros, whatever the buffer holds
+        if carried is None:
+            return self.in_blocks(x, None, source, None, mask, start)[0]
 
-        def next_cache(tokens: Tensor, cache: Tensor) -> Tensor:
-            return self.update(tokens, cache if self.grc.write else start)
+        def read(x: Tensor, cache: Tensor, own: Tensor | None) -> Tensor:
+            both = carried.project(cache, lambda c: (self._split("key", c), self._split("value", c)))
+            return self._attend(self.queries(x), *both)
 
-        def blocks_of(source: Tensor, valid: Tensor | None, state: BlockState | None) -> RowBlocks:
-            return RowBlocks(source, valid, state, start, self.block, next_cache)
-
-        state: BlockState | None = None if carried is None else carried.current(blocks_of)
-        if shared and (state is None or not self.grc.write):
-            start = self.contents()
-        blocks = blocks_of(source, mask, state)
-        caches = blocks.caches
-
-        # --- what the call leaves: the successor of the stored cache, and the state of its rows ---
-        if shared and self.training:
-            self.stage(*batch_mean(caches[-1], blocks.written))
-            if self.grc.read == "mean":
-                counted = None if mask is None else mask.any(1)
-                means = [self.read_mean(*batch_mean(cache, counted)) for cache in caches]
-                caches = [torch.where(rows > 0, mean, start)[None] for mean, rows in means]
-        if carried is not None:
-            carried.extend(source, mask, blocks, gradient=not shared)
-
-        # --- what its tokens read ---
-        if carried is None or blocks.count > 1 or torch.is_grad_enabled() or self.training:
-            o_mem = blocks.read(x, self.answer, caches)
-            return o_mem if blocks.count > 1 else self.beside_gates(o_mem)
-        keys_and_values = carried.project(caches[0], lambda c: (self._split("key", c), self._split("value", c)))
-        return self._attend(self.queries(x), *keys_and_values)
+        decodes = x.shape[1] <= self.block and not torch.is_grad_enabled() and not self.training
+        o_mem, after = self.in_blocks(x, None, source, carried.current(), mask, start, read if decodes else None)
+        carried.extend(x.shape[1], after)
+        return o_mem
 
 
 RowCaches = dict[str, Tensor]  # the caches [B, Tm, Dm] of the rows of an encoder by the names of their branches

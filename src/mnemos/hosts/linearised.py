@@ -21,11 +21,10 @@ from mnemos.config import check_fields
 from mnemos.libraries import CACHE_NAMES, loaded_weights, with_globals
 from mnemos.ops.dense_layer import dense
 from mnemos.ops.linear.feature_maps import Hedgehog, elu
-from mnemos.ops.rewind import record_call
 from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, new_state, window_attention
-from mnemos.types import InputError, leaves
+from mnemos.types import InputError
 
-from .masks import combine, own_tokens, read_once, refuse_lengths
+from .masks import own_tokens, read_once, refuse_lengths
 
 StateName = Literal["none", "linear", "hedgehog", "delta"]
 ATTENTIONS, ROTARY = "ALL_ATTENTION_FUNCTIONS", "apply_rotary_pos_emb"  # names in the files of Transformers' models
@@ -115,11 +114,6 @@ class Tokens(NamedTuple):
         if turn is not None:
             turn = turn._replace(q=pick(turn.q), k=pick(turn.k))
         return Tokens(pick(self.q), pick(self.k), pick(self.v), self.sizes, turn, self.valid)
-
-    def first(self, n: int, kept: Tensor | None) -> "Tokens":
-        """The first n of them, of which `kept` [B, n] count; None: all."""
-        some = self.some(slice(n))
-        return some._replace(valid=combine(kept, some.valid))
 
     def some(self, those: slice) -> "Tokens":
         """Some of them."""
@@ -226,15 +220,11 @@ class Linearised(nn.Module):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         raw = None if raw is None else (raw[0].transpose(1, 2), raw[1].transpose(1, 2))
         y, window = window_attention(q, k, v, sizes, far, state.window, valid, sink_q, raw)
-        end = LinearisedState(window, turn)
-        record_call(leaves(end), t, lambda n, kept: leaves(self.read_first(n, tokens, state, kept)))
-        return y, end
+        return y, LinearisedState(window, turn)
 
-    def read_first(
-        self, n: int, tokens: Tokens, state: LinearisedState | None, kept: Tensor | None = None
-    ) -> LinearisedState | None:
-        """The state after the first n tokens of a call of `read`; kept [B, n]: those of them that count, None: all."""
-        return self.read(tokens.first(n, kept), state)[1] if n else state
+    def read_first(self, n: int, tokens: Tokens, state: LinearisedState | None) -> LinearisedState | None:
+        """The state after the first n tokens of a call of `read`."""
+        return self.read(tokens.some(slice(n)), state)[1] if n else state
 
     def start_ring(self, state: LinearisedState, sizes: Sizes, rotation: Rotation | None) -> Ring:
         """Buffers for single tokens; the sinks' keys are as queries before rotation meet them."""

@@ -1,252 +1,41 @@
-"""The caches of a decoder's rows: a cache per row and the tokens since its last update, and where calls keep them.
+"""The caches of a decoder's rows on the layers of the host's own cache: `RowState` has the `CacheState` of one.
 
-`BlockState` is what a row reads and the tokens of its unfinished block; `RowBlocks` the blocks of one call; `RowState`
-the same on a layer of the host's own cache, with as many tokens as `crop` may take back. transformers changes a layer's
-keys and values through methods of the layer: beams reorder its rows, assisted decoding crops its tokens. The class of a
+transformers changes a layer's keys and values through methods of the layer: beams reorder its rows. The class of a
 layer that carries a state is therefore replaced by a subclass that does the same to the state. No function or class of
 transformers is changed.
 """
 
 from collections.abc import Callable
 from functools import cache as once
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from mnemos.memory.row_blocks import CacheState
 from mnemos.types import InputError
-
-KEEP = 64  # tokens that `crop` can remove at least; assisted decoding removes drafted tokens, 20 by default
-Update = Callable[[Tensor, Tensor], Tensor]  # (tokens [B, block, Dm], cache [B, Tm, Dm]) -> the next cache
-Read = Callable[[Tensor, Tensor], Tensor]  # (inputs [B, T, ...], cache [B or 1, Tm, Dm]) -> o_mem [B, T, H, M]
-
-
-class BlockState(NamedTuple):
-    """Where each row is in its sequence of updates.
-
-    cache [B, Tm, Dm]: the cache that the row reads now. partial [B, block, Dm]: the tokens of its unfinished block,
-    then zeros. seen [B] int64: its valid tokens so far; its position in the block is seen % block.
-    """
-
-    cache: Tensor
-    partial: Tensor
-    seen: Tensor
-
-    def map(self, fn: Callable[[Tensor], Tensor]) -> "BlockState":
-        """The same with `fn` of each tensor, as to select rows."""
-        return BlockState(*(fn(tensor) for tensor in self))
-
-
-class RowBlocks:
-    """The tokens of one call in blocks, each row on a grid of its own valid tokens, and the caches before each block.
-
-    source [B, T, Dm]; valid [B, T] bool or None; state None: new rows, which start from `start` [Tm, Dm]. A row's grid
-    counts its valid tokens only, so padding changes nothing, at any position and in any amount. caches[i] [B, Tm, Dm]
-    is what the tokens of block i read. It is computed from the blocks before; block 0 begins with the tokens that the
-    row's state holds.
-
-    Rows at one position without padding are cut into blocks without an index; else the tokens are scattered to their
-    positions, a copy of O(B·T·Dm). Under torch.compile no value of new rows is read: all blocks are updated, and the
-    result is kept for the rows that have completed them.
-    """
-
-    def __init__(
-        self,
-        source: Tensor,
-        valid: Tensor | None,
-        state: BlockState | None,
-        start: Tensor,
-        block: int,
-        update: Update,
-    ) -> None:
-        b, t, width = source.shape
-        compiling = torch.compiler.is_compiling()
-        # --- where rows begin and end in their grids ---
-        begins = [0] * b
-        if state is not None:
-            begins = (state.seen % block).tolist()
-        else:
-            seen = torch.zeros(b, dtype=torch.int64, device=source.device)
-            state = BlockState(start.expand(b, -1, -1), source.new_zeros(b, block, width), seen)
-        if valid is not None and not compiling and bool(valid.all()):
-            valid = None
-        self.block, self.state, self.valid = block, state, valid
-        self.first = state.seen % block  # the position of each row's first token
-        rank = None if valid is None else valid.cumsum(1)
-        self.taken: int | Tensor = t if rank is None else rank[:, -1:].sum(1)  # valid tokens of each row
-        ends = [begin + t for begin in begins]
-        if isinstance(self.taken, Tensor) and not compiling:
-            ends = (self.first + self.taken).tolist()
-        self.count = max(1, -(-max(ends, default=0) // block))  # blocks that tokens of this call are in
-        self.begin = begins[0] if begins else 0
-        self.index: Tensor | None = None  # the position of each token; None: consecutive from `begin`
-        if valid is not None and rank is not None:
-            self.index = (self.first[:, None] + rank - 1).masked_fill(~valid, self.count * block)
-        elif any(begin != self.begin for begin in begins):
-            self.index = self.first[:, None] + torch.arange(t, device=source.device)
-
-        # --- the tokens of the state and of the call at their positions, [B, count·block, Dm], then zeros ---
-        if self.index is None:
-            rest = source.new_zeros(b, self.count * block - self.begin - t, width)
-            self.tokens = torch.cat([state.partial[:, : self.begin], source, rest], 1)
-        else:
-            tokens = self._on_grid(source)
-            self.tokens = torch.cat([tokens[:, :block] + state.partial, tokens[:, block:]], 1)
-
-        # --- an update for each block, of the rows that complete it ---
-        self.caches = [state.cache]
-        for number in range(self.count):
-            cache, end = self.caches[-1], (number + 1) * block
-            tokens = self.tokens[:, number * block : end]
-            if compiling and rank is not None:  # which rows do is not known
-                done = (self.first + self.taken >= end)[:, None, None]
-                self.caches.append(torch.where(done, update(tokens, cache), cache))
-                continue
-            rows = [row for row, last in enumerate(ends) if last >= end]
-            if not rows:
-                break
-            if len(rows) == b:
-                self.caches.append(update(tokens, cache))
-            else:
-                some = torch.tensor(rows, device=cache.device)
-                self.caches.append(cache.index_copy(0, some, update(tokens[some], cache[some])))
-
-    def read(self, x: Tensor, read: Read, caches: list[Tensor] | None = None) -> Tensor:
-        """o_mem [B, T, H, M] of inputs x [B, T, ...]: each token reads the cache before its block.
-
-        caches: what to read in place of the rows' own caches, such as their batch means [1, Tm, Dm]. The output of
-        padding has no meaning.
-        """
-        caches = self.caches if caches is None else caches
-        if self.count == 1:
-            return read(x, caches[0])
-        b = x.shape[0]
-        before = [caches[min(number, len(caches) - 1)] for number in range(self.count)]
-        inputs = self._on_grid(x).unflatten(1, (self.count, self.block))
-        if before[0].shape[0] < b:  # one cache for all rows: their inputs are one row per block
-            o_mem = read(inputs.transpose(0, 1).flatten(1, 2), torch.cat(before))
-            o_mem = o_mem.unflatten(1, (b, self.block)).transpose(0, 1)
-        else:
-            o_mem = read(inputs.flatten(0, 1), torch.stack(before, 1).flatten(0, 1)).unflatten(0, (b, self.count))
-        o_mem = o_mem.flatten(1, 2)
-        if self.index is None:
-            return o_mem[:, self.begin : self.begin + x.shape[1]]
-        return o_mem.gather(1, _widen(self.index.clamp(max=o_mem.shape[1] - 1), o_mem))
-
-    def after(self, t: int | None = None) -> BlockState:
-        """The state after the first t tokens of the call; None: after all."""
-        if t is None and self.count == len(self.caches) == 1:  # no row completed a block
-            return BlockState(self.caches[0], self.tokens, self.state.seen + self.taken)
-        taken = self.taken
-        if t is not None:
-            taken = t if self.valid is None else self.valid[:, :t].sum(1)
-        ends = self.first + taken
-        position = torch.arange(self.block, device=ends.device)
-        at = (ends // self.block)[:, None] * self.block + position
-        room = F.pad(self.tokens, (0, 0, 0, self.block))  # a row may have completed the last block
-        partial = room.gather(1, _widen(at, room)) * (position < (ends % self.block)[:, None])[..., None]
-        cache = self.caches[-1]
-        if t is not None and len(self.caches) > 1:
-            cache = torch.stack(self.caches, 1)[torch.arange(len(ends), device=ends.device), ends // self.block]
-        return BlockState(cache, partial, self.state.seen + taken)
-
-    @property
-    def written(self) -> Tensor:
-        """The rows [B] bool that completed at least one block."""
-        return self.first + self.taken >= self.block
-
-    def _on_grid(self, values: Tensor) -> Tensor:
-        """Values [B, T, ...] at their positions, [B, count·block, ...]; zeros elsewhere. Those of padding drop out."""
-        size, (b, t) = self.count * self.block, values.shape[:2]
-        if self.index is None:
-            return F.pad(values, (0, 0) * (values.dim() - 2) + (self.begin, size - self.begin - t))
-        empty = values.new_zeros(b, size + 1, *values.shape[2:])
-        return empty.scatter(1, _widen(self.index, values), values)[:, :size]
-
-
-def _widen(index: Tensor, values: Tensor) -> Tensor:
-    """An index [B, T] with the further dimensions of `values` [B, ., ...]."""
-    return index.view(*index.shape, *[1] * (values.dim() - 2)).expand(-1, -1, *values.shape[2:])
-
-
-# --- on a cache of transformers ---
-
-
-class RecentTokens(NamedTuple):
-    """Tokens [B, t, Dm] that `crop` may remove, with their masks [B, t] or None, and the state before them."""
-
-    before: BlockState
-    tokens: tuple[tuple[Tensor, Tensor | None], ...] = ()
-
-    @property
-    def size(self) -> int:
-        return sum(source.shape[1] for source, _ in self.tokens)
-
-    def merge(self) -> tuple[Tensor, Tensor | None]:
-        """The tokens and masks as one."""
-        sources = torch.cat([source for source, _ in self.tokens], 1)
-        if all(valid is None for _, valid in self.tokens):
-            return sources, None
-        masks = [s.new_ones(s.shape[:2], dtype=torch.bool) if v is None else v for s, v in self.tokens]
-        return sources, torch.cat(masks, 1)
-
-    def map(self, fn: Callable[[Tensor], Tensor], count: int | None = None) -> "RecentTokens":
-        """The same with `fn` of each tensor; count: of the first tokens alone."""
-        before = self.before.map(fn)
-        if not self.tokens or count == 0:
-            return RecentTokens(before)
-        source, valid = self.merge()
-        return RecentTokens(before, ((fn(source[:, :count]), None if valid is None else fn(valid[:, :count])),))
 
 
 class RowState:
-    """What a layer of a host's cache carries for one gated cache, and what `crop` needs to remove its last tokens.
-
-    length: the tokens that the gated cache has read, with padding. The last KEEP to 2·KEEP of them (or all, if there
-    are fewer) are kept with the state before them, in two parts so that old ones can go without an update being
-    repeated. After a crop the updates are repeated from that state.
-    """
+    """What a layer of a host's cache carries for one gated cache: its state, and how many tokens it has read."""
 
     def __init__(self) -> None:
-        self.length = 0
-        self.state: BlockState | None = None  # None: new rows, or the last of the recent tokens are to be repeated
-        self.recent: tuple[RecentTokens, ...] = ()
+        self.length = 0  # with padding
+        self.state: CacheState | None = None  # None: new rows
         self._projected: tuple[Tensor, ...] = ()  # a cache, and what was computed of it
-
-    @property
-    def removable(self) -> int:
-        """How many tokens `remove` can take."""
-        return sum(part.size for part in self.recent)
 
     @property
     def rows(self) -> int | None:
         """The number of rows; None before the first token."""
-        return len(self.recent[0].before.seen) if self.recent else None
+        return None if self.state is None else len(self.state.seen)
 
-    def current(self, repeat: Callable[[Tensor, Tensor | None, BlockState], RowBlocks]) -> BlockState | None:
-        """The state; None: the rows are new. repeat(source, valid, state) makes the updates of these tokens."""
-        if self.state is None and self.recent:
-            last = self.recent[-1]
-            self.state = repeat(*last.merge(), last.before).after() if last.size else last.before
+    def current(self) -> CacheState | None:
+        """The state; None: the rows are new."""
         return self.state
 
-    def extend(self, source: Tensor, valid: Tensor | None, blocks: RowBlocks, gradient: bool) -> None:
-        """Go on to the state after a call's tokens [B, T, Dm]; gradient: whether it flows through the state."""
-        t, before, after = source.shape[1], blocks.state, blocks.after()
-        if t > KEEP:
-            before = blocks.after(t - KEEP)
-            source = source[:, t - KEEP :].clone()  # a view would hold all T tokens
-            valid = None if valid is None else valid[:, t - KEEP :].clone()
-            self.recent = ()
-        if not gradient:  # a tensor without a gradient stays the same one, which `project` and `map` compare
-            before, after = (s.map(lambda x: x.detach() if x.requires_grad else x) for s in (before, after))
-            source = source.detach()
-        *older, last = self.recent or (RecentTokens(before),)
-        last = last._replace(tokens=(*last.tokens, (source, valid)))
-        self.state = after
-        self.recent = (last, RecentTokens(after)) if last.size >= KEEP else (*older, last)
+    def extend(self, t: int, state: CacheState) -> None:
+        """Go on to the state after a call of t tokens."""
         self.length += t
+        self.state = state
 
     def project(self, cache: Tensor, compute: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """compute(cache), kept until another cache is given: keys and values change once per block."""
@@ -254,30 +43,13 @@ class RowState:
             self._projected = cache, *compute(cache)
         return self._projected[1:]
 
-    def remove(self, count: int) -> None:
-        """Remove the last `count` tokens; at most `removable`."""
-        if not count:
-            return
-        self.length -= count
-        *older, last = self.recent
-        while count > last.size:
-            count -= last.size
-            *older, last = older
-        self.recent = (*older, last.map(lambda x: x, last.size - count))
-        self.state = None
-
     def map(self, fn: Callable[[Tensor], Tensor]) -> None:
-        """Apply `fn` to each tensor, as to select rows; once to a tensor that is held twice."""
-        done: dict[int, tuple[Tensor, Tensor]] = {}
-
-        def memoised(tensor: Tensor) -> Tensor:
-            if id(tensor) not in done:
-                done[id(tensor)] = tensor, fn(tensor)  # the tensor too, so that its id stays its own
-            return done[id(tensor)][1]
-
-        self.state = None if self.state is None else self.state.map(memoised)
-        self.recent = tuple(part.map(memoised) for part in self.recent)
-        self._projected = tuple(memoised(tensor) for tensor in self._projected)
+        """Apply `fn` to each tensor, as to select rows."""
+        if self.state is None:
+            return
+        before, self.state = self.state.cache, self.state.map(fn)
+        same = bool(self._projected) and self._projected[0] is before
+        self._projected = (self.state.cache, *map(fn, self._projected[1:])) if same else ()
 
 
 @once
@@ -286,6 +58,7 @@ def _make_carrying(layer: type) -> Any:
 
     class Carrying(layer):
         _layer_type = None  # transformers registers each subclass that has one, in place of its parent
+        is_croppable = False  # else generate reads a token too many on some devices, and takes it back
         mnemos_gated: RowState | None = None
 
         def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -301,17 +74,14 @@ def _make_carrying(layer: type) -> Any:
             self._map(lambda x: x[indices.to(x.device) if isinstance(indices, Tensor) else indices])
 
         def crop(self, tokens_to_remove: int) -> None:
-            """Remove the last tokens. Raises InputError, and changes nothing, if the state cannot do it."""
-            carried = self.mnemos_gated
-            if carried is not None and -tokens_to_remove > carried.removable:
+            """Raises InputError for tokens that a gated cache has read: its updates do not go back."""
+            if self.mnemos_gated is not None and tokens_to_remove:
                 raise InputError(
-                    f"crop: expected to remove at most {carried.removable} tokens, the last that the gated caches "
-                    f"kept, found {-tokens_to_remove}; make a copy.deepcopy of the cache before those tokens"
+                    "crop: expected a cache without the state of gated caches, which cannot take tokens back, found "
+                    f"{abs(tokens_to_remove)} to take back; generate without drafts and assistants, or go on from a "
+                    "copy.deepcopy of the cache"
                 )
-            before = int(self.get_seq_length())
             super().crop(tokens_to_remove)
-            if carried is not None:
-                carried.remove(before - int(self.get_seq_length()))
 
         def reset(self) -> None:
             super().reset()

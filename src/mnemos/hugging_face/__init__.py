@@ -8,8 +8,7 @@ Four ideas, each with its files in the order of reading:
    `functional_model`, `functional_cache`.
 3. A model of ours becomes a model of Transformers, which generates from it, trains and saves it: `pretrained_model`,
    `pretrained_heads`, `remembering_model`.
-4. Assisted generation removes the draft tokens that a model rejects from its cache: `state_cache` for our models,
-   `croppable_cache` for those of Transformers.
+4. Assisted generation removes the draft tokens that a model of ours rejects from its cache: `state_cache`.
 """
 
 import importlib
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING
 from mnemos.face import lazy
 
 if TYPE_CHECKING:
-    from .croppable_cache import CroppableCache as CroppableCache
     from .fast_model import FastReport as FastReport
     from .fast_model import fast as fast
     from .functional_cache import FunctionalState as FunctionalState

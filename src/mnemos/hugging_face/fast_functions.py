@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mnemos.ops import decayed_attention, delta_rule, selective_scan, short_convolution
-from mnemos.ops.rewind import record_view
 
 Function = Callable[..., Any]
 _UNLIMITED = (0.0, float("inf"))
@@ -116,11 +115,7 @@ def mamba2_chunk_scan(
     y, end = state_space(
         hidden_states, dt, A, B, C, chunk_size, D, dt_bias, dt_softplus, dt_limit, initial_state=state, resets=resets
     )
-    if not return_final_states:
-        return y
-    theirs = end.mT.contiguous()
-    record_view(theirs, end, lambda x: x.mT.contiguous())  # so that `rewindable` knows this tensor, too
-    return y, theirs
+    return (y, end.mT.contiguous()) if return_final_states else y
 
 
 def state_space(
@@ -203,8 +198,7 @@ def mamba_selective_scan(
     steps = _wide(_step_sizes(dt.mT.contiguous(), delta_bias, delta_softplus))  # contiguous: as the kernel reads them
     y, end = selective_scan(_wide(hidden_states.mT), steps, A, B.mT, C.mT, D, initial_state, valid)
     y = _gated(y, None if z is None else z.mT).mT
-    # A view, which `rewindable` does not know: Transformers gives no state, so going back would lose the past.
-    return (y, end.view_as(end)) if return_last_state else y
+    return (y, end) if return_last_state else y
 
 
 def mamba_selective_state_update(

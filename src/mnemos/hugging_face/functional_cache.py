@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mnemos import libraries
-from mnemos.hosts.row_caches import BlockState
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.key_values import KeyValues
+from mnemos.memory.row_blocks import CacheState
 from mnemos.ops.padding import padding_first, take
 from mnemos.ops.positions import positions
 from mnemos.types import InputError, State
@@ -230,7 +230,7 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
     # --- gated caches, whose branch calls the following (`mnemos.hosts.hooks`) ---
 
     def gated(self, grc: GRC) -> "FunctionalCache":
-        """What has the state of the rows (`RowsState`): this cache."""
+        """What has the state of the rows (`RowState`): this cache."""
         if grc.scope != "stream":
             raise InputError(
                 f'functional: expected gated caches of scope="stream", found scope={grc.scope!r}, whose cache belongs '
@@ -238,13 +238,13 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
             )
         return self
 
-    def current(self, repeat: object) -> Any:
-        """The given `BlockState` of the next gated cache; None in a first call. A row of zeros is a new row."""
-        return self.take(BlockState)
+    def current(self) -> Any:
+        """The given `CacheState` of the next gated cache; None in a first call. A row of zeros is a new row."""
+        return self.take(CacheState)
 
-    def extend(self, source: Tensor, valid: Tensor | None, blocks: Any, gradient: bool) -> None:
-        """Note the state after a call's tokens."""
-        self.new.append(blocks.after())
+    def extend(self, t: int, state: CacheState) -> None:
+        """Note the state after a call of t tokens."""
+        self.new.append(state)
 
     def project(self, cache: Tensor, compute: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """compute(cache): nothing is kept from call to call."""

@@ -4,8 +4,8 @@ Most are states, values that a call takes and returns: the keys and values of at
 search can share (key_values.py); and three memories with a configuration: slots, which are written by attending to a
 segment (slots.py), memory tokens (tokens.py) and a matrix of associations (associations.py). In all states a row of
 zeros is a new row (see types.py). One memory is stored in the model: the gated recurrent cache (gated_cache.py), a
-buffer that training forwards update in two phases. grid.py cuts a call into blocks of tokens, for memories that are
-written at the end of each block.
+buffer that training forwards update in two phases. row_blocks.py has a cache for each row, updated once a block of its
+tokens; grid.py cuts a call into blocks, for the other memories that are written at the end of each.
 Read slots.py as an example of a state, then gated_cache.py.
 """
 

@@ -38,10 +38,8 @@ class Unfinished(NamedTuple):
         wide = index.view(*index.shape, *[1] * (tokens.dim() - 2)).expand_as(tokens)
         return Unfinished(self.tokens.scatter(1, wide, tokens), valid)
 
-    def emptied(self, rows: Tensor | None) -> "Unfinished":
-        """Without the tokens of the rows [B] bool, whose block is complete (None: all)."""
-        if rows is None:
-            return Unfinished(torch.zeros_like(self.tokens), torch.zeros_like(self.valid))
+    def emptied(self, rows: Tensor) -> "Unfinished":
+        """Without the tokens of the rows [B] bool, whose block is complete."""
         wide = rows.view(-1, *[1] * (self.tokens.dim() - 1))
         return Unfinished(self.tokens.masked_fill(wide, 0), self.valid & ~rows[:, None])
 

@@ -7,8 +7,8 @@ choice of backend: associative, slot_memory and relative_position; and those tha
 window_state, softmax_attention and gated_cache, which decides by itself when its kernels run.
 An operator's tensors are checked once, in its `__init__.py`, by a `Signature` (signature.py).
 The files beside the folders: dense_layer, the dense layers of all models, by the faster of two libraries; padding,
-positions and dropout, what attentions do to their inputs; rewind, the state after an earlier token of a call; precision
-and backward, what operators of several folders share.
+positions and dropout, what attentions do to their inputs; precision and backward, what operators of several folders
+share.
 """
 
 import importlib
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from .dense_layer import dense as dense
     from .linear import linear_attention as linear_attention
     from .relative_position import relative_attention as relative_attention
-    from .rewind import rewindable as rewindable
     from .selective import selective_scan as selective_scan
     from .slot_memory import biased_memory_norm as biased_memory_norm
     from .slot_memory import slot_attention as slot_attention

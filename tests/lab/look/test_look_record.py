@@ -11,7 +11,6 @@ import torch
 
 import mnemos
 from mnemos._compat import pytree
-from mnemos.hosts.row_caches import BlockState
 from mnemos.lab.evaluate.write_attention import writing
 from mnemos.lab.look import effects, viewer
 from mnemos.lab.look import record as look_record
@@ -28,6 +27,7 @@ from mnemos.lab.tasks.fact_recall import ToldConfig
 from mnemos.lab.tasks.series import SeriesConfig
 from mnemos.lab.tasks.task import Question, Task
 from mnemos.memory.gated_cache import GRC
+from mnemos.memory.row_blocks import CacheState
 from mnemos.ops.linear import LinearState
 
 SIZES = {"vocab_size": 30, "dim": 16, "num_heads": 2, "mlp": 24}
@@ -180,12 +180,12 @@ def test_the_cache_of_a_decoder_of_transformers_is_emptied_alone():
     step, state = mnemos.functional(model), None
 
     def without(node):
-        return node._replace(cache=0 * node.cache) if isinstance(node, BlockState) else node
+        return node._replace(cache=0 * node.cache) if isinstance(node, CacheState) else node
 
     found = record(step, Document.of_text(TOKENS[0].tolist()), length=10)
     for first in range(0, 20, 10):
         x = TOKENS[:, first : first + 10]
-        emptied = pytree.tree_map(without, state, is_leaf=lambda node: isinstance(node, BlockState))
+        emptied = pytree.tree_map(without, state, is_leaf=lambda node: isinstance(node, CacheState))
         values = torch.tensor(found.emptied["caches"][first + 1 : first + 11]).float()
         torch.testing.assert_close(values, scored(step(x, emptied)[0], first, 10), rtol=1e-4, atol=1e-4)
         _, state = step(x, state)

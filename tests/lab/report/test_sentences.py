@@ -4,17 +4,15 @@ import math
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from synthetic_runs import edited, write_comparison, write_run
 
 from mnemos import registry
 from mnemos.lab.compare.arguments import variants
 from mnemos.lab.compare.baselines import with_parameters
-from mnemos.lab.evaluate.recorded import SlotExample
 from mnemos.lab.papers.reproduce import Options, reproduce
 from mnemos.lab.papers.small_runs import caution, order
-from mnemos.lab.report import gated_caches, page, provenance, scores, slot_attention
+from mnemos.lab.report import gated_caches, page, provenance, scores
 from mnemos.lab.report.read import read, read_results, read_run, results_of
 from mnemos.lab.run.recipe_fields import with_fields
 
@@ -55,14 +53,6 @@ def test_seeds_that_are_described_differently_are_one_row(tmp_path):
     assert [row.seeds for row in results_of([read_run(run, run.name) for run in runs]).rows] == [2]
 
 
-@pytest.mark.parametrize(
-    ("words", "shown"), [((("Anna", 1), ("is", 1)), "Anna is"), ((("Anna", 4), (" ", 1), ("is", 2)), "Anna is")]
-)
-def test_words_do_not_run_together(words, shown):
-    one = SlotExample(0, "mixes", 0.5, 0.1, np.zeros(sum(n for _, n in words)))
-    assert f">{shown}<" in slot_attention.shaded_text(one, words)
-
-
 def test_only_controls_that_were_run_are_explained(tmp_path):
     """A closed gate says nothing of what the cache holds."""
     every = read_results(write_comparison(tmp_path / "c"))
@@ -98,7 +88,9 @@ def test_updates_each_are_those_of_finished_runs(tmp_path):
 
 def test_a_recipe_without_a_part_is_in_the_table_of_differences(tmp_path):
     runs = [write_run(tmp_path / name, name) for name in ("demo", "demo-cached")]
+    edited(runs[1] / "recipe.json", extra={"size": 3})
     shown = provenance._recipes(read(runs))
+    assert re.search(r'extra.size</code></th><td data-head="demo">–<.*?"demo-cached">3<', shown)
     assert re.search(r'model.cache.length</code></th><td data-head="demo">null<.*?"demo-cached">32<', shown)
 
 

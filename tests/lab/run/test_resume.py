@@ -1,6 +1,8 @@
 """A run that is killed and resumed is the run that was not, bit for bit. The processes and the signals are real."""
 
+import itertools
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,9 @@ import pytest
 from train_standins import Toys, train
 from trained_runs import ended, equal, numbers, result, same, weights
 
+from mnemos.lab.cli import main
 from mnemos.lab.run import checkpoint
+from mnemos.lab.run import folder as run_folder
 from mnemos.lab.run.recipe import ScheduleConfig
 from mnemos.lab.run.weights import final_weights
 from mnemos.types import InputError
@@ -222,3 +226,31 @@ def test_a_run_goes_on_from_before_the_rate_fell(tmp_path):
     train(longer, tmp_path / "run", resume=True, longer=True)
     train(longer, tmp_path / "whole")
     equal(final_weights(tmp_path / "run"), final_weights(tmp_path / "whole"))
+
+
+def test_a_clock_that_jumps_changes_no_number(tmp_path, monkeypatch):
+    train(LANGUAGE.recipe(), tmp_path / "steady")
+    jumps, dates = itertools.cycle([4e9, 0.0, 1e9]), itertools.cycle(["2100-01-01T00:00:00", "1970-01-01T00:00:00"])
+    monkeypatch.setattr(time, "time", lambda: next(jumps))
+    monkeypatch.setattr(run_folder, "now", lambda: next(dates))
+    train(LANGUAGE.recipe(), tmp_path / "jumping")
+    (tmp_path / "jumping/result.json").unlink()
+    train(LANGUAGE.recipe(), tmp_path / "jumping", resume=True)
+    assert numbers(tmp_path / "jumping") == numbers(tmp_path / "steady")
+
+
+def test_data_that_are_gone_are_one_line_and_back_the_run_goes_on(tmp_path, capsys):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.txt").write_text("the cat sat on the mat. " * 1000)
+    few = "--model.dim 8 --model.layers 1 --model.num-heads 2 --model.mlp 8 --data.segment 16 --train.batch-size 2"
+    few += " --train.steps 2 --train.checkpoint-every 1 --train.valid-rows 2 --train.test-rows 2"
+    few += " --train.accelerator cpu"
+    run = str(tmp_path / "run")
+    assert main(["train", "text", "--data.path", str(tmp_path / "data"), *few.split(), "--out", run]) == 0
+    (tmp_path / "run/result.json").unlink()
+    (tmp_path / "data").rename(tmp_path / "gone")
+    capsys.readouterr()
+    assert main(["train", "--resume", run]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "gone").rename(tmp_path / "data")
+    assert main(["train", "--resume", run]) == 0

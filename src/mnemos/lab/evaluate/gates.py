@@ -8,10 +8,10 @@ from torch import nn
 
 from mnemos import generators
 from mnemos._compat import pytree
-from mnemos.attention.gated import CacheState
 from mnemos.lab.tasks.batch import to_model
 from mnemos.lab.tasks.task import SUPERVISED, Task
 from mnemos.memory.gated_cache import GatedCache, hold_caches, traced
+from mnemos.memory.row_blocks import CacheState
 from mnemos.modes import in_mode
 from mnemos.types import JSONObject
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from mnemos.config import ModelConfig
 from mnemos.hosts.attach import cache
-from mnemos.hosts.row_caches import BlockState
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.key_values import KeyValues
+from mnemos.memory.row_blocks import CacheState
 from mnemos.models.shared import check_sizes
 from mnemos.registry import register
 from mnemos.types import Device, InputError, Splits, State, StateKind, check_token_ids, reset
@@ -142,12 +142,12 @@ class HostedDecoder(nn.Module):
             if segmented and bool((whole := later.seen >= self.config.max_length).any()):
                 if bool(whole.all()):  # without the columns of keys and values that would stay empty
                     new = self.initial_state(len(x))
-                    parts = [b if isinstance(b, BlockState) else a for a, b in zip(new.parts, later.parts, strict=True)]
+                    parts = [b if isinstance(b, CacheState) else a for a, b in zip(new.parts, later.parts, strict=True)]
                     later = new._replace(parts=tuple(parts))
                 else:
                     seen = later.seen.masked_fill(whole, 0)
                     most = int(seen.max())
-                    parts = [b if isinstance(b, BlockState) else reset(b, whole) for b in later.parts]
+                    parts = [b if isinstance(b, CacheState) else reset(b, whole) for b in later.parts]
                     parts = [b.last(most) if isinstance(b, KeyValues) else b for b in parts]
                     later = later._replace(seen=seen, parts=tuple(parts))
         if only is None:

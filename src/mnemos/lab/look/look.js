@@ -706,8 +706,7 @@
     }
     function show() {
       const one = all[now.model], i = now.image, layer = one.layers[now.layer];
-      const guess = one.guesses.length ? `, classified as ${one.guesses[i]}` : "";
-      const text = `image ${i + 1} of ${one.labels.length}: ${one.labels[i]}${guess}`;
+      const text = `image ${i + 1} of ${one.labels.length}: ${one.labels[i]}, classified as ${one.guesses[i]}`;
       slots.value = now.slot;
       position.textContent = text;
       slider.value = i + 1;

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mnemos.attention.gated import CacheState, GatedBranch
+from mnemos.attention.gated import GatedBranch
 from mnemos.attention.linear import LinearAttention
 from mnemos.attention.recurrent import RecurrentAttention
 from mnemos.attention.softmax import SoftmaxAttention
+from mnemos.hosts.branch import DecoderBranch
 from mnemos.hosts.linearised import Linearised
-from mnemos.hosts.row_caches import BlockState
 from mnemos.memory.key_values import KeyValues
+from mnemos.memory.row_blocks import CacheState
 from mnemos.memory.slots import SlotState
 from mnemos.memory.tokens import TokenState
 from mnemos.models.memformer import Memformer
@@ -113,8 +114,8 @@ class CacheReader(Reader):
         reads = [call.weights()[0].mean(0) for call in calls_of(calls, self.module, Attended)]
         self.add(readers=torch.cat(reads)[-count:] if reads else torch.zeros(count, k))
 
-    def _of_state(self, state: State) -> CacheState | BlockState | None:
-        caches: list[Any] = nodes(state, (CacheState, BlockState))
+    def _of_state(self, state: State) -> CacheState | None:
+        caches: list[Any] = nodes(state, CacheState)
         return caches[self.index] if self.index < len(caches) else None
 
     def part(self, state: State) -> Tensor | None:
@@ -123,7 +124,7 @@ class CacheReader(Reader):
 
     def start(self, state: State) -> Tensor:
         stored = self.layer.contents()
-        zero = isinstance(self._of_state(state), BlockState) and self.layer.grc.scope == "stream"
+        zero = isinstance(self.layer, DecoderBranch) and self.layer.grc.scope == "stream"
         return torch.zeros_like(stored) if zero else stored
 
     def with_part(self, state: State, part: Tensor) -> State:

@@ -109,10 +109,8 @@ def _needed(one: Recording, prediction: Prediction, i: int) -> str:
 
 def picture_sentences(one: PictureRecording) -> list[str]:
     """How many pictures, and in which layers the memory's branch is greatest beside the layer's own."""
-    text = plural(len(one.labels), "picture")
-    if one.guesses:
-        right = sum(label == guess for label, guess in zip(one.labels, one.guesses, strict=True))
-        text += f", {right} classified correctly"
+    right = sum(label == guess for label, guess in zip(one.labels, one.guesses, strict=True))
+    text = f"{plural(len(one.labels), 'picture')}, {right} classified correctly"
     shares = [(layer.share, layer.name) for layer in one.layers]
     (most, first), (least, end) = max(shares), min(shares)
     text += f". The memory's branch has a share by size of {most:.2f} in {first}"

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from mnemos.generators import AUGMENT, ORDER, generator, global_generators
 from mnemos.registry import register
@@ -59,7 +58,7 @@ class ImageTask(Task):
     """
 
     inputs: Literal["images"] = "images"
-    shuffled = True
+    shuffled = pictured = True
 
     def __init__(
         self,
@@ -109,14 +108,11 @@ class ImageTask(Task):
     def preprocessing(self) -> "ImagePreprocessing":
         pictures = self._maker.pictures
         centre = 1.0 if pictures.stored else pictures.centre  # stored pictures are evaluated whole
-        return ImagePreprocessing(self.side, centre, *self.colours, names=tuple(self.names))
+        return ImagePreprocessing(self.side, centre, *self.colours, pictures.averaged, names=tuple(self.names))
 
     def example(self) -> Batch:
         row = torch.zeros(1, len(self.colours.mean), self.side, self.side)
         return Batch(row, row)
-
-    def pictured(self, model: nn.Module) -> tuple[nn.Module, Any]:
-        return model, self
 
     def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
         """Image `index` of a split as evaluation uses it, before normalisation: [size, size, C] uint8, not augmented.
@@ -187,6 +183,7 @@ class ImagePreprocessing(Preprocessing):
         size: pixels per side.
         centre: share of the shorter side that is cropped (see `mnemos.lab.tasks.pictures.fit`).
         mean, std: of the pixels in [0, 1] by which images are normalised, per channel.
+        averaged: scaled by the means of squares, as the run's data were.
     """
 
     name: ClassVar[str] = "images"
@@ -196,6 +193,7 @@ class ImagePreprocessing(Preprocessing):
     centre: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    averaged: bool = False
 
     def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
         """The `top` most probable classes of each image: {"classes": [{"name", "probability"}, …]}."""
@@ -204,7 +202,7 @@ class ImagePreprocessing(Preprocessing):
             pixels, answers = {}, {}
             for path in paths:
                 try:
-                    pixels[path] = read_fitted(path, self.size, self.centre, grey=len(self.mean) == 1)
+                    pixels[path] = read_fitted(path, self.size, self.centre, len(self.mean) == 1, self.averaged)
                 except InputError as error:
                     answers[path] = Predicted(str(path), "", problem=str(error))
             if pixels:

@@ -7,7 +7,7 @@ which checks its files before it unpickles them.
 
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from mnemos import libraries
 from mnemos.errors import install_command
@@ -25,8 +24,7 @@ from mnemos.types import InputError
 
 from .arrays import ArrayTask, Rows
 from .augment import AugmentConfig
-from .batch import Batch
-from .files import archive_members, read_bytes, skipped
+from .files import archive_members, read_bytes
 from .image_task import Colours, ImageTask, View
 from .pictures import ArrayPictures, is_image, parse_image
 from .row_order import held_out
@@ -141,19 +139,15 @@ class DigitsConfig(DataConfig):
 class PixelClassification(ArrayTask):
     """Classification of sequences of pixels, with access to the pictures they come from."""
 
+    pictured = True
+
     def __init__(self, shape: tuple[int, ...], **fields: Any) -> None:
         super().__init__(**fields)
         self.shape, self.names = shape, list(map(str, range(self.classes)))
 
-    def pictured(self, model: nn.Module) -> tuple[nn.Module, Any]:
-        return model, self
-
     def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
         """Image `index` of a split, uint8 [H, W, 1], its levels scaled to 0 … 255. `batches` has the same order."""
         return _scaled(self._splits[split].row(index).reshape(*self.shape, 1), self.vocab_size)
-
-    def rows(self, split: Split, index: Sequence[int]) -> Batch:
-        return self._splits[split].batch(np.asarray(index))
 
 
 def _digits_task(
@@ -162,10 +156,12 @@ def _digits_task(
     """The task of train, valid and test in the layout of the configuration, from pixels of so many levels."""
     shape = splits[0][0].shape[1:]
     if config.layout == "image":
-        pictures = (
+        pictures = [
             ArrayPictures(_scaled(pixels, levels)[..., None], labels, shape[0], config.augment.centre)
             for pixels, labels in splits
-        )
+        ]
+        for one in pictures:
+            one.averaged = getattr(config, "size", 0) > 0
         views = {split: View.whole(one) for split, one in zip(SPLITS, pictures, strict=True)}
         return ImageTask(views, list(map(str, range(10))), shape[0], colours, config.augment)
     if config.augment.policy != "none":
@@ -362,15 +358,16 @@ def _picture_folders(folder: Path) -> tuple[Path, Path]:
 
 
 def _pictures_below(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.glob("*/*")) if is_image(path.name) and not skipped(path)]
+    return [path for path in sorted(folder.glob("*/*")) if is_image(path.name)]
 
 
 def _labelled_pictures(path: Path, variant: Variant) -> tuple[Labelled, tuple[str, ...]]:
     """Images and labels of a folder or a tar of …/CLASS/*.jpg, sorted by class and name, and the sorted class names."""
+    files: Iterator[tuple[str, bytes]]
     if path.is_dir():
         files = ((file.relative_to(path).as_posix(), read_bytes(file)) for file in _pictures_below(path))
     else:
-        files = ((member.name, member.read()) for member in archive_members(path, is_image))
+        files = archive_members(path, is_image)
     pictures: list[tuple[tuple[str, ...], NDArray[np.uint8]]] = []
     for name, data in files:
         pixels = np.array(parse_image(data, f"{path}: {name}"))

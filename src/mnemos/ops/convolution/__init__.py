@@ -9,7 +9,6 @@ from torch import Tensor
 from mnemos.errors import InputError
 from mnemos.ops.backend import Backend, Backends
 from mnemos.ops.kernel_call import why_no_kernels
-from mnemos.ops.rewind import first_tokens, record_call
 from mnemos.ops.signature import Signature
 
 from . import chunked, native
@@ -71,12 +70,4 @@ def short_convolution(
         raise InputError(f"short_convolution: expected an activation of None or 'silu', found {activation!r}")
     run = BACKENDS.choose(backend, x, weight).run
     state = state if state is None else state.to(x.dtype)
-    y, end = run(x, weight, bias, state, mask, resets, activation)
-
-    def recompute_state(n: int, valid: Tensor | None) -> tuple[Tensor]:
-        """The window after the first n tokens, for `rewindable`."""
-        marks = first_tokens(n, valid, mask, resets)
-        return (short_convolution(x[:, :n], weight, None, state, *marks, None, backend)[1],)
-
-    record_call((end,), sizes["T"], recompute_state)
-    return y, end
+    return run(x, weight, bias, state, mask, resets, activation)

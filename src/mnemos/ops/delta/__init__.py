@@ -18,7 +18,6 @@ from mnemos.ops.backend import Backend, Backends
 from mnemos.ops.kernel_call import why_no_kernels
 from mnemos.ops.padding import zero_invalid
 from mnemos.ops.precision import full_precision
-from mnemos.ops.rewind import record_call
 from mnemos.ops.signature import Signature
 
 from . import chunked, native
@@ -157,16 +156,7 @@ def _recurrence(
 
     # --- y and the state ---
     run = BACKENDS.choose(backend, q, k, v).run
-    y, end = run(q, k, v, beta, decay, state, d**-0.5 if scale is None else scale)
-
-    def recompute_state(n: int, valid: Tensor | None) -> tuple[Tensor]:
-        """The state after the first n tokens, for `rewindable`."""
-        fewer, first = {**sizes, "T": n}, k[:, :n]
-        rate, rest = [x if x is None else x[:, :n] for x in (beta, decay)]
-        return (_recurrence(fewer, first, first, v[:, :n], rate, rest, state, valid, 1.0, None, backend)[1],)
-
-    record_call((end,), sizes["T"], recompute_state)
-    return y, end
+    return run(q, k, v, beta, decay, state, d**-0.5 if scale is None else scale)
 
 
 def _wide(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:

@@ -17,7 +17,6 @@ from mnemos.errors import InputError
 from mnemos.ops.backend import Backend, Backends
 from mnemos.ops.kernel_call import why_no_kernels
 from mnemos.ops.padding import zero_invalid
-from mnemos.ops.rewind import first_tokens, record_call
 from mnemos.ops.signature import Signature
 
 from . import chunked, native
@@ -115,7 +114,6 @@ def linear_attention(
     if causal and mask is not None:  # else the mask is that of the keys alone
         q = zero_invalid(q, mask)
 
-    keys = k
     if inside is None:
         q, k = phi(q), phi(zero_invalid(k, mask))
         if q.dim() != 4 or k.dim() != 4:
@@ -134,17 +132,7 @@ def linear_attention(
         y, s, z = chosen.run(q, k, v, s, z, mask, inside, eps, causal)
     else:
         y, s, z = chunked.attend_by_decay(q, k, v, s, z, mask, inside, eps, resets, chosen.name)
-    after = LinearState(s, z)
-
-    def recompute_state(n: int, valid: Tensor | None) -> LinearState:
-        """The state after the first n tokens, for `rewindable`."""
-        first, marks = keys[:, :n], first_tokens(n, valid, mask, resets)
-        args = first, first, v[:, :n], True, feature_map, state, marks[0], eps, backend, marks[1]
-        return linear_attention(*args)[1]
-
-    if causal:
-        record_call(after, q.shape[1], recompute_state)
-    return y, after
+    return y, LinearState(s, z)
 
 
 def features_of_one_token(

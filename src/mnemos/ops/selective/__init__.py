@@ -14,7 +14,6 @@ from mnemos.errors import InputError
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.backend import Backend, Backends
 from mnemos.ops.kernel_call import why_no_kernels
-from mnemos.ops.rewind import first_tokens, record_call
 from mnemos.ops.signature import Signature
 
 from . import chunked, native
@@ -83,15 +82,7 @@ def selective_scan(
     run = BACKENDS.choose(backend, x, dt, A, B, C).run
     wide = torch.float64 if torch.float64 in (x.dtype, dt.dtype, A.dtype, B.dtype, C.dtype) else torch.float32
     numbers = [z if z is None else z.to(wide) for z in (dt, A, B, C, D, state)]
-    y, end = run(x, *numbers, mask, resets)
-
-    def recompute_state(n: int, valid: Tensor | None) -> tuple[Tensor]:
-        """The state after the first n tokens, for `rewindable`."""
-        write, marks = B[:, :n], first_tokens(n, valid, mask, resets)
-        return (selective_scan(x[:, :n], dt[:, :n], A, write, write, None, state, *marks, backend)[1],)
-
-    record_call((end,), sizes["T"], recompute_state)
-    return y, end
+    return run(x, *numbers, mask, resets)
 
 
 def _check_exponents(dt: Tensor, A: Tensor, mask: Tensor | None) -> None:

@@ -1,14 +1,15 @@
-"""Rows of valid tokens in blocks: equal to the blocks of GatedCacheAttention, whatever padding stands between them."""
+"""Rows of valid tokens in blocks: equal to a loop over each row's tokens, whatever padding stands between them."""
+
+import functools
 
 import pytest
 import torch
-from hosts import close
 from torch import Tensor
 
-from mnemos.attention.gated import CacheState, update_in_blocks
-from mnemos.hosts.row_caches import BlockState, RowBlocks
+from mnemos.memory.row_blocks import CacheState, RowBlocks
 
 SLOTS, WIDTH, BLOCK, HEADS = 3, 4, 5, 2
+close = functools.partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -23,32 +24,36 @@ def advance(tokens: Tensor, cache: Tensor) -> Tensor:
     return torch.tanh(2 * cache + tokens[:, :SLOTS] - 0.7 * tokens[:, -SLOTS:].flip(1))
 
 
-def read(query: Tensor, cache: Tensor) -> Tensor:
+def read(query: Tensor, cache: Tensor, own: None = None) -> Tensor:
     """[B, T, H, d] over [B, Tm, Dm]: linear attention without normalisation."""
     heads = cache.unflatten(-1, (HEADS, -1))
     return torch.einsum("bthd,bkhd,bkhe->bthe", query, heads.expand(len(query), -1, -1, -1), heads)
 
 
-def run(source: Tensor, valid: Tensor | None = None, state: BlockState | None = None) -> tuple[Tensor, RowBlocks]:
+def run(source: Tensor, valid: Tensor | None = None, state: CacheState | None = None) -> tuple[Tensor, RowBlocks]:
     blocks = RowBlocks(source, valid, state, START, BLOCK, advance)
-    return blocks.read(source.unflatten(-1, (HEADS, -1)), read), blocks
+    return blocks.read(read, blocks.caches, source.unflatten(-1, (HEADS, -1)), None), blocks
 
 
 @pytest.mark.parametrize("cuts", [(17,), (5, 5, 7), (1, 1, 1, 1, 1, 1, 11), (12, 1, 4)])
-def test_tokens_without_padding_are_the_walk_of_the_layer(cuts):
+def test_tokens_without_padding_are_a_loop_over_tokens(cuts):
     source = random(2, 17, WIDTH)
-    state, walked, start = None, None, 0
+    state, outputs, start = None, [], 0
     for size in cuts:
-        piece = source[:, start : start + size]
-        found, blocks = run(piece, None, state)
-        pieces, walked, written = update_in_blocks(piece, None, walked, START, BLOCK, advance)
-        queries = piece.unflatten(-1, (HEADS, -1)).split([n for n, _ in pieces], 1)
-        close(found, torch.cat([read(q, c) for q, (_, c) in zip(queries, pieces, strict=True)], 1))
+        found, blocks = run(source[:, start : start + size], None, state)
+        outputs.append(found)
         state, start = blocks.after(), start + size
-        assert isinstance(walked, CacheState)
-        for mine, theirs in ((state.cache, walked.cache), (state.partial, walked.partial), (state.seen, walked.seen)):
-            close(mine, theirs)
-        assert torch.equal(blocks.written, written)
+        assert blocks.written.all() == (start % BLOCK < size)
+    cache, expected = START.expand(2, -1, -1), []
+    for n in range(17):
+        expected.append(read(source[:, n : n + 1].unflatten(-1, (HEADS, -1)), cache))
+        if n % BLOCK == BLOCK - 1:
+            cache = advance(source[:, n + 1 - BLOCK : n + 1], cache)
+    close(torch.cat(outputs, 1), torch.cat(expected, 1))
+    close(state.cache, cache)
+    close(state.partial[:, :2], source[:, 15:])
+    assert not state.partial[:, 2:].any()
+    assert state.seen.tolist() == [17, 17]
 
 
 def padded() -> tuple[Tensor, Tensor]:
@@ -63,20 +68,18 @@ def padded() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("cuts", [(17,), (7, 1, 1, 8), (1,) * 17])
 def test_a_row_is_its_valid_tokens(cuts):
-    """In one call and in several, where rows are at different places; the state after any token too."""
+    """In one call and in several, where rows are at different places; the state too."""
     source, valid = padded()
     state, outputs, start = None, [], 0
     for size in cuts:
         piece = slice(start, start + size)
         found, blocks = run(source[:, piece], valid[:, piece], state)
-        middle, state, start = blocks.after(size // 2), blocks.after(), start + size
+        state, start = blocks.after(), start + size
         outputs.append(found)
-        for state_, upto in ((middle, start - size + size // 2), (state, start)):
-            for row in range(len(source)):
-                alone = source[row : row + 1, :upto][:, valid[row, :upto]]
-                expected = run(alone)[1].after()
-                for mine, theirs in zip(state_, expected, strict=True):
-                    close(mine[row : row + 1], theirs)
+        for row in range(len(source)):
+            expected = run(source[row : row + 1, :start][:, valid[row, :start]])[1].after()
+            for mine, theirs in zip(state, expected, strict=True):
+                close(mine[row : row + 1], theirs)
     for row in range(len(source)):
         close(torch.cat(outputs, 1)[row, valid[row]], run(source[row : row + 1, valid[row]])[0][0])
 
