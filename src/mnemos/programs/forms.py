@@ -57,8 +57,8 @@ def adapt(model: nn.Module, form: Form = "operators") -> nn.Module:
         if id(part) not in copies:
             below = part.named_modules(remove_duplicate=False)  # a child may have two names
             children = {name: copy_part(child) for name, child in below if name and "." not in name}
-            copies[id(part)] = copy = with_children(part, children)
-            copy.__dict__["_parameters"] = {name: frozen(x) for name, x in parameters_of(part).items()}
+            parameters = {name: frozen(x) for name, x in parameters_of(part).items()}
+            copies[id(part)] = copy = with_children(part, children, parameters)
             for cls, methods in FORMS.items():
                 copy.__dict__.update({name: partial(f, copy) for name, f in methods.items() if _is_of(cls, part, name)})
             for cls, (names, method) in FORMS_OF_BOTH.items():
