@@ -144,7 +144,7 @@ NAME = """(() => {
 })().trim().slice(0, 40)"""
 OUTPUT = "document.querySelector('.look-bar output').textContent"
 OUTLINE = "getComputedStyle(document.activeElement).outlineStyle"
-LOOK, IMAGES = (f"document.getElementById('{name}').innerText" for name in ("look", "look-images"))
+LOOK = "document.getElementById('look').innerText"
 TOO_WIDE = "document.documentElement.scrollWidth - innerWidth"
 
 

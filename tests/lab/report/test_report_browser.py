@@ -84,6 +84,7 @@ def test_switches_keys_and_tables(page):
         seen.key("ArrowDown")
         assert seen.run(read) != first
         assert HOSTILE in seen.run(read)
+        seen.run("document.querySelector('.fold').click()")
         seen.run("document.querySelector('.variants thead th:nth-child(2) button').focus()")
         seen.key("Enter")
         order = (
