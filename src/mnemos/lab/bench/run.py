@@ -59,12 +59,10 @@ def bench_memory(options: Options) -> JSONObject:
     """Run the benchmarks; returns what is written to out/benchmarks.json, and writes the page out/benchmarks.html.
 
     For each task and memory, one run per learning rate with seed 0, in out/TASK/MEMORY/RATE/seed-0. The rate with the
-    best score on the validation split is chosen. Its other seeds are trained, and only its runs are reported and scored
-    on longer rows; no choice depends on a test split. In the choice of a rate a run that fails, for example because its
-    loss is not finite, counts as the worst. A later seed that fails at the chosen rate has no score: "failed_seeds" of
-    the row counts these runs, which are not in its mean. out/TASK/comparison.json is the comparison of a task, for
-    `mnemos report`; the page is the report of them all. Raises InputError for unknown names and options out of range,
-    and `Interrupted`.
+    best validation score is chosen; its other seeds are trained, and only its runs are reported and scored on longer
+    rows: no choice depends on a test split. In the choice a run that fails counts as the worst; "failed_seeds" of a row
+    counts those at the chosen rate, which are not in its mean. out/TASK/comparison.json is the comparison of a task,
+    for `mnemos report`. Raises InputError for unknown names and options out of range, and `Interrupted`.
     """
     from mnemos.lab.report import report
 
@@ -169,10 +167,9 @@ def _reference(chance: float, keyless: float) -> dict[str, float]:
 def measure(folder: Path, benchmark: Benchmark) -> None:
     """Add what a benchmark measures of a run to its result.json, unless it is there.
 
-    "along" has the scores at the training length and beyond it, which reports draw; "bench" has "beside", the
-    benchmark's further scores, and the bytes of state of a row of the training length: "state_bytes" is the most that
-    must be kept between two tokens when it is read token by token, "segment_state_bytes" the same between two segments,
-    or after the row where the memory reads it in one call.
+    "along" has the scores at the training length and beyond it, "bench" the scores "beside" and the bytes of state of a
+    row: "state_bytes" is the most that must be kept between two tokens when it is read token by token,
+    "segment_state_bytes" the same between two segments, or after the row where the memory reads it in one call.
     """
     result = Result.read(folder)
     settings = [*benchmark.beyond, benchmark.beside]
@@ -218,8 +215,8 @@ def entry(
     """A benchmark's entry of benchmarks.json: its rows, those of its comparison in the order of their state.
 
     A row has further "failed_seeds", "state_bytes", "segment_state_bytes", "beyond": [{"at", "mean", "std"}], "beside":
-    {name: {"mean", "std"}}, and "controls": {name: mean score} with the whole state emptied, exchanged or frozen
-    (`state_controls`), from the runs' explain.json, or {"left": reason}.
+    {name: {"mean", "std"}}, and "controls": {name: mean score} with the whole state emptied, exchanged or frozen, from
+    the runs' explain.json, or {"left": reason}.
     """
     content = comparison.as_json()
     for row in content["rows"]:

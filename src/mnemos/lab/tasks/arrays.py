@@ -16,10 +16,7 @@ from .token_task import TokenTask
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """N labelled sequences, concatenated: integers tokens [total] and labels [N], starts [N + 1] int64.
-
-    Row i is tokens[starts[i] : starts[i + 1]].
-    """
+    """N labelled sequences, concatenated: row i is tokens[starts[i] : starts[i + 1]], its label labels[i]."""
 
     tokens: NDArray[np.integer]
     starts: NDArray[np.int64]
@@ -27,12 +24,10 @@ class Rows:
 
     @classmethod
     def ragged(cls, tokens: NDArray[np.integer], lengths: NDArray[np.int64], labels: NDArray[np.integer]) -> "Rows":
-        """Rows of different lengths [N]: `tokens` holds them one after the other."""
         return cls(tokens, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), labels)
 
     @classmethod
     def joined(cls, parts: Sequence["Rows"]) -> "Rows":
-        """The rows of all parts, of which there is at least one, in order."""
         columns = zip(*((part.tokens, part.lengths, part.labels) for part in parts), strict=True)
         return cls.ragged(*map(np.concatenate, columns))
 
@@ -44,7 +39,6 @@ class Rows:
         return np.diff(self.starts)
 
     def row(self, index: int) -> NDArray[np.integer]:
-        """The tokens of row `index`, as a view."""
         return self.tokens[self.starts[index] : self.starts[index + 1]]
 
     def part(self, first: int, end: int) -> "Rows":
@@ -66,7 +60,6 @@ class ArrayTask(TokenTask):
     """A classification `Task` over three `Rows`, whose labels are the classes; training is an endless order of rows.
 
     `bucketed` puts rows of similar length into one batch (see `Order`); evaluation is then ordered by length too.
-    Evaluation visits every row once; its last batch may be smaller than the others. A subclass may read rows otherwise.
     """
 
     def __init__(

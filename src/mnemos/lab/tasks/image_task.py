@@ -29,7 +29,7 @@ _BATCH = 32
 
 
 class View(NamedTuple):
-    """A part of some pictures: those with indices `rows` [N], in that order."""
+    """Those pictures with indices `rows` [N], in that order."""
 
     pictures: Pictures
     rows: NDArray[np.int64]
@@ -50,11 +50,10 @@ IMAGENET = Colours((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class ImageTask(Task):
-    """A classification `Task` of images [B, C, size, size], float32, normalised.
+    """A classification `Task` of images [B, C, size, size], float32, normalised. `names` are the class names.
 
-    `names` are the class names. Evaluation visits every image of a split once, in a fixed random order, so that each
-    batch holds many classes. With `workers` > 0, that many processes prepare the following batches in advance
-    (`Prefetched`). They do not change the batches.
+    Evaluation visits every image of a split once, in a fixed random order, so that each batch holds many classes.
+    `workers` processes prepare the following batches in advance, which does not change them.
     """
 
     inputs: Literal["images"] = "images"
@@ -83,11 +82,7 @@ class ImageTask(Task):
         self._train = Prefetched(self._maker, partial(_keys, rows, Order(len(rows))), workers)
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        """Training batch `index`, augmented: a pure function of (index, batch_size, seed).
-
-        The augmentation of a row depends on (seed, index, row). The global generators of Python, NumPy and PyTorch
-        are unchanged afterwards.
-        """
+        """Augmented: of each row by (seed, index, row). The global generators are unchanged afterwards."""
         return self._train.batch(index, batch_size, seed)
 
     def batches(self, split: HeldOut, batch_size: int) -> Iterator[Batch]:
@@ -115,10 +110,7 @@ class ImageTask(Task):
         return Batch(row, row)
 
     def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
-        """Image `index` of a split as evaluation uses it, before normalisation: [size, size, C] uint8, not augmented.
-
-        `batches` yields the images in the same order.
-        """
+        """Image `index` of a split in the order of `batches`, before normalisation, not augmented: [size, size, C]."""
         pictures, rows = self._views[split]
         return pictures.fitted(int(rows[index])).copy()
 
@@ -179,11 +171,7 @@ class _Maker:
 class ImagePreprocessing(Preprocessing):
     """The most probable classes of images; a folder stands for the images in it.
 
-    Attributes:
-        size: pixels per side.
-        centre: share of the shorter side that is cropped (see `mnemos.lab.tasks.pictures.fit`).
-        mean, std: of the pixels in [0, 1] by which images are normalised, per channel.
-        averaged: scaled by the means of squares, as the run's data were.
+    size: pixels per side. centre, averaged: of `pictures.fit`. mean, std: of the pixels in [0, 1], per channel.
     """
 
     name: ClassVar[str] = "images"

@@ -1,9 +1,4 @@
-"""MNIST, scikit-learn's digits and CIFAR, as images, or MNIST and the digits as sequences of pixels in row-major order.
-
-MNIST is read from IDX files: a magic number of four bytes (0, 0, 8 for unsigned bytes, the number of axes), one
-big-endian 32-bit length per axis, and the values in row-major order. CIFAR's official release is read by torchvision,
-which checks its files before it unpickles them.
-"""
+"""MNIST, scikit-learn's digits and CIFAR, as images, or the first two as sequences of pixels in row-major order."""
 
 import math
 import tempfile
@@ -52,10 +47,10 @@ def _no_augmentation() -> AugmentConfig:
 class MNISTConfig(DataConfig):
     """MNIST, from the folder `path` with its IDX files, gzipped or not.
 
-    `layout`: "pixels", sequences of 784 tokens with 256 values; or "image", [B, 1, 28, 28]. Only "image" can be
+    `layout`: "pixels", sequences of 784 tokens with 256 values; or "image", [B, 1, 28, 28], which alone can be
     augmented. `size`: a divisor of the side, to which pictures are averaged, square by square; 0: as they are.
-    `download` first fetches the official files into `path`, by torchvision. A fixed random choice of `valid_size`
-    images of the training file is the validation split; the test split is the whole test file.
+    `download` first fetches the official files. A fixed random choice of `valid_size` training images is the validation
+    split.
     """
 
     name: ClassVar[str] = "mnist"
@@ -103,11 +98,9 @@ class MNISTConfig(DataConfig):
 @register
 @dataclass(frozen=True)
 class DigitsConfig(DataConfig):
-    """Scikit-learn's 1,797 handwritten digits of 8×8 pixels with 17 levels. They need no download.
+    """Scikit-learn's 1,797 handwritten digits of 8×8 pixels with 17 levels. Needs the extra `data`, and no download.
 
-    `layout`: "pixels", sequences of 64 tokens with 17 values; or "image", [B, 1, 8, 8]. Only "image" can be
-    augmented.
-    The splits are fixed, random and disjoint. Needs the extra `data`.
+    `layout`: "pixels", sequences of 64 tokens; or "image", [B, 1, 8, 8], which alone can be augmented.
     """
 
     name: ClassVar[str] = "digits"
@@ -153,7 +146,6 @@ class PixelClassification(ArrayTask):
 def _digits_task(
     config: MNISTConfig | DigitsConfig, splits: Sequence[Labelled], levels: int, colours: Colours
 ) -> ArrayTask | ImageTask:
-    """The task of train, valid and test in the layout of the configuration, from pixels of so many levels."""
     shape = splits[0][0].shape[1:]
     if config.layout == "image":
         pictures = [
@@ -176,13 +168,11 @@ def _digits_task(
 
 
 def _scaled(pixels: NDArray[np.integer], levels: int) -> NDArray[np.uint8]:
-    """Pixels of levels 0 … `levels` − 1 as 0 … 255."""
     # Not through floats where they are these already: MNIST's would take 400 MB.
     return pixels.astype(np.uint8) if levels == 256 else np.rint(pixels * (255 / (levels - 1))).astype(np.uint8)
 
 
 def _averaged(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """Pictures [N, side, side] whose pixels are means of squares, rounded."""
     height, width = pixels.shape[1:]
     if side < 1 or height != width or height % side:
         raise InputError(
@@ -220,10 +210,9 @@ def read_idx(path: str | Path, axes: int) -> NDArray[np.uint8]:
 
 
 def find_mnist(folder: str | Path, part: str) -> tuple[Path, Path]:
-    """The image file and the label file of a part ("train" or "t10k"), gzipped or not.
+    """The image file and the label file of a part ("train" or "t10k"), gzipped or not, in the folder or its MNIST/raw.
 
-    In the folder, or in MNIST/raw of it, where torchvision puts them. The official names are tried first, then names
-    with additions, such as "t10k-first5k-images-idx3-ubyte".
+    Official names are tried first, then those with additions, such as "t10k-first5k-images-idx3-ubyte".
     """
     paths = []
     for what in ("images-idx3", "labels-idx1"):
@@ -248,11 +237,10 @@ def find_mnist(folder: str | Path, part: str) -> tuple[Path, Path]:
 class CIFARConfig(DataConfig):
     """CIFAR-10 or CIFAR-100 from `folder`: the official release, packed or unpacked, or pictures in class folders.
 
-    The release is that for Python, as torchvision reads it; `download` first fetches it into `folder`, and unpacks it.
-    Pictures are in train/CLASS/*.jpg and test/CLASS/*.jpg, or in one tar file with "train" and one with "test" in its
-    name. A fixed random choice of `valid_size` training images is the validation split; the test split is the official
-    one. Images are decoded once into memory (150 MB), and scaled if `size` is not 32. `workers`: processes that prepare
-    batches in advance; useful with the policy timm. Needs the extra `vision`.
+    `download` first fetches the release for Python into `folder`. Pictures are in train/CLASS/*.jpg and
+    test/CLASS/*.jpg, or in one tar file with "train" and one with "test" in its name. A fixed random choice of
+    `valid_size` training images is the validation split. Images are held in memory (150 MB), and scaled if `size` is
+    not 32. `workers`: processes that prepare batches in advance; useful with the policy timm. Needs the extra `vision`.
     """
 
     name: ClassVar[str] = "cifar"
@@ -335,7 +323,6 @@ _read_cifar = lru_cache(maxsize=1)(read_cifar)
 
 
 def _release(variant: Variant) -> Any:
-    """torchvision's class of the official release."""
     libraries.torchvision()
     from torchvision.datasets import CIFAR10, CIFAR100
 
@@ -343,7 +330,6 @@ def _release(variant: Variant) -> Any:
 
 
 def _picture_folders(folder: Path) -> tuple[Path, Path]:
-    """The folders train and test of pictures, or the two tar files."""
     if (folder / "train").is_dir() and (folder / "test").is_dir():
         return folder / "train", folder / "test"
     tars = sorted(p for p in folder.glob("*") if p.name.endswith((".tar", ".tgz", ".tar.gz")) and p.is_file())

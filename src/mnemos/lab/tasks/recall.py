@@ -1,7 +1,4 @@
-"""Associative recall: read pairs of a key and a value, and later predict the value of a given key.
-
-With distractors of our own, and as "Zoology" (MQAR; Arora et al. 2024) defines it.
-"""
+"""Associative recall: pairs of a key and a value, ours with distractors, and MQAR of "Zoology" (Arora et al. 2024)."""
 
 import math
 from dataclasses import dataclass, replace
@@ -31,7 +28,7 @@ class RecallConfig(GeneratedConfig):
     - `shortest` > 0, a log-uniform number of them, from `shortest` on; the others come before the pairs, so T does not
       change. A memory that forgets can then learn short distances before long ones.
     - `grow` > 0, the first `grow` updates do this in shorter rows, whose largest distance grows from `shortest` by the
-      same factor per update, so short distances are learned at lower cost. All later updates use the full distance.
+      same factor per update. All later updates use the full distance.
     """
 
     name: ClassVar[str] = "recall"

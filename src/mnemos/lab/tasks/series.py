@@ -54,15 +54,12 @@ class SeriesConfig(DataConfig):
 
     `path`: a file .csv, .tsv, .jsonl or .parquet, whose rows are in the order of time. The features are its columns of
     numbers but those that only grow, as the time does, or only fall, or `columns`; a missing value is read as that of
-    the step before, or before the first as the mean of the training split, and not scored.
+    the step before, or as the training mean, and not scored.
     Without `target` the next values of all features are predicted, with it those of this column. If it holds words, or
-    at most 100 different whole numbers and is none of `columns`, the class of each step is predicted, from the steps
-    up to it.
+    at most 100 different whole numbers and is none of `columns`, the class of each step is, from the steps up to it.
     The last share `held_out` of the steps is the test split, and the share before it the validation split. Values are
-    normalised by mean and standard deviation of the training split with its gaps filled. Training reads pieces of
-    `longest` steps, each with a new state, in segments of `segment` steps; a held-out split is read as one.
-    The score is the root of the mean squared error, beside that of repeating the last value and of the mean: a model
-    that is no better has learned nothing. Needs the extra `data`.
+    normalised by the training split. Training reads pieces of `longest` steps, each with a new state, in segments of
+    `segment` steps; a held-out split is read as one. Needs the extra `data`.
     """
 
     name: ClassVar[str] = "series"
@@ -312,7 +309,6 @@ class SeriesTask(SegmentedTask):
         return "steps"
 
     def size(self, split: Split) -> int:
-        """The number of steps in a split that count; the others have a gap in place of what is predicted."""
         steps = np.concatenate(self._splits[split])
         return self.count(Batch(None, (self.labels if len(self.labels) else self.numbers)[steps]))
 

@@ -1,18 +1,4 @@
-"""Tasks whose inputs are tokens (`TokenTask`), and prediction of the next token of long documents (`SegmentedTask`).
-
-Long documents are aligned streams of segments, to train and evaluate models with memory. The inputs of a document
-x₀ … x_{n−1} are  start, x₀, …, x_{n−2}  and its targets  x₀, …, x_{n−1}: every token is predicted exactly once. A
-document is cut into ⌈n/L⌉ segments of L tokens, of which the last is padded (token 0, mask False, target IGNORE), to L
-or to the longest document if that is shorter. So no segment holds two documents, and one `reset` flag per segment and
-row marks the start of a document.
-
-Each row of a batch reads whole documents, one segment per batch, and then takes the next one from a queue. In training
-the queue is endless, an epoch after the other, each a new permutation of all documents. In evaluation it ends: a row
-without a document reads the start token of an empty one and predicts nothing. So the context of a prediction never
-depends on the batch size.
-
-`carried` reads the same inputs and targets with the documents one after the other, and resets no row between them.
-"""
+"""Tasks whose inputs are tokens (`TokenTask`), and prediction of the next token of long documents (`SegmentedTask`)."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -87,10 +73,14 @@ class TokenTask(Task):
 
 
 class SegmentedTask(TokenTask):
-    """A `Task` of the next token over documents (arrays of token ids [n]) that are read in segments.
+    """A `Task` of the next token over documents (arrays of token ids [n]), as aligned streams of segments.
 
-    `start` is the token before a document's first token. Rows carry their state from batch i to batch i + 1; `reset`
-    marks the rows that start a document. Evaluation uses at most as many rows as there are documents.
+    The inputs of a document x₀ … x_{n−1} are start, x₀, …, x_{n−2}, its targets x₀, …, x_{n−1}: every token is
+    predicted once. It is cut into ⌈n/L⌉ segments of L tokens, the last one padded (token 0, mask False, target IGNORE),
+    so no segment holds two documents, and `reset` marks the start of one. Each row reads whole documents, one segment
+    per batch, and then takes the next from a queue: in training an endless one, each epoch a new permutation. In
+    evaluation it ends: a row without a document reads the start token and predicts nothing. So no prediction's context
+    depends on the batch size. `carried` reads the documents one after the other, and resets no row between them.
     """
 
     metrics = NEXT_TOKEN
@@ -115,16 +105,13 @@ class SegmentedTask(TokenTask):
         self._schedule = lru_cache(maxsize=2)(lambda rows, seed: Schedule(self._lengths("train"), rows, seed))
 
     def example(self) -> Batch:
-        """One row of zeros, of the greatest length of a batch."""
         row = torch.zeros(1, self._width, dtype=torch.int64)
         return Batch(row, row)
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        """Batch `index` of the endless training streams that `seed` determines. Cost: O(B·L)."""
         return self._batch(self._splits["train"], self._schedule(batch_size, seed).at(index))
 
     def batches(self, split: HeldOut, batch_size: int) -> Iterator[Batch]:
-        """Batches that hold every token of a split once. Batch i + 1 continues the rows of batch i."""
         return (self._batch(self._splits[split], rows) for rows in self._segments_of_rows(split, batch_size))
 
     def rows_of_batches(self, split: HeldOut, batch_size: int) -> list[int]:
@@ -158,7 +145,6 @@ class SegmentedTask(TokenTask):
             yield _as_batch(inputs, targets, lengths, np.full(rows, first == 0))
 
     def size(self, split: Split) -> int:
-        """The number of tokens in a split; all of them are predicted."""
         return sum(map(len, self._splits[split]))
 
     def _lengths(self, split: Split) -> list[int]:
@@ -207,10 +193,7 @@ def generate_tokens(
     length: int | None = None,
     enough: Callable[[list[Tensor]], bool] | None = None,
 ) -> Tensor:
-    """The tokens [B, `length`, or sampling.length] after prompts [B, T].
-
-    enough: whether the tokens so far, each [B], suffice; asked after each one.
-    """
+    """The tokens [B, `length` or sampling.length] after prompts [B, T], or the first that are `enough`."""
     settings = {"generator": torch.Generator().manual_seed(sampling.seed), **sampling_options(sampling)}
     tokens: list[Tensor] = []
     for token in Stream(model).prefill(prompts).tokens(length or sampling.length, **settings):
