@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,20 +13,20 @@ from mnemos.atomic import check_output_file, check_output_folder, write_json
 from mnemos.errors import near_name, plural, say
 from mnemos.lab.compare.baselines import roles_of
 from mnemos.lab.compare.comparison import Comparison, plain_table, summarise
+from mnemos.lab.compare.comparison import show as comparison_tables
 from mnemos.lab.compare.runs import check_rates, train
 from mnemos.lab.compare.significance import spread
 from mnemos.lab.evaluate.controls import STATE_CONTROLS
 from mnemos.lab.evaluate.recorded import StateControls, read_explanation
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.measure.gradients import state_bytes
-from mnemos.lab.report.markup import count, decimal, duration, listed, memory, operations
+from mnemos.lab.report.markup import decimal, listed, memory
 from mnemos.lab.run.checks import complete, on_meta
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.provenance import provenance
 from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
 from mnemos.lab.run.recipe_files import read_recipe
 from mnemos.lab.run.weights import trained_model
-from mnemos.lab.tasks.no_learning import no_better
 from mnemos.lab.tasks.task import Task
 from mnemos.types import InputError, JSONObject, State
 
@@ -86,6 +86,7 @@ def bench_memory(options: Options) -> JSONObject:
         comparison = compare_memories(options.out / name, benchmark, names, options.rates, seeds, options.jobs)
         entries.append(entry(name, benchmark, comparison, options.out / name, names, seeds))
         write_json(table, result)
+        comparison_tables(comparison)
         show(entries[-1])
         report([options.out / one["name"] for one in entries], page)
     say(page)
@@ -155,13 +156,10 @@ def compare_memories(
     for run in (run for runs in trained.runs.values() for run in runs):
         measure(run, benchmark)
     comparison = summarise(trained.runs, folder, roles=roles_of(recipes), sweeps=trained.sweeps)
-    comparison = replace(comparison, reference=_reference(benchmark.chance, benchmark.keyless))
+    keyless = {"ignoring what is asked": benchmark.keyless} if benchmark.keyless else {}
+    comparison = replace(comparison, reference={"guessing": benchmark.chance, **keyless})
     comparison.write(folder)
     return comparison
-
-
-def _reference(chance: float, keyless: float) -> dict[str, float]:
-    return {"guessing": chance} | ({"ignoring what is asked": keyless} if keyless else {})
 
 
 def measure(folder: Path, benchmark: Benchmark) -> None:
@@ -259,43 +257,20 @@ def _controls(runs: Sequence[Path]) -> JSONObject:
     return {name: statistics.fmean(one[name].scores[measured[0].metric] for one in scored) for name in controls}
 
 
-def _score(row: JSONObject) -> str:
-    return decimal(row["mean"]) + ("" if row["std"] is None else f" ± {decimal(row['std'])}")
-
-
-def _longest(row: JSONObject) -> str:
-    longest = row["beyond"][-1]
-    return f"{decimal(longest['mean'])} at {longest['at']:g}" if row["beyond"][1:] else "–"
-
-
-COLUMNS: dict[str, Callable[[JSONObject], str]] = {
-    "memory": lambda row: row["name"],
-    "score": _score,
-    "rate": lambda row: f"{row['rate']:.1e}",
-    "state": lambda row: memory(row["state_bytes"]),
-    "at segments": lambda row: memory(row["segment_state_bytes"]),
-    "parameters": lambda row: count(row["parameters"]),
-    "FLOPs": lambda row: operations(row["flops"]),
-    "training": lambda row: duration(row["seconds"]),
-    "emptied": lambda row: decimal(row["controls"].get("emptied", math.nan)),
-    "longest": _longest,
-}
-
-
 def show(entry: JSONObject) -> None:
-    """Print the tables of one benchmark: what was measured, and what is published."""
+    """Print what a benchmark has beside the tables of its comparison: bytes of state, further and published scores."""
     from rich.console import Console
 
+    console = Console(width=max(130, Console().width), markup=False)
     beside = [*entry["rows"][0]["beside"]]
-    console = Console(width=max(130 + 18 * len(beside), Console().width), markup=False)
-    reference = _reference(entry["chance"], entry["keyless"])
-    table = plain_table([*COLUMNS, *beside])
+    table = plain_table(["", "most state", "between segments", "state emptied", *beside])
     for row in entry["rows"]:
-        table.add_row(*(cell(row) for cell in COLUMNS.values()), *map(_score, row["beside"].values()))
+        scores = [row["controls"].get("emptied", math.nan), *(row["beside"][name]["mean"] for name in beside)]
+        table.add_row(
+            row["name"], *map(memory, (row["state_bytes"], row["segment_state_bytes"])), *map(decimal, scores)
+        )
     for name in entry["failed"]:
         table.add_row(name, "failed")
-    for name, value in reference.items():
-        table.add_row(name, decimal(value))
     console.print(table)
     if entry["published"]:
         theirs = plain_table(["published", "score"])  # names as long as these would break the columns above
@@ -307,5 +282,3 @@ def show(entry: JSONObject) -> None:
     if failed := [row for row in entry["rows"] if row["failed_seeds"]]:
         names = listed([f"{r['name']} ({r['failed_seeds']} of {r['failed_seeds'] + r['seeds']})" for r in failed])
         say(f"Failed runs at the chosen rate, which are not in the mean: {names}.")
-    for line in no_better({row["name"]: row["mean"] for row in entry["rows"]}, reference, entry["metric"], True):
-        say(line)
