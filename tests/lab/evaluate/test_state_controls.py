@@ -14,7 +14,7 @@ from mnemos.lab.evaluate.recorded import Left, StateControls
 from mnemos.lab.evaluate.records import from_json, to_json
 from mnemos.lab.tasks.batch import IGNORE, Batch, each
 from mnemos.lab.tasks.recall import RecallConfig
-from mnemos.lab.tasks.task import Task
+from mnemos.lab.tasks.task import SPLITS, Task
 from mnemos.lab.tasks.token_task import SegmentedTask
 from mnemos.models.lstm import LSTM, LSTMConfig
 from mnemos.models.transformer import HeadConfig
@@ -61,7 +61,7 @@ def task(*lengths, start=0):
     """A task whose test split has documents of these lengths."""
     random = np.random.default_rng(start)
     documents = [random.integers(1, VOCABULARY, n) for n in lengths]
-    return SegmentedTask(documents, documents, documents, VOCABULARY, T)
+    return SegmentedTask(dict.fromkeys(SPLITS, documents), VOCABULARY, T)
 
 
 def part_of(state, name, model):
@@ -178,7 +178,7 @@ def test_reading_stops_after_enough_segments(monkeypatch):
     assert found["rows"] == ROWS
     monkeypatch.setattr(controls, "READ", 10)  # also within a rollout of very many
     documents = [np.arange(80) % (VOCABULARY - 1) + 1] * 2
-    long = SegmentedTask(documents, documents, documents, VOCABULARY, 40)  # 40 segments of one token a batch
+    long = SegmentedTask(dict.fromkeys(SPLITS, documents), VOCABULARY, 40)  # 40 segments of one token a batch
     assert state_controls(built("hidden state"), long, segment_length=1)["segments"] == list(range(2, 11))
 
 

@@ -1,6 +1,6 @@
 """Classification of token sequences held in memory: rows of integers, and the task over three splits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,21 +63,14 @@ class ArrayTask(TokenTask):
     """
 
     def __init__(
-        self,
-        train: Rows,
-        valid: Rows,
-        test: Rows,
-        vocab_size: int,
-        classes: int,
-        max_length: int,
-        bucketed: bool = False,
+        self, splits: Mapping[Split, Rows], vocab_size: int, classes: int, max_length: int, bucketed: bool = False
     ):
-        self._splits: dict[Split, Rows] = {"train": train, "valid": valid, "test": test}
-        self.vocab_size, self.classes, self.max_length, self._bucketed = vocab_size, classes, max_length, bucketed
-        self._order = Order(len(train), train.lengths if bucketed else None)
+        self._splits, self.vocab_size, self.classes, self.max_length = splits, vocab_size, classes, max_length
+        self._bucketed = bucketed
+        self._order = Order(len(splits["train"]), splits["train"].lengths if bucketed else None)
         if classes:
-            self.metrics = class_metrics(classes)
-            self.reference = {MAJORITY: float(np.bincount(test.labels).max() / len(test))}
+            self.metrics, labels = class_metrics(classes), splits["test"].labels
+            self.reference = {MAJORITY: float(np.bincount(labels).max() / len(labels))}
 
     def read(self, rows: Rows, chosen: NDArray[np.int64]) -> Batch:
         return rows.batch(chosen)

@@ -2,7 +2,7 @@
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -134,9 +134,9 @@ class PixelClassification(ArrayTask):
 
     pictured = True
 
-    def __init__(self, shape: tuple[int, ...], **fields: Any) -> None:
-        super().__init__(**fields)
-        self.shape, self.names = shape, list(map(str, range(self.classes)))
+    def __init__(self, shape: tuple[int, ...], splits: Mapping[Split, Rows], levels: int) -> None:
+        super().__init__(splits, levels, classes=10, max_length=math.prod(shape))
+        self.shape, self.names = shape, list(map(str, range(10)))
 
     def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
         """Image `index` of a split, uint8 [H, W, 1], its levels scaled to 0 … 255. `batches` has the same order."""
@@ -161,10 +161,8 @@ def _digits_task(
             f"data.augment.policy: expected 'none' for data.layout pixels, found {config.augment.policy!r}; set "
             "data.layout image"
         )
-    length = math.prod(shape)
-    rows = [Rows.ragged(pixels.reshape(-1), np.full(len(pixels), length), labels) for pixels, labels in splits]
-    fields = dict(zip(SPLITS, rows, strict=True))
-    return PixelClassification(shape, **fields, vocab_size=levels, classes=10, max_length=length)
+    rows = [Rows.ragged(x.reshape(-1), np.full(len(x), math.prod(shape)), labels) for x, labels in splits]
+    return PixelClassification(shape, dict(zip(SPLITS, rows, strict=True)), levels)
 
 
 def _scaled(pixels: NDArray[np.integer], levels: int) -> NDArray[np.uint8]:

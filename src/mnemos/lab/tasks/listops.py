@@ -99,7 +99,7 @@ class ListOpsConfig(Rules):
         else:
             splits = {split: read_tsv(Path(self.path) / file) for split, file in FILES.items()}
             longest = max(int(rows.lengths.max()) for rows in splits.values())
-        return ArrayTask(**splits, vocab_size=len(VOCABULARY), classes=10, max_length=longest, bucketed=self.bucketed)
+        return ArrayTask(splits, len(VOCABULARY), classes=10, max_length=longest, bucketed=self.bucketed)
 
     def files(self) -> tuple[Path, ...]:
         return () if self.path is None else tuple(Path(self.path) / file for file in FILES.values())
@@ -144,7 +144,7 @@ class ListOpsAnswers(ArrayTask):
     splits_rows = True
 
     def __init__(self, splits: dict[Split, Rows], max_length: int) -> None:
-        super().__init__(**splits, vocab_size=EQUALS + 1, classes=0, max_length=max_length, bucketed=True)
+        super().__init__(splits, EQUALS + 1, classes=0, max_length=max_length, bucketed=True)
 
     def read(self, rows: Rows, chosen: NDArray[np.int64]) -> Batch:
         """Inputs and targets [B, T] of the chosen rows; T is one more than the length of the longest."""

@@ -271,8 +271,9 @@ class SeriesTask(SegmentedTask):
         prepared: "SeriesPreprocessing",
     ) -> None:
         steps = {split: np.arange(one.start, one.stop) for split, one in ranges.items()}
-        pieces = [steps["train"][i : i + longest] for i in range(0, len(steps["train"]), longest)]
-        super().__init__(pieces, [steps["valid"]], [steps["test"]], len(series.values), segment)
+        pieces = {split: [one] for split, one in steps.items()}
+        pieces["train"] = [steps["train"][i : i + longest] for i in range(0, len(steps["train"]), longest)]
+        super().__init__(pieces, len(series.values), segment)
         self.prepared = prepared
         self.values = torch.from_numpy(prepared.normalised(series.values))
         self.labels = torch.from_numpy(series.labels)

@@ -29,7 +29,7 @@ from .no_learning import text_scores
 from .preprocessing import Predicted, Preprocessing
 from .task import SPLITS, DataConfig, HeldOut, Sampling, Split, Task
 from .text_files import Document, TextFiles, find_text, nothing_found, read_documents, split_documents
-from .token_task import SegmentedTask, generate_tokens
+from .token_task import Documents, SegmentedTask, generate_tokens
 from .vocabulary import Bytes, SubWords, Tokens, Vocabulary, Words
 
 SCORED = 1_000  # bytes: with fewer, the loss per byte has a standard error of about 0.1 nat
@@ -153,11 +153,11 @@ class TextConfig(DataConfig):
         return (SubWords if self.tokens.endswith(".json") else Words).read(self.tokens)
 
     def _task(self, encoded: Mapping[Split, Encoded], vocabulary: Vocabulary, about: Sequence[str]) -> "TextTask":
-        train, valid, test = (
-            [text[i : i + self.longest] for text in encoded[split].values() for i in range(0, len(text), self.longest)]
-            for split in SPLITS
-        )
-        task = TextTask(train, valid, test, self.segment, vocabulary, self.tokens)
+        splits = {
+            split: [text[i : i + self.longest] for text in own.values() for i in range(0, len(text), self.longest)]
+            for split, own in encoded.items()
+        }
+        task = TextTask(splits, self.segment, vocabulary, self.tokens)
         task.about = tuple(about)
         return task
 
@@ -208,15 +208,13 @@ class TextTask(SegmentedTask):
 
     def __init__(
         self,
-        train: Sequence[Tokens],
-        valid: Sequence[Tokens],
-        test: Sequence[Tokens],
+        splits: Mapping[Split, Documents],
         segment: int,
         vocabulary: Vocabulary | None = None,
         tokens: str = "bytes",
     ) -> None:
         self.vocabulary, self.tokens_from, self.fitted = vocabulary or Bytes(), tokens, True
-        super().__init__(train, valid, test, self.vocabulary.size, segment, self.vocabulary.start)
+        super().__init__(splits, self.vocabulary.size, segment, self.vocabulary.start)
         if tokens == "bytes":
             self.metrics = (BITS_PER_BYTE, PERPLEXITY, ACCURACY)
         else:

@@ -106,8 +106,8 @@ class TextClassesTask(ArrayTask):
 
     def __init__(self, rows: Mapping[Split, Rows], layout: "TextClassesPreprocessing", vocab_size: int) -> None:
         self.layout = layout
-        valid, test = _shuffled(rows["valid"]), _shuffled(rows["test"])
-        super().__init__(rows["train"], valid, test, vocab_size, len(layout.names), layout.length)
+        splits = {split: own if split == "train" else _shuffled(own) for split, own in rows.items()}
+        super().__init__(splits, vocab_size, len(layout.names), layout.length)
 
     @property
     def sizes(self) -> dict[str, int]:

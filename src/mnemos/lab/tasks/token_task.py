@@ -1,7 +1,7 @@
 """Tasks whose inputs are tokens (`TokenTask`), and prediction of the next token of long documents (`SegmentedTask`)."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from .batch import IGNORE, Batch, check_tokens
 from .metrics import NEXT_TOKEN
 from .task import HeldOut, Sampling, Split, Task
 
+Documents = Sequence[NDArray[np.integer]]
 AT_LEAST = 16  # documents that a row of `carried` reads: each row begins with a reset
 
 
@@ -86,22 +87,13 @@ class SegmentedTask(TokenTask):
     metrics = NEXT_TOKEN
     splits_rows = carries_state = True
 
-    def __init__(
-        self,
-        train: Sequence[NDArray[np.integer]],
-        valid: Sequence[NDArray[np.integer]],
-        test: Sequence[NDArray[np.integer]],
-        vocab_size: int,
-        segment: int,
-        start: int = 0,
-    ):
-        self.vocab_size, self.max_length, self._start = vocab_size, segment, start
-        self._splits: dict[Split, Sequence[NDArray[np.integer]]] = {"train": train, "valid": valid, "test": test}
-        for name, documents in self._splits.items():
+    def __init__(self, splits: Mapping[Split, Documents], vocab_size: int, segment: int, start: int = 0):
+        self.vocab_size, self.max_length, self._start, self._splits = vocab_size, segment, start, splits
+        for name, documents in splits.items():
             if not documents or not all(map(len, documents)):
                 problem = "an empty one" if documents else "none"
                 raise InputError(f"{name} split: expected documents of at least one token, found {problem}; add text")
-        self._width = min(segment, max(len(document) for documents in self._splits.values() for document in documents))
+        self._width = min(segment, max(len(document) for documents in splits.values() for document in documents))
         self._schedule = lru_cache(maxsize=2)(lambda rows, seed: Schedule(self._lengths("train"), rows, seed))
 
     def example(self) -> Batch:
@@ -124,7 +116,7 @@ class SegmentedTask(TokenTask):
             return None
         return self._carried(documents, max(1, min(batch_size, len(documents) // AT_LEAST)))
 
-    def _carried(self, documents: Sequence[NDArray[np.integer]], rows: int) -> Iterator[Batch]:
+    def _carried(self, documents: Documents, rows: int) -> Iterator[Batch]:
         # The documents are one text that is cut into rows of equal length; only the last may be shorter.
         tokens = np.concatenate([[self._start], *documents])  # one token before each target
         begins = np.cumsum([0, *map(len, documents[:-1])])
@@ -155,7 +147,7 @@ class SegmentedTask(TokenTask):
         schedule = Schedule(self._lengths(split), min(batch_size, len(self._splits[split])), seed=None)
         return itertools.takewhile(any, map(schedule.at, itertools.count()))
 
-    def _batch(self, documents: Sequence[NDArray[np.integer]], rows: list[tuple[int, int] | None]) -> Batch:
+    def _batch(self, documents: Documents, rows: list[tuple[int, int] | None]) -> Batch:
         shape = len(rows), self._width
         inputs, targets = np.zeros(shape, np.int64), np.full(shape, IGNORE, np.int64)
         lengths, reset = np.ones(len(rows), np.int64), np.ones(len(rows), bool)
