@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mnemos.config import check_fields
 from mnemos.generators import ORDER, TEST, TRAIN, VALID, generator
 from mnemos.registry import register
 from mnemos.types import State, likelihood_of
@@ -56,6 +57,7 @@ class GeneratedConfig(DataConfig):
         return ()
 
     def build(self) -> "GeneratedTask":
+        check_fields(self, "data")
         self.require("rows >= 1", "examples >= 0", *self.limits)
         held_out: dict[Split, Draw] = {"valid": self.draw, "test": self.draw}
         return GeneratedTask(self.training, held_out, *self.shape, self.rows, self.seed, self.examples)

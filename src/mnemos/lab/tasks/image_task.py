@@ -14,18 +14,15 @@ from numpy.typing import NDArray
 
 from mnemos.generators import AUGMENT, ORDER, generator, global_generators
 from mnemos.registry import register
-from mnemos.types import InputError
 
 from .augment import AugmentConfig, TimmAugmentation, augment_light, normalise
 from .batch import Batch
 from .metrics import MAJORITY, class_metrics
 from .pictures import ENDINGS, Pictures, read_fitted
 from .prefetch import BatchNumber, Prefetched, prefetch
-from .preprocessing import Predicted, Preprocessing, files_below, likely_classes
+from .preprocessing import Predicted, Preprocessing, likely_classes
 from .row_order import Order
 from .task import HeldOut, Split, Task
-
-_BATCH = 32
 
 
 class View(NamedTuple):
@@ -176,6 +173,8 @@ class ImagePreprocessing(Preprocessing):
 
     name: ClassVar[str] = "images"
     options: ClassVar[Mapping[str, int]] = MappingProxyType({"top": 3})
+    endings = ENDINGS
+    files = "images"
 
     size: int
     centre: float
@@ -183,19 +182,7 @@ class ImagePreprocessing(Preprocessing):
     std: tuple[float, ...]
     averaged: bool = False
 
-    def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
-        """The `top` most probable classes of each image: {"classes": [{"name", "probability"}, …]}."""
-        every = files_below(files, ENDINGS, "images")
-        for paths in (every[i : i + _BATCH] for i in range(0, len(every), _BATCH)):
-            pixels, answers = {}, {}
-            for path in paths:
-                try:
-                    pixels[path] = read_fitted(path, self.size, self.centre, len(self.mean) == 1, self.averaged)
-                except InputError as error:
-                    answers[path] = Predicted(str(path), "", problem=str(error))
-            if pixels:
-                with torch.no_grad():
-                    logits, _ = model(normalise(np.stack([*pixels.values()]), self.mean, self.std))
-                for path, row in zip(pixels, logits, strict=True):
-                    answers[path] = likely_classes(path, row, self.names, options["top"])
-            yield from (answers[path] for path in paths)
+    def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
+        pixels = read_fitted(path, self.size, self.centre, len(self.mean) == 1, self.averaged)
+        logits, _ = reader(normalise(pixels[None], self.mean, self.std))
+        return likely_classes(path, logits[0], self.names, options["top"])

@@ -3,16 +3,16 @@
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mnemos import libraries
-from mnemos.errors import install_command
 from mnemos.lab.errors import FIXES
 from mnemos.registry import register
 from mnemos.types import InputError
@@ -70,15 +70,8 @@ class MNISTConfig(DataConfig):
             libraries.torchvision()
             from torchvision.datasets import MNIST
 
-            try:
+            with _of_torchvision(f"{self.path}: the download failed", "try again, or put the four files there"):
                 MNIST(self.path, download=True)  # into PATH/MNIST/raw unless the files are there
-            except Exception as error:  # of the network and of the checks
-                if isinstance(error, OSError) and error.errno in FIXES:  # the disk refuses
-                    raise
-                raise InputError(
-                    f"{self.path}: the download failed ({' '.join(str(error).split()):.160}); try again, or put the "
-                    "four files into this folder"
-                ) from None
         known = read_images(*find_mnist(self.path, "train"), classes=10)
         test = read_images(*find_mnist(self.path, "t10k"), classes=10)
         shapes = known[0].shape[1:], test[0].shape[1:]
@@ -116,12 +109,9 @@ class DigitsConfig(DataConfig):
         return (Path(datasets.__file__).parent / "data" / "digits.csv.gz",)
 
     def build(self) -> ArrayTask | ImageTask:
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError:
-            raise InputError(
-                f"the data set digits needs scikit-learn, which is not installed; run: {install_command('data')}"
-            ) from None
+        libraries.sklearn()
+        from sklearn.datasets import load_digits
+
         digits = load_digits()
         pixels, labels = digits.images.astype(np.uint8), digits.target.astype(np.uint8)
         test, valid, train = held_out(len(labels), (self.test_size, self.valid_size), self.name)
@@ -184,12 +174,10 @@ def _averaged(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 def read_images(images: str | Path, labels: str | Path, classes: int) -> Labelled:
     """Images [N, H, W] and labels [N] below `classes`, from two IDX files."""
     pixels, targets = read_idx(images, 3), read_idx(labels, 1)
-    if not pixels.size:
-        raise InputError(f"{images}: expected at least one image, found none; fetch the file again")
-    if len(pixels) != len(targets) or targets.max(initial=0) >= classes:
+    if not pixels.size or len(pixels) != len(targets) or targets.max() >= classes:
         raise InputError(
-            f"{labels}: expected {len(pixels)} labels from 0 to {classes - 1}, one per image of {images}, found "
-            f"{len(targets)} up to {targets.max(initial=0)}; check both files"
+            f"{labels}: expected a label from 0 to {classes - 1} for each image of {images}, found {len(targets)} up "
+            f"to {targets.max(initial=0)} for images {[*pixels.shape]}; check both files"
         )
     return pixels, targets
 
@@ -262,48 +250,36 @@ class CIFARConfig(DataConfig):
 
     def build(self) -> ImageTask:
         self.require("size >= 1")
-        images = _read_cifar(self.folder, self.variant, self.download)
-        known, test = (ArrayPictures(*part, self.size, self.augment.centre) for part in (images.train, images.test))
+        *parts, names = _read_cifar(self.folder, self.variant, self.download)
+        known, test = (ArrayPictures(*part, self.size, self.augment.centre) for part in parts)
         valid, train = held_out(len(known), (self.valid_size,), self.name)
         views: dict[Split, View] = {"train": View(known, train), "valid": View(known, valid)}
         views["test"] = View.whole(test)
-        return ImageTask(views, images.names, self.size, COLOURS[self.variant], self.augment, self.workers)
+        return ImageTask(views, names, self.size, COLOURS[self.variant], self.augment, self.workers)
 
 
-class Images(NamedTuple):
-    """The images and labels of the training and the test files, and the class names."""
-
-    train: Labelled
-    test: Labelled
-    names: tuple[str, ...]
-
-
-def read_cifar(folder: str | Path, variant: Variant, download: bool = False) -> Images:
-    """Read the images in a folder (`CIFARConfig`)."""
+def read_cifar(
+    folder: str | Path, variant: Variant, download: bool = False
+) -> tuple[Labelled, Labelled, tuple[str, ...]]:
+    """The training images, the test images and the names of classes in a folder (`CIFARConfig`)."""
     folder, release = Path(folder), _release(variant)
     from torchvision.datasets.utils import check_integrity, extract_archive
 
     # --- the release ---
     packed = (folder / release.filename).is_file() and not (folder / release.base_folder).is_dir()
     if download or packed or (folder / release.base_folder).is_dir():
-        try:
-            with tempfile.TemporaryDirectory() as unpacked:
-                if in_archive := packed and not download:
-                    # Not into the folder, which may be read-only or read by others: a run's data stay the archive.
-                    if not check_integrity(folder / release.filename, release.tgz_md5):
-                        raise ValueError("its sum is another")
-                    extract_archive(str(folder / release.filename), unpacked)
-                root = unpacked if in_archive else folder
-                known, test = (release(root, train=train, download=download) for train in (True, False))
-        except Exception as error:  # of the network, the archive and the checks
-            if isinstance(error, OSError) and error.errno in FIXES:  # the disk refuses
-                raise
-            raise InputError(
-                f"{folder}: expected {release.filename} or its files in {release.base_folder}, but torchvision could "
-                f"not read them ({' '.join(str(error).split()):.160}); fetch them again, or set data.download True"
-            ) from None
+        expected = f"{release.filename} or its files in {release.base_folder}, but torchvision could not read them"
+        fix = "fetch them again, or set data.download True"
+        with _of_torchvision(f"{folder}: expected {expected}", fix), tempfile.TemporaryDirectory() as unpacked:
+            if in_archive := packed and not download:
+                # Not into the folder, which may be read-only or read by others: a run's data stay the archive.
+                if not check_integrity(folder / release.filename, release.tgz_md5):
+                    raise ValueError("its sum is another")
+                extract_archive(str(folder / release.filename), unpacked)
+            root = unpacked if in_archive else folder
+            known, test = (release(root, train=train, download=download) for train in (True, False))
         parts = [(one.data, np.array(one.targets, np.uint8)) for one in (known, test)]
-        return Images(parts[0], parts[1], tuple(known.classes))
+        return parts[0], parts[1], tuple(known.classes)
     # --- pictures ---
     folders = _picture_folders(folder)
     (train_images, names), (test_images, test_names) = (_labelled_pictures(path, variant) for path in folders)
@@ -313,11 +289,22 @@ def read_cifar(folder: str | Path, variant: Variant, download: bool = False) -> 
             f"{folders[1]}: expected the same classes as in {folders[0].name}, found {different!r} in one of them; "
             "check both"
         )
-    return Images(train_images, test_images, names)
+    return train_images, test_images, names
 
 
 # Runs that are compared open the same files one after the other, and unpacking takes seconds.
 _read_cifar = lru_cache(maxsize=1)(read_cifar)
+
+
+@contextmanager
+def _of_torchvision(expected: str, fix: str) -> Iterator[None]:
+    """Inside, an error of the network, an archive or its checks is an InputError; the disk's own errors pass."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FIXES:
+            raise
+        raise InputError(f"{expected} ({' '.join(str(error).split()):.160}); {fix}") from None
 
 
 def _release(variant: Variant) -> Any:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from mnemos import libraries
 from mnemos.atomic import check_file, read_bytes
-from mnemos.errors import install_command
 from mnemos.types import InputError
 
 if TYPE_CHECKING:
@@ -194,12 +194,9 @@ def _as_rgb(image: "Image.Image") -> "Image.Image":
 
 def pillow() -> ModuleType:
     """The module `PIL.Image`. Raises InputError, with the install command, without Pillow."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InputError(
-            f"reading images needs Pillow, which is not installed; run: {install_command('vision')}"
-        ) from None
+    libraries.pillow()
+    from PIL import Image
+
     return Image
 
 

@@ -7,11 +7,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mnemos.config import check_fields
 from mnemos.registry import register
 
 from .batch import IGNORE
-from .generated import Draw, GeneratedConfig, GeneratedTask, Rows, distinct, smallest
+from .generated import Draw, GeneratedConfig, Rows, distinct, smallest
 
 
 @register
@@ -162,10 +161,6 @@ class MQARConfig(GeneratedConfig):
     def slot(self) -> int:
         """The tokens of a key and its value, and of an asked key and the token after it."""
         return self.key_tokens + 1
-
-    def build(self) -> GeneratedTask:
-        check_fields(self, "data")
-        return super().build()
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
         count, width = self.pairs + self.rewritten, self.vocabulary // self.slot

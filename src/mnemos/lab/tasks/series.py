@@ -131,14 +131,10 @@ def read_series(
     # --- the names of columns ---
     has = f"it has the columns {', '.join(dtypes)}, of which {', '.join(numbers) or 'none'} are numbers"
     if (wrong := next((name for name in columns if name not in numbers), None)) is not None:
-        if run is not None:
-            problem = "other values in it" if wrong in dtypes else "no such column"
-            raise InputError(
-                f"{path}: expected numbers in the column {wrong!r}, which the run reads, found {problem}; {has}; name "
-                "another file, or correct its columns"
-            )
-        problem = f", which holds others; {has}" if wrong in dtypes else f"; {near_name(wrong, numbers, has)}"
-        raise InputError(f"{path}: expected columns of numbers in data.columns, found {wrong!r}{problem}")
+        whose = "data.columns" if run is None else "the run"
+        found = "other values in it" if wrong in dtypes else "no such column"
+        hint = near_name(wrong, numbers, has) if run is None and wrong not in dtypes else has
+        raise InputError(f"{path}: expected numbers in the column {wrong!r} of {whose}, found {found}; {hint}")
     if target is not None and target not in dtypes:
         raise InputError(
             f"{path}: expected the name of a column in data.target, found {target!r}; {near_name(target, dtypes, has)}"
@@ -283,18 +279,14 @@ class SeriesTask(SegmentedTask):
         # --- what it is judged by ---
         self.vocab_size = len(prepared.names) or len(series.targets)  # the number of outputs of the model
         test = steps["test"]
+        if not (series.labels[test] != IGNORE if len(self.labels) else series.known[test]).any():
+            of = ", ".join(series.targets) or "the classes"
+            raise InputError(f"data.target: expected a value in the test split, found none of {of}; add some")
         if len(self.labels):
             known = series.labels[test][series.labels[test] != IGNORE]
-            if not len(known):
-                raise InputError("data.target: expected a class in the test split, found none; add some")
             self.metrics, self.reference = (ACCURACY,), {MAJORITY: float(np.bincount(known).max() / len(known))}
         else:
             self.metrics = (ERROR,)
-            if not series.known[test].any():
-                raise InputError(
-                    f"data.target: expected a value in the test split, found none of {', '.join(series.targets)}; "
-                    "add some"
-                )
             scored = Batch(None, self.numbers[test])
             before = filled[np.maximum(test - 1, 0)] * torch.from_numpy(test > 0)[:, None]  # as `_read`
             naive = {REPEAT: before, MEAN: torch.zeros_like(before)}

@@ -79,7 +79,6 @@ class TextConfig(DataConfig):
         return [*self._find().read, *named]
 
     def build(self) -> "TextTask":
-        self._check_settings()
         # --- the documents, and the vocabulary of those for training ---
         corpus = self._find()
         splits = split_documents(corpus, self.held_out, self.tokens != "bytes")
@@ -111,7 +110,6 @@ class TextConfig(DataConfig):
 
         The vocabulary is that of the run, whose preprocessing is `trained`; without it, that of the text.
         """
-        self._check_settings()
         corpus = self._find(scoring=True)
         if corpus.splits and split not in corpus.splits:
             raise InputError(
@@ -134,11 +132,9 @@ class TextConfig(DataConfig):
         return task
 
     def _find(self, scoring: bool = False) -> TextFiles:
+        words = "words == 0 or (words >= 3 and tokens == 'words')"  # <eos> and <unk> are two of them
+        self.require("0 < held_out < 0.5", "longest >= 1", "segment >= 1", words)
         return find_text(self.path, self.pattern, scoring, tables=True, column=self.column)
-
-    def _check_settings(self) -> None:
-        self.require("0 < held_out < 0.5", "longest >= 1", "segment >= 1")
-        self.require("words == 0 or (words >= 3 and tokens == 'words')")  # <eos> and <unk> are two of them
 
     def _vocabulary(self, train: Mapping[str, Document]) -> Vocabulary:
         if self.tokens == "bytes":
