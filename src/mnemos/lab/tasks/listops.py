@@ -105,7 +105,7 @@ class ListOpsConfig(Rules):
         return () if self.path is None else tuple(Path(self.path) / file for file in FILES.values())
 
     def generate(self) -> dict[Split, Rows]:
-        self.require("train_size >= 1", "valid_size >= 1", "test_size >= 1")
+        self.require("train_size >= 1", "valid_size >= 1", "test_size >= 1", "seed >= 0", "workers >= 0")
         bounds = self.test_size, self.test_size + self.valid_size, self.test_size + self.valid_size + self.train_size
         rows = _generate(Rules(**self.rules), self.seed, bounds[2], self.workers)
         return {"train": rows.part(*bounds[1:]), "valid": rows.part(*bounds[:2]), "test": rows.part(0, bounds[0])}
@@ -178,8 +178,6 @@ def generate(rules: Rules, seed: int, count: int, workers: int = 0) -> Rows:
             f"levels and {rules.max_arguments} arguments, found {rules.min_length}; lower it, or raise data.max_depth "
             "or data.max_arguments"
         )
-    if seed < 0 or workers < 0:
-        raise InputError(f"data.seed, data.workers: expected at least 0, found {seed} and {workers}; raise them")
     if not workers:
         heavy = count * max(1, rules.min_length) > 10**7  # below, one core finishes about when workers have started
         workers = min(16, os.cpu_count() or 1) if heavy else 1

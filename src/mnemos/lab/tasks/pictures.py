@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mnemos import libraries
-from mnemos.atomic import check_file, read_bytes
+from mnemos.atomic import check_file
 from mnemos.types import InputError
+
+from .files import read_bytes
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -130,12 +132,7 @@ def read_image(path: str | Path, least: int = 0, upright: bool = True) -> "Image
 
     With `least` > 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, its shorter side at least `least`.
     """
-    try:
-        return parse_image(read_bytes(path), str(path), least, upright)
-    except OSError as error:
-        raise InputError(
-            f"{path}: expected an image, but the file cannot be read ({error.strerror}); check the path"
-        ) from None
+    return parse_image(read_bytes(path), str(path), least, upright)
 
 
 def parse_image(data: bytes, name: str, least: int = 0, upright: bool = True) -> "Image.Image":

@@ -32,10 +32,6 @@ START = 0  # the token before a picture's first byte
 WAYS = 3  # completions per image
 
 
-def _mnist() -> MNISTConfig:
-    return MNISTConfig(layout="image")
-
-
 @register
 @dataclass(frozen=True)
 class PixelsConfig(DataConfig):
@@ -49,7 +45,7 @@ class PixelsConfig(DataConfig):
 
     name: ClassVar[str] = "pixels"
 
-    images: DataConfig = field(default_factory=_mnist)
+    images: DataConfig = field(default_factory=lambda: MNISTConfig(layout="image"))
     start: bool = False
 
     def files(self) -> Sequence[str | Path] | None:

@@ -20,14 +20,10 @@ class Order:
     """
 
     def __init__(self, rows: int, lengths: NDArray[np.int64] | None = None):
-        if rows < 1:
-            raise InputError("expected at least one row of data, found none; give a larger split")
         self.rows, self.lengths = rows, lengths
         self._epoch = lru_cache(maxsize=4)(self._make_epoch)  # a boundary batch needs two, and two seeds may alternate
 
     def batch(self, index: int, batch_size: int, seed: int) -> NDArray[np.int64]:
-        if index < 0 or batch_size < 1:
-            raise InputError(f"expected batch index >= 0 and batch size >= 1, found {index} and {batch_size}")
         first, end = index * batch_size, (index + 1) * batch_size
         epochs = range(first // self.rows, (end - 1) // self.rows + 1)
         parts = ((self._epoch(e, batch_size, seed), e * self.rows) for e in epochs)

@@ -137,8 +137,6 @@ def read_documents(corpus: TextFiles, characters: bool = False) -> dict[str, Doc
         documents[name] = np.frombuffer(data, np.uint8)
     if not documents:
         raise nothing_found(corpus.folder, corpus.left_out)
-    if not any(map(len, documents.values())):
-        raise InputError(f"{corpus.folder}: expected text, found nothing but empty files; check data.path")
     return {name: text for name, text in sorted(documents.items()) if len(text)}
 
 
