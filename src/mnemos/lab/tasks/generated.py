@@ -92,9 +92,9 @@ class GeneratedTask(TokenTask):
         }
 
     def forward(self, model: nn.Module, batch: Batch, state: State) -> tuple[Tensor, State]:
-        """(logits, new state). Logits of `LARGE` tokens or more are [n, V], of the n positions that have a target.
+        """(logits, new state); of a large vocabulary the logits [n, V] of the n positions that have a target.
 
-        That needs a model that can pick them (`picks_positions`), whose last layer is most of the work if it is small.
+        That is if a model can pick them (`picks_positions`): from `LARGE` on its last layer may be most of its work.
         """
         compiled = hasattr(model, "_orig_mod")  # n differs from batch to batch
         picks = getattr(model, "picks_positions", False) and likelihood_of(model) is None and not compiled
