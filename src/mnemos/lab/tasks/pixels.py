@@ -135,11 +135,6 @@ class PixelTask(TokenTask):
         return {}
 
     def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
-        if sampling.prompt is not None:
-            raise InputError(
-                "--prompt: expected none, because a model of images continues half images, found "
-                f"{sampling.prompt!r}; leave it out"
-            )
         start = time.perf_counter()
         count = 24 if sampling.count is None else sampling.count
         folder.mkdir(exist_ok=True)
@@ -166,10 +161,6 @@ def write_pictures(
     options: of `Stream.generate`. Without a start token an image's first byte is that of a random training image. Cost:
     H·W·C model steps for all samples together, and half as many for all completions together.
     """
-    if count < 0 or completed < 0 or not count + completed:
-        raise InputError(
-            f"expected at least one image to generate or complete, found {count} and {completed}; raise --count"
-        )
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
     start, tensors, drawn = time.perf_counter(), {}, 0

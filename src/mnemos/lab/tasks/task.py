@@ -102,7 +102,7 @@ class Task:
         whole: every split holds all of the data, because they have no splits of their own (`build_to_score`).
         metrics: comparisons and reports use the first.
         reference: scores in the first metric to compare with, by name.
-        writes_text: `sample_outputs` writes text, and knows `Sampling.stop`.
+        writes_text: `sample_outputs` writes text, and knows `Sampling.prompt` and `.stop`.
         pictured: rows are pictures of classes: there are `names` of classes, and `picture(split, index)`, uint8
             [H, W, 1 or 3], by which `evaluate.explain` shows what caches do.
         other: how `words` writes every word that the vocabulary lacks, where a reader has to be told.

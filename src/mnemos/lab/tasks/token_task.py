@@ -48,11 +48,6 @@ class TokenTask(Task):
         """Print rows of the test split up to their first counted target, the model's continuation, and the targets."""
         if self.classes:
             return super().sample_outputs(model, sampling, folder)
-        if sampling.prompt is not None:
-            raise InputError(
-                "--prompt: expected none, because this task's models continue rows of the test split, found "
-                f"{sampling.prompt!r}; leave it out"
-            )
         batch = next(iter(self.batches("test", sampling.count or 4)))
         for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
             counted = (targets != IGNORE).nonzero().flatten()
