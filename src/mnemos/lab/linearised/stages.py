@@ -15,7 +15,7 @@ from mnemos import tree_file
 from mnemos.atomic import parse, read_text, write_json
 from mnemos.hosts.linearise import is_linearised
 from mnemos.hosts.linearised import add_updates, drop_updates
-from mnemos.lab.tasks.batch import IGNORE
+from mnemos.lab.tasks.batch import IGNORE, Batch
 from mnemos.lab.tasks.metrics import LOSS
 from mnemos.lab.tasks.task import HeldOut, Split, Task
 from mnemos.ops.precision import full_precision
@@ -80,12 +80,6 @@ class _Stage(Task):
         return 0 if split == "train" else self.pieces.ids.shape[1]
 
 
-class Tokens(NamedTuple):
-    """A batch of attention transfer: ids [B, T]."""
-
-    inputs: Tensor
-
-
 class AttentionTransfer(_Stage):
     """The linearised attentions of a decoder imitate their originals. changed: these attentions by name.
 
@@ -99,16 +93,16 @@ class AttentionTransfer(_Stage):
         super().__init__(pieces, length)
         self.decoder, self.changed = decoder, changed
 
-    def part(self, numbers: Sequence[int], part: int) -> Tokens:
-        return Tokens(self.pieces.ids[numbers][:, part * self.max_length :][:, : self.max_length])
+    def part(self, numbers: Sequence[int], part: int) -> Batch:
+        return Batch(self.pieces.ids[numbers][:, part * self.max_length :][:, : self.max_length], None)
 
-    def forward(self, model: nn.Module, batch: Tokens, state: State) -> tuple[Tensor, None]:
+    def forward(self, model: nn.Module, batch: Batch, state: State) -> tuple[Tensor, None]:
         return transfer_loss(self.decoder, self.changed, batch.inputs), None
 
-    def loss(self, model: nn.Module, outputs: Tensor, batch: Tokens) -> Tensor:
+    def loss(self, model: nn.Module, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs
 
-    def count(self, batch: Tokens) -> int:
+    def count(self, batch: Batch) -> int:
         return 1  # the loss is a mean already
 
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from mnemos.errors import say
+from mnemos.errors import plural, say
 from mnemos.generate.stream import Stream
 from mnemos.modes import evaluating
 from mnemos.registry import register
@@ -158,8 +158,7 @@ class TextConfig(DataConfig):
         return task
 
     def _describe(self, corpus: TextFiles, documents: Mapping[str, Document], source: str = "") -> str:
-        unit = "document" if corpus.has_tables else "file"
-        count = f"{len(documents):,} {unit}{'s' if len(documents) != 1 else ''}"
+        count = plural(len(documents), "document" if corpus.has_tables else "file")
         return f"{count}, {sum(map(len, documents.values())):,} bytes{source}: {first_names(list(documents))}"
 
 
