@@ -1,7 +1,5 @@
 """Train every memory on every benchmark: learning rates by the validation split, then the seeds at the best rate."""
 
-import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +14,6 @@ from mnemos.lab.compare.comparison import Comparison, plain_table, summarise
 from mnemos.lab.compare.comparison import show as comparison_tables
 from mnemos.lab.compare.runs import check_rates, train
 from mnemos.lab.compare.significance import spread
-from mnemos.lab.evaluate.controls import STATE_CONTROLS
-from mnemos.lab.evaluate.recorded import StateControls, read_explanation
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.measure.gradients import state_bytes
 from mnemos.lab.report.markup import decimal, listed, memory
@@ -87,7 +83,7 @@ def bench_memory(options: Options) -> JSONObject:
         entries.append(entry(name, benchmark, comparison, options.out / name, names, seeds))
         write_json(table, result)
         comparison_tables(comparison)
-        show(entries[-1])
+        show(entries[-1], benchmark)
         report([options.out / one["name"] for one in entries], page)
     say(page)
     return result
@@ -212,9 +208,8 @@ def entry(
 ) -> JSONObject:
     """A benchmark's entry of benchmarks.json: its rows, those of its comparison in the order of their state.
 
-    A row has further "failed_seeds", "state_bytes", "segment_state_bytes", "beyond": [{"at", "mean", "std"}], "beside":
-    {name: {"mean", "std"}}, and "controls": {name: mean score} with the whole state emptied, exchanged or frozen, from
-    the runs' explain.json, or {"left": reason}.
+    A row has further "failed_seeds", "state_bytes", "segment_state_bytes", "beyond": [{"at", "mean", "std"}], and
+    "beside": {name: {"mean", "std"}}.
     """
     content = comparison.as_json()
     for row in content["rows"]:
@@ -227,57 +222,37 @@ def entry(
             mean, std, _ = spread([one["beside"][other] for one in bench])
             row["beside"][other] = {"mean": mean, "std": std if len(runs) > 1 else None}
         row |= {key: bench[0][key] for key in ("state_bytes", "segment_state_bytes")}
-        row["controls"] = _controls(runs)
     return {
         "name": name,
         "about": benchmark.about,
         **{key: content[key] for key in ("metric", "bounds")},
-        "chance": benchmark.chance,
-        "keyless": benchmark.keyless,
+        **{key: getattr(benchmark, key) for key in ("chance", "keyless", "steps", "batch")},
         "axis": benchmark.axis.replace("_", " "),
         "trained_at": benchmark.at({}),
-        "steps": benchmark.steps,
-        "batch": benchmark.batch,
         "rows": sorted(content["rows"], key=lambda row: row["state_bytes"]),
         "failed": [memory for memory in names if memory not in comparison.runs],
-        "published": [list(one) for one in benchmark.published],
-        "published_at_this_size": benchmark.exact,
         "provenance": content["provenance"],
     }
 
 
-def _controls(runs: Sequence[Path]) -> JSONObject:
-    """The mean over runs of the scored segments as carried and under each control of the whole state."""
-    memories = [explanation.memory for run in runs if (explanation := read_explanation(run))]
-    measured = [one for one in memories if isinstance(one, StateControls)]
-    if not measured:
-        return {"left": next((one.left for one in memories if one), "not recorded")}
-    scored = [{"carried": one.carried, **one.memories[0].scored()} for one in measured]
-    controls = [control for control in ("carried", *STATE_CONTROLS) if all(control in one for one in scored)]
-    return {name: statistics.fmean(one[name].scores[measured[0].metric] for one in scored) for name in controls}
-
-
-def show(entry: JSONObject) -> None:
+def show(entry: JSONObject, benchmark: Benchmark) -> None:
     """Print what a benchmark has beside the tables of its comparison: bytes of state, further and published scores."""
     from rich.console import Console
 
     console = Console(width=max(130, Console().width), markup=False)
-    beside = [*entry["rows"][0]["beside"]]
-    table = plain_table(["", "most state", "between segments", "state emptied", *beside])
+    table = plain_table(["", "most state", "between segments", *benchmark.beside])
     for row in entry["rows"]:
-        scores = [row["controls"].get("emptied", math.nan), *(row["beside"][name]["mean"] for name in beside)]
-        table.add_row(
-            row["name"], *map(memory, (row["state_bytes"], row["segment_state_bytes"])), *map(decimal, scores)
-        )
+        scores = (decimal(row["beside"][name]["mean"]) for name in benchmark.beside)
+        table.add_row(row["name"], memory(row["state_bytes"]), memory(row["segment_state_bytes"]), *scores)
     for name in entry["failed"]:
         table.add_row(name, "failed")
     console.print(table)
-    if entry["published"]:
+    if benchmark.published:
         theirs = plain_table(["published", "score"])  # names as long as these would break the columns above
-        for name, value in entry["published"]:
+        for name, value in benchmark.published:
             theirs.add_row(name, decimal(value))
         console.print(theirs)
-        data = "data of the same size" if entry["published_at_this_size"] else "other data, or of other sizes"
+        data = "data of the same size" if benchmark.exact else "other data, or of other sizes"
         say(f"Published scores are of {data}, and of wider models or longer training unless their name says so.")
     if failed := [row for row in entry["rows"] if row["failed_seeds"]]:
         names = listed([f"{r['name']} ({r['failed_seeds']} of {r['failed_seeds'] + r['seeds']})" for r in failed])
