@@ -163,7 +163,7 @@ def test_the_order_in_which_rows_end_changes_nothing():
     draw = np.random.default_rng(0)
     documents = [draw.integers(1, VOCABULARY, n * T) for n in (7, 7, 4, 3)]
     plain, flipped = (
-        state_controls(built("sums"), kind(documents, documents, documents, VOCABULARY, T))
+        state_controls(built("sums"), kind(dict.fromkeys(SPLITS, documents), VOCABULARY, T))
         for kind in (SegmentedTask, Flipped)
     )
     assert plain["segments"] == flipped["segments"] == [2, 3, 4, 5, 6, 7]
@@ -273,7 +273,7 @@ def test_where_a_control_has_no_meaning_the_result_says_why():
     assert "keeps no state" in state_controls(plain, task(3 * T))["left"]
     assert "one call" in state_controls(built("sums"), OneCall())["left"]
     documents = [np.ones(4 * T, np.int64)] * 2
-    silent = Silent(documents, documents, documents, VOCABULARY, T)
+    silent = Silent(dict.fromkeys(SPLITS, documents), VOCABULARY, T)
     assert "no segment that was read after a row's first" in state_controls(built("sums"), silent)["left"]
     silent.scored = 1  # of four segments, so that it is not said that a row has two
     (second,) = state_controls(built("sums"), silent)["memories"]
