@@ -74,10 +74,8 @@ class LinearisedConfig:
         check_sizes(self, transfer_tokens=0, tokens=0, transfer_rate=0, rate=0, map_rate=0, decay=0)
         unnamed = [one for one in self.full if re.fullmatch(r"[-+.\d]+|heads?|.*\s.*", one)]
         near = 0 if self.state == "none" else self.window + self.sinks
-        more, divisor = (
-            f"more than the {near} tokens of window and sinks",
-            f"a divisor of the context of {self.context} tokens",
-        )
+        more = f"more than the {near} tokens of window and sinks"
+        divisor = f"a divisor of the context of {self.context} tokens"
         for name, holds, expected in (
             ("full", self.full_count is not None or not unnamed, "names, a number, or a number and heads (24 heads)"),
             ("half_life", self.half_life <= LONGEST, f"at most {LONGEST:,} tokens"),
