@@ -51,8 +51,8 @@ class TextConfig(DataConfig):
     as wiki.train.tokens and wiki.valid.tokens, or train.txt and test.txt, or the folders in it do. Other files beside
     them are left out. Of any other folder, every file at any depth that is text is read, except hidden files, licences,
     checksums and a README at the top. `pattern`, such as "*.txt *.md", reads the files that match it instead.
-    `path` may also be a table (.jsonl, .csv, .tsv, .parquet), a folder of such, or one of the library `datasets`: each
-    row is a document, whose text is in `column`. Needs the extra `data`.
+    `path` may also be a table (.jsonl, .csv, .tsv, .parquet), a folder of such, or one that `save_to_disk` of the
+    library `datasets` wrote: each row is a document, whose text is in `column`. Needs the extra `data`.
     A split that the folder does not give takes a share `held_out` of the documents, at least one, by the hashes of
     their names; where there is none to spare, each is cut, and the held-out splits take shares of its end.
     `tokens` says what a token is. "bytes": the start token is byte 0. "words": what white space separates, and <eos>
