@@ -2,10 +2,12 @@
 
 import importlib
 import json
+import re
 import shutil
 import signal
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -129,6 +131,36 @@ def test_a_signal_ends_it_after_the_update_and_it_continues(whole, tmp_path, mon
     ended.run()
     assert done[16:] == [*range(10)]
     assert all(map(torch.equal, weights(whole[0]), weights(ended)))
+
+
+def test_it_says_how_long_it_will_take_and_changes_nothing_by_that(tmp_path, capsys):
+    few = replace(SETTINGS, tokens=64, transfer_tokens=64)
+    quiet, training = (Training(decoder(), tokenizer, TEXT, few, tmp_path / str(q), quiet=q) for q in (True, False))
+    quiet.run()
+    assert capsys.readouterr().err == ""
+    training.run()
+    said = capsys.readouterr().err
+    first = re.search(r"^transfer: 2 updates of 32 tokens, about \d+:\d\d:\d\d$", said, re.M)
+    second = re.search(r"^next token: 2 updates of 32 tokens, about [\d:]+, [\d:]+ of it for what", said, re.M)
+    assert first.start() < second.start() < said.index("about 0:00:0", second.end()) < said.index("2/2")
+    assert all(map(torch.equal, weights(quiet), weights(training)))
+
+
+def test_what_the_decoder_predicts_is_timed_where_it_has_not_predicted_yet(tmp_path, monkeypatch, capsys):
+    """Of five pieces the first is in the folder that runs share: reading it takes no time, and tells nothing."""
+    first = begin(tmp_path / "first")
+    first.teacher.predictions(first.pieces.group(0, 1), first.pieces.ids[first.pieces.group(0, 1)])
+    now, piece = [0.0], Teacher._piece
+
+    def slow(self, number, ids):
+        now[0] += 0 if self.path(number).is_file() else 100
+        return piece(self, number, ids)
+
+    monkeypatch.setattr(Teacher, "_piece", slow)
+    monkeypatch.setattr(train, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    shared = tmp_path / "first/teacher"
+    Training(decoder(), tokenizer, TEXT, SETTINGS, tmp_path / "second", teacher=shared)._say_how_long(["next_token"])
+    assert "about 0:06:40, 0:06:40 of it for what the decoder itself predicts" in capsys.readouterr().err
 
 
 def test_rows_are_read_together_and_a_group_begins_with_no_state(tmp_path):

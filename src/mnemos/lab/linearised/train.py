@@ -11,6 +11,7 @@ again with more `tokens` goes on from it, as if they had been the setting from t
 import hashlib
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 from torch import nn
 
 import mnemos
+from mnemos import generators
 from mnemos.atomic import check_output_folder, write_json
 from mnemos.errors import say
 from mnemos.hosts.linearise import RECORD, name_heads
@@ -27,12 +29,12 @@ from mnemos.hosts.linearised_file import save_adapter
 from mnemos.lab.errors import Interrupted, TrainingFailed
 from mnemos.lab.hosted.hub import HF, check_folder, read_config, read_decoder, read_tokenizer
 from mnemos.lab.run import checkpoint
-from mnemos.lab.run.files import Measurement, read_object
+from mnemos.lab.run.files import Measurement, Result, read_object
 from mnemos.lab.run.fit import OwnData, OwnModel
-from mnemos.lab.run.progress import progress
+from mnemos.lab.run.progress import clock, progress
 from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemos.lab.run.run import Run
-from mnemos.types import InputError, JSONObject
+from mnemos.types import InputError, JSONObject, State, detach
 
 from .assess import assess, plan_assessment
 from .ranked import choose_full
@@ -198,6 +200,8 @@ class Training:
             stages.append("transfer")
         if self.settings.tokens and self.trained:
             stages.append("next_token")
+        if not self.quiet:
+            self._say_how_long(stages)
         done: JSONObject = {}
         for stage in stages:
             # --- from the newest checkpoint of the stage's folder on ---
@@ -279,6 +283,55 @@ class Training:
             ),
         )
         return recipe, task, parameters
+
+    def _say_how_long(self, stages: Sequence[Stage]) -> None:
+        """Say how long each stage will take: an update of each is timed, and undone."""
+        whole = 0.0
+        for stage in stages:
+            recipe, task, parameters = self.stage(stage)
+            rows, seed, done = recipe.train.batch_size, recipe.train.seed, _updates_done(self.folder / stage)
+            left = recipe.train.steps - done
+            if left < 0 or (not left and Result.exists(self.folder / stage)):
+                continue
+
+            # --- the teacher's predictions of a piece that it has not kept ---
+            unseen: set[int] = set()
+            predicting = 0.0
+            if isinstance(task, NextToken) and self.teacher is not None:
+                groups = range(done // task.parts, recipe.train.steps // task.parts)
+                numbers = {number for group in groups for number in self.pieces.group(group, rows)}
+                unseen = {number for number in numbers if not self.teacher.path(number).is_file()}
+                if unseen:
+                    began, piece = time.perf_counter(), [min(unseen)]
+                    self.teacher.predictions(piece, self.pieces.ids[piece])
+                    predicting = (time.perf_counter() - began) * len(unseen)
+
+            # --- forward and backward of an update; of a second one, where the first is quick, to be warm ---
+            state: State = None
+            with generators.preserve():
+                for index in (0, min(1, task.parts - 1)):
+                    batch = task.train_batch(index, rows, seed)
+                    began = time.perf_counter()
+                    with torch.autocast("cpu", torch.bfloat16, enabled=recipe.train.precision == "bf16-mixed"):
+                        outputs, state = task.forward(parameters, batch, detach(state) if index else None)
+                        loss = task.loss(parameters, outputs, batch)
+                    loss.backward()
+                    seconds = time.perf_counter() - began
+                    del outputs, loss
+                    if seconds > 1:
+                        break
+            del state  # and with it the activations, before the next stage
+            for value in parameters.values():
+                value.grad = None
+
+            whole += seconds * left + predicting
+            about = f", {clock(predicting)} of it for what the decoder itself predicts" if unseen else ""
+            _say(
+                f"{stage.replace('_', ' ')}: {left:,} updates of {task.max_length:,} tokens, about "
+                f"{clock(seconds * left + predicting)}{about}"
+            )
+        if whole and len(stages) > 1:
+            _say(f"about {clock(whole)} in all, without the measurements after it")
 
 
 def _updates_done(folder: Path) -> int:
