@@ -179,7 +179,7 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
         assert (shown.model, shown.data, shown.optim, shown.name) == (default.model, default.data, default.optim, name)
 
 
-TAKE_A_RUN = "train --resume IT, train text --from IT, report IT --watch, report IT, look IT, sample IT, export IT"
+TAKE_A_RUN = "train --resume IT, train text --from IT, report IT, look IT, sample IT, export IT"
 TAKE_A_RUN += ", predict IT a, chat IT"
 
 
@@ -215,7 +215,7 @@ TAKE_A_RUN += ", predict IT a, chat IT"
         *((line.replace("IT", "text-linear"), "mnemos train text-linear trains it") for line in TAKE_A_RUN.split(", ")),
         (["eval", "no\n\x1b[31mwhere"], "mnemos: no\\n\\x1b[31mwhere: expected a run"),
         ("eval", "required: RUN; see mnemos eval --help"),
-        ("report x --wacth", "did you mean --watch?"),
+        ("report x --ouy y", "did you mean --out?"),
         ("average x --last two", "--last: expected an integer, found 'two'; see mnemos average --help"),
         ("detect x y --score two", "--score: expected a number, found 'two'"),
         ("export x --to onx", "--to: expected one of hf, onnx, onnxruntime, torch, found 'onx'; did you mean onnx?"),

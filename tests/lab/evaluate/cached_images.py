@@ -16,7 +16,6 @@ from mnemos.lab.vision.classifiers import PVTConfig, SwinConfig, ViTConfig
 VIT = ViTConfig(image=16, patch=4, dim=16, depth=3, num_heads=2, classes=4)
 PVT = PVTConfig(image=16, dims=(8, 12), depths=(1, 1), num_heads=(1, 2), classes=4)
 SWIN = SwinConfig(image=16, patch=2, window=4, dim=8, depths=(2, 1), num_heads=(1, 2), classes=4)
-COLOURS = Colours((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
 
 
 def photos(side=16, classes=4, sizes=(40, 12, 24)):
@@ -28,7 +27,8 @@ def photos(side=16, classes=4, sizes=(40, 12, 24)):
         base = labels[:, None, None, None] * 40 + np.array([0, 30, 60])
         pixels = (base + random.integers(0, 60, (size, side, side, 3))).astype(np.uint8)
         splits[split] = View.whole(ArrayPictures(pixels, labels, side, 1.0))
-    return ImageTask(splits, [f"class {i}" for i in range(classes)], side, COLOURS, AugmentConfig(policy="none"))
+    colours = Colours((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
+    return ImageTask(splits, [f"class {i}" for i in range(classes)], side, colours, AugmentConfig(policy="none"))
 
 
 def cached(config, seed=0, **grc):

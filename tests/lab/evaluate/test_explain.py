@@ -3,22 +3,19 @@ import json
 import numpy as np
 import pytest
 import torch
-from cached_images import COLOURS, PVT, SWIN, VIT, cached, layers, photos, seen
+from cached_images import PVT, SWIN, VIT, cached, layers, photos, seen
 from safetensors.torch import load_file
 
 import mnemos
 from mnemos import GRC
 from mnemos.lab.evaluate import explain as module
 from mnemos.lab.evaluate.branches import token_positions
-from mnemos.lab.evaluate.explain import patches
 from mnemos.lab.evaluate.records import to_json
-from mnemos.lab.tasks.augment import normalise
 from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.images import DigitsConfig
 from mnemos.lab.tasks.token_task import TokenTask
 from mnemos.lab.vision.classifiers import ViTConfig
 from mnemos.models.transformer import HeadConfig
-from mnemos.ops.gated_cache.cost import Shape, parameters, training_macs
 
 
 def explain(*arguments):
@@ -50,9 +47,6 @@ def test_a_run_is_explained(config, tmp_path):
     assert found["middle"] == (len(found["layers"]) - 1) // 2
     for i, entry in enumerate(found["layers"]):
         assert arrays[f"self.{i}"].shape == arrays[f"memory.{i}"].shape == (8, *entry["maps"]["grid"])
-        shown = len(entry["slots"]["shown"])
-        assert arrays[f"patches.{i}"].shape[:2] == (shown, 6)
-        assert np.array(entry["slots"]["nearest"]).shape == (shown, 6)
         assert entry["share"] == pytest.approx(torch.sigmoid(layers(model)[entry["name"]].mix).tolist())
     # The maps are those of these pictures.
     chosen = torch.stack([next(task.batches("test", 24)).inputs[i] for i in about["index"]])
@@ -65,53 +59,13 @@ def test_a_run_is_explained(config, tmp_path):
         explain(model, task, again)
         for file in ("explain.json", "explain.safetensors"):
             assert (again / file).read_bytes() == (tmp_path / file).read_bytes()
-    # What the layers cost is the formula's at the shape of the call.
-    plain, whole = (sum(p.numel() for p in m.parameters()) for m in (config.build(), model))
-    assert sum(entry["cost"]["parameters"] for entry in found["layers"]) == whole - plain
-    for entry in found["layers"]:
-        layer, costs, grid = layers(model)[entry["name"]], entry["cost"], entry["maps"]["grid"]
-        assert costs["rows"] == ({8: 4, 4: 1}[grid[0]] if config is SWIN else 1)
-        assert costs["rows"] * (costs["tokens"] - layer.prefix) == grid[0] * grid[1]
-        sizes = (layer.cache.shape[0], layer.dim, layer.cache_dim, layer.num_heads)
-        shape = Shape(costs["tokens"], *sizes, rows=costs["rows"])
-        assert costs["training_macs"] == training_macs(shape, layer.grc)
-        assert costs["parameters"] == parameters(shape, layer.grc) == sum(p.numel() for p in layer.parameters())
-
-
-@pytest.mark.parametrize(("config", "grc", "slots"), [(VIT, {}, 16), (SWIN, {"length": "paper"}, 4)])
-def test_tokens_of_training_are_compared_as_the_update_sees_them(config, grc, slots, tmp_path, monkeypatch):
-    model, task = cached(config, **grc), photos()
-    given = {}
-
-    def spy(layer, tokens, slot, image):
-        given[layer] = tokens, slot, image
-        return "stopped here"
-
-    monkeypatch.setattr(module, "compare_slots", spy)
-    found = explain(model, task, tmp_path)
-    assert found["layers"][0]["slots"] == {"left": "stopped here"}
-    shown = next(task.batches("test", 24)).inputs[found["pictures"]["index"]]
-    assert found["pictures"]["guess"] == model.eval()(shown)[0].argmax(-1).tolist()
-    inputs = torch.cat([normalise(task.picture("train", i)[None], *COLOURS) for i in range(task.size("train"))])
-    for name, one in seen(model, inputs).items():
-        tokens, slot, image = given[layers(model)[name]]
-        assert len(tokens) == 40 * slots
-        torch.testing.assert_close(tokens, one.source[image, slot])
 
 
 def test_files_stay_small(tmp_path):
     config = ViTConfig(image=48, patch=8, dim=8, depth=7, num_heads=2, classes=4)
-    task = photos(48, sizes=(270, 8, 16))
-    found = explain(cached(config), task, tmp_path)
+    task = photos(48)
+    explain(cached(config), task, tmp_path)
     assert sum(p.stat().st_size for p in tmp_path.iterdir()) < 1e6
-    assert sum(entry["slots"] is not None for entry in found["layers"]) == 6
-    # The patches are cut from the pictures that are named, of a choice of 256 among 270.
-    arrays, slots = load_file(tmp_path / "explain.safetensors"), found["layers"][0]["slots"]
-    assert max(max(row) for row in slots["image"]) > 256
-    for i, (images, centres) in enumerate(zip(slots["image"], slots["centres"], strict=True)):
-        pictures = torch.stack([torch.as_tensor(task.picture("train", image)) for image in images])
-        cut = patches(pictures, torch.arange(6), torch.tensor(centres), (6, 6))
-        assert torch.equal(cut, arrays["patches.0"][i])
 
 
 def test_a_model_of_another_type_is_explained_as_in_float32(tmp_path):
@@ -128,14 +82,13 @@ def test_without_caches_the_controls_of_the_state_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["explain.json"]
 
 
-def test_without_pictures_the_cost_alone(tmp_path):
-    for causal, pool in ((False, "cls"), (True, "last")):
-        sizes = {"dim": 12, "num_heads": 2, "mlp": 12, "max_length": 30, "cache": GRC(length=8)}
-        model = mnemos.Transformer(**sizes, causal=causal, head=HeadConfig(classes=10, pool=pool))
-        found = explain(model, Stand(30), tmp_path)
-        assert (found["left"], found["pictures"]) == ("the task has no pictures", None)
-        assert not (tmp_path / "explain.safetensors").exists()
-        assert all((entry["cost"] is None) == causal for entry in found["layers"])
+def test_without_pictures_the_gates_alone(tmp_path):
+    sizes = {"dim": 12, "num_heads": 2, "mlp": 12, "max_length": 30, "cache": GRC(length=8)}
+    model = mnemos.Transformer(**sizes, causal=True, head=HeadConfig(classes=10, pool="last"))
+    found = explain(model, Stand(30), tmp_path)
+    assert (found["left"], found["pictures"]) == ("the task has no pictures", None)
+    assert not (tmp_path / "explain.safetensors").exists()
+    assert [len(entry["share"]) for entry in found["layers"]] == [2] * len(model.blocks)
 
 
 class Stand(TokenTask):
@@ -151,13 +104,9 @@ class Stand(TokenTask):
 
 def test_layers_that_no_figure_can_show_say_why(tmp_path):
     model = cached(VIT)
-    first = layers(model)["host.blocks.0.attn.grc"]
-    first.grid = None
-    layers(model)["host.blocks.1.attn.grc"].cache.zero_()
+    layers(model)["host.blocks.0.attn.grc"].grid = None
     found = explain(model, photos(), tmp_path)
     assert found["layers"][0]["maps"] == {"left": "its 16 tokens form no known grid"}
-    assert found["layers"][0]["slots"] is None
-    assert found["layers"][1]["slots"] == {"left": "its stored cache is empty"}
     assert found["middle"] == 1
 
 
@@ -167,7 +116,6 @@ def test_sequences_of_pixels_are_pictures_too(tmp_path):
     picture = task.picture("test", 7)
     assert (picture.shape, picture.dtype) == ((8, 8, 1), np.uint8)
     np.testing.assert_array_equal(picture.ravel(), np.rint(pixels[7].numpy() * 255 / 16))
-    assert torch.equal(task.rows("test", [7, 3]).inputs, pixels[[7, 3]])
     torch.manual_seed(0)
     head = HeadConfig(classes=10)
     sizes = {"vocab_size": 17, "dim": 8, "num_heads": 2, "mlp": 8, "max_length": 64}
@@ -181,10 +129,6 @@ def test_sequences_of_pixels_are_pictures_too(tmp_path):
     for i, entry in enumerate(found["layers"]):
         assert entry["maps"]["grid"] == [8, 8]
         assert arrays[f"memory.{i}"].shape == (8, 8, 8)
-        assert entry["slots"]["tokens"] == 16 * 256
-        assert entry["cost"]["parameters"] == sum(
-            p.numel() for n, p in layers(model)[entry["name"]].named_parameters() if "inner" not in n
-        )
 
 
 def test_smaller_pictures_keep_their_shape():
@@ -192,19 +136,3 @@ def test_smaller_pictures_keep_their_shape():
     small = module.smaller(big, 50)
     assert small.shape == (2, 50, 25, 3)
     torch.testing.assert_close(small.float().mean((1, 2)), big.float().mean((1, 2)), atol=2, rtol=0)
-
-
-def test_patches_are_cut_where_the_tokens_stand():
-    # Red says the row, green the column.
-    rows, columns = torch.meshgrid(torch.arange(24), torch.arange(12), indexing="ij")
-    picture = torch.stack([rows, columns, torch.zeros_like(rows)], -1).to(torch.uint8)[None]
-    where = torch.tensor([[[1.5 / 6, 1.5 / 3], [0.5 / 6, 2.5 / 3]]])
-    found = patches(picture, torch.zeros(1, 2, dtype=torch.int64), where, (6, 3))
-    assert found.shape == (1, 2, 8, 8, 3)
-    np.testing.assert_array_equal(found[0, 0, 2:6, 2:6], picture[0, 4:8, 4:8])
-    np.testing.assert_array_equal(found[0, 0], picture[0, 2:10, 2:10])
-    np.testing.assert_array_equal(found[0, 1, 2:6, 2:6], picture[0, 0:4, 8:12])
-    assert (found[0, 1, :2] == 128).all()
-    assert (found[0, 1, :, 6:] == 128).all()
-    wide = patches(picture, torch.zeros(1, 2, dtype=torch.int64), where, (6, 2))  # patches of 4 x 6 pixels
-    np.testing.assert_array_equal(wide[0, 0, 2:6, 3:9], picture[0, 4:8, 3:9])

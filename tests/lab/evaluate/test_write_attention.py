@@ -1,25 +1,21 @@
-import json
-
 import numpy as np
 import pytest
 import torch
 
 from mnemos.lab.evaluate import write_attention
 from mnemos.lab.evaluate.explain import explain
-from mnemos.lab.evaluate.recorded import read_write_attention
 from mnemos.lab.evaluate.records import to_json
 from mnemos.lab.evaluate.write_attention import HOLDS, OVERWRITES, documents, kinds
 from mnemos.lab.look.viewer import Opened, document_of
-from mnemos.lab.report import slot_attention
 from mnemos.lab.tasks.text import TextTask
 from mnemos.memory.slots import SlotsConfig
 from mnemos.models.memformer import Memformer
 from mnemos.models.transformer import Transformer
 
 
-def record_write_attention(*arguments):
-    """What is recorded, as JSON; None for nothing."""
-    return to_json(write_attention.record_write_attention(*arguments))
+def measured(*arguments):
+    """What is measured, as JSON; None for nothing."""
+    return to_json(write_attention.measure_write_attention(*arguments))
 
 
 def text_task(segment=8):
@@ -48,26 +44,25 @@ def test_documents_are_read_from_their_start_to_their_end(segment):
     assert tokens.shape == (2, 12)
 
 
-def test_a_document_that_is_shorter_than_a_segment_is_looked_at_and_has_no_weights(tmp_path):
+def test_a_document_that_is_shorter_than_a_segment_is_looked_at_and_has_no_weights():
     task, arrays = text_task()
     network = model(segment=64)
-    assert record_write_attention(network, task, tmp_path) is None
+    assert measured(network, task) is None
     opened = Opened("", "", network, task, None, 64)
     assert document_of([opened], 64, None, None, 9).tokens == (0, *arrays[0][:-1].tolist())
 
 
-def test_weights_are_those_of_each_document_read_alone(tmp_path):
+def test_weights_are_those_of_each_document_read_alone():
     task, arrays = text_task()
     network = model()
-    found = record_write_attention(network, task, tmp_path)
-    assert json.loads((tmp_path / "write_attention.json").read_text()) == found
+    found = measured(network, task)
     own = [[] for _ in range(7)]
     for text in arrays:
         tokens = torch.tensor([[0, *text[:-1].tolist()]])
         weights, _ = write_attention.writing(network.eval(), tokens)
         for i, one in enumerate(weights[0].mean(1)):
             own[i].append(one[:, 0])
-    assert found["counts"] == [len(each) for each in own] == [3, 2, 2, 1, 1, 1, 1]
+    assert [len(each) for each in own] == [3, 2, 2, 1, 1, 1, 1]
     for i, each in enumerate(own):
         together = torch.cat(each)
         for kind, are in (("holds", together > HOLDS), ("overwrites", together < OVERWRITES)):
@@ -80,12 +75,11 @@ def test_weights_are_those_of_each_document_read_alone(tmp_path):
     for one in shown["examples"]:
         assert one["itself"] + sum(one["weights"][:4]) == pytest.approx(1, abs=1e-4)
         assert len(one["weights"]) == 16
-        assert one["bias"] == pytest.approx(network.memory.bias[one["slot"]].norm().item(), abs=1e-5)
 
 
 @pytest.mark.parametrize(("logit", "kind"), [(60.0, "holds"), (-60.0, "overwrites")])
-def test_slots_that_are_made_to_hold_or_to_be_overwritten_are_seen_to(tmp_path, logit, kind):
-    found = record_write_attention(model(self_logit=logit), text_task()[0], tmp_path)
+def test_slots_that_are_made_to_hold_or_to_be_overwritten_are_seen_to(logit, kind):
+    found = measured(model(self_logit=logit), text_task()[0])
     assert set(found["shares"][kind]) == {1.0}
     assert found["middle"][kind] == 1
     assert found["kinds"][kind]["slots"] == 5
@@ -102,26 +96,23 @@ def test_only_the_middle_half_of_what_a_document_has_counts():
     itself[1, 1:] = 0.5
     assert kinds(torch.tensor([0.91, 0.9, 0.5, 0.1, 0.09])).tolist() == [0, 1, 1, 1, 2]
     found = to_json(write_attention.summary(itself, read, torch.tensor([1.0, 2.0, 3.0])))
-    assert found["counts"] == [2, 1, 1, 1, 1, 1, 1, 1]
     assert found["shares"]["holds"] == [1, 1, 0, 0, 0, 0, 1, 1]
     assert found["middle"] == pytest.approx({"holds": 0.2, "mixes": 0.0, "overwrites": 0.8})
-    assert found["kinds"]["mixes"] == {"slots": 3, "bias": 2.0, "least": 1.0, "most": 3.0}
-    assert found["kinds"]["holds"] == {"slots": 0, "bias": None, "least": None, "most": None}
+    assert found["kinds"]["mixes"] == {"slots": 3, "bias": 2.0}
+    assert found["kinds"]["holds"] == {"slots": 0, "bias": None}
 
 
 def test_data_without_a_test_split_are_recorded_as_what_they_are(tmp_path):
     task = text_task()[0]
     task.has_test = False
-    assert record_write_attention(model(), task, tmp_path)["split"] == "valid"
-    assert "validation documents" in slot_attention.about(read_write_attention(tmp_path))
+    assert measured(model(), task)["split"] == "valid"
     assert explain(model(), task, tmp_path).memory.split == "valid"
 
 
-def test_models_that_write_no_slots_are_left_alone(tmp_path):
+def test_models_that_write_no_slots_are_left_alone():
     task = text_task()[0]
     for network in (Transformer(dim=8, num_heads=2, mlp=8, layers=1), model(write=False), torch.nn.Linear(2, 2)):
-        assert record_write_attention(network, task, tmp_path) is None
-    assert not list(tmp_path.iterdir())
+        assert measured(network, task) is None
 
 
 def test_words_lose_nothing():

@@ -35,10 +35,8 @@ def recipe(name, seed, steps):
     }
 
 
-def write_run(
-    folder, name="demo", seed=0, steps=2500, caches=None, gates=None, metrics=None, finished=True, explained=None
-):
-    """A run folder. `metrics` replaces the records; `caches`, `gates`, `explained` default to a cached variant's."""
+def write_run(folder, name="demo", seed=0, steps=2500, gates=None, metrics=None, finished=True, explained=None):
+    """A run folder. `metrics` replaces the records; `gates`, `explained` default to a cached variant's."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng([seed, *name.encode()])
@@ -61,20 +59,17 @@ def write_run(
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     if finished:
         (folder / "result.json").write_text(json.dumps(_result(name, seed, steps, end, cached, random), indent=2))
-    if cached if caches is None else caches:
-        save_file({layer: _cache(random, 32, 32) for layer in LAYERS}, folder / "caches.safetensors")
     if cached if explained is None else explained:
         write_explained(folder, random)
     return folder
 
 
-def write_explained(folder, random, count=4, grid=(3, 5), shown=2, nearest=6):
+def write_explained(folder, random, count=4, grid=(3, 5)):
     """explain.json and explain.safetensors of a model of two layers, as if its inputs were pictures."""
     arrays = {"pictures": random.integers(0, 256, (count, 12, 20, 3), np.uint8)}
     for i in range(len(LAYERS)):
         arrays[f"self.{i}"] = random.normal(size=(count, *grid)).astype(np.float32)
         arrays[f"memory.{i}"] = random.normal(size=(count, *grid)).astype(np.float32)
-        arrays[f"patches.{i}"] = random.integers(0, 256, (shown, nearest, 8, 8, 3), np.uint8)
     save_file(arrays, folder / "explain.safetensors")
     pictures = {"split": "test", "index": list(range(count)), "label": [0, 0, 1, 1], "guess": [0, 1, 1, 1]}
     explained = {
@@ -82,32 +77,21 @@ def write_explained(folder, random, count=4, grid=(3, 5), shown=2, nearest=6):
         "left": None,
         "sizes": {"train": 96000, "valid": 2000, "test": 2000},
         "middle": 0,
-        "layers": [explained_layer(name, count, grid, shown, nearest) for name in LAYERS],
+        "layers": [explained_layer(name, count, grid) for name in LAYERS],
     }
     (folder / "explain.json").write_text(json.dumps(explained))
 
 
-def explained_layer(name, count, grid, shown, nearest):
-    sizes = {"rows": 1, "tokens": 16, "slots": 32, "width": 64, "cache_width": 32, "heads": 4}
+def explained_layer(name, count, grid):
     return {
         "name": name,
         "share": [0.4, 0.5, 0.6, 0.7],
-        "inference": "transient",
-        "cost": {**sizes, "parameters": 10_000, "training_macs": 500_000, "inference_macs": 200_000},
         "maps": {
             "grid": list(grid),
             "weight": 0.25,
             "correlation": [-0.75, 0.25, 0.5, 0.125][:count],
             "memory_own": 0.125,
             "self_own": 0.875,
-        },
-        "slots": {
-            **{"compared": 32, "tokens": 4096, "images": 256, "cosine": 0.8, "chance": 0.85, "raw_cosine": 0.4},
-            **{"distance": 0.2, "place": 0.625, "distinct": 12.5},
-            "shown": list(range(shown)),
-            "image": [[0] * nearest] * shown,
-            "centres": [[[0.5, 0.5]] * nearest] * shown,
-            "nearest": [[0.8125] * nearest] * shown,
         },
     }
 
@@ -157,11 +141,6 @@ def _result(name, seed, steps, end, cached, random):
     described = {"metric": "accuracy", "metrics": {"accuracy": accuracy}, "majority": 0.106}
     found = {"recipe": name, "seed": seed, "steps": steps, **scores, **described, **costs}
     return found | ({"controls": controls} if cached else {})
-
-
-def _cache(random, slots, width):
-    low = random.normal(size=(slots, 5)) @ random.normal(size=(5, width)) * 0.3
-    return (low + random.normal(size=(slots, width)) * 0.15).astype(np.float32)
 
 
 def write_comparison(folder, seeds=(0, 1, 2), variants=tuple(VARIANTS), with_controls=True, with_runs=True, **fields):

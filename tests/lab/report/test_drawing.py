@@ -5,7 +5,7 @@ import pytest
 
 from mnemos.lab.report.charts import Series
 from mnemos.lab.report.curves import intervals, means
-from mnemos.lab.report.gated_caches import LARGEST, effective_rank, gate_chart, grey, pool, spotlit
+from mnemos.lab.report.gated_caches import gate_chart, grey
 from mnemos.lab.report.markup import decimal, duration, listed, memory, operations, short, shortened
 from mnemos.lab.report.memory_use import extent
 from mnemos.lab.report.run_records import GateCurves
@@ -42,21 +42,6 @@ def test_axis_does_not_magnify_noise():
     assert extent(np.array([math.nan]), 0.2) == (0.0, 1.0)
 
 
-def test_pooling_averages_blocks_and_cosines_stay_cosines():
-    matrix = np.random.default_rng(0).normal(size=(2 * LARGEST, 3))
-    np.testing.assert_allclose(pool(matrix), matrix.reshape(LARGEST, 2, 3).mean(1))
-    np.testing.assert_array_equal(pool(matrix[:5]), matrix[:5])
-    units = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
-    cosines = (units @ units.T).reshape(LARGEST, 2, LARGEST, 2).mean((1, 3))
-    np.testing.assert_allclose(pool(units, 3) @ pool(units, 3).T, cosines, atol=1e-12)
-    assert pool(np.ones((4, 3 * LARGEST))).shape == (4, LARGEST)
-
-
-@pytest.mark.parametrize("n", [1, 4, 9])
-def test_effective_rank_of_equal_directions_is_their_number(n):
-    assert effective_rank(np.diag(np.r_[np.full(n, 2.0), np.zeros(3)])) == pytest.approx(n)
-
-
 def test_numbers_as_a_paper_prints_them():
     assert [decimal(v) for v in (0.5594, -0.002, 12.345, 345.67, math.nan, -math.inf)] == [
         "0.559", "−0.002", "12.35", "345.7", "–", "−∞",
@@ -86,10 +71,3 @@ def test_maps_are_scaled_each_by_itself():
     np.testing.assert_array_equal(grey(1e-6 * one + 7), grey(one))
     assert (grey(np.ones((2, 3))) == 128).all()
     assert (grey(np.array([[math.nan, 1.0]])) == 128).all()
-
-
-def test_the_middle_of_a_patch_stays():
-    patch = np.full((8, 8, 1), 200, np.uint8)
-    shown = spotlit(patch)
-    assert (shown[2:6, 2:6] == 200).all()
-    assert (shown[:2] == 157).all()

@@ -3,13 +3,9 @@
 import json
 import re
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
-from synthetic_runs import LAYERS, write_run
+from synthetic_runs import write_run
 
-from mnemos.lab.report import slot_attention
-from mnemos.lab.report.gated_caches import content_section
 from mnemos.lab.report.memory_use import rounded, section
 from mnemos.lab.report.read import read, read_run, results_of
 from mnemos.types import InputError
@@ -126,16 +122,9 @@ def test_a_control_that_breaks_a_seed_has_no_change_of_the_others(tmp_path):
 
 def test_runs_without_controls_have_no_section(tmp_path):
     runs = [write_run(tmp_path / "demo"), write_run(tmp_path / "demo-cached", "demo-cached")]
-    assert part(runs) == slot_attention.section(read(runs)) == ""
+    assert part(runs) == ""
 
 
 def test_what_is_malformed_is_refused(tmp_path):
     with pytest.raises(InputError, match=r'"memory.memories" to be a list'):
         read_run(run_with(tmp_path / "a", measured(memories=3)), "a")
-
-
-def test_a_cache_of_each_stream_is_not_drawn_as_an_empty_one(tmp_path):
-    """Its buffer of zeros, which no stream reads, would be blank panels."""
-    run = write_run(tmp_path / "run", "demo-cached")
-    save_file({layer: np.zeros((32, 32), np.float32) for layer in LAYERS}, run / "caches.safetensors")
-    assert "no run stored the content of a cache" in content_section(read([run]))

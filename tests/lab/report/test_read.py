@@ -1,6 +1,5 @@
 import json
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -49,8 +48,8 @@ GATES = '{"kind": "gates", "step": 60, "layers": [{"name": "a", "update": {"mean
         ("metrics.jsonl", third(GATES), "update.mean"),
         ("run.json", lambda text: '{\n "name": "x",\n oops\n}', "JSON"),
         ("explain.json", lambda text: "[]", "JSON object"),
-        ("explain.json", lambda text: text.replace('"cosine": 0.8', '"cosine": true'), "layers[0].slots.cosine"),
-        ("explain.json", lambda text: text.replace('"heads"', '"necks"'), "layers[0].cost.heads"),
+        ("explain.json", lambda text: text.replace('"weight": 0.25', '"weight": true'), "layers[0].maps.weight"),
+        ("explain.json", lambda text: text.replace('"grid"', '"net"'), "layers[0].maps.grid"),
     ],
 )
 def test_what_is_malformed_is_named_by_file_and_place(run, file, change, word):
@@ -132,9 +131,6 @@ def test_arrays_that_do_not_fit_are_refused(run):
     path = run / "explain.safetensors"
     save_file({name: array for name, array in load_file(path).items() if name != "memory.1"}, path)
     refused(run, str(path), "'memory.1'", "none")
-    path = run / "caches.safetensors"
-    save_file({"a": np.zeros(3, np.float32)}, path)
-    refused(run, str(path), "[Tm, Dm]")
 
 
 def test_runs_of_one_recipe_are_one_variant_and_others_another(tmp_path):
@@ -238,13 +234,6 @@ def test_the_direction_of_a_metric_is_never_guessed(run, tmp_path):
     refused(run, f"{path}: expected", "'mine'", "train the run again")
     with pytest.raises(InputError, match="'mine'"):
         summarise({"demo": [run]}, tmp_path)
-
-
-def test_caches_come_in_the_order_of_the_layers(run):
-    names = ["blocks.10.attention", "blocks.2.attention", "blocks.1.attention"]
-    save_file({n: np.zeros((2, 3), np.float32) for n in names}, run / "caches.safetensors")
-    numbers = [int(re.findall(r"\d+", n)[0]) for n in read([run]).all_runs()[0].caches]
-    assert numbers == [1, 2, 10]
 
 
 def test_a_control_that_breaks_a_seed_has_no_change_of_the_others(tmp_path):

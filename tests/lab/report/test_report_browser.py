@@ -4,15 +4,13 @@ import csv
 import io
 import json
 import re
-import threading
 
 import pytest
 from browser import browser
-from synthetic_runs import edited, write_comparison, write_run
+from synthetic_runs import edited, write_comparison
 
 from mnemos.lab.report import page as pages
 from mnemos.lab.report import report
-from mnemos.lab.report.watch import Watch
 
 HOSTILE = '=</script><img src=x onerror="window.hacked=1"><b>\'\n\u202ertl'
 CHART = "document.querySelector('.chart')"
@@ -37,15 +35,8 @@ def page(folder, tmp_path, monkeypatch, chart_library):
     return report([folder], tmp_path / "<b>page</b>.html")
 
 
-@pytest.fixture
-def unfinished(tmp_path):
-    """A run of 4,000 updates that has done the first ones."""
-    lines = [{"kind": "train", "step": step, "loss": 1.0, "seconds": 0.1} for step in (5, 10, 15)]
-    return write_run(tmp_path / "run", steps=4000, metrics=lines, finished=False)
-
-
 @pytest.mark.slow
-def test_switches_keys_and_tables(page, unfinished):
+def test_switches_keys_and_tables(page):
     with browser() as seen:
         seen.open(page.as_uri())
         seen.wait(f"{CHART}.dataset.drawn")
@@ -141,21 +132,3 @@ def test_switches_keys_and_tables(page, unfinished):
         assert seen.run("document.querySelector('.variants tbody th').getClientRects().length") == 1
         seen.open(page.as_uri(), scripts=False, dark=True)
         assert seen.errors == []
-        with Watch([unfinished]) as server:
-            answer = server.answer
-
-            def later(path):
-                """What `answer` gave, before the run went on."""
-                given = answer(path)
-                with (unfinished / "metrics.jsonl").open("a") as file:
-                    file.write('{"kind": "train", "step": 3000, "loss": 0.5, "seconds": 63.0}\n')
-                server.answer = answer
-                return given
-
-            server.answer = later
-            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-            seen.open(server.address)
-            seen.wait("[...document.querySelectorAll('.chart-data')].some(one => one.textContent.includes('3000'))")
-            assert "update 3,000 of 4,000" in seen.run("document.querySelector('#watch').textContent")
-            assert seen.errors == []
-            server.shutdown()

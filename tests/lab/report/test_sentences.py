@@ -4,17 +4,15 @@ import math
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from synthetic_runs import edited, write_comparison, write_run
 
 from mnemos import registry
 from mnemos.lab.compare.arguments import variants
 from mnemos.lab.compare.baselines import with_parameters
-from mnemos.lab.evaluate.recorded import SlotExample
 from mnemos.lab.papers.reproduce import Options, reproduce
 from mnemos.lab.papers.small_runs import caution, order
-from mnemos.lab.report import gated_caches, page, provenance, scores, slot_attention
+from mnemos.lab.report import gated_caches, page, provenance, scores
 from mnemos.lab.report.read import read, read_results, read_run, results_of
 from mnemos.lab.run.recipe_fields import with_fields
 
@@ -53,14 +51,6 @@ def test_seeds_that_are_described_differently_are_one_row(tmp_path):
     runs = [write_run(tmp_path / str(seed), "demo", seed) for seed in range(2)]
     edited(runs[1] / "recipe.json", about="demo with other train.seed")
     assert [row.seeds for row in results_of([read_run(run, run.name) for run in runs]).rows] == [2]
-
-
-@pytest.mark.parametrize(
-    ("words", "shown"), [((("Anna", 1), ("is", 1)), "Anna is"), ((("Anna", 4), (" ", 1), ("is", 2)), "Anna is")]
-)
-def test_words_do_not_run_together(words, shown):
-    one = SlotExample(0, "mixes", 0.5, 0.1, np.zeros(sum(n for _, n in words)))
-    assert f">{shown}<" in slot_attention.shaded_text(one, words)
 
 
 def test_only_controls_that_were_run_are_explained(tmp_path):

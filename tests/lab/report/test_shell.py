@@ -17,9 +17,8 @@ def test_only_the_scripts_of_the_page_may_run():
     page = html_page(HOSTILE, "<p>body</p>", scripts=["let a = 1;"])
     (policy,) = re.findall('http-equiv="Content-Security-Policy" content="(.*?)"', page)
     digest = base64.b64encode(hashlib.sha256(b"let a = 1;").digest()).decode()
-    assert f"script-src 'sha256-{digest}';" in policy
+    assert policy.endswith(f"script-src 'sha256-{digest}'")
     assert policy.startswith("default-src 'none'")
-    assert policy.endswith("connect-src 'none'")
     assert HOSTILE not in page
     assert "script-src 'none'" in html_page("a", "b")
     with pytest.raises(ValueError, match="</script>"):

@@ -31,7 +31,7 @@ def made(*rows, higher=True, **fields):
 
 
 def with_result(result, provenance=None):
-    return RunRecord(Path("x"), "x", {}, provenance, {}, {}, None, result, None)
+    return RunRecord(Path("x"), "x", {}, provenance, {}, {}, None, result)
 
 
 def of_rows(rows, counts, targets=0):

@@ -14,7 +14,7 @@ from mnemos.lab.compare.budgets import samples_per_update
 from mnemos.lab.run.recipe import OptimConfig, Recipe, TrainConfig
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.translation.translate import beam_config, pad, search
-from mnemos.lab.translation.translation import TranslationConfig, TranslationTask, source_attention
+from mnemos.lab.translation.translation import TranslationConfig, TranslationTask
 from mnemos.lab.translation.translation_scores import BLEU, CHRF, TOKENISED, Scorer
 from mnemos.lab.translation.translation_vocabulary import END, PAD, START, SubWordTokens
 from mnemos.models import EncoderDecoder
@@ -231,17 +231,3 @@ def test_the_paired_bootstrap_tells_systems_apart():
 def test_settings_that_do_not_fit(config, changed, message):
     with pytest.raises(InputError, match=message):
         replace(config, **changed).build().train_batch(0, 8, 0)
-
-
-def test_the_attention_to_the_source_is_what_the_layer_mixes():
-    model = EncoderDecoder(vocab_size=20, dim=16, encoder_layers=1, decoder_layers=2, num_heads=1, mlp=16).eval()
-    source, target = torch.randint(4, 20, (1, 7)), torch.randint(4, 20, (1, 5))
-    seen = []
-    last = model.decoder[-1].reads[0]
-    hook = last.register_forward_hook(lambda layer, args, out: seen.append((args[1][1], out.clone())))
-    weights = source_attention(model, source, target)
-    hook.remove()
-    assert weights.shape == (5, 7)
-    values, mixed = seen[0]
-    assert torch.allclose(last.output(weights @ values[0, :, 0]), mixed[0], atol=1e-5)
-    assert not last._forward_hooks

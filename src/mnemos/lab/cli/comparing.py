@@ -136,21 +136,13 @@ def reproduce(
     return 0
 
 
-def report(runs: list[Path], *, out: Path | None = None, watch: bool = False) -> int:
+def report(runs: list[Path], *, out: Path | None = None) -> int:
     """Write an HTML page about runs or a comparison.
 
     Args:
         runs: the folder of a run or of a comparison
         out: the page; by default report.html in the first folder
-        watch: serve the page of runs that are being trained, to this machine alone, until Ctrl-C
     """
-    if watch:
-        if out:
-            raise InputError("--watch: expected no --out, found one; leave one of them out")
-        from mnemos.lab.report.watch import watch as serve
-
-        serve(runs)
-        return 0
     from mnemos.lab.report.page import write_report
 
     page, first = write_report(runs, out)

@@ -43,7 +43,7 @@ _GROUPS = {
         "compare": Verb(
             "comparing:compare", "RECIPE ... [--field value ...]", "train recipes beside each other, over seeds"
         ),
-        "report": Verb("comparing:report", "RUN ...", "write a page about runs or a comparison; --watch serves it"),
+        "report": Verb("comparing:report", "RUN ...", "write a page about runs or a comparison"),
         "look": Verb("comparing:look", "RUN ...", "write a page that shows what a memory wrote and read"),
         "eval": Verb(
             "comparing:evaluate", "RUN [--field value ...]", "score a run's model, with its memory and without"

@@ -13,8 +13,6 @@ from torch.nn import functional as F
 
 from mnemos.attention.gated import GatedBranch, GatedCacheAttention
 from mnemos.hosts.branch import HostBranch
-from mnemos.hosts.inputs import Grid
-from mnemos.ops.gated_cache import pool_grid, resample
 
 from .recorded import BranchMaps
 
@@ -22,9 +20,8 @@ MAP = 56  # maximum side of a recorded map, in tokens; larger maps are averaged 
 
 
 class BranchOutputs(NamedTuple):
-    """One call of a cached layer: the tokens it summarises [B, T, ·], and o_self and o_mem [B, T, ·] before mixing."""
+    """One call of a cached layer: o_self and o_mem [B, T, ·] before mixing."""
 
-    source: Tensor
     o_self: Tensor
     o_mem: Tensor
 
@@ -35,15 +32,6 @@ def observe_branches(layers: dict[str, GatedBranch], observe: Callable[[str, Bra
 
     The model must be in eval mode and its inputs without padding.
     """
-    inputs: dict[GatedBranch, tuple[Tensor, Grid | None]] = {}
-
-    def note_input(layer: GatedBranch, args: tuple, kwargs: dict) -> None:
-        inputs[layer] = args[0], kwargs.get("grid")
-
-    def of_host(name: str, layer: HostBranch, o_self: Tensor, o_mem: Tensor) -> None:
-        x, grid = inputs[layer]
-        source = (x if layer.grc.source == "input" else o_self)[..., : layer.cache_dim]
-        observe(name, BranchOutputs(layer.summarised(source, None, grid)[0], o_self, o_mem))
 
     def of_own(name: str, layer: GatedCacheAttention, args: tuple) -> None:
         """A layer without a submodule to hook: both branches are computed from its input [B, T, D] once more."""
@@ -55,14 +43,13 @@ def observe_branches(layers: dict[str, GatedBranch], observe: Callable[[str, Bra
         x = x[..., : layer.cache_dim]
         o_mem = layer.answer(x, layer.current(summary, None)) if layer.moves else layer.frozen(layer.queries(x))
         mixed = o_self if layer.lift is None else projected
-        observe(name, BranchOutputs(summary, mixed.flatten(2), layer.lifted(o_mem).flatten(2)))
+        observe(name, BranchOutputs(mixed.flatten(2), layer.lifted(o_mem).flatten(2)))
 
     with contextlib.ExitStack() as stack:
         for name, layer in layers.items():
             if isinstance(layer, HostBranch):
-                stack.callback(layer.register_forward_pre_hook(note_input, with_kwargs=True).remove)
                 stack.callback(setattr, layer, "observer", None)
-                layer.observer = partial(of_host, name)
+                layer.observer = lambda _, o_self, o_mem, name=name: observe(name, BranchOutputs(o_self, o_mem))
             else:
                 stack.callback(layer.register_forward_pre_hook(partial(of_own, name)).remove)
         yield
@@ -96,19 +83,6 @@ class TokenPositions:
         picture = values.new_zeros(values.shape[0], self.grid[0] * self.grid[1])
         picture[:, index[index >= 0]] = values[:, index >= 0]
         return picture.unflatten(1, self.grid)
-
-    def centres(self, length: int, method: str, pool: int = 1) -> Tensor:
-        """The centre (y, x) in [0, 1] of the tokens that each of `length` slots is written from: [R, length, 2].
-
-        The coordinates are resampled like the tokens: a slot that takes several tokens has their mean position.
-        The centre is NaN if one of the tokens is padding. pool: the side of the squares of tokens that are averaged.
-        """
-        height, width = self.grid
-        y, x = (self.index // width + 0.5) / height, (self.index % width + 0.5) / width
-        both = torch.stack([y, x], -1).masked_fill((self.index < 0)[..., None], torch.nan)
-        if pool > 1:
-            both = pool_grid(both, self.grid, pool)
-        return resample(both, length, None, method, self.grid)
 
 
 def token_positions(
@@ -183,7 +157,7 @@ def maps(layer: GatedBranch, positions: TokenPositions, outputs: BranchOutputs) 
     numbers = BranchMaps(
         grid=positions.grid,
         weight=float(memory / (own + memory).clamp(min=1e-30)),
-        correlation=rounded(F.cosine_similarity(flat[0], flat[1], dim=1)),
+        correlation=tuple(round(one, 4) for one in F.cosine_similarity(flat[0], flat[1], dim=1).tolist()),
         self_own=_share_per_picture(both[0]),
         memory_own=_share_per_picture(both[1]),
     )
@@ -203,12 +177,3 @@ def _share_per_picture(maps: Tensor) -> float:
     between = (maps.mean(0).var() - within / len(maps)).clamp(min=0)
     total = within + between
     return float(within / total) if total > 0 else math.nan
-
-
-def rounded(values: Tensor) -> Any:
-    """The values as nested tuples, rounded to four decimals."""
-
-    def tuples(value: Any) -> Any:
-        return tuple(map(tuples, value)) if isinstance(value, list) else value
-
-    return tuples(values.double().mul(1e4).round().div(1e4).tolist())

@@ -1,24 +1,18 @@
-"""What is recorded of a trained model, in files of its run folder: each class writes and reads its file.
-
-explain.json, explain.safetensors    `Explanation`: what controls of the state change; what caches do, hold and cost
-write_attention.json                 `WriteAttention`: what the slots of a Memformer attend to when they are written
+"""What is recorded of a trained model in its run folder: `Explanation`, what controls of its state change and what its
+gated caches do, writes and reads explain.json and explain.safetensors.
 """
 
-import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from mnemos.atomic import replacing, write_json
 from mnemos.types import InputError
 
-from .records import APART, OMITTED, from_json, read_object, to_json
+from .records import APART, from_json, read_object, to_json
 
 NO_PICTURES = "the task has no pictures"
-Kind = Literal["holds", "mixes", "overwrites"]
-KINDS: tuple[Kind, ...] = ("holds", "mixes", "overwrites")  # of slots, by their weight on themselves
 _REMEDY = "delete the file to make the report without it"
 
 
@@ -71,21 +65,6 @@ class StateControls:
 
 
 @dataclass(frozen=True)
-class LayerCost:
-    """What a cached layer adds for one sample with `rows` rows of `tokens` tokens: parameters, and multiply-adds."""
-
-    rows: int
-    tokens: int
-    slots: int
-    width: int
-    cache_width: int
-    heads: int
-    parameters: int
-    training_macs: int
-    inference_macs: int
-
-
-@dataclass(frozen=True)
 class BranchMaps:
     """o_self and o_mem of a layer, as images (see `branches.maps`)."""
 
@@ -97,39 +76,15 @@ class BranchMaps:
 
 
 @dataclass(frozen=True)
-class SlotContents:
-    """What the stored slots of a layer hold (see `explain.compare_slots`)."""
-
-    compared: int
-    tokens: int
-    images: int
-    cosine: float
-    chance: float
-    raw_cosine: float
-    distance: float
-    place: float
-    distinct: float
-    shown: tuple[int, ...]  # numbers of some slots, and of the tokens nearest to each:
-    image: tuple[tuple[int, ...], ...]  # the training picture,
-    centres: tuple[tuple[tuple[float, float], ...], ...]  # the centre in it,
-    nearest: tuple[tuple[float, ...], ...]  # and the cosine
-
-
-@dataclass(frozen=True)
 class CachedLayer:
     """One layer with a gated cache. None: not measured."""
 
     name: str
     share: tuple[float, ...]  # σ(λ) per head
-    inference: str | None = None  # "transient" if evaluation reads the slots after its own tokens updated them
-    cost: LayerCost | None = None
     maps: BranchMaps | Left | None = None
-    slots: SlotContents | Left | None = None
     # [N, h, w]: the mean of o_self and of o_mem over heads and channels at every token, not scaled.
     self_map: np.ndarray | None = field(default=None, metadata=APART)
     memory_map: np.ndarray | None = field(default=None, metadata=APART)
-    # [slots, K, side, side, C] uint8: the training patches nearest to the slots, in the central half of each side.
-    patches: np.ndarray | None = field(default=None, metadata=APART)
 
 
 @dataclass(frozen=True)
@@ -141,7 +96,6 @@ class Pictures:
     names: tuple[str, ...]
     index: tuple[int, ...] = ()
     split: str = "test"
-    about: str | None = field(default=None, metadata=OMITTED)  # what they are, where they are not the model's inputs
     pixels: np.ndarray = field(default_factory=lambda: np.zeros((0, 1, 1, 1), np.uint8), metadata=APART)  # [N, H, W, C]
 
 
@@ -159,7 +113,7 @@ class Explanation:
         """Write explain.json and, with pictures, explain.safetensors."""
         arrays = {} if self.pictures is None else {"pictures": self.pictures.pixels}
         for i, layer in enumerate(self.layers):
-            drawn = {"self": layer.self_map, "memory": layer.memory_map, "patches": layer.patches}
+            drawn = {"self": layer.self_map, "memory": layer.memory_map}
             arrays |= {f"{name}.{i}": array for name, array in drawn.items() if array is not None}
         if arrays:
             from safetensors.numpy import save_file
@@ -188,70 +142,8 @@ def read_explanation(folder: Path) -> Explanation | None:
         for i, layer in enumerate(explanation.layers):
             if isinstance(layer.maps, BranchMaps):
                 layer = replace(layer, self_map=arrays[f"self.{i}"], memory_map=arrays[f"memory.{i}"])
-            if isinstance(layer.slots, SlotContents):
-                layer = replace(layer, patches=arrays[f"patches.{i}"])
             layers.append(layer)
         pictures = replace(explanation.pictures, pixels=arrays["pictures"])
     except (SafetensorError, OSError, KeyError) as error:
         raise InputError(f"{path}: expected the arrays of explain.json, found none ({error}); {_REMEDY}") from None
     return replace(explanation, layers=tuple(layers), pictures=pictures)
-
-
-@dataclass(frozen=True)
-class SlotKind:
-    """The slots that are usually of a kind: their number, and mean, minimum and maximum of their ‖v_bias‖."""
-
-    slots: int
-    bias: float = math.nan
-    least: float = math.nan
-    most: float = math.nan
-
-
-@dataclass(frozen=True)
-class SlotExample:
-    """One slot in a segment: its kind, weight on itself, ‖v_bias‖, and weights on tokens of it and the next [N]."""
-
-    slot: int
-    kind: Kind
-    itself: float
-    bias: float
-    weights: np.ndarray
-
-
-@dataclass(frozen=True)
-class ShownSegment:
-    """A segment of the first document, with the median slot of each kind."""
-
-    place: int  # its number, of `of`
-    of: int
-    first: int  # the number of its tokens; the examples have weights on those of the following segments too
-    examples: tuple[SlotExample, ...]
-    words: tuple[tuple[str, int], ...] | None = None  # (text, number of tokens); None if the task has no text
-
-
-@dataclass(frozen=True)
-class WriteAttention:
-    """write_attention.json: what the slots attend to when they are written."""
-
-    documents: int
-    segment: int  # tokens between two writes
-    slots: int
-    radius: float
-    thresholds: tuple[float, float]  # of a slot's weight on itself: below it is overwritten, above it holds
-    counts: tuple[int, ...]  # [S]: the documents that reach segment s
-    shares: dict[str, np.ndarray]  # {kind: share of slots in segment s [S], over these documents}
-    middle: dict[str, float]  # {kind: share of slots over the middle half of every document}
-    kinds: dict[str, SlotKind]  # by the mean weight on themselves in the middle halves
-    shown: ShownSegment
-    heads: int = 0
-    split: str = "test"
-
-    def write(self, folder: Path) -> None:
-        """Write the file."""
-        write_json(folder / "write_attention.json", to_json(self))
-
-
-def read_write_attention(folder: Path) -> WriteAttention | None:
-    """The content of the file in a run folder; None if there is none. Raises InputError if it is malformed."""
-    path = folder / "write_attention.json"
-    return from_json(WriteAttention, read_object(path, _REMEDY), path, _REMEDY) if path.is_file() else None

@@ -1,16 +1,16 @@
-"""Record the write attention of a Memformer's slots on documents: figures 6 and 7 of the paper.
+"""Measure the write attention of a Memformer's slots on documents: figures 6 and 7 of the paper.
 
-Nothing is trained and nothing is plotted here. The trained model reads some documents of the test split, segment by
-segment, and one file is written to the run folder. A weight is the writer's attention, averaged over heads. A slot's
-weight on itself decides its kind in a segment:
+The trained model reads some documents of the test split, segment by segment. A weight is the writer's attention,
+averaged over heads. A slot's weight on itself decides its kind in a segment:
 
     above `HOLDS`: the slot holds      between: it mixes      below `OVERWRITES`: it is overwritten ("overwrites")
 
-The file is described by `recorded.WriteAttention`; a slot's kind by its mean weight in the middle halves of documents.
+Its usual kind is that of its mean weight in the middle halves of documents.
 """
 
-from pathlib import Path
-from typing import Any
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,16 +23,61 @@ from mnemos.models.memformer import Memformer, MemformerState
 from mnemos.modes import evaluating
 from mnemos.ops.padding import PackedRows
 
-from .recorded import KINDS, ShownSegment, SlotExample, SlotKind, WriteAttention
-
+Kind = Literal["holds", "mixes", "overwrites"]
+KINDS: tuple[Kind, ...] = ("holds", "mixes", "overwrites")  # of slots, by their weight on themselves
 HOLDS, OVERWRITES = 0.9, 0.1  # thresholds of a slot's weight on itself
 DOCUMENTS, SEGMENTS = 8, 64  # maximum numbers: the longest documents (unless `rows` says), their first segments
-SHOWN = 512  # tokens whose weights are recorded; whole segments, at least one
+SHOWN = 512  # tokens whose weights are kept; whole segments, at least one
+
+
+@dataclass(frozen=True)
+class SlotKind:
+    """The slots that are usually of a kind: their number, and the mean of their ‖v_bias‖."""
+
+    slots: int
+    bias: float = math.nan
+
+
+@dataclass(frozen=True)
+class SlotExample:
+    """One slot in a segment: its kind, weight on itself, and weights on tokens of it and the next [N]."""
+
+    slot: int
+    kind: Kind
+    itself: float
+    weights: np.ndarray
+
+
+@dataclass(frozen=True)
+class ShownSegment:
+    """A segment of the first document, with the median slot of each kind."""
+
+    place: int  # its number, of `of`
+    of: int
+    first: int  # the number of its tokens; the examples have weights on those of the following segments too
+    examples: tuple[SlotExample, ...]
+    words: tuple[tuple[str, int], ...] | None = None  # (text, number of tokens); None if the task has no text
+
+
+@dataclass(frozen=True)
+class WriteAttention:
+    """What the slots attend to when they are written."""
+
+    documents: int
+    segment: int  # tokens between two writes
+    slots: int
+    radius: float
+    thresholds: tuple[float, float]  # of a slot's weight on itself: below it is overwritten, above it holds
+    shares: dict[str, np.ndarray]  # {kind: share of slots in segment s [S], over the documents that reach it}
+    middle: dict[str, float]  # {kind: share of slots over the middle half of every document}
+    kinds: dict[str, SlotKind]  # by the mean weight on themselves in the middle halves
+    shown: ShownSegment
+    split: str = "test"
 
 
 @torch.no_grad()
-def record_write_attention(model: nn.Module, task: Task, folder: Path, rows: int = DOCUMENTS) -> WriteAttention | None:
-    """Write write_attention.json to a run folder. Returns its content; None where no slots are written.
+def measure_write_attention(model: nn.Module, task: Task, rows: int = DOCUMENTS) -> WriteAttention | None:
+    """What a model's slots attend to when they are written; None where no slots are written.
 
     The result is deterministic and the model is unchanged. Cost: encoder and writer on at most rows · 64 segments.
     """
@@ -61,19 +106,16 @@ def record_write_attention(model: nn.Module, task: Task, folder: Path, rows: int
             if start <= i < end:
                 shown.append(weights[0])
     bias, span = model.memory.bias.float().norm(dim=-1).cpu(), slice(start * length, end * length)
-    record = WriteAttention(
+    return WriteAttention(
         documents=len(tokens),
         segment=length,
         slots=len(bias),
         radius=model.memory.radius,
         thresholds=(OVERWRITES, HOLDS),
         **summary(torch.stack(on_itself, 1), read, bias),
-        shown=_shown(task, start, count, tokens[0, span], valid[0, span], torch.stack(shown), bias),
-        heads=model.memory.num_heads,
+        shown=_shown(task, start, count, tokens[0, span], valid[0, span], torch.stack(shown)),
         split="test" if task.has_test else "valid",
     )
-    record.write(folder)
-    return record
 
 
 def documents(task: Task, length: int, rows: int, segments: int) -> tuple[Tensor, Tensor]:
@@ -98,12 +140,11 @@ def documents(task: Task, length: int, rows: int, segments: int) -> tuple[Tensor
 
 
 def summary(self_weight: Tensor, read: Tensor, bias: Tensor) -> dict[str, Any]:
-    """The fields counts, shares, middle and kinds of `WriteAttention`.
+    """The fields shares, middle and kinds of `WriteAttention`.
 
     self_weight [B, S, K]: each slot's weight on itself; read [B, S] bool: the segments of each document; bias [K].
     """
     kind = kinds(self_weight)
-    counts = read.sum(0)
     count = read.sum(1, keepdim=True)
     at = torch.arange(read.shape[1])
     middle = (at >= count // 4) & (at < count - count // 4)
@@ -111,22 +152,16 @@ def summary(self_weight: Tensor, read: Tensor, bias: Tensor) -> dict[str, Any]:
     shares, halves, by_kind = {}, {}, {}
     for i, name in enumerate(KINDS):
         share = (kind == i).float().mean(-1)  # [B, S]
-        shares[name] = np.array(rounded(share.masked_fill(~read, 0).sum(0) / counts))
-        halves[name] = round(share[middle].mean().item(), 6)
+        shares[name] = (share.masked_fill(~read, 0).sum(0) / read.sum(0)).numpy()
+        halves[name] = share[middle].mean().item()
         biases = bias[usual == i]
-        norms = [round(f(biases).item(), 6) for f in (torch.mean, torch.amin, torch.amax)] if len(biases) else []
-        by_kind[name] = SlotKind(len(biases), *norms)
-    return {"counts": tuple(counts.tolist()), "shares": shares, "middle": halves, "kinds": by_kind}
+        by_kind[name] = SlotKind(len(biases), biases.mean().item())
+    return {"shares": shares, "middle": halves, "kinds": by_kind}
 
 
 def kinds(self_weight: Tensor) -> Tensor:
     """The index into `KINDS` for each slot, from its weight on itself."""
     return 1 - (self_weight > HOLDS).long() + (self_weight < OVERWRITES).long()
-
-
-def rounded(values: Tensor) -> list[float]:
-    """The values as a list, rounded to six decimals."""
-    return [round(value, 6) for value in values.tolist()]
 
 
 def writing(
@@ -159,9 +194,7 @@ def writing(
     return weights, after
 
 
-def _shown(
-    task: Task, segment: int, of: int, tokens: Tensor, valid: Tensor, weights: Tensor, bias: Tensor
-) -> ShownSegment:
+def _shown(task: Task, segment: int, of: int, tokens: Tensor, valid: Tensor, weights: Tensor) -> ShownSegment:
     """The median slot of each kind in the first of n segments, with its weights on the valid tokens of all n.
 
     If all slots hold, also the slot with the lowest weight on itself. tokens, valid [n·L], weights [n, K, 1 + L + cls].
@@ -180,9 +213,8 @@ def _shown(
         SlotExample(
             slot=slot,
             kind=KINDS[int(kind[slot])],
-            itself=round(self_weight[slot].item(), 6),
-            bias=round(bias[slot].item(), 6),
-            weights=np.array(rounded(on_tokens[slot])),
+            itself=self_weight[slot].item(),
+            weights=on_tokens[slot].numpy(),
         )
         for slot in chosen
     )

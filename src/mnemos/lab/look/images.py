@@ -1,6 +1,7 @@
 """Record, image by image, the two branches of every cached layer of a model of images, and the slots that answered."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,9 +9,8 @@ from torch import Tensor, nn
 from mnemos import generators
 from mnemos.attention.gated import GatedBranch
 from mnemos.lab.evaluate.branches import TokenPositions, first_calls, maps, positions_of
-from mnemos.lab.evaluate.explain import SIDE, choose_pictures, evenly_spaced, read_pictures, smaller
+from mnemos.lab.evaluate.explain import SIDE, choose_pictures, read_pictures, smaller
 from mnemos.lab.report.markup import shortened
-from mnemos.lab.tasks.task import Task
 from mnemos.modes import evaluating
 from mnemos.types import InputError
 
@@ -42,10 +42,7 @@ class PictureLayer:
 
 @dataclass
 class PictureRecording:
-    """N pictures of the test split, pixels [N, H, W, 1 or 3] uint8, their classes and cached layers.
-
-    guesses: the model's classes; () where it does not classify.
-    """
+    """N pictures of the test split, pixels [N, H, W, 1 or 3] uint8, their classes, the model's, and cached layers."""
 
     name: str
     about: str
@@ -56,7 +53,7 @@ class PictureRecording:
 
 
 @torch.no_grad()
-def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "") -> PictureRecording:
+def record_pictures(model: nn.Module, task: Any, name: str = "", about: str = "") -> PictureRecording:
     """Show a model some pictures of its test split, of as many classes as possible.
 
     The model and all random generators are unchanged. Cost: two forwards of eight pictures. Raises InputError for a
@@ -66,29 +63,29 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
     caches = {
         name: one for name, one in caches.items() if one.grc.scope != "stream" and not getattr(one, "causal", False)
     }
-    seen = task.pictured(model)
-    if not caches or seen is None:
-        lacking = "pictures" if seen is None else "gated cache that all tokens read"
+    if not caches or not task.pictured:
+        lacking = "pictures" if not task.pictured else "gated cache that all tokens read"
         raise InputError(
             f"look: expected a causal model, or a model of images with gated caches, found no {lacking}; mnemos report "
             "shows what its memory is worth"
         )
-    run, pictures = seen
     with generators.preserve(), evaluating(model):
-        index, label, inputs = choose_pictures(pictures)
-        shown = read_pictures(pictures, "test", index)
-        branches = first_calls(run, caches, inputs)
+        index, label, inputs = choose_pictures(task)
+        shown = read_pictures(task, index)
+        branches = first_calls(model, caches, inputs)
         with observing(model) as calls:
-            outputs, _ = run(inputs, None)
+            outputs, _ = model(inputs, None)
         check_finite(outputs)
-        guess = outputs.argmax(-1).tolist() if run is model else []
+        guess = outputs.argmax(-1).tolist()
         positions = positions_of(model, branches, caches, len(index), (shown.shape[1], shown.shape[2]))
         of_tokens = {layer: at for layer, at in positions.items() if not isinstance(at, str)}
         if not of_tokens:
             raise InputError(
                 "look: expected cached layers whose tokens have places in the picture, found none; see mnemos report"
             )
-        chosen = [list(of_tokens)[int(i)] for i in evenly_spaced(len(of_tokens), LAYERS)]
+        count = len(of_tokens)
+        spaced = torch.linspace(0, count - 1, min(count, LAYERS)).round().long()
+        chosen = [list(of_tokens)[i] for i in spaced.tolist()]
         layers = []
         for layer, title in zip(chosen, shortened(chosen), strict=True):
             numbers, own, memory = maps(caches[layer], of_tokens[layer], branches[layer])
@@ -97,7 +94,7 @@ def record_pictures(model: nn.Module, task: Task, name: str = "", about: str = "
             gate = float(torch.sigmoid(caches[layer].mix.float()).mean())
             drawn = own.numpy(), memory.numpy(), slots, answered.numpy(), call.k.shape[-3]
             layers.append(PictureLayer(title, numbers.weight, gate, *drawn))
-    names = [str(one) for one in pictures.names]
+    names = [str(one) for one in task.names]
     labels, guesses = (tuple(names[i] if i < len(names) else str(i) for i in each) for each in (label, guess))
     return PictureRecording(name, about, labels, guesses, smaller(shown, SIDE).numpy(), layers)
 

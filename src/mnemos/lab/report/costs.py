@@ -1,28 +1,24 @@
-"""What the runs cost: what they spent, their scores against it, and what each cached layer adds."""
+"""What the runs cost: what they spent, and their scores against it."""
 
-import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from mnemos.lab.compare.budgets import budget_text
 from mnemos.lab.compare.comparison import Row
 from mnemos.lab.compare.significance import interval
-from mnemos.lab.evaluate.recorded import LayerCost
 
 from .charts import Axis, Chart, chart_figure, variant
-from .markup import OPERATIONS, capital, count, duration, escape, memory, operations, shortened, table, table_of
+from .markup import OPERATIONS, capital, count, duration, memory, operations, table_of
 from .read import Results, finite_spread
 from .run_records import RunRecord
 from .shell import variant_name
 
 
 def section(results: Results) -> str:
-    """What each variant spent, its score against that, and a table of layers for each variant that recorded costs."""
-    recorded = results.first_runs(lambda run: run.explained and any(layer.cost for layer in run.explained.layers))
-    parts = [_spent(results), _score_against_cost(results), *(_layers(name, run) for name, run in recorded)]
-    return "\n".join(filter(None, parts))
+    """What each variant spent, and its score against that."""
+    return "\n".join(filter(None, [_spent(results), _score_against_cost(results)]))
 
 
 def _mean(results: Results, row: Row, of: Callable[[RunRecord], float]) -> float:
@@ -94,41 +90,3 @@ def _score_against_cost(results: Results) -> str:
         "metrics.jsonl."
     )
     return chart_figure(charts, caption)
-
-
-def _layers(name: str, run: RunRecord) -> str:
-    every = run.explained.layers if run.explained else ()
-    called = shortened([layer.name for layer in every])
-    layers = [(label, layer.cost) for label, layer in zip(called, every, strict=True) if layer.cost]
-
-    def sums(costs: Sequence[LayerCost]) -> list[str]:
-        macs = (sum(cost.training_macs for cost in costs), sum(cost.inference_macs for cost in costs))
-        return [count(sum(cost.parameters for cost in costs)), *(operations(2 * one) for one in macs)]
-
-    # --- by formula: one row for consecutive layers of one shape, and the sum ---
-    rows = []
-    for cost, members in itertools.groupby(layers, key=lambda one: one[1]):
-        labels = [label for label, _ in members]
-        tokens = f"{cost.rows} × {cost.tokens}" if cost.rows > 1 else str(cost.tokens)
-        ends = " to ".join(dict.fromkeys((labels[0], labels[-1])))
-        sizes = [tokens, f"{cost.slots} × {cost.cache_width}", str(cost.heads)]
-        rows.append([f"<code>{escape(ends)}</code>", str(len(labels)), *sizes, *sums([cost] * len(labels))])
-    costs = [cost for _, cost in layers]
-    if len(rows) > 1:
-        rows.append(["all", str(len(layers)), "", "", "", *sums(costs)])
-
-    # --- the sum beside the rest of the model ---
-    parameters, flops = sum(cost.parameters for cost in costs), 2 * sum(cost.training_macs for cost in costs)
-    rest, share = (run.cost("parameters") - parameters, run.cost("flops") - flops), ""
-    if all(math.isfinite(value) and value > 0 for value in rest):
-        share = (
-            f"That is {parameters / rest[0]:.1%} of the parameters and {flops / rest[1]:.1%} of the training forward's "
-            "FLOPs that the rest of the model has. "
-        )
-    caption = (
-        f"{name}: what the caches add for one sample, by formula. Tokens: per call (windows × tokens per window). "
-        "Cache: slots × channels. FLOPs: 2 per multiply-add; a forward in training updates a cache that is written. "
-        f"{share}From {run.label}/explain.json."
-    )
-    shape = ["layers", "count", "tokens", "cache", "heads", "parameters"]
-    return table(caption, [*shape, "FLOPs of a forward in training", "FLOPs in evaluation"], rows)

@@ -1,26 +1,22 @@
-"""What gated caches did: their gates over training, what they hold, and what layers read from them beside attention.
+"""What gated caches did: their gates over training, and what layers read from them beside attention.
 
 Each section shows the first run of a variant that recorded what it draws, and says why where none did.
 """
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from mnemos.errors import plural
-from mnemos.lab.evaluate.recorded import NO_PICTURES, BranchMaps, Explanation, Left, Pictures, SlotContents
+from mnemos.lab.evaluate.recorded import NO_PICTURES, BranchMaps, Left, Pictures
 
 from .charts import MOST, WHOLE, Axis, Chart, Series, chart_figure
 from .curves import intervals, means, seed_names
-from .markup import decimal, escape, figure, img, listed, missing, paragraph, short, shortened, strips, table_of
+from .markup import decimal, escape, figure, img, listed, missing, paragraph, short, shortened, table_of
 from .read import Results
 from .run_records import GateCurves, RunRecord
-from .shell import HEADS, NEGATIVE, POSITIVE, layer_variable
+from .shell import HEADS, layer_variable
 
-LARGEST = 192  # slots or channels drawn; with more, neighbours are averaged
-LAYERS = 6  # layers drawn; with more, an even selection
-CLEARLY = 0.02  # a cosine counts as above chance if it exceeds it by this much
 MIX = "mix"  # σ(λ), which has a value for each head; the other gates have one for each layer
 TITLES = {
     MIX: "Gate of the cache, σ(λ)",
@@ -143,92 +139,14 @@ def gate_chart(slug: str, series: list[Series], gates: list[GateCurves], key: st
     return chart
 
 
-def content_section(results: Results) -> str:
-    """The matrix [Tm, Dm] of each layer's stored cache, its effective rank and the similarity of its slots."""
-
-    def stored(run: RunRecord) -> bool:  # a cache of each stream is stored as zeros, which no stream reads
-        return any(cache.any() for cache in (run.caches or {}).values())
-
-    def draw(name: str, runs: list[RunRecord]) -> str:
-        caches = runs[0].caches or {}
-        layers = list(caches)
-        if len(layers) > LAYERS:
-            layers = [layers[i] for i in np.unique(np.linspace(0, len(layers) - 1, LAYERS).round().astype(int))]
-        called, panels = dict(zip(caches, shortened(list(caches)), strict=True)), []
-        for layer in layers:
-            cache, (slots, channels) = caches[layer], caches[layer].shape
-            finite = np.abs(cache[np.isfinite(cache)])
-            reach = float(np.percentile(finite, 99)) if finite.size else 0.0  # one outlier does not fade the rest
-            norms = np.linalg.norm(cache, axis=1, keepdims=True)
-            units = np.where(norms > 0, cache / np.where(norms > 0, norms, 1), 0)
-            # The mean of a block of cosines is the product of mean unit vectors, so a long cache is pooled first.
-            units = pool(units, channels=channels)
-            rank = f", effective rank {effective_rank(cache):.1f}" if cache.any() and finite.size == cache.size else ""
-            size = f"{slots} slots by {channels} channels{rank}"
-            panels += [
-                _matrix(f"{called[layer]}, to ±{reach:.2g}", pool(cache), reach, size),
-                _matrix("Similarity of slots", units @ units.T, 1.0, f"{slots} slots by {slots} slots"),
-            ]
-        shown = [called[layer] for layer in layers]
-        caption = (
-            f"{name}: the stored cache after training, one row of panels per layer ({listed(shown)}). Left: the matrix "
-            "of slots (rows) by channels (columns); the colour saturates at the value in the title, the 99th "
-            "percentile. The effective rank is exp of the entropy of the normalised singular values: how many "
-            "directions the slots span. Right: cosine similarity between slots; colour off the diagonal means that two "
-            "slots hold similar content."
-        )
-        caption += f" {len(layers)} of its {len(caches)} layers are drawn." * (len(layers) < len(caches))
-        if any(max(caches[layer].shape) > LARGEST for layer in layers):
-            caption += f" With more than {LARGEST} slots or channels, neighbours are averaged."
-        where = f", where {shown[0]} is {layers[0]}" if shown[0] != layers[0] else ""
-        caption += f" From {runs[0].label}/caches.safetensors{where}."
-        caption += f" {plural(len(runs) - 1, 'other run')} of this variant also stored caches." * bool(runs[1:])
-        scale = '<ul class="legend"><li>negative<i class="scale"></i>positive</li></ul>'  # the style sheet's gradient
-        return figure(panels, caption, legend=scale)
-
-    why = "no run stored the content of a cache, so there is none to draw"
-    return _each_variant(results, stored, draw, lambda _: why)
-
-
-def _matrix(title: str, matrix: np.ndarray, end: float, about: str) -> str:
-    """A panel: sign as hue and magnitude as opacity, for light and dark pages; values not finite are drawn as 0."""
-    scaled = np.nan_to_num(np.clip(matrix / (end or 1.0), -1, 1))
-    hues = [bytes.fromhex(pair[0].removeprefix("#")) for pair in (NEGATIVE, POSITIVE)]
-    colours = np.where((scaled < 0)[..., None], *(np.frombuffer(hue, np.uint8) for hue in hues))
-    pixels = np.concatenate([colours, (np.abs(scaled) * 255).round().astype(np.uint8)[..., None]], -1)
-    image = img(pixels, f"{title}: {about}", "matrix")
-    return f'<p class="title">{escape(title)}</p>{image}<p class="about">{escape(about)}</p>'
-
-
-def effective_rank(cache: np.ndarray) -> float:
-    """exp of the entropy of σ/Σσ over the singular values σ: the effective number of directions that the slots span."""
-    values = np.linalg.svd(cache, compute_uv=False)
-    shares = values / values.sum()
-    return float(np.exp(-(shares[shares > 0] * np.log(shares[shares > 0])).sum()))
-
-
-def pool(matrix: np.ndarray, channels: int = LARGEST) -> np.ndarray:
-    """At most `LARGEST` rows and `channels` columns, each the mean of its neighbours."""
-    rows = np.array_split(np.arange(matrix.shape[0]), min(LARGEST, matrix.shape[0]))
-    columns = np.array_split(np.arange(matrix.shape[1]), min(channels, matrix.shape[1]))
-    matrix = np.stack([matrix[r].mean(0) for r in rows]) if len(rows) < matrix.shape[0] else matrix
-    return np.stack([matrix[:, c].mean(1) for c in columns], 1) if len(columns) < matrix.shape[1] else matrix
-
-
-def _why_not(what: str, of_layers: Callable[[Explanation], str | None]) -> Callable[[Sequence[RunRecord]], str]:
-    """Why nothing was drawn of what explain.json holds; "" for tasks without pictures, which need no line."""
-
-    def why(runs: Sequence[RunRecord]) -> str:
-        explained = next((run.explained for run in runs if run.explained), None)
-        reason = "no run has an explain.json" if explained is None else explained.left or of_layers(explained)
-        return "" if reason == NO_PICTURES else f"{reason}, so the report {what}"
-
-    return why
-
-
 def map_section(results: Results) -> str:
     """o_self and o_mem as images, for pictures of the test split: Figure 4 of Cached Transformers."""
-    why = _why_not("has no images of its branches", lambda _: None)
+
+    def why(runs: Sequence[RunRecord]) -> str:  # "" for tasks without pictures, which need no line
+        explained = next((run.explained for run in runs if run.explained), None)
+        reason = "no run has an explain.json" if explained is None else explained.left
+        return "" if reason == NO_PICTURES else f"{reason}, so the report has no images of its branches"
+
     return _each_variant(results, lambda run: run.explained and run.explained.pictures, _maps, why)
 
 
@@ -246,31 +164,35 @@ def _maps(name: str, runs: list[RunRecord]) -> str:
 
     # --- a row of pictures, and two rows of maps for each drawn layer ---
     count = len(pictures.pixels)
-    rows = [("", [f"<small>{escape(classes(pictures, i))}</small>" for i in range(count)], "")]
-    rows.append(("", [img(picture) for picture in pictures.pixels], ""))
+    rows = [("", [f"<small>{escape(classes(pictures, i))}</small>" for i in range(count)])]
+    rows.append(("", [img(picture) for picture in pictures.pixels]))
     for layer in drawn:
         for which, maps in (("self", layer.self_map), ("mem", layer.memory_map)):
             assert maps is not None
             images = [img(grey(one), f"o_{which} of {called[layer.name]}") for one in maps]
-            rows.append((f"{escape(called[layer.name])} o<sub>{which}</sub>", images, ""))
-    about = pictures.about or "An arrow names the predicted class where it is wrong"
+            rows.append((f"{escape(called[layer.name])} o<sub>{which}</sub>", images))
+    cells = "".join(f"<span>{title}</span>{''.join(row)}" for title, row in rows)
+    strips = f'<div class="strips" style="--columns:{count}">{cells}</div>'
     which = "the first, a middle and the last cached layer" if len(drawn) == 3 else "its cached layers"
     caption = (
         f"{name}: outputs of the two branches for {plural(count, 'test picture')}. Below each picture, for "
         f"{listed([called[layer.name] for layer in drawn])} ({which}): the mean over heads and channels of the output "
         "of self-attention and of the cached branch, at every token. Each map is scaled to [0, 1] on its own, so "
-        f"patterns can be compared but magnitudes cannot; dark means small. {about}. From {label}/explain.safetensors."
+        "patterns can be compared but magnitudes cannot; dark means small. An arrow names the predicted class where it "
+        f"is wrong. From {label}/explain.safetensors."
     )
 
     # --- the paper says that the branches are complementary: what the numbers say of that ---
     of_middle = np.array(next(maps.correlation for layer, maps in mapped if layer is middle))
     everywhere = np.concatenate([np.array(maps.correlation) for _, maps in mapped])
+    weights = [maps.weight for _, maps in mapped]
+    by_size = " to ".join(dict.fromkeys(f"{weight:.0%}" for weight in (min(weights), max(weights))))
     summary = (
         f"{name}: in the middle layer ({called[middle.name]}) the correlation between the two maps of a picture is "
         f"{decimal(of_middle.mean(), signed=True)} on average and ranges from {decimal(of_middle.min(), signed=True)} "
         f"to {decimal(of_middle.max(), signed=True)}. Over all layers and pictures it is below −0.5 in "
         f"{(everywhere < -0.5).mean():.0%} and above 0.5 in {(everywhere > 0.5).mean():.0%} of the cases. By size, the "
-        f"cached branch is {_span((maps.weight for _, maps in mapped), '.0%')} of the two branches of a layer."
+        f"cached branch is {by_size} of the two branches of a layer."
     )
     if same := [called[layer.name] for layer, maps in mapped if maps.memory_own < 0.25]:
         summary += f" In {listed(same)} o_mem is nearly the same image for every picture."
@@ -294,7 +216,7 @@ def _maps(name: str, runs: list[RunRecord]) -> str:
     )
     left = [f"{called[one.name]}: {one.maps.left}" for one in explained.layers if isinstance(one.maps, Left)]
     notes = [missing(f"Left out: {'; '.join(left)}.")] if left else []
-    return "\n".join([paragraph(summary), figure([strips(rows)], caption, "full"), numbers, *notes])
+    return "\n".join([paragraph(summary), figure([strips], caption, "full"), numbers, *notes])
 
 
 def grey(one: np.ndarray) -> np.ndarray:
@@ -312,89 +234,3 @@ def classes(pictures: Pictures, i: int) -> str:
         for one in (pictures.label[i], pictures.guess[i])
     )
     return label if pictures.label[i] == pictures.guess[i] else f"{label}\n→ {guess}"
-
-
-def slot_section(results: Results) -> str:
-    """The training patches that are nearest to some slots, and whether they are nearer than chance."""
-
-    def compared(run: RunRecord) -> bool:
-        return any(layer.patches is not None for layer in run.explained.layers) if run.explained else False
-
-    def reason(explained: Explanation) -> str:
-        lefts = [layer.slots.left for layer in explained.layers if isinstance(layer.slots, Left)]
-        return lefts[0] if lefts else "its slots were not compared with training patches"
-
-    return _each_variant(results, compared, _slots, _why_not("cannot show what its slots hold", reason))
-
-
-def _slots(name: str, runs: list[RunRecord]) -> str:
-    label, layers = runs[0].label, runs[0].explained.layers if runs[0].explained else ()
-    called = dict(zip((one.name for one in layers), shortened([one.name for one in layers]), strict=True))
-    compared = [(layer, layer.slots) for layer in layers if isinstance(layer.slots, SlotContents)]
-    drawn = [compared[i] for i in sorted({0, (len(compared) - 1) // 2, len(compared) - 1})]
-    panels = []
-    for layer, slots in drawn:
-        assert layer.patches is not None
-        rows = [
-            (str(slot), [img(spotlit(one)) for one in patches], decimal(nearest[0])[:-1])
-            for slot, patches, nearest in zip(slots.shown, layer.patches, slots.nearest, strict=True)
-        ]
-        panels.append(f'<p class="title">{escape(called[layer.name])}</p>{strips(rows)}')
-    caption = (
-        f"{name}: some slots of {listed([called[layer.name] for layer, _ in drawn])}, one row per slot (number on the "
-        "left). The row shows the patches whose tokens are nearest to the slot among "
-        f"{compared[0][1].images:,} training pictures, at most one per picture, nearest first. The bright "
-        "middle is the patch; the number on the right is the cosine of the nearest. The distance compares what a token "
-        "would write (the candidate of eq. 5 for that slot, with the update gate at 1) with the slot, both minus the "
-        "mean candidate. Some patch is always the nearest: the table below says whether it is nearer than chance. From "
-        f"{label}/explain.safetensors."
-    )
-
-    # --- what the numbers of all layers say, from the least to the greatest ---
-    contents = [slots for _, slots in compared]
-    nearer = sum(one.cosine > one.chance + CLEARLY for one in contents)
-    positions = [max(0.0, one.place) for one in contents if math.isfinite(one.place)]
-    share = _span(positions, ".0%") if positions else ""
-    position = f"; the average of a slot's position explains {share} of its square" if share else ""
-    transient = compared[0][0].inference == "transient"
-    read = "as each picture's own tokens have updated them" if transient else "as stored"
-    summary = (
-        f"{name}: slots are clearly nearer to single training tokens than random mixtures of tokens are in {nearer} of "
-        f"{len(contents)} layers. Their distance from the mean candidate is "
-        f"{_span(one.distance for one in contents)} times that of a single token's candidate{position}. "
-        f"{_span((one.distinct / one.compared for one in contents), '.0%')} of the slots have different nearest "
-        f"tokens. Evaluation reads the slots {read}."
-    )
-    numbers = table_of(
-        f"{name}: slots compared with {contents[0].tokens:,.0f} training tokens per layer, means over slots. "
-        "Nearest: cosine with the nearest candidate. Chance: the same for random mixtures of candidates. As tokens: "
-        "cosine with the summary tokens themselves, which lie in another space. Distance: from the mean candidate, in "
-        "units of a single token's distance. Position: share of the squared distance that the mean over the slot's "
-        "position explains (1: all; below 0: none). Different: effective number of distinct tokens that are nearest to "
-        f"some slot. From {label}/explain.json.",
-        compared,
-        {
-            "layer": lambda one: f"<code>{escape(called[one[0].name])}</code>",
-            "slots": lambda one: f"{one[1].compared:.0f}",
-            "nearest": lambda one: decimal(one[1].cosine),
-            "chance": lambda one: decimal(one[1].chance),
-            "as tokens": lambda one: decimal(one[1].raw_cosine),
-            "distance": lambda one: decimal(one[1].distance),
-            "position": lambda one: decimal(one[1].place),
-            "different": lambda one: f"{one[1].distinct:.1f}",
-        },
-    )
-    return "\n".join([paragraph(summary), figure(panels, caption, "small"), numbers])
-
-
-def _span(values: Iterable[float], form: str = ".3f") -> str:
-    values = list(values)
-    return " to ".join(dict.fromkeys(format(value, form) for value in (min(values), max(values))))
-
-
-def spotlit(patch: np.ndarray) -> np.ndarray:
-    """A crop [h, w, C] uint8 with its middle half unchanged and the rest faded towards grey."""
-    shown = (0.4 * patch + 0.6 * 128).round().astype(np.uint8)
-    inside = tuple(slice(n // 4, n - n // 4) for n in patch.shape[:2])
-    shown[inside] = patch[inside]
-    return shown

@@ -43,12 +43,11 @@ def missing(text: str) -> str:
     return paragraph(text, "missing")
 
 
-def figure(panels: Sequence[str], caption: str, style: str = "", legend: str = "") -> str:
-    """Panels side by side where there is room, a legend, and a numbered caption in plain text."""
+def figure(panels: Sequence[str], caption: str, style: str = "") -> str:
+    """Panels side by side where there is room, and a numbered caption in plain text."""
     body = "\n".join(f'<div class="panel">{p}</div>' for p in panels)
     return (
-        f'<figure{_class(style)}>{legend}\n<div class="panels">{body}</div>\n'
-        f"<figcaption>{prose(caption)}</figcaption></figure>"
+        f'<figure{_class(style)}>\n<div class="panels">{body}</div>\n<figcaption>{prose(caption)}</figcaption></figure>'
     )
 
 
@@ -102,10 +101,10 @@ def own_ids(text: str, slug: str) -> str:
     return text.replace("url(#", f"url(#{slug}-").replace('href="#', f'href="#{slug}-')
 
 
-def img(pixels: np.ndarray, label: str = "", style: str = "pixels") -> str:
+def img(pixels: np.ndarray, label: str = "") -> str:
     """An image [H, W, 1, 3 or 4] uint8 as an element whose pixels stay sharp."""
     source = base64.b64encode(png(pixels)).decode()
-    return f'<img class="{style}" alt="{escape(label)}" src="data:image/png;base64,{source}">'
+    return f'<img class="pixels" alt="{escape(label)}" src="data:image/png;base64,{source}">'
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -113,12 +112,6 @@ def png(pixels: np.ndarray) -> bytes:
     file = io.BytesIO()
     pillow().fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file, "PNG", optimize=True)
     return file.getvalue()
-
-
-def strips(rows: Sequence[tuple[str, Sequence[str], str]]) -> str:
-    """Rows of pictures in columns: the name of each row, its cells, and what stands behind them, all HTML."""
-    cells = "".join(f"<span>{name}</span>{''.join(row)}<span>{note}</span>" for name, row, note in rows)
-    return f'<div class="strips" style="--columns:{len(rows[0][1])}">{cells}</div>'
 
 
 def listed(names: Sequence[str], last: str = "and") -> str:

@@ -1,4 +1,4 @@
-"""What the first run of each variant puts out: examples, attention to a source, detections, generated pictures."""
+"""What the first run of each variant puts out: examples, detections, generated pictures."""
 
 import base64
 import difflib
@@ -15,7 +15,6 @@ from .markup import decimal, escape, figure, img, paragraph, png, table
 from .read import Results
 from .run_records import DETECTIONS, Generated, RunRecord, read_generated
 
-MOST = 40  # rows of a table: a bad translation may repeat a word until its length is reached
 COLUMNS = 12  # of generated pictures
 PIXELS = 960  # approximate width of a grid of pictures
 GAP = 0.08  # between pictures, in units of a picture
@@ -88,31 +87,6 @@ def differing(text: str, other: str) -> str:
         same[block.a : block.a + block.size] = [True] * block.size
     marked = zip(map(escape, words), same, strict=True)
     return " ".join(word if alike else f"<b>{word}</b>" for word, alike in marked)
-
-
-def alignment_section(results: Results) -> str:
-    """A table for the first run of each variant whose result.json has an alignment; "" if none has."""
-    parts = []
-    for name in results.names:
-        for run in results.runs_of(name)[:1]:
-            alignment = run.artifacts.get("alignment")
-            if not isinstance(alignment, dict) or not {"rows", "columns", "weights", "about"} <= {*alignment}:
-                continue
-            words, weights = alignment["rows"], alignment["weights"]
-            most = max((weight for row in weights for weight in row), default=0.0) or 1.0
-            first = f" The first {MOST} of {len(words)} rows are shown." if len(words) > MOST else ""
-            caption = f"{name}: {alignment['about']}{first} The darkest cell is {most:.2f}. From result.json."
-            rows = []
-            for word, row in zip(words[:MOST], weights[:MOST], strict=True):
-                shades = [
-                    f'<i class="weight" role="img" aria-label="{weight:.2f}" title="{weight:.2f}" '
-                    f'style="--weight:{100 * weight / most:.0f}%"></i>'
-                    for weight in row
-                ]
-                rows.append([escape(word), *shades])
-            parts.append(paragraph(f"{name}: what each word was read from"))
-            parts.append(table(caption, ["", *alignment["columns"]], rows, "alignment"))
-    return "\n".join(parts)
 
 
 def detection_section(results: Results) -> str:

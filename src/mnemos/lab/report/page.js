@@ -3,8 +3,6 @@
 (() => {
   const MOST_VALUES = 8; // beside a chart
   const ROW = 26; // pixels of a variant in a strip
-  const switches = new Map(); // by figure: what is switched, which outlives a new version of a page that is watched
-  let figures = []; // of the page that is shown
 
   const number = (value) => {
     if (value === null || value === undefined) return "–";
@@ -97,7 +95,7 @@
       const holder = document.createElement("div");
       const options = { renderer: "svg", actions: false, ast: true, tooltip: false, logLevel: 1 };
       const { view, finalize } = await vegaEmbed(holder, spec, options);
-      if (drawing !== this.drawing) return finalize(); // another one began meanwhile, or the page ended
+      if (drawing !== this.drawing) return finalize(); // another one began meanwhile
       this.finalize?.();
       this.picture.replaceChildren(holder);
       Object.assign(this, { view, finalize, width: this.element.clientWidth });
@@ -111,12 +109,6 @@
       this.element.dataset.drawn = drawing;
       if (document.activeElement === this.element) this.show();
       else this.leave();
-    }
-
-    // Ends what was drawn, and a drawing that is being made.
-    end() {
-      this.drawing = NaN;
-      this.finalize?.();
     }
 
     // The values of the variants at a place.
@@ -238,10 +230,7 @@
   class Figure {
     constructor(element) {
       this.element = element;
-      const name = element.dataset.figure;
-      const fresh = { variants: new Set(), seeds: new Set(), axis: null, logX: this.box("log-x")?.checked, logY: false };
-      this.state = switches.get(name) ?? fresh;
-      switches.set(name, this.state);
+      this.state = { variants: new Set(), seeds: new Set(), axis: null, logX: this.box("log-x")?.checked, logY: false };
       this.charts = [...element.querySelectorAll(".chart")].map((one) => new Chart(one, this));
       for (const hidden of element.querySelectorAll(".switch[hidden], input[hidden]")) hidden.hidden = false;
       element.classList.add("live");
@@ -251,7 +240,7 @@
       const toggle = (off, box) => (box.checked ? off.delete(box.value) : off.add(box.value));
       for (const [kind, off] of [["variant", this.state.variants], ["seed", this.state.seeds]])
         for (const box of boxes(kind)) {
-          box.checked = !off.has(box.value);
+          box.checked = true;
           box.addEventListener("change", () => (toggle(off, box), this.draw()));
         }
       for (const [kind, on] of [["all", true], ["none", false]])
@@ -265,7 +254,6 @@
           box.addEventListener("change", () => ((this.state[key] = box.checked), this.draw()));
         }
       const axis = this.box("axis");
-      if (axis && this.state.axis) axis.value = this.state.axis;
       axis?.addEventListener("change", () => ((this.state.axis = axis.value), this.draw()));
       this.box("csv").addEventListener("click", () => this.download());
 
@@ -279,16 +267,9 @@
       const other = (chart) => chart.view && chart.element.clientWidth && chart.width !== chart.element.clientWidth;
       const resized = new ResizeObserver(() => {
         clearTimeout(waiting);
-        waiting = setTimeout(() => this.observers.length && this.charts.some(other) && this.draw(), 150);
+        waiting = setTimeout(() => this.charts.some(other) && this.draw(), 150);
       });
-      this.observers = [seen, resized];
-      for (const one of this.observers) one.observe(element);
-    }
-
-    end() {
-      for (const one of this.observers) one.disconnect();
-      this.observers = [];
-      for (const chart of this.charts) chart.end();
+      for (const one of [seen, resized]) one.observe(element);
     }
 
     box(kind) {
@@ -338,7 +319,7 @@
   // Heads of a table become buttons that sort it; rows without a number stay behind those with one.
   function sortable(table) {
     const body = table.tBodies[0];
-    if (!table.tHead || body.rows.length < 2 || table.matches(".examples, .alignment, .texts")) return;
+    if (!table.tHead || body.rows.length < 2 || table.matches(".examples, .texts")) return;
     const heads = [...table.tHead.rows[0].cells].filter((head) => head.textContent);
     for (const head of heads) {
       const button = make("button", "", ...head.childNodes);
@@ -359,25 +340,16 @@
     }
   }
 
-  function begin(root) {
-    figures = [...root.querySelectorAll("figure.charts")].map((one) => new Figure(one));
-    for (const table of root.querySelectorAll("table")) sortable(table);
-    const fold = root.querySelector(".fold");
-    if (!fold) return;
-    fold.hidden = false;
-    fold.addEventListener("click", () => {
-      const sections = [...root.querySelectorAll("details.section")];
-      const open = sections.some((one) => !one.open);
-      for (const one of sections) one.open = open;
-      fold.textContent = open ? "close all sections" : "open all sections";
-    });
-  }
-
-  // Ends the charts of a page before another takes its place.
-  function end() {
-    for (const figure of figures) figure.end();
-    figures = [];
-  }
+  for (const one of document.querySelectorAll("figure.charts")) new Figure(one);
+  for (const table of document.querySelectorAll("table")) sortable(table);
+  const fold = document.querySelector(".fold");
+  if (fold) fold.hidden = false;
+  fold?.addEventListener("click", () => {
+    const sections = [...document.querySelectorAll("details.section")];
+    const open = sections.some((one) => !one.open);
+    for (const one of sections) one.open = open;
+    fold.textContent = open ? "close all sections" : "open all sections";
+  });
 
   // Sections that are closed would not be printed.
   let opened = [];
@@ -388,7 +360,4 @@
   addEventListener("afterprint", () => {
     for (const one of opened) one.open = false;
   });
-
-  window.mnemosPage = { begin, end };
-  begin(document);
 })();

@@ -7,7 +7,7 @@ from mnemos import registry
 from mnemos.atomic import check_output_file, write_text
 from mnemos.errors import plural
 
-from . import costs, curves, gated_caches, memory_use, outputs, provenance, scores, slot_attention
+from . import costs, curves, gated_caches, memory_use, outputs, provenance, scores
 from .markup import contents, escape, folded, listed, own_ids, paragraph, prose
 from .read import Results, read_tasks, task_differences
 from .run_records import flat
@@ -26,12 +26,8 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("pictures", "Generated images", outputs.picture_section),
     ("detections", "Detections", outputs.detection_section),
     ("examples", "Examples", outputs.example_section),
-    ("alignments", "Attention to the source", outputs.alignment_section),
     ("gates", "The gates", gated_caches.gate_section),
     ("maps", "Self-attention and memory", gated_caches.map_section),
-    ("caches", "The caches", gated_caches.content_section),
-    ("slots", "What the slots hold", gated_caches.slot_section),
-    ("write-attention", "What the slots attend to", slot_attention.section),
     ("costs", "What it costs", costs.section),
     ("provenance", "Provenance", provenance.section),
 )
@@ -73,8 +69,8 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> tuple[Path
     return out, (f"Look first at {picture}. " if picture else "") + headline(results)
 
 
-def assemble(tasks: Sequence[Results], watched: str = "") -> str:
-    """The report as HTML, with a part for each task. watched: HTML above it, of a page that is served and kept new."""
+def assemble(tasks: Sequence[Results]) -> str:
+    """The report as HTML, with a part for each task."""
     if len(tasks) == 1:
         opening, body = _parts(tasks[0])
     else:
@@ -101,9 +97,8 @@ def assemble(tasks: Sequence[Results], watched: str = "") -> str:
     return html_page(
         _title(tasks),
         f'<section id="verdict" class="opening">\n{opening}</section>\n{body}',
-        f"{questions}{paragraph(_byline(tasks), 'byline')}{watched}",
-        [chart_library(), script("page.js"), *([script("watch.js")] if watched else [])],
-        served=bool(watched),
+        f"{questions}{paragraph(_byline(tasks), 'byline')}",
+        [chart_library(), script("page.js")],
     )
 
 

@@ -1,4 +1,4 @@
-"""One run folder as numbers: recipe, provenance, curves, gates, result, caches, and what was recorded of its model."""
+"""One run folder as numbers: recipe, provenance, curves, gates, result, and what was recorded of its model."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 from mnemos.atomic import check_file, parse, read_bytes, read_text
 from mnemos.lab.evaluate.gates import Gates
-from mnemos.lab.evaluate.recorded import Explanation, WriteAttention, read_explanation, read_write_attention
+from mnemos.lab.evaluate.recorded import Explanation, read_explanation
 from mnemos.lab.evaluate.records import from_json, number, read_object
 from mnemos.lab.run.files import Measurement, Provenance, Result
 from mnemos.types import InputError, JSONObject
@@ -47,8 +47,8 @@ class Generated:
 class RunRecord:
     """One run folder. `label` is its name in the report: a path relative to the folder that was given.
 
-    caches: the stored caches, layer -> [Tm, Dm]. detected: (name, bytes) of the JPEGs with annotations and detections
-    that a detector's run has drawn. None: the run has no such file.
+    detected: (name, bytes) of the JPEGs with annotations and detections that a detector's run has drawn. None: the run
+    has no such file.
     """
 
     folder: Path
@@ -59,10 +59,8 @@ class RunRecord:
     valid: Columns
     gates: GateCurves | None
     result: Result | None
-    caches: dict[str, np.ndarray] | None
     explained: Explanation | None = None
     generated: Generated | None = None
-    write_attention: WriteAttention | None = None
     detected: tuple[tuple[str, bytes], ...] = ()
 
     @property
@@ -104,10 +102,8 @@ def read_run(folder: Path, label: str) -> RunRecord:
         valid=valid,
         gates=gates,
         result=Result.read(folder) if Result.exists(folder) else None,
-        caches=_read_caches(folder / "caches.safetensors"),
         explained=read_explanation(folder),
         generated=read_generated(folder),
-        write_attention=read_write_attention(folder),
         detected=tuple((file.name, read_bytes(file)) for file in photos),
     )
 
@@ -148,26 +144,6 @@ def read_metrics(folder: Path) -> tuple[Columns, Columns, GateCurves | None]:
                 activity[key][at] = getattr(getattr(layer, part), quantity)
     curves = GateCurves(np.array([line.step for line in lines], dtype=np.int64), layers, mix, activity)
     return columns[0], columns[1], curves
-
-
-def _read_caches(path: Path) -> dict[str, np.ndarray] | None:
-    if not path.is_file():
-        return None
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        caches = load_file(path)
-    except (SafetensorError, OSError, KeyError) as error:
-        raise InputError(f"{path}: expected safetensors, found {error}; train again to write it") from None
-    for name, cache in caches.items():
-        if cache.ndim != 2 or not np.issubdtype(cache.dtype, np.floating):
-            raise InputError(f"{path}: expected {name!r} as floats [Tm, Dm], found {cache.dtype} {list(cache.shape)}")
-
-    def by_number(name: str) -> list[tuple[int, int | str]]:  # blocks.2 before blocks.10
-        return [(0, int(part)) if part.isdigit() else (1, part) for part in name.split(".")]
-
-    return {name: caches[name].astype(np.float64) for name in sorted(caches, key=by_number)}
 
 
 def read_generated(folder: Path) -> Generated | None:

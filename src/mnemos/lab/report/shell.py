@@ -55,22 +55,20 @@ def layer_variable(index: int, count: int) -> str:
     return f"layer-{round(index * (len(RAMP) - 2) / (count - 1)) if few else index * len(RAMP) // max(count, 1)}"
 
 
-def html_page(
-    title: str, body: str, header: str = "", scripts: Sequence[str] = (), style: str = "", served: bool = False
-) -> str:
+def html_page(title: str, body: str, header: str = "", scripts: Sequence[str] = (), style: str = "") -> str:
     """A page that needs no other file.
 
     title: plain text. header: HTML below the title. scripts: the texts of scripts, in the order in which they run; the
     page's policy allows these alone, by their hashes, so that text that was not escaped cannot run. style: CSS after
-    that of all pages. served: whether scripts may ask the server that the page came from.
+    that of all pages.
     """
     if broken := next((text[:60] for text in scripts if "</script" in text.lower()), None):
         raise ValueError(f"expected scripts without </script>, found one: {broken}")
-    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in scripts)
-    none, itself = "'none'", "'self'"
+    digests = (base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts)
+    allowed = " ".join(f"'sha256-{one}'" for one in digests) or "'none'"
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
-        f"script-src {hashes or none}; connect-src {itself if served else none}"
+        f"script-src {allowed}"
     )
     light, dark = ("".join(f"--{name}:{pair[i]};" for name, pair in VARIABLES.items()) for i in (0, 1))
     colours = f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"

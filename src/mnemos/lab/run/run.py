@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from mnemos import generators
-from mnemos.atomic import replacing, write_json
+from mnemos.atomic import write_json
 from mnemos.config import ModelConfig, to_dict
 from mnemos.errors import say
 from mnemos.lab.errors import Interrupted, TrainingFailed, one_line, out_of_memory
@@ -37,12 +37,11 @@ from mnemos.lab.evaluate.explain import explain
 from mnemos.lab.evaluate.gates import measure_gates
 from mnemos.lab.evaluate.predict import PREPROCESSING
 from mnemos.lab.evaluate.scores import CountedElsewhere, evaluate
-from mnemos.lab.evaluate.write_attention import record_write_attention
 from mnemos.lab.measure.flops import task_flops, task_state_bytes
 from mnemos.lab.tasks.batch import each, row_count
 from mnemos.lab.tasks.metrics import MAJORITY, CorpusMetric
 from mnemos.lab.tasks.task import HeldOut, Task
-from mnemos.memory.gated_cache import GatedCache, caches, hold_caches
+from mnemos.memory.gated_cache import caches, hold_caches
 from mnemos.models.store import RUN_MODEL, save
 from mnemos.ops import dense_layer
 from mnemos.types import InputError, JSONObject
@@ -288,9 +287,9 @@ class Run:
         """Measure the model of a trained run, and return the complete result, which is in the folder then.
 
         Adds FLOPs, the bytes of the state, the controls of gated caches and the task's artifacts; writes the model to
-        RUN/model, for `mnemos.load`, the stored caches to caches.safetensors, and what the report explains the model
-        by. A run that has all this is left as it is. Of several processes only the first does it, alone: the others
-        return what they have, and no process may train with them afterwards.
+        RUN/model, for `mnemos.load`, and what the report explains the model by. A run that has all this is left as it
+        is. Of several processes only the first does it, alone: the others return what they have, and no process may
+        train with them afterwards.
         """
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.barrier()
@@ -333,13 +332,6 @@ class Run:
             device = next(model.parameters()).device.type  # no longer the run's, if that is a GPU
             with torch.autocast(device, half, enabled=mixed == "mixed"):
                 scores = controls(model, batches, task)
-        # A cache per stream is part of the state, and one that stays at zeros holds nothing: neither is stored.
-        own = [(name, m) for name, m in model.named_modules() if isinstance(m, GatedCache) and m.grc.scope == "shared"]
-        if scores and (filled := {n: m.cache.detach().contiguous() for n, m in own if m.grc.write or m.grc.constant}):
-            from safetensors.torch import save_file
-
-            with replacing(folder / "caches.safetensors") as temporary:
-                save_file(filled, str(temporary))
 
         # --- files: the model, what the task shows, what the report explains ---
         if isinstance(getattr(model, "config", None), ModelConfig):
@@ -353,7 +345,6 @@ class Run:
         result = replace(result, flops=flops, state_bytes=state, controls=scores, artifacts=artifacts)
         result.write(folder)
         explain(model, task, folder, length, control_segments(recipe.train))
-        record_write_attention(model, task, folder)
         return result
 
     def gates(self, model: nn.Module, step: int) -> JSONObject | None:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from mnemos.generators import AUGMENT, ORDER, generator, global_generators
 from mnemos.registry import register
@@ -59,7 +58,7 @@ class ImageTask(Task):
     """
 
     inputs: Literal["images"] = "images"
-    shuffled = True
+    shuffled = pictured = True
 
     def __init__(
         self,
@@ -114,9 +113,6 @@ class ImageTask(Task):
     def example(self) -> Batch:
         row = torch.zeros(1, len(self.colours.mean), self.side, self.side)
         return Batch(row, row)
-
-    def pictured(self, model: nn.Module) -> tuple[nn.Module, Any]:
-        return model, self
 
     def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
         """Image `index` of a split as evaluation uses it, before normalisation: [size, size, C] uint8, not augmented.

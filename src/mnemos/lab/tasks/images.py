@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from mnemos import libraries
 from mnemos.errors import install_command
@@ -25,7 +24,6 @@ from mnemos.types import InputError
 
 from .arrays import ArrayTask, Rows
 from .augment import AugmentConfig
-from .batch import Batch
 from .files import archive_members, read_bytes, skipped
 from .image_task import Colours, ImageTask, View
 from .pictures import ArrayPictures, is_image, parse_image
@@ -141,19 +139,15 @@ class DigitsConfig(DataConfig):
 class PixelClassification(ArrayTask):
     """Classification of sequences of pixels, with access to the pictures they come from."""
 
+    pictured = True
+
     def __init__(self, shape: tuple[int, ...], **fields: Any) -> None:
         super().__init__(**fields)
         self.shape, self.names = shape, list(map(str, range(self.classes)))
 
-    def pictured(self, model: nn.Module) -> tuple[nn.Module, Any]:
-        return model, self
-
     def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
         """Image `index` of a split, uint8 [H, W, 1], its levels scaled to 0 … 255. `batches` has the same order."""
         return _scaled(self._splits[split].row(index).reshape(*self.shape, 1), self.vocab_size)
-
-    def rows(self, split: Split, index: Sequence[int]) -> Batch:
-        return self._splits[split].batch(np.asarray(index))
 
 
 def _digits_task(

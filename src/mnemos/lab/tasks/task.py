@@ -106,6 +106,8 @@ class Task:
         metrics: comparisons and reports use the first.
         reference: scores in the first metric to compare with, by name.
         writes_text: `sample_outputs` writes text, and knows `Sampling.stop`.
+        pictured: rows are pictures of classes: there are `names` of classes, and `picture(split, index)`, uint8
+            [H, W, 1 or 3], by which `evaluate.explain` shows what caches do.
         other: how `words` writes every word that the vocabulary lacks, where a reader has to be told.
     """
 
@@ -122,6 +124,7 @@ class Task:
     metrics: tuple[Metric, ...] = (ACCURACY,)
     reference: Mapping[str, float] = MappingProxyType({})
     writes_text: bool = False
+    pictured: bool = False
     other: str = ""
 
     # --- batches ---
@@ -232,8 +235,7 @@ class Task:
         Reports show an entry that is a list of records {field: text} as a table if "examples" describes it:
         {"examples": {entry: {"title", "given": field, "found": field, "about": a sentence, "exact": whether the second
         field should equal the first (true if absent), "beside": a field that is shown before these, "compared": true to
-        mark where variants differ}}}. They show an entry "alignment", {"rows": words, "columns": words, "weights":
-        numbers 0 to 1, one list for each row, "about": a sentence}, as a table of shades.
+        mark where variants differ}}}.
         """
         return {}
 
@@ -255,15 +257,6 @@ class Task:
             "expected a run of a model that generates text, tokens or images, found a task whose models do not; use "
             "mnemos eval"
         )
-
-    def pictured(self, model: nn.Module) -> tuple[nn.Module, Any] | None:
-        """What reads the task's pictures as (inputs, state), and the pictures; None, the default, without pictures.
-
-        `evaluate.explain` shows by them what caches do. The pictures have `inputs`, `names`, `size`, `batches` and
-        `picture(split, index)`, uint8 [H, W, 1 or 3]; images also have `colours`, (mean, std), and tokens have
-        `rows(split, indices)`, a batch. If the model is not what reads them, they have `about`, a sentence.
-        """
-        return None
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]] | None:
         """Group tokens into words: (text, number of tokens). None, the default, where tokens are no text."""

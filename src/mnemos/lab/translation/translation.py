@@ -13,13 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemos.atomic import write_text
-from mnemos.attention.cross import CrossAttention
 from mnemos.generators import AUGMENT, generator
 from mnemos.lab.tasks.batch import IGNORE, counted
 from mnemos.lab.tasks.metrics import PERPLEXITY, CorpusMetric, negative_log_likelihood
 from mnemos.lab.tasks.task import DataConfig, HeldOut, Split, Task
 from mnemos.models.encoder_decoder import Pair
-from mnemos.modes import evaluating
 from mnemos.registry import register
 from mnemos.types import InputError, JSONObject, likelihood_of
 
@@ -391,24 +389,6 @@ class TranslationTask(Task):
             "examples": {"translations": about},
             "cleaning": cleaning,
             "signatures": self.scorer.signatures,
-            "alignment": self._alignment(model, split, rows),
-        }
-
-    def _alignment(self, model: nn.Module, split: HeldOut, rows: Sequence[JSONObject]) -> JSONObject:
-        """What the model attends to in the source of median length while it writes its translation."""
-        corpus, vocabularies = self.corpora[split], self.vocabularies
-        number = int(np.argsort(corpus.source.lengths, kind="stable")[len(corpus) // 2])
-        source = [*corpus.source.row(number), END]
-        (written,) = vocabularies.target.encode([rows[number]["translation"]])
-        device = next(model.parameters()).device
-        pair = torch.tensor([source], device=device), torch.tensor([[START, *written]], device=device)
-        weights = source_attention(model, *pair)
-        return {
-            "rows": vocabularies.target.names([*written, END]),
-            "columns": vocabularies.source.names(source),
-            "weights": [[round(weight, 3) for weight in row] for row in weights.tolist()],
-            "about": "The attention of the last decoder layer to a source (columns) as it writes each sub-word (rows), "
-            "the mean over heads.",
         }
 
     def show(self, model: nn.Module, split: HeldOut) -> list[str]:
@@ -437,27 +417,3 @@ class TranslationTask(Task):
 def _spread(rows: int) -> list[int]:
     """The numbers of the rows that are shown."""
     return np.linspace(0, rows - 1, min(rows, SHOWN)).astype(int).tolist()
-
-
-def source_attention(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
-    """The weights of the last decoder layer's attention to the source, the mean over heads: [T, S], rows add up to 1.
-
-    source [1, S], target [1, T] int64: one pair, without padding; target: what the decoder reads. The weights are
-    softmax(q·kᵀ/√d) of each head, computed beside the forward, whose kernels do not return them. Raises ValueError for
-    a model without a `CrossAttention`.
-    """
-    *_, last = (module for module in model.modules() if isinstance(module, CrossAttention))
-    weights: list[Tensor] = []
-
-    def record(layer: Any, args: tuple[Any, ...], _: object) -> None:
-        q = layer.query(args[0]).unflatten(-1, (layer.num_heads, -1))
-        scores = torch.einsum("bthd,bshd->bhts", q, args[1][0]) / q.shape[-1] ** 0.5
-        weights.append(scores.softmax(-1).mean(1)[0])
-
-    hook = last.register_forward_hook(record)
-    try:
-        with torch.no_grad(), evaluating(model):
-            model(Pair(source, target, None))
-    finally:
-        hook.remove()
-    return weights[-1]

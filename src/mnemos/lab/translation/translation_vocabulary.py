@@ -106,10 +106,6 @@ class SubWordTokens:
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self.library.decode([token for token in tokens if token >= len(SPECIAL)]))
 
-    def names(self, tokens: Sequence[int]) -> list[str]:
-        """Each sub-word as it is written in the file, with ▁ for the beginning of a word."""
-        return [str(self.library.id_to_token(token)) for token in tokens]
-
 
 class BPEDropout:
     """Divides encoded sentences again at random: each step of a word's encoding leaves out each merge with `rate`.

@@ -9,10 +9,8 @@ import math
 
 from mnemos.lab.compare.baselines import parameters, with_parameters
 from mnemos.lab.compare.equal import completed
-from mnemos.lab.evaluate.recorded import KINDS
-from mnemos.lab.evaluate.write_attention import record_write_attention
+from mnemos.lab.evaluate.write_attention import KINDS, measure_write_attention
 from mnemos.lab.recipes.family import altered
-from mnemos.lab.report.slot_attention import VERBS
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe, RolloutConfig
 from mnemos.lab.run.trained import open_run
@@ -23,7 +21,7 @@ from ..experiments import add_tables, train_variants
 from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small_runs import Trained, caution, digits_or_mnist, perplexities
-from .figures import paper_share
+from .figures import VERBS, paper_share
 from .recipes import SMALL_PICTURES, ImageSizes, picture_recipe, picture_variant
 
 SIDE, STEPS = 14, 1200
@@ -94,7 +92,7 @@ def _slots_table(recipes: dict[str, Recipe], trained: Trained) -> Table:
             continue
         for seed, run in enumerate(trained.runs[name]):
             _, data, model = open_run(run)
-            record = record_write_attention(model, data, run, PICTURES)
+            record = measure_write_attention(model, data, PICTURES)
             assert record is not None
             low, high = record.thresholds
             table.title = (

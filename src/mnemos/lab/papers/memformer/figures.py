@@ -16,18 +16,19 @@ from torch import Tensor, nn
 
 from mnemos.attention.relative import RelativeConfig
 from mnemos.config import ModelConfig
-from mnemos.errors import say
+from mnemos.errors import plural, say
 from mnemos.lab.compare.baselines import parameters
-from mnemos.lab.evaluate.recorded import KINDS, WriteAttention
+from mnemos.lab.evaluate.write_attention import KINDS, SlotExample, WriteAttention, measure_write_attention
 from mnemos.lab.measure.flops import forward_flops
 from mnemos.lab.measure.gradients import state_bytes
 from mnemos.lab.measure.peak import live_peak_of
 from mnemos.lab.recipes.family import altered
 from mnemos.lab.recipes.text import text as text_recipe
-from mnemos.lab.report import report, slot_attention
-from mnemos.lab.report.read import read_run
+from mnemos.lab.report import report
+from mnemos.lab.report.markup import listed
 from mnemos.lab.report.shell import INK, MUTED
 from mnemos.lab.run.recipe import Recipe, RolloutConfig
+from mnemos.lab.run.trained import open_run
 from mnemos.memory.slots import SlotsConfig
 from mnemos.memory_replay import replay
 from mnemos.models.memformer import Memformer, MemformerConfig
@@ -264,7 +265,12 @@ TEXT_STEPS = 1000
 COLUMNS = 100  # characters per line in figure7.png
 SHOWN = 12  # words in the table
 _COMMANDS = "To draw a finished run, for example of mnemos train text-memformer --data.path FOLDER, use --run RUN."
-_COLORS = {kind: variant(index)["color"] for kind, index in slot_attention.COLOURS.items()}
+# The paper's shares of 1,024 slots "during the middle of processing a document", and ‖v_bias‖ of two slots at ρ = 1.
+PAPER_SHARES = {"holds": (0.6, 0.8), "overwrites": (0.05, 0.1)}
+PAPER_BIAS = {"holds": 1.15, "overwrites": 3.20}
+VERBS = {"holds": "hold", "mixes": "mix", "overwrites": "are overwritten"}
+_NAMES = {"holds": "holds", "mixes": "mixes", "overwrites": "is overwritten"}
+_COLORS = {kind: variant(index)["color"] for kind, index in zip(KINDS, (2, 4, 1), strict=True)}
 
 
 def figure6(claim: Claim, options: Options) -> Finding:
@@ -283,8 +289,7 @@ def figure6(claim: Claim, options: Options) -> Finding:
         usual = record.kinds[kind]
         bias = usual.bias / record.radius if usual.slots else None
         shares = 100 * record.middle[kind], paper_share(kind)
-        biases = bias, slot_attention.PAPER_BIAS.get(kind)
-        table.add(f"slots that {slot_attention.VERBS[kind]}", bounds[kind], *shares, usual.slots, *biases)
+        table.add(f"slots that {VERBS[kind]}", bounds[kind], *shares, usual.slots, bias, PAPER_BIAS.get(kind))
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     examples = record.shown.examples
@@ -294,17 +299,17 @@ def figure6(claim: Claim, options: Options) -> Finding:
         axes, *others = figure.subplots(rows, 2, squeeze=False).flat
         panel(axes, "Share of the slots (bands: the paper's)", "segment")
         for kind in KINDS:
-            segments, label = range(1, len(record.shares[kind]) + 1), f"slots that {slot_attention.VERBS[kind]}"
+            segments, label = range(1, len(record.shares[kind]) + 1), f"slots that {VERBS[kind]}"
             style: dict[str, Any] = {"color": _COLORS[kind], "marker": "o" if len(segments) < 3 else None}
             axes.plot(segments, record.shares[kind], **style, label=label)
-            if kind in slot_attention.PAPER:
-                axes.axhspan(*slot_attention.PAPER[kind], color=_COLORS[kind], alpha=0.16, linewidth=0)
+            if kind in PAPER_SHARES:
+                axes.axhspan(*PAPER_SHARES[kind], color=_COLORS[kind], alpha=0.16, linewidth=0)
         axes.set(ylim=(-0.02, 1.02))
         axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
         axes.yaxis.set_major_formatter(PercentFormatter(1, 0))
         # --- a slot of each kind: a bar per token, and left of the line one for the slot itself ---
         for axes, one in zip(others, examples, strict=False):
-            panel(axes, slot_attention.slot_title(one), "token of the segment")
+            panel(axes, _slot_title(one), "token of the segment")
             weights = one.weights[: record.shown.first]
             width = max(2.0, len(weights) / 20)  # of the slot's own bar
             axes.bar(np.arange(1, len(weights) + 1), weights, width=0.8, color=_COLORS[one.kind])
@@ -320,15 +325,44 @@ def figure6(claim: Claim, options: Options) -> Finding:
         f"Attention that is even over a segment leaves a slot a weight of {1 / (1 + record.segment):.3f} on itself: "
         "where that is below the bound, a writer that has not learned to choose counts as overwriting."
     )
-    about, explained = slot_attention.about(record), slot_attention.explained(record)
-    notes = [f"{run}: {slot_attention.summary(record)}", f"Data: {about} {even}", explained]
+    document = "validation document" if record.split == "valid" else "test document"
+    about = (
+        f"attention of the memory writer, mean over heads, in {plural(record.documents, document)} of up to "
+        f"{len(record.shares['holds'])} segments of {record.segment} tokens. A slot holds if its weight on itself is "
+        f"above {high:g}, is overwritten if it is below {low:g}, and mixes otherwise."
+    )
+    explained = (
+        f"The other panels: segment {record.shown.place + 1} of {record.shown.of} of the first document, the slot with "
+        "the median weight of each kind: its weights on the tokens, and on itself."
+    )
+    notes = [f"{run}: {_beside_the_paper(record)}", f"Data: {about} {even}", explained]
     return Finding([table], notes, [path, report([run], options.out / "figure6.html")], [run])
 
 
 def paper_share(kind: str) -> str:
     """The paper's share of the slots of a kind, in percent."""
-    share = slot_attention.PAPER.get(kind)
+    share = PAPER_SHARES.get(kind)
     return "–" if share is None else f"{100 * share[0]:.0f} to {100 * share[1]:.0f}"
+
+
+def _slot_title(one: SlotExample) -> str:
+    return f"Slot {one.slot} {_NAMES[one.kind]}: {one.itself:.2f} on itself"
+
+
+def _beside_the_paper(record: WriteAttention) -> str:
+    """Sentences that compare the shares and the forgetting biases with the paper's."""
+    parts = []
+    for i, kind in enumerate(KINDS):
+        theirs = f" (the paper, of text: {paper_share(kind)} %)" if kind in PAPER_SHARES else ""
+        parts.append(f"{record.middle[kind]:.0%}{'' if i else ' of the slots'} {VERBS[kind]}{theirs}")
+    text = f"in the middle half of a document {listed(parts)}."
+    holds, writes = record.kinds["holds"].bias, record.kinds["overwrites"].bias
+    if math.isfinite(holds) and math.isfinite(writes):
+        text += (
+            f" ‖v_bias‖ of slots that are usually overwritten is {writes / holds:.2f} times that of slots that usually "
+            f"hold (the paper, of text, one slot each: {PAPER_BIAS['overwrites'] / PAPER_BIAS['holds']:.2f})."
+        )
+    return text
 
 
 def figure7(claim: Claim, options: Options) -> Finding:
@@ -343,8 +377,8 @@ def figure7(claim: Claim, options: Options) -> Finding:
     writers = [one for one in shown.examples if one.kind != "holds"] or list(shown.examples[-1:])
     tables, columns = [], ["word", "attention per token, relative to uniform", "% of its attention", "tokens"]
     for one in writers:
-        table = Table(f"{slot_attention.slot_title(one)}: the words with most attention", columns)
-        weighed = zip(slot_attention.word_weights(one, words), words, strict=True)
+        table = Table(f"{_slot_title(one)}: the words with most attention", columns)
+        weighed = zip(_word_weights(one, words), words, strict=True)
         read = sorted((pair for pair in weighed if not pair[1][0].isspace()), key=lambda pair: -pair[0])
         for weight, (word, length) in read[:SHOWN]:
             table.add(word, weight * shown.first, 100 * weight * length, length)
@@ -357,8 +391,8 @@ def figure7(claim: Claim, options: Options) -> Finding:
             axes = figure.add_axes((0.02, 1 - (i + 1) / len(writers), 0.96, 1 / len(writers)))
             axes.set_axis_off()
             axes.set(xlim=(0, COLUMNS), ylim=(lines[-1][1] + 1.4, -1.9))
-            axes.text(0, -0.9, f"Slot {one.slot}, which {slot_attention.NAMES[one.kind]}", fontsize=13)
-            weights = slot_attention.word_weights(one, words)
+            axes.text(0, -0.9, f"Slot {one.slot}, which {_NAMES[one.kind]}", fontsize=13)
+            weights = _word_weights(one, words)
             for index, row, column, text in lines:
                 shade = 0.0 if text.isspace() else 0.85 * weights[index] / (max(weights) or 1.0)
                 box = {"facecolor": _COLORS[one.kind], "alpha": shade, "linewidth": 0, "pad": 0}
@@ -372,10 +406,17 @@ def figure7(claim: Claim, options: Options) -> Finding:
     return Finding(tables, notes, [path, report([run], options.out / "figure7.html")], [run])
 
 
+def _word_weights(one: SlotExample, words: tuple[tuple[str, int], ...]) -> list[float]:
+    """The attention of a slot to each word: the mean over its tokens, so that long words do not count more."""
+    ends = np.cumsum([length for _, length in words])
+    return [float(part.mean()) for part in np.split(one.weights, ends[:-1])]
+
+
 def _wrap(words: tuple[tuple[str, int], ...]) -> list[tuple[int, int, int, str]]:
     """The words in lines of at most `COLUMNS` characters: (index of the word, line, column, text)."""
     pieces: list[tuple[int, int, int, str]] = []
-    row, column, between = 0, 0, slot_attention.gap(words)
+    # Between words stands a space where they have no white space of their own.
+    row, column, between = 0, 0, "" if any(text != text.strip() for text, _ in words) else " "
     for i, (word, _) in enumerate(words):
         for line, text in enumerate((word.expandtabs(4) + between).split("\n")):
             if line or column + len(text) > COLUMNS:
@@ -393,7 +434,8 @@ def _write_attention(options: Options) -> tuple[Path, WriteAttention]:
         recipe = small(options, TEXT_STEPS)
         say(f"  training {recipe.name} on {source(options)}, {recipe.train.steps:,} updates", flush=True)
         (run,) = train(Finding(), options, "text", {"text": recipe}, seeds=1, report=False).runs["text"]
-    record = read_run(run, str(run)).write_attention
+    _, task, model = open_run(run)
+    record = measure_write_attention(model, task)
     if record is None:
         raise InputError(
             f"{run}: expected a run of a model that writes slots, found another model; choose a Memformer run with "

@@ -7,14 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mnemos import generators
-from mnemos.lab.tasks.augment import normalise
-from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.metrics import CorpusMetric
-from mnemos.lab.tasks.pictures import fit, pillow
 from mnemos.lab.tasks.prefetch import Prefetched, prefetch
 from mnemos.lab.tasks.row_order import Order
 from mnemos.lab.tasks.task import HeldOut, Split, Task
@@ -26,7 +22,6 @@ from .results import FIGURES, AveragePrecision, Mode, class_figures, write_detec
 from .scenes import Annotation, BatchMaker, DetectionBatch, Scenes, ground_truth, keys_from
 
 _PRINTED = ("AP", "AP50", "AP75")  # in lines of several metrics; all twelve are in results
-_MULTIPLE = 32  # pixels: detectors pad images to multiples of it, and some backbones take no others
 Record = tuple[int, list[Annotation]]  # the number of a picture, and its detections
 
 
@@ -212,9 +207,6 @@ class DetectionTask(Task):
     def preprocessing(self) -> DetectionPreprocessing:
         return DetectionPreprocessing(names=tuple(self.names), categories=tuple(self.splits["train"].categories))
 
-    def artifacts(self, model: nn.Module, folder: Path, split: HeldOut) -> JSONObject:
-        return self.scored_artifacts(model, folder, split, self.batches(split, 1))
-
     def scored_artifacts(
         self, model: nn.Module, folder: Path, split: HeldOut, batches: Iterable[DetectionBatch]
     ) -> JSONObject:
@@ -231,71 +223,9 @@ class DetectionTask(Task):
         scored = {mode: self.evaluate(mode, records) for mode in self._modes}
         return {"by_class": class_figures(scenes, scored, self._figures)}
 
-    def pictured(self, model: nn.Module) -> "tuple[Backbone, Squares] | None":
-        """The model's backbone, and squares of the photos, to show what its caches do; None for a model without one."""
-        detector: Any = getattr(model, "host", model)
-        backbone = getattr(getattr(detector, "backbone", None), "backbone", None)
-        if not isinstance(backbone, nn.Module):
-            return None
-        side = getattr(getattr(getattr(model, "config", None), "backbone", None), "image", 0)
-        if not side:  # a detector of one's own
-            side = -(-min(detector.transform.min_size[-1], detector.transform.max_size) // _MULTIPLE) * _MULTIPLE
-        colours = tuple(detector.transform.image_mean), tuple(detector.transform.image_std)
-        return Backbone(backbone), Squares(self.splits, side, colours)
-
 
 class DetectorOutputs(NamedTuple):
     """What a detector of torchvision computes of a batch."""
 
     losses: dict[str, Tensor]  # scalars by name, means over the batch
     detections: list[dict[str, Tensor]] | None  # of each picture, in evaluation
-
-
-# ---- what a report shows of the caches in a backbone ----
-
-
-class Squares:
-    """The parts of an image task that `evaluate.explain` reads: `Task.pictured`.
-
-    A picture [side, side, 3] is the centre square of a photo, scaled. Its class is that of the photo's largest object.
-    colours: (mean, std) of pixels in [0, 1], by which the detector normalises.
-    """
-
-    inputs = "images"
-
-    def __init__(self, splits: Mapping[Split, Scenes], side: int, colours: tuple[Any, Any]) -> None:
-        self._splits, self._side, self.colours = splits, side, colours
-        self.names = [*splits["train"].classes, "no object"]
-        self.about = (
-            f"The pictures are the middle squares of photos, scaled to {side} × {side} pixels; each is named by the "
-            "largest object of its photo"
-        )
-
-    def size(self, split: Split) -> int:
-        return len(self._splits[split])
-
-    def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
-        return fit(pillow().fromarray(self._splits[split].picture(index)), self._side, 1.0)
-
-    def batches(self, split: Split, batch_size: int) -> Iterator[Batch]:
-        """The squares, normalised [B, 3, side, side], with their classes [B]."""
-        scenes = self._splits[split]
-        for start in range(0, len(scenes), batch_size):
-            pixels, labels = [], []
-            for row in range(start, min(start + batch_size, len(scenes))):
-                pixels.append(self.picture(split, row))
-                largest = max(scenes.plain(row), key=lambda one: float(one["area"]), default=None)
-                label = len(scenes.classes) if largest is None else scenes.categories.index(largest["category_id"])
-                labels.append(label)
-            yield Batch(normalise(np.stack(pixels), *self.colours), torch.tensor(labels))
-
-
-class Backbone(nn.Module):
-    """A detector's backbone, called as an image model: (maps, state)."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        super().__init__()
-        self.backbone = backbone
-
-    def forward(self, images: Tensor, state: None) -> tuple[Any, None]:
-        return self.backbone(images), state
