@@ -7,11 +7,14 @@ registered. Reading a file therefore imports only modules that `registry.py` nam
 import dataclasses
 import functools
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
+
+import numpy as np
 
 from . import registry
 from .errors import near_name
@@ -85,34 +88,50 @@ def to_dict(value: object) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def from_dict(cls: Any, value: Any, where: str = "") -> Any:
+def from_dict(cls: Any, value: Any, where: str = "", record: bool = False) -> Any:
     """The value of a field's type `cls`, such as a configuration, that `to_dict` wrote, or that is one already.
 
     An integer is a number, a list may be a tuple and a text may be a path. where: the path of the value, which errors
-    name. Raises InputError for unknown fields and wrong types.
+    name. record: it is of a file of results, where fields that a class does not know are ignored, a missing number is
+    null and numbers have 64 bits. Raises InputError for unknown fields and wrong types.
     """
     origin, arguments = typing.get_origin(cls), typing.get_args(cls)
+    if cls is Any:
+        return value
     if origin is typing.Annotated:
-        return from_dict(arguments[0], value, where)
+        return from_dict(arguments[0], value, where, record)
     if origin in (typing.Union, types.UnionType):
         problem: InputError | None = None
+        if value is None and type(None) in arguments:
+            return None
         for option in arguments:
             try:
-                return from_dict(option, value, where)
+                return from_dict(option, value, where, record)
             except InputError as error:
                 if isinstance(value, dict) and dataclasses.is_dataclass(option):
-                    problem = error  # it names the field within the value
+                    problem = problem or error  # it names the field within the value
         raise problem or _wrong(where, cls, value)
     if origin is tuple and isinstance(value, (list, tuple)):
         options = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(options) != len(value):
             raise InputError(f"{where}: expected {len(options)} values, found {len(value)}")
-        return tuple(from_dict(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(options, value, strict=True)))
+        parts = enumerate(zip(options, value, strict=True))
+        return tuple(from_dict(k, v, f"{where}[{i}]", record) for i, (k, v) in parts)
+    if origin is list and isinstance(value, list):
+        return [from_dict(arguments[0], v, f"{where}[{i}]", record) for i, v in enumerate(value)]
+    if origin is dict and isinstance(value, dict):
+        return {k: from_dict(arguments[1], v, f"{where}.{k}", record) for k, v in value.items()}
+    if cls is np.ndarray and isinstance(value, list):
+        return np.array(from_dict(list[float], value, where, record))
     if dataclasses.is_dataclass(cls) and isinstance(value, dict):
-        return _dataclass(cls, dict(value), where)
+        return _dataclass(cls, dict(value), where, record)
 
     # --- a value without parts ---
-    if origin is not None:
+    if record and value is None and cls is float:
+        return math.nan
+    if record and isinstance(value, int) and abs(value) >= 2**63:
+        fits = False
+    elif origin is not None:
         fits = origin is Literal and value in arguments
     elif cls is None or value is None:
         fits = value is None and cls in (None, type(None))
@@ -123,12 +142,11 @@ def from_dict(cls: Any, value: Any, where: str = "") -> Any:
         fits = isinstance(value, accepted)
     if not fits:
         raise _wrong(where, cls, value)
-    return (
-        cls(value) if origin is None and (cls is float or (isinstance(cls, type) and issubclass(cls, Path))) else value
-    )
+    converted = origin is None and ((cls is float and not record) or (isinstance(cls, type) and issubclass(cls, Path)))
+    return cls(value) if converted else value
 
 
-def _dataclass(cls: Any, value: dict[str, Any], where: str) -> Any:
+def _dataclass(cls: Any, value: dict[str, Any], where: str, record: bool) -> Any:
     if "is" in value:
         name, file = value.pop("is"), value.pop("plugin", None)
         if not issubclass(cls, Config) or not isinstance(name, str):
@@ -140,13 +158,13 @@ def _dataclass(cls: Any, value: dict[str, Any], where: str) -> Any:
         raise InputError(f"{where or cls.__name__}: 'is' is missing; known: {', '.join(registry.names(cls.kind))}")
     hints = _hints(cls)
     for key in value:
-        if key not in hints:
+        if key not in hints and not record:
             raise InputError(unknown_field(key, hints, where or cls.__name__))
     prefix = f"{where}." if where else ""
     for f in dataclasses.fields(cls):
         if f.name not in value and f.default is f.default_factory is dataclasses.MISSING:
             raise InputError(f"{prefix}{f.name} is missing")
-    return cls(**{k: from_dict(hints[k], v, prefix + k) for k, v in value.items()})
+    return cls(**{k: from_dict(hints[k], v, prefix + k, record) for k, v in value.items() if k in hints})
 
 
 @functools.cache
@@ -262,6 +280,8 @@ _WORDS = {
     str: "a text",
     type(None): "None",
     dict: "a dict",
+    list: "a list",
+    np.ndarray: "a list of numbers",
 }
 
 
@@ -276,6 +296,8 @@ def _options(annotation: object) -> Iterator[str | None]:
     elif origin is tuple and len({*arguments} - {Ellipsis}) == 1 and (one := in_words(arguments[0])):
         count = "one or more" if Ellipsis in arguments else str(len(arguments))
         yield f"{count} {one.split(' ', 1)[-1]}s"
+    elif origin in (dict, list):
+        yield _WORDS[origin]
     elif isinstance(annotation, type):
         name = "path" if issubclass(annotation, Path) else annotation.__name__
         yield _WORDS.get(annotation, f"{'an' if name[0] in 'AEIOU' else 'a'} {name}")

@@ -71,10 +71,8 @@ _CLASSES = {
         "speech": "lab.speech.models:SpeechConfig",
     },
     "data": {
-        "associative-retrieval": "lab.tasks.recall:AssociativeRetrievalConfig",
         "cifar": "lab.tasks.images:CIFARConfig",
         "copy": "lab.tasks.generated:CopyConfig",
-        "babilong-like": "lab.tasks.haystack:FactsConfig",
         "mnist": "lab.tasks.images:MNISTConfig",
         "digits": "lab.tasks.images:DigitsConfig",
         "listops": "lab.tasks.listops:ListOpsConfig",
@@ -85,7 +83,6 @@ _CLASSES = {
         "mad-compression": "lab.tasks.mad:MADCompressionConfig",
         "mad-memorisation": "lab.tasks.mad:MADMemorisationConfig",
         "mqar": "lab.tasks.recall:MQARConfig",
-        "needle": "lab.tasks.haystack:NeedleConfig",
         "photos": "lab.tasks.photos:PhotosConfig",
         "pixels": "lab.tasks.pixels:PixelsConfig",
         "recall": "lab.tasks.recall:RecallConfig",

@@ -22,8 +22,8 @@ class Interrupted(Exception):  # noqa: N818
     """
 
 
-class SkippedFile(UserWarning):
-    """Some of the data are not read: a named pipe, a socket or a device in a folder, rows of a table without text."""
+class SkippedRows(UserWarning):
+    """Some of the data are not read: rows of a table without text."""
 
 
 def one_line(error: BaseException) -> str | None:

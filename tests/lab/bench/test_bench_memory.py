@@ -25,9 +25,9 @@ SMALL = replace(SMALL, steps=2, batch=4, sizes=Sizes(8, 4, 1, 2, 8))
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("task", [*DEFAULT, "rewriting", "facts"])
+@pytest.mark.parametrize("task", DEFAULT)
 def test_every_memory_reads_every_task_and_longer_rows(memory, task):
-    benchmark = BENCHMARKS[task].of_books(str(Path(__file__).parents[3] / "CONTRIBUTING.md"))
+    benchmark = BENCHMARKS[task]
     data = replace(benchmark.data, rows=2)
     few = {"examples": min(data.examples, 8)} if "examples" in asdict(data) else {}
     data = replace(data, **few)
@@ -48,8 +48,6 @@ def test_the_tables_are_whole():
         assert benchmark.keyless == 0 or benchmark.chance < benchmark.keyless < 1
         assert all(replace(benchmark.data, **settings).files() is not None for settings in benchmark.beyond), name
         assert [benchmark.at(s) for s in benchmark.beyond] == sorted(benchmark.at(s) for s in benchmark.beyond)
-        books = replace(benchmark.data, path="x") if benchmark.books else benchmark.data
-        assert benchmark.of_books("x").data == books
 
 
 @pytest.mark.parametrize("task", ["listops-32", "listops"])
@@ -209,16 +207,12 @@ def test_rates_are_chosen_on_the_validation_split_and_failures_are_named(bench, 
     [
         (["mqr"], "expected the name of a task, found 'mqr'; did you mean 'mqar'?"),
         (["mqar", "mqar"], "expected each task once, found 'mqar' again; leave one out"),
-        (["facts", "--books", "sentence"], "facts: --books: expected text in sentences"),
         (["--steps", "-1"], "--steps: expected at least 1, found -1"),
         (["--rates", "a,b"], "--rates: expected numbers such as 1e-3,1e-2, found 'a,b'"),
-        (["mqar", "--books", "."], "--books: expected a task that reads books (facts, needle), found mqar"),
         (["mqar", "--dim", "7", "--memories", "softmax"], "mqar, softmax: rotary positions: expected an even width"),
     ],
 )
-def test_bad_input_is_one_line(words, problem, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("sentence").write_text("no end " * 1000)
+def test_bad_input_is_one_line(words, problem, capsys, tmp_path):
     assert main(["bench-memory", *words, "--out", str(tmp_path / "x")]) == 2
     error = capsys.readouterr().err
     assert problem in error

@@ -94,7 +94,7 @@ def test_equal_parameters_alone_keep_equal_updates(text, tmp_path, runs_here):
     begun = []
     runs_here(lambda recipe, folder: begun.append((recipe.name, recipe.train.steps)))
     recipes = [plain(text), replace(plain(text), model=LSTMConfig(vocab_size=0, dim=8, layers=1), name="other")]
-    with pytest.raises(InputError, match=r"result.json: expected this file of a run, found none"):
+    with pytest.raises(InputError, match=r"result.json: expected a JSON file, found none"):
         compare.compare(recipes, tmp_path / "c", equal=("parameters",), of_claim=True)
     assert begun == [("lstm", 8), ("other", 8)]
     assert not (tmp_path / "c/budget.json").exists()

@@ -126,5 +126,5 @@ def test_runs_without_controls_have_no_section(tmp_path):
 
 
 def test_what_is_malformed_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r'"memory.memories" to be a list'):
+    with pytest.raises(InputError, match=r"memory\.memories: expected .*, found 3"):
         read_run(run_with(tmp_path / "a", measured(memories=3)), "a")

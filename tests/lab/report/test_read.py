@@ -44,7 +44,7 @@ GATES = '{"kind": "gates", "step": 60, "layers": [{"name": "a", "update": {"mean
     [
         ("metrics.jsonl", third("{oops"), "JSON"),
         ("metrics.jsonl", third('{"kind": "train", "loss": 1.0}'), "step"),
-        ("metrics.jsonl", third('{"kind": "train", "step": 60, "loss": "low"}'), '"loss"'),
+        ("metrics.jsonl", third('{"kind": "train", "step": 60, "loss": "low"}'), "loss: expected"),
         ("metrics.jsonl", third(GATES), "update.mean"),
         ("run.json", lambda text: '{\n "name": "x",\n oops\n}', "JSON"),
         ("explain.json", lambda text: "[]", "JSON object"),
@@ -117,7 +117,7 @@ def test_two_comparisons_are_refused(tmp_path):
     ("fields", "word"),
     [
         ({"rows": []}, '"rows"'),
-        ({"rows": [{"name": "a", "mean": "x"}]}, '"rows[0].mean"'),
+        ({"rows": [{"name": "a", "mean": "x"}]}, "rows[0].mean"),
         ({"controls": [{"name": "demo", "mean": 0.1, "std": 0.1, "seeds": 3}]}, "controls[0].control"),
         ({"runs": {"demo": ["gone"]}}, "'gone'"),
     ],

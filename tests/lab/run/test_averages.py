@@ -1,4 +1,4 @@
-"""Averages of a run's weights: of its last checkpoints, and one that moves with each update; scored, kept, resumed."""
+"""The average of the weights in a run's last checkpoints: scored, kept, resumed."""
 
 import os
 import signal
@@ -10,16 +10,13 @@ from train_standins import train
 from trained_runs import equal, numbers, stopped, text_recipe, texts, weights
 
 import mnemos
-from mnemos.lab.cli import main
 from mnemos.lab.errors import Interrupted
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.run import checkpoint
 from mnemos.lab.run.checks import check_settings
 from mnemos.lab.run.recipe_files import read_recipe
-from mnemos.lab.run.weights import average, final_checkpoint, final_weights, parameter_names, trained_model
+from mnemos.lab.run.weights import final_weights, trained_model
 from mnemos.types import InputError
-
-KINDS = {"last": {"average": 3, "keep": 1}, "moving": {"ema": 0.3, "keep": 7, "checkpoint_every": 1}}
 
 
 def of(recipe, **settings):
@@ -34,23 +31,20 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runs(base, tmp_path_factory):
-    """{kind of average: (the recipe with its sizes, the result, the folder)}."""
-    found = {}
-    for kind, settings in KINDS.items():
-        folder = tmp_path_factory.mktemp(kind) / "run"
-        done = train(of(base, **settings), folder, quiet=True)
-        found[kind] = read_recipe(folder), done, folder
-    return found
+def averaged(base, tmp_path_factory):
+    """The recipe with its sizes, the result, the folder."""
+    folder = tmp_path_factory.mktemp("averaged") / "run"
+    result = train(of(base, average=3, keep=1), folder, quiet=True)
+    return read_recipe(folder), result, folder
 
 
-def test_the_average_is_the_mean_of_the_weights_and_the_newest_of_the_rest(runs):
-    recipe, result, folder = runs["last"]
+def test_the_average_is_the_mean_of_the_weights_and_the_newest_of_the_rest(averaged):
+    recipe, result, folder = averaged
     kept = [4, 6, 7]
     assert checkpoint.steps(folder / "checkpoints") == kept[::-1] == result["averaged_steps"]
     saved = [weights(folder, step) for step in kept]
-    parameters = parameter_names(recipe.model.build())
-    assert any("cache" in name for name in set(saved[0]) - parameters)
+    parameters = dict(recipe.model.build().named_parameters(remove_duplicate=False))
+    assert any("cache" in name for name in set(saved[0]) - set(parameters))
     found = final_weights(folder)
     assert set(found) == set(saved[0])
     for name, value in found.items():
@@ -59,34 +53,18 @@ def test_the_average_is_the_mean_of_the_weights_and_the_newest_of_the_rest(runs)
     assert any(not torch.equal(found[name], saved[-1][name]) for name in parameters)
 
 
-def test_the_moving_average_follows_its_equation_and_leaves_training_as_it_is(base, runs, tmp_path):
-    *_, folder = runs["moving"]
-    expected = weights(folder, 1)
-    for t in range(1, 8):
-        d, trained, moving = min(0.3, (t - 1) / (t + 8)), weights(folder, t), weights(folder, t, "ema")
-        expected = {name: d * expected[name] + (1 - d) * trained[name] for name in moving}
-        torch.testing.assert_close(moving, expected)
-    equal(final_weights(folder), trained | moving)
-    assert any(not torch.equal(trained[name], value) for name, value in moving.items())
-    train(base, tmp_path / "plain", quiet=True)
-    equal(weights(tmp_path / "plain", 7), trained)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_averaged_model_is_scored(runs, kind):
-    recipe, result, folder = runs[kind]
+def test_the_averaged_model_is_scored(averaged):
+    recipe, result, folder = averaged
     task = recipe.data.build()
     for split in ("valid", "test"):
         found = evaluate(trained_model(folder, recipe), task.batches(split, recipe.train.batch_size), task)
         assert found["loss"] == result[split]["loss"]
-    last = numbers(folder, "valid")[-1]["loss"]
-    assert (result["valid"]["loss"] == last) == (kind == "moving"), "which is what is scored while it trains, too"
+    assert result["valid"]["loss"] != numbers(folder, "valid")[-1]["loss"], "of the last update"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_interrupted_run_has_the_same_average(runs, tmp_path, kind):
+def test_an_interrupted_run_has_the_same_average(averaged, tmp_path):
     """Though the interruption saves a checkpoint, of update 5."""
-    recipe, result, folder = runs[kind]
+    recipe, result, folder = averaged
     with pytest.raises(Interrupted):
         train(recipe, tmp_path / "run", quiet=True, on_evaluation=lambda *_: os.kill(os.getpid(), signal.SIGINT))
     assert checkpoint.steps(tmp_path / "run" / "checkpoints")[0] == 5
@@ -97,19 +75,8 @@ def test_an_interrupted_run_has_the_same_average(runs, tmp_path, kind):
     equal(final_weights(tmp_path / "run"), final_weights(folder))
 
 
-def test_the_model_of_a_run_that_is_not_finished_is_the_moving_average_too(runs, tmp_path):
-    recipe, _, folder = runs["moving"]
-    run = stopped(folder, tmp_path / "run", 7, 6, 5)
-    about, found = final_checkpoint(run)
-    assert about == "the moving average of update 4"
-    equal(found, weights(folder, 4) | weights(folder, 4, "ema"))
-    task = recipe.data.build()
-    scored = evaluate(trained_model(run, recipe), task.batches("valid", recipe.train.batch_size), task)
-    assert scored["loss"] == numbers(folder, "valid")[0]["loss"]
-
-
-def test_a_resumed_and_a_longer_run_average_the_checkpoints_of_a_whole_one(runs, tmp_path):
-    recipe, result, folder = runs["last"]
+def test_a_resumed_and_a_longer_run_average_the_checkpoints_of_a_whole_one(averaged, tmp_path):
+    recipe, result, folder = averaged
     run = stopped(folder, tmp_path / "run", 6, 7)
     again = train(recipe, run, resume=True, quiet=True)
     assert (again["averaged_steps"], again["test"]) == ([7, 6, 4], result["test"])
@@ -119,39 +86,11 @@ def test_a_resumed_and_a_longer_run_average_the_checkpoints_of_a_whole_one(runs,
     assert checkpoint.steps(run / "checkpoints", "averaged") == [8]
 
 
-def test_the_best_weights_are_those_of_the_moving_average(base, tmp_path):
-    result = train(of(base, **KINDS["moving"], keep_best=True), tmp_path / "run", quiet=True)
-    best = weights(tmp_path / "run", result["best_step"], "ema")
-    equal({name: final_weights(tmp_path / "run")[name] for name in best}, best)
-
-
-def test_the_command_writes_a_model(runs, tmp_path, refused):
-    recipe, _, folder = runs["last"]
-    out = tmp_path / "model"
-    assert main(["average", str(folder), "--last", "2", "--out", str(out)]) == 0
-    mean = average(folder / "checkpoints", 2, parameter_names(recipe.model.build()))
-    assert mean.steps == [7, 6]
-    found = mnemos.load(out).state_dict()
-    equal({name: found[name] for name in mean.weights}, mean.weights)
-    assert (out / "preprocessing.json").is_file()
-    for arguments, said in (
-        (["--last", "2", "--out", str(out)], "expected a new folder"),
-        (["--last", "9"], "expected 9 checkpoints, found 3"),
-        (["--last", "0"], "expected at least 1"),
-    ):
-        assert said in refused("average", folder, *arguments)
-    with pytest.raises(InputError, match="expected checkpoints to average, found none"):
-        average(tmp_path, 2, set())
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"average": 2, "keep_best": True}, r"average: expected 0 beside train\.keep_best, found 2"),
         ({"average": -1}, "average: expected at least 0, found -1"),
-        ({"ema": 1.0}, "ema"),
-        ({"ema": 0.5, "average": 2}, "ema"),
-        ({"ema": 0.5, "strategy": "fsdp"}, "ema"),
     ],
 )
 def test_settings_that_do_not_go_together(base, settings, words):

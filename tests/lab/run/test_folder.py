@@ -104,7 +104,7 @@ def test_a_result_is_read_and_written_back(tmp_path):
 )
 def test_a_damaged_file_is_named(tmp_path, kind, text):
     (tmp_path / kind.FILE).write_text(text)
-    with pytest.raises(InputError, match=rf"{kind.FILE}: expected .*, found .*; start a new run in another folder"):
+    with pytest.raises(InputError, match=rf"{kind.FILE}: .*expected .*, found .*; start a new run in another folder"):
         kind.read(tmp_path)
 
 

@@ -145,7 +145,7 @@ def test_a_sentence_that_is_too_long_writes_nothing(plain, tmp_path, capsys):
         mnemos.translate(plain, ["one", "one " * 60])
     with pytest.raises(InputError, match="n_best: expected 1 to 5, the number of beams, found 6; change n_best"):
         mnemos.translate(plain, ["one"], n_best=6)
-    for command in ("translate", "score", "average"):
+    for command in ("translate", "score"):
         assert main([command, str(tmp_path / "nothing")]) == 2
         assert "nothing: expected" in (said := capsys.readouterr().err)
         assert "no such folder" in said
@@ -193,24 +193,20 @@ def test_runs_are_compared_by_the_paired_bootstrap(plain, cached, tmp_path, outp
     assert "other: expected a finished run whose task is translation, found no" in refused("score", tmp_path / "other")
 
 
-def test_an_averaged_model_and_a_file_are_scored_as_a_run_is(plain, tmp_path, output, refused):
-    """The run's model is the average of its last two checkpoints, so all three have its scores."""
-    run = tmp_path / "run"
-    shutil.copytree(plain, run)
-    assert main(["average", str(run), "--last", "2"]) == 0
-    averaged, written = run / "averaged-2", tmp_path / "out.de"
-    test = result(run)["test"]
-    assert f"loss {test['loss']:.4f}  BLEU {test['BLEU']:.2f}" in output("eval", averaged)
+def test_a_file_is_scored_as_a_run_is(plain, tmp_path, output, refused):
+    other, written = tmp_path / "run", tmp_path / "out.de"
+    shutil.copytree(plain, other)
     written.write_text("".join(row["translation"] + "\n" for row in rows(plain)))
-    said = output("score", run, averaged, written, "--samples", "20")
+    test = result(plain)["test"]
+    said = output("score", plain, other, written, "--samples", "20")
     assert said.count(f"BLEU {test['BLEU']:.2f}, chrF {test['chrF']:.2f}") == 3
     assert "searched with" not in said
-    about = json.loads((averaged / "preprocessing.json").read_text())
-    (averaged / "preprocessing.json").write_text(json.dumps(about | {"beams": 2}))
-    said = output("score", run, averaged, "--samples", "20")
+    about = json.loads((other / "model/preprocessing.json").read_text())
+    (other / "model/preprocessing.json").write_text(json.dumps(about | {"beams": 2}))
+    said = output("score", plain, other, "--samples", "20")
     assert "searched with a beam of 2 and length penalty 1, and the first with a beam of 5" in said
     written.write_text("a\n")
-    assert "out.de: expected a line for each of the 16 test sentences" in refused("score", run, written)
+    assert "out.de: expected a line for each of the 16 test sentences" in refused("score", plain, written)
 
 
 def test_a_run_is_evaluated_on_its_own_and_on_other_text(plain, tmp_path, output, refused):

@@ -214,13 +214,14 @@ def test_the_best_weights_are_kept_and_a_run_stops_early(text_run, tmp_path, out
     assert f"this run had stopped early; --from {tmp_path / 'run'} starts another" in said
 
 
-ARTICLE = " \n = {0} = \n \n The {0} is a {0} of two words , one of which is {0} . \n"
+TEXT = " \n = {0} = \n \n The {0} is a {0} of two words , one of which is {0} . \n"
 
 
-def articles(folder: Path, names: str) -> Path:
-    folder.mkdir()
+def texts_about(folder: Path, names: str) -> Path:
     for split in ("train", "valid", "test"):
-        (folder / f"wiki.{split}.tokens").write_text("".join(ARTICLE.format(name) for name in names.split()) * 5)
+        (folder / split).mkdir(parents=True)
+        for i, name in enumerate(names.split() * 5):
+            (folder / split / f"{i:02}.txt").write_text(TEXT.format(name))
     return folder
 
 
@@ -228,7 +229,7 @@ def articles(folder: Path, names: str) -> Path:
 def words_run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("words")
     model = {"dim": 16, "layers": 1, "num_heads": 2, "mlp": 16, "head": HeadConfig(tied=True, cutoffs=(4, 8))}
-    data = {"path": str(articles(folder / "texts", "owl elk fox cat")), "segment": 8, "articles": True}
+    data = {"path": str(texts_about(folder / "texts", "owl elk fox cat")), "segment": 8}
     return trained("text-words", folder / "run", model, data, steps=3, eval_every=3, log_every=1)
 
 
@@ -259,7 +260,7 @@ def test_some_rows_are_scored(words_run, capsys, output, refused):
 def test_a_run_is_scored_at_other_lengths(words_run, capsys, refused):
     own = evaluate_run(words_run)["as trained"]["loss"]
     assert evaluate_run(words_run, fields=["--model.attention.memory", "64"])["as trained"]["loss"] == own, (
-        "an article is no longer than the memory of 64 that the model has"
+        "a document is no longer than the memory of 64 that the model has"
     )
     short = ["--data.segment", "4", "--model.attention.memory", "2", "--model.attention.same-length", "True"]
     capsys.readouterr()
@@ -278,11 +279,11 @@ def test_a_run_is_scored_at_other_lengths(words_run, capsys, refused):
 
 
 def test_other_text_is_read_with_the_runs_vocabulary(words_run, tmp_path, output, refused):
-    said = output("eval", words_run, "--data.path", articles(tmp_path / "other", "owl owl ape"))
+    said = output("eval", words_run, "--data.path", texts_about(tmp_path / "other", "owl owl ape"))
     assert "in the vocabulary: test 330 (6.06% unknown)\n" in said
     strange = tmp_path / "strange.txt"
     strange.write_text("ein ganz anderer Text\n" * 60)
-    words = ["eval", words_run, "--data.path", strange, "--data.articles", "False"]
+    words = ["eval", words_run, "--data.path", strange]
     assert "found 80% of the test split's words unknown to the run's vocabulary" in refused(*words)
 
 

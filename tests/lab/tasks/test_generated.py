@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from mnemos import DataConfig, config, registry
 from mnemos.lab.tasks import generated
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.generated import CopyConfig, distinct, smallest
-from mnemos.lab.tasks.haystack import FactsConfig, NeedleConfig
 from mnemos.lab.tasks.mad import (
     MADCompressionConfig,
     MADCopyingConfig,
@@ -20,7 +18,7 @@ from mnemos.lab.tasks.mad import (
     MADMemorisationConfig,
     MADRecallConfig,
 )
-from mnemos.lab.tasks.recall import AssociativeRetrievalConfig, MQARConfig, RecallConfig
+from mnemos.lab.tasks.recall import MQARConfig, RecallConfig
 
 CONFIGS = [
     CopyConfig(rows=40),
@@ -29,14 +27,11 @@ CONFIGS = [
     MQARConfig(32, 4, 64, rows=40),
     MQARConfig(32, 4, 64, rewritten=2, counted="old", rows=40),
     MQARConfig(32, 4, 64, noise=True, rows=40, key_tokens=2),
-    AssociativeRetrievalConfig(20, 1, 2, rewrite=True, vary=False, rows=40),
     MADRecallConfig(32, noise=0.3, examples=0, rows=40),
     MADFuzzyRecallConfig(40, examples=0, rows=40),
     MADCopyingConfig(40, 8, 5, examples=0, rows=40),
     MADCompressionConfig(examples=0, rows=40),
     MADMemorisationConfig(examples=0, rows=40),
-    NeedleConfig(450, rows=40),
-    FactsConfig(rows=40, path=str(Path(__file__).parents[3] / "CONTRIBUTING.md")),
 ]
 
 

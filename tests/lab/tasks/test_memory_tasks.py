@@ -4,18 +4,15 @@ import itertools
 import re
 from collections import Counter
 from dataclasses import fields, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import mnemos
-from mnemos.lab.tasks import haystack
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.fact_recall import ToldConfig
 from mnemos.lab.tasks.generated import CopyConfig
-from mnemos.lab.tasks.haystack import SENTENCE, FactsConfig, NeedleConfig
 from mnemos.lab.tasks.mad import (
     MADCompressionConfig,
     MADCopyingConfig,
@@ -24,21 +21,11 @@ from mnemos.lab.tasks.mad import (
     MADRecallConfig,
 )
 from mnemos.lab.tasks.metrics import right_predictions
-from mnemos.lab.tasks.recall import (
-    END,
-    MIXTURE,
-    QUESTION,
-    SEPARATOR,
-    AssociativeRetrievalConfig,
-    MQARConfig,
-    RecallConfig,
-)
+from mnemos.lab.tasks.recall import MQARConfig, RecallConfig
 from mnemos.lab.tasks.task import Task
 from mnemos.models.lstm import LSTMConfig
 from mnemos.models.transformer import TransformerConfig
 from mnemos.types import InputError, leaves
-
-LICENSE = str(Path(__file__).parents[3] / "LICENSE")  # a short text in sentences
 
 
 def rows(settings, split="test"):
@@ -153,44 +140,6 @@ def test_one_token_of_a_key_of_mqar_does_not_tell_its_value():
     assert drawn_as([alike, 2000 - alike], [2, 6]) < 5, "two of the eight other pairs, in random order"
 
 
-def test_mqar_mixes_lengths_as_based():
-    task = MQARConfig(1024, 256, mixed=True, noise=True, rows=2).build()
-    found = Counter()
-    for i in range(60):
-        batch = task.train_batch(i, 1, 0)
-        found[batch.inputs.shape[1], int((batch.targets != IGNORE).sum())] += 1
-    assert {*found} == {(length, pairs) for length, pairs, _ in MIXTURE}
-    assert 20 <= found[64, 4] <= 46, "5/9 of the rows"
-    assert task.max_length == 1024
-
-
-@pytest.mark.parametrize("rewrite", [False, True])
-def test_associative_retrieval(rewrite):
-    settings = AssociativeRetrievalConfig(12, 1 if rewrite else 2, 2, rewrite, rows=2000)
-    width, k = settings.segment, settings.key_digits
-    recent = Counter()
-    for inputs, targets in rows(settings):
-        pairs = [inputs[i : i + width] for i in range(0, 12 * width, width)]
-        assert all(pair[k] == SEPARATOR and pair[-1] == END and max(pair[:k] + pair[k + 1 : -1]) < 16 for pair in pairs)
-        told = {tuple(pair[:k]): pair[k + 1 : -1] for pair in pairs}  # the last value of a key stays
-        assert rewrite or len(told) == 12
-        asked = inputs[12 * width :]
-        assert asked[k] == QUESTION
-        answer = told[tuple(asked[:k])]
-        assert asked[k + 1 :] == answer[:-1]
-        assert targets == [IGNORE] * (len(targets) - 2) + answer
-        recent[[*told].index(tuple(asked[:k]))] += 1 / len(told) if rewrite else 1
-    assert len(inputs) == settings.shape[1]
-    if not rewrite:
-        assert drawn_as([recent[i] for i in range(12)], np.ones(12)) < 5
-
-
-def test_associative_retrieval_varies_the_number_of_pairs():
-    settings = AssociativeRetrievalConfig(4, rows=2)
-    lengths = Counter(settings.build().train_batch(i, 2, 0).inputs.shape[1] for i in range(80))
-    assert sorted(lengths) == [n * settings.segment + 3 for n in range(1, 5)]
-
-
 @pytest.mark.parametrize("noise", [0.0, 0.4])
 def test_mad_recall(noise):
     settings = MADRecallConfig(32, 8, noise, 5, examples=0, rows=1500)
@@ -290,92 +239,6 @@ def test_a_fixed_training_set_is_read_once_an_epoch():
     assert sorted(tuple(r) for i in range(2) for r in task.train_batch(i, 5, 9).inputs.tolist()) == sorted(read[:10])
 
 
-@pytest.mark.parametrize("path", [None, "books"])
-def test_needle_in_rulers_words(path, tmp_path):
-    if path:
-        for i in range(30):
-            (tmp_path / f"{i}.txt").write_text(f"Sentence number {i} of the book.\nIt is not long! Is it? " * 60)
-    settings = NeedleConfig(4500, str(tmp_path) if path else None, rows=300)
-    depths = []
-    for inputs, targets in rows(settings):
-        row = bytes([*inputs, targets[-1]]).decode()
-        assert len(row) == 4507
-        found = re.fullmatch(
-            r"A special magic number is hidden within the following text\. Make sure to memorize it\. I will quiz you "
-            r"about the number afterwards\.\n(.*)One of the special magic numbers for ([a-z]{5}-[a-z]{5}) is: "
-            r"([1-9]\d{6})\.[\n ](.*)What is the special magic number for (\S+) mentioned in the provided text\? "
-            r"The special magic number for (\S+) mentioned in the provided text is (\d{7})",
-            row,
-            re.DOTALL,
-        )
-        before, key, number, after, *rest = found.groups()
-        assert rest == [key, key, number]
-        assert targets == [IGNORE] * 4499 + [ord(digit) for digit in number]
-        if path is None:
-            assert (SENTENCE * 60).decode().endswith(before + after)
-            depths.append(before.count(SENTENCE.decode()))
-        else:
-            assert before == "" or before[-2:] in (". ", "! ", "? ")
-            depths.append(len(before) / len(before + after))
-    if path is None:
-        lines = max(depths)
-        assert {*depths} <= {lines * int(depth) // 100 for depth in haystack.DEPTHS}
-        assert len({*depths}) == 40
-    else:
-        assert min(depths) < 0.05
-        assert max(depths) > 0.9
-        assert abs(np.mean(depths) - 0.5) < 0.1
-
-
-def answered(text):
-    """The first letter of the place that a row's question asks for, found by reading its facts in order."""
-    body, question = re.fullmatch(r"(.*) (Where .*\?) ", text, re.DOTALL).groups()
-    where, holder, stays = {}, {}, {}
-    people, things = "|".join(haystack.PEOPLE), "|".join(haystack.THINGS)
-    for name, verb, what in re.findall(rf"({people}) (went to|took|left) the (\w+)\.", body):
-        if verb == "went to":
-            where[name] = what
-            for thing, by in holder.items():
-                if by == name and stays[thing][-1] != what:
-                    stays[thing].append(what)
-        elif verb == "took":
-            holder[what] = name
-            stays.setdefault(what, [where[name]])
-            assert stays[what][-1] == where[name], "a thing is taken where it is"
-        else:
-            assert holder.pop(what) == name
-    if found := re.fullmatch(rf"Where is ({people})\?", question):
-        return where[found[1]]
-    if found := re.fullmatch(rf"Where is the ({things})\?", question):
-        return stays[found[1]][-1]
-    thing, place = re.fullmatch(rf"Where was the ({things}) before the (\w+)\?", question).groups()
-    assert stays[thing][-1] == place
-    return stays[thing][-2]
-
-
-@pytest.mark.parametrize(("task", "count"), [(1, 6), (2, 9), (3, 14)])
-def test_facts_in_books(task, count, tmp_path):
-    for i in range(30):
-        (tmp_path / f"{i}.txt").write_text(f"Sentence number {i} of the book. It is not long! Is it? " * 60)
-    settings = FactsConfig(task, 900, count, str(tmp_path), rows=100)
-    letters = Counter()
-    seen = {split: set() for split in ("valid", "test")}
-    for split, books in seen.items():
-        for inputs, targets in rows(settings, split):
-            text = bytes(inputs).decode()
-            assert len(text) == 900
-            assert targets[:-1] == [IGNORE] * 899
-            assert chr(targets[-1]) == answered(text)[0]
-            letters[chr(targets[-1])] += 1
-            books |= {*re.findall(r"number (\d+) of", text)}
-            said = [m.start() for m in re.finditer(rf"({'|'.join(haystack.PEOPLE)}) (went|took|left)", text)]
-            assert len(said) == count
-            assert all(i == 0 or text[i - 2 : i] in (". ", "! ", "? ") for i in said)
-    assert not seen["valid"] & seen["test"], "the splits have books of their own"
-    assert {*letters} == {place[0] for place in haystack.PLACES}
-    assert len({place[0] for place in haystack.PLACES}) == len(haystack.PLACES) == len(haystack.PEOPLE) == 10
-
-
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
@@ -389,7 +252,6 @@ def test_facts_in_books(task, count, tmp_path):
         (RecallConfig(distance=4, grow=5), "grow"),
         (MQARConfig(63), "length"),
         (MQARConfig(512, 64, 64), "vocabulary"),
-        (MQARConfig(mixed=True, examples=3), "mixed"),
         (MQARConfig(64, 12, rewritten=9), "length"),
         (MQARConfig(rewritten=5), "rewritten"),
         (MQARConfig(rewritten=2, counted="new"), "counted"),
@@ -398,8 +260,6 @@ def test_facts_in_books(task, count, tmp_path):
         (MQARConfig(power=0), "power"),
         (MQARConfig(counted="old"), "counted"),
         (MQARConfig(pairs=-4, key_tokens=2), "pairs"),
-        (AssociativeRetrievalConfig(key_digits=0), "key_digits"),
-        (AssociativeRetrievalConfig(17, 1), "pairs"),
         (MADRecallConfig(31), "length"),
         (MADRecallConfig(noise=1.0), "noise"),
         (MADFuzzyRecallConfig(motif=8), "motif"),
@@ -407,12 +267,6 @@ def test_facts_in_books(task, count, tmp_path):
         (MADCopyingConfig(32), "length"),
         (MADCompressionConfig(1), "length"),
         (MADMemorisationConfig(31), "length"),
-        (NeedleConfig(100), "length"),
-        (NeedleConfig(350, "stdlib"), "length"),  # without a byte of text
-        (NeedleConfig(path="/no/such/place"), "/no/such/place"),
-        (FactsConfig(length=100), "length"),
-        (FactsConfig(length=20_000, path=LICENSE), "bytes of text"),
-        (FactsConfig(4), "task"),
         (ToldConfig(distances=(2, 8)), "distances"),
         (ToldConfig(distances=(8, 8)), "distances"),
         (ToldConfig(people=11), "people"),
@@ -431,13 +285,6 @@ def test_wrong_settings_are_named(settings, field):
     if said.endswith(("change it", "change one of these")):  # a rule, which names nothing but settings
         named = re.findall(r"(\w+) [^,;]+[,;]", said.split(", found ")[1])
         assert {*named} <= {one.name for one in fields(settings)}
-
-
-def test_files_are_recorded(tmp_path):
-    (tmp_path / "a.txt").write_text("One. Two. " * 200)
-    assert FactsConfig(path=str(tmp_path)).files() == [tmp_path / "a.txt"]
-    assert NeedleConfig().files() == []
-    assert [Path(file).name for file in NeedleConfig(path=str(tmp_path)).files()] == ["a.txt"]
 
 
 @pytest.mark.parametrize(

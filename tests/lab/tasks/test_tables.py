@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from mnemos.lab.errors import SkippedFile
+from mnemos.lab.errors import SkippedRows
 from mnemos.lab.tasks.tables import read_table
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.types import InputError
@@ -44,7 +44,7 @@ def test_each_row_is_a_document(tmp_path, ending):
 
 def test_rows_without_text_are_left_out(tmp_path):
     path = write(tmp_path, ".parquet", {"body": [None, "", "words " * 200] * 9})
-    with pytest.warns(SkippedFile, match=r"data.parquet: 18 of 27 rows have no text in 'body', and are left out"):
+    with pytest.warns(SkippedRows, match=r"data.parquet: 18 of 27 rows have no text in 'body', and are left out"):
         splits = TextConfig(str(path)).build()._splits
     assert sum(map(len, splits.values())) == 9
 

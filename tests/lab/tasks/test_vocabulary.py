@@ -1,7 +1,6 @@
 """Words and sub-words: text to tokens and back, documents, splits, bits per byte, and what is refused."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,15 @@ def wikitext(folder: Path, repeat: int = 9) -> Path:
     for split in ("train", "valid", "test"):
         text = "".join(ARTICLE.format(name) for name in NAMES[: 4 if split == "train" else 3]) * repeat
         (folder / f"wiki.{split}.tokens").write_text(text, encoding="utf-8")
+    return folder
+
+
+def article_files(folder: Path, repeat: int = 9) -> Path:
+    """The same text with a file for each article: 3·repeat of them to validate."""
+    for split in ("train", "valid", "test"):
+        (folder / split).mkdir(exist_ok=True, parents=True)
+        for i, name in enumerate(NAMES[: 4 if split == "train" else 3] * repeat):
+            (folder / split / f"{i:02}.txt").write_text(ARTICLE.format(name), encoding="utf-8")
     return folder
 
 
@@ -60,9 +68,6 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
     assert Words.count([("a", mark + b"the the cat\n")]).list == ("the", "<eos>", "cat", "<unk>")
     sub_words = SubWords.read(byte_level(tmp_path))
     assert sub_words.encode(mark + b"the words", "x").tolist() == sub_words.encode(b"the words", "x").tolist()
-    for file in wikitext(tmp_path).glob("wiki.*"):
-        file.write_bytes(mark + file.read_bytes().removeprefix(b" \n"))  # a heading in the first line
-    assert "27 articles" in TextConfig(str(tmp_path), segment=8, tokens="words", articles=True).build().about[1]
 
 
 def test_sub_words_come_back_with_their_bytes(tmp_path):
@@ -142,28 +147,10 @@ def test_wikitext_in_words(tmp_path):
     assert scored.vocab_size == 5, "other text is read with the run's vocabulary"
 
 
-def test_articles_are_documents(tmp_path):
-    settings = TextConfig(str(wikitext(tmp_path)), segment=8, tokens="words", articles=True, held_out=0.4)
-    task = settings.build()
-    resets = sum(int(batch.reset.sum()) for batch in task.batches("valid", 1))
-    assert resets == 27
-    assert "27 articles" in task.about[1]
-    assert "wiki.valid.tokens#01" in task.about[1]
-    assert replace(settings, tokens="bytes").build().size("valid") == (tmp_path / "wiki.valid.tokens").stat().st_size
-    (tmp_path / "wiki.test.tokens").unlink()
-    shared = settings.build()
-    assert shared.size("test") + shared.size("train") == task.size("train"), "whole articles of train are held out"
-    (tmp_path / "one.txt").write_text("no heading\n = = Part = = \n" * 200)
-    with pytest.raises(InputError, match=r"data.articles: expected files with headings .* found none in 1 files"):
-        TextConfig(str(tmp_path / "one.txt"), articles=True).build()
-
-
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data are not here")
-def test_the_articles_and_words_of_wikitext_2():
+def test_the_words_of_wikitext_2():
     task = TextConfig(str(SHARED / "wikitext-2/wiki.valid.tokens.gz"), tokens="words").build_to_score("valid")
     assert task.size("valid") == 217_646
-    articles = TextConfig(str(SHARED / "wikitext-2/wiki.valid.tokens.gz"), articles=True, longest=10**6)
-    assert len(articles.build_to_score("valid")._splits["valid"]) == 60
 
 
 def test_words_are_cut_at_line_ends(tmp_path):
@@ -190,7 +177,7 @@ def test_bits_per_byte(tmp_path, tokens):
 
 
 def test_carried_reads_the_same_text_without_resets(tmp_path):
-    task = TextConfig(str(wikitext(tmp_path)), segment=8, tokens="words", articles=True).build()
+    task = TextConfig(str(article_files(tmp_path / "texts")), segment=8, tokens="words").build()
     torch.manual_seed(0)
     sizes = {"vocab_size": task.vocab_size, "dim": 8, "layers": 1, "num_heads": 2, "mlp": 8, "position": "none"}
     for memory in (0, 8):
@@ -205,12 +192,13 @@ def test_carried_reads_the_same_text_without_resets(tmp_path):
             whole = torch.nn.functional.cross_entropy(logits[0], torch.cat(documents)).item()
             assert carried["loss"] == pytest.approx(whole, rel=1e-9)
             assert carried["loss"] != pytest.approx(reset["loss"], rel=1e-6)
-    many = TextConfig(str(wikitext(tmp_path, 12)), segment=8, articles=True).build()
+    many = TextConfig(str(article_files(tmp_path / "texts", 12)), segment=8).build()
     first = next(many.carried("valid", 4))
     assert first.reset.tolist() == [True, True], "36 documents: two rows of at least 16"
     starts = sum(int(((batch.inputs == 0) & (batch.targets >= 0)).sum()) for batch in many.carried("valid", 4))
     assert starts == 36, "each document begins with the start token, as in training"
-    whole = replace(TextConfig(str(tmp_path), segment=8)).build()
+    (tmp_path / "whole").mkdir()
+    whole = TextConfig(str(wikitext(tmp_path / "whole")), segment=8).build()
     assert whole.carried("valid", 4) is None, "one document is not carried to another"
 
 

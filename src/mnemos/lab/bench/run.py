@@ -52,7 +52,6 @@ class Options:
     steps: int = 0  # updates of a run; 0: each benchmark's own, as of the width
     dim: int = 0
     rates: Sequence[float] = RATES
-    books: str | None = None  # a file or folder for the benchmarks with text
     jobs: int = 2  # runs at a time, with one thread each
 
 
@@ -96,7 +95,7 @@ def bench_memory(options: Options) -> JSONObject:
 
 
 def choose(options: Options) -> dict[str, Benchmark]:
-    """The benchmarks of the options, with their books, steps and width. Raises InputError for options out of range."""
+    """The benchmarks of the options, with their steps and width. Raises InputError for options out of range."""
     for what, names, known in (("task", options.tasks, BENCHMARKS), ("memory", options.memories, MEMORIES)):
         for name in names:
             if names.count(name) > 1:
@@ -111,27 +110,10 @@ def choose(options: Options) -> dict[str, Benchmark]:
     check_rates(options.rates)
     chosen = {}
     for name in options.tasks or (tasks.QUICK if options.quick else DEFAULT):
-        benchmark = BENCHMARKS[name].of_books(options.books)
+        benchmark = BENCHMARKS[name]
         steps = options.steps or (min(benchmark.steps, tasks.QUICK_STEPS) if options.quick else benchmark.steps)
         sizes = replace(benchmark.sizes, dim=options.dim) if options.dim else benchmark.sizes
         chosen[name] = replace(benchmark, steps=steps, sizes=sizes)
-
-    # --- the texts, which must suffice for the longest rows before anything is trained ---
-    if options.books is not None and not any(benchmark.books for benchmark in chosen.values()):
-        reading = ", ".join(name for name, benchmark in BENCHMARKS.items() if benchmark.books)
-        raise InputError(
-            f"--books: expected a task that reads books ({reading}), found {', '.join(chosen)}; leave it out"
-        )
-    for name, benchmark in chosen.items():
-        try:
-            if options.books is None or not benchmark.books:
-                benchmark.data.files()
-                continue
-            for settings in ({}, *benchmark.beyond):
-                replace(benchmark.data, **settings).build()
-        except InputError as error:
-            fixed = str(error).replace("data.path", "--books").replace(", or lower data.length", "")
-            raise InputError(f"{name}: {fixed}") from None
     return chosen
 
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mnemos.lab.tasks.generated import CopyConfig
-from mnemos.lab.tasks.haystack import FactsConfig, NeedleConfig
 from mnemos.lab.tasks.listops import ListOpsAnswersConfig
 from mnemos.lab.tasks.mad import (
     MADCompressionConfig,
@@ -13,7 +12,7 @@ from mnemos.lab.tasks.mad import (
     MADMemorisationConfig,
     MADRecallConfig,
 )
-from mnemos.lab.tasks.recall import AssociativeRetrievalConfig, MQARConfig
+from mnemos.lab.tasks.recall import MQARConfig
 from mnemos.lab.tasks.task import DataConfig
 
 from .memories import Sizes
@@ -35,18 +34,12 @@ class Benchmark:
     sizes: Sizes = field(default_factory=Sizes)
     published: tuple[Published, ...] = ()  # scores at other sizes, unless `exact`
     exact: bool = False
-    books: bool = False  # whether `path` of the data may name books
     keyless: float = 0.0  # the score of an answer that ignores what is asked, or a part of it; 0: not known
     beside: dict[str, dict[str, Any]] = field(default_factory=dict)  # further scores, by the fields that they change
 
     def at(self, settings: dict[str, Any]) -> float:
         """Where a test is on the axis."""
         return float({**vars(self.data), **settings}[self.axis])
-
-    def of_books(self, path: str | None) -> "Benchmark":
-        """The same with the books at `path` in place of its own text."""
-        data: Any = self.data
-        return self if path is None or not self.books else replace(self, data=replace(data, path=path))
 
 
 _ZOOLOGY = Sizes(num_heads=1, mlp=0, tied=True)  # Transformers of attention without MLPs, one head, as Zoology has them
@@ -56,17 +49,6 @@ _FIGURE2 = {
     256: (("attention, width 64", 1.0),),
     512: (("attention, width 64", 1.0), ("H3, RWKV, BaseConv and Hyena: at most", 0.02)),
 }
-# Recall of Based's protocol against the number of state elements, read off a plot.
-_BASED = (
-    ("DeltaNet, state of 9k numbers", 0.79),
-    ("Gated DeltaNet, 17k", 0.89),
-    ("GLA, 18k", 0.77),
-    ("Based, 9k", 0.67),
-    ("Mamba-2, 16k", 0.69),
-    ("RWKV-7, 17k", 0.82),
-    ("sliding window, 131k", 0.655),
-    ("attention, 524k", 1.0),
-)
 
 # Classifiers of six layers of width 512 that read from both sides, as Cached Transformers (Table 6) reports them.
 _LISTOPS = (("Transformer, bidirectional", 0.3623), ("BigBird", 0.3606), ("Reformer", 0.3727))
@@ -86,12 +68,12 @@ def _mqar(length: int, pairs: int, batch: int) -> Benchmark:
     )
 
 
-def _longer(axis: str, *values: int) -> tuple[dict[str, Any], ...]:
-    return tuple({axis: n} for n in values)
+def _longer(*lengths: int) -> tuple[dict[str, Any], ...]:
+    return tuple({"length": n} for n in lengths)
 
 
 # Rows of 64 tokens, which fit into four segments, tested at up to 512.
-_SHORT: Any = {"steps": 2000, "batch": 16, "beyond": _longer("length", 128, 256, 512), "sizes": Sizes(segment=16)}
+_SHORT: Any = {"steps": 2000, "batch": 16, "beyond": _longer(128, 256, 512), "sizes": Sizes(segment=16)}
 _SHORT_MQAR = {**_SHORT, "sizes": replace(_ZOOLOGY, segment=16)}
 
 
@@ -123,34 +105,12 @@ BENCHMARKS: dict[str, Benchmark] = {
         **_SHORT_MQAR,
         keyless=1 / 2,
     ),
-    "rewriting": Benchmark(
-        "associative retrieval with rewriting: one pair per segment, the last value of a key is asked",
-        1 / 16,
-        AssociativeRetrievalConfig(8, 1, rewrite=True, rows=500),
-        steps=1000,
-        batch=128,
-        beyond=_longer("pairs", 16, 32, 64),
-        axis="pairs",
-        sizes=Sizes(segment=4),
-    ),
     "noisy-recall": Benchmark(
         "MAD, noisy in-context recall, small: 8 keys and values among 64 tokens, a fifth of them noise",
         1 / 8,
         MADRecallConfig(64, 16, 0.2, examples=0, rows=500),
         **_SHORT,
-        keyless=0.355,  # measured, as that of facts: log/2026-11-23-answers-without-the-key.md
-    ),
-    "facts": Benchmark(
-        "facts in text (BABILong-like, task 1): where is a person, told among other text?",
-        1 / 10,
-        FactsConfig(1, 256, 2, rows=500),
-        steps=6000,
-        batch=16,
-        beyond=_longer("length", 512, 1024, 2048),
-        sizes=Sizes(segment=64),
-        published=(("ARMT, GPT-2, qa1 at 50M tokens of BABILong (another task)", 0.799),),
-        books=True,
-        keyless=0.59,
+        keyless=0.355,  # measured: log/2026-11-23-answers-without-the-key.md
     ),
     "selective-copying": Benchmark(
         "MAD, selective copying, small: 8 tokens among 64, written in order",
@@ -158,32 +118,12 @@ BENCHMARKS: dict[str, Benchmark] = {
         MADCopyingConfig(64, 8, 8, examples=0, rows=500),
         **_SHORT,
     ),
-    "retrieval": Benchmark(
-        "associative retrieval: one pair per segment, all keys different",
-        1 / 16,
-        AssociativeRetrievalConfig(20, 2, rows=500),
-        steps=2000,
-        beyond=_longer("pairs", 40, 80, 200),
-        axis="pairs",
-        sizes=Sizes(segment=5),
-    ),
-    "needle": Benchmark(
-        "S-NIAH-1 in RULER's words, as bytes: seven digits in a text that repeats a sentence",
-        1 / 10,
-        NeedleConfig(512, rows=200),
-        steps=6000,
-        batch=16,
-        beyond=_longer("length", 1024, 2048, 4096),
-        sizes=Sizes(segment=64),
-        published=(("DeltaNet, 1.3B, 1k tokens", 0.974), ("Mamba-2", 0.992), ("Gated DeltaNet", 0.984)),
-        books=True,
-    ),
     "copy": Benchmark(
         "copy a word of 16 to 31 symbols",
         1 / 10,
         CopyConfig(64, rows=500),
         steps=1000,
-        beyond=_longer("length", 128, 256),
+        beyond=_longer(128, 256),
         sizes=Sizes(segment=16),
     ),
     "listops-32": Benchmark(
@@ -214,17 +154,6 @@ BENCHMARKS: dict[str, Benchmark] = {
     "mqar-128x8": _mqar(128, 8, 128),
     "mqar-256x16": _mqar(256, 16, 64),
     "mqar-512x64": _mqar(512, 64, 32),
-    "mqar-based": Benchmark(
-        "MQAR in Based's protocol: trained on 4 to 64 pairs in 64 to 256 tokens, tested up to 256 pairs in 1,024",
-        2 / 8192,
-        MQARConfig(256, 64, noise=True, mixed=True, rows=500),
-        steps=6000,
-        batch=64,
-        beyond=({"length": 512, "pairs": 128}, {"length": 1024, "pairs": 256}),
-        sizes=replace(_ZOOLOGY, segment=64),
-        published=_BASED,
-        keyless=1 / 64,
-    ),
     "mad-recall": _mad("in-context recall", 1 / 8, MADRecallConfig()),
     "mad-noisy-recall": _mad("noisy recall", 1 / 8, MADRecallConfig(noise=0.2)),
     "mad-fuzzy-recall": _mad("fuzzy recall", 1 / 8, MADFuzzyRecallConfig()),

@@ -24,7 +24,6 @@ def bench_memory(
     steps: int | None = None,
     dim: int | None = None,
     rates: str | None = None,
-    books: str | None = None,
     jobs: int = 2,
     out: Path = Path("runs") / "bench-memory",
 ) -> int:
@@ -35,7 +34,6 @@ def bench_memory(
         steps: steps (updates) per run, by default the task's own
         dim: width of the models, by default the task's own
         rates: learning rates, such as 1e-3,3e-3; by default four from 1e-4 to 1e-2
-        books: a text or a folder of texts for facts and needle
         jobs: runs at a time, one thread each
         out: the folder of the results
     """
@@ -52,7 +50,6 @@ def bench_memory(
             steps=steps or 0,
             dim=dim or 0,
             rates=RATES if rates is None else read_rates(rates),
-            books=books,
             jobs=jobs,
         )
     )

@@ -164,34 +164,17 @@ def translate(
 
 
 def score(runs: list[Path], *, samples: int = 1000) -> int:
-    """Print BLEU and chrF of runs, averaged models or files of translations on a test split.
+    """Print BLEU and chrF of runs or files of translations on a test split.
 
     Each but the first is compared with the first: whether it differs by more than the choice of sentences (bootstrap).
 
     Args:
-        runs: the folder of a finished run or of an averaged model, or a file of translations, one per line
+        runs: the folder of a finished run, or a file of translations, one per line
         samples: draws of the bootstrap
     """
-    from mnemos.lab.run.trained import translate_test_split
     from mnemos.lab.translation.translation_scores import score_runs
 
-    for run in runs:
-        translate_test_split(run)
     score_runs(list(map(str, runs)), samples)
-    return 0
-
-
-def average(run: Path, *, last: int = 10, out: Path | None = None) -> int:
-    """Write the model with the averaged weights of a run's last checkpoints.
-
-    Args:
-        run: the run's folder
-        last: checkpoints, the newest ones
-        out: the model's folder; by default RUN/averaged-N
-    """
-    from mnemos.lab.run.weights import average_run
-
-    say(average_run(run, last, out))
     return 0
 
 

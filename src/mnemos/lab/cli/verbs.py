@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from mnemos.errors import InputError, UntestedVersion, near_name, printable, say
-from mnemos.lab.errors import Interrupted, SkippedFile, TrainingFailed, one_line
+from mnemos.lab.errors import Interrupted, SkippedRows, TrainingFailed, one_line
 from mnemos.lab.run.kept_memory import keep_freed_memory
 
 from .interrupts import end_at_once
@@ -60,7 +60,6 @@ _GROUPS = {
         "detect": Verb("using:detect", "RUN PHOTO ...", "draw boxes and masks of objects on photos"),
         "chat": Verb("chat:chat", "FOLDER", "chat with a language model of Transformers"),
         "score": Verb("using:score", "RUN ...", "BLEU and chrF of translations, and whether they differ"),
-        "average": Verb("using:average", "RUN", "average the weights of a run's last checkpoints"),
         "export": Verb("using:export", "RUN", "write it for Transformers, ONNX or torch.export"),
     },
     "Check": {
@@ -166,7 +165,7 @@ def _short_warnings() -> Iterator[None]:
     usual = warnings.formatwarning
 
     def short(message: Warning | str, category: type[Warning], *where: Any, **line: Any) -> str:
-        if issubclass(category, SkippedFile | UntestedVersion):
+        if issubclass(category, SkippedRows | UntestedVersion):
             return printable(f"mnemos: warning: {message}\n")
         return usual(message, category, *where, **line)
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from mnemos import libraries
 from mnemos.generators import generator
 from mnemos.lab.run.progress import NoProgress
-from mnemos.lab.tasks.haystack import PEOPLE, PLACES
+from mnemos.lab.tasks.fact_recall import PEOPLE, PLACES
 from mnemos.modes import evaluating
 from mnemos.types import InputError, JSONObject
 

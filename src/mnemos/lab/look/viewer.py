@@ -18,7 +18,7 @@ from mnemos.lab.hosted.hub import is_source
 from mnemos.lab.run.checkpoint import steps
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe
-from mnemos.lab.run.recipe_files import MODEL_RECIPE, is_model
+from mnemos.lab.run.recipe_files import is_model
 from mnemos.lab.run.trained import open_run
 from mnemos.lab.run.weights import final_checkpoint
 from mnemos.lab.tasks.files import check_text, read_bytes
@@ -163,7 +163,7 @@ def look_at_runs(
 
 def _open(folder: Path, text: str | Path | None) -> Opened:
     """A run, or a decoder of Transformers. Of a run that is not finished, `final_checkpoint` is opened."""
-    if is_model(folder) and not (folder / MODEL_RECIPE).is_file():  # what `mnemos average` wrote is looked at
+    if is_model(folder):
         run = folder.parent
         if any((run / name).is_file() for name in ("recipe.json", "linearised.json")):
             raise InputError(f"{folder}: expected the folder of a run, found its model; name {run}")
@@ -185,8 +185,7 @@ def _open(folder: Path, text: str | Path | None) -> Opened:
         data, length = tokenizer.get_vocab(), segment_length(step)
         return Opened(folder.name, "", step, DecoderText(tokenizer), data, length, folder)
     recipe, task, model = open_run(folder)
-    run = folder.parent if is_model(folder) else folder
-    about = [f"run {'/'.join(run.resolve().parts[-2:])}", trained(run, recipe, task)]
+    about = [f"run {'/'.join(folder.resolve().parts[-2:])}", trained(folder, recipe, task)]
     # The segments in which the run was trained and scored: a memory is emptied where it passes from one to the next.
     cut = recipe.train.rollout.segment_length or (task.max_length if task.carries_state else 0)
     about_run, length = " · ".join(filter(None, about)), segment_length(model, cut)

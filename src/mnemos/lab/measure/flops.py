@@ -202,13 +202,3 @@ def _state_after(model: nn.Module, task: Task, example: object, segment: int) ->
             if hasattr(likelihood_of(copied), "log_prob"):  # an adaptive softmax multiplies in the loss
                 task.loss(copied, outputs, part)
     return state
-
-
-def step_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None) -> int:
-    """FLOPs of a forward and its backward: a training step without the loss and the optimiser."""
-
-    def step() -> None:
-        copy.deepcopy(model)(inputs, None, mask)[0].float().sum().backward()
-
-    with torch.enable_grad(), generators.preserve():
-        return count_flops(step)

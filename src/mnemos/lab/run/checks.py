@@ -69,9 +69,6 @@ def check_settings(recipe: Recipe, processes: int) -> None:
         check(name, operator.attrgetter(name)(train) >= least, f"at least {least}", fix)
     both = bool(train.average and train.keep_best)
     check("average", not both, "0 beside train.keep_best", "use 0, or leave train.keep_best out")
-    check("ema", 0 <= train.ema < 1, "a decay from 0 to below 1", "use 0 for no average")
-    for other, used in (("train.average", train.average > 0), ("train.strategy fsdp", train.strategy == "fsdp")):
-        check("ema", not (train.ema and used), f"0 beside {other}", "use one of the two")
     fewer = rollout.slide <= rollout.segments
     expected = f"at most train.rollout.segments, {rollout.segments}"
     check("rollout.slide", fewer, expected, "use 0 for updates that share no batch")
@@ -253,14 +250,11 @@ def check_memory(model: nn.Module, config: TrainConfig, device: torch.device) ->
     Frozen parameters have no gradient and no moments. This is a lower bound of what training needs: activations are not
     counted. On the CPU the processes of a machine share its memory.
     """
-    size, needed, count, weights = _BYTES.get(config.precision, 4), 0, 0, 0
+    size, needed, count = _BYTES.get(config.precision, 4), 0, 0
     for parameter in model.parameters():
         made = parameter.device.type == device.type
         count += parameter.numel()
-        weights += parameter.numel() * size * (not made)
         needed += parameter.numel() * size * ((not made) + _TRAINED * parameter.requires_grad)
-    if config.strategy == "fsdp":
-        needed = max(needed // config.processes, weights)
     if device.type == "cpu":
         needed *= config.devices
     free = free_bytes(device)

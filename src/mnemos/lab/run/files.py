@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from mnemos.atomic import parse, read_text, write_json
+from mnemos.lab.evaluate import records
 from mnemos.lab.evaluate.records import from_json
 from mnemos.lab.tasks.metrics import described_in
 from mnemos.types import InputError, JSONObject
@@ -52,9 +53,10 @@ class _File:
         """The content of the file at `path`. Raises InputError for entries of other types."""
         hints = typing.get_type_hints(cls)
         names = {one.name for one in fields(cls)} - {cls._OTHERS}  # type: ignore[arg-type]
+        # A count that is written as 3.1e6 is one too.
+        hints |= {name: int | float for name, hint in hints.items() if hint in (int, int | None)}
         own = {
-            # A count that is written as 3.1e6 is one too.
-            name: from_json(float if hints[name] in (int, int | None) else hints[name], value, path, _REMEDY, name)
+            name: from_json(hints[name], value, path, _REMEDY, name)
             for name, value in content.items()
             if name in names and value is not None
         }
@@ -308,14 +310,7 @@ def _no_line(where: str, expected: str, problem: object) -> InputError:
 
 def read_object(path: Path, types: Types | None = None) -> JSONObject:
     """A JSON object with entries of these types. Raises InputError if the file is missing or holds something else."""
-    try:
-        content = parse(read_text(path))
-    except FileNotFoundError:
-        raise InputError(f"{path}: expected this file of a run, found none; {_REMEDY}") from None
-    except ValueError as error:
-        raise damaged(path, f"a damaged file ({error})") from None
-    if not isinstance(content, dict):
-        raise damaged(path, f"{content!r:.40}")
+    content = records.read_object(path, _REMEDY)
     for name, cls in (types or {}).items():
         if not isinstance(content.get(name), cls):
             raise damaged(path, f"{content[name]!r:.40} as its {name!r}" if name in content else f"no {name!r} in it")

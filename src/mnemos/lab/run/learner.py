@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mnemos import generators
 from mnemos.config import to_dict
@@ -86,47 +84,6 @@ class Evaluation:
     targets: int = 0
 
 
-class MovingAverage:
-    """The average a of the weights w of a model in training.
-
-        a ← d·a + (1 − d)·w      with d = min(decay, (t − 1)/(t + 8)) after update t
-
-    It begins with the weights after the first update, and with a small d, so that the start of a short run weighs
-    little. Running statistics and stored caches are those of the model. a is in float32 at least; it takes as much
-    memory as the parameters.
-    """
-
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.parameters, self.decay = dict(model.named_parameters()), decay
-        self.weights = {
-            name: weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True)
-            for name, weight in self.parameters.items()
-        }
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Take in the weights after update `step`."""
-        share = 1 - min(self.decay, (step - 1) / (step + 8))
-        for name, average in self.weights.items():
-            average.lerp_(self.parameters[name].to(average.dtype), share)
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Inside, the model has the averaged weights; after it, its own again, bit for bit."""
-        own = {name: weight.detach().clone() for name, weight in self.parameters.items()}
-        self.use()
-        try:
-            yield
-        finally:
-            self.use(own)
-
-    @torch.no_grad()
-    def use(self, weights: dict[str, Tensor] | None = None) -> None:
-        """Give the model the averaged weights, or others, for good."""
-        for name, weight in self.parameters.items():
-            weight.copy_((weights or self.weights)[name])
-
-
 class Learner:
     """The model, its optimiser, its carried states and its position in the data, on one process.
 
@@ -142,14 +99,11 @@ class Learner:
         generators.seed(recipe.train.seed)  # the same weights on every process
         self.model: nn.Module = recipe.model.build() if model is None else model
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        searched = devices.uses_ddp(recipe.train)
-        self.with_loss = ModelWithLoss(self.model, task, alone=fabric.world_size == 1, searched=searched)
+        self.with_loss = ModelWithLoss(self.model, task, alone=not devices.uses_ddp(recipe.train))
         self.wrapped: Any = fabric.setup_module(self.with_loss)
-        # A fused optimiser cannot skip a step (the float16 scaler needs that) and does not support shards everywhere.
-        fused = recipe.train.precision != "16-mixed" and recipe.train.strategy != "fsdp"
-        self.optimiser = make_optimiser(self.model, recipe.optim, fused)
+        # A fused optimiser cannot skip a step, which the float16 scaler needs.
+        self.optimiser = make_optimiser(self.model, recipe.optim, fused=recipe.train.precision != "16-mixed")
         self.stepper: Any = fabric.setup_optimizers(self.optimiser)
-        self.ema = MovingAverage(self.model, recipe.train.ema) if recipe.train.ema else None
         self.has_caches = bool(stored(self.model))
         self._read_again: dict[int, Any] = {}  # batches of the last update, by index
         rollout = recipe.train.rollout
@@ -213,7 +167,6 @@ class Learner:
             "evaluation": asdict(self.evaluation),
             "model": model_state(self.model),
             "optimiser": optimiser_state(self.model, self.optimiser),
-            "ema": {} if self.ema is None else {name: x.to("cpu", copy=True) for name, x in self.ema.weights.items()},
             "scaler": dict(self.fabric.strategy.precision.state_dict()),
             # One entry per micro-batch: their tensors may differ in length, and padding would round differently.
             "states": [state for one in everyone for state in one["states"]],
@@ -244,9 +197,6 @@ class Learner:
         self.evaluation = Evaluation(**saved["evaluation"])
         load_model_state(self.model, saved["model"])
         load_optimiser_state(self.model, self.optimiser, saved["optimiser"])
-        if self.ema is not None:
-            for name, average in self.ema.weights.items():
-                average.copy_(saved["ema"][name])
         self.fabric.strategy.precision.load_state_dict(saved["scaler"])
 
         # --- the states of this process's micro-batches: a checkpoint stores the leaves alone, of all of them ---

@@ -57,21 +57,19 @@ def train(run: Run, on_evaluation: Callable[[nn.Module, int], JSONObject | None]
     def evaluate() -> None:
         """Score the validation split, save the weights if the score is the best so far, and record what gates do."""
         began, step = time.perf_counter(), learner.count.step
-        with contextlib.nullcontext() if learner.ema is None else learner.ema.used():
-            run.valid = run.scores("valid")
-            # After the scores and not before: an evaluation that is interrupted is repeated from its start.
-            learner.evaluated(run.valid, run.scored["valid"], run.scored_targets["valid"])
-            if config.keep_best and learner.best.step == step:
-                run.save_best()
-            seconds = round(time.perf_counter() - began, 3)
-            lines = [Measurement("valid", step, {**run.valid, "seconds": seconds})]
-            if run.files is not None:
-                with generators.preserve():
-                    gates = on_evaluation(learner.model, step)
-                if gates is not None:
-                    lines.append(Measurement("gates", step, gates))
-            run.record(lines)
-            say(run.valid)
+        run.valid = run.scores("valid")
+        # After the scores and not before: an evaluation that is interrupted is repeated from its start.
+        learner.evaluated(run.valid, run.scored["valid"], run.scored_targets["valid"])
+        if config.keep_best and learner.best.step == step:
+            run.save_best()
+        lines = [Measurement("valid", step, {**run.valid, "seconds": round(time.perf_counter() - began, 3)})]
+        if run.files is not None:
+            with generators.preserve():
+                gates = on_evaluation(learner.model, step)
+            if gates is not None:
+                lines.append(Measurement("gates", step, gates))
+        run.record(lines)
+        say(run.valid)
 
     # --- where the run stands ---
     if not learner.count.step and config.init_from is not None:  # so that it can be seen what training adds
@@ -131,7 +129,7 @@ def update(learner: Learner) -> dict[str, float]:
     norm: Any = fabric.clip_gradients(
         learner.wrapped, learner.stepper, max_norm=optim.grad_clip or math.inf, error_if_nonfinite=False
     )
-    norm = getattr(norm, "full_tensor", lambda: norm)().item()  # of sharded gradients
+    norm = norm.item()
 
     # --- the step ---
     rate = set_lr(learner.optimiser, optim, step, config.steps, learner.plateau.factor)
@@ -144,8 +142,6 @@ def update(learner: Learner) -> dict[str, float]:
         )
     learner.stepper.step()
     learner.stepper.zero_grad()
-    if learner.ema is not None:
-        learner.ema.update(step)
 
     seconds = learner.count.seconds + time.perf_counter() - began
     tokens = learner.count.tokens + sum(map(task.tokens, batches))
@@ -183,7 +179,7 @@ def gradients(learner: Learner, batches: list[Any]) -> list[Tensor]:
         spans = [slice(count * i // parts, count * (i + 1) // parts) for i in range(first, first + many)]
         rows.append([to_device(each(batch, lambda x, span=span: x[span]), fabric.device) for span in spans])  # type: ignore[misc]
 
-    # DDP and FSDP average gradients over processes. The loss is a sum over them, so it is scaled by their number;
+    # DDP averages gradients over processes. The loss is a sum over them, so it is scaled by their number;
     # auxiliary losses are averaged over the forwards.
     forwards = sum(learner.with_loss.reads(part) for batch in rows for part in batch)
     weights = world / max(1, sum(map(task.count, batches))), 1 / max(1, forwards)

@@ -156,16 +156,12 @@ class TrainConfig:
         average: the number of newest checkpoints whose averaged weights are the run's model at its end, with their test
             scores; as many are kept. Those of `checkpoint_every` and of the end count, not those of interruptions. 0:
             the weights of the last step.
-        ema: the decay of an exponential moving average of the weights (`learner.MovingAverage`), such as .999.
-            Evaluations, the best weights and the run's model use the average. 0: none.
         patience: stop after this many successive evaluations without a better one; 0: train all steps.
         init_from: the folder of a run whose weights the model starts with, where names and shapes agree; or, for the
             models that `--model` chooses, hf:NAME, timm:NAME or the folder of a saved model of Hugging Face.
         accelerator: "auto", "cpu", "cuda" or "mps"; "auto" takes a GPU if there is one.
-        devices: the number of processes per machine, one per device.
+        devices: the number of processes per machine, one per device (DDP).
         num_nodes: the number of machines, each with as many devices.
-        strategy: "ddp": every process holds the model. "fsdp": the processes hold shards of it. "auto": "ddp" for
-            several devices.
         threads: threads within operations on the CPU; 0: as PyTorch chooses, by default the number of cores, or
             OMP_NUM_THREADS. A resumed run gives the same numbers with the same threads only.
         rollout: how one update reads a long sequence.
@@ -186,13 +182,11 @@ class TrainConfig:
     keep: int = 2
     keep_best: bool = False
     average: int = 0
-    ema: float = 0.0
     patience: int = 0
     init_from: str | None = None
     accelerator: str = "auto"
     devices: int = 1
     num_nodes: int = 1
-    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     threads: int = 0
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
 

@@ -17,9 +17,6 @@ from mnemos.types import InputError
 
 from .recipe import OWN, Recipe
 
-MODEL_RECIPE = "model_recipe.json"  # in a folder that `mnemos average` writes: the recipe of the run
-
-
 _YAML = (".yaml", ".yml")
 
 
@@ -153,18 +150,14 @@ def _of_model(folder: Path) -> str:
 
 
 def is_model(folder: Path) -> bool:
-    """Whether a folder holds a model alone: RUN/model, or what `mnemos average` writes."""
+    """Whether a folder holds a model alone, as RUN/model does."""
     return (folder / "config.json").is_file() and not (folder / "recipe.json").is_file()
 
 
 def recipe_of_model(folder: Path) -> Recipe:
     """The recipe of a run, or of the run whose model a folder holds (`is_model`). Raises as `read_recipe`."""
-    if is_model(folder):
-        if (folder / MODEL_RECIPE).is_file():  # `mnemos average` wrote it
-            return _read(folder / MODEL_RECIPE)
-        if (folder.parent / "recipe.json").is_file():
-            return read_recipe(folder.parent)
-    return read_recipe(folder)
+    of_run = is_model(folder) and (folder.parent / "recipe.json").is_file()
+    return read_recipe(folder.parent if of_run else folder)
 
 
 def _parse_yaml(text: str) -> object:

@@ -58,7 +58,7 @@ from .recipe import Recipe
 from .recipe_files import read_recipe
 from .scored_batches import control_segments, scored_batches, scored_segments
 from .stopping import StopSignals
-from .weights import Start, average, final_weights, parameter_names, trained_model
+from .weights import Start, average, final_weights, trained_model
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -304,9 +304,9 @@ class Run:
         recipe, task, folder, length = self.recipe, self.task, self.path, self.recipe.train.rollout.segment_length
         split = result.split
 
-        # --- the model as training left it; from its checkpoint where it is not here, or in shards or other types ---
-        elsewhere = recipe.train.strategy == "fsdp" or recipe.train.precision in ("bf16-true", "64-true")
-        if self.model is None or (elsewhere and not self.given):
+        # --- the model as training left it; from its checkpoint where it is not here, or has another type ---
+        other_type = recipe.train.precision in ("bf16-true", "64-true")
+        if self.model is None or (other_type and not self.given):
             self.model = trained_model(folder, recipe)
         model = self.model if self.given else self.model.cpu().eval()
 
@@ -417,24 +417,19 @@ class Run:
         config, folder = self.recipe.train, self.path / "checkpoints"
         averaged: list[int] = []
 
-        # --- the run's model: the weights of the best evaluation, a moving average, a mean of checkpoints, the last ---
+        # --- the run's model: the weights of the best evaluation, a mean of checkpoints, the last ---
         if config.keep_best or config.average:
             self.fabric.barrier()  # the first process may still be writing the files
         if config.keep_best and learner.best.step:
             best = checkpoint.path_of(folder, learner.best.step, "best")
             load_model_state(learner.model, checkpoint.read(best)["model"])
-            self.valid = learner.best.valid  # with a moving average they are averages already
-        elif learner.ema is not None and not config.keep_best:
-            learner.ema.use()
+            self.valid = learner.best.valid
         if config.average:
-            mean = average(folder, config.average, parameter_names(learner.model), config.checkpoint_every)
-            load_model_state(learner.model, mean.weights)
-            averaged = mean.steps
-        if config.average or (learner.ema is not None and not config.keep_best):
+            mean, averaged = average(folder, config.average, learner.model, config.checkpoint_every)
+            load_model_state(learner.model, mean)
             weights = model_state(learner.model)  # collective; they are not those of the last checkpoint
             if self.files is not None:
                 self.files.save_average(self.step, {"step": self.step, "steps": averaged, "model": weights})
-        if config.average:
             self.valid = self.scores("valid")
 
         reference: dict[str, float] = {}

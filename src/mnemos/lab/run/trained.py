@@ -28,7 +28,7 @@ from .progress import progress
 from .provenance import data_read
 from .recipe import Recipe
 from .recipe_fields import with_fields
-from .recipe_files import is_model, recipe_of_model
+from .recipe_files import recipe_of_model
 from .scored_batches import control_segments, first_rows, scored_segments
 from .weights import trained_model
 
@@ -222,24 +222,3 @@ def sample_run(folder: Path, sampling: Sampling) -> Path | None:
         return folder / "sampled" if task.sample_outputs(model, sampling, folder / "sampled") else None
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None
-
-
-def translate_test_split(folder: Path) -> None:
-    """Write translations.jsonl of the test split to the folder of a model that translates and has none yet.
-
-    Does nothing for other folders. Cost: the beam search of the run's recipe over the test split. Raises InputError if
-    the run's data are missing.
-    """
-    from mnemos.lab.translation.translate import TranslationPreprocessing
-    from mnemos.lab.translation.translation import TRANSLATIONS
-
-    if not is_model(folder) or (folder / TRANSLATIONS).is_file() or not has_preprocessing(folder):
-        return
-    if not isinstance(read_preprocessing(folder), TranslationPreprocessing):
-        return
-    say(f"{folder}: translating the test split", flush=True)
-    _, task, model = open_run(folder)
-    try:
-        task.artifacts(model, folder, "test")
-    finally:
-        task.close()

@@ -1,27 +1,23 @@
 """The weights of a run: those that it ended with, those that another run starts from, and averages of checkpoints."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from mnemos import registry
-from mnemos.atomic import check_output_folder, read_bytes, write_bytes, write_json
-from mnemos.config import to_dict
-from mnemos.lab.evaluate.predict import PREPROCESSING, has_preprocessing, read_preprocessing
+from mnemos.lab.evaluate.predict import has_preprocessing, read_preprocessing
 from mnemos.lab.hosted.hub import is_source
 from mnemos.lab.tasks.preprocessing import Preprocessing
-from mnemos.models.store import RUN_MODEL, load, save
+from mnemos.models.store import load
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
-from .checkpoint import check_model_state, load_model_state, place
+from .checkpoint import check_model_state, load_model_state
 from .checks import on_meta
 from .recipe import Recipe
-from .recipe_files import MODEL_RECIPE, is_model, read_recipe
+from .recipe_files import is_model
 
 _INNER = "inner"
 _LEAST = 0.5  # share of the parameters that a run must give to another model
@@ -30,8 +26,8 @@ _LEAST = 0.5  # share of the parameters that a run must give to another model
 def final_weights(folder: Path) -> dict[str, Tensor]:
     """A run's weights and buffers by name, on the CPU: of its best checkpoint if it keeps that, else of the newest.
 
-    Of a run that ended with averaged weights (`TrainConfig.average`) it is these, and of a checkpoint with a moving
-    average (`TrainConfig.ema`) that. Raises InputError if the run has no checkpoint, or a damaged best or averaged one.
+    Of a run that ended with averaged weights (`TrainConfig.average`) it is these. Raises InputError if the run has no
+    checkpoint, or a damaged best or averaged one.
     """
     return final_checkpoint(folder)[1]
 
@@ -46,13 +42,7 @@ def final_checkpoint(folder: Path) -> tuple[str, dict[str, Tensor]]:
         path, about = checkpoint.path_of(folder, best, "best"), f"the best checkpoint, of update {best:,}"
     elif (newest := checkpoint.newest(folder)) is not None:
         step, value, _ = newest
-        weights = checkpoint.weights(checkpoint.path_of(folder, step), value)
-        if not (moving := value.get("ema") if step else None):  # it begins with the first update
-            return f"the checkpoint of update {step:,}", weights
-        # A tied parameter has one average, and a name for each place: these are read as one tensor.
-        averages = {id(weights[name]): x.to(weights[name].dtype) for name, x in moving.items()}
-        weights = {name: averages.get(id(x), x) for name, x in weights.items()}
-        return f"the moving average of update {step:,}", weights
+        return f"the checkpoint of update {step:,}", checkpoint.weights(checkpoint.path_of(folder, step), value)
     else:
         raise InputError(f"{folder.parent}: expected a checkpoint, found none; train the run first")
     return about, checkpoint.weights(path, checkpoint.read(path))
@@ -148,10 +138,8 @@ class Start:
         return cls(fitting, about, {"run": source, "sha256": sha256, "tensors": len(fitting)})
 
     def load(self, model: nn.Module) -> None:
-        """Load the weights into the model; sharded parameters are loaded as shards."""
-        own = model.state_dict()
-        with torch.no_grad():
-            model.load_state_dict({name: place(value, own[name]) for name, value in self.weights.items()}, strict=False)
+        """Load the weights into the model."""
+        model.load_state_dict(self.weights, strict=False)
 
 
 def _sources(own: Sequence[str], saved: Sequence[str]) -> dict[str, str]:
@@ -176,79 +164,23 @@ def _sources(own: Sequence[str], saved: Sequence[str]) -> dict[str, str]:
     return sources
 
 
-class Average(NamedTuple):
-    """Weights and buffers by name, and the steps of the checkpoints that they are the mean of, newest first."""
-
-    weights: dict[str, Tensor]
-    steps: list[int]
-
-
-def average(folder: Path, count: int, parameters: Collection[str], every: int = 1) -> Average:
-    """The mean of the weights in the `count` newest checkpoints of a folder's schedule; of all, if there are fewer.
+def average(folder: Path, count: int, model: nn.Module, every: int) -> tuple[dict[str, Tensor], list[int]]:
+    """The mean of the weights in a model's `count` newest checkpoints (in all, if there are fewer), and their steps.
 
     every: steps between two checkpoints of the schedule (`checkpoint.scheduled`), so that an interrupted run has the
     average of an uninterrupted one.
-    w = (w₁ + … + wₙ)/n, added up in float64 from the oldest to the newest, then rounded to the weights' type. Tensors
-    that are not among `parameters` (running statistics, caches) are those of the newest checkpoint. Memory: the weights
-    in float64, and one checkpoint. Raises InputError if there is none, if one is damaged, or if their weights differ.
+    w = (w₁ + … + wₙ)/n, added up in float64 from the oldest to the newest, then rounded to the weights' type. What is
+    no parameter (running statistics, caches) is that of the newest checkpoint. Memory: the weights in float64, and one
+    checkpoint. Raises InputError if one is damaged.
     """
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}  # each name of a shared one
     steps = checkpoint.scheduled(checkpoint.steps(folder), every)[:count]
-    if not steps:
-        raise InputError(f"{folder}: expected checkpoints to average, found none; train the run first")
     sums: dict[str, Tensor] = {}
     newest: dict[str, Tensor] = {}
     for step in reversed(steps):
         path = checkpoint.path_of(folder, step)
         newest = checkpoint.weights(path, checkpoint.read(path))
         for name, value in newest.items():
-            if name not in parameters or not value.is_floating_point():
-                continue
-            before = sums.get(name)
-            if before is not None and before.shape != value.shape:
-                raise InputError(
-                    f"{path}: expected {name} of shape {tuple(before.shape)}, as in earlier checkpoints, found "
-                    f"{tuple(value.shape)}; average checkpoints of one run"
-                )
-            sums[name] = value.double() if before is None else before + value.double()
-    mean = {name: (value / len(steps)).to(newest[name].dtype) for name, value in sums.items()}
-    return Average({**newest, **mean}, steps)
-
-
-def parameter_names(model: torch.nn.Module) -> set[str]:
-    """The names of a model's parameters in its state, each name of a shared one."""
-    return {name for name, _ in model.named_parameters(remove_duplicate=False)}
-
-
-def average_run(folder: str | Path, last: int, out: str | Path | None = None) -> Path:
-    """Write the model with the averaged weights of a run's `last` checkpoints, for `mnemos.load`; returns its folder.
-
-    out: by default RUN/averaged-LAST. The folder has the run's recipe, so `mnemos eval` and `mnemos score` take it. A
-    model that reads files (`mnemos predict`, `mnemos translate`) still does. The run itself is unchanged. Raises
-    InputError if the run has fewer checkpoints (`TrainConfig.keep`), and for a folder that is there already.
-    """
-    folder = Path(folder)
-    recipe = read_recipe(folder)
-    target = Path(out) if out is not None else folder / f"averaged-{last}"
-    if last < 1:
-        raise InputError(f"--last: expected at least 1 checkpoint, found {last}; raise it")
-    check_output_folder(target)
-    if target.exists():
-        raise InputError(f"{target}: expected a new folder for the averaged model, found one; name another with --out")
-    every = recipe.train.checkpoint_every
-    count = len(checkpoint.scheduled(checkpoint.steps(folder / "checkpoints"), every))
-    if count < last:
-        raise InputError(
-            f"{folder}: expected {last} checkpoints, found {count}; train with --train.keep {last}, or lower --last"
-        )
-    mean = average(folder / "checkpoints", last, parameter_names(on_meta(recipe.model)), every)
-    check_model_state(on_meta(recipe.model).state_dict(), mean.weights)
-    model = recipe.model.build()
-    load_model_state(model, mean.weights)
-    save(model.eval(), target)
-    write_json(target / MODEL_RECIPE, to_dict(recipe))
-    known = folder / RUN_MODEL / PREPROCESSING
-    if known.is_file():
-        write_bytes(target / PREPROCESSING, read_bytes(known))
-    elif (about := recipe.data.build().preprocessing()) is not None:
-        write_json(target / PREPROCESSING, to_dict(about))
-    return target
+            if name in parameters and value.is_floating_point():
+                sums[name] = sums[name] + value.double() if name in sums else value.double()
+    return newest | {name: (value / len(steps)).to(newest[name].dtype) for name, value in sums.items()}, steps

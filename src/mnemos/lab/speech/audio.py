@@ -33,10 +33,9 @@ class Recordings:
     samples: NDArray[np.int16]  # of all
     starts: NDArray[np.int64]  # [N + 1], in them
     labels: NDArray[np.int64]  # [N], in `words`
-    speakers: NDArray[np.int64]  # [N], in `people`
+    speakers: NDArray[np.int64]  # [N], numbers
     takes: NDArray[np.int64]  # [N]
     words: tuple[str, ...]  # sorted
-    people: tuple[str, ...]  # sorted
     rate: int  # samples per second
 
     def __len__(self) -> int:
@@ -74,11 +73,10 @@ def read_recordings(path: str | Path) -> Recordings:
         raise InputError(f"{path}: expected recordings named LABEL_SPEAKER_TAKE.wav, found none; name another folder")
     keys = sorted(takes)
     waves = [takes[key][1] for key in keys]
-    (words, labels), (people, speakers) = (np.unique([key[i] for key in keys], return_inverse=True) for i in (0, 1))
+    (words, labels), (_, speakers) = (np.unique([key[i] for key in keys], return_inverse=True) for i in (0, 1))
     starts = np.concatenate([[0], np.cumsum([len(one) for one in waves])])
     numbers = np.array([key[2] for key in keys])
-    names = tuple(words.tolist()), tuple(people.tolist())
-    return Recordings(np.concatenate(waves), starts, labels, speakers, numbers, *names, rate)
+    return Recordings(np.concatenate(waves), starts, labels, speakers, numbers, tuple(words.tolist()), rate)
 
 
 def read_wav(data: bytes, name: str) -> tuple[NDArray[np.int16], int]:
@@ -125,7 +123,7 @@ def _wavs(path: Path) -> Iterator[tuple[str, bytes]]:
 
     for file in recording_files(path):
         if file.name.lower().endswith(_ARCHIVES):
-            yield from ((f"{file}: {member.name}", member.read()) for member in archive_members(file, wanted))
+            yield from ((f"{file}: {name}", data) for name, data in archive_members(file, wanted))
         else:
             yield str(file), read_bytes(file)
 

@@ -247,10 +247,8 @@ class SpeechPreprocessing(Preprocessing):
         return normalise(filterbanks(torch.from_numpy(samples), self.rate, self.bands))
 
 
-def transcriptions(
-    model: nn.Module, batches: Iterable[Batch], names: Sequence[str], most: int = _SHOWN
-) -> list[dict[str, str]]:
-    """[{"said": spoken, "heard": transcribed words}] of the first row of up to `most` evenly spaced batches.
+def transcriptions(model: nn.Module, batches: Iterable[Batch], names: Sequence[str]) -> list[dict[str, str]]:
+    """[{"said": spoken, "heard": transcribed words}] of the first row of up to `_SHOWN` evenly spaced batches.
 
     names: of the tokens. [] for a model that is no `Transcriber`. The model runs in eval mode, its own is restored.
     """
@@ -263,5 +261,5 @@ def transcriptions(
             heard = model.transcribe(one.inputs, one.mask)[0]
             said = [token for token in one.targets[0].tolist() if token >= 0]
             rows.append({key: " ".join(names[t] for t in row) for key, row in (("said", said), ("heard", heard))})
-    shown = min(most, len(rows))
+    shown = min(_SHOWN, len(rows))
     return [rows[i * (len(rows) - 1) // max(1, shown - 1)] for i in range(shown)]

@@ -1,9 +1,8 @@
 """Tasks of generated sequences: training batches are drawn when they are needed, or from a fixed set."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,17 +55,13 @@ class GeneratedConfig(DataConfig):
         """What draws the training rows of an update, from 0: easier or other rows than `draw`, or the same."""
         return self.draw
 
-    def draws(self) -> tuple[Callable[[int], Draw], Mapping[Split, Draw]]:
-        """What draws the rows of each update, and those of the held-out splits."""
-        return self.training, {"valid": self.draw, "test": self.draw}
-
-    def files(self) -> Sequence[Path]:
+    def files(self) -> tuple[()]:
         return ()
 
     def build(self) -> "GeneratedTask":
         self.require("rows >= 1", "examples >= 0", *self.limits)
-        train, held_out = self.draws()
-        return GeneratedTask(train, held_out, *self.shape, self.rows, self.seed, self.examples)
+        held_out: dict[Split, Draw] = {"valid": self.draw, "test": self.draw}
+        return GeneratedTask(self.training, held_out, *self.shape, self.rows, self.seed, self.examples)
 
 
 class GeneratedTask(TokenTask):

@@ -7,7 +7,7 @@ which checks its files before it unpickles them.
 
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from mnemos.types import InputError
 
 from .arrays import ArrayTask, Rows
 from .augment import AugmentConfig
+from .batch import Batch
 from .files import archive_members, read_bytes, skipped
 from .image_task import Colours, ImageTask, View
 from .pictures import ArrayPictures, is_image, parse_image
@@ -356,15 +357,16 @@ def _picture_folders(folder: Path) -> tuple[Path, Path]:
 
 
 def _pictures_below(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.glob("*/*")) if is_image(path.name) and not skipped(path)]
+    return [path for path in sorted(folder.glob("*/*")) if is_image(path.name)]
 
 
 def _labelled_pictures(path: Path, variant: Variant) -> tuple[Labelled, tuple[str, ...]]:
     """Images and labels of a folder or a tar of …/CLASS/*.jpg, sorted by class and name, and the sorted class names."""
+    files: Iterator[tuple[str, bytes]]
     if path.is_dir():
         files = ((file.relative_to(path).as_posix(), read_bytes(file)) for file in _pictures_below(path))
     else:
-        files = ((member.name, member.read()) for member in archive_members(path, is_image))
+        files = archive_members(path, is_image)
     pictures: list[tuple[tuple[str, ...], NDArray[np.uint8]]] = []
     for name, data in files:
         pixels = np.array(parse_image(data, f"{path}: {name}"))

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mnemos import libraries
+from mnemos.atomic import check_file
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .augment import AugmentConfig
-from .files import first_names, repeated, skipped
+from .files import first_names, repeated
 from .image_task import IMAGENET, Colours, ImagePreprocessing, ImageTask, View
 from .pictures import ENDINGS, FilePictures, check_image_files, is_image
 from .task import SPLITS, DataConfig, HeldOut, Split
@@ -211,11 +212,12 @@ def scan(folder: str, classes: Sequence[str] | None = None) -> Files:
 
     def wanted(path: str) -> bool:
         nonlocal checked
-        if f"{os.sep}." in path[len(folder) :] or skipped(path):
+        if f"{os.sep}." in path[len(folder) :]:
             return False
         if not is_image(path):
             left_out.append(path)
             return False
+        check_file(path)
         if (inside := os.path.dirname(path)) != checked:  # files of a folder follow each other
             checked, about = inside, os.stat(inside)
             if first_path.setdefault((about.st_dev, about.st_ino), inside) != inside:

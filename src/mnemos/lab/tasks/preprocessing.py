@@ -14,8 +14,6 @@ from torch import Tensor
 from mnemos.config import Config
 from mnemos.types import InputError, JSONObject
 
-from .files import skipped
-
 
 class Predicted(NamedTuple):
     """What a model says about a file: the text that `mnemos predict` prints, and its details as JSON.
@@ -118,8 +116,7 @@ def files_below(paths: Sequence[Path], endings: tuple[str, ...], what: str) -> l
         below = []
         for here, folders, names in os.walk(path):
             folders[:] = [name for name in folders if not name.startswith(".")]
-            own = [Path(here, n) for n in names if n.lower().endswith(endings or "") and not n.startswith(".")]
-            below += [file for file in own if not skipped(file)]
+            below += [Path(here, n) for n in names if n.lower().endswith(endings or "") and not n.startswith(".")]
         if not below:
             which = f" ({' '.join(endings)})" if endings else ""
             raise InputError(f"{path}: expected {what}{which}, found none; name another folder")

@@ -1,7 +1,6 @@
 """Associative recall: read pairs of a key and a value, and later predict the value of a given key.
 
-With distractors of our own, as "Zoology" (MQAR; Arora et al. 2024), and as "Associative Recurrent Memory Transformer"
-(Rodkin et al. 2024) define it.
+With distractors of our own, and as "Zoology" (MQAR; Arora et al. 2024) defines it.
 """
 
 import math
@@ -12,16 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mnemos.config import check_fields
-from mnemos.generators import ORDER, generator
 from mnemos.registry import register
 
 from .batch import IGNORE
 from .generated import Draw, GeneratedConfig, GeneratedTask, Rows, distinct, smallest
-
-# (N, D, rows) of the training set of Arora et al. 2024 ("Based", Figure 2): D pairs in N tokens.
-MIXTURE = ((64, 4, 100_000), (128, 8, 20_000), (256, 16, 20_000), (256, 32, 20_000), (256, 64, 20_000))
-SYMBOLS = 16  # the digits of keys and values
-SEPARATOR, QUESTION, END = SYMBOLS, SYMBOLS + 1, SYMBOLS + 2
 
 
 @register
@@ -127,9 +120,7 @@ class MQARConfig(GeneratedConfig):
     right with probability 2/V.
 
     Zoology's Figure 2 has V = 8,192, a = 0.01, no noise, and (N, D) = (64, 4), (128, 8), (256, 16) and (512, 64), with
-    `examples` = 100,000 training rows. 0 draws new rows for every update. `mixed`: the rows of a training batch have N
-    and D of `MIXTURE`, as in the protocol of Based: training on lengths up to 256, tests on lengths up to 1,024, all
-    with `noise`. Batches of an (N, D) are as frequent as its rows are there. Held-out rows are of `length` and `pairs`.
+    `examples` = 100,000 training rows. 0 draws new rows for every update.
 
     `rewritten` = U (Zoology's forgetting MQAR): U of the keys, in random order, follow the D pairs once more, each with
     a new value, and the last value of a key is its answer. All D + U values of a row are different; in Zoology only the
@@ -150,14 +141,12 @@ class MQARConfig(GeneratedConfig):
         "key_tokens == 1 or pairs == int(pairs**0.5) ** 2",
         "0 <= rewritten <= pairs",
         "counted == 'all' or rewritten >= 1",
-        "not mixed or (rewritten == 0 and key_tokens == 1 and examples == 0)",
         # A key and a value among the noise would be a later value of the key.
         "not (noise and rewritten)",
         "0 < power <= 1",
         "length % 2 == 0",
         "length >= (key_tokens + 1) * (2 * pairs + rewritten)",
         "vocabulary // (key_tokens + 1) > pairs + rewritten",
-        "not mixed or vocabulary >= 130",  # as the 64 pairs of MIXTURE need
     )
 
     length: int = 64
@@ -165,7 +154,6 @@ class MQARConfig(GeneratedConfig):
     vocabulary: int = 8192
     power: float = 0.01
     noise: bool = False
-    mixed: bool = False
     examples: int = 0
     rows: int = 1024  # of the validation split, and of the test split
     seed: int = 0
@@ -178,20 +166,9 @@ class MQARConfig(GeneratedConfig):
         """The tokens of a key and its value, and of an asked key and the token after it."""
         return self.key_tokens + 1
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.vocabulary, max(self.length, MIXTURE[-1][0]) if self.mixed else self.length
-
     def build(self) -> GeneratedTask:
         check_fields(self, "data")
         return super().build()
-
-    def training(self, update: int) -> Draw:
-        if not self.mixed:
-            return self.draw
-        shares = np.array([rows for _, _, rows in MIXTURE])
-        length, pairs, _ = MIXTURE[generator(self.seed, ORDER, update).choice(len(MIXTURE), p=shares / shares.sum())]
-        return replace(self, length=length, pairs=pairs).draw
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
         count, width = self.pairs + self.rewritten, self.vocabulary // self.slot
@@ -235,68 +212,3 @@ class MQARConfig(GeneratedConfig):
         one, two = 1 + distinct(random, rows, width - 1, side), width + distinct(random, rows, width, side)
         both = distinct(random, rows, self.pairs, self.pairs)
         return np.stack([np.take_along_axis(one, both // side, 1), np.take_along_axis(two, both % side, 1)], 2)
-
-
-@register
-@dataclass(frozen=True)
-class AssociativeRetrievalConfig(GeneratedConfig):
-    """Associative retrieval (ARMT): one pair of a key and a value per segment, then a question for one value.
-
-    A row has `pairs` segments "key SEPARATOR value END", and then "key QUESTION" and the value, whose digits are the
-    targets. Keys have `key_digits` and values `value_digits` of 16 symbols, 0 … 15; the other three tokens are 16, 17
-    and 18. A segment has key_digits + value_digits + 2 tokens (`segment`), which is the `segment_length` of memories
-    that read one pair at a time.
-
-    rewrite=False: the keys of a row are different, and the question is about a uniform one. rewrite=True: keys are
-    uniform and may repeat; the question is about a uniform one of the different keys, and the answer is its last value.
-    Guessing a digit is right with probability 1/16. The paper has 1 to 200 pairs: keys of one digit up to 10 pairs, of
-    two up to 40, and of three up to 200.
-
-    vary: a training batch has a number of pairs that is uniform over 1 … `pairs`, as in the paper. Held-out rows have
-    `pairs` pairs.
-    """
-
-    name: ClassVar[str] = "associative-retrieval"
-    limits = ("1 <= key_digits <= 5", "value_digits >= 1", "pairs >= 1", "rewrite or pairs <= 16**key_digits")
-
-    pairs: int = 20
-    key_digits: int = 2
-    value_digits: int = 1
-    rewrite: bool = False
-    vary: bool = True
-    rows: int = 1024  # of the validation split, and of the test split
-    seed: int = 0
-
-    @property
-    def segment(self) -> int:
-        return self.key_digits + self.value_digits + 2
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        # The pairs, and the question without the last digit of its answer.
-        return SYMBOLS + 3, self.pairs * self.segment + self.key_digits + self.value_digits
-
-    def training(self, update: int) -> Draw:
-        if not self.vary:
-            return self.draw
-        return replace(self, pairs=int(generator(self.seed, ORDER, update).integers(1, self.pairs, endpoint=True))).draw
-
-    def draw(self, random: np.random.Generator, rows: int) -> Rows:
-        n, k, width = self.pairs, self.key_digits, self.segment
-        keys = random.integers(0, SYMBOLS**k, (rows, n)) if self.rewrite else distinct(random, rows, SYMBOLS**k, n)
-        values = random.integers(0, SYMBOLS, (rows, n, self.value_digits))
-        # A key is asked at its last pair; without rewriting, every pair is the last one of its key.
-        later = np.triu(np.ones((n, n), bool), 1)
-        last = ~((keys[:, :, None] == keys[:, None, :]) & later).any(2)
-        asked = np.where(last, random.random((rows, n)), -1).argmax(1)
-
-        segments = np.empty((rows, n, width), np.int64)
-        segments[:, :, :k] = keys[:, :, None] // SYMBOLS ** np.arange(k)[::-1] % SYMBOLS
-        segments[:, :, k], segments[:, :, k + 1 : -1], segments[:, :, -1] = SEPARATOR, values, END
-        row = np.arange(rows)
-        answer = values[row, asked]
-        question = np.concatenate([segments[row, asked, :k], np.full((rows, 1), QUESTION), answer[:, :-1]], 1)
-        inputs = np.concatenate([segments.reshape(rows, n * width), question], 1)
-        targets = np.full_like(inputs, IGNORE)
-        targets[:, inputs.shape[1] - self.value_digits :] = answer
-        return inputs, targets

@@ -13,7 +13,7 @@ from typing import Any
 
 from mnemos import libraries
 from mnemos.errors import near_name
-from mnemos.lab.errors import SkippedFile
+from mnemos.lab.errors import SkippedRows
 from mnemos.types import InputError
 
 READERS = {
@@ -49,7 +49,7 @@ def read_column(file: Path, column: str | None) -> list[str]:
     rows = [text or "" for text in table[name]]
     if empty := rows.count(""):
         without = f"{empty:,} of {len(rows):,} rows have no text in {name!r}"
-        warnings.warn(f"{file}: {without}, and are left out", SkippedFile, stacklevel=2)
+        warnings.warn(f"{file}: {without}, and are left out", SkippedRows, stacklevel=2)
     return rows
 
 

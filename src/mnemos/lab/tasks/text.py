@@ -63,7 +63,6 @@ class TextConfig(DataConfig):
     words first, at most `words` of them (0: all), and any other word is <unk>. FILE.json: sub-words, by a
     tokenizer.json of the library tokenizers. Any other FILE: a vocabulary of words, one per line. Text that is not read
     as bytes must be UTF-8, and is cut at line ends only.
-    `articles`: each article of WikiText's files is a document of its own (`text_files.divide_into_articles`).
     A document longer than `longest` tokens is divided into several documents, each with a new state. Otherwise one long
     file would occupy one row of an evaluation while the other rows wait. `segment` is T.
     """
@@ -77,7 +76,6 @@ class TextConfig(DataConfig):
     pattern: str | None = None
     tokens: str = "bytes"
     words: int = 0
-    articles: bool = False
     column: str | None = None
 
     def files(self) -> list[Path]:
@@ -90,7 +88,7 @@ class TextConfig(DataConfig):
         self._check_settings()
         # --- the documents, and the vocabulary of those for training ---
         corpus = self._find()
-        splits = split_documents(corpus, self.held_out, self.tokens != "bytes", self.articles)
+        splits = split_documents(corpus, self.held_out, self.tokens != "bytes")
         for split in SPLITS[1:]:
             fix = "add text to it" if split in corpus.splits else "add text, or raise data.held_out"
             _check_size(corpus.folder, f"a {split} split", splits[split], fix)
@@ -127,7 +125,7 @@ class TextConfig(DataConfig):
                 "one with --split, or name a file"
             )
         scored = replace(corpus, splits={split: corpus.splits[split]} if corpus.splits else {})
-        documents = read_documents(scored, self.tokens != "bytes", self.articles)
+        documents = read_documents(scored, self.tokens != "bytes")
         _check_size(corpus.folder, f"a {split} split" if corpus.splits else "text", documents, "add text to it")
         same = isinstance(trained, TextPreprocessing) and self.tokens == trained.tokens
         vocabulary = trained.vocabulary() if same else self._vocabulary(documents)
@@ -170,7 +168,7 @@ class TextConfig(DataConfig):
         return task
 
     def _describe(self, corpus: TextFiles, documents: Mapping[str, Document], source: str = "") -> str:
-        unit = "article" if self.articles else "document" if corpus.has_tables else "file"
+        unit = "document" if corpus.has_tables else "file"
         count = f"{len(documents):,} {unit}{'s' if len(documents) != 1 else ''}"
         return f"{count}, {sum(map(len, documents.values())):,} bytes{source}: {first_names(list(documents))}"
 

@@ -1,4 +1,4 @@
-"""The documents of a text: which files of a folder are text, their splits, and the articles in them.
+"""The documents of a text: which files of a folder are text, and their splits.
 
 A folder gives splits by its folders or by official names (`find_text`); shares of the documents stand for the others
 (`split_documents`).
@@ -6,7 +6,6 @@ A folder gives splits by its folders or by official names (`find_text`); shares 
 
 import gzip
 import hashlib
-import itertools
 import os
 import re
 import sysconfig
@@ -19,10 +18,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mnemos.atomic import special
+from mnemos.atomic import check_file, special
 from mnemos.types import InputError
 
-from .files import HEAD, check_text, not_text, read_bytes, skipped
+from .files import HEAD, check_text, not_text, read_bytes
 from .pictures import is_image
 from .tables import DESCRIPTIONS, READERS, is_table, read_column
 from .task import SPLITS, Split
@@ -42,8 +41,6 @@ _BESIDE = re.compile(
 )
 _AT_TOP = re.compile(r"licen[cs]e|copying|(?<![a-z0-9])notice(?![a-z0-9])|^readme(\.|$)", re.IGNORECASE)
 Document = NDArray[np.uint8]
-# The blank line before a heading belongs to its article. Section headings (" = = Title = = ") begin none.
-_HEADING = re.compile(rb"(?m)(?:^[ \t\r]*\n|\A(?:\xef\xbb\xbf)?)[ \t]*= (?!=)[^\n]*(?<!=) =[ \t\r]*$")
 
 
 @dataclass(frozen=True)
@@ -131,10 +128,10 @@ def nothing_found(folder: Path, files: Sequence[Path], what: str = "text") -> In
     return InputError(f"{folder}: expected {what}, found {problem}")
 
 
-def read_documents(corpus: TextFiles, characters: bool = False, articles: bool = False) -> dict[str, Document]:
+def read_documents(corpus: TextFiles, characters: bool = False) -> dict[str, Document]:
     """The documents of a corpus as {name: bytes [n]}, sorted by name, whatever their split. Empty files are ignored.
 
-    characters: the text must be UTF-8. articles: each article of a file of WikiText is a document.
+    characters: the text must be UTF-8.
     """
     documents: dict[str, Document] = {}
     has_tables = corpus.has_tables
@@ -153,26 +150,21 @@ def read_documents(corpus: TextFiles, characters: bool = False, articles: bool =
         raise nothing_found(corpus.folder, corpus.left_out)
     if not any(map(len, documents.values())):
         raise InputError(f"{corpus.folder}: expected text, found nothing but empty files; check data.path")
-    documents = {name: text for name, text in sorted(documents.items()) if len(text)}
-    return divide_into_articles(documents) if articles else documents
+    return {name: text for name, text in sorted(documents.items()) if len(text)}
 
 
-def split_documents(
-    corpus: TextFiles, share: float, characters: bool = False, articles: bool = False
-) -> dict[Split, dict[str, Document]]:
+def split_documents(corpus: TextFiles, share: float, characters: bool = False) -> dict[Split, dict[str, Document]]:
     """The documents of train, valid and test by name: those that the folder gives; held-out shares for the others.
 
     Of several documents, whole ones are held out: the hashes of their names decide. Where there is none to spare, each
-    gives shares of its end. characters, articles: see `read_documents`; characters: documents are cut at line ends.
+    gives shares of its end. characters: the text must be UTF-8, and is cut at line ends.
     """
-    documents = read_documents(corpus, characters, articles)
+    documents = read_documents(corpus, characters)
     # --- the splits that the folder gives ---
     split_of = {corpus.name(file): split for split, files in corpus.splits.items() for file in files}
     splits: dict[Split, dict[str, Document]] = {split: {} for split in corpus.splits}
     for name, text in documents.items() if splits else ():
-        file = name
-        while file not in split_of:  # an article or a row of it
-            file = file.rpartition("#")[0]
+        file = name if name in split_of else name.rpartition("#")[0]  # a row of it
         splits[split_of[file]][name] = text
     missing: list[Split] = [split for split in SPLITS[1:] if split not in splits]
     if not missing:
@@ -252,7 +244,7 @@ def _named_splits(
 def _files(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
     for here, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in left_out]
-        yield from (Path(here, n) for n in names if not n.startswith(".") and not skipped(Path(here, n)))
+        yield from (Path(here, n) for n in names if not n.startswith("."))
 
 
 def _plain(file: Path) -> str:
@@ -269,6 +261,7 @@ def _is_wanted(file: Path, folder: Path, pattern: str | None) -> bool:
 
 def _head(file: Path) -> bytes:
     """The beginning of a file, decompressed; that of an unreadable one is empty: reading it raises."""
+    check_file(file)
     try:
         with open(file, "rb") as opened:
             packed = opened.read(2) == b"\x1f\x8b"
@@ -276,25 +269,3 @@ def _head(file: Path) -> bytes:
             return opened.read(HEAD)
     except (OSError, EOFError, zlib.error):
         return b""
-
-
-def divide_into_articles(documents: dict[str, Document]) -> dict[str, Document]:
-    """The articles of documents as {"name#001": bytes [n]}, in their order.
-
-    Text before a file's first heading, and a file without headings, is an article of its own.
-    """
-    articles: dict[str, Document] = {}
-    headings = 0
-    for name, document in documents.items():
-        starts = [match.start() for match in _HEADING.finditer(document.tobytes())]
-        headings += len(starts)
-        bounds = sorted({0, *starts, len(document)})
-        width = len(str(len(bounds) - 1))
-        for i, (first, last) in enumerate(itertools.pairwise(bounds), start=1):
-            articles[f"{name}#{i:0{width}}"] = document[first:last]
-    if not headings:
-        raise InputError(
-            'data.articles: expected files with headings of WikiText, lines " = Title = " after a blank line, found '
-            f"none in {len(documents)} files; use data.articles False"
-        )
-    return articles

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from mnemos.atomic import check_file
-from mnemos.lab.tasks.files import first_names, skipped
+from mnemos.lab.tasks.files import first_names
 from mnemos.lab.tasks.task import Split
 from mnemos.types import InputError
 
@@ -58,7 +58,7 @@ def find_pairs(folder: str | Path, split: Split, languages: tuple[str, str], ste
     ending = re.compile(rf"(.+)\.({'|'.join(map(re.escape, languages))}|tsv)(\.xml)?(\.gz)?")
     for name in sorted(os.listdir(folder)):
         match = ending.fullmatch(name)
-        if match and (folder / name).is_file() and not skipped(folder / name):
+        if match and (folder / name).is_file():
             sides = texts.setdefault(match[1], {})
             if match[2] in sides:
                 raise InputError(

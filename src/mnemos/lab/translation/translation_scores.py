@@ -186,7 +186,7 @@ def _read(folder: Path) -> _Translated:
     if not isinstance(about, TranslationPreprocessing) or not written:
         raise InputError(
             f"{folder}: expected a finished run whose task is translation, found no {TRANSLATIONS} or an empty "
-            "one; train one, or name an averaged model"
+            "one; train one"
         )
     rows = []
     for number, line in enumerate(read_lines(path), start=1):

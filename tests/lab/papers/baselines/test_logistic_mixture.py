@@ -9,7 +9,6 @@ from mnemos.attention.linear import LinearConfig
 from mnemos.lab.evaluate.controls import controls
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.papers.baselines import logistic_mixture as operator
-from mnemos.lab.papers.baselines.reference import probabilities
 from mnemos.lab.tasks.batch import IGNORE, Batch
 from mnemos.lab.tasks.metrics import negative_log_likelihood, right_predictions
 from mnemos.memory.gated_cache import caches
@@ -20,6 +19,18 @@ def parameters(*shape: int, dtype: torch.dtype = torch.float64, scale: float = -
     torch.manual_seed(0)
     logits, means, log_scales = torch.randn(3, *shape, dtype=torch.float64)
     return torch.cat([logits, means, log_scales + scale], -1).to(dtype)
+
+
+def probabilities(parameters: torch.Tensor, levels: int) -> torch.Tensor:
+    """P(x = n) for every level n (Salimans et al. 2017, eq. 2), by differences of distribution functions.
+
+    Each level has the interval of half a step to both sides; the first and the last extend to infinity.
+    """
+    logits, means, log_scales = parameters.double().chunk(3, -1)
+    inner = (2 * torch.arange(levels - 1, dtype=torch.float64) + 1) / (levels - 1) - 1
+    edges = torch.cat([inner.new_tensor([-torch.inf]), inner, inner.new_tensor([torch.inf])])
+    below = torch.sigmoid((edges - means[..., None]) / torch.exp(log_scales.clamp(min=-7))[..., None])
+    return (torch.softmax(logits, -1)[..., None] * below.diff(dim=-1)).sum(-2)
 
 
 def every(p: torch.Tensor, levels: int) -> torch.Tensor:

@@ -1,5 +1,5 @@
 """What the papers' comparisons alone need: BigBird, Reformer, an adaptive softmax and a mixture of logistics.
 
 The registry names their modules, so they are used like the library's own. Each file has a layer or head and its
-operator; `reference.py` has their definitions, README.md the decisions.
+operator; README.md has the decisions.
 """
