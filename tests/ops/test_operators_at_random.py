@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mnemos import ops
-from mnemos.lab.papers.baselines import bigbird, reformer
-from mnemos.lab.papers.baselines.reference import reference_block_sparse, reference_reformer
 from mnemos.ops.associative.reference import reference_associative_read, reference_associative_write, reference_dpfp
 from mnemos.ops.convolution.reference import reference_short_convolution
 from mnemos.ops.delta.reference import reference_delta_rule
@@ -252,29 +250,6 @@ def selective_scan(c: Case) -> None:
     compare(n, (torch.cat(ys, 1), end), expected)
 
 
-def reformer_attention(c: Case) -> None:
-    n = Numbers(c)
-    b, t, h, d, m = c["b"], c["t"], c["h"], c["d"], c["m"]
-    qk, v, mask = n.normal(b, t, h, d), n.normal(b, t, h, m), n.mask(b, t)
-    rotations = reformer.draw_rotations(c["rounds"], h, d, c["factors"], n.g)
-    rest = c["chunk"], c["causal"], mask
-    expected = reference_reformer(qk, v, double(*rotations), *rest)
-    found = reformer.reformer_attention(hidden(qk, mask), hidden(v, mask), rotations, *rest)
-    compare(n, (found,), (expected,))
-
-
-def block_sparse_attention(c: Case) -> None:
-    n = Numbers(c)
-    b, t, h, d, m = c["b"], c["t"] + 1, c["h"], c["d"], c["m"]
-    q, k, v, mask = n.normal(b, t, h, d), n.normal(b, t, h, d), n.normal(b, t, h, m), n.mask(b, t)
-    pattern = c["block"], c["window"], 1
-    blocks = -(-t // c["block"])
-    drawn = bigbird.draw_random_blocks(h, blocks, c["random"], c["window"], 1, seed=c["seed"] % 1000)
-    expected = reference_block_sparse(q, k, v, drawn, *pattern, mask)
-    found = bigbird.block_sparse_attention(*(hidden(x, mask) for x in (q, k, v)), drawn, *pattern, mask)
-    compare(n, (found,), (expected,))
-
-
 def relative_attention(c: Case) -> None:
     n = Numbers(c)
     b, t, h, d, m = c["b"], c["t"] + 1, c["h"], c["d"], c["m"]
@@ -378,10 +353,7 @@ def draws(**more: st.SearchStrategy[Any]) -> Case:
 
 HALF = {"dtype": st.sampled_from(ALL)}
 SOME = {"t": st.integers(1, 9)}  # the other oracles need a token
-DOUBLE = {"dtype": st.just(torch.float64)}  # no ties in a hash
 RESETS = {"resets": st.booleans()}
-LSH = {"rounds": st.integers(1, 3), "chunk": st.integers(1, 4), "factors": st.sampled_from([(2,), (4,), (4, 2)])}
-BLOCKS = {"block": st.integers(1, 3), "window": st.sampled_from([1, 3]), "random": st.integers(0, 2)}
 FAMILY = {"groups": st.integers(1, 2), "decay": st.sampled_from(["none", "head", "channel"])}
 FAMILY |= {"scale": st.sampled_from([None, 0.5]), "normalise": st.booleans()} | HALF | RESETS
 SLOTS = {"slots": st.integers(1, 4), "temperature": st.sampled_from([0.25, 1.0]), "scale": st.sampled_from([None, 2.0])}
@@ -393,8 +365,6 @@ OPERATORS: dict[str, tuple[Callable[[Case], None], Case]] = {
         (decayed_attention, FAMILY),
         (short_convolution, HALF | RESETS),
         (selective_scan, HALF | RESETS),
-        (reformer_attention, SOME | DOUBLE | LSH),
-        (block_sparse_attention, DOUBLE | BLOCKS),
         (relative_attention, {"before": st.integers(0, 4), "window": st.sampled_from([None, 1, 3])}),
         (slot_attention, SLOTS),
         (slot_write, SLOTS),

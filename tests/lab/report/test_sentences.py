@@ -88,7 +88,9 @@ def test_updates_each_are_those_of_finished_runs(tmp_path):
 
 def test_a_recipe_without_a_part_is_in_the_table_of_differences(tmp_path):
     runs = [write_run(tmp_path / name, name) for name in ("demo", "demo-cached")]
+    edited(runs[1] / "recipe.json", extra={"size": 3})
     shown = provenance._recipes(read(runs))
+    assert re.search(r'extra.size</code></th><td data-head="demo">–<.*?"demo-cached">3<', shown)
     assert re.search(r'model.cache.length</code></th><td data-head="demo">null<.*?"demo-cached">32<', shown)
 
 

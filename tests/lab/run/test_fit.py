@@ -268,6 +268,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path):
                 "^data: .* 4 rows .*, found 2",
             ),
             ({"loss": per_token}, r"one value per row \[\d+\], found shape"),
+            ({"train": replace(SETTINGS, strategy="fsdp")}, "fsdp"),
             (
                 {"model": nn.Embedding(9, 5), "data": ids, "valid_data": ids},
                 "tables of 9 rows, found inputs 9 to 9; correct",

@@ -92,20 +92,22 @@ SEARCHED = {"devices": 2, "rollout": ROLLOUTS[2][1]}  # rollouts in which every 
 
 
 @pytest.mark.parametrize(
-    ("rows", "rollout", "accumulate"),
+    ("strategy", "rows", "rollout", "accumulate"),
     [
-        ROLLOUTS[0],
-        pytest.param(*ROLLOUTS[1], marks=pytest.mark.exhaustive),
-        pytest.param(*ROLLOUTS[2], marks=pytest.mark.exhaustive),
+        ("ddp", *ROLLOUTS[0]),
+        pytest.param("ddp", *ROLLOUTS[1], marks=pytest.mark.exhaustive),
+        pytest.param("ddp", *ROLLOUTS[2], marks=pytest.mark.exhaustive),
+        pytest.param("fsdp", *ROLLOUTS[0], marks=pytest.mark.exhaustive),
+        pytest.param("fsdp", *ROLLOUTS[2], marks=pytest.mark.exhaustive),
     ],
 )
-def test_two_processes_with_rollouts_train_as_one(run_apart, tmp_path, rows, rollout, accumulate):
-    model = {**STILL, "late": True, "cached": rows, "advances": not rows}
-    train = {"precision": "64-true", "rollout": rollout}
+def test_two_processes_with_rollouts_train_as_one(run_apart, tmp_path, strategy, rows, rollout, accumulate):
+    model = {**STILL, "late": strategy == "ddp", "cached": rows, "advances": not rows}
+    train = {"precision": "64-true" if strategy == "ddp" else "32-true", "rollout": rollout}
     assert run_apart(tmp_path / "one", Toys(True, model, {"rows": rows}, train=train)) == 0
-    train |= {"devices": 2, "accumulate": accumulate}
+    train |= {"devices": 2, "strategy": strategy, "accumulate": accumulate}
     assert "Warning" not in launch(tmp_path / "two", Toys(True, model, {"rows": rows}, train=train))
-    agree(tmp_path / "two", tmp_path / "one", 1e-12, 1e-6)
+    agree(tmp_path / "two", tmp_path / "one", *((1e-12, 1e-6) if strategy == "ddp" else (2e-6, 1e-5)))
 
 
 def test_ddp_does_not_warn_of_a_model_whose_parameters_are_all_used(tmp_path):
@@ -113,15 +115,65 @@ def test_ddp_does_not_warn_of_a_model_whose_parameters_are_all_used(tmp_path):
     assert "unused" not in launch(tmp_path / "one", Toys(True, model, {"rows": False}, train=SEARCHED))
 
 
-def test_two_processes_resume_exactly(tmp_path):
-    toys, whole = Toys(True, {"late": True}, train={"devices": 2}), tmp_path / "whole"  # with dropout
-    launch(whole, toys)
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory) -> tuple[Path, Toys]:
+    toys = Toys(True, {**STILL, "late": False}, train={"devices": 2, "strategy": "fsdp"})
+    folder = tmp_path_factory.mktemp("sharded") / "run"
+    assert "Warning" not in launch(folder, toys)
+    return folder, toys
+
+
+def test_fsdp_trains_as_one(run_apart, sharded, tmp_path):
+    folder, toys = sharded
+    assert run_apart(tmp_path / "one", Toys(True, toys.model)) == 0
+    agree(folder, tmp_path / "one", 2e-6, 1e-5)
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.exhaustive), "fsdp"])
+def test_two_processes_resume_exactly(sharded, tmp_path, strategy):
+    whole, toys = sharded
+    if strategy == "ddp":  # with dropout
+        toys, whole = Toys(True, {"late": True}, train={"devices": 2, "strategy": strategy}), tmp_path / "whole"
+        launch(whole, toys)
     launch(tmp_path / "run", toys, moment="SIGTERM", number=10, code=130)
     saved = checkpoint.read(checkpoint.path_of(tmp_path / "run" / "checkpoints", 10))
     assert len(saved["generators"]) == 2
     launch(tmp_path / "run", toys, resume=True)
     assert numbers(tmp_path / "run") == numbers(whole)
     assert ended(tmp_path / "run") == ended(whole)
+
+
+@pytest.mark.exhaustive  # nine processes
+def test_a_sharded_checkpoint_loads_at_another_number_of_processes(sharded, tmp_path):
+    two, toys = sharded
+    train, model = dict(toys.train), toys.model
+    for world in (1, 3):  # rows of 8 and 11 in 3 shards are uneven
+        processes.together(_loads, checkpoint.path_of(two / "checkpoints", 12), toys, world=world)
+    train |= {"devices": 3, "batch_size": 6, "steps": 12, "checkpoint_every": 12, "init_from": str(two)}
+    still = Toys(True, model, optim={"lr": 1e-30}, train=train)  # a new run, whose updates round to nothing
+    ended = processes.launched(_member, str(tmp_path / "three"), still, False, "", 0, world=3)
+    assert not any(end.returncode for end in ended), ended
+    found, started = weights(tmp_path / "three"), weights(two)
+    assert all(torch.equal(found[name], value) for name, value in started.items() if "cache" not in name)
+
+
+def _loads(rank: int, world: int, saved: Path, toys: Toys) -> None:
+    """Weights and the optimiser's state of a checkpoint are the same after they were loaded into shards."""
+    from torch.distributed.fsdp import fully_shard
+
+    from mnemos.lab.run.checkpoint import load_model_state, model_state
+    from mnemos.lab.run.optim import load_optimiser_state, make_optimiser, optimiser_state
+
+    whole, model = checkpoint.read(saved), toys.recipe().model.build()
+    if world > 1:
+        fully_shard(model)
+        assert len(model.head.weight.to_local()) == len(torch.arange(11).chunk(world)[rank])
+    optimiser = make_optimiser(model, toys.recipe().optim, fused=False)
+    assert not torch.equal(model_state(model)["head.weight"], whole["model"]["head.weight"])
+    load_model_state(model, whole["model"])
+    load_optimiser_state(model, optimiser, whole["optimiser"])
+    for found, name in ((model_state(model), "model"), (optimiser_state(model, optimiser), "optimiser")):
+        assert checkpoint.digest(*checkpoint.encode(found)) == checkpoint.digest(*checkpoint.encode(whole[name]))
 
 
 def test_what_the_first_process_refuses_all_do(tmp_path):

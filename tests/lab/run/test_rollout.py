@@ -304,9 +304,8 @@ def norms(recipe, updates: int, hook=None) -> list[float]:
 @pytest.mark.parametrize(
     "rollout", [{"horizon": 2}, pytest.param({"replay": False, "horizon": 2}, marks=pytest.mark.exhaustive)]
 )
-def test_gradients_are_reduced_once_an_update(monkeypatch, rollout):
-    monkeypatch.setattr(devices, "uses_ddp", lambda config: True)
-    recipe = toys(True, None, "32-true", 2, segment_length=4, **rollout).recipe()
+def test_gradients_are_reduced_once_an_update(rollout):
+    recipe = toys(True, None, "32-true", 2, {"strategy": "ddp"}, segment_length=4, **rollout).recipe()
     reduced = []
 
     def hook(_, bucket):
@@ -333,10 +332,9 @@ def test_what_reaches_the_loss_by_the_state_alone_is_found(monkeypatch, horizon)
 
     monkeypatch.setattr(Toy, "forward", forward)
     found = []
-    for ddp, replay in ((False, False), (True, True), (True, False)):
-        monkeypatch.setattr(devices, "uses_ddp", lambda config, ddp=ddp: ddp)
+    for strategy, replay in (("auto", False), ("ddp", True), ("ddp", False)):
         model, rollout = {**STILL, "late": False, "cached": False}, {"horizon": horizon, "replay": replay}
-        found.append(norms(toys(True, model, segment_length=4, **rollout).recipe(), 3))
+        found.append(norms(toys(True, model, train={"strategy": strategy}, segment_length=4, **rollout).recipe(), 3))
     assert found[1:] == [pytest.approx(found[0], rel=1e-9)] * 2
 
 

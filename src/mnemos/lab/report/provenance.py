@@ -34,8 +34,10 @@ def _recipes(results: Results) -> str:
         return recipe.get(field, _ABSENT)
 
     def cell(value: object) -> str:
+        if value is _ABSENT:
+            return "–"
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        return "–" if value is _ABSENT else escape(text if len(text) <= _MOST else text[: _MOST - 1] + "…")
+        return escape(text if len(text) <= _MOST else text[: _MOST - 1] + "…")
 
     fields = dict.fromkeys(key for one in recipes.values() for key in one if key not in ("name", "about", "train.seed"))
     rows = [

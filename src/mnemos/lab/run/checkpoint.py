@@ -1,4 +1,4 @@
-"""The checkpoints of a run: files by name, which are kept, and the tensors of a model.
+"""The checkpoints of a run: files by name, which are kept, and the tensors of a model that may be sharded.
 
 Each is one file of `mnemos.tree_file`, whose functions this module has too; `write` fails as a run does.
 
@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from mnemos import tree_file
@@ -112,15 +113,33 @@ def weights(path: Path, saved: Any) -> dict[str, Tensor]:
     return model
 
 
+def full(tensor: Tensor) -> Tensor:
+    """The unsharded tensor, detached, on the CPU. Collective if it is sharded: every process must call."""
+    whole = getattr(tensor, "full_tensor", None)  # a DTensor; builds of torch without distributed have none
+    return (tensor if whole is None else whole()).detach().cpu()
+
+
+def place(value: Tensor, like: Tensor) -> Tensor:
+    """`value` sharded like `like`; a value of another shape, such as a step count, is returned unchanged."""
+    if hasattr(like, "full_tensor") and value.shape == like.shape:
+        from torch.distributed.tensor import distribute_tensor
+
+        mesh: Any = like.device_mesh  # type: ignore[attr-defined]
+        return distribute_tensor(value.to(like.device), mesh, like.placements)  # type: ignore[attr-defined]
+    return value
+
+
 def model_state(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer by name, on the CPU."""
-    return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    """Every parameter and buffer by name, unsharded and on the CPU. Collective if parameters are sharded."""
+    return {name: full(tensor) for name, tensor in model.state_dict().items()}
 
 
 def load_model_state(model: nn.Module, saved: dict[str, Tensor]) -> None:
     """Load what `model_state` returned. Raises InputError with the first name that does not fit the model."""
-    check_model_state(model.state_dict(), saved)
-    model.load_state_dict(saved)
+    own = model.state_dict()
+    check_model_state(own, saved)
+    with torch.no_grad():
+        model.load_state_dict({name: place(value, own[name]) for name, value in saved.items()})
 
 
 def check_model_state(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:

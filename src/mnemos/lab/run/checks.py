@@ -250,11 +250,14 @@ def check_memory(model: nn.Module, config: TrainConfig, device: torch.device) ->
     Frozen parameters have no gradient and no moments. This is a lower bound of what training needs: activations are not
     counted. On the CPU the processes of a machine share its memory.
     """
-    size, needed, count = _BYTES.get(config.precision, 4), 0, 0
+    size, needed, count, weights = _BYTES.get(config.precision, 4), 0, 0, 0
     for parameter in model.parameters():
         made = parameter.device.type == device.type
         count += parameter.numel()
+        weights += parameter.numel() * size * (not made)
         needed += parameter.numel() * size * ((not made) + _TRAINED * parameter.requires_grad)
+    if config.strategy == "fsdp":
+        needed = max(needed // config.processes, weights)
     if device.type == "cpu":
         needed *= config.devices
     free = free_bytes(device)

@@ -7,18 +7,21 @@ import contextlib
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import nn
 
-from mnemos.types import InputError
+from mnemos.types import Advances, InputError
 
 from .recipe import TrainConfig
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric  # importing it takes longer than a small run
+    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 _PER_CORE = 4  # processes on a CPU that are worth trying
@@ -28,16 +31,18 @@ _MEETING = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")  # by which several machi
 def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
     """A launched Fabric with the device, precision and processes of a recipe.
 
-    torchrun and srun have started all processes already. Without them, the program is started once on each machine, and
-    this starts the machine's other processes by running the same program again; several machines find each other by
-    MASTER_ADDR, MASTER_PORT and NODE_RANK in the environment.
+    strategy "auto": one device, or DDP on several. torchrun and srun have started all processes already. Without them,
+    the program is started once on each machine, and this starts the machine's other processes by running the same
+    program again; several machines find each other by MASTER_ADDR, MASTER_PORT and NODE_RANK in the environment.
     resumed: the folder of a run that goes on, which keeps its number of processes.
     Raises InputError if the machine does not have the devices, or there are other processes than the recipe says.
     """
     from lightning_fabric import Fabric
     from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-    logging.getLogger("lightning_fabric").setLevel(logging.ERROR)  # a user cannot act on its other messages
+    # Messages of Fabric and FSDP that a user cannot act on; our models do not write into what a block returns.
+    logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", ".*FSDP2-wrapped module .* returned a view tensor.*")
     kept = again = None
     if resumed is not None:
         again = f"mnemos train {Path(resumed) / 'recipe.json'} --from {resumed}"
@@ -47,7 +52,11 @@ def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
         )
     _check_processes(config, kept)
     strategy: Any = "auto"
-    if uses_ddp(config):
+    if config.strategy == "fsdp":
+        from lightning_fabric.strategies import ModelParallelStrategy
+
+        strategy = ModelParallelStrategy(_shard, data_parallel_size=config.processes, tensor_parallel_size=1)
+    elif uses_ddp(config):
         from lightning_fabric.strategies import DDPStrategy
 
         # A short segment may not reach the gates, which then have no gradient; DDP would wait for it without end.
@@ -62,7 +71,7 @@ def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
         )
         fabric.launch()
     except (MisconfigurationException, ValueError, RuntimeError) as error:
-        asked = f"{config.accelerator!r}, {config.devices} device(s), {config.precision!r}"
+        asked = f"{config.accelerator!r}, {config.devices} device(s), {config.strategy!r}, {config.precision!r}"
         problem = " ".join(str(error).split())
         raise InputError(
             f"train: {asked} is not available on this machine ({problem}); "
@@ -111,7 +120,25 @@ def _check_processes(config: TrainConfig, kept: str | None) -> None:
 
 def uses_ddp(config: TrainConfig) -> bool:
     """Whether the recipe's model is wrapped in DistributedDataParallel."""
-    return config.processes > 1
+    return config.strategy == "ddp" or (config.strategy == "auto" and config.processes > 1)
+
+
+def _shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Apply FSDP2: each block of the model is gathered when it runs, the other parameters for the whole forward.
+
+    FSDP2 needs every process to use the same parameters in an update. Use DDP if the rows decide which gates run (a
+    causal gated cache whose rows are reset at different positions).
+    """
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    model = module.model
+    assert isinstance(model, nn.Module)
+    for block in getattr(model, "blocks", ()):
+        fully_shard(block, mesh=mesh["data_parallel"])
+    fully_shard(model, mesh=mesh["data_parallel"])
+    if isinstance(model, Advances):
+        register_fsdp_forward_method(model, "advance")
+    return module
 
 
 def gather(fabric: Fabric, value: T) -> list[T]:

@@ -89,6 +89,8 @@ def fit(
     if (plain := plain_module(model, "fit")) is not model:
         # The trainer compiles it, and writes the model's own names.
         model, settings = plain, replace(settings, compile=True)
+    if settings.strategy == "fsdp":  # the model is assessed after training, by the first process alone
+        raise InputError("fit: expected train.strategy 'auto' or 'ddp', found 'fsdp'; train a recipe to shard a model")
     if isinstance(train_data, Task):
         if valid_data is not None or loss is not None or metrics:
             raise InputError(

@@ -99,10 +99,12 @@ class Learner:
         generators.seed(recipe.train.seed)  # the same weights on every process
         self.model: nn.Module = recipe.model.build() if model is None else model
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        self.with_loss = ModelWithLoss(self.model, task, alone=not devices.uses_ddp(recipe.train))
+        searched = devices.uses_ddp(recipe.train)
+        self.with_loss = ModelWithLoss(self.model, task, alone=fabric.world_size == 1, searched=searched)
         self.wrapped: Any = fabric.setup_module(self.with_loss)
-        # A fused optimiser cannot skip a step, which the float16 scaler needs.
-        self.optimiser = make_optimiser(self.model, recipe.optim, fused=recipe.train.precision != "16-mixed")
+        # A fused optimiser cannot skip a step (the float16 scaler needs that) and does not support shards everywhere.
+        fused = recipe.train.precision != "16-mixed" and recipe.train.strategy != "fsdp"
+        self.optimiser = make_optimiser(self.model, recipe.optim, fused)
         self.stepper: Any = fabric.setup_optimizers(self.optimiser)
         self.has_caches = bool(stored(self.model))
         self._read_again: dict[int, Any] = {}  # batches of the last update, by index

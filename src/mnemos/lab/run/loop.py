@@ -129,7 +129,7 @@ def update(learner: Learner) -> dict[str, float]:
     norm: Any = fabric.clip_gradients(
         learner.wrapped, learner.stepper, max_norm=optim.grad_clip or math.inf, error_if_nonfinite=False
     )
-    norm = norm.item()
+    norm = getattr(norm, "full_tensor", lambda: norm)().item()  # of sharded gradients
 
     # --- the step ---
     rate = set_lr(learner.optimiser, optim, step, config.steps, learner.plateau.factor)
@@ -179,7 +179,7 @@ def gradients(learner: Learner, batches: list[Any]) -> list[Tensor]:
         spans = [slice(count * i // parts, count * (i + 1) // parts) for i in range(first, first + many)]
         rows.append([to_device(each(batch, lambda x, span=span: x[span]), fabric.device) for span in spans])  # type: ignore[misc]
 
-    # DDP averages gradients over processes. The loss is a sum over them, so it is scaled by their number;
+    # DDP and FSDP average gradients over processes. The loss is a sum over them, so it is scaled by their number;
     # auxiliary losses are averaged over the forwards.
     forwards = sum(learner.with_loss.reads(part) for batch in rows for part in batch)
     weights = world / max(1, sum(map(task.count, batches))), 1 / max(1, forwards)

@@ -1,4 +1,4 @@
-"""Model and loss in one forward: what DDP wraps, and the states that go through its wrapper."""
+"""Model and loss in one forward: what DDP and FSDP wrap, and the states that go through their wrappers."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from mnemos.types import Advances, State, collect_auxiliary_losses, leaves
 class StateBox:
     """The state that goes into a wrapped model, and those that come out of it, one for each segment.
 
-    The wrappers (precision, DDP) copy and convert the tensors and pytrees that are passed to them and back. A
+    The wrappers (precision, DDP, FSDP) copy and convert the tensors and pytrees that are passed to them and back. A
     state must stay as it is, in float32 under bfloat16 weights too, and they leave an object of a class of our own.
     """
 
@@ -26,20 +26,20 @@ class StateBox:
 
 
 class ModelWithLoss(nn.Module):
-    """Model and loss in one forward: the module that DDP wraps.
+    """Model and loss in one forward: the module that DDP and FSDP wrap.
 
     A segment without a counted target needs its new state only, so a model with `advance` reads it by `advance`. With
     several processes (`alone` is False) every segment takes the whole forward: the rows of another process may have
     targets, and all processes must run the same parts of the model.
 
-    There DDP searches each forward for parameters without a gradient (see `devices.connect`) and prints a warning for
-    each process if there are none. One parameter that is never used prevents the warning. It is not the model's, so no
-    optimiser and no checkpoint has it.
+    searched: DDP searches each forward for parameters without a gradient (see `devices.connect`) and prints a warning
+    for each process if there are none. One parameter that is never used prevents the warning. It is not the model's,
+    so no optimiser and no checkpoint has it.
     """
 
-    def __init__(self, model: nn.Module, task: Task, alone: bool) -> None:
+    def __init__(self, model: nn.Module, task: Task, alone: bool, searched: bool = False) -> None:
         super().__init__()
-        if not alone:
+        if searched:
             self._never_used = nn.Parameter(torch.zeros(1))
         self.model, self.task = model, task
         self._skips = alone and isinstance(model, Advances)

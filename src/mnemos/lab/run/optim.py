@@ -10,6 +10,7 @@ from torch.optim import Adam, AdamW, Optimizer, RAdam
 from mnemos.hosts.branch import decays, is_gate
 from mnemos.types import InputError, JSONObject
 
+from .checkpoint import full, place
 from .recipe import OptimConfig, ScheduleConfig
 
 
@@ -17,8 +18,8 @@ def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) ->
     """The optimiser of a recipe for a model's parameters, in the groups of `parameter_groups`.
 
     adamw and radam use decoupled weight decay (w ← w − lr·weight_decay·w); adam uses none. `fused`: one kernel over
-    all parameters where PyTorch has one (AdamW and Adam). Turn it off with a gradient scaler, which needs
-    each gradient by itself. Raises InputError for values out of range.
+    all parameters where PyTorch has one (AdamW and Adam). Turn it off with a gradient scaler or sharded parameters,
+    which need each gradient by itself. Raises InputError for values out of range.
     """
     check(config)
     groups = parameter_groups(model, 0.0 if config.name == "adam" else config.weight_decay, config.gate_lr_scale)
@@ -113,14 +114,14 @@ def set_lr(optimiser: Optimizer, config: OptimConfig, update: int, steps: int, p
 
 
 def optimiser_state(model: nn.Module, optimiser: Optimizer) -> dict[str, JSONObject]:
-    """The optimiser's state of each parameter by the parameter's name, on the CPU.
+    """The optimiser's state of each parameter by the parameter's name, unsharded and on the CPU.
 
-    PyTorch's `get_optimizer_state_dict` is not used because its loading creates a state for parameters that never had a
-    gradient, after which a resumed run differs.
+    Collective if parameters are sharded: every process must call it. PyTorch's `get_optimizer_state_dict` is not used
+    because its loading creates a state for parameters that never had a gradient, after which a resumed run differs.
     """
     state = optimiser.state
     return {
-        name: {key: value.cpu() if isinstance(value, Tensor) else value for key, value in state[parameter].items()}
+        name: {key: full(value) if isinstance(value, Tensor) else value for key, value in state[parameter].items()}
         for name, parameter in model.named_parameters()
         if parameter in state
     }
@@ -141,7 +142,9 @@ def load_optimiser_state(model: nn.Module, optimiser: Optimizer, saved: dict[str
                 f"expected the optimiser's state of {name!r}, {tuple(parameter.shape)}, found {wrong}; use an earlier "
                 "checkpoint"
             )
-        state[numbers[id(parameter)]] = values
+        state[numbers[id(parameter)]] = {
+            key: place(value, parameter) if isinstance(value, Tensor) else value for key, value in values.items()
+        }
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
 
 

@@ -160,8 +160,10 @@ class TrainConfig:
         init_from: the folder of a run whose weights the model starts with, where names and shapes agree; or, for the
             models that `--model` chooses, hf:NAME, timm:NAME or the folder of a saved model of Hugging Face.
         accelerator: "auto", "cpu", "cuda" or "mps"; "auto" takes a GPU if there is one.
-        devices: the number of processes per machine, one per device (DDP).
+        devices: the number of processes per machine, one per device.
         num_nodes: the number of machines, each with as many devices.
+        strategy: "ddp": every process holds the model. "fsdp": the processes hold shards of it. "auto": "ddp" for
+            several devices.
         threads: threads within operations on the CPU; 0: as PyTorch chooses, by default the number of cores, or
             OMP_NUM_THREADS. A resumed run gives the same numbers with the same threads only.
         rollout: how one update reads a long sequence.
@@ -187,6 +189,7 @@ class TrainConfig:
     accelerator: str = "auto"
     devices: int = 1
     num_nodes: int = 1
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     threads: int = 0
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
 

@@ -304,9 +304,9 @@ class Run:
         recipe, task, folder, length = self.recipe, self.task, self.path, self.recipe.train.rollout.segment_length
         split = result.split
 
-        # --- the model as training left it; from its checkpoint where it is not here, or has another type ---
-        other_type = recipe.train.precision in ("bf16-true", "64-true")
-        if self.model is None or (other_type and not self.given):
+        # --- the model as training left it; from its checkpoint where it is not here, or in shards or other types ---
+        elsewhere = recipe.train.strategy == "fsdp" or recipe.train.precision in ("bf16-true", "64-true")
+        if self.model is None or (elsewhere and not self.given):
             self.model = trained_model(folder, recipe)
         model = self.model if self.given else self.model.cpu().eval()
 

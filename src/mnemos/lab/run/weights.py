@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from mnemos import registry
@@ -14,7 +15,7 @@ from mnemos.models.store import load
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
-from .checkpoint import check_model_state, load_model_state
+from .checkpoint import check_model_state, load_model_state, place
 from .checks import on_meta
 from .recipe import Recipe
 from .recipe_files import is_model
@@ -138,8 +139,10 @@ class Start:
         return cls(fitting, about, {"run": source, "sha256": sha256, "tensors": len(fitting)})
 
     def load(self, model: nn.Module) -> None:
-        """Load the weights into the model."""
-        model.load_state_dict(self.weights, strict=False)
+        """Load the weights into the model; sharded parameters are loaded as shards."""
+        own = model.state_dict()
+        with torch.no_grad():
+            model.load_state_dict({name: place(value, own[name]) for name, value in self.weights.items()}, strict=False)
 
 
 def _sources(own: Sequence[str], saved: Sequence[str]) -> dict[str, str]:
