@@ -24,12 +24,7 @@ from mnemos.types import InputError
 
 from .arrays import ArrayTask, Rows
 from .augment import AugmentConfig
-<<<<<<< HEAD
-from .batch import Batch
 from .files import archive_members, read_bytes
-=======
-from .files import archive_members, read_bytes, skipped
->>>>>>> cutreport
 from .image_task import Colours, ImageTask, View
 from .pictures import ArrayPictures, is_image, parse_image
 from .row_order import held_out
