@@ -22,8 +22,7 @@ class Options:
 
     out: the output folder, one per paper. data: a folder with the claim's data: CIFAR-10 or MNIST (None: scikit-learn's
     digits), recordings, or text. steps: the number of updates of each run (None: the claim's own number). jobs: runs at
-    a time, as `compare` has them. run: a finished run to draw instead of training one. recipes_only: only print which
-    recipes would be trained; no model runs, and no file is written.
+    a time, as `compare` has them. run: a finished run to draw instead of training one.
     """
 
     out: Path
@@ -32,7 +31,6 @@ class Options:
     seeds: int = 1
     jobs: int = 1
     run: Path | None = None
-    recipes_only: bool = False
 
 
 def reproduce(target: str, options: Options) -> list[JSONObject]:
@@ -73,13 +71,12 @@ def reproduce(target: str, options: Options) -> list[JSONObject]:
         }
         results.append(result)
         # --- its files: each claim's when it is finished, because the next may take hours or fail ---
-        if not options.recipes_only:
-            options.out.mkdir(parents=True, exist_ok=True)
-            path, page = options.out / f"{claim.name}.json", options.out / f"claim-{claim.name}.html"
-            write_json(path, result)
-            write_text(page, claim_page(result, finding))
-            for written in (*finding.files, path, page):
-                say(written)
+        options.out.mkdir(parents=True, exist_ok=True)
+        path, page = options.out / f"{claim.name}.json", options.out / f"claim-{claim.name}.html"
+        write_json(path, result)
+        write_text(page, claim_page(result, finding))
+        for written in (*finding.files, path, page):
+            say(written)
         say(flush=True)
     return results
 

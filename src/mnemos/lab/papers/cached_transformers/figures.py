@@ -37,8 +37,6 @@ Curve = list[tuple[float, float]]  # FLOPs and accuracy of each model
 def figure1(claim: Claim, options: Options) -> Finding:
     """Figure 1: the paper's accuracies by FLOPs counted here, and accuracies of small PVTs of three depths."""
     training = commands([name for names in FAMILIES.values() for name in names])
-    if options.recipes_only:
-        return Finding([], [training])
     # --- the paper's models ---
     values = PAPERS["cached_transformers"].claim("table1").values
     columns = ["", "G", "G cached", "paper top-1", "paper top-1 cached"]
@@ -89,8 +87,6 @@ def above(plain: Curve, cached: Curve) -> str:
 
 def figure4(claim: Claim, options: Options) -> Finding:
     """Figure 4: o_self and o_mem of a cached ViT for test pictures."""
-    if options.recipes_only:
-        return Finding([], [commands(["ViT-S"])])
     run, explanation = _explained(options, "vit")
     if (pictures := explanation.pictures) is None:
         raise InputError(
@@ -137,8 +133,6 @@ def figure4(claim: Claim, options: Options) -> Finding:
 
 def figure5(claim: Claim, options: Options) -> Finding:
     """Figure 5: σ(λ) by layer and head of a cached ViT and a cached PVT."""
-    if options.recipes_only:
-        return Finding([], [commands(["ViT-S", "PVT-Tiny", "PVT-Small"])])
     explained = [_explained(options, host) for host in (("vit",) if options.run else ("vit", "pvt"))]
     finding, path = Finding(runs=[run for run, _ in explained]), options.out / "figure5.png"
     with picture(path) as figure:

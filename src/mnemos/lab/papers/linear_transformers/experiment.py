@@ -35,8 +35,6 @@ _FIGURE = (
 
 def experiment(claim: Claim, options: Options) -> Finding:
     """Train the three attentions with the seeds of the options; tables, and experiment.png with the curves."""
-    if options.recipes_only:
-        return Finding([], ["Three seeds: --data MNIST --seeds 3."])
     finding, options = Finding(), replace(options, steps=options.steps or STEPS)
     recipes = {name: small_recipe(options, name) for name in VARIANTS}
     trained = train_variants(finding, options, recipes)

@@ -51,8 +51,6 @@ _MEASURED = (
 
 def figure1(claim: Claim, options: Options) -> Finding:
     """Figure 1: time and peak memory per sample for N = 2⁹ … 2¹⁶, all on this CPU."""
-    if options.recipes_only:
-        return Finding([], [_MEASURED])
     # --- the tables, and how time grows ---
     measured = measure(LENGTHS)
     times = Table("Milliseconds per sample, forward and backward", ["N", *ATTENTIONS])
@@ -137,8 +135,6 @@ _COPYING_AT_PAPER = (
 def figure2(claim: Claim, options: Options) -> Finding:
     """Figure 2 with small models: the loss by update, and the share of correct symbols at the end."""
     finding = Finding([], [_COPYING_AT_PAPER])
-    if options.recipes_only:
-        return finding
     recipes = {name: copy_recipe(options, name) for name in COPIERS}
     trained = train(finding, options, "copy", recipes)
     steps = recipes["linear"].train.steps
@@ -190,8 +186,6 @@ def figure3(claim: Claim, options: Options) -> Finding:
     Writes two images, of samples and of completions. Nothing is selected; there is no number to compare.
     """
     finding = Finding([], [at_the_papers_size("mnist-pixels")])
-    if options.recipes_only:
-        return finding
     run = options.run
     if run is None:
         recipe = {"linear": small_recipe(options, "linear")}

@@ -72,8 +72,6 @@ _DRIFT = (
 
 def figure4(claim: Claim, options: Options) -> Finding:
     """Figure 4: the drift on a circle, as in the paper, and the remaining distance by write, for several ‖v_bias‖."""
-    if options.recipes_only:
-        return Finding([], [_DRIFT])
     table = Table(
         f"Remaining distance to the terminal state after writes without input (D = {WIDTH})",
         ["", "start", "after 1", "after 8", "after 32", "writes to half of it", "writes to float32 precision"],
@@ -166,8 +164,6 @@ _BYTES_COUNTED = (
 
 def figure5(claim: Claim, options: Options) -> Finding:
     """Figure 5: FLOPs of a forward pass by length; bytes of the running model by memory size, batches of 16."""
-    if options.recipes_only:
-        return Finding([], [_SIZES_COMPARED])
     ratio = "Transformer-XL / Memformer"
     # --- FLOPs by length ---
     counts = ", ".join(f"{name} {parameters(configuration(name, MEMORY)):,}" for name in NAMES)
@@ -264,7 +260,6 @@ def tokens(rows: int, length: int) -> Tensor:
 TEXT_STEPS = 1000
 COLUMNS = 100  # characters per line in figure7.png
 SHOWN = 12  # words in the table
-_COMMANDS = "To draw a finished run, for example of mnemos train text-memformer --data.path FOLDER, use --run RUN."
 # The paper's shares of 1,024 slots "during the middle of processing a document", and ‖v_bias‖ of two slots at ρ = 1.
 PAPER_SHARES = {"holds": (0.6, 0.8), "overwrites": (0.05, 0.1)}
 PAPER_BIAS = {"holds": 1.15, "overwrites": 3.20}
@@ -275,8 +270,6 @@ _COLORS = {kind: variant(index)["color"] for kind, index in zip(KINDS, (2, 4, 1)
 
 def figure6(claim: Claim, options: Options) -> Finding:
     """Figure 6: the shares of slots that hold, mix or are overwritten, by segment, and one slot of each kind."""
-    if options.recipes_only:
-        return Finding([], [_COMMANDS])
     run, record = _write_attention(options)
     # --- the table ---
     low, high = record.thresholds
@@ -367,8 +360,6 @@ def _beside_the_paper(record: WriteAttention) -> str:
 
 def figure7(claim: Claim, options: Options) -> Finding:
     """Figure 7: the words that slots attended to in the middle of a document."""
-    if options.recipes_only:
-        return Finding([], [_COMMANDS])
     run, record = _write_attention(options)
     words, shown = record.shown.words, record.shown
     if words is None:
@@ -488,8 +479,6 @@ _HORIZONS_SAY = (
 def figure8(claim: Claim, options: Options) -> Finding:
     """Figure 8: (a) horizons 1 to 32, (b) 1 to 64 slots, with small Memformers on text that are otherwise equal."""
     finding = Finding([], [_VARIANTS])
-    if options.recipes_only:
-        return finding
     read = short_recipe(options, CONSTANT_HORIZON, max(SLOTS)).train
     about = f"{source(options)}, {read.steps:,} updates of {read.batch_size} x {READ} x {SHORT_SEGMENT} bytes"
     # --- two tables, each with its panel: a point a seed, and a line through the means ---

@@ -62,8 +62,6 @@ _ABLATIONS = ("Memformer 2+6", "w/o", "temperature")
 
 def table1(claim: Claim, options: Options) -> Finding:
     """Table 1: FLOPs of the paper's models; perplexities of small models on MNIST or scikit-learn's digits."""
-    if options.recipes_only:
-        return Finding([], [_PICTURES_AT_PAPER])
     costs = Table("The paper's models: one picture of 784 bytes", ["", "parameters", "GFLOP", "paper GFLOP"])
     for row in PICTURES:
         config, rollout = picture_variant(row, ImageSizes())
@@ -144,8 +142,6 @@ _TIMED = (
 
 def table2(claim: Claim, options: Options) -> Finding:
     """Table 2: FLOPs of the paper's models, inference with two of them, and perplexities of small models."""
-    if options.recipes_only:
-        return Finding([], [_TEXT_AT_PAPER])
     costs = Table("The paper's models: one segment of text", ["", "parameters", "GFLOP", "paper GFLOP"])
     gflop = {}
     for row in LANGUAGE:
@@ -288,8 +284,6 @@ class SegmentLoss(nn.Module):
 
 def table3(claim: Claim, options: Options) -> Finding:
     """Table 3: memory and speed of three ways to compute the same gradients."""
-    if options.recipes_only:
-        return Finding([], [_REPLAY])
     # --- what is measured ---
     torch.manual_seed(0)
     model = SegmentLoss(MODEL.build())
@@ -335,8 +329,6 @@ _RECALL_ALONE = (
 def recall(claim: Claim, options: Options) -> Finding:
     """The accuracy at the full distance."""
     finding = Finding([], [_RECALL_ALONE])
-    if options.recipes_only:
-        return finding
     recipes = {name: shortened(one, options) for name, one in variants().items()}
     trained = train(finding, options, "recall", recipes)
     finding.notes.append(caution(options))
