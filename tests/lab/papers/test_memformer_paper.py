@@ -285,7 +285,7 @@ def test_figures_6_and_7_of_a_run(finished, tmp_path):
     assert sum(row[2] for row in table.rows) == pytest.approx(100, abs=1e-3)
     assert sum(row[4] for row in table.rows) == 6
     assert len(table.rows) == len(KINDS)
-    assert [path.name for path in found.files] == ["figure6.png", "figure6.html"]
+    assert [path.name for path in found.files] == ["figure6.png"]
     found = figures.figure7(Claim("figure7", "", "", ""), Options(tmp_path, run=finished))
     assert found.tables
     for table in found.tables:

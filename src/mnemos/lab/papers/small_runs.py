@@ -87,9 +87,8 @@ def train(
     recipes: Mapping[str, Recipe],
     baselines: bool = False,
     seeds: int = 0,
-    report: bool = True,
 ) -> Trained:
-    """Train a recipe for each row, unless it is trained; add the runs and the page of the comparison to `finding`.
+    """Train a recipe for each row, unless it is trained; add the runs to `finding`.
 
     The folder is options.out/runs/NAME-STEPS, with RECIPE/seed-N below it. seeds: 0 for those of the options.
     """
@@ -102,10 +101,6 @@ def train(
     runs = {names.get(one, one): [folder / path for path in paths] for one, paths in comparison["runs"].items()}
     # Each once: two tables of a claim may have a row in common.
     finding.runs += [run for each in runs.values() for run in each if run not in finding.runs]
-    if report:
-        from mnemos.lab.report import report as write_report  # what only names recipes needs no report
-
-        finding.files.append(write_report([folder], folder / "report.html"))
     return Trained(rows, runs, comparison)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mnemos.lab.evaluate.recorded import BranchMaps, Explanation
 from mnemos.lab.recipes.family import altered
-from mnemos.lab.report import gated_caches, report
+from mnemos.lab.report import gated_caches
 from mnemos.lab.report.markup import shortened
 from mnemos.lab.report.read import read_run
 from mnemos.lab.report.shell import HEADS, RULE
@@ -127,8 +127,7 @@ def figure4(claim: Claim, options: Options) -> Finding:
             line[0].set_ylabel(name)
         for i, axes in enumerate(grid[0]):
             axes.set_title(gated_caches.classes(pictures, i), loc="center", fontsize=7.5)
-    page = report([run], options.out / "figure4.html")
-    return Finding([table], [note], [path, page], [run])
+    return Finding([table], [note], [path], [run])
 
 
 def figure5(claim: Claim, options: Options) -> Finding:
@@ -158,7 +157,7 @@ def figure5(claim: Claim, options: Options) -> Finding:
             for i, layer in enumerate(layers):
                 colours = [HEADS[h % len(HEADS)][0] for h in range(len(layer.share))]
                 axes.scatter([i] * len(layer.share), layer.share, s=64, c=colours)
-    finding.files += [path, report(finding.runs[:1], options.out / "figure5.html")]
+    finding.files.append(path)
     return finding
 
 

@@ -66,7 +66,7 @@ def _translated(finding: Finding, options: Options, name: str, baselines: bool =
     recipes = [registry.load("recipe", name + ending)() for ending in ("", "-cached")]
     changes = {} if options.steps is None else {"steps": options.steps}
     recipes = [altered(one, data={"path": str(data)}, train=changes) for one in recipes]
-    return train(finding, options, name, {one.name: one for one in recipes}, baselines, report=False)
+    return train(finding, options, name, {one.name: one for one in recipes}, baselines)
 
 
 # ---- Table 5: language models in words ----
@@ -187,7 +187,7 @@ def table6(claim: Claim, options: Options) -> Finding:
         for name, one in recipes.items():
             warmup = min(one.optim.schedule.warmup, steps // 10)
             recipes[name] = altered(shortened(one, options), optim={"schedule": {"warmup": warmup}})
-    trained = train(finding, options, "listops-128", recipes, baselines=True, report=False)
+    trained = train(finding, options, "listops-128", recipes, baselines=True)
     table.title += f"; majority class: {100 * trained.comparison['majority']:.1f} %"
     finding.notes += [_LISTOPS_HERE, caution(options)]
     # --- the table ---

@@ -163,7 +163,7 @@ def recipe(options: Options, host: str, ending: str = PLAIN) -> Recipe:
 
 def compared(finding: Finding, options: Options, name: str, recipes: Mapping[str, Recipe]) -> Trained:
     """The recipes, trained on the data of the options."""
-    return train(finding, options, f"{name}-{task(options)[0]}", recipes, report=False)
+    return train(finding, options, f"{name}-{task(options)[0]}", recipes)
 
 
 def about(options: Options, trained: Trained) -> str:

@@ -189,7 +189,7 @@ def figure3(claim: Claim, options: Options) -> Finding:
     run = options.run
     if run is None:
         recipe = {"linear": small_recipe(options, "linear")}
-        (run,) = train(Finding(), options, f"pictures-{task(options)[0]}", recipe, seeds=1, report=False).runs["linear"]
+        (run,) = train(Finding(), options, f"pictures-{task(options)[0]}", recipe, seeds=1).runs["linear"]
     about, data, model = open_run(run)
     if not isinstance(data, PixelTask):
         raise InputError(

@@ -24,7 +24,6 @@ from mnemos.lab.measure.gradients import state_bytes
 from mnemos.lab.measure.peak import live_peak_of
 from mnemos.lab.recipes.family import altered
 from mnemos.lab.recipes.text import text as text_recipe
-from mnemos.lab.report import report
 from mnemos.lab.report.markup import listed
 from mnemos.lab.report.shell import INK, MUTED
 from mnemos.lab.run.recipe import Recipe, RolloutConfig
@@ -329,7 +328,7 @@ def figure6(claim: Claim, options: Options) -> Finding:
         "the median weight of each kind: its weights on the tokens, and on itself."
     )
     notes = [f"{run}: {_beside_the_paper(record)}", f"Data: {about} {even}", explained]
-    return Finding([table], notes, [path, report([run], options.out / "figure6.html")], [run])
+    return Finding([table], notes, [path], [run])
 
 
 def paper_share(kind: str) -> str:
@@ -394,7 +393,7 @@ def figure7(claim: Claim, options: Options) -> Finding:
         f"{run}: {where}. Uniform attention is equal on every token of a segment.",
         "The paper's slot attended to named entities and verbs; its tokens are words.",
     ]
-    return Finding(tables, notes, [path, report([run], options.out / "figure7.html")], [run])
+    return Finding(tables, notes, [path], [run])
 
 
 def _word_weights(one: SlotExample, words: tuple[tuple[str, int], ...]) -> list[float]:
@@ -424,7 +423,7 @@ def _write_attention(options: Options) -> tuple[Path, WriteAttention]:
     if run is None:
         recipe = small(options, TEXT_STEPS)
         say(f"  training {recipe.name} on {source(options)}, {recipe.train.steps:,} updates", flush=True)
-        (run,) = train(Finding(), options, "text", {"text": recipe}, seeds=1, report=False).runs["text"]
+        (run,) = train(Finding(), options, "text", {"text": recipe}, seeds=1).runs["text"]
     _, task, model = open_run(run)
     record = measure_write_attention(model, task)
     if record is None:
@@ -499,7 +498,7 @@ def figure8(claim: Claim, options: Options) -> Finding:
                 # Each variant has its own folder, as `compare` requires equal training settings, and is named for both
                 # numbers: the one that both tables have is trained once.
                 recipe = short_recipe(options, horizon, slots)
-                trained = train(finding, options, recipe.name, {recipe.name: recipe}, report=False)
+                trained = train(finding, options, recipe.name, {recipe.name: recipe})
                 (each,) = perplexities(trained).values()
                 scores[f"{name} {value}"] = each
                 mean = statistics.fmean(each)
