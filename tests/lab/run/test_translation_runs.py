@@ -29,9 +29,7 @@ def recipe(folder: Path, cached: bool = False) -> Recipe:
     return replace(
         made,
         model=replace(made.model, dim=32, encoder_layers=1, decoder_layers=1, num_heads=2, mlp=32, dropout=0.1),
-        data=replace(
-            made.data, path=str(folder), subwords=80, longest=40, batch_tokens=400, valid_translated=6, bpe_dropout=0.1
-        ),
+        data=replace(made.data, path=str(folder), subwords=80, longest=40, batch_tokens=400, valid_translated=6),
         optim=replace(made.optim, schedule=replace(made.optim.schedule, warmup=10)),
         train=replace(made.train, steps=16, eval_every=8, checkpoint_every=6, average=2, log_every=4),
     )
@@ -154,7 +152,7 @@ def test_a_sentence_that_is_too_long_writes_nothing(plain, tmp_path, capsys):
 def test_micro_batches_of_unequal_size_give_the_same_update(folder, tmp_path):
     """Batches by tokens have any number of rows; the loss is the mean over all targets, however rows are divided."""
     base = recipe(folder)
-    base = replace(base, model=replace(base.model, dropout=0.0), data=replace(base.data, bpe_dropout=0.0))
+    base = replace(base, model=replace(base.model, dropout=0.0))
     found = []
     for name, fields in (("one", {}), ("five", {"accumulate": 5}), ("half", {"precision": "bf16-mixed"})):
         settings = {"steps": 2, "batch_size": 30, "average": 0, "log_every": 1, **fields}

@@ -149,17 +149,6 @@ def test_some_pairs_are_translated_greedily_in_training_and_all_by_the_beam_in_t
     assert numbers == {"valid": [*range(24)], "test": [*range(24, 40)]}, "no two pairs have one number"
 
 
-def test_bpe_dropout_divides_the_training_pairs_alone_and_the_same_again(config, task):
-    dropped = replace(config, bpe_dropout=0.3).build()
-    one, plain = dropped.train_batch(3, 64, 1), task.train_batch(3, 64, 1)
-    assert texts(dropped, one) == texts(task, plain)
-    assert dropped.tokens(one) > 1.1 * task.tokens(plain)
-    again = replace(config, bpe_dropout=0.3).build().train_batch(3, 64, 1)
-    assert torch.equal(one.inputs.source, again.inputs.source)
-    held = zip(dropped.batches("valid", 64), task.batches("valid", 64), strict=True)
-    assert all(torch.equal(a.targets, b.targets) for a, b in held)
-
-
 def test_label_smoothing_is_its_definition_in_training_alone(config, task):
     batch = task.train_batch(0, 8, 0)
     logits = torch.randn(*batch.targets.shape, task.vocab_size, dtype=torch.float64)

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemos.atomic import write_text
-from mnemos.generators import AUGMENT, generator
 from mnemos.lab.tasks.batch import IGNORE, counted
 from mnemos.lab.tasks.metrics import PERPLEXITY, CorpusMetric, negative_log_likelihood
 from mnemos.lab.tasks.task import DataConfig, HeldOut, Split, Task
@@ -25,7 +24,7 @@ from .parallel_corpus import Corpus, TokenBatches, Vocabularies
 from .parallel_text import STEMS, PairedFiles, SentencePair, find_pairs, pairs
 from .translate import TranslationPreprocessing, Translator, beam_config, pad, search
 from .translation_scores import BLEU, CHRF, TOKENISED, TRANSLATIONS, Scorer
-from .translation_vocabulary import END, START, BPEDropout, SubWordTokens
+from .translation_vocabulary import END, START, SubWordTokens
 
 SHOWN = 8
 _ABOUT = {
@@ -50,12 +49,10 @@ class TranslationConfig(DataConfig):
     where `target_tokenizer` names another. "": byte-pair encoding with `subwords` sub-words is learned from the
     training split, one for both languages (`joint`) or one each. `lowercase`: of such a tokenizer; a file's
     tokenizer must then lower-case too. Scores ignore case if the tokenizer of the target lower-cases.
-    `bpe_dropout`: the share of merges that are left out in training (`translation_vocabulary.BPEDropout`).
     Of the training pairs those with an empty side, with more than `longest` sub-words, or with more than `ratio` times
     as many sub-words on one side (0: any) are left out and counted. A held-out pair that is empty or too long is an
     error.
-    A batch has at most `batch_tokens` tokens (`TokenBatches`) and at most train.batch_size rows. Batches are planned
-    before BPE dropout, which makes sentences longer: with it a training batch may have more tokens.
+    A batch has at most `batch_tokens` tokens (`TokenBatches`) and at most train.batch_size rows.
     `label_smoothing`: the share of the probability that training spreads over all sub-words.
     `beams`, `length_penalty`: of the translations that are scored. In training `valid_translated` sentences of the
     validation split are translated greedily at each evaluation.
@@ -75,7 +72,6 @@ class TranslationConfig(DataConfig):
     subwords: int = 10_000
     joint: bool = True
     lowercase: bool = False
-    bpe_dropout: float = 0.0
     longest: int = 250
     ratio: float = 9.0
     batch_tokens: int = 4096
@@ -227,7 +223,6 @@ class TranslationTask(Task):
         self.corpora, self.vocabularies, self.config = corpora, vocabularies, config
         self.decoding = beam_config(config.longest, config.beams, 1, config.length_penalty)
         self.vocab_size, self.max_length = vocabularies.target.size, config.longest + 1
-        self._dropouts = [BPEDropout(one, config.bpe_dropout) for one in vocabularies] if config.bpe_dropout else []
         self._plan = cache(lambda split, rows: TokenBatches(corpora[split].lengths, config.batch_tokens, rows))
         self.scorer = Scorer(config.target, vocabularies.target.lowercase)
         held_out = len(corpora["valid"])
@@ -262,27 +257,17 @@ class TranslationTask(Task):
     # ---- data ----
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> PairBatch:
-        """Training batch `index`. Cost: O(tokens); with BPE dropout about 30 µs per word more.
-
-        BPE dropout divides the words of a planned batch, which may then have more than `data.batch_tokens` tokens.
-        """
-        rows = self._plan("train", batch_size).batch(index, seed)
-        return self._batch("train", rows, generator(seed, AUGMENT, index) if self._dropouts else None)
+        """Training batch `index`. Cost: O(tokens)."""
+        return self._batch("train", self._plan("train", batch_size).batch(index, seed))
 
     def batches(self, split: HeldOut, batch_size: int) -> Iterator[PairBatch]:
         return (self._batch(split, rows) for rows in self._plan(split, batch_size).once())
 
-    def _batch(self, split: Split, rows: Any, random: np.random.Generator | None = None) -> PairBatch:
-        """The pairs with these numbers; random: divides their words by BPE dropout."""
+    def _batch(self, split: Split, rows: Any) -> PairBatch:
+        """The pairs with these numbers."""
         corpus, numbers = self.corpora[split], torch.as_tensor(rows)
-        sides: list[list[list[int]]] = [[], []]
-        for row in numbers.tolist():
-            for side, tokens in enumerate((corpus.source.row(row), corpus.target.row(row))):
-                divided = tokens if random is None else self._dropouts[side](tokens, random)
-                # The model may have no positions for more than `longest` and the end.
-                sides[side].append(divided if len(divided) <= self.config.longest else tokens)
-        source, source_mask = pad(sides[0], END)
-        targets, mask = pad(sides[1], END)
+        source, source_mask = pad([corpus.source.row(row) for row in numbers.tolist()], END)
+        targets, mask = pad([corpus.target.row(row) for row in numbers.tolist()], END)
         shown = torch.cat([torch.full((len(targets), 1), START), targets[:, :-1]], 1)
         if mask is not None:
             targets = torch.where(mask, targets, IGNORE)
