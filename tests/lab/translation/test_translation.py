@@ -195,18 +195,6 @@ def test_scores_are_those_of_sacrebleu_with_their_signatures():
     assert scorer.score(BLEU, upper, REFERENCES) < 50
 
 
-def test_the_paired_bootstrap_tells_systems_apart():
-    references = REFERENCES * 20
-    worse = ["Ein Hund."] * 60
-    same = Scorer("de").compare(OURS * 20, OURS * 20, references, 100)
-    other = Scorer("de").compare(worse, OURS * 20, references, 100)
-    assert same[BLEU].other - same[BLEU].baseline == 0
-    assert same[BLEU].p_value == 1.0  # sacrebleu's own is the least there is
-    assert other[BLEU].other > other[BLEU].baseline + 10
-    assert other[BLEU].p_value < 0.05
-    assert other[CHRF].other_interval > 0
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

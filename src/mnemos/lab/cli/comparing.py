@@ -120,7 +120,7 @@ def reproduce(
         steps: steps (updates) per run
         seeds: runs per recipe
         jobs: runs at a time; several have one thread each
-        out: the results' folder; by default runs/reproduce/PAPER. mnemos report makes a page of a comparison in its runs
+        out: the results' folder; by default runs/reproduce/PAPER
         run: a finished run to draw, instead of training a new one
     """
     from mnemos.lab.papers.reproduce import Options, chosen, listing, reproduce

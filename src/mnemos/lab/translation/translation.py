@@ -23,10 +23,11 @@ from mnemos.types import InputError, JSONObject, likelihood_of
 from .parallel_corpus import Corpus, TokenBatches, Vocabularies
 from .parallel_text import STEMS, PairedFiles, SentencePair, find_pairs, pairs
 from .translate import TranslationPreprocessing, Translator, beam_config, pad, search
-from .translation_scores import BLEU, CHRF, TOKENISED, TRANSLATIONS, Scorer
+from .translation_scores import BLEU, CHRF, TOKENISED, Scorer
 from .translation_vocabulary import END, START, SubWordTokens
 
 SHOWN = 8
+TRANSLATIONS = "translations.jsonl"  # in a run's folder: the test split, translated
 _ABOUT = {
     BLEU: "Share of common word sequences with the reference, 0 to 100, of detokenised text.",
     CHRF: "F-score of common sequences of characters, 0 to 100.",
@@ -40,7 +41,7 @@ class TranslationConfig(DataConfig):
     """Translation from one language to another, learned from parallel text in a folder.
 
     `path`: a folder with files of each split in both languages, STEM.en and STEM.de, one sentence per line and equally
-    many lines; or STEM.tsv with two columns; or IWSLT's files, such as train.tags.de-en.en and
+    many lines; or IWSLT's files, such as train.tags.de-en.en and
     IWSLT14.TED.dev2010.de-en.en.xml; each may be gzipped. The texts are UTF-8. `train`, `valid`, `test`: the stems of
     the splits' files, such as test_2016_flickr; * joins several. "" finds the usual names (`parallel_text.STEMS`).
     `held_out`: every n-th pair of the training files is for validation, instead of files of its own, as fairseq's
@@ -142,7 +143,7 @@ class TranslationConfig(DataConfig):
         stem = STEMS[split][0]
         more = ", or set data.held_out" if split == "valid" else ""
         raise InputError(
-            f"{self.path}: expected {stem}.{self.source} and {stem}.{self.target} (or .tsv, .xml, with or without "
+            f"{self.path}: expected {stem}.{self.source} and {stem}.{self.target} (or .xml, with or without "
             f".gz), found no {split} split of these languages; name its files with data.{split}{more}"
         )
 
