@@ -24,7 +24,6 @@ from mnemos.lab.measure.gradients import state_bytes
 from mnemos.lab.measure.peak import live_peak_of
 from mnemos.lab.recipes.family import altered
 from mnemos.lab.recipes.text import text as text_recipe
-from mnemos.lab.report.markup import listed
 from mnemos.lab.report.shell import INK, MUTED
 from mnemos.lab.run.recipe import Recipe, RolloutConfig
 from mnemos.lab.run.trained import open_run
@@ -327,7 +326,7 @@ def figure6(claim: Claim, options: Options) -> Finding:
         f"The other panels: segment {record.shown.place + 1} of {record.shown.of} of the first document, the slot with "
         "the median weight of each kind: its weights on the tokens, and on itself."
     )
-    notes = [f"{run}: {_beside_the_paper(record)}", f"Data: {about} {even}", explained]
+    notes = [f"{run}: {about} {even}", explained]
     return Finding([table], notes, [path], [run])
 
 
@@ -339,22 +338,6 @@ def paper_share(kind: str) -> str:
 
 def _slot_title(one: SlotExample) -> str:
     return f"Slot {one.slot} {_NAMES[one.kind]}: {one.itself:.2f} on itself"
-
-
-def _beside_the_paper(record: WriteAttention) -> str:
-    """Sentences that compare the shares and the forgetting biases with the paper's."""
-    parts = []
-    for i, kind in enumerate(KINDS):
-        theirs = f" (the paper, of text: {paper_share(kind)} %)" if kind in PAPER_SHARES else ""
-        parts.append(f"{record.middle[kind]:.0%}{'' if i else ' of the slots'} {VERBS[kind]}{theirs}")
-    text = f"in the middle half of a document {listed(parts)}."
-    holds, writes = record.kinds["holds"].bias, record.kinds["overwrites"].bias
-    if math.isfinite(holds) and math.isfinite(writes):
-        text += (
-            f" ‖v_bias‖ of slots that are usually overwritten is {writes / holds:.2f} times that of slots that usually "
-            f"hold (the paper, of text, one slot each: {PAPER_BIAS['overwrites'] / PAPER_BIAS['holds']:.2f})."
-        )
-    return text
 
 
 def figure7(claim: Claim, options: Options) -> Finding:
