@@ -137,15 +137,6 @@ def test_table2(tmp_path, tiny, text):
     assert len(perplexities["rows"]) == 2
 
 
-def test_what_a_token_of_memory_costs_is_a_slope():
-    gflop = {"Transformer-XL base memory=100": 2.0}
-    theirs = {"Transformer-XL base memory=100": (10.0,), "Transformer-XL base memory=1100": (18.0,)}
-    assert tables.per_token_of_memory(gflop, theirs) == []
-    gflop |= {"Memformer 4+16": 9.0, "Transformer-XL base memory=1100": 4.0}
-    (said,) = tables.per_token_of_memory(gflop, theirs)
-    assert "costs 2 MFLOP here and 8 in the paper, 4.0 times as many" in said
-
-
 def test_the_order_of_merit_counts_pairs():
     theirs = {"a": (0.0, 1.0), "b": (0.0, 2.0), "c": (0.0, 2.0)}
     said = small_runs.order({"a": [1.0], "b": [2.0, 4.0], "c": [0.5], "ours": [9.0]}, theirs, 1)

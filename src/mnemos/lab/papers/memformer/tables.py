@@ -121,7 +121,6 @@ def shape(recipe: Recipe) -> str:
 PAPER = LanguageSizes()._replace(dropout=0.0)
 ROUNDS = 3
 SPEED = 3.2  # the paper's ratio of inference speeds
-_XL_ROWS = "Transformer-XL base memory="
 COMPARED = {"Transformer-XL": "Transformer-XL base memory=1024", "Memformer": "Memformer 4+16"}
 _TEXT_COUNTED = (
     "GFLOP per segment of 128 tokens, with full memories; a multiply-add counts as 2. The vocabulary is 256 bytes, so "
@@ -149,7 +148,7 @@ def table2(claim: Claim, options: Options) -> Finding:
         with torch.device("meta"):
             gflop[row] = _gflop(config.build().eval())
         costs.add(row, parameters(config), gflop[row], claim.values[row][0])
-    notes = [_TEXT_COUNTED, *per_token_of_memory(gflop, claim.values), _TEXT_AT_PAPER, _TIMED]
+    notes = [_TEXT_COUNTED, _TEXT_AT_PAPER, _TIMED]
     finding = Finding([costs, _inference(gflop, claim.values)], notes)
     path, small = None if options.data is None else str(options.data), SMALL_LANGUAGE
     title = f"Perplexity per byte of {path or 'the standard library'}, models of width {small.dim}"
@@ -159,24 +158,6 @@ def table2(claim: Claim, options: Options) -> Finding:
     _add_perplexities(finding, claim, options, "table2-text", recipes, title, flops, pairs)
     finding.notes.append("The paper's perplexities are per word, on WikiText-103, medians of three runs.")
     return finding
-
-
-def per_token_of_memory(gflop: Mapping[str, float], values: Values) -> list[str]:
-    """A note on what a token of Transformer-XL's memory costs, here and in the paper: the slope over its rows.
-
-    There is no note for fewer than two rows.
-    """
-    rows = sorted((int(row.removeprefix(_XL_ROWS)), row) for row in gflop if row.startswith(_XL_ROWS))
-    if len(rows) < 2:
-        return []
-    (least, first), (most, last) = rows[0], rows[-1]
-    ours = 1e3 * (gflop[last] - gflop[first]) / (most - least)
-    theirs = 1e3 * (values[last][0] - values[first][0]) / (most - least)
-    return [
-        f"Each token of Transformer-XL's memory costs {ours:.0f} MFLOP here and {theirs:.0f} in the paper, "
-        f"{theirs / ours:.1f} times as many; so the rows with long memories differ most, the Compressive Transformer "
-        "like Transformer-XL with as many tokens and slots. The paper does not say what it counts."
-    ]
 
 
 def _gflop(model: nn.Module) -> float:
