@@ -169,9 +169,7 @@ def test_buckets_follow_the_length(length):
     ("change", "message"),
     [
         ({"chunk": 0}, "at least one round, one token per chunk"),
-        ({"rotations": [torch.zeros(2, 2, 5, 1), torch.zeros(3, 2, 5, 1)]}, "one number of rounds"),
         ({"v": torch.zeros(2, 8, 3, 4)}, "expected floating v"),
-        ({"last": 10}, "0 to 9 tokens"),
     ],
 )
 def test_wrong_input_is_refused(change, message):

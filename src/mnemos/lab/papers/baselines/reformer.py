@@ -160,17 +160,8 @@ def reformer_attention(
     """
     _CHECK(qk=qk, v=v, mask=mask)
     b, t, h, d = qk.shape
-    shapes = [tuple(rotation.shape) for rotation in rotations]
-    fits = [len(shape) == 4 and shape[1] in (1, h) and shape[2] == d and shape[3] > 0 for shape in shapes]
-    if not fits or not all(fits) or len({shape[0] for shape in shapes}) > 1:
-        raise InputError(
-            f"expected rotations [rounds, {h} or 1, {d}, buckets/2] of one number of rounds for qk {tuple(qk.shape)}, "
-            f"found {shapes}; draw them with draw_rotations"
-        )
-    _check_settings(shapes[0][0], chunk, 2 * shapes[0][3])
+    _check_settings(len(rotations[0]), chunk, None)
     check_dropout(dropout)
-    if last is not None and not 0 <= last <= t:
-        raise InputError(f"last: expected 0 to {t} tokens, found {last}; use None for all")
     keep = t if last is None else last
     qk, v = zero_invalid(qk, mask), zero_invalid(v, mask)
     if not keep or not b:
