@@ -1,10 +1,8 @@
 """Small models that claims train: on which data, how they are compared, and what few seeds can show."""
 
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 
 from mnemos.lab.compare import significance
@@ -16,7 +14,6 @@ from mnemos.lab.tasks.images import find_mnist
 from mnemos.lab.tasks.metrics import perplexity
 from mnemos.types import InputError, JSONObject
 
-from .claims import Values
 from .findings import Finding, spread
 from .reproduce import Options
 
@@ -127,13 +124,3 @@ def perplexity_text(values: list[float], digits: int = 3) -> str:
     """Text of the mean and the standard deviation over seeds."""
     mean, std, _ = significance.spread(values)  # a seed that diverged has an infinite perplexity, and no deviation
     return spread(mean, None if math.isnan(std) else std, 1.0, digits)
-
-
-def order(scores: Mapping[str, list[float]], theirs: Values, column: int) -> str:
-    """A sentence: the models from best to worst, and how many pairs of rows have the same order in the paper."""
-    ours = {name: mean for name, each in scores.items() if math.isfinite(mean := statistics.fmean(each))}
-    pairs = [(a, b) for a, b in combinations([name for name in ours if name in theirs], 2)]
-    pairs = [(a, b) for a, b in pairs if theirs[a][column] != theirs[b][column]]
-    same = sum((ours[a] < ours[b]) == (theirs[a][column] < theirs[b][column]) for a, b in pairs)
-    ranked = "; ".join(sorted(ours, key=ours.__getitem__))
-    return f"From best to worst: {ranked}. {same} of {len(pairs)} pairs have the same order as in the paper."

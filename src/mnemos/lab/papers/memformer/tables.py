@@ -28,7 +28,7 @@ from ..claims import Claim, Values
 from ..experiments import add_differences
 from ..findings import Finding, Table, spread
 from ..reproduce import Options
-from ..small_runs import caution, digits_or_mnist, order, perplexities, perplexity_text, shortened, train
+from ..small_runs import caution, digits_or_mnist, perplexities, perplexity_text, shortened, train
 from .recipes import (
     LANGUAGE,
     PICTURES,
@@ -91,8 +91,8 @@ def _add_perplexities(
     flops: str,
     pairs: Sequence[tuple[str, str]],
 ) -> None:
-    """Train the small models of a table's rows; add their table, their order, and the differences of pairs of rows."""
-    # --- the table, and the order of the models ---
+    """Train the small models of a table's rows; add their table and the differences of pairs."""
+    # --- the table ---
     trained = train(finding, options, folder, {row: shortened(one, options) for row, one in recipes.items()})
     scores = perplexities(trained)
     columns = ["", "model here", "parameters", "perplexity", flops, "seconds of training", "paper perplexity"]
@@ -101,7 +101,7 @@ def _add_perplexities(
         row, theirs = trained.rows[name], claim.values.get(name, (None, None))[1]
         cells = row["parameters"], perplexity_text(scores[name]), row["flops"] / 1e9, row["seconds"]
         table.add(name, shape(recipe), *cells, theirs)
-    finding.notes += [caution(options), order(scores, claim.values, 1)]
+    finding.notes.append(caution(options))
     # --- differences ---
     add_differences(finding, options, scores, [(one, other) for one, other in pairs if one != other])
 
