@@ -43,14 +43,14 @@ class ReformerConfig(AttentionConfig):
         rounds: the number of hash rounds R. Cost and accuracy grow with it.
         chunk: the number of tokens c per chunk. Sequences of at most c tokens get softmax attention.
         buckets: the number of buckets per round, an even number; None: twice the number of chunks, 2·⌈T/c⌉.
-        seed: of the rotations outside training, so that an evaluation repeats; None: new ones for each forward.
+        seed: of the rotations outside training, so that an evaluation repeats.
     """
 
     name: ClassVar[str] = "reformer"
     rounds: int = 4
     chunk: int = 32
     buckets: int | None = None
-    seed: int | None = 0
+    seed: int = 0
 
     def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "ReformerAttention":
         return ReformerAttention(dim, num_heads, causal, dropout, self)
@@ -99,9 +99,7 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
 
     def rotations(self, length: int, device: Device = None) -> tuple[Tensor, ...]:
         s = self.settings
-        generator = None
-        if not self.training and s.seed is not None:
-            generator = torch.Generator().manual_seed(s.seed)
+        generator = None if self.training else torch.Generator().manual_seed(s.seed)
         factors = bucket_factors(length, s.chunk, s.buckets)
         return draw_rotations(s.rounds, self.num_heads, self.dim // self.num_heads, factors, generator, device)
 
