@@ -86,7 +86,7 @@ def test_a_chat_forks_goes_back_and_is_saved(folder, tmp_path):
 
 def test_a_terminal_answers_lines_and_refuses_in_one(monkeypatch, capsys, folder, tmp_path):
     lines = ["/back", "/save x", "so", "", "/fork", "/fork a", "/nothing", "/back b", f"/load {tmp_path}/no"]
-    code, out, err = said(monkeypatch, capsys, folder, [*lines, "/new", "so", "/help", "/quit", "never"])
+    code, out, err = said(monkeypatch, capsys, folder, [*lines, "/new", "so", "/help me", "/quit", "never"])
     assert code == 0
     first, second = out.splitlines()
     assert first == second

@@ -60,6 +60,14 @@ def test_other_modules():
     refused(lambda: mnemos.functional(compiled), "OptimizedModule", "the model itself, without torch.compile")
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:peft", "ignore::FutureWarning:transformers")
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
+def test_adapters_that_put_tokens_before_every_call(kind):
+    peft = pytest.importorskip("peft")
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    refused(lambda: mnemos.functional(peft.get_peft_model(build("Llama"), config)), "puts tokens before", "LoRA")
+
+
 def test_models_that_were_changed():
     model = build("GPT2")
     mnemos.cache(model, mnemos.GRC(length=4, block=3))

@@ -65,12 +65,20 @@ def test_it_generates_over_segments_and_is_saved(network, tmp_path):
         assert torch.equal(tokens, mnemos.beam_search(network.model, None, row, config)[0][0].tokens)
 
 
+def cached(model):
+    mnemos.cache(model, mnemos.GRC(scope="stream", length=3, block=2))
+
+
+def linearised(model):
+    mnemos.linearise(model, window=3, sinks=1, rank=2, full=lambda name, _: ".1." in name)
+
+
 @pytest.mark.each_value
 @pytest.mark.parametrize("part", ["decoder", "wrapper", "network"])
-def test_gated_caches_of_the_decoder_are_saved(network, part, tmp_path):
+@pytest.mark.parametrize(("change", "undo"), [(cached, mnemos.uncache), (linearised, mnemos.unlinearise)])
+def test_what_was_done_to_the_decoder_is_saved(network, part, change, undo, tmp_path):
     remembering = network.remembering
-    grc = mnemos.GRC(scope="stream", length=3, block=2)
-    mnemos.cache({"decoder": remembering.model, "wrapper": remembering, "network": network}[part], grc)
+    change({"decoder": remembering.model, "wrapper": remembering, "network": network}[part])
     network = network if part == "network" else RememberingForCausalLM.of(remembering, segment=SEGMENT)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -84,7 +92,7 @@ def test_gated_caches_of_the_decoder_are_saved(network, part, tmp_path):
     assert torch.equal(again.eval()(IDS).logits, logits)
     loaded.save_pretrained(tmp_path / "second")
     assert torch.equal(mnemos.hosts.from_pretrained(automatic, tmp_path / "second")(IDS).logits, logits)
-    mnemos.uncache(loaded)
+    undo(loaded)
     loaded.save_pretrained(tmp_path / "without")
     assert torch.equal(automatic.from_pretrained(tmp_path / "without")(IDS).logits, loaded(IDS).logits)
 

@@ -85,6 +85,32 @@ def test_a_wrapped_branch_of_a_decoder_skips_padding_and_carries_its_state(mix):
     torch.testing.assert_close(merged(ids, attention_mask=mask).logits[:, -1], expected)
 
 
+@torch.no_grad()
+def test_a_wrapped_state_is_seen_and_merged_before_it_is_changed(tmp_path):
+    """What an adapter trains is its copy of the state, beside the decoder's own."""
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["linearised"])
+    model = made("cached")
+    mnemos.uncache(model)
+    mnemos.linearise(model, window=3, sinks=1, rank=2)
+    adapted = peft.get_peft_model(model, config).eval()
+    for parameter in adapted.parameters():
+        parameter += 0.1 * torch.randn_like(parameter) * parameter.requires_grad
+    expected = logits(adapted)
+    pieces, file = [IDS[0]], tmp_path / "adapter"
+    for call, message in [
+        (lambda: mnemos.linearise(adapted, window=4), "linearised already"),
+        (lambda: mnemos.rank_attentions(adapted, pieces, window=3, sinks=1, first=5), "found a linearised one"),
+        (lambda: mnemos.hosts.save_adapter(adapted, file), "merge_and_unload"),
+        (lambda: mnemos.hosts.merge_updates(adapted), "merge_and_unload"),
+        (lambda: mnemos.unlinearise(adapted), "merge_and_unload"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            call()
+        assert torch.equal(logits(adapted), expected)
+    merged = mnemos.hosts.merge_updates(adapted.merge_and_unload())
+    torch.testing.assert_close(logits(merged), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_an_adapter_on_weights_that_are_read_directly_is_refused():
     model = mnemos.Transformer(
         vocab_size=30, dim=16, layers=1, num_heads=2, mlp=8, cache=mnemos.GRC(length=4, block=3, scope="stream")

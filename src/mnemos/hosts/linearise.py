@@ -37,6 +37,7 @@ from .linearised import (
 from .row_caches import make_empty
 
 FULL = "full= leaves it whole"  # of a report
+_ALREADY = "it is linearised already; mnemos.unlinearise(model) undoes that"
 _HEADS = re.compile(r"(.+):(\d+(?:,\d+)*)")  # of full=: an attention, and key heads of it
 RECORD = CONFIG_RECORDS[1]
 
@@ -90,7 +91,7 @@ class LineariseReport:
         sizes = [sum(p.numel() for p in group.values()) for group in (self.maps, self.updates)]
         state = sum(one.state_bytes for one in self.changed)
         lines.append(f"{sizes[0]:,} parameters of feature maps and {sizes[1]:,} of low-rank updates added")
-        keeps = self.left or any(one.full_heads for one in self.changed)
+        keeps = any(one.why != _ALREADY for one in self.left) or any(one.full_heads for one in self.changed)
         beside = ", beside the keys and values of what is left" if keeps else ""
         lines.append(f"{state / 1024:,.0f} KiB of state for each row in float32, at any length{beside}")
         return "\n".join(lines)
@@ -141,9 +142,9 @@ def linearise(
     Every changed attention gets a child `linearised` with the new parameters (`report.maps`, `report.updates`); all
     weights keep their names. Updates stay where a projection is wrapped, replaced or quantised. `generate`, beams, left
     padding, `past_key_values=DynamicCache()`, `mnemos.functional`, and gradients through a carried cache work. Padding
-    takes no place in the state. Dropout of attention weights is applied within the window and in what is whole. Drafts
-    of `generate` (prompt_lookup_num_tokens, an assistant) are taken back from the state; a linearised assistant is
-    refused beyond the window. Further calls may linearise other attentions with other settings.
+    takes no place in the state. Dropout of attention weights is applied in calls that fit into the window, and in what
+    is whole. Drafts of `generate` (prompt_lookup_num_tokens, an assistant) are taken back from the state; a linearised
+    assistant is refused beyond the window. Further calls may linearise other attentions with other settings.
 
     Cost for each layer: O(T·(w + d)·d) for a call, O((w + s + 2d)·d) a token, and a state of 2·Hk·(w + s)·d +
     Hk·2d·(d + 1) numbers, and Hk·w·d of keys before rotary positions. Raises InputError, and leaves the model
@@ -213,8 +214,9 @@ def unlinearise(model: nn.Module) -> nn.Module:
     """Undo `linearise`: every attention is as before, and the new parameters are gone. Returns the model.
 
     Raises InputError, and changes nothing, if the model has no linearised attention, if it is a part of a decoder, and
-    if accelerate's hooks were added after `linearise`.
+    if accelerate's hooks, or wrappers of PEFT around states, were added after `linearise`.
     """
+    refuse_wrapped(model, "unlinearise")
     sites = [site for site in list_sites(model) if is_linearised(site.module)]
     if not sites:
         raise InputError(
@@ -240,9 +242,10 @@ def merge_updates(model: nn.Module) -> nn.Module:
         W ← W + up·down
 
     The updates are gone: a token costs what it costs at rank 0. Outputs are the same up to rounding, and `unlinearise`
-    leaves the changed weights. Raises InputError, and changes nothing, if there are no updates, and for weights that
-    are no matrix of floating-point numbers (quantised ones).
+    leaves the changed weights. Raises InputError, and changes nothing, if there are no updates, if PEFT has wrapped
+    them, and for weights that are no matrix of floating-point numbers (quantised ones).
     """
+    refuse_wrapped(model, "merge_updates")
     merged: list[tuple[Any, LowRank]] = []
     owners: list[Any] = [module for module in model.modules() if is_linearised(module)]
     for module in owners:
@@ -274,8 +277,19 @@ def merge_updates(model: nn.Module) -> nn.Module:
 
 
 def is_linearised(module: Any) -> bool:
-    """Whether `linearise` changed this attention."""
-    return isinstance(getattr(module, "linearised", None), Linearised)
+    """Whether `linearise` changed this attention. An adapter of PEFT (`modules_to_save`) may have wrapped its child."""
+    own = getattr(module, "linearised", None)
+    return isinstance(getattr(own, "original_module", own), Linearised)
+
+
+def refuse_wrapped(model: nn.Module, call: str) -> None:
+    """Raise InputError if an adapter has wrapped a state: its parameters are then there twice, one copy trained."""
+    for name, module in model.named_modules():
+        if is_linearised(module) and not isinstance(module.linearised, Linearised):
+            raise InputError(
+                f"{call}: expected the states of the decoder itself, found that of {name} wrapped by an adapter "
+                "(modules_to_save); call the adapter's merge_and_unload() first"
+            )
 
 
 def _choose(
@@ -358,7 +372,7 @@ def _find_reason(site: NamedModule, adapter: Host, settings: Settings) -> str | 
     if not isinstance(adapter, DecoderHost):
         return why or "it is no causal self-attention of a decoder"
     if is_linearised(module):
-        return "it is linearised already; mnemos.unlinearise(model) undoes that"
+        return _ALREADY
     if (why := why or _find_obstacle(site)) is not None:
         return why
     cls: Any = type(module)

@@ -162,7 +162,8 @@ class LinearisedLayer(DynamicLayer):
             if self.earlier is None or kept < 0 or (state := self.earlier(kept)) is None:
                 raise InputError(
                     f"crop: expected to take back at most {DRAFT} tokens, of the last call alone, which had several "
-                    f"and no gradients, found {count} tokens; keep a copy.deepcopy of the cache"
+                    f"and no gradients, found {count} tokens; keep a copy.deepcopy of the cache, or give generate an "
+                    "assistant_model that is not linearised"
                 )
             self.state, self.earlier = state, None
             self.columns -= count

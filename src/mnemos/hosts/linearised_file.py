@@ -10,7 +10,7 @@ from mnemos import tree_file
 from mnemos.modes import plain_module
 from mnemos.types import InputError, JSONObject
 
-from .linearise import is_linearised, linearise, list_linearised, unlinearise
+from .linearise import is_linearised, linearise, list_linearised, refuse_wrapped, unlinearise
 
 FORMAT = "mnemos state-adapter 1"
 _SAMPLED = 64  # numbers of each matrix of the decoder, by which its weights are known again
@@ -24,9 +24,10 @@ def save_adapter(model: nn.Module, path: str | Path, about: JSONObject | None = 
         mnemos.hosts.load_adapter(decoder, "adapter.safetensors")      # the decoder as it was before linearise
 
     about: what else is to stand in the file, as JSON. Save it before `merge_updates`, which changes the decoder's own
-    weights. Raises InputError if nothing of the model is linearised.
+    weights. Raises InputError if nothing of the model is linearised, and if PEFT has wrapped its states.
     """
     model = plain_module(model, "hosts.save_adapter")
+    refuse_wrapped(model, "save_adapter")
     states = list_linearised(model)
     if not states:
         raise InputError("expected a model that mnemos.linearise() was called on, found none of its states")

@@ -19,8 +19,8 @@ DECODERS = "a causal decoder needs an adapter, mnemos.register_host(mnemos.hosts
 LEAVE_OUT = f"a shared cache would show it the future: leave it out of where=; {DECODERS}"
 CAUSAL = f"a cached attention: expected a call without a causal mask, found that it was called causally; {LEAVE_OUT}"
 PACKED = (
-    "a cached attention: expected one sequence per row, found several packed into one ({}); they would see each other "
-    "through the cache: give each sequence a row of its own"
+    "an attention with a memory: expected one sequence per row, found several packed into one ({}); they would see "
+    "each other through the memory: give each sequence a row of its own"
 )
 _APART = PACKED.format("the mask hides a token from the next valid one")
 _BLOCKS = PACKED.format("the mask divides a row's tokens into parts that do not see each other")

@@ -52,7 +52,9 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
             delattr(owner, _EXPECTED)
         else:
             setattr(owner, _EXPECTED, before)
-    if any(isinstance(one, HostBranch) for one in model.modules()):  # RememberingForCausalLM builds its decoder's
+    if any(
+        isinstance(one, HostBranch | Linearised) for one in model.modules()
+    ):  # RememberingForCausalLM builds its decoder's
         return model
     record, states = getattr(model.config, "mnemos", None), model.config.__dict__.pop(LINEARISED, ())
     if record is None and not states:
@@ -63,20 +65,12 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
     # --- its caches and states, with new weights ---
     if record is not None:
         apply_record(model, record, folder, "config.json")
-    names = [name for name, _ in model.named_modules()]
-    for one in states:
-        where = [_find_module(name, names, folder) for name in one["names"]]
-        heads = [name.rpartition(":") for name in one.get("full", ())]
-        full = [f"{_find_module(name, names, folder)}:{some}" for name, _, some in heads]
-        try:
-            linearise(model, **one["settings"], where=where, full=full)
-        except TypeError as error:  # a setting that there is not
-            raise InputError(f"{folder}: config.json has other settings than linearise: {error}") from None
+    apply_states(model, states, folder)
     # --- their weights in the files: {name of the branch: {name in it: tensor}} ---
     from safetensors import safe_open
 
     stored: dict[str, dict[str, Tensor]] = {}
-    for path in sorted(Path(folder).glob("*.safetensors")):
+    for path in sorted(Path(folder, options.get("subfolder", "")).glob("*.safetensors")):
         check_file(path)
         with safe_open(str(path), "pt") as file:
             if (file.metadata() or {}).get("format", "").startswith("mnemos"):
@@ -184,6 +178,19 @@ def apply_record(model: nn.Module, record: list[dict[str, Any]], folder: str | P
         names = [name for name, _ in model.named_modules()]
         saved_sizes = {_find_module(name, names, folder): each for name, each in sizes.items()}
         add_caches(model, from_dict(GRC, grc, f"{file}: grc"), where=list(saved_sizes), saved_sizes=saved_sizes)
+
+
+def apply_states(model: nn.Module, states: list[dict[str, Any]], folder: str | Path) -> None:
+    """Linearise a model as `list_linearised` has it of this model, or of one around it, with new parameters."""
+    names = [name for name, _ in model.named_modules()]
+    for one in states:
+        where = [_find_module(name, names, folder) for name in one["names"]]
+        heads = [name.rpartition(":") for name in one.get("full", ())]
+        full = [f"{_find_module(name, names, folder)}:{some}" for name, _, some in heads]
+        try:
+            linearise(model, **one["settings"], where=where, full=full)
+        except TypeError as error:  # a setting that there is not
+            raise InputError(f"{folder}: config.json has other settings than linearise: {error}") from None
 
 
 def _find_module(name: str, names: Iterable[str], folder: str | Path) -> str:

@@ -360,6 +360,11 @@ def base_model(model: Any) -> Any:
 def check_model(model: nn.Module) -> tuple[Any, str]:
     """The model of Transformers, and what its forward calls its cache."""
     base = base_model(model)
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise InputError(
+            "functional: expected an adapter that changes layers (LoRA), found one that puts tokens before those of "
+            "every call; use another adapter"
+        )
     if not isinstance(base, libraries.transformers().PreTrainedModel):
         raise InputError(
             f"functional: expected a model of Hugging Face Transformers, found {type(model).__name__}; give the model "

@@ -10,7 +10,9 @@ from typing import Any
 from torch import nn
 
 from mnemos import generators, libraries
-from mnemos.hosts.pretrained import apply_record, find_record
+from mnemos.hosts.attach import CONFIG_RECORDS
+from mnemos.hosts.linearise import list_linearised
+from mnemos.hosts.pretrained import apply_record, apply_states, find_record
 from mnemos.hosts.remembering import Remembering, Segmented, remember
 from mnemos.modes import plain_module
 from mnemos.types import InputError
@@ -27,8 +29,8 @@ REMEMBERING_TYPE = "mnemos-remembering"
 class RememberingConfig(PreTrainedConfig):
     """The configuration of a decoder with memory tokens.
 
-    host: the decoder's configuration as JSON (`config.to_dict()`), with the settings of its gated caches; tokens: m,
-    the memory tokens; segment: L, the tokens of a segment, after which the memory is written.
+    host: the decoder's configuration as JSON (`config.to_dict()`), with the settings of its gated caches and of what is
+    linearised; tokens: m, the memory tokens; segment: L, the tokens of a segment, after which the memory is written.
     """
 
     model_type = REMEMBERING_TYPE
@@ -58,12 +60,13 @@ class RememberingConfig(PreTrainedConfig):
         named = dict(self.host)
         return AutoConfig.for_model(named.pop("model_type"), **named)
 
-    def note_caches(self, model: nn.Module) -> None:
-        """Note the gated caches of the decoder, which `mnemos.cache` may have given to the decoder or to `model`."""
-        self.host.pop("mnemos", None)
-        if record := find_record(model):
-            self.host["mnemos"] = record
-        self.__dict__.pop("mnemos", None)
+    def note_changes(self, model: nn.Module) -> None:
+        """Note what `mnemos.cache` and `linearise` did to the decoder, given the decoder itself or `model`."""
+        for name, record in zip(CONFIG_RECORDS, (find_record(model), list_linearised(model)), strict=True):
+            self.host.pop(name, None)
+            self.__dict__.pop(name, None)
+            if record:
+                self.host[name] = record
 
     def of_model(self) -> "RememberingConfig":
         """What the model is built from: this configuration."""
@@ -80,7 +83,8 @@ class RememberingForCausalLM(MnemosForCausalLM):
 
     It is called as `MnemosForCausalLM`; `network.model` is a `mnemos.hosts.Segmented`, `network.remembering` the
     wrapper, and `network.remembering.model` the decoder. Weights and settings of both are saved, and read by
-    `AutoModelForCausalLM`, with the gated caches of the decoder (`mnemos.cache`), which begin anew in every segment.
+    `AutoModelForCausalLM`, with the gated caches and states of the decoder (`mnemos.cache`, `linearise`), which begin
+    anew in every segment.
     Known decoders are those of `mnemos.remember` without names of parts.
     """
 
@@ -88,13 +92,15 @@ class RememberingForCausalLM(MnemosForCausalLM):
 
     def _build(self, config: Any) -> nn.Module:
         host = AutoModelForCausalLM.from_config(config.of_host(), trust_remote_code=False)
-        if record := config.host.get("mnemos"):
-            apply_record(host, record, "RememberingConfig", "config.json")
+        caches, states = map(config.host.get, CONFIG_RECORDS)
+        if caches:
+            apply_record(host, caches, "RememberingConfig", "config.json")
+        apply_states(host, states or [], "RememberingConfig")
         return Segmented(remember(host, config.tokens), config.segment)
 
     def save_pretrained(self, save_directory: Any, *given: Any, **named: Any) -> Any:
-        """As in Transformers, with the settings of the decoder's gated caches."""
-        self.config.note_caches(self)
+        """As in Transformers, with the settings of the decoder's gated caches and states."""
+        self.config.note_changes(self)
         return super().save_pretrained(save_directory, *given, **named)
 
     @property
@@ -114,7 +120,7 @@ class RememberingForCausalLM(MnemosForCausalLM):
             )
         host: Any = model.model
         config = RememberingConfig(host=host.config.to_dict(), tokens=len(model.memory.start), **named)
-        config.note_caches(model)
+        config.note_changes(model)
         with generators.preserve():
             network = cls(config)
         network.model = Segmented(model, config.segment)

@@ -43,7 +43,7 @@ def made(segments=3, length=32, units=8, layers=1):
     memories.append(Memory("window", "window", (), "", received=some((segments, 2 * length))))
     memories.append(Memory("layer 1, window", "sums", (), ""))  # nothing but shares
     words = tuple((HOSTILE if i == 3 else f"word{i % 99}", 1) for i in range(n))
-    effects = [Effect(Change(HOSTILE, 0, 1), np.array([0.1]))]
+    effects = [Effect(Change(HOSTILE, 0, 1, alone), np.array([0.1])) for alone in (False, True)]
     last = Prediction(n, 1, 0.9, 1, 0.9, HOSTILE, HOSTILE, [segments - 1], effects)
     sources = [Sources(HOSTILE, ("this segment", "cache"), some((n, 2)))]
     document = Document((1,) * n, words, (-1,) * n, HOSTILE)
@@ -117,16 +117,18 @@ def test_the_longest_document_is_below_five_megabytes():
 
 def test_the_table_of_emptied_parts_leaves_out_what_was_emptied_earlier_alone():
     one = made()
-    parts = [Effect(Change("early", 0, 1), np.array([0.1])), Effect(Change("late", 0, 2), np.array([np.nan, 0.25]))]
-    one.predictions = [Prediction(90, 1, 0.9, 1, 0.9, "word", "word", [1, 2], parts)]
+    early = [Effect(Change("early", 0, 1), np.array([0.1])), Effect(Change("late", 0, 2, True), np.array([0.625]))]
+    late = [Effect(Change("late", 0, 2), np.array([np.nan, 0.25]))]
+    one.predictions = [Prediction(90, 1, 0.9, 1, 0.9, "word", "word", [1, 2], early + late)]
     text = page([one]).partition('<section id="emptied"')[2]
     assert "early" not in text
-    assert re.search(r"late.*0?\.25", text, re.DOTALL)
+    assert re.search(r"late.*0?\.25.*–", text, re.DOTALL)
+    assert ".625" not in text
 
 
 def test_the_page_says_when_a_question_is_put_and_explains_a_word_outside_the_vocabulary_once():
     text, plain = page([asked(0.1, 0.9, 0.9)]), page([made()])
-    for said in ("asked after every 8 tokens", "Lost with a part emptied:"):
+    for said in ("asked after every 8 tokens", "Enough alone:"):
         assert said in text
         assert said not in plain
     one = made()
@@ -200,6 +202,9 @@ def test_every_control_is_operated_by_keys_alone(tmp_path, view):
         view.key("ArrowRight")
         chosen.append(view.run("document.activeElement.getAttribute('aria-activedescendant')"))
     assert len({*chosen} - {None}) == 2
+    reach(view, "emptied")
+    view.key("ArrowRight")
+    assert "is kept alone before segment" in view.run(LOOK)
     for name, said in (("image", "image 2 of 2"), ("slot", "where slot 2 answered")):
         reach(view, name)
         for _ in range(2):  # the second slot, and the last image

@@ -258,7 +258,32 @@ def test_directions_are_those_of_the_sum():
     torch.testing.assert_close(torch.tensor(found.sources[0].share[16:, 1]), earlier / (earlier + this))
 
 
-def test_an_emptied_slot_is_its_start_and_nothing_else_changes():
+def test_a_direction_kept_alone_is_all_that_its_layer_holds():
+    model = build("linear")
+    _, state = model(TOKENS)
+    first, second = nodes(state, LinearState)
+    found, other = nodes(readers_of(model, 9)[0].alone(state, 4), LinearState)  # of 2 heads with 3 directions each
+    u, sigma, w = torch.linalg.svd(first.s[0, 1])
+    torch.testing.assert_close(found.s[0, 1], sigma[1] * torch.outer(u[:, 1], w[1]), rtol=1e-4, atol=1e-5)
+    assert torch.equal(found.z[0, 1], first.z[0, 1])
+    assert not found.s[0, 0].any()
+    assert not found.z[0, 0].any()
+    assert torch.equal(other.s, second.s)
+
+
+def test_effects_that_say_nothing_more_are_left_out():
+    def effect(p, *change):
+        return effects.Effect(effects.Change(*change), np.array(p))
+
+    place = effects.Prediction(9, 1, 0.9, 1, 0.9)
+    kept = [effect([0.1, 0.1], effects.WHOLE), effect([0.1, 0.2], "slots", 0), effect([0.9, 0.8], "window", 1)]
+    kept += [effect([0.9, 0.9], "slot 1", 0, 0, True), effect([0.5, 0.6], "all keys")]
+    place.effects = [*kept, effect([0.1, 0.1], "unit", 1, 0, True)]
+    assert effects.telling(place, ["slots", "window"]) == kept
+
+
+def test_an_emptied_slot_is_its_start_and_nothing_else_changes(monkeypatch):
+    monkeypatch.setattr(effects, "LOST", 1e9)  # every memory is needed
     model = build("memformer")
     document = Document(tuple(TOKENS[0].tolist()), (("w", 1),) * 21, (-1,) * 20 + (7,))
     (place,) = record(model, document).predictions
@@ -266,11 +291,12 @@ def test_an_emptied_slot_is_its_start_and_nothing_else_changes():
     plain, _ = model(TOKENS)
     assert math.isclose(place.probability, float(torch.softmax(plain[0, -1], -1)[7]), rel_tol=1e-4)
     _, state = model(TOKENS[:, :10])
-    slots = state.memory.slots.clone()
-    slots[:, 1] = model.memory.start()[1]
-    y, _ = model(TOKENS[:, 10:], state._replace(memory=state.memory._replace(slots=slots)))
-    (effect,) = [one for one in place.effects if one.change[1:] == (0, 1)]
-    assert math.isclose(effect.probability[1], float(torch.softmax(y[0, -1], -1)[7]), rel_tol=1e-4)
+    slots, alone = state.memory.slots.clone(), model.memory.start()[None].clone()
+    slots[:, 1], alone[:, 1] = model.memory.start()[1], state.memory.slots[:, 1]
+    for changed, is_alone in ((slots, False), (alone, True)):
+        y, _ = model(TOKENS[:, 10:], state._replace(memory=state.memory._replace(slots=changed)))
+        (effect,) = [one for one in place.effects if one.change[1:] == (0, 1, is_alone)]
+        assert math.isclose(effect.probability[1], float(torch.softmax(y[0, -1], -1)[7]), rel_tol=1e-4)
 
 
 def test_a_part_that_is_emptied_at_some_boundaries_alone_has_its_probabilities_there(monkeypatch):

@@ -45,6 +45,13 @@ def text(**changes):
     return one
 
 
+def alone(*enough, tried=UNITS):
+    """Each slot emptied, which changes nothing, and kept alone, which is enough for some."""
+    slots = [effect(0.9, f"slot {i + 1}", 0, i) for i in range(tried)]
+    kept = [effect(0.8 if i in enough else 0.1, f"slot {i + 1}", 0, i, True) for i in range(tried)]
+    return [effect(0.1, WHOLE), effect(0.1, "layer 1, cache", 0), *slots, *kept]
+
+
 OTHER = Memory("layer 2, window", "window", (), "")
 CASES = {
     "helps": (text(), ["1.000 as read; 2.000 with the caches emptied", "segment of 8 tokens"], ["Asked"]),
@@ -69,7 +76,10 @@ CASES = {
         ["Before segment 4 the answer is lost without slot 3."],
         [],
     ),
-    "a memory": (recorded(), ["lost without layer 1, cache."], ["slot", "given"]),
+    "a memory": (recorded(), ["lost without layer 1, cache."], ["unit", "enough", "given"]),
+    "none alone": (recorded(effects=alone()), ["of whose 8 units none is enough alone"], ["tried"]),
+    "some tried": (recorded(effects=alone(tried=2)), ["of whose 2 units tried, of 8, none is"], ["8 units none"]),
+    "one alone": (recorded(effects=alone(4)), ["of whose 8 units slot 5 is enough alone"], ["none"]),
     "all": (recorded(effects=[effect(0.1, WHOLE), effect(0.9, "a", 0)]), ["but not without any one memory"], ["given"]),
     "not needed": (recorded(effects=[effect(0.8, WHOLE)]), ["given even without the whole state"], ["lost"]),
     "no boundary": (

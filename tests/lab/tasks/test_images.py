@@ -9,6 +9,7 @@ import torch
 from mnemos import DataConfig, config, libraries
 from mnemos.lab.tasks.augment import AugmentConfig
 from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig, find_mnist, read_idx
+from mnemos.lab.tasks.pictures import fit
 from mnemos.types import InputError
 
 
@@ -139,6 +140,10 @@ def test_pictures_are_averaged_in_squares(tmp_path):
     assert np.array_equal(tokens, np.rint(expected))
     shown = MNISTConfig(folder, valid_size=10, size=7, layout="image").build()
     assert np.array_equal(shown.picture("test", 3)[..., 0], tokens[3])
+    # `mnemos predict` reads a picture of the original size as training did, but for how halves are rounded.
+    opener = pytest.importorskip("PIL.Image", reason="images are read by Pillow")
+    found = [fit(opener.fromarray(one), 7, 1.0, shown.preprocessing().averaged)[..., 0] for one in images(20)]
+    assert np.abs(found - np.rint(expected)).max() <= 1
     for side in (5, 56, -7):
         with pytest.raises(InputError, match=rf"data.size: expected a divisor .* found {side} for 28 x 28"):
             MNISTConfig(folder, valid_size=10, size=side).build()

@@ -136,3 +136,14 @@ def test_wrong_documents(train, words):
     good = [np.array([1, 2])]
     with pytest.raises(InputError, match=f"train .*document.*{words}"):
         SegmentedTask(train, good, good, vocab_size=10, segment=4)
+
+
+def test_a_batch_is_no_longer_than_the_longest_document():
+    """A segment of 10⁶ tokens would otherwise be a batch of 10⁶, nearly all of it padding."""
+    made = task([3, 7], 10**6)
+    assert made.max_length == 10**6
+    assert made.example().inputs.shape == (1, 9)
+    assert made.train_batch(0, 2, 0).inputs.shape == (2, 9)
+    whole, carried = list(made.batches("test", 2)), list(made.carried("test", 2))
+    assert [batch.inputs.shape for batch in (*whole, *carried)] == [(2, 9), (1, 14)]
+    assert sorted(targets for _, _, targets in read(whole)) == [one.tolist() for one in documents([5, 9])]

@@ -266,7 +266,7 @@ class Terminal:
             self.note("the tokenizer has no chat template: the model continues the text")
         while (line := self.read()) is not None and line.split()[:1] != ["/quit"]:
             try:
-                if line == "/help":
+                if line.split()[:1] == ["/help"]:
                     self.note(HELP)
                 elif line.startswith("/"):
                     name, _, value = line[1:].partition(" ")

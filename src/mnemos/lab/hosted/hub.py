@@ -57,6 +57,9 @@ def normalisation(source: str) -> tuple[tuple[float, ...], tuple[float, ...]] | 
 
     with _from_hub(source) as name:
         saved = get_image_processor_config(name)
+        with contextlib.suppress(Exception):  # what its file leaves out are defaults of its class, if that is known
+            if saved:
+                saved |= vars(transformers().AutoImageProcessor.from_pretrained(name, trust_remote_code=False))
     mean, std = (saved.get(f"image_{one}") for one in ("mean", "std"))
     if not saved.get("do_normalize", True):
         mean, std = 0.0, 1.0
@@ -64,7 +67,7 @@ def normalisation(source: str) -> tuple[tuple[float, ...], tuple[float, ...]] | 
     factor = 255 * saved.get("rescale_factor", 1 / 255) if saved.get("do_rescale", True) else 255.0
     lowered = 1.0 if saved.get("rescale_offset") else 0.0
     both = [[one] * 3 if isinstance(one, int | float) else one for one in (mean, std)]
-    if not saved or not all(isinstance(one, list) and len(one) == 3 for one in both):
+    if not saved or not all(isinstance(one, list | tuple) and len(one) == 3 for one in both):
         return None
     return tuple((one + lowered) / factor for one in both[0]), tuple(one / factor for one in both[1])
 

@@ -85,7 +85,7 @@ def train_folder(
         (config.model_type.startswith("mnemos"), config.model_type),
     ):
         if is_so:
-            raise InputError(f"{model}: expected a decoder without a memory, found {what}; name that it was made from")
+            raise InputError(f"{model}: expected a decoder without a memory, found {what}; name its original")
     tokenizer = read_tokenizer(model, trust_remote_code)
     positions = getattr(config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
     plans = {name: plan_assessment(tokenizer, one, positions, f"--test {name}") for name, one in tests.items()}

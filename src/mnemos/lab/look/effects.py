@@ -24,11 +24,15 @@ WORK = 3e12  # operations of all rows with an emptied part, about a minute of on
 
 
 class Change(NamedTuple):
-    """What was emptied: a memory by number, and a unit of it; unit None: all of it; memory None: several memories."""
+    """What was emptied: a memory by number, and a unit of it; unit None: all of it; memory None: several memories.
+
+    alone: all units of the memory but this one were emptied.
+    """
 
     name: str
     memory: int | None = None
     unit: int | None = None
+    alone: bool = False
 
 
 class Effect(NamedTuple):
@@ -106,7 +110,7 @@ def look_at_targets(
     parameters = sum(p.numel() for p in model.parameters())
     rows_most = int(WORK / (2 * parameters * length))  # segments of one row that may be read with an emptied part
     wanted = list(wanted)[: max(1, rows_most // _LEAST)]
-    units_most = max(4, min(UNITS, rows_most // max(1, len(wanted)) - 2 * len(readers)))
+    units_most = max(4, min(UNITS, (rows_most // max(1, len(wanted)) - 2 * len(readers)) // 2))
     by_segment: dict[int, list[int]] = {}
     for i in wanted:
         by_segment.setdefault(i // length, []).append(i)
@@ -161,6 +165,7 @@ def look_at_targets(
                 one.boundaries.append(boundary)
         for one, of_one in zip(of_segment, effects, strict=True):
             one.effects = [Effect(change, np.array(values)) for change, values in of_one.items()]
+            one.effects = telling(one, [memory.name for memory in memories])
     return predictions
 
 
@@ -182,11 +187,27 @@ def _emptied_states(
             if (m, u) in units:
                 name = f"{reader.name}: {unit}" if several else unit
                 states[Change(name, m, u)] = reader.emptied(state, u)
+                states[Change(name, m, u, True)] = reader.alone(state, u)
     return {change: changed for change, changed in states.items() if changed is not None}
 
 
 def _bytes(state: State) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(state))
+
+
+def telling(prediction: Prediction, names: Sequence[str]) -> list[Effect]:
+    """The effects without units kept alone of a memory that is not needed, since the others then have the answer.
+
+    names: of the memories.
+    """
+    least = LOST * prediction.probability
+    wholes = [one for one in prediction.effects if one.change.memory is not None and one.change.unit is None]
+    needed = {
+        change.memory
+        for change, p in wholes
+        if change.name == names[change.memory or 0] and bool((p < least).any())  # all of it, and not one of its parts
+    }
+    return [one for one in prediction.effects if not one.change.alone or one.change.memory in needed]
 
 
 def check_finite(outputs: Tensor) -> None:

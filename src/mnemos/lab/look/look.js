@@ -89,7 +89,7 @@
 
   // --- what is shown, and the words of its document ---
 
-  const state = { run: 0, segment: 0, memory: -1, unit: -1, word: -1, prediction: 0, playing: 0 };
+  const state = { run: 0, segment: 0, memory: -1, unit: -1, word: -1, prediction: 0, alone: false, playing: 0 };
   const ui = {};
   const run = () => runs[state.run];
   const segments = (one) => Math.ceil(one.count / one.length);
@@ -592,12 +592,24 @@
       return ui.holder.replaceChildren(note("The answer is not known at the end, so nothing was emptied."));
     if (!columns) return ui.holder.replaceChildren(note("No segment comes before it, so nothing was emptied."));
 
-    // The units that matter first: those without which the answer is lost.
-    const whole = prediction.effects.filter((effect) => effect.unit == null);
-    const level = (effect) => Math.round(20 * mean_of(effect.p));
-    const units = prediction.effects.filter((effect) => effect.unit != null).sort((a, b) => level(a) - level(b));
-    const rows = [...whole, ...units];
+    // The units that matter first: those without which the answer is lost, or those that keep it alone.
+    const whole = prediction.effects.filter((effect) => effect.unit == null && !effect.alone);
+    const units = prediction.effects.filter((effect) => effect.unit != null);
+    const lone = units.some((effect) => effect.alone);
+    if (!lone) state.alone = false;
+    const level = (effect) => Math.round(20 * mean_of(effect.p)) * (state.alone ? -1 : 1);
+    const sorted = units.filter((effect) => effect.alone === state.alone).sort((a, b) => level(a) - level(b));
+    const rows = [...(state.alone ? [] : whole), ...sorted];
 
+    const choice = (name, alone) => {
+      const input = make("input", { type: "radio", name: "look-alone", onchange: () => {
+        state.alone = alone;
+        build_trace(one);
+        draw();
+      } });
+      input.checked = state.alone === alone;
+      return labelled(input, name);
+    };
     const label = `probability of the answer with a part emptied: a row for each of ${rows.length} parts, a column ` +
       `for each of ${columns} segments before which it is emptied`;
     const heat = strip(label, (x, y) => {
@@ -607,11 +619,17 @@
     });
     heat.canvas.style.height = `${Math.max(4, Math.min(14, 360 / rows.length)) * rows.length}px`;
     const list = bar_list(), title = note();
+    const radios = { class: "row", role: "radiogroup", "aria-label": "what is done to a unit" };
     const region = { role: "region", "aria-label": "probability of the answer by part" };
+    const meaning = state.alone
+      ? "Each row is a unit, each column a segment before which the other units of its memory are emptied; other " +
+        "memories stay."
+      : "Each row is a part, each column a segment before which it is emptied.";
     ui.holder.replaceChildren(
+      ...(lone ? [make("div", radios, choice(" emptied", false), choice(" kept alone", true))] : []),
       note(one.explained),
-      note("Each row is a part, each column a segment before which it is emptied. From no grey, as read, to full " +
-        "grey: the share of the answer's probability that goes. The rows stand in the order of the list below."),
+      note(`${meaning} From no grey, as read, to full grey: the share of the answer's probability that goes. The ` +
+        "rows stand in the order of the list below."),
       heat.box, axis(`segment ${boundaries[0] + 1}`, `segment ${boundaries[columns - 1] + 1}`), title,
       make("div", { class: "look-scroll", tabindex: "0", ...region }, list));
 
@@ -625,7 +643,8 @@
       let at = boundaries.indexOf(state.segment);
       mark(heat, at, columns);
       if (at < 0) at = state.segment < boundaries[0] ? 0 : columns - 1;
-      title.textContent = `Probability of “${answer}” if this is emptied before segment ${boundaries[at] + 1}:`;
+      const what = state.alone ? "kept alone" : "emptied";
+      title.textContent = `Probability of “${answer}” if this is ${what} before segment ${boundaries[at] + 1}:`;
       bars(list, rows.map((effect) => [effect.name, effect.p[at] ?? 0, number(effect.p[at])]), 1);
       rows.forEach((effect, i) => {
         // Several memories, or a head, are no part that shades the text.

@@ -103,6 +103,14 @@ class Reader:
         part[:, chosen] = start[chosen]
         return self.with_part(state, part)
 
+    def alone(self, state: State, unit: int) -> State | None:
+        """The state with all units but one as in a new row."""
+        if (part := self.part(state)) is None:
+            return None
+        others = self.start(state).to(part.dtype)[None].clone()
+        others[:, unit] = part[:, unit]
+        return self.with_part(state, others)
+
     def groups(self, state: State) -> dict[str, State]:
         """The state with several units as in a new row, by name."""
         return {}

@@ -107,18 +107,23 @@ def _emptied(recordings: Sequence[Recording]) -> str:
     tables: list[str] = []
     for one, prediction in [(a, b) for a in recordings for b in a.predictions]:
         last = {change: p[-1] for change, p in prediction.effects if len(p) == len(prediction.boundaries)}
-        rows = sorted(
-            ((float(p), change.name) for change, p in last.items() if not np.isnan(p)), key=lambda row: row[0]
-        )
+        rows = []
+        for change, p in last.items():
+            if not change.alone and not np.isnan(p):
+                alone = last.get(change._replace(alone=True)) if change.unit is not None else None
+                numbers = [decimal(float(p)), "–" if alone is None else decimal(float(alone))]
+                rows.append((float(p), [escape(change.name), *numbers]))
         if not rows:
             continue
-        shown = [[escape(name), decimal(p)] for p, name in rows[:_SHOWN]]
+        shown = [row for _, row in sorted(rows, key=lambda row: row[0])[:_SHOWN]]
         caption = (
             f"{one.name}: the probability of “{prediction.answer_text}”, {decimal(prediction.probability)} as read, "
             "with a part of the memory emptied before the segment in which it is predicted."
         )
+        if any(row[2] != "–" for row in shown):
+            caption += " Kept alone: the other units of that memory are emptied instead; other memories stay."
         caption += f" The {len(shown)} with the lowest of {len(rows)}." * (len(rows) > len(shown))
-        html = table(caption, ["part", "emptied"], shown)
+        html = table(caption, ["part", "emptied", "kept alone"], shown)
         title = escape(f"{one.name}, “{prediction.answer_text}”")
         tables.append(f"<details{'' if tables else ' open'}><summary>{title}</summary>{html}</details>")
     texts = dict.fromkeys(paragraph(explained(one.document)) for one in recordings)

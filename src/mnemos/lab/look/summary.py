@@ -35,10 +35,11 @@ def sentences(one: Recording) -> list[str]:
 
 
 def thresholds() -> str:
-    """From which probability on an answer is called known, and lost."""
+    """From which probability on an answer is called known, lost, and held by a unit alone."""
     return (
         f"Known: at least {LOST:.2f} times the greatest probability that it has when asked, if that is {KNOWN:.2f} or "
-        f"more. Lost with a part emptied: less than {LOST:.2f} times what it has as read."
+        f"more. Lost with a part emptied: less than {LOST:.2f} times what it has as read. Enough alone: at least that, "
+        "with the other units of the memory emptied."
     )
 
 
@@ -72,7 +73,7 @@ def _where(one: Recording, prediction: Prediction) -> str:
         return "No segment comes before the question, so nothing was emptied."
     runs: list[tuple[str, int, int]] = []  # what is said, of the boundaries from one to another
     for i, boundary in enumerate(prediction.boundaries):
-        needed = _needed(prediction, i)
+        needed = _needed(one, prediction, i)
         if runs and runs[-1][0] == needed:
             runs[-1] = (needed, runs[-1][1], boundary)
         else:
@@ -83,16 +84,27 @@ def _where(one: Recording, prediction: Prediction) -> str:
     return capital("; ".join(parts)) + "."
 
 
-def _needed(prediction: Prediction, i: int) -> str:
+def _needed(one: Recording, prediction: Prediction, i: int) -> str:
     """What the answer is lost without at one boundary: the smallest parts that were emptied."""
     least = LOST * prediction.probability
-    gone = [change for change, p in prediction.effects if i < len(p) and p[i] < least]
+    at = [(change, float(p[i])) for change, p in prediction.effects if i < len(p)]
+    gone = [change for change, p in at if p < least and not change.alone]
     memories = [change for change in gone if change.memory is not None]
     parts = [change for change in memories if change.unit is not None]
-    parts = parts or [change for change in memories if ": " in change.name] or memories
+    parts = parts or [change for change in memories if ": " in change.name]
     if parts:
         return f"lost without {listed([change.name for change in parts], 'or')}"
-    return f"lost without {gone[0].name}, but not without any one memory" if gone else f"given even without {WHOLE}"
+    if not memories:
+        return f"lost without {gone[0].name}, but not without any one memory" if gone else f"given even without {WHOLE}"
+    numbers = {change.memory for change in memories}
+    alone = [(change, p) for change, p in at if change.alone and change.memory in numbers and not np.isnan(p)]
+    text = f"lost without {listed([change.name for change in memories], 'or')}"
+    if not alone:
+        return text
+    units = sum(len(one.memories[number].units) for number in numbers if number is not None)
+    tried = f"{len(alone)} units" if len(alone) == units else f"{len(alone)} units tried, of {units},"
+    enough = [change.name if memories[1:] else change.name.rpartition(": ")[2] for change, p in alone if p >= least]
+    return f"{text}, of whose {tried} {listed(enough, 'or') or 'none'} is enough alone"
 
 
 def picture_sentences(one: PictureRecording) -> list[str]:

@@ -111,6 +111,15 @@ class SumsReader(Reader):
         s[head] -= direction
         return self.with_matrix(state, s)
 
+    def alone(self, state: State, unit: int) -> State | None:
+        """S of one direction alone, and the other heads' S and z as 0."""
+        if (s := self._s(state)) is None:
+            return None
+        head, direction = _direction(s, unit)
+        alone = torch.zeros_like(s)
+        alone[head] = direction
+        return self.with_matrix(state, alone, [h for h in range(len(s)) if h != head])
+
     def groups(self, state: State) -> dict[str, State]:
         states: dict[str, State] = {}
         if (whole := self._s(state)) is not None:

@@ -108,7 +108,7 @@ class ImageTask(Task):
     def preprocessing(self) -> "ImagePreprocessing":
         pictures = self._maker.pictures
         centre = 1.0 if pictures.stored else pictures.centre  # stored pictures are evaluated whole
-        return ImagePreprocessing(self.side, centre, *self.colours, names=tuple(self.names))
+        return ImagePreprocessing(self.side, centre, *self.colours, pictures.averaged, names=tuple(self.names))
 
     def example(self) -> Batch:
         row = torch.zeros(1, len(self.colours.mean), self.side, self.side)
@@ -183,6 +183,7 @@ class ImagePreprocessing(Preprocessing):
         size: pixels per side.
         centre: share of the shorter side that is cropped (see `mnemos.lab.tasks.pictures.fit`).
         mean, std: of the pixels in [0, 1] by which images are normalised, per channel.
+        averaged: scaled by the means of squares, as the run's data were.
     """
 
     name: ClassVar[str] = "images"
@@ -192,6 +193,7 @@ class ImagePreprocessing(Preprocessing):
     centre: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    averaged: bool = False
 
     def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
         """The `top` most probable classes of each image: {"classes": [{"name", "probability"}, …]}."""
@@ -200,7 +202,7 @@ class ImagePreprocessing(Preprocessing):
             pixels, answers = {}, {}
             for path in paths:
                 try:
-                    pixels[path] = read_fitted(path, self.size, self.centre, grey=len(self.mean) == 1)
+                    pixels[path] = read_fitted(path, self.size, self.centre, len(self.mean) == 1, self.averaged)
                 except InputError as error:
                     answers[path] = Predicted(str(path), "", problem=str(error))
             if pixels:

@@ -156,10 +156,12 @@ def _digits_task(
     """The task of train, valid and test in the layout of the configuration, from pixels of so many levels."""
     shape = splits[0][0].shape[1:]
     if config.layout == "image":
-        pictures = (
+        pictures = [
             ArrayPictures(_scaled(pixels, levels)[..., None], labels, shape[0], config.augment.centre)
             for pixels, labels in splits
-        )
+        ]
+        for one in pictures:
+            one.averaged = getattr(config, "size", 0) > 0
         views = {split: View.whole(one) for split, one in zip(SPLITS, pictures, strict=True)}
         return ImageTask(views, list(map(str, range(10))), shape[0], colours, config.augment)
     if config.augment.policy != "none":

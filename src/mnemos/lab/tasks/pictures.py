@@ -27,12 +27,14 @@ CHECKED = 20_000  # files at most
 # The bytes at the end of a complete file, by the format's name in Pillow. Some programs add a few bytes behind them.
 _ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB\x60\x82"}
 _TAIL = 64  # bytes that are searched for the end
+_BITS, _ZERO, _FORMAT = 258, 262, 339  # a TIFF's tags: bits of a value, what zero is, whether values have a sign
 
 
 class Pictures:
     """N images and their labels [N], for a model that reads `size` × `size` pixels. For `centre` see `fit`."""
 
     stored = False  # whether all images are stored at that size
+    averaged = False  # whether they were brought to it by the means of squares
 
     def __init__(self, labels: NDArray[np.integer], size: int, centre: float) -> None:
         self.labels, self.size, self.centre = labels, size, centre
@@ -97,17 +99,19 @@ class FilePictures(Pictures):
         return read_image(self.paths[index], 4 * self.size)
 
 
-def read_fitted(path: str | Path, size: int, centre: float, grey: bool = False) -> NDArray[np.uint8]:
+def read_fitted(
+    path: str | Path, size: int, centre: float, grey: bool = False, averaged: bool = False
+) -> NDArray[np.uint8]:
     """An image file as `fit` makes it. Scaling from twice the target size is as good as from the full size."""
     image = read_image(path, 2 * math.floor(size / centre))
-    return fit(image.convert("L") if grey else image, size, centre)
+    return fit(image.convert("L") if grey else image, size, centre, averaged)
 
 
-def fit(image: "Image.Image", size: int, centre: float) -> NDArray[np.uint8]:
-    """The central square of a PIL image, a share `centre` of the shorter side, scaled to [size, size, C] (bicubic).
+def fit(image: "Image.Image", size: int, centre: float, averaged: bool = False) -> NDArray[np.uint8]:
+    """The central square of a PIL image, a share `centre` of the shorter side, scaled to [size, size, C].
 
-    The result equals that of torchvision and timm, which scale the image so that its shorter side is ⌊size/centre⌋
-    and then crop the centre. The large scaled image is not computed.
+    averaged: by means of squares; else bicubic, which equals torchvision and timm: they scale the image so that its
+    shorter side is ⌊size/centre⌋ and then crop the centre. The large scaled image is not computed.
     """
     width, height = image.size
     short = math.floor(size / centre)
@@ -115,7 +119,8 @@ def fit(image: "Image.Image", size: int, centre: float) -> NDArray[np.uint8]:
     left, top = round((across - size) / 2), round((down - size) / 2)
     x, y = width / across, height / down
     box = left * x, top * y, min((left + size) * x, width), min((top + size) * y, height)
-    pixels = np.array(image.resize((size, size), pillow().Resampling.BICUBIC, box=box))
+    way = pillow().Resampling.BOX if averaged else pillow().Resampling.BICUBIC
+    pixels = np.array(image.resize((size, size), way, box=box))
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
@@ -172,10 +177,16 @@ def _as_rgb(image: "Image.Image") -> "Image.Image":
     # 16 bits and floating point: Pillow would clip these values instead of scaling them.
     if image.mode == "F" or image.mode.startswith("I"):
         values, clear = np.array(image), image.info.get("transparency")
-        most = 1 if image.mode == "F" else 65535
+        tags = getattr(image, "tag_v2", {})  # of a TIFF
+        bits, signed = tags.get(_BITS, (16,))[0], tags.get(_FORMAT, (1,))[0] == 2
+        most = 1 if image.mode == "F" else 2 ** (bits - signed) - 1
+        if image.mode != "F" and bits == 32:
+            raise ValueError("integers of 32 bits, whose white is unknown; write 8 or 16 bits")
         if not (values.min() >= 0 and values.max() <= most):  # NaN too
             raise ValueError(f"{image.mode}: values from {values.min():g} to {values.max():g} instead of 0 to {most}")
-        scaled = values * 255 + 0.5 if image.mode == "F" else values // 257
+        if tags.get(_ZERO) == 0:  # white, which Pillow turns round for 8 bits alone
+            values = most - values
+        scaled = values * 255 + 0.5 if image.mode == "F" else values.astype(np.int32) * 255 // most
         image = opener.fromarray(scaled.astype(np.uint8))
         if clear is not None:
             image.putalpha(opener.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))

@@ -53,8 +53,8 @@ class SeriesConfig(DataConfig):
     """A table of numbers over time, a row for each step: from the steps so far the next one is predicted.
 
     `path`: a file .csv, .tsv, .jsonl or .parquet, whose rows are in the order of time. The features are its columns of
-    numbers but those that only grow, as the time does, or `columns`; a missing value is read as that of the step
-    before, or before the first as the mean of the training split, and not scored.
+    numbers but those that only grow, as the time does, or only fall, or `columns`; a missing value is read as that of
+    the step before, or before the first as the mean of the training split, and not scored.
     Without `target` the next values of all features are predicted, with it those of this column. If it holds words, or
     at most 100 different whole numbers and is none of `columns`, the class of each step is predicted, from the steps
     up to it.
@@ -174,16 +174,16 @@ def read_series(
                 raise InputError(f"{path}: expected the classes of the run, found {unknown[0]!r}; remove these rows")
             number = {name: i for i, name in enumerate(names)}
             labels = np.array([IGNORE if one is None else number[str(one)] for one in cells], np.int64)
-    # --- what is read: no column that only grows, whose later values training never sees, unless there is no other ---
+    # --- what is read: no column that only grows, whose later values training never sees, unless there is no other; nor
+    # one that only falls, as the time does where the newest row is the first ---
     features = tuple(columns) or tuple(name for name in numbers if not (len(labels) and name == target))
     arrays = {name: np.array(table[name], np.float64) for name in numbers}
-    clocks = [
-        name
-        for name in features
-        if name not in (*columns, target) and len(table) > 2 and bool((np.diff(arrays[name]) > 0).all())
-    ]
-    if len(clocks) < len(features):
-        features = tuple(name for name in features if name not in clocks)
+    clocks: dict[str, str] = {}  # each with what it does
+    for name in features if len(table) > 2 else ():
+        if name not in (*columns, target) and len(signs := np.unique(np.sign(np.diff(arrays[name])))) == 1:
+            clocks |= {name: "grows"} if signs[0] > 0 else {name: "falls"} if signs[0] < 0 else {}
+    clocks = clocks if len(clocks) < len(features) else {}
+    features = tuple(name for name in features if name not in clocks)
     targets = () if len(labels) else features if target is None else (target,)
     if not features or not len(table):
         raise InputError(f"{path}: expected rows with columns of numbers, found none; name another file")
@@ -198,8 +198,8 @@ def read_series(
     # --- what is printed about them ---
     about = [f"{plural(len(features), 'column')}: {', '.join(features)}; predicted: {target or 'all'}"]
     if left_out := [name for name in dtypes if name not in (*features, target)]:
-        grows = [f"{name}, which only grows (--data.columns reads it)" if name in clocks else name for name in left_out]
-        about.append(f"left out: {', '.join(grows)}")
+        only = {name: f"{name}, which only {does} (--data.columns reads it)" for name, does in clocks.items()}
+        about.append(f"left out: {', '.join(only.get(name, name) for name in left_out)}")
         about += filter(None, (_bad_cells(name, table[name][:]) for name in left_out if name not in numbers))
     if without := int((labels == IGNORE).sum()):
         about.append(f"{plural(without, 'step')} without {target} (empty, NA, null, …): read and not scored")

@@ -2,8 +2,9 @@
 
 Long documents are aligned streams of segments, to train and evaluate models with memory. The inputs of a document
 x₀ … x_{n−1} are  start, x₀, …, x_{n−2}  and its targets  x₀, …, x_{n−1}: every token is predicted exactly once. A
-document is cut into ⌈n/L⌉ segments of L tokens, of which the last is padded (token 0, mask False, target IGNORE). So no
-segment holds two documents, and one `reset` flag per segment and row marks the start of a document.
+document is cut into ⌈n/L⌉ segments of L tokens, of which the last is padded (token 0, mask False, target IGNORE), to L
+or to the longest document if that is shorter. So no segment holds two documents, and one `reset` flag per segment and
+row marks the start of a document.
 
 Each row of a batch reads whole documents, one segment per batch, and then takes the next one from a queue. In training
 the queue is endless, an epoch after the other, each a new permutation of all documents. In evaluation it ends: a row
@@ -110,7 +111,13 @@ class SegmentedTask(TokenTask):
             if not documents or not all(map(len, documents)):
                 problem = "an empty one" if documents else "none"
                 raise InputError(f"{name} split: expected documents of at least one token, found {problem}; add text")
+        self._width = min(segment, max(len(document) for documents in self._splits.values() for document in documents))
         self._schedule = lru_cache(maxsize=2)(lambda rows, seed: Schedule(self._lengths("train"), rows, seed))
+
+    def example(self) -> Batch:
+        """One row of zeros, of the greatest length of a batch."""
+        row = torch.zeros(1, self._width, dtype=torch.int64)
+        return Batch(row, row)
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
         """Batch `index` of the endless training streams that `seed` determines. Cost: O(B·L)."""
@@ -135,13 +142,14 @@ class SegmentedTask(TokenTask):
         tokens = np.concatenate([[self._start], *documents])  # one token before each target
         begins = np.cumsum([0, *map(len, documents[:-1])])
         length = -(-(len(tokens) - 1) // rows)
-        for first in range(0, length, self.max_length):
-            inputs = np.full((rows, self.max_length), self._start, np.int64)
-            targets = np.full((rows, self.max_length), IGNORE, np.int64)
+        width = min(self.max_length, length)
+        for first in range(0, length, width):
+            inputs = np.full((rows, width), self._start, np.int64)
+            targets = np.full((rows, width), IGNORE, np.int64)
             lengths = np.ones(rows, np.int64)
             for i in range(rows):
                 start = i * length + first
-                stop = min(start + self.max_length, (i + 1) * length, len(tokens) - 1)
+                stop = min(start + width, (i + 1) * length, len(tokens) - 1)
                 if (count := stop - start) > 0:
                     inputs[i, :count], targets[i, :count] = tokens[start:stop], tokens[start + 1 : stop + 1]
                     inside = begins[np.searchsorted(begins, start) : np.searchsorted(begins, stop)] - start
@@ -162,7 +170,7 @@ class SegmentedTask(TokenTask):
         return itertools.takewhile(any, map(schedule.at, itertools.count()))
 
     def _batch(self, documents: Sequence[NDArray[np.integer]], rows: list[tuple[int, int] | None]) -> Batch:
-        shape = len(rows), self.max_length
+        shape = len(rows), self._width
         inputs, targets = np.zeros(shape, np.int64), np.full(shape, IGNORE, np.int64)
         lengths, reset = np.ones(len(rows), np.int64), np.ones(len(rows), bool)
         for i, row in enumerate(rows):
