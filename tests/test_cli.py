@@ -216,7 +216,7 @@ TAKE_A_RUN += ", predict IT a, chat IT"
         (["eval", "no\n\x1b[31mwhere"], "mnemos: no\\n\\x1b[31mwhere: expected a run"),
         ("eval", "required: RUN; see mnemos eval --help"),
         ("report x --ouy y", "did you mean --out?"),
-        ("score x --samples two", "--samples: expected an integer, found 'two'; see mnemos score --help"),
+        ("translate x --beams two", "--beams: expected an integer, found 'two'; see mnemos translate --help"),
         ("detect x y --score two", "--score: expected a number, found 'two'"),
         ("export x --to onx", "--to: expected one of hf, onnx, onnxruntime, torch, found 'onx'; did you mean onnx?"),
         ("list --plugin", "--plugin: expected a Python file"),

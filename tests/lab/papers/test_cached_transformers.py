@@ -150,20 +150,6 @@ def test_table1_sets_each_cache_beside_its_control_and_the_paper(tmp_path, compa
     assert len(found["runs"]) == 3 * len(tables.TABLE1)
 
 
-@pytest.mark.exhaustive
-def test_a_table_of_small_models(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "TABLE1", ("", "-cached", "-cached-unwritten"))  # without the other caches
-    whole, sizes = tables.recipe, {"dim": 8, "depths": (1, 1), "num_heads": (1, 2)}
-    small = lambda *args: altered(whole(*args), model=sizes, train={"batch_size": 4})  # noqa: E731
-    monkeypatch.setattr(tables, "recipe", small)
-    (found,) = reproduce("cached_transformers/table8", Options(tmp_path, steps=2))
-    (row,), gains = (table["rows"] for table in found["tables"][-2:])
-    assert "GRC, mnemos, never written" in row
-    assert row["GRC, mnemos, emptied"] is not None
-    assert [gain[""] for gain in gains] == ["digits-swin-cached"]
-    assert {gain["p, control"] for gain in gains} == {None}, "one seed"
-
-
 def test_gains_are_taken_to_the_host_and_to_the_control_and_corrected_over_the_table():
     def trained(host, **scores):
         endings = ("", "-paper", "-paper-constant")
