@@ -11,7 +11,6 @@ from mnemos.lab.compare.baselines import parameters, with_parameters
 from mnemos.lab.compare.equal import completed
 from mnemos.lab.evaluate.write_attention import KINDS, measure_write_attention
 from mnemos.lab.recipes.family import altered
-from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe, RolloutConfig
 from mnemos.lab.run.trained import open_run
 from mnemos.models.memformer import MemformerConfig
@@ -49,14 +48,10 @@ def experiment(claim: Claim, options: Options) -> Finding:
     theirs = {name: math.log(table1[row][1]) for name, row in ROWS.items()}
     effects = {name: theirs[MEMFORMER] - theirs[name] for name in ROWS if name != MEMFORMER}
     extra = {"perplexity": perplexities(trained)}
-    add_tables(finding, recipes[MEMFORMER], trained, "nats/byte", _loss, False, effects, extra)
+    add_tables(finding, recipes[MEMFORMER], trained, "nats/byte", lambda one: one.score("loss"), False, effects, extra)
     finding.tables.append(_slots_table(recipes, trained))
     finding.notes += [_TRANSLATED, caution(options)]
     return finding
-
-
-def _loss(result: Result) -> float:
-    return result.score("loss")
 
 
 def variants(options: Options) -> dict[str, Recipe]:
