@@ -62,7 +62,7 @@ def block_sparse(q, k, v, **how):
 
 
 def reformer(q, v, **how):
-    rotations = draw_rotations(2, H, D, (4,), torch.Generator().manual_seed(0))
+    rotations = draw_rotations(2, H, D, 4, torch.Generator().manual_seed(0))
     return reformer_attention(q, v, rotations, 2, **how), None
 
 

@@ -118,7 +118,7 @@ def _forward_backward(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
         y, _ = linear_attention(q, k, v)
     else:
         rounds = int(name.removeprefix("lsh-"))
-        rotations = draw_rotations(rounds, HEADS, WIDTH, (BUCKETS,), torch.Generator().manual_seed(0))
+        rotations = draw_rotations(rounds, HEADS, WIDTH, BUCKETS, torch.Generator().manual_seed(0))
         y = reformer_attention(q, v, rotations, CHUNK, causal=True)
     torch.autograd.grad(y, (q, v) if name.startswith("lsh") else (q, k, v), upstream)
 
