@@ -60,8 +60,8 @@ def refused(capsys, *arguments: str) -> str:
 
 # Of each verb a word of its help.
 OPTIONS = """list --all, show RECIPE, eval --split, predict --top, detect --json, sample --top-k, chat --window,
-report --out, look --text, train --from, compare --seeds, reproduce --recipes-only, bench-memory --quick,
-verify OPERATION, translate --n-best, score --samples, linearise --half-life, export --push,
+report --out, look --text, train --from, compare --seeds, reproduce --seeds, bench-memory --quick,
+verify OPERATION, translate --n-best, linearise --half-life, export --push,
 tokenizer --lowercase"""
 OPTIONS = dict(pair.split() for pair in OPTIONS.split(","))
 
@@ -216,7 +216,7 @@ TAKE_A_RUN += ", predict IT a, chat IT"
         (["eval", "no\n\x1b[31mwhere"], "mnemos: no\\n\\x1b[31mwhere: expected a run"),
         ("eval", "required: RUN; see mnemos eval --help"),
         ("report x --ouy y", "did you mean --out?"),
-        ("score x --samples two", "--samples: expected an integer, found 'two'; see mnemos score --help"),
+        ("translate x --beams two", "--beams: expected an integer, found 'two'; see mnemos translate --help"),
         ("detect x y --score two", "--score: expected a number, found 'two'"),
         ("export x --to onx", "--to: expected one of hf, onnx, onnxruntime, torch, found 'onx'; did you mean onnx?"),
         ("list --plugin", "--plugin: expected a Python file"),
