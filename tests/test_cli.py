@@ -59,8 +59,8 @@ def refused(capsys, *arguments: str) -> str:
 
 # Of each verb a word of its help.
 OPTIONS = """list --all, show RECIPE, eval --split, predict --top, detect --json, sample --top-k, chat --window,
-report --out, look --text, train --from, compare --seeds, reproduce --recipes-only, bench-memory --quick,
-verify OPERATION, translate --n-best, score --samples, linearise --half-life, export --push,
+report --out, look --text, train --from, compare --seeds, reproduce --seeds, bench-memory --quick,
+verify OPERATION, translate --n-best, linearise --half-life, export --push,
 tokenizer --lowercase"""
 OPTIONS = dict(pair.split() for pair in OPTIONS.split(","))
 
@@ -181,7 +181,7 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
         (["eval", "no\n\x1b[31mwhere"], "mnemos: no\\n\\x1b[31mwhere: expected a run"),
         ("eval", "required: RUN; see mnemos eval --help"),
         ("report x --ouy y", "did you mean --out?"),
-        ("score x --samples two", "--samples: expected an integer, found 'two'; see mnemos score --help"),
+        ("translate x --beams two", "--beams: expected an integer, found 'two'; see mnemos translate --help"),
         ("list --plugin", "--plugin: expected a Python file"),
         ("export x --to onx", "--to: expected one of hf, onnx, onnxruntime, torch, found 'onx'; did you mean onnx?"),
         ("sample nowhere --top-k -1", "mnemos: --top-k: expected a whole number of at least 0, found -1; change it"),

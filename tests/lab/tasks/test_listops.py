@@ -241,7 +241,7 @@ def test_answers_are_the_values_of_the_same_expressions():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"seed": -1}, "data.seed.*found -1"),
+        ({"seed": -1}, "data.seed.*found seed -1"),
         ({"path": "no/such/folder"}, "no/such/folder/basic_train.tsv: .*No such file"),
         ({"max_length": 5}, "max_length 5"),
         ({"digit_probability": 1.5}, "data.digit_probability: expected .*found"),

@@ -199,7 +199,7 @@ def test_a_forecast_reads_segments_as_the_training_did(table, tmp_path):
     assert [*map(float, rows[2])] == pytest.approx([3, *forecast.details["next"][2].values()], rel=1e-5)
     assert calls == [150, 150, 100, 1, 1]
     (one,) = about.predict(None, [Path(write(tmp_path / "one.csv", a=COLUMNS["a"]))], options)
-    assert "one.csv: expected numbers in the column 'b', which the run reads, found no such column" in one.problem
+    assert "one.csv: expected numbers in the column 'b' of the run, found no such column" in one.problem
     assert "data." not in one.problem
     for target in ("b", "on"):
         about = SeriesConfig(table, target=target).build().preprocessing()

@@ -62,8 +62,6 @@ def _other_metrics(results: Results) -> str:
             rows.append([escape(name), *(mean_and_spread(of_one[i]) for of_one in scores.values()), escape(text)])
         return table(caption, ["metric", *scores, "what it is"], rows, "metrics")
     caption += "".join(f" {capital(name)}: {text}" for name, text in about.items() if text)
-    if any("signatures" in one.artifacts for one in finished):
-        caption += " mnemos score gives intervals over test sentences."
     names = {name: variant_name(results.names.index(name), name) for name in scores}
     rows = [[names[name], *map(mean_and_spread, of_one)] for name, of_one in scores.items()]
     return table(caption, ["variant", *about], rows)

@@ -214,11 +214,10 @@ def sample_run(folder: Path, sampling: Sampling) -> Path | None:
         raise InputError(f"--{str(error).replace('_', '-', 1)}") from None
     _, task, model = open_run(folder)
     try:
-        if sampling.stop is not None and not task.writes_text:
-            raise InputError(
-                "--stop: expected none, because this task's models continue no text, found "
-                f"{sampling.stop!r:.60}; leave it out"
-            )
+        for option, text in (("--prompt", sampling.prompt), ("--stop", sampling.stop)):
+            if text is not None and not task.writes_text:
+                about = "because this task's models continue no text"
+                raise InputError(f"{option}: expected none, {about}, found {text!r:.60}; leave it out")
         return folder / "sampled" if task.sample_outputs(model, sampling, folder / "sampled") else None
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mnemos.atomic import check_file, read_bytes
-from mnemos.errors import install_command
+from mnemos import libraries
+from mnemos.atomic import check_file
 from mnemos.types import InputError
+
+from .files import read_bytes
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -67,11 +69,7 @@ class ArrayPictures(Pictures):
 
 
 class FilePictures(Pictures):
-    """Pictures from files, decoded when they are needed.
-
-    The results of `fitted` stay in memory if all of them need at most `CACHED` bytes. Forked processes share
-    that memory.
-    """
+    """Pictures from files, decoded when they are needed, and kept if `CACHED` bytes hold all results of `fitted`."""
 
     def __init__(self, paths: Sequence[str], labels: NDArray[np.integer], size: int, centre: float) -> None:
         super().__init__(labels, size, centre)
@@ -110,8 +108,8 @@ def read_fitted(
 def fit(image: "Image.Image", size: int, centre: float, averaged: bool = False) -> NDArray[np.uint8]:
     """The central square of a PIL image, a share `centre` of the shorter side, scaled to [size, size, C].
 
-    averaged: by means of squares; else bicubic, which equals torchvision and timm: they scale the image so that its
-    shorter side is ⌊size/centre⌋ and then crop the centre. The large scaled image is not computed.
+    averaged: by means of squares; else bicubic, equal to torchvision and timm, which scale the shorter side to
+    ⌊size/centre⌋ and then crop the centre. The large scaled image is not computed.
     """
     width, height = image.size
     short = math.floor(size / centre)
@@ -130,17 +128,11 @@ def is_image(name: str) -> bool:
 
 
 def read_image(path: str | Path, least: int = 0, upright: bool = True) -> "Image.Image":
-    """Read an image file as a PIL image: RGB, rotated as its EXIF data say, transparent pixels on white.
+    """Read an image file as a PIL image: RGB, transparent pixels on white; upright: rotated as its EXIF data say.
 
-    With `least` > 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as its shorter side is at least
-    `least`. upright: False leaves the pixels as they are stored.
+    With `least` > 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, its shorter side at least `least`.
     """
-    try:
-        return parse_image(read_bytes(path), str(path), least, upright)
-    except OSError as error:
-        raise InputError(
-            f"{path}: expected an image, but the file cannot be read ({error.strerror}); check the path"
-        ) from None
+    return parse_image(read_bytes(path), str(path), least, upright)
 
 
 def parse_image(data: bytes, name: str, least: int = 0, upright: bool = True) -> "Image.Image":
@@ -198,22 +190,18 @@ def _as_rgb(image: "Image.Image") -> "Image.Image":
 
 
 def pillow() -> ModuleType:
-    """The module `PIL.Image`. Raises InputError, with the install command, if Pillow is not installed."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InputError(
-            f"reading images needs Pillow, which is not installed; run: {install_command('vision')}"
-        ) from None
+    """The module `PIL.Image`. Raises InputError, with the install command, without Pillow."""
+    libraries.pillow()
+    from PIL import Image
+
     return Image
 
 
 def check_image_files(paths: Sequence[str]) -> None:
     """Read the beginning and the end of each file, or of `CHECKED` evenly spaced ones of more: about 0.1 ms each.
 
-    A JPEG or PNG without its end marker is decoded, because cameras may add data behind the marker; a JPEG is decoded
-    at 1/8 of its size. Damage elsewhere in a file is found when the file is decoded for a batch; `read_image` then
-    names it.
+    A JPEG or PNG without its end marker is decoded, because cameras may add data behind the marker. Damage elsewhere is
+    found when the file is decoded for a batch; `read_image` then names it.
     """
     spaced = np.linspace(0, len(paths) - 1, min(CHECKED, len(paths))).astype(int)
     bad = []
