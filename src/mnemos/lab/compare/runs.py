@@ -72,7 +72,7 @@ def train(
     `train_several`, which says what is raised; also TrainingFailed if a recipe, or with keep_going every recipe, fails
     with every rate.
     """
-    left = RunsLeft([one.name for one in recipes] * (max(1, len(rates)) + seeds - 1), jobs)
+    left = RunsLeft([one.name for one in recipes] * (max(1, len(rates)) + seeds - 1))
     sweeps, chosen = dict[str, Sweep](), list(recipes)
 
     def planned(run: Recipe) -> Planned:
