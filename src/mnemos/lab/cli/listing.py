@@ -1,7 +1,6 @@
 """What there is: `mnemos list` names it, `show` prints a recipe or an attention, `verify` the kernels of a machine.
 
-Recipes are listed as families, each made by one function, under their tasks. Knowing them takes the import of PyTorch,
-so the families of this package are kept in a file of the user's cache until a source file changes.
+To know the recipes takes the import of PyTorch, so they are kept in a file of the user's cache until a source changes.
 """
 
 import contextlib
@@ -126,7 +125,6 @@ def list_names(name: str | None = None, *, all: bool = False) -> int:
 
 
 def _list_recipes(name: str) -> None:
-    """The recipes of a task, of a family, or of a recipe with its variants, whose names go on from its name."""
     every = recipes()
     shown = [row for row in every if row.task == name] or [row for row in every if row.family == name]
     if not shown and any(row.name == name for row in every):

@@ -1,8 +1,6 @@
-"""What commands parse alike: a command is a function, and tyro makes its options from the function's parameters.
-
-The first lines of its docstring are its help, those under "Args:" explain the options. Those before the `*` are
-given without their name. What no option is goes to `words`, which are names of recipes and then fields such as
-`--model.dim 8`, or to `fields`, which are fields alone.
+"""What commands parse alike: a command is a function, and tyro makes its options from the function's parameters, its
+help from the docstring. What no option is goes to `words`, names of recipes and then fields such as `--model.dim 8`, or
+to `fields`.
 """
 
 import functools

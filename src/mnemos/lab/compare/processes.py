@@ -1,8 +1,7 @@
 """The runs of a comparison: each in a process of its own, sharing neither memory nor threads; several at a time.
 
-The main process starts children, waits for any of them to end, and tells about it. A terminal sends Ctrl-C to all of
-them, but only the main process listens: it ends its children by SIGTERM, after which a run saves a checkpoint. A child
-whose main process was killed ends itself in the same way.
+A terminal sends Ctrl-C to all of them, but only the main process listens: it ends its children by SIGTERM, after which
+a run saves a checkpoint. A child whose main process was killed ends itself in the same way.
 """
 
 import contextlib
@@ -58,8 +57,6 @@ class RunsLeft:
 
 
 class _Working(NamedTuple):
-    """A run whose process has been started."""
-
     recipe: Recipe
     folder: Path
     child: BaseProcess
@@ -143,7 +140,6 @@ def train_several(
 
 
 def _score(run: _Working) -> str:
-    """What a finished run scored on the validation split, in words."""
     result = Result.read(run.folder)
     value, before = result.valid[result.metric], result.before.get(result.metric, math.nan)
     score = "none" if math.isnan(value) else format(value, ".4g")
@@ -153,7 +149,6 @@ def _score(run: _Working) -> str:
 
 
 def _as_begun(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe with the threads of the run in the folder. Raises InputError if that is a run of another recipe."""
     if not (folder / "recipe.json").is_file():
         return recipe
     begun = as_written(read_object(folder / "recipe.json"))

@@ -1,7 +1,5 @@
-"""Dataclasses as JSON files: the class that writes a file of results reads it, and says what is wrong with a file.
-
-A field that a file may lack has a default; fields that the class does not know are ignored. A missing number is null in
-JSON and NaN in Python.
+"""Dataclasses as JSON files: the class that writes a file of results reads it, and says what is wrong with a file. A
+field that a file may lack has a default; fields that the class does not know are ignored.
 """
 
 import dataclasses

@@ -195,9 +195,8 @@ def writing(
 
 
 def _shown(task: Task, segment: int, of: int, tokens: Tensor, valid: Tensor, weights: Tensor) -> ShownSegment:
-    """The median slot of each kind in the first of n segments, with its weights on the valid tokens of all n.
-
-    If all slots hold, also the slot with the lowest weight on itself. tokens, valid [n·L], weights [n, K, 1 + L + cls].
+    """The median slot of each kind in the first of n segments, with its weights on the valid tokens of all n; if all
+    hold, also the one with the lowest weight on itself. tokens, valid [n·L], weights [n, K, 1 + L + cls].
     """
     length = len(tokens) // len(weights)
     on_tokens = weights[..., 1 : 1 + length].transpose(0, 1).flatten(1)[:, valid]

@@ -76,10 +76,7 @@ def choose_targets(targets: Sequence[int], helped: Array, length: int) -> list[i
 
 
 def emptied_by_kind(readers: Sequence[Reader], state: State) -> dict[str, State]:
-    """The state with all memories of one kind as in a new row, by kind; other memories and the position stay.
-
-    readers: of all layers. Kinds that have nothing to empty are left out.
-    """
+    """The state with all memories of one kind as in a new row, by kind; those with nothing to empty are left out."""
     states: dict[str, State] = {}
     for reader in readers:
         changed = reader.emptied(states.get(reader.plural, state), None)
@@ -104,7 +101,7 @@ def look_at_targets(
 
     memories: what the readers recorded; every: the readers of all layers. tokens [1, N], targets [N]; wanted: numbers
     of the tokens that predict. emptied: False: only as read. Cost: for each boundary before a target, up to `TRACED`, a
-    row for each part that is emptied, read from there to the target, in batches.
+    row for each part that is emptied, read from there to the target.
     """
     # --- how much is emptied, by the work that it makes: targets, then units of memories, then boundaries ---
     parameters = sum(p.numel() for p in model.parameters())
@@ -172,7 +169,6 @@ def look_at_targets(
 def _emptied_states(
     readers: Sequence[Reader], every: Sequence[Reader], state: State, units: set[tuple[int, int]]
 ) -> dict[Change, State]:
-    """The state of one row with each change."""
     fresh = reset(state, torch.ones(1, dtype=torch.bool, device=leaves(state)[0].device))
     kinds = [reader.plural for reader in every]
     states: dict[Change, State | None] = {Change(WHOLE): fresh}
@@ -196,10 +192,7 @@ def _bytes(state: State) -> int:
 
 
 def telling(prediction: Prediction, names: Sequence[str]) -> list[Effect]:
-    """The effects without units kept alone of a memory that is not needed, since the others then have the answer.
-
-    names: of the memories.
-    """
+    """The effects without units kept alone of a memory that is not needed, since the others then have the answer."""
     least = LOST * prediction.probability
     wholes = [one for one in prediction.effects if one.change.memory is not None and one.change.unit is None]
     needed = {

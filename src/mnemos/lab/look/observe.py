@@ -1,8 +1,4 @@
-"""Observe what the memories of a model read and write in its own forward: the tensors that each part was called with.
-
-Nothing is computed again for the model: a part's method is called as ever, and its arguments are recorded. The weights
-of an attention are then computed from the queries and keys that it had.
-"""
+"""Observe what the memories of a model are called with in its own forward, which computes nothing again."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -102,8 +98,8 @@ Calls = dict[str, list[Call]]  # what happened in a forward, by the name of the 
 def observing(model: nn.Module) -> Iterator[Calls]:
     """Within the context, what the memories of a model are called with is added to the dictionary, which one empties.
 
-    The model must be in eval mode, without padding. Its outputs are those without observation, to rounding: gated
-    caches compute in PyTorch's operations in place of one kernel.
+    The model must be in eval mode, without padding. Its outputs are the usual ones, to rounding: gated caches compute
+    in PyTorch's operations in place of one kernel.
     """
     calls: Calls = {}
 

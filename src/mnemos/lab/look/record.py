@@ -43,9 +43,9 @@ PARTS = 4  # parts of a segment; the question is asked after each of them
 class Document:
     """What a model reads: tokens [N], the words that they form as (text, number of tokens), and what is asked.
 
-    targets [N]: the token that is predicted at each place, below 0 where none counts. about: where it is from, and why
-    it was chosen. name: the text of a token. guess: the probability of an answer that is picked at random, if known.
-    other: how a word outside the vocabulary is written, if all are written alike.
+    targets [N]: the token that is predicted at each place, below 0 where none counts. about: where it is from. name:
+    the text of a token. guess: the probability of an answer that is picked at random, if known. other: how a word
+    outside the vocabulary is written, if all are written alike.
     """
 
     tokens: tuple[int, ...]
@@ -115,8 +115,8 @@ class Recording:
     """What a model's memories did over a document of N tokens in S segments of `length`.
 
     surprise [N]: −ln p of each token given those before, NaN where it does not count. emptied: the same with the
-    memories of one kind, in all layers, emptied before the token's segment, by kind; everything else stays, keys and
-    values and positions too. layers: how many memories of each kind the model has; `memories` has at most `LAYERS`.
+    memories of one kind emptied before the token's segment, by kind. layers: how many memories of each kind the model
+    has; `memories` has at most `LAYERS`.
     """
 
     name: str
@@ -159,8 +159,7 @@ def record(
     """Read a document with a causal model y, state = model(x, state), and record what its memories did.
 
     length: tokens of a segment; 0: `segment_length`. state: where the reading starts, of one row; None: afresh. The
-    model and all random generators are unchanged. Cost: the forward of the document with its attention weights, twice
-    more with memories emptied, and that of the targets that are looked at (`effects.look_at_targets`).
+    model and all random generators are unchanged. Cost: three forwards of the document, and `effects.look_at_targets`.
     Raises InputError for a model without a causal state or with outputs that are not finite, and for a document without
     tokens.
     """
@@ -210,7 +209,6 @@ def _read(
     length: int,
     state: State,
 ) -> tuple[Array, dict[str, Array]]:
-    """Let the readers read each segment; returns `Recording.surprise` and `Recording.emptied`."""
     n = tokens.shape[1]
     surprise = np.full(n, np.nan)
     emptied: dict[str, Array] = {}
@@ -244,10 +242,7 @@ def _read(
 
 
 def _ask(model: nn.Module, tokens: Tensor, question: Question, length: int, state: State) -> Asked:
-    """Ask after every part of a segment from the told words on: each time as of a row that ends with this question.
-
-    The row is read in the model's own segments up to there, which changes nothing for the segments that follow.
-    """
+    """Ask after every part of a segment from the told words on: each time as of a row that ends with this question."""
     step, ask = max(1, length // PARTS), torch.tensor([question.ask], device=tokens.device)
     after, probability = [], []
     end = tokens.shape[1] - len(question.ask)

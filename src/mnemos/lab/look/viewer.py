@@ -46,7 +46,6 @@ class Look:
         self.recordings, self.pictures, self.html = list(recordings), list(pictures), page(recordings, pictures)
 
     def write(self, path: str | Path) -> Path:
-        """Write the page; returns its path."""
         out = Path(path)
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, self.html)
@@ -93,8 +92,8 @@ def look(
 class Opened(NamedTuple):
     """A model that is looked at: what it is called, what it is, and what says what its tokens mean.
 
-    about: the run, and how far it was trained. data: settings of the run's data, or the tokenizer's vocabulary: models
-    with the same ones read the same tokens. length: tokens of a segment. folder: what errors name.
+    about: the run, and how far it was trained. data: settings of the run's data, or the tokenizer's vocabulary, which
+    all must share. length: tokens of a segment. folder: what errors name.
     """
 
     name: str
@@ -122,10 +121,10 @@ def look_at_runs(
 ) -> Path:
     """Write the page of some runs of one task, each a run's folder or a comparison's; returns its path.
 
-    A folder of a decoder of Transformers reads `text`. text: a file that the models read; None: a document of the test
-    split. number: which, from 0; None: the first, or of rows that ask a question the one that `choose_row` chooses.
-    segments: at most, and at most `TOKENS` tokens of all models together. Raises InputError for runs of different
-    data or of data that are no tokens, for the folder of a run's model, and for numbers out of range.
+    text: a file that the models read, as a decoder of Transformers must; None: a document of the test split. number:
+    which, from 0; None: the first, or of rows that ask a question the one that `choose_row` chooses. segments: at most,
+    and at most `TOKENS` tokens of all models together. Raises InputError for runs of different data or of data that are
+    no tokens, for the folder of a run's model, and for numbers out of range.
     """
     if segments < 1 or (number or 0) < 0:
         raise InputError(
@@ -274,13 +273,12 @@ def document_of(
 
 @torch.no_grad()
 def choose_row(task: Task, models: Sequence[tuple[nn.Module, int]], batch: Any) -> tuple[int, str]:
-    """Of rows that ask a question: the first of those told farthest back whose answer needs the state; else row 0.
+    """Of rows that ask a question: the first of those told farthest back whose answer needs the state; else row 0; and
+    why.
 
-    models: each with the tokens of its segments. Returns the row and why it is this one.
-
-    An answer needs the state if no model that knows it gives it half of that probability without its state: a model
-    that guesses it anyway shows nothing of where it is kept. Of these rows, one is taken whose answer is not the
-    likeliest token of a model that does not know it, if there is one.
+    models: each with the tokens of its segments. An answer needs the state if no model that knows it gives it half of
+    that probability without its state. Of these rows, one is taken whose answer is not the likeliest token of a model
+    that does not know it, if there is one.
     """
     questions = [task.question(row.tolist()) for row in batch.inputs]
     apart = [-1 if one is None else batch.inputs.shape[1] - len(one.ask) - one.fact[1] for one in questions]

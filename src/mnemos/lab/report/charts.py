@@ -1,8 +1,4 @@
-"""Charts: Vega-Lite draws each as SVG, for readers without scripts and for print, and again in the browser.
-
-`page.js` draws the same specification with the values under the pointer or the arrow keys, and with variants, seeds and
-axes that can be switched.
-"""
+"""Charts: Vega-Lite draws each as SVG, for readers without scripts, and page.js draws the same again in the browser."""
 
 import math
 import re
@@ -71,10 +67,10 @@ class Chart:
     """What one panel shows.
 
     slug: unique in the page. runs: the names of the seeds. axes: what x can be; the first is shown at first. mode:
-    "lines" (a thin line a run and a thick one for the mean), "points" (also a mark a run), "marks" (marks, no lines) or
-    "bars" (a bar a point) or "strip" (a row a variant, of marks and their mean). ticks: the values of x that have one,
-    instead of round ones. references: (name, value) of dotted lines across, which the legend names. bands: (index in
-    `series`, low, high) of y, shaded. form: a format of d3 for the ticks of y. limits: of y. label: what is read aloud.
+    "lines" (a thin line a run and a thick one for the mean), "points" (also a mark a run), "marks" (marks, no lines),
+    "bars" (a bar a point) or "strip" (a row a variant, of marks and their mean). ticks: values of x that have one.
+    references: (name, value) of dotted lines across. bands: (index in `series`, low, high) of y, shaded. form: a format
+    of d3 for the ticks of y. limits: of y. label: what is read aloud.
     """
 
     slug: str

@@ -47,8 +47,7 @@ class Generated:
 class RunRecord:
     """One run folder. `label` is its name in the report: a path relative to the folder that was given.
 
-    detected: (name, bytes) of the JPEGs with annotations and detections that a detector's run has drawn. None: the run
-    has no such file.
+    detected: (name, bytes) of the JPEGs with annotations and detections. None: the run has no such file.
     """
 
     folder: Path
@@ -72,9 +71,8 @@ class RunRecord:
         return next((seed for seed in seeds if seed is not None), "?")
 
     def tested(self, metric: str, control: str | None = None) -> float:
-        """The test metric, or the same under a control ("emptied", …); NaN if it was not measured.
-
-        Of data without a test split, the validation metric.
+        """The test metric, or of data without a test split the validation metric, also under a control ("emptied", …);
+        else NaN.
         """
         return math.nan if self.result is None else self.result.score(metric, control)
 
@@ -85,7 +83,6 @@ class RunRecord:
 
     @property
     def artifacts(self) -> JSONObject:
-        """What the task added to the result (`Task.artifacts`)."""
         return {} if self.result is None else self.result.artifacts
 
 

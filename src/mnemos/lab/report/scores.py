@@ -44,7 +44,6 @@ def section(results: Results) -> str:
 
 
 def _other_metrics(results: Results) -> str:
-    """The other metrics of the test split, and how they are computed; "" for a task of one metric."""
     finished = results.finished()
     described = next((one.metrics for one in finished if one.metrics), {})
     about = {name: str(one.get("about", "")) for name, one in described.items() if name not in (results.metric, "loss")}
@@ -92,7 +91,6 @@ def side_by_side(tasks: Sequence[Results]) -> str:
 
 
 def _tested(results: Results, control: str | None = None) -> list[str]:
-    """The variants with a run that has a test result, as trained or under a control."""
     runs = {name: results.runs_of(name) for name in results.names}
     return [name for name in runs if any(math.isfinite(run.tested(results.metric, control)) for run in runs[name])]
 

@@ -89,7 +89,7 @@ def check_settings(recipe: Recipe, processes: int) -> None:
 def check_run(recipe: Recipe, task: Task, model: nn.Module | None, processes: int, device: torch.device) -> nn.Module:
     """Raise InputError unless a complete recipe's model, data and batches fit together, and into the memory.
 
-    model: one that is given; its data loader has made batches already. Returns it, or the recipe's on the meta device.
+    model: one that is given. Returns it, or the recipe's on the meta device.
     """
     check_task(recipe, task)
     pieces, fewest = processes * recipe.train.accumulate, task.fewest_rows(recipe.train.batch_size)
@@ -125,9 +125,8 @@ def schedule_warning(recipe: Recipe) -> str | None:
 
 
 def precision_warning(recipe: Recipe, device: str) -> str | None:
-    """One line for bfloat16 on an x86 processor without instructions for it; None for any other run.
-
-    device: "cpu", "cuda", …. None too where PyTorch does not say what a processor has.
+    """One line for bfloat16 on an x86 processor without instructions for it; None for any other, and if PyTorch cannot
+    say.
     """
     if device != "cpu" or not recipe.train.precision.startswith("bf16"):
         return None
@@ -207,10 +206,7 @@ def check_task(recipe: Recipe, task: Task) -> None:
 
 
 def check_state(model: object, task: Task) -> None:
-    """Raise InputError if a task's streams have no end and the model's state grows with every token.
-
-    Reads what the model declares (`mnemos.types.RecurrentModel`); a model that declares nothing is not checked.
-    """
+    """Raise InputError if a task's streams have no end and the model declares a state that grows with every token."""
     if task.carries_state and getattr(model, "state_kind", None) == "growing":
         raise InputError(
             "model: expected a state that does not grow, because the data's streams have no end, found "
@@ -220,7 +216,6 @@ def check_state(model: object, task: Task) -> None:
 
 
 def _check_inputs(recipe: Recipe, task: Task) -> None:
-    """Raise InputError if the model takes another kind of input (tokens, images, frames, …) than the task gives."""
     model = recipe.model
     if model.inputs not in (task.inputs, ANY):
         layout = f", or data.layout {'image' if model.inputs == 'images' else 'pixels'}"
@@ -246,9 +241,8 @@ def on_meta(config: ModelConfig) -> nn.Module:
 def check_memory(model: nn.Module, config: TrainConfig, device: torch.device) -> None:
     """Raise InputError if weights, gradients and optimiser need more than the free memory of the device's machine.
 
-    model: on the meta device, or one that is made already, whose weights are then not counted on their own device.
-    Frozen parameters have no gradient and no moments. This is a lower bound of what training needs: activations are not
-    counted. On the CPU the processes of a machine share its memory.
+    model: on the meta device, or made already, whose weights are then not counted. A lower bound of what training
+    needs: activations are not counted. On the CPU the processes of a machine share its memory.
     """
     size, needed, count, weights = _BYTES.get(config.precision, 4), 0, 0, 0
     for parameter in model.parameters():

@@ -1,11 +1,4 @@
-"""The JSON files of a run's folder, each with one class that writes it and reads it.
-
-RUN/run.json        `Provenance`: what the run's numbers depend on, and each time that it was continued
-    metrics.jsonl   `Measurement`, one a line
-    result.json     `Result`
-
-recipe.json holds a `Recipe`, which `recipe_files` reads. A damaged or hand-made file is one line of error.
-"""
+"""The JSON files of a run's folder, each with one class that writes it and reads it; recipe.json is `recipe_files`'."""
 
 import json
 import math
@@ -28,10 +21,10 @@ _REMEDY = "start a new run in another folder"
 
 
 class _File:
-    """A JSON object in a run's folder, as a dataclass with a field for each entry; null is the field's default.
+    """A JSON object in a run's folder, with a field for each entry; null is the field's default.
 
-    FILE: its name. _OTHERS: the field with the entries that have no field of their own. _ALWAYS: entries that are
-    written also where they have the default.
+    _OTHERS: the field with the entries that have no field of their own. _ALWAYS: written also where they are the
+    default.
     """
 
     FILE: ClassVar[str]
@@ -44,13 +37,11 @@ class _File:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The file of a run. Raises InputError if it is missing or damaged."""
         path = folder / cls.FILE
         return cls.from_json(read_object(path), path)
 
     @classmethod
     def from_json(cls, content: JSONObject, path: Path) -> Self:
-        """The content of the file at `path`. Raises InputError for entries of other types."""
         hints = typing.get_type_hints(cls)
         names = {one.name for one in fields(cls)} - {cls._OTHERS}  # type: ignore[arg-type]
         # A count that is written as 3.1e6 is one too.
@@ -68,7 +59,6 @@ class _File:
         """Raise InputError for entries that do not fit together."""
 
     def to_json(self) -> JSONObject:
-        """The content of the file."""
         content: JSONObject = {}
         for one in fields(self):  # type: ignore[arg-type]
             value = getattr(self, one.name)
@@ -156,12 +146,10 @@ class Result(_File):
 
     @property
     def split(self) -> Literal["valid", "test"]:
-        """The split that the run is judged by: "test", or "valid" of data without a test split."""
         return "valid" if self.test is None else "test"
 
     @property
     def scores(self) -> Scores:
-        """The scores of `split`."""
         return self.valid if self.test is None else self.test
 
     @property
@@ -171,7 +159,6 @@ class Result(_File):
 
     @property
     def assessed(self) -> bool:
-        """Whether the run's model was measured after training."""
         return self.flops is not None
 
     def score(self, metric: str, control: str | None = None) -> float:
@@ -251,8 +238,8 @@ class Provenance(_File):
 class Measurement:
     """A line of metrics.jsonl: {"kind", "step", and the values}.
 
-    kind: "train" (over the updates since the last such line), "valid" (an evaluation) or "gates" (`Gates`).
-    step: updates done. where: file and line that it was read from, for errors.
+    kind: "train" (over the updates since the last such line), "valid" or "gates" (`Gates`). step: updates done. where:
+    file and line that it was read from, for errors.
     """
 
     kind: str
@@ -264,11 +251,10 @@ class Measurement:
 
     @classmethod
     def read_all(cls, folder: Path) -> Iterator[Self]:
-        """The lines of a run's file, in order.
+        """The lines of a run's file, in order; of two with one kind and step, as after a resume, the later counts.
 
-        A run that is continued repeats the steps since its last checkpoint: of two lines with one kind and step the
-        later counts. An incomplete last line is left out, because the run may be writing or may have been killed.
-        Raises InputError, with file and line, if there is no file or a line is no measurement.
+        An incomplete last line is left out: the run may be writing. Raises InputError, with file and line, if there is
+        no file or a line is no measurement.
         """
         path = folder / cls.FILE
         try:
@@ -291,7 +277,6 @@ class Measurement:
 
     @classmethod
     def from_json(cls, content: JSONObject, where: str = "") -> Self:
-        """The measurement in a line. Raises InputError if it has no kind or no step."""
         kind, step = content.get("kind"), content.get("step")
         if not isinstance(kind, str):
             raise _no_line(where, '"kind" to be a name', repr(kind))
@@ -300,7 +285,6 @@ class Measurement:
         return cls(kind, step, {k: v for k, v in content.items() if k not in ("kind", "step")}, where)
 
     def to_line(self) -> str:
-        """The line, with its end."""
         return json.dumps({"kind": self.kind, "step": self.step, **self.values}) + "\n"
 
 

@@ -24,7 +24,7 @@ from .session import carry_out, run_name
 
 @dataclass(frozen=True)
 class OwnModel(ModelConfig):
-    """The entry in a run's recipe for a model that was passed to `fit`. The recipe cannot build this model again."""
+    """The entry in a run's recipe for a model that was passed to `fit`, which the recipe cannot build again."""
 
     name: ClassVar[str] = OWN
     inputs: ClassVar[str] = ANY

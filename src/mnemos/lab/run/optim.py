@@ -17,9 +17,8 @@ from .recipe import OptimConfig, ScheduleConfig
 def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) -> Optimizer:
     """The optimiser of a recipe for a model's parameters, in the groups of `parameter_groups`.
 
-    adamw and radam use decoupled weight decay (w ← w − lr·weight_decay·w); adam uses none. `fused`: one kernel over
-    all parameters where PyTorch has one (AdamW and Adam). Turn it off with a gradient scaler or sharded parameters,
-    which need each gradient by itself. Raises InputError for values out of range.
+    fused: one kernel over all parameters where PyTorch has one; off with a gradient scaler or sharded parameters, which
+    need each gradient by itself. Raises InputError for values out of range.
     """
     check(config)
     groups = parameter_groups(model, 0.0 if config.name == "adam" else config.weight_decay, config.gate_lr_scale)
@@ -33,11 +32,9 @@ def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) ->
 def parameter_groups(model: nn.Module, weight_decay: float, gate_lr_scale: float = 1.0) -> list[JSONObject]:
     """The parameters that are trained, in groups of one weight decay and one factor of the learning rate, `lr_scale`.
 
-    Parameters with two or more dimensions (linear and convolution weights, embeddings) have weight decay, as in the
-    training code of GPT-2, Llama and nanoGPT. Vectors and scalars (biases, norms), parameters whose name ends in
-    `bias`, and `mix`, the λ of a gated cache, have none: λ = 0 is a half-open gate, so weight decay would hold it
-    half open. The learning rate of λ is `gate_lr_scale` times that of the others; a model with `lr_scales`, {name:
-    factor}, says that of some others.
+    Matrices, convolutions and embeddings have weight decay; vectors, scalars, biases and λ, the `mix` of a gated cache,
+    have none: λ = 0 is a half-open gate, which decay would hold half open. λ has the factor `gate_lr_scale`; a model
+    with `lr_scales`, {name: factor}, says that of some others.
     """
     scales: Mapping[str, float] = getattr(model, "lr_scales", {})
     groups: dict[tuple[float, float], list[Tensor]] = {}
@@ -82,9 +79,8 @@ def factor(config: ScheduleConfig, update: int, steps: int) -> float:
 
 @dataclass(frozen=True)
 class Plateau:
-    """State of the plateau schedule: the current factor of the learning rate and the best validation loss so far.
-
-    For every other schedule the factor stays 1.
+    """State of the plateau schedule: the factor of the learning rate, 1 for every other, and the least validation loss
+    so far.
     """
 
     factor: float = 1.0
@@ -103,9 +99,8 @@ class Plateau:
 
 
 def set_lr(optimiser: Optimizer, config: OptimConfig, update: int, steps: int, plateau: float = 1.0) -> float:
-    """Set and return the learning rate of an update; the λ of gated caches get `gate_lr_scale` times as much.
-
-    plateau: an additional factor, `Plateau.factor`.
+    """Set and return the learning rate of an update, that of λ `gate_lr_scale` times as high. plateau:
+    `Plateau.factor`.
     """
     lr = config.lr * factor(config.schedule, update, steps) * plateau
     for group in optimiser.param_groups:
@@ -114,10 +109,10 @@ def set_lr(optimiser: Optimizer, config: OptimConfig, update: int, steps: int, p
 
 
 def optimiser_state(model: nn.Module, optimiser: Optimizer) -> dict[str, JSONObject]:
-    """The optimiser's state of each parameter by the parameter's name, unsharded and on the CPU.
+    """The optimiser's state by the parameters' names, unsharded and on the CPU. Collective if parameters are sharded.
 
-    Collective if parameters are sharded: every process must call it. PyTorch's `get_optimizer_state_dict` is not used
-    because its loading creates a state for parameters that never had a gradient, after which a resumed run differs.
+    PyTorch's `get_optimizer_state_dict` is not used because its loading creates a state for parameters that never had a
+    gradient, after which a resumed run differs.
     """
     state = optimiser.state
     return {

@@ -45,8 +45,7 @@ class NoProgress:
         """Yield the batches of a split and show the progress: count(batch) targets, or rows, of `size` per batch."""
         yield from batches
 
-    def message(self, text: str) -> None:
-        """Print a line that stays on the screen."""
+    def message(self, text: str) -> None: ...
 
 
 class LogProgress(NoProgress):
@@ -133,7 +132,7 @@ class BarProgress(NoProgress):
 def progress(quiet: bool, name: str, steps: int, step: int) -> NoProgress:
     """A display of a run with so many steps, of which `step` are done: a bar on a terminal and in a notebook, or lines.
 
-    quiet: none. steps 0: the display shows evaluations only. A run of a comparison has its number before the name.
+    quiet: none. steps 0: evaluations only. A run of a comparison has its number before the name.
     """
     number = RUN_NUMBER.get()
     if number is not None:

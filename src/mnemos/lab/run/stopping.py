@@ -10,9 +10,8 @@ from typing import Any
 
 @contextlib.contextmanager
 def calling(function: Callable[[], object]) -> Iterator[None]:
-    """Inside the `with`, SIGINT and SIGTERM call a function, and nothing else.
-
-    Only the main thread receives signals: in other threads this does nothing.
+    """Inside the `with`, SIGINT and SIGTERM call a function, and nothing else; only in the main thread, which receives
+    them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -26,10 +25,8 @@ def calling(function: Callable[[], object]) -> Iterator[None]:
 
 
 class StopSignals:
-    """Inside the `with`, SIGINT and SIGTERM only set `asked`, so that an update is always completed.
-
-    A second Ctrl-C ends the program at once. Only the main thread receives signals: in other threads this does
-    nothing.
+    """Inside the `with`, SIGINT and SIGTERM only set `asked`, so that an update is always completed; a second Ctrl-C
+    ends the program at once. In other threads than the main one, which receives signals, this does nothing.
     """
 
     def __init__(self) -> None:
