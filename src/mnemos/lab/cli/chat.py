@@ -111,9 +111,7 @@ class Turns:
         self.tokenizer = tokenizer
         self.template = bool(getattr(tokenizer, "chat_template", None))
         if system is not None and not self.template:
-            raise InputError(
-                f"--system: expected a tokenizer with a chat template, found none; leave {system!r:.40} out"
-            )
+            raise InputError("--system: expected a tokenizer with a chat template, found none; leave it out")
         self.system = [] if system is None else [{"role": "system", "content": system}]
         self.ends = {tokenizer.eos_token_id} - {None}
         if self.template:  # the template's own end of an answer

@@ -121,9 +121,7 @@ def names_and_fields(words: Iterable[str]) -> tuple[list[str], list[str]]:
 def only(verb: str, names: list[str]) -> str:
     """The one recipe that a command takes. Raises InputError for none and for several."""
     if not names:
-        raise InputError(
-            f"mnemos {verb}: expected the name of a recipe first, found none; mnemos list prints the names"
-        )
+        raise InputError(f"mnemos {verb}: expected the name of a recipe first, found none; mnemos list prints them")
     if len(names) > 1:
         raise InputError(f"mnemos {verb}: expected one recipe, found {' '.join(names)}; use mnemos compare for several")
     return names[0]

@@ -129,9 +129,7 @@ class Budget:
             was = f"--equal {spent['equal']}" + (f" --minutes {spent['minutes']:g}" if "minutes" in spent else "")
             raise InputError(f"{path}: expected the budget of this comparison, found one of {was}; {fix}")
         if spent.get("first") != recipes[0].name:
-            raise InputError(
-                f"{path}: expected {spent.get('first')} as the first recipe, found {recipes[0].name}; {fix}"
-            )
+            raise InputError(f"{path}: expected {spent.get('first')} as the first, found {recipes[0].name}; {fix}")
         for recipe in recipes:
             if recipe.name not in spent["recipes"]:  # it is added now
                 continue

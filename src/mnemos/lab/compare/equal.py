@@ -31,9 +31,7 @@ def read_equal(text: str) -> tuple[str, ...]:
         raise InputError(f"--equal: expected one of {', '.join(KINDS)}, found {unknown!r}; change it")
     budgets = [kind for kind in KINDS if kind in words and kind != PARAMETERS]
     if len(budgets) > 1:
-        raise InputError(
-            f"--equal: expected one of updates, samples, flops and time, found {' and '.join(budgets)}; leave one out"
-        )
+        raise InputError(f"--equal: expected one budget, found {' and '.join(budgets)}; leave one out")
     return (*(budgets or [UPDATES]), *([PARAMETERS] if PARAMETERS in words else []))
 
 

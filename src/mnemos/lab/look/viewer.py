@@ -81,9 +81,7 @@ def look(
     if isinstance(model, Stream):
         if model.last is None or model.rows != 1:
             found = "none" if model.last is None else f"{model.rows} rows"
-            raise InputError(
-                f"look: expected a stream of one row that has read tokens, found {found}; prefill or select"
-            )
+            raise InputError(f"look: expected a stream of one row that has read, found {found}; prefill or select")
         state, ids, model = model.state, [int(model.last), *ids], model.model
     document = Document.of_text(ids, words or (lambda tokens: None))
     return Look([record(model, document, name or type(model).__name__, length=segment, state=state)])
@@ -127,9 +125,7 @@ def look_at_runs(
     no tokens, for the folder of a run's model, and for numbers out of range.
     """
     if segments < 1 or (number or 0) < 0:
-        raise InputError(
-            f"--segments, --document: expected at least 1 and 0, found {segments} and {number}; raise them"
-        )
+        raise InputError(f"--segments, --document: expected at least 1 and 0, found {segments} and {number}; raise it")
     target = Path(folders[0]) / PAGE if out is None else Path(out)
     if out is not None:
         check_output_file(target)

@@ -117,9 +117,7 @@ def read(folders: Sequence[Path]) -> Results:
     """The results of runs of one task, as `read_tasks` reads them. Raises InputError if there are several tasks."""
     tasks = read_tasks(folders)
     if len(tasks) > 1:
-        raise InputError(
-            f"expected runs of one task, found {len(tasks)}: {task_differences(tasks)}; name the runs of one of them"
-        )
+        raise InputError(f"expected runs of one task, found {len(tasks)}: {task_differences(tasks)}; name those of one")
     return tasks[0]
 
 
@@ -141,9 +139,7 @@ def read_tasks(folders: Sequence[Path]) -> list[Results]:
             results = read_results(folder)
             key = next((task_key(run, results.metric) for run in results.all_runs()), None)
             if key is not None and any(key == other for other, _ in groups):
-                raise InputError(
-                    f"{folder}: expected one comparison of this task, found a second; make a report for each"
-                )
+                raise InputError(f"{folder}: expected one comparison of this task, found a second; report each alone")
             comparisons.append(results)
             groups.append((key, []))
         elif (folder / "recipe.json").is_file():
@@ -177,9 +173,7 @@ def read_tasks(folders: Sequence[Path]) -> list[Results]:
             one = comparisons[i]
             more = results_of(members, one.metric)
             if twice := next((name for name in more.names if name in one.names), None):
-                raise InputError(
-                    f"{one.source}: expected new variants beside it, found {twice!r} twice; compare them again"
-                )
+                raise InputError(f"{one.source}: expected new variants beside it, found {twice!r} twice; compare again")
             rows, controls, records = one.rows + more.rows, one.controls + more.controls, one.records | more.records
             source = f"{one.source} and {more.source}"
             joined = replace(one, rows=rows, controls=controls, records=records, source=source, equal=None)

@@ -63,9 +63,7 @@ def newest(folder: Path) -> tuple[int, Any, list[str]] | None:
             continue
         return step, value, [f"{line}; continuing from {path_of(folder, step).name}" for line in problems]
     if known:
-        raise InputError(
-            f"{problems[0]}; all {len(known)} checkpoints of the folder are damaged: start a new run in another folder"
-        )
+        raise InputError(f"{problems[0]}; all {len(known)} checkpoints are damaged: start a new run in another folder")
     return None
 
 

@@ -93,9 +93,7 @@ def fit(
         raise InputError("fit: expected train.strategy 'auto' or 'ddp', found 'fsdp'; train a recipe to shard a model")
     if isinstance(train_data, Task):
         if valid_data is not None or loss is not None or metrics:
-            raise InputError(
-                "fit: expected a Task alone, found valid_data, loss or metrics beside it; define them in the task"
-            )
+            raise InputError("fit: expected a Task alone, found valid_data, loss or metrics too; define them in it")
         task: Task = train_data
         data = OwnData(train=f"{type(task).__module__}.{type(task).__qualname__}")
     else:

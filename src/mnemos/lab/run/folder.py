@@ -83,9 +83,7 @@ class RunFolder:
         # A start that was killed before it wrote the recipe leaves files of ours.
         inside = [p for p in folder.iterdir() if not is_temporary(p)] if folder.is_dir() else []
         if foreign := sorted(p.name for p in inside if p.name not in _OURS):
-            raise InputError(
-                f"{folder}: expected a new or empty folder, found {foreign[0]!r} in it; name another folder"
-            )
+            raise InputError(f"{folder}: expected a new or empty folder, found {foreign[0]!r} in it; name another")
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         run = cls(folder, recipe)
         with run._unlocked_on_error():
@@ -148,9 +146,7 @@ class RunFolder:
                     "its name, or remove it"
                 )
             if _but_steps(as_written(saved.get("recipe"))) != _but_steps(as_json(self._recipe)):
-                raise InputError(
-                    f"{path}: expected a checkpoint of this run's recipe, found one of another recipe; remove it"
-                )
+                raise InputError(f"{path}: expected a checkpoint of this run's recipe, found one of another; remove it")
         if self._recipe.train.keep_best:
             self._return_to_best(saved.get("best", {}).get("step", 0) if saved else 0)
         notes += self.resumed(step, self._recipe.data, weights, accept_changed_data)
@@ -235,9 +231,7 @@ class RunFolder:
                 checkpoint.read(checkpoint.path_of(self.checkpoints, step, "best"))
             except InputError as error:
                 problem = str(error).rpartition("; ")[0]
-                raise InputError(
-                    f"{problem}; put the file back, or start another run from this one with --from"
-                ) from None
+                raise InputError(f"{problem}; put the file back, or start another from this one with --from") from None
 
     # --- writing ---
 

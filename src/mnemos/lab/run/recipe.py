@@ -261,7 +261,7 @@ def _register(name: str, function: Made) -> Made:
     if needed or not about:
         wrong = f"required arguments ({', '.join(needed)}); give them defaults" if needed else "no docstring; add one"
         raise InputError(
-            f"recipe {name!r}: expected a function with a docstring and without required arguments, found {wrong}"
+            f"recipe {name!r}: expected a function with docstring and no required arguments, found {wrong}"
         )
 
     @functools.wraps(function)

@@ -158,9 +158,7 @@ def with_parts(recipe: Recipe, words: Sequence[str]) -> tuple[Recipe, list[str]]
         elif name.lower() != _NO_CACHE:
             if name not in PRESETS:
                 known = ", ".join([*PRESETS, _NO_CACHE])
-                raise InputError(
-                    f"--{path}: expected a preset of a gated cache or none, found {name!r}; known: {known}"
-                )
+                raise InputError(f"--{path}: expected a preset of a cache or none, found {name!r}; known: {known}")
             now, preset = _value(recipe, path), typing.cast(typing.Any, name)
             switches: dict[str, typing.Any] = dict.fromkeys(PRESETS[name])
             part = replace(now, **switches, preset=preset) if isinstance(now, GRC) else GRC(preset=preset)

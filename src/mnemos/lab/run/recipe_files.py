@@ -63,9 +63,7 @@ def find_recipe(name: str) -> Recipe:
     try:
         recipe = _read(path)
     except FileNotFoundError:
-        raise InputError(
-            f"{path}: expected a recipe's file, found no such file; mnemos show prints one as JSON"
-        ) from None
+        raise InputError(f"{path}: expected a recipe's file, found no such file; mnemos show prints one") from None
     return recipe if recipe.name else replace(recipe, name=path.stem)
 
 
