@@ -62,3 +62,13 @@ def from_json(cls: type[Record], value: object, where: object, remedy: str, name
 def number(value: object, where: object, name: str) -> float:
     """A measured number; NaN if it is absent or null. Raises InputError if it is not a number."""
     return from_json(float, value, where, "repair or delete it", name)
+
+
+def flat(value: object, prefix: str = "") -> JSONObject:
+    """Nested objects as dotted names: {"train": {"steps": 5}} becomes {"train.steps": 5}."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    out: JSONObject = {}
+    for key, part in value.items():
+        out |= flat(part, f"{prefix}.{key}" if prefix else str(key))
+    return out

@@ -12,8 +12,8 @@ from mnemos.attention.cross import CrossAttention
 from mnemos.attention.gated import GatedBranch
 from mnemos.attention.linear import LinearAttention
 from mnemos.attention.softmax import Past, SoftmaxAttention
-from mnemos.hosts.branch import HostBranch
 from mnemos.hosts.linearised import Linearised, LinearisedState, Tokens
+from mnemos.lab.evaluate.branches import observe_mixing
 from mnemos.memory.gated_cache import GatedCache
 from mnemos.memory.slots import SlotMemory
 from mnemos.models.segments import SegmentAttention
@@ -183,14 +183,4 @@ def _observe(module: nn.Module, record: Callable[[Call], None], undo: contextlib
             lengths = [x.mul(part).flatten(2).norm(dim=-1) for x, part in zip(heads, (1 - share, share), strict=True)]
             record(Mixed(*lengths))
 
-        def mix_heads(mix: Any, own: Tensor, memory: Tensor) -> Any:
-            mixed(own, memory)
-            return mix(own, memory)
-
-        # A hook keeps kernels away, which would read the cache in one step.
-        undo.callback(module.map("query").register_forward_hook(lambda *_: None).remove)
-        if isinstance(module, HostBranch):
-            undo.callback(setattr, module, "observer", module.observer)
-            module.observer = lambda _, own, memory: mixed(own, memory)
-        else:
-            around("mix_heads", mix_heads)
+        undo.enter_context(observe_mixing(module, mixed))

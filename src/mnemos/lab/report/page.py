@@ -6,11 +6,11 @@ from pathlib import Path
 from mnemos import registry
 from mnemos.atomic import check_output_file, write_text
 from mnemos.errors import plural
+from mnemos.lab.evaluate.records import flat
 
 from . import costs, curves, gated_caches, memory_use, outputs, provenance, scores
 from .markup import contents, escape, folded, listed, own_ids, paragraph, prose
 from .read import Results, read_tasks, task_differences
-from .run_records import flat
 from .shell import chart_library, html_page, script
 from .verdict import caveats, headline, scored_of, summary_table
 

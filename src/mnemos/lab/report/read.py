@@ -14,6 +14,7 @@ from mnemos.lab.compare.budgets import FILE as BUDGET
 from mnemos.lab.compare.comparison import FILE, Comparison, controls_of, read_comparison, rows_of
 from mnemos.lab.compare.significance import Difference, Spread, paired, spread, welch
 from mnemos.lab.evaluate.recorded import Left, StateControls
+from mnemos.lab.evaluate.records import flat
 from mnemos.lab.run.files import PLACES, Provenance, Result
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.tasks.metrics import MAJORITY, bounds_of, described_in
@@ -21,7 +22,7 @@ from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import InputError, JSONObject
 
 from .markup import listed
-from .run_records import RunRecord, flat, read_run
+from .run_records import RunRecord, read_run
 
 
 @dataclass(frozen=True)

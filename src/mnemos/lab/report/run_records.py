@@ -164,13 +164,3 @@ def read_generated(folder: Path) -> Generated | None:
     if not fits or ("completions" in arrays) != ("originals" in arrays):
         raise InputError(f"{path}: expected pictures as mnemos sample writes them, found others; {again}")
     return Generated(arrays.get("samples"), arrays.get("originals"), arrays.get("completions"), about)
-
-
-def flat(value: object, prefix: str = "") -> JSONObject:
-    """Nested objects as dotted names: {"train": {"steps": 5}} becomes {"train.steps": 5}."""
-    if not isinstance(value, dict):
-        return {prefix: value}
-    out: JSONObject = {}
-    for key, part in value.items():
-        out |= flat(part, f"{prefix}.{key}" if prefix else str(key))
-    return out

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from mnemos.errors import plural
 from mnemos.lab.compare.significance import Difference
+from mnemos.lab.evaluate.records import flat
 
 from .charts import Axis, Chart, chart_figure, variant
 from .curves import seed_names
 from .markup import OPERATIONS, capital, count, decimal, escape, memory, missing, operations, table, table_of
 from .read import Results, finite_spread
-from .run_records import flat
 from .shell import variant_name
 from .verdict import mean_and_spread, without_learning
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -53,7 +54,7 @@ from .progress import RUN_NUMBER, NoProgress, progress
 from .recipe import Recipe
 from .recipe_files import read_recipe
 from .scored_batches import control_segments, scored_batches, scored_segments
-from .stopping import StopSignals
+from .stopping import calling
 from .weights import Start, average, final_weights, trained_model
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Run:
         self.scored_targets: dict[str, int] = {}
         self.ended = False  # the checkpoint is the last one of a run that is now trained for longer
         self.display = NoProgress()
-        self._signals = StopSignals()
+        self._asked_to_stop = False
         self._first: object = None
 
     @classmethod
@@ -252,7 +253,7 @@ class Run:
         shown = progress(self.quiet or self.files is None, self.recipe.name, self.recipe.train.steps, self.step)
         threads = devices.threads(self.recipe.train.threads)
         dense = dense_layer.using(self.dense)
-        with threads, dense, self._closed_on_error(), self._signals, shown as self.display:
+        with threads, dense, self._closed_on_error(), calling(self._stop), shown as self.display:
             generators.put(self._generators)  # whatever was drawn since the run was opened
             try:
                 loop.train(self, on_evaluation or self.gates)
@@ -391,8 +392,13 @@ class Run:
             for part in self.task.segments(share, self.recipe.train.rollout.segment_length):
                 yield part if counted_here else CountedElsewhere(part)
 
+    def _stop(self) -> None:
+        """Let the update that is running be completed first; a second Ctrl-C ends the program at once."""
+        self._asked_to_stop = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
     def check_signals(self) -> None:
-        if devices.any_of(self.fabric, self._signals.asked):
+        if devices.any_of(self.fabric, self._asked_to_stop):
             raise _StopRequestedError
 
     def _finish(self, count_flops: bool) -> Result:

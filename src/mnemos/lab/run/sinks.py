@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from mnemos import libraries
 from mnemos.atomic import parse, read_text, write_json
 from mnemos.errors import InputError
+from mnemos.lab.evaluate.records import flat
 
 from .files import Measurement
 
@@ -98,7 +99,7 @@ class MLflow:
             number = experiment.experiment_id if experiment else self._client.create_experiment(name)
             known = self._client.create_run(number, run_name=folder.name).info.run_id
             write_json(folder / _ID, {"mlflow": known})
-            for name, value in _flat(_recipe(folder), ""):
+            for name, value in flat(_recipe(folder)).items():
                 self._client.log_param(known, name, value)
         self._id: str = known
         names = self._client.get_run(known).data.metrics
@@ -125,14 +126,6 @@ def _read_id(folder: Path, log: str) -> str | None:
 
 def _recipe(folder: Path) -> Any:
     return parse(read_text(folder / "recipe.json"))
-
-
-def _flat(value: object, name: str) -> Iterator[tuple[str, object]]:
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _flat(part, f"{name}.{key}".lstrip("."))
-    else:
-        yield name, value
 
 
 def scalars(line: Measurement) -> Iterator[tuple[str, float]]:
