@@ -44,20 +44,16 @@ class Effect(NamedTuple):
 
 @dataclass
 class Prediction:
-    """A predicted token: its number in the document (N: after the end), which token it is, its probability as read.
+    """A predicted token, as read and with parts of the memory emptied."""
 
-    guess: the likeliest token, and its probability. boundaries: segments before which memory was emptied. The texts are
-    those of the tokens.
-    """
-
-    token: int
-    answer: int
-    probability: float
-    guess: int
-    certainty: float
+    token: int  # its number in the document (N: after the end)
+    answer: int  # which token it is
+    probability: float  # of the answer, as read
+    guess: int  # the likeliest token
+    certainty: float  # its probability
     answer_text: str = ""
     guess_text: str = ""
-    boundaries: list[int] = field(default_factory=list)
+    boundaries: list[int] = field(default_factory=list)  # segments before which memory was emptied
     effects: list[Effect] = field(default_factory=list)
 
 

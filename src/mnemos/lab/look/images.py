@@ -23,20 +23,16 @@ LAYERS, SLOTS = 6, 64  # recorded at most: layers, evenly spaced; slots of a lay
 
 @dataclass
 class PictureLayer:
-    """One cached layer. own, memory [N, h, w]: o_self and o_mem at every token, means over heads and channels.
-
-    slots: numbers of the recorded slots. answered [N, K, h, w]: the weight of each in what each token read. share: of
-    the memory's branch by size, `BranchMaps.weight`; gate: σ(λ), the mean over heads. count: of the layer's slots.
-    """
+    """One cached layer; arrays are of N pictures."""
 
     name: str
-    share: float
-    gate: float
-    own: Array
-    memory: Array
-    slots: tuple[int, ...]
-    answered: Array
-    count: int
+    share: float  # of the memory's branch by size, `BranchMaps.weight`
+    gate: float  # σ(λ), the mean over heads
+    own: Array  # [N, h, w], o_self at every token: the mean over heads and channels
+    memory: Array  # o_mem alike
+    slots: tuple[int, ...]  # numbers of the recorded ones
+    answered: Array  # [N, K, h, w], the weight of each in what each token read
+    count: int  # of the layer's slots
 
 
 @dataclass

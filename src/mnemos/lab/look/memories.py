@@ -21,38 +21,32 @@ Array = np.ndarray
 
 @dataclass
 class Memory:
-    """One memory over S segments of at most L tokens. What a kind does not have is empty.
-
-    units: the names of its K units: slots, memory tokens, or the strongest directions of a sum. about: what the panel
-    shows. moved [S, K]: how far each unit came in a segment, as a share of its length (of directions: 1 − the cosine).
-    values: further curves [S, K]. written [S, K, L]: the weight of each token in what was written to each unit. readers
-    [S, L, K]: the weight of each unit in what each token read. received [S, R + L]: the mean weight that tokens got
-    from those of the segment: the R tokens before it, and its own. offset: `written` is about the tokens so many places
-    before the segment's. own: the parts of `Sources` that are this memory's.
-    """
+    """One memory over S segments of at most L tokens. What a kind does not have is empty."""
 
     name: str
     kind: Kind
-    units: tuple[str, ...]
-    about: str
+    units: tuple[str, ...]  # K names: of slots, memory tokens, or the strongest directions of a sum
+    about: str  # what the panel shows, a sentence
+    # [S, K], how far each unit came in a segment, as a share of its length (of directions: 1 − the cosine)
     moved: Array = field(default_factory=lambda: np.zeros((0, 0)))
-    values: dict[str, Array] = field(default_factory=dict)
+    values: dict[str, Array] = field(default_factory=dict)  # further curves [S, K]
+    # [S, K, L], the weight of each token in what was written to each unit
     written: Array = field(default_factory=lambda: np.zeros((0, 0, 0)))
+    # [S, L, K], the weight of each unit in what each token read
     readers: Array = field(default_factory=lambda: np.zeros((0, 0, 0)))
+    # [S, R + L], the mean weight that the R tokens before the segment and its own got from its tokens
     received: Array = field(default_factory=lambda: np.zeros((0, 0)))
-    offset: int = 0
-    own: tuple[str, ...] = ()
+    offset: int = 0  # `written` is about the tokens so many places before the segment's
+    own: tuple[str, ...] = ()  # the parts of `Sources` that are this memory's
 
 
 @dataclass
 class Sources:
-    """What each token took from each source in one layer: share [N, n] of n sources, which sum to 1.
-
-    The share of a source is its attention weight, or the length of what it adds, divided by the sum of these lengths.
-    """
+    """What each token took from each source in one layer."""
 
     name: str
-    parts: tuple[str, ...]
+    parts: tuple[str, ...]  # the n sources
+    # [N, n], which sum to 1: the attention weight of a source, or the share of its length in the sum of what all add.
     share: Array
 
 

@@ -41,21 +41,16 @@ PARTS = 4  # parts of a segment; the question is asked after each of them
 
 @dataclass(frozen=True)
 class Document:
-    """What a model reads: tokens [N], the words that they form as (text, number of tokens), and what is asked.
-
-    targets [N]: the token that is predicted at each place, below 0 where none counts. about: where it is from. name:
-    the text of a token. guess: the probability of an answer that is picked at random, if known. other: how a word
-    outside the vocabulary is written, if all are written alike.
-    """
+    """What a model reads, and what is asked."""
 
     tokens: tuple[int, ...]
-    words: tuple[tuple[str, int], ...]
-    targets: tuple[int, ...]
-    about: str = ""
+    words: tuple[tuple[str, int], ...]  # (text, number of tokens)
+    targets: tuple[int, ...]  # that each token predicts, below 0 where none counts
+    about: str = ""  # where it is from, and why it was chosen
     question: Question | None = None
-    name: Callable[[int], str] = str
-    guess: float | None = None
-    other: str = ""
+    name: Callable[[int], str] = str  # the text of a token
+    guess: float | None = None  # the probability of an answer that is picked at random, if known
+    other: str = ""  # how a word outside the vocabulary is written, if all are written alike
 
     @staticmethod
     def of_text(
@@ -112,24 +107,19 @@ class Asked(NamedTuple):
 
 @dataclass
 class Recording:
-    """What a model's memories did over a document of N tokens in S segments of `length`.
-
-    surprise [N]: −ln p of each token given those before, NaN where it does not count. emptied: the same with the
-    memories of one kind emptied before the token's segment, by kind. layers: how many memories of each kind the model
-    has; `memories` has at most `LAYERS`.
-    """
+    """What a model's memories did over a document of N tokens in S segments of `length`."""
 
     name: str
     about: str
     document: Document
     length: int
-    memories: list[Memory]
+    memories: list[Memory]  # at most `LAYERS`
     sources: list[Sources]
-    surprise: Array
-    emptied: dict[str, Array]
+    surprise: Array  # [N], −ln p of each token given those before, NaN where it does not count
+    emptied: dict[str, Array]  # the same with all memories of a kind emptied before the token's segment
     predictions: list[Prediction] = field(default_factory=list)
     asked: Asked | None = None
-    layers: Mapping[Kind, int] = field(default_factory=dict)
+    layers: Mapping[Kind, int] = field(default_factory=dict)  # with a memory of each kind, in the model
 
     @property
     def segments(self) -> int:

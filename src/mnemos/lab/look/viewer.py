@@ -88,19 +88,15 @@ def look(
 
 
 class Opened(NamedTuple):
-    """A model that is looked at: what it is called, what it is, and what says what its tokens mean.
-
-    about: the run, and how far it was trained. data: settings of the run's data, or the tokenizer's vocabulary, which
-    all must share. length: tokens of a segment. folder: what errors name.
-    """
+    """A model that is looked at."""
 
     name: str
-    about: str
+    about: str  # the run, and how far it was trained
     model: nn.Module
-    task: Task
-    data: object
-    length: int
-    folder: Path = Path()
+    task: Task  # says what its tokens mean
+    data: object  # settings, or the tokenizer's vocabulary: models with the same ones read the same tokens
+    length: int  # tokens of a segment
+    folder: Path = Path()  # what errors name
 
     def record(self, how: Callable[..., _Recording], *arguments: object) -> _Recording:
         """What a function records of the model. Its errors name the folder."""

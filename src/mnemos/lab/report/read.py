@@ -274,16 +274,12 @@ def _with_roles(results: Results) -> Results:
 
 
 class TaskKey(NamedTuple):
-    """What decides whether two runs can be ranked.
+    """What decides whether two runs can be ranked."""
 
-    data: the settings and the hash of the data, the rows scored, and the hash of the weights that the run started from.
-    metric, batch: None for a run that is not finished, which belongs to any task with its data. batch: the size of the
-    batches, which decides what a part of the test split is; 0 where all of it is scored.
-    """
-
+    # Settings and hash of the data, the rows scored, and the hash of the weights that training started from.
     data: tuple[tuple[str, str], ...]
-    metric: str | None
-    batch: int | None = 0
+    metric: str | None  # None for a run that is not finished, which belongs to any task with its data
+    batch: int | None = 0  # decides what a part of the test split is; 0: all of it is scored; None: not finished
 
     def holds(self, other: "TaskKey") -> bool:
         """Whether a run with the key `other` belongs to this task."""

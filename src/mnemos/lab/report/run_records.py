@@ -32,26 +32,20 @@ class GateCurves:
 
 @dataclass(frozen=True)
 class Generated:
-    """Pictures that a model generated: samples [N, H, W, C]; originals [K, H, W, C] and completions [K, ways, H, W, C].
+    """Pictures that a model generated, or completed below the upper about["given"] rows of originals."""
 
-    The upper about["given"] rows of a completion are those of the original.
-    """
-
-    samples: np.ndarray | None
-    originals: np.ndarray | None
-    completions: np.ndarray | None
+    samples: np.ndarray | None  # [N, H, W, C]
+    originals: np.ndarray | None  # [K, H, W, C]
+    completions: np.ndarray | None  # [K, ways, H, W, C]
     about: JSONObject
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run folder. `label` is its name in the report: a path relative to the folder that was given.
-
-    detected: (name, bytes) of the JPEGs with annotations and detections. None: the run has no such file.
-    """
+    """One run folder. None: it has no such file."""
 
     folder: Path
-    label: str
+    label: str  # its name in the report: a path relative to the folder that was given
     recipe: JSONObject
     provenance: Provenance | None
     train: Columns
@@ -60,7 +54,7 @@ class RunRecord:
     result: Result | None
     explained: Explanation | None = None
     generated: Generated | None = None
-    detected: tuple[tuple[str, bytes], ...] = ()
+    detected: tuple[tuple[str, bytes], ...] = ()  # (name, bytes) of the JPEGs that a detector's run has drawn
 
     @property
     def seed(self) -> object:

@@ -66,35 +66,22 @@ _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}  # errors of
 
 
 class Run:
-    """A recipe in training. `open` makes it; it is used once.
+    """A recipe in training. `open` makes it; it is used once."""
 
-    Attributes:
-        recipe: with the sizes of the model and the numbers of rows that it takes from its data.
-        dense: which library computes dense layers: that of the run's first process, on all of them.
-        files: the folder, locked for this run; None on all processes but the first.
-        learner: only while there is something to train.
-        model: None before a finished run is assessed.
-        result: None until the run is trained.
-        given: whether the model was given, and is not the recipe's.
-        first: whether this is the first process, which writes the folder.
-        quiet: whether neither progress nor what the splits hold is printed.
-        saved: the step of the last checkpoint.
-        valid: the scores of the last evaluation.
-        scored: rows of each split in its last evaluation; scored_targets: the counted targets in them.
-    """
-
-    learner: Learner
-    dense: dense_layer.Choice
+    learner: Learner  # the model in training, with its optimiser; only while there is something to train
+    dense: dense_layer.Choice  # of the run's first process, on all of them
 
     def __init__(self, recipe: Recipe, task: Task, path: Path, fabric: Fabric, model: nn.Module | None, quiet: bool):
         self.recipe, self.task, self.path, self.fabric, self.quiet = recipe, task, path, fabric, quiet
-        self.model, self.given, self.first = model, model is not None, fabric.is_global_zero
-        self.files: RunFolder | None = None
-        self.result: Result | None = None
-        self.saved = 0
-        self.valid: Scores = {}
-        self.scored: dict[str, int] = {}
-        self.scored_targets: dict[str, int] = {}
+        self.model = model  # None before a finished run is assessed
+        self.given = model is not None
+        self.first = fabric.is_global_zero  # the process that writes the folder
+        self.files: RunFolder | None = None  # the folder, locked for this run; None on all other processes
+        self.result: Result | None = None  # None until the run is trained
+        self.saved = 0  # the step of the last checkpoint
+        self.valid: Scores = {}  # of the last evaluation
+        self.scored: dict[str, int] = {}  # rows of each split in its last evaluation
+        self.scored_targets: dict[str, int] = {}  # the counted targets in them
         self.ended = False  # the checkpoint is the last one of a run that is now trained for longer
         self.display = NoProgress()
         self._asked_to_stop = False
