@@ -158,28 +158,25 @@ def check_task(recipe: Recipe, task: Task) -> None:
             )
 
     # --- the rollout: segments of rows, or successive batches ---
-    length, count, apart = (
-        rollout.segment_length,
-        rollout.count(task.max_length),
-        "the data's batches do not continue one",
-    )
+    length, count = rollout.segment_length, rollout.count(task.max_length)
+    apart = "the data's batches do not continue one another"
     segments = f"train.rollout.segment_length is {length}, but "
     split = "use train.rollout.segment_length to split rows into segments" if task.splits_rows else "use 1"
     problem = ""
     if length and not task.splits_rows:
         problem = f"{segments}this task's rows cannot be split into segments; use train.rollout.segment_length 0"
     elif length and task.carries_state:
-        problem = f"{segments}the data are already in segments (data.segment); use train.rollout.segment_length 0, and "
-        problem += "train.rollout.segments for several per update"
-    elif rollout.segments > 1 and not task.carries_state:
-        problem = f"train.rollout.segments is {rollout.segments}, but {apart} another; {split}"
-    elif rollout.slide and not task.carries_state:
-        problem = f"train.rollout.slide is {rollout.slide}, but {apart} another; use 0"
-    elif rollout.horizon > count:
         problem = (
-            f"train.rollout.horizon: expected at most {count}, the segments of an update, found {rollout.horizon}; "
+            f"{segments}the data are already in segments (data.segment); use train.rollout.segment_length 0, and "
+            "train.rollout.segments for several per update"
         )
-        problem += f"use {count}, or 0 for all"
+    elif rollout.segments > 1 and not task.carries_state:
+        problem = f"train.rollout.segments is {rollout.segments}, but {apart}; {split}"
+    elif rollout.slide and not task.carries_state:
+        problem = f"train.rollout.slide is {rollout.slide}, but {apart}; use 0"
+    elif rollout.horizon > count:
+        found = f"the segments of an update, found {rollout.horizon}"
+        problem = f"train.rollout.horizon: expected at most {count}, {found}; use {count}, or 0 for all"
     if problem:
         raise InputError(problem)
 

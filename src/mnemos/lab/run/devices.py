@@ -161,11 +161,6 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def device_name(device: torch.device) -> str:
-    """The name of the device for run.json."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
 def peak_bytes(device: torch.device) -> int:
     """Peak memory of this process in bytes: GPU memory if it uses a GPU, otherwise resident memory (0 on Windows)."""
     if device.type == "cuda":

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer, RAdam
@@ -146,34 +147,22 @@ def load_optimiser_state(model: nn.Module, optimiser: Optimizer, saved: dict[str
 def check(config: OptimConfig) -> None:
     """Raise InputError for values out of range."""
     schedule = config.schedule
-    for name, right, wanted, value in (
-        ("lr", config.lr > 0 and math.isfinite(config.lr), "above 0", config.lr),
-        ("betas", all(0 <= b < 1 for b in config.betas), "both at least 0 and below 1", config.betas),
-        ("eps", config.eps >= 0, "at least 0", config.eps),
-        ("weight_decay", config.weight_decay >= 0, "at least 0", config.weight_decay),
-        (
-            "gate_lr_scale",
-            config.gate_lr_scale >= 0 and math.isfinite(config.gate_lr_scale),
-            "at least 0",
-            config.gate_lr_scale,
-        ),
-        ("grad_clip", config.grad_clip >= 0, "at least 0 (0: no clipping)", config.grad_clip),
-        (
-            "schedule.warmup",
-            0 <= schedule.warmup < 1 or (schedule.warmup > 0 and float(schedule.warmup).is_integer()),
-            "a number of steps, or a share of them from 0 to below 1",
-            schedule.warmup,
-        ),
-        ("schedule.start", 0 <= schedule.start <= 1, "between 0 and 1", schedule.start),
-        ("schedule.floor", 0 <= schedule.floor <= 1, "between 0 and 1", schedule.floor),
-        ("schedule.fall", 0 <= schedule.fall <= 1, "between 0 and 1", schedule.fall),
-        (
-            "schedule.drop_at",
-            min(schedule.drops, default=1) >= (schedule.name == "step"),
-            "at least 0, and 1 for the schedule step",
-            schedule.drop_at,
-        ),
-        ("schedule.patience", schedule.patience >= 1, "at least 1", schedule.patience),
+    share = 0 <= schedule.warmup < 1
+    steps = schedule.warmup > 0 and float(schedule.warmup).is_integer()
+    drops = min(schedule.drops, default=1) >= (schedule.name == "step")
+    for name, right, wanted in (
+        ("lr", config.lr > 0 and math.isfinite(config.lr), "above 0"),
+        ("betas", all(0 <= b < 1 for b in config.betas), "both at least 0 and below 1"),
+        ("eps", config.eps >= 0, "at least 0"),
+        ("weight_decay", config.weight_decay >= 0, "at least 0"),
+        ("gate_lr_scale", config.gate_lr_scale >= 0 and math.isfinite(config.gate_lr_scale), "at least 0"),
+        ("grad_clip", config.grad_clip >= 0, "at least 0 (0: no clipping)"),
+        ("schedule.warmup", share or steps, "a number of steps, or a share of them from 0 to below 1"),
+        ("schedule.start", 0 <= schedule.start <= 1, "between 0 and 1"),
+        ("schedule.floor", 0 <= schedule.floor <= 1, "between 0 and 1"),
+        ("schedule.fall", 0 <= schedule.fall <= 1, "between 0 and 1"),
+        ("schedule.drop_at", drops, "at least 0, and 1 for the schedule step"),
+        ("schedule.patience", schedule.patience >= 1, "at least 1"),
     ):
         if not right:
-            raise InputError(f"optim.{name} must be {wanted}, found {value}")
+            raise InputError(f"optim.{name} must be {wanted}, found {attrgetter(name)(config)}")

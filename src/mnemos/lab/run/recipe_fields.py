@@ -44,13 +44,14 @@ def with_fields(recipe: Recipe, words: Sequence[str], program: str) -> Recipe:
         before = f"{recipe.about}, " if recipe.about.startswith(changes) else changes
         recipe = replace(recipe, about=before + changed)
     recipe, words = with_parts(recipe, words)
+    about = f"{shown.about}. Each setting of the recipe is an option: --field value."
     output = io.StringIO()
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             return tyro.cli(
                 Recipe,
                 prog=program,
-                description=_about(shown) if {"-h", "--help"} & set(words) else None,
+                description=about + parts_help(shown) if {"-h", "--help"} & set(words) else None,
                 args=words,
                 default=recipe,
                 config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
@@ -60,10 +61,6 @@ def with_fields(recipe: Recipe, words: Sequence[str], program: str) -> Recipe:
             say(output.getvalue(), end="")
             raise
         raise InputError(_one_line(output.getvalue(), recipe, words, program)) from None
-
-
-def _about(recipe: Recipe) -> str:
-    return f"{recipe.about}. Each setting of the recipe is an option: --field value.{parts_help(recipe)}"
 
 
 def _one_line(message: str, recipe: Recipe, words: list[str], program: str) -> str:

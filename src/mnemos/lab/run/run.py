@@ -176,7 +176,8 @@ class Run:
                     if self.result is None:
                         step, saved = self.files.newest(weights, accept_changed_data)
                 else:
-                    device = devices.device_name(self.fabric.device)
+                    gpu = self.fabric.device.type == "cuda"
+                    device = torch.cuda.get_device_name(self.fabric.device) if gpu else self.fabric.device.type
                     self.files = RunFolder.start(self.path, self.recipe, device, weights, self.task.about)
                 dense = Provenance.read(self.path).dense if Provenance.exists(self.path) else {}
             except InputError as error:
