@@ -1,8 +1,7 @@
 """The commands by name, and `main`, which runs one and turns its errors into lines and exit codes.
 
-Exit codes: 0 done; 1 the work failed, the system refused (a full disk, a folder that cannot be written, memory), or of
-several files some could not be read; 2 wrong input; 130 interrupted, in training with a checkpoint saved. Each but 0
-prints one line and no traceback.
+0 done; 1 the work failed, the system refused, or of several files some could not be read; 2 wrong input; 130
+interrupted, in training with a checkpoint saved. Each but 0 prints one line and no traceback.
 """
 
 import importlib

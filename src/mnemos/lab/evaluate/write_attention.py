@@ -1,11 +1,8 @@
 """Measure the write attention of a Memformer's slots on documents: figures 6 and 7 of the paper.
 
-The trained model reads some documents of the test split, segment by segment. A weight is the writer's attention,
-averaged over heads. A slot's weight on itself decides its kind in a segment:
-
-    above `HOLDS`: the slot holds      between: it mixes      below `OVERWRITES`: it is overwritten ("overwrites")
-
-Its usual kind is that of its mean weight in the middle halves of documents.
+A weight is the writer's attention, averaged over heads. In a segment a slot whose weight on itself is above `HOLDS`
+holds, below `OVERWRITES` it is overwritten, and between it mixes. Its usual kind is that of its mean weight in the
+middle halves of documents.
 """
 
 import math

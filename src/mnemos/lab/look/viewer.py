@@ -71,10 +71,9 @@ def look(
         mnemos.look(stream)                                   # what the state holds now, as the last token reads it
 
     model: y, state = model(x, state), or a `Stream` of one row. tokens: [T] ids. words: groups tokens into words (text,
-    number of tokens), such as `Task.words`; by default the tokens' numbers. segment: tokens of a segment, by default
-    the model's own. In a notebook the result is shown as the page; `.write(path)` writes it.
-    Cost: see `record`. Raises InputError for a stream of several rows or without a token, and for a model without a
-    causal state.
+    number of tokens); by default the tokens' numbers. segment: its tokens, by default the model's own. A notebook shows
+    the result; `.write(path)` writes it. Raises InputError for a stream of several rows or without a token, and for a
+    model without a causal state.
     """
     ids = [] if tokens is None else [int(token) for token in torch.as_tensor(tokens).flatten()]
     state = None

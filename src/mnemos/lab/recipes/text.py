@@ -160,10 +160,8 @@ def text_state(memory: str) -> Recipe:
     """Language models of bytes whose memories have the same size: 32 KiB of state per stream, after 64 bytes.
 
     All have width 128, about a million parameters and the same batches: four segments per update, with gradient through
-    all of them where a memory passes it on. Documents have at most 2,048 bytes, so that the reference, whose state
-    grows with them, stays affordable. Two recipes have another size: the LSTM's state is smaller, and that of the
-    reference grows to 8 MiB. Models that read a segment as a whole also keep its keys and values while they read it;
-    these pass to no other segment and are not counted.
+    all of them where a memory passes it on. Only the LSTM's state is smaller, and that of the reference `full` grows
+    with the document, to 8 MiB. Keys and values within a segment that is read as a whole are not counted.
     """
     rollout = RolloutConfig(segments=4, replay=False)
     return Recipe(

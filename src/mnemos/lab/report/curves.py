@@ -1,8 +1,7 @@
 """Curves of all variants: over training, and along an axis of the task, such as a distance.
 
-A task writes the latter to result.json by `Task.artifacts`: "along": {"metric", "x": the name of the axis, "values":
-[[x, value]], "rows": the number of rows that each value is a share of, if it is one, "chance": the value of a guess, if
-it has one}.
+A task writes the latter to result.json: "along": {"metric", "x": the name of the axis, "values": [[x, value]], "rows":
+of which each value is a share, if it is one, "chance": the value of a guess, if it has one}.
 """
 
 import functools
