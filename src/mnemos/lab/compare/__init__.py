@@ -1,3 +1,1 @@
-"""Comparisons of recipes: the same data, seeds and order, so that what differs is the model. Start with `compare`,
-which reads from top to bottom.
-"""
+"""Comparisons of recipes: the same data, seeds and order, so that what differs is the model. Start with `compare`."""

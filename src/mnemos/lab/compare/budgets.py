@@ -219,9 +219,7 @@ def update_seconds(recipes: Sequence[Recipe], jobs: int = 1) -> list[Seconds]:
 
 
 def update_flops(recipes: Sequence[Recipe]) -> list[float]:
-    """FLOPs of an update of each recipe, in their order (`count_update_flops`), after `WARM` updates. Raises as
-    `update_seconds`.
-    """
+    """FLOPs of an update of each recipe (`count_update_flops`), after `WARM` updates. Raises as `update_seconds`."""
     counts = []
     for one in recipes:
         with _process(one) as call:

@@ -22,9 +22,8 @@ _COST = ("steps", "batch_size", "accumulate", "log_every", "eval_every", "checkp
 
 
 def read_equal(text: str) -> tuple[str, ...]:
-    """The kinds of a list such as parameters,time, in the order of `KINDS`; without a budget, equal updates are added.
-
-    Raises InputError for unknown kinds and for two budgets.
+    """The kinds of a list such as parameters,time, in the order of `KINDS`. Raises InputError for unknown and two
+    budgets.
     """
     words = text.split(",")
     if unknown := next((word for word in words if word not in KINDS), None):

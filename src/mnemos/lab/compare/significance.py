@@ -106,9 +106,7 @@ def _of_differences(bounds: Bounds) -> Bounds:
 
 
 def wilson(right: int, of: int) -> tuple[float, float]:
-    """The 95 % interval (low, high) of a share of independent rows (Wilson 1927), as drawn: another seed may differ by
-    more.
-    """
+    """The 95 % interval of a share of independent rows (Wilson 1927), as drawn: another seed may differ by more."""
     from scipy import stats
 
     low, high = stats.binomtest(right, of).proportion_ci(1 - LEVEL, method="wilson")

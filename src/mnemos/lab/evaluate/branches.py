@@ -52,9 +52,8 @@ def observe_mixing(layer: GatedBranch, see: Callable[[Tensor, Tensor], object]) 
 
 @contextlib.contextmanager
 def observe_branches(layers: dict[str, GatedBranch], observe: Callable[[str, BranchOutputs], None]) -> Iterator[None]:
-    """Within the context, call observe(name, outputs) for every call of every cached layer in `layers`.
-
-    The model must be in eval mode and its inputs without padding.
+    """Within the context, call observe(name, outputs) for every call of cached layers, in eval mode and without
+    padding.
     """
 
     def see(name: str, own: Tensor, memory: Tensor) -> None:

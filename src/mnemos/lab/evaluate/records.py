@@ -1,6 +1,4 @@
-"""Dataclasses as JSON files: the class that writes a file of results reads it, and says what is wrong with a file. A
-field that a file may lack has a default; fields that the class does not know are ignored.
-"""
+"""Dataclasses as JSON files. A file may lack fields that have a default, and have more, which are ignored."""
 
 import dataclasses
 import json

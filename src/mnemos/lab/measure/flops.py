@@ -153,10 +153,7 @@ class Operators(DispatchMode):
 
 
 def count_flops(function: Callable[[], object]) -> int:
-    """FLOPs of a call in matrix products, convolutions and attention; a multiply-add is 2.
-
-    The function is called once, with all its side effects.
-    """
+    """FLOPs of one call, with its side effects, in matrix products, convolutions and attention; a multiply-add is 2."""
     return sum(flops_by_operation(function).values())
 
 

@@ -33,10 +33,7 @@ CUTOFFS = (20_000, 40_000, 200_000)  # of WikiText-103's 267,735 words, as Trans
 
 
 def in_words(recipe: Recipe, cutoffs: tuple[int, ...] = CUTOFFS) -> Recipe:
-    """A recipe of text that reads words instead of bytes, with a tied adaptive softmax of these cut-offs.
-
-    The vocabulary is that of the training split.
-    """
+    """A recipe of text that reads words instead of bytes, with a tied adaptive softmax of these cut-offs."""
     model: Any = replace(recipe.model, vocab_size=0)  # type: ignore[call-arg]
     data: Any = recipe.data
     if isinstance(model, TransformerConfig):

@@ -72,9 +72,7 @@ class Results(Comparison):
         return next(filter(None, (described_in(result.metrics, metric) for result in self.finished())), None)
 
     def effect(self, name: str, control: str = "emptied") -> Difference | None:
-        """What a control of stored caches changes, run by run where the runs' results are at hand, else by means; None:
-        not run.
-        """
+        """What a control of stored caches changes: by run where results are at hand, else by means; None: not run."""
         scores = [(run.result.scores, run.result.controls.get(control, {})) for run in self.runs_of(name) if run.result]
         changes = [b[self.metric] - a[self.metric] for a, b in scores if self.metric in a and self.metric in b]
         if by_run := paired(changes, self.bounds):
@@ -95,9 +93,7 @@ class Results(Comparison):
         return reasons[0] if reasons and not self.state_controls(name) else None
 
     def memory_effect(self, name: str, memory: str, control: str) -> Difference | None:
-        """What a control of one memory of the state changes, run by run, in the comparison's metric or else the runs'
-        own; None where it was not run.
-        """
+        """What a control of one memory of the state changes, run by run; None where it was not run."""
         changes, bounds = [], self.bounds
         for _, controls in self.state_controls(name):
             carried = controls.carried.scores

@@ -65,9 +65,7 @@ class RunRecord:
         return next((seed for seed in seeds if seed is not None), "?")
 
     def tested(self, metric: str, control: str | None = None) -> float:
-        """The test metric, or of data without a test split the validation metric, also under a control ("emptied", …);
-        else NaN.
-        """
+        """The test metric (without a test split that of validation), also under a control; NaN if not measured."""
         return math.nan if self.result is None else self.result.score(metric, control)
 
     def cost(self, name: str) -> float:

@@ -210,9 +210,7 @@ def summary_table(results: Results) -> str:
 
 
 def _interval_of_rows(results: Results, row: Row) -> tuple[float, float] | None:
-    """The interval of a score of one run that is a share of the scored rows, which have one target each; None where it
-    is not.
-    """
+    """The interval of one run's score that is a share of the scored rows, each with one target; else None."""
     runs = results.runs_of(row.name)
     split = "valid" if results.split == "validation" else "test"
     if len(runs) != 1 or not runs[0].result or results.metric not in (ACCURACY.name, TOP5.name):

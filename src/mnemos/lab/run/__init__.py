@@ -1,3 +1,1 @@
-"""A recipe is trained in a folder, and the trained model used. Read `loop.py` first, then `learner.py` and `run.py`;
-`folder.py` is what a run keeps, `fit.py` and `session.py` are the doors.
-"""
+"""A recipe is trained in a folder, and the trained model used. Read `loop.py` first, then `learner.py` and `run.py`."""

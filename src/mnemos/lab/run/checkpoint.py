@@ -41,9 +41,7 @@ def steps(folder: Path, kind: Kind = "step") -> list[int]:
 
 
 def scheduled(steps: list[int], every: int) -> list[int]:
-    """Those of some steps, newest first, that are of the schedule: every `every` steps, and the newest of all; without
-    those that an interruption saved between them.
-    """
+    """Those of some steps, newest first, that are multiples of `every`, and the newest of all, also of a stop."""
     return [step for step in steps if step == steps[0] or step % every == 0]
 
 

@@ -87,10 +87,7 @@ def check_settings(recipe: Recipe, processes: int) -> None:
 
 
 def check_run(recipe: Recipe, task: Task, model: nn.Module | None, processes: int, device: torch.device) -> nn.Module:
-    """Raise InputError unless a complete recipe's model, data and batches fit together, and into the memory.
-
-    model: one that is given. Returns it, or the recipe's on the meta device.
-    """
+    """Raise InputError unless recipe, data, batches and memory fit; returns `model`, or the recipe's on meta."""
     check_task(recipe, task)
     pieces, fewest = processes * recipe.train.accumulate, task.fewest_rows(recipe.train.batch_size)
     if fewest < pieces:
@@ -125,9 +122,7 @@ def schedule_warning(recipe: Recipe) -> str | None:
 
 
 def precision_warning(recipe: Recipe, device: str) -> str | None:
-    """One line for bfloat16 on an x86 processor without instructions for it; None for any other, and if PyTorch cannot
-    say.
-    """
+    """One line for bfloat16 on an x86 processor that has no instructions for it; None for any other."""
     if device != "cpu" or not recipe.train.precision.startswith("bf16"):
         return None
     has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()

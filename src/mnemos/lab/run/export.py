@@ -226,8 +226,8 @@ def model_card(
     run: Provenance | None,
     reads: bool,
 ) -> str:
-    """README.md of a checkpoint. recipe: as JSON; {} where it is missing. reads: whether the folder has a tokenizer. Of
-    the data, the names of files are given and not their folders.
+    """README.md of a checkpoint. recipe: JSON, or {}. reads: whether it has a tokenizer. No folder of the data is
+    named.
     """
     libraries.transformers()
     from huggingface_hub import EvalResult, ModelCardData

@@ -146,7 +146,7 @@ class RunFolder:
                     "its name, or remove it"
                 )
             if _but_steps(as_written(saved.get("recipe"))) != _but_steps(as_json(self._recipe)):
-                raise InputError(f"{path}: expected a checkpoint of this run's recipe, found one of another; remove it")
+                raise InputError(f"{path}: expected this recipe's checkpoint, found one of another recipe; remove it")
         if self._recipe.train.keep_best:
             self._return_to_best(saved.get("best", {}).get("step", 0) if saved else 0)
         notes += self.resumed(step, self._recipe.data, weights, accept_changed_data)
@@ -260,10 +260,7 @@ class RunFolder:
             ) from error
 
     def save(self, step: int, value: JSONObject) -> None:
-        """Flush metrics.jsonl, write a checkpoint, and then delete others as `checkpoint.prune` does.
-
-        Raises TrainingFailed as `record`.
-        """
+        """Write a checkpoint, and then delete others as `checkpoint.prune` does. Raises TrainingFailed as `record`."""
         assert self._recipe is not None
         train, schedule = self._recipe.train, self._recipe.optim.schedule
         if self._metrics is not None:

@@ -1,6 +1,4 @@
-"""The training loop: `train` is a run from its first update to its last, `update` one update of the weights, and
-`gradients` those of its micro-batches, each read segment by segment.
-"""
+"""The training loop: a run is `train`, an update of the weights `update`, the gradients of its segments `gradients`."""
 
 from __future__ import annotations
 

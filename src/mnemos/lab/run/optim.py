@@ -80,9 +80,7 @@ def factor(config: ScheduleConfig, update: int, steps: int) -> float:
 
 @dataclass(frozen=True)
 class Plateau:
-    """State of the plateau schedule: the factor of the learning rate, 1 for every other, and the least validation loss
-    so far.
-    """
+    """State of the plateau schedule: the learning rate's factor, 1 for every other, and the least validation loss."""
 
     factor: float = 1.0
     best: float | None = None
@@ -100,9 +98,7 @@ class Plateau:
 
 
 def set_lr(optimiser: Optimizer, config: OptimConfig, update: int, steps: int, plateau: float = 1.0) -> float:
-    """Set and return the learning rate of an update, that of λ `gate_lr_scale` times as high. plateau:
-    `Plateau.factor`.
-    """
+    """Set and return an update's learning rate; λ has `gate_lr_scale` times as much. plateau: `Plateau.factor`."""
     lr = config.lr * factor(config.schedule, update, steps) * plateau
     for group in optimiser.param_groups:
         group["lr"] = lr * group["lr_scale"]

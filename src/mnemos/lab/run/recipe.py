@@ -300,9 +300,7 @@ def unwritten(recipe: Recipe) -> Recipe | None:
 
 
 def as_written(saved: JSON) -> JSON:
-    """The content of a recipe.json in the form of `as_json`, with the defaults of fields that its version lacked; a
-    part that cannot be read, such as a model of `mnemos.fit`, unchanged.
-    """
+    """A recipe.json in the form of `as_json`, with defaults of fields that it lacks; unreadable parts stay."""
     if not isinstance(saved, dict):
         return saved
     found = dict(saved)

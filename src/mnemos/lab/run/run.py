@@ -158,10 +158,7 @@ class Run:
     def _open_folder(
         self, resume: bool, longer: bool, accept_changed_data: bool, weights: JSONObject | None
     ) -> JSONObject | None:
-        """Open the folder on the first process, and the checkpoint to continue from on all; sets `files` and `result`.
-
-        Every process raises the first one's error; otherwise the others would wait for it without end.
-        """
+        """Set `files` and `result`; returns the checkpoint to go on from. All processes raise the first one's error."""
         saved, problem, refused, step = None, None, None, 0
         dense: JSONObject = {}
         if self.first:
@@ -326,9 +323,7 @@ class Run:
         return result
 
     def gates(self, model: nn.Module, step: int) -> JSONObject | None:
-        """What the gates and caches of a model do (`measure_gates`); None without a cache, and with several processes,
-        all of which would have to run the model together.
-        """
+        """What the gates and caches of a model do (`measure_gates`); None without a cache or with several processes."""
         if self.recipe.train.processes > 1 or not caches(model):
             return None
         if self._first is None:  # batch of the validation split

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def calling(function: Callable[[], object]) -> Iterator[None]:
-    """Inside the `with`, SIGINT and SIGTERM call a function, and nothing else; only in the main thread, which receives
-    them.
-    """
+    """Inside the `with`, SIGINT and SIGTERM call a function, and nothing else; only the main thread receives them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

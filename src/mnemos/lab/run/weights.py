@@ -25,9 +25,7 @@ _LEAST = 0.5  # share of the parameters that a run must give to another model
 
 
 def final_weights(folder: Path) -> dict[str, Tensor]:
-    """A run's weights and buffers by name, on the CPU: of its best checkpoint if it keeps that, else of the newest, or
-    the averaged ones if it ended with them. Raises InputError without a checkpoint, or for a damaged one.
-    """
+    """A run's weights and buffers on the CPU: averaged or best ones if it keeps these, else the newest."""
     return final_checkpoint(folder)[1]
 
 
