@@ -133,20 +133,20 @@ def test_list_shows_recipes_as_families_and_the_recipes_of_a_name(capsys):
     assert "mnemos list attentions has it" in refused(capsys, "list", "gated-delta")
 
 
-def test_the_families_are_kept_until_a_source_changes(monkeypatch, tmp_path):
+def test_the_recipes_are_kept_until_a_source_changes(monkeypatch, tmp_path):
     made = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(registry, "is_empty", lambda kind: True)  # as in a process that has imported no recipe
-    family = listing.Family("a", "b", {"c": {"d": "e"}})
-    monkeypatch.setattr(listing, "_made_families", lambda: made.append(1) or [family])
-    assert listing.families() == listing.families() == [family]
+    row = listing.Row("task", "a", "b", "a", "b")
+    monkeypatch.setattr(listing, "_made_recipes", lambda: made.append(1) or [row])
+    assert listing.recipes() == listing.recipes() == [row]
     assert len(made) == 1
     (file,) = tmp_path.glob("mnemos/*.json")
     file.write_text("damaged")
-    assert listing.families()[0].name == "a"
+    assert listing.recipes()[0].name == "a"
     file.unlink()
     file.with_stem("recipes-of-other-sources").write_text("[]")
-    listing.families()
+    listing.recipes()
     assert (len(made), list(tmp_path.glob("mnemos/*.json"))) == (3, [file])
 
 
