@@ -6,7 +6,6 @@ Hooks are plain functions that hold no module, so a deep copy of a cached model 
 model can be pickled.
 """
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from mnemos.types import InputError
 
 from .branch import HostBranch
 from .grids import NOTES, Grids, find_own_reader, find_reader_above
-from .host import Call, DecoderHost, reach
+from .host import Call, CallStack, DecoderHost, reach
 from .inputs import NamedModule
 from .masks import own_tokens
 from .row_caches import find_row_state
@@ -40,14 +39,7 @@ class ActiveCall:
         self.position: tuple[Call, Tensor] | None = None
 
 
-class _CallStack(threading.local):
-    """The calls that are being made, each inside the one before it. Threads may share a model."""
-
-    def __init__(self) -> None:  # not of the class: a compiled call would guard on an attribute that comes later
-        self.calls: tuple[ActiveCall, ...] = ()
-
-
-_stack = _CallStack()
+_stack = CallStack()  # of `ActiveCall`
 
 
 class _Owner:

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -132,6 +133,13 @@ class Host:
             if (odd := next((width for width in widths if width % heads), None)) is not None:
                 reason = f"its width {odd} is no multiple of its {heads} heads, among which a cache is mixed"
         return reason
+
+
+class CallStack(threading.local):
+    """The calls of attentions that are being made, each inside the one before it. Threads may share a model."""
+
+    def __init__(self) -> None:  # not of the class: a compiled call would guard on an attribute that comes later
+        self.calls: tuple[Any, ...] = ()
 
 
 def reach(module: object, path: str) -> Any:

@@ -24,6 +24,7 @@ from mnemos.ops.linear.feature_maps import Hedgehog, elu
 from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, new_state, window_attention
 from mnemos.types import InputError
 
+from .host import CallStack
 from .masks import own_tokens, read_once, refuse_lengths
 
 StateName = Literal["none", "linear", "hedgehog", "delta"]
@@ -122,14 +123,6 @@ class Tokens(NamedTuple):
         if turn is not None:
             before_q, before_k, cos, sin, apply = turn
             turn = Rotation(before_q[:, :, those], before_k[:, :, those], cos[:, those], sin[:, those], apply)
-        return Tokens(q, k, v, self.sizes, turn, valid)
-
-    def copy(self) -> "Tokens":
-        """The same in tensors of their own, which keep no longer call in memory."""
-        q, k, v = (x.clone() for x in self[:3])
-        turn, valid = self.rotation, None if self.valid is None else self.valid.clone()
-        if turn is not None:
-            turn = Rotation(turn.q.clone(), turn.k.clone(), turn.cos.clone(), turn.sin.clone(), turn.apply)
         return Tokens(q, k, v, self.sizes, turn, valid)
 
 
@@ -315,14 +308,7 @@ class ActiveCall:
         self.rotated: tuple[Tensor, Tensor] | None = None
 
 
-class _CallStack(threading.local):
-    """The calls that are being made. Threads may share a model."""
-
-    def __init__(self) -> None:  # not of the class: a compiled call would guard on an attribute that comes later
-        self.calls: tuple[ActiveCall, ...] = ()
-
-
-_stack = _CallStack()
+_stack = CallStack()  # of `ActiveCall`
 
 
 class _PassingCache:

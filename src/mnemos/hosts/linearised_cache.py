@@ -113,7 +113,8 @@ class LinearisedLayer(DynamicLayer):
         self.earlier, self.read_last, outputs = None, t, []
         if not torch.is_grad_enabled():
             if t > DRAFT:
-                first, tokens = tokens.some(slice(t - DRAFT)), tokens.some(slice(t - DRAFT, t)).copy()
+                first = tokens.some(slice(t - DRAFT))
+                tokens = map_state(torch.clone, tokens.some(slice(t - DRAFT, t)))  # copies keep no long call in memory
                 y, state = own.read(first, state)
                 outputs.append(y)
                 self.read_last = DRAFT
