@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import assert_in_graph, write_count
+from mnemos.modes import in_graph
 from mnemos.types import InputError
 
 T = TypeVar("T")
@@ -131,7 +132,7 @@ def _judge(mask: Tensor | None, x: Tensor, hides: bool) -> tuple[Tensor | None, 
     """What `refuse_mask` returns, and the tokens [R, T] that no other sees, R 1 or B; None: there are none."""
     if mask is None or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2] or mask.is_meta or not mask.numel():
         return None, None
-    if _in_graph():
+    if in_graph():
         causal, packed, tokens = _compute_judgement(mask, x.shape[0], hides)
         for refused, message in ((causal, CAUSAL), (packed, _BLOCKS)):
             assert_in_graph(~refused, message)
@@ -192,7 +193,7 @@ def _is_packed(edges: Tensor, token: Tensor, later: Tensor) -> Tensor:
     t = edges.shape[-1]
     pairs = token[:, None] & token[:, :, None]
     missing = pairs & ~edges
-    if not _in_graph() and not missing.any():
+    if not in_graph() and not missing.any():
         return missing.any()
     position = torch.arange(t, device=edges.device)
     edges = (edges & pairs) | (position == position[:, None])
@@ -203,10 +204,6 @@ def _is_packed(edges: Tensor, token: Tensor, later: Tensor) -> Tensor:
     apart = first[:, None] != first[:, :, None]
     whole = (missing == (pairs & apart)).all((-1, -2))  # all tokens of a part see each other
     return cut | (whole & missing.any((-1, -2))).any()
-
-
-def _in_graph() -> bool:
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def _find_shown(mask: Tensor, hides: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,7 +22,7 @@ from mnemos.types import InputError
 
 from .host import Call, Host, reach
 from .inputs import TEXT_SLOTS, AttentionInput, NamedModule, any_length
-from .masks import LEAVE_OUT, find_visible, refuse_lengths, refuse_mask, valid_tokens
+from .masks import LEAVE_OUT, combine, find_visible, refuse_lengths, refuse_mask, valid_tokens
 
 _WIDTHS = ("embed_dim", "dim", "hidden_size", "d_model", "width")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")
@@ -87,8 +87,7 @@ class Reader:
         refuse_lengths(call)
         valid: Tensor | None = None
         for key, mask in masks.items():
-            shown = _read_mask(mask, "padding" in key, rows)
-            valid = shown if valid is None else valid if shown is None else valid & shown
+            valid = combine(valid, _read_mask(mask, "padding" in key, rows))
         return Call(rows, valid)
 
 
