@@ -179,6 +179,13 @@ def join(states: Sequence[S]) -> S:
     return joined
 
 
+def read_by_count(counts: Tensor, read: Callable[[Tensor, int], S]) -> S:
+    """What `read` returns of the rows (indices) that have each number of tokens, as one batch in the order of rows."""
+    groups = [((counts == count).nonzero()[:, 0], count) for count in counts.unique().tolist()]
+    back = torch.cat([rows for rows, _ in groups]).argsort()
+    return select(join([read(rows, count) for rows, count in groups]), back)
+
+
 def unshare(state: S) -> S:
     """The state with every tensor leading with the batch: what rows share is copied for each of them."""
     new: S = pytree.tree_map(lambda x: x.unshare() if isinstance(x, SharedRows) else x, state, is_leaf=_shares)

@@ -14,8 +14,8 @@ from mnemos import generators
 from mnemos.errors import near_arguments
 from mnemos.memory.tokens import TokenMemory, TokenState
 from mnemos.modes import evaluating
-from mnemos.ops.padding import PackedRows
-from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids, join, select
+from mnemos.ops.padding import PackedRows, take, valid_first
+from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids, read_by_count, select
 
 from .adapters import ROTARY
 
@@ -267,8 +267,8 @@ class Remembering(nn.Module):
         """
         order, options = None, dict[str, Any](self._options)
         if valid is not None:
-            order = valid.byte().argsort(dim=1, descending=True, stable=True)
-            embeds = _reorder(embeds, order)
+            order = valid_first(valid)
+            embeds = take(embeds, order)
             if self._takes_mask:
                 options["attention_mask"] = valid.gather(1, order).long()
         out = self.parts[1](inputs_embeds=embeds, **options)
@@ -279,7 +279,7 @@ class Remembering(nn.Module):
                 f"remember: expected a decoder that returns hidden states {tuple(embeds.shape)}, as its embeddings, "
                 f"found {shape}; name another decoder"
             )
-        return hidden if order is None else _reorder(hidden, order.argsort(1))
+        return hidden if order is None else take(hidden, order.argsort(1))
 
     def _check(self, x: Tensor, state: TokenState | None, mask: Tensor | None) -> TokenState:
         """The state, of new rows if it is None, after a check of all three."""
@@ -302,11 +302,6 @@ class Remembering(nn.Module):
                     f"{2 * m} of memory; give shorter segments"
                 )
         return state
-
-
-def _reorder(x: Tensor, order: Tensor) -> Tensor:
-    """x [B, n, D] in another order [B, n] of the tokens of each row."""
-    return x.gather(1, order[..., None].expand_as(x))
 
 
 class SegmentedState(NamedTuple):
@@ -396,16 +391,11 @@ class Segmented(nn.Module):
             state = SegmentedState(memory, kept, begun)
         elif len(counts := state.begun.unique().tolist()) == 1:
             hidden, state = self._read_segments(x, state, counts[0])
-        else:
-            # --- rows that have begun segments of different lengths, those of one length together ---
-            order, read = [], []
-            for count in counts:
-                indices = (state.begun == count).nonzero()[:, 0]
-                order.append(indices)
-                read.append(self._read_segments(x[indices], select(state, indices), count))
-            back = torch.cat(order).argsort()
-            hidden = torch.cat([part for part, _ in read])[back]
-            state = select(join([after for _, after in read]), back)
+        else:  # rows that have begun segments of different lengths, those of one length together
+            before = state
+            hidden, state = read_by_count(
+                state.begun, lambda rows, count: self._read_segments(x[rows], select(before, rows), count)
+            )
         return self.remembering.logits(hidden if only is None else hidden[only]), state
 
     if TYPE_CHECKING:

@@ -5,7 +5,7 @@ because outputs and states are those of each row read by itself (`read_padded`).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from mnemos.types import (
     join,
     leaves,
     likelihood_of,
+    read_by_count,
     select,
 )
 
@@ -382,9 +383,8 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
         if rows.mask is None or hides_padding(self.model):
             logits: Tensor = self.model(rows.x, None, mask=rows.mask)[0]
             return logits
-        groups = list(_rows_by_count(rows.mask.sum(1).clamp(min=1)))  # a row of padding alone is read as one token
-        parts = [self.model(rows.x[indices, :count])[0] for indices, count in groups]
-        return torch.cat(parts)[torch.cat([indices for indices, _ in groups]).argsort()]
+        counts = rows.mask.sum(1).clamp(min=1)  # a row of padding alone is read as one token
+        return read_by_count(counts, lambda indices, count: self.model(rows.x[indices, :count])[0])
 
 
 # --- arguments of all of them ---
@@ -521,16 +521,12 @@ def _at_their_tokens(outputs: Tensor, mask: Tensor, first: Tensor | int, last: i
     return torch.where((read > 0)[..., None], spread, 0)
 
 
-def _rows_by_count(counts: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """The indices of the rows with the same number of tokens, and that number, for each number in counts [B]."""
-    for count in counts.unique().tolist():
-        yield (counts == count).nonzero()[:, 0], count
-
-
 def _read_by_lengths(model: Any, x: Tensor, before: tuple[State, Tensor], call: Call, last: int) -> Output:
     """Rows with the same number of valid tokens are read together, without their padding."""
     (state, mask), parts = before, []
-    for rows, count in _rows_by_count(mask.sum(1)):
+    counts = mask.sum(1)
+    for count in counts.unique().tolist():
+        rows = (counts == count).nonzero()[:, 0]
         old = None if state is None else select(state, rows)
         if count:
             outputs, new = call(x[rows][mask[rows]].unflatten(0, (len(rows), count)), old)
