@@ -131,6 +131,7 @@ class LeftLayer:
     reason: str
 
 
+@dataclass(eq=False, repr=False)
 class FastReport:
     """What `fast` changed and what it left. `undo()` takes it back.
 
@@ -140,21 +141,15 @@ class FastReport:
     gradients are wanted. dense, attentions: names of dense layers, and of layers of softmax attention.
     """
 
-    def __init__(
-        self,
-        changed: tuple[FastLayer, ...],
-        left: tuple[LeftLayer, ...],
-        norms: tuple[str, ...],
-        dense: tuple[str, ...],
-        attentions: tuple[str, ...],
-        layers: dict[str, nn.Module],
-        before: set[str],
-        why_unchanged: str,
-    ) -> None:
-        """layers: those with a forward of `fast`. before: the names of those that had one before this call."""
-        self.changed, self.left = changed, left
-        self.norms, self.dense, self.attentions = norms, dense, attentions
-        self._layers, self._before, self._why_unchanged, self._undone = layers, before, why_unchanged, False
+    changed: tuple[FastLayer, ...]
+    left: tuple[LeftLayer, ...]
+    norms: tuple[str, ...]
+    dense: tuple[str, ...]
+    attentions: tuple[str, ...]
+    _layers: dict[str, nn.Module]  # with a forward of `fast`
+    _before: set[str]  # the names of those that had one before this call
+    _why_unchanged: str
+    _undone: bool = False
 
     def undo(self) -> None:
         """Give the layers the forward of their class again. A second call does nothing.
