@@ -266,8 +266,8 @@ def add_updates(attention: Any) -> None:
         projection = getattr(attention, name.removeprefix("to_"), None)
         if not isinstance(projection, nn.Module):
             raise InputError(
-                f"{type(attention).__name__}: expected the projection {name.removeprefix('to_')}, which has a low-rank "
-                "update of mnemos.linearise, found none; call mnemos.hosts.merge_updates before the layer is rebuilt"
+                f"{type(attention).__name__}: expected the projection {name.removeprefix('to_')} of a low-rank update, "
+                "found none; call mnemos.hosts.merge_updates before the layer is rebuilt"
             )
         # Not `update.add in …`: torch.compile finds no bound method equal to another.
         if any([getattr(hook, "__self__", None) is update for hook in hooks_of(projection).values()]):
@@ -381,8 +381,8 @@ def run(forward: Any, module: Any, args: tuple, options: dict[str, Any]) -> Any:
         _stack.calls = _stack.calls[:-1]
     if not call.answered:
         raise InputError(
-            f"{type(module).__name__}: expected a forward that calls its attention function, found one that computes "
-            "attention itself; leave it out of where="
+            f"{type(module).__name__}: expected a forward that calls its attention function, found another; leave it "
+            "out of where="
         )
     return output
 

@@ -112,10 +112,10 @@ def refuse_mask(mask: Tensor | None, x: Tensor, hides: bool = False) -> Tensor |
     [W, T, T] of B = n·W rows, as those of windows, are judged one by one. Here an additive mask hides what is 20 below
     the highest key of its query, as softmax has it: a bias that raises earlier keys by 20 is causal, too.
 
-    Outside of a graph the result is None. A graph (torch.compile, torch.export, torch.jit.trace) has no values; it gets
-    an assertion, which raises RuntimeError when it runs, and the result is a mask [B, T] that is True, but False
-    everywhere for a mask that is refused. Then nothing of the call is written, so that a format that drops assertions,
-    such as TorchScript or ONNX, does not show the future either. Cost O(B·H·T²), once per mask: its layers share it.
+    Outside of a graph the result is None. A graph (torch.compile, torch.export, torch.jit.trace) gets an assertion,
+    which raises RuntimeError when it runs, and the result is a mask [B, T], False everywhere for a mask that is
+    refused: nothing of the call is written, also in a format that drops assertions, such as TorchScript or ONNX. Cost
+    O(B·H·T²), once per mask: its layers share it.
     """
     return _judge(mask, x, hides)[0]
 
