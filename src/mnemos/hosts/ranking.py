@@ -229,7 +229,7 @@ class WindowLoss:
         logits = getattr(output, "logits", None)
         if logits is None or logits.ndim != 3:
             raise InputError(
-                f"expected a decoder, found a {type(self.model).__name__} without logits; load it by AutoModelForCausalLM"
+                f"expected a decoder, found a {type(self.model).__name__} without logits; load AutoModelForCausalLM"
             )
         logits = logits[0, -count - 1 : -1]
         parts = zip(logits.split(_POSITIONS), ids[self.first :].long().split(_POSITIONS), strict=True)

@@ -43,14 +43,11 @@ def functional(model: nn.Module) -> "Functional":
         logits, state = step(ids, None)                    # any number of tokens; None: new rows
         logits, state = step(more, state)                  # as if both were read at once
 
-    It serves decoders whose cache is made of keys and values (GPT-2, Llama, Mistral, Qwen, ...) and the recurrent
-    layers of Mamba, FalconMamba, Jamba, Mamba-2, Bamba, Qwen3-Next and others (`functional_cache.RECURRENT`). The model
-    is not changed; it is `step.model`. `Functional` says what is computed, at what cost, and where the limits are.
-
-    A few tokens are read to find out the shapes of the state, whether the model is causal, and how it numbers
-    positions. Raises InputError for a model without a causal state, with layers of another kind, with positions that
-    are not numbered from 0 or from the padding token's id + 1, and where the caches of the installed version of
-    Transformers are not those that are known.
+    It serves decoders whose cache is made of keys and values, and recurrent layers (`functional_cache.RECURRENT`). The
+    model is not changed; it is `step.model`. `Functional` says what is computed, at what cost, and where the limits
+    are. A few tokens are read to find out the shapes of the state, whether the model is causal, and how it numbers
+    positions. Raises InputError for a model without a causal state, with layers of another kind, or with positions that
+    are not numbered from 0 or from the padding token's id + 1.
     """
     return Functional(model)
 
@@ -106,9 +103,8 @@ class Functional(nn.Module):
     Cost: the model's. Attention appends keys and values at O(T). Recurrences (gated delta rules, Mamba, Mamba-2) run in
     float32 at least, on this library's operators, differentiable once on a CPU.
     Rotary positions whose frequencies change with the length ("dynamic", "longrope") depend on where a sequence is
-    cut, as they do in `generate`. A model with learned positions reads no more tokens than it has of these. Positions
-    are those of `model(ids)`, RoBERTa's too, whose `generate` passes others.
-    Raises InputError for x, mask or state that do not fit, and for layers that got no state: gradient checkpointing of
+    cut, as they do in `generate`. A model with learned positions reads no more tokens than it has of these. Raises
+    InputError for x, mask or state that do not fit, and for layers that got no state: gradient checkpointing of
     Transformers drops the cache in training.
     """
 
@@ -207,7 +203,7 @@ class Functional(nn.Module):
             found = "has outputs that change with later tokens" if y.dim() == 3 and cache.new else found
             raise InputError(
                 f"functional: expected a causal model with a state, found {self.config.architecture}, which {found}; "
-                "use a decoder, as AutoModelForCausalLM returns, with is_decoder=True if its configuration has that"
+                "use a decoder (is_decoder=True in its configuration)"
             )
 
         # --- positions: from 0, or as RoBERTa's, which keeps those up to the padding token's id for padding ---
@@ -368,8 +364,7 @@ def check_model(model: nn.Module) -> tuple[Any, str]:
     if not isinstance(base, libraries.transformers().PreTrainedModel):
         raise InputError(
             f"functional: expected a model of Hugging Face Transformers, found {type(model).__name__}; give the model "
-            "itself, without torch.compile or DistributedDataParallel around it (models of mnemos are called as y, "
-            "state = model(x, state) already)"
+            "itself, without torch.compile or DistributedDataParallel around it"
         )
     takes = inspect.signature(base.forward).parameters
     cache = next((name for name in _CACHES if name in takes), None)
@@ -383,7 +378,6 @@ def check_model(model: nn.Module) -> tuple[Any, str]:
         raise InputError(f"functional: expected a model that goes on from any cache, found {name}, which {unfit}")
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
         raise InputError(
-            f"functional: expected a decoder alone, found {name}, which reads an encoder; use mnemos.EncoderDecoder, "
-            "or a decoder without cross-attention"
+            f"functional: expected a decoder alone, found {name}, which reads an encoder; use mnemos.EncoderDecoder"
         )
     return base, cache

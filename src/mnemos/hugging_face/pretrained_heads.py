@@ -62,8 +62,7 @@ class Generates:
         """Make the cache before the first call: assisted decoding needs it then."""
         if generation_config.cache_implementation is not None:
             raise InputError(
-                f"cache_implementation: expected none, because the model has a state of its own, found "
-                f"{generation_config.cache_implementation!r}; leave it out"
+                f"cache_implementation: expected none, found {generation_config.cache_implementation!r}; leave it out"
             )
         cache = check_cache(*(model_kwargs.pop(name, None) for name in libraries.CACHE_NAMES))
         if cache is not None:
@@ -87,8 +86,8 @@ class Generates:
             return read_padded(self.model, tokens, (None, mask), self._call(None, keep), False, keep)
         if cache.recording and self.model.splits != "anywhere":
             raise InputError(
-                "assisted decoding: expected a model that may be cut anywhere, found one whose cuts are part of the "
-                "computation (splits = 'segments'); decode without an assistant"
+                "assisted decoding: expected a model that may be cut anywhere, found one with splits = 'segments'; "
+                "decode without an assistant"
             )
         tokens, mask = cache.with_unread(tokens, mask)
         outputs, state = read_padded(self.model, tokens, (cache.state, mask), self._call(cache, keep), True, keep)
@@ -139,11 +138,10 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):
     update but each row's first, as Trainer counts them (see `shift_labels`). cache, or past_key_values: a `StateCache`,
     which goes on to the new state; use_cache: whether to make one (config's default: in evaluation without labels).
     The output has it under the name of the installed Transformers: `cache` from 5.24 on, `past_key_values` before.
-    Positions are counted by the state: padding has none, so left padding changes nothing.
-    `model.model` is the model itself: `y, state = model.model(x, state)`.
-    A model with an adaptive softmax gives log-probabilities as logits, and none (None) in training with labels.
-    Raises InputError for a model that does not predict tokens, a cache of another kind, and for position_ids,
-    inputs_embeds, attentions and hidden states, which these models do not have.
+    Padding has no position. `model.model` is the model itself: `y, state = model.model(x, state)`. A model with an
+    adaptive softmax gives log-probabilities as logits, and none (None) in training with labels. Raises InputError for a
+    model that does not predict tokens, a cache of another kind, and for position_ids, inputs_embeds, attentions and
+    hidden states, which these models do not have.
     """
 
     auto_class = "AutoModelForCausalLM"
@@ -156,12 +154,8 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):
     def _build(self, config: Any) -> nn.Module:
         model: Any = config.build()
         if config.inputs != "tokens" or not model.autoregressive:
-            pairs = config.inputs == "pairs"
-            raise InputError(
-                f"MnemosForCausalLM: expected a causal language model, found {config.name!r} "
-                f"{'of pairs' if pairs else 'with classes'}; use "
-                f"{'MnemosForSeq2SeqLM' if pairs else 'MnemosForSequenceClassification'}"
-            )
+            other = "MnemosForSeq2SeqLM" if config.inputs == "pairs" else "MnemosForSequenceClassification"
+            raise InputError(f"MnemosForCausalLM: expected a causal language model, found {config.name!r}; use {other}")
         built: nn.Module = model
         return built
 
@@ -239,9 +233,7 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):
 
     def _build(self, config: Any) -> nn.Module:
         if config.inputs != "pairs":
-            raise InputError(
-                f"MnemosForSeq2SeqLM: expected an encoder-decoder, found {config.name!r}; use MnemosForCausalLM"
-            )
+            raise InputError(f"MnemosForSeq2SeqLM: expected pairs, found {config.name!r}; use MnemosForCausalLM")
         built: nn.Module = config.build()
         return built
 
@@ -254,8 +246,7 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):
         start = self.generation_config.decoder_start_token_id
         if start is None:
             raise InputError(
-                "labels: expected a model with decoder_start_token_id, found none; set it in MnemosConfig, or pass "
-                "decoder_input_ids"
+                "labels: expected decoder_start_token_id, found none; set it in MnemosConfig, or pass decoder_input_ids"
             )
         pad = self.generation_config.pad_token_id
         shifted = F.pad(labels[:, :-1], (1, 0), value=int(start))
@@ -290,9 +281,7 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):
             if cache.state is None:
                 if encoder_outputs is None:
                     if input_ids is None:
-                        raise InputError(
-                            "expected input_ids [B, S] or encoder_outputs, found neither; pass one of them"
-                        )
+                        raise InputError("expected input_ids [B, S] or encoder_outputs, found neither; pass one")
                     encoder_outputs = self.get_encoder()(input_ids, attention_mask)
                 hidden = encoder_outputs[0]  # other libraries, and `return_dict=False`, pass a tuple
                 cache.state = self.model.begin(hidden, None if attention_mask is None else attention_mask.bool())
@@ -334,8 +323,7 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
         head: Any = getattr(config, "head", None)
         if config.inputs != "tokens" or not hasattr(head, "classes"):
             raise InputError(
-                f"MnemosForSequenceClassification: expected a model with a head of classes (transformer), found "
-                f"{config.name!r}; use another class"
+                f"MnemosForSequenceClassification: expected a head of classes, found {config.name!r}; use another class"
             )
         # A language model's head becomes one that reads the last token.
         plain = {"tied": False, "cutoffs": (), "mixture": 0, "pool": "last"}
@@ -352,9 +340,8 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
             wanted = cls.config_class(model=config, **named).num_labels
             if classes != wanted:
                 raise InputError(
-                    f"MnemosForSequenceClassification.of: expected a model with {wanted} classes, found {classes}; "
-                    f"load its checkpoint with from_pretrained(folder, num_labels={wanted}, "
-                    "ignore_mismatched_sizes=True)"
+                    f"MnemosForSequenceClassification.of: expected {wanted} classes, found {classes}; load its "
+                    f"checkpoint with from_pretrained(folder, num_labels={wanted}, ignore_mismatched_sizes=True)"
                 )
         return super().of(model, **named)
 
@@ -406,8 +393,7 @@ def cut_mask(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None:
     shape = tuple(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
     if isinstance(shape, str) or len(shape) != 2 or shape[0] != len(tokens) or shape[1] < tokens.shape[1]:
         raise InputError(
-            f"attention_mask: expected [{len(tokens)}, {tokens.shape[1]}] or more columns for tokens before, found "
-            f"{shape}; pass that of the tokenizer"
+            f"attention_mask: expected [{len(tokens)}, {tokens.shape[1]} or more], found {shape}; pass the tokenizer's"
         )
     return attention_mask[:, -tokens.shape[1] :].bool()
 
@@ -416,8 +402,7 @@ def check_labels(labels: Tensor | None, tokens: Tensor) -> None:
     """Raise InputError unless there is a label for each of the tokens, or none at all."""
     if labels is not None and labels.shape != tokens.shape:
         raise InputError(
-            f"labels: expected {list(tokens.shape)}, one for each token, found {list(labels.shape)}; −100 where a "
-            "token does not count"
+            f"labels: expected {list(tokens.shape)}, found {list(labels.shape)}; −100 where a token does not count"
         )
 
 

@@ -72,8 +72,7 @@ class MnemosConfig(PreTrainedConfig):
         ours: Any = model if isinstance(model, ModelConfig) else from_dict(ModelConfig, model, "config.model")
         if ours.inputs not in ("tokens", "pairs"):
             raise InputError(
-                f"MnemosConfig: expected a model that reads tokens, found {ours.name!r}, which reads {ours.inputs}; "
-                "load that one with mnemos.load"
+                f"MnemosConfig: expected a model of tokens, found {ours.name!r}, of {ours.inputs}; use mnemos.load"
             )
         if not isinstance(segment, int) or segment < 1:
             raise InputError(f"MnemosConfig.segment: expected at least 1 token, found {segment!r}; use 1024")
@@ -193,15 +192,13 @@ class MnemosPreTrainedModel(PreTrainedModel):
     def resize_token_embeddings(self, *given: Any, **named: Any) -> Any:
         """Refused: the vocabulary is a setting of the model."""
         raise InputError(
-            "resize_token_embeddings: expected the vocabulary that the model was built with "
-            f"({self.config.vocab_size} tokens); build a model with another vocab_size"
+            "resize_token_embeddings: expected the vocabulary of the model, found another; build it with that vocab_size"
         )
 
     def gradient_checkpointing_enable(self, *given: Any, **named: Any) -> None:
         """Refused: `mnemos.replay` saves more memory, and exactly."""
         raise InputError(
-            "gradient checkpointing: expected a model of Transformers' own layers, found one of mnemos; leave it out, "
-            "or train with mnemos.replay, whose memory is that of one segment"
+            "gradient checkpointing: expected layers of Transformers, found a model of mnemos; use mnemos.replay"
         )
 
     @classmethod
@@ -229,9 +226,7 @@ class MnemosPreTrainedModel(PreTrainedModel):
         for name in _REFUSED:
             if named.get(name) is not None and named[name] is not False:
                 others = "; prompt tuning needs it: use LoRA" if name.endswith("inputs_embeds") else ""
-                raise InputError(
-                    f"{name}: expected none, because models of mnemos do not take it; leave it out{others}"
-                )
+                raise InputError(f"{name}: expected none for models of mnemos; leave it out{others}")
 
 
 def _list_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:

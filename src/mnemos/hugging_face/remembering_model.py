@@ -82,10 +82,8 @@ class RememberingForCausalLM(MnemosForCausalLM):
         network.save_pretrained(folder)
 
     It is called as `MnemosForCausalLM`; `network.model` is a `mnemos.hosts.Segmented`, `network.remembering` the
-    wrapper, and `network.remembering.model` the decoder. Weights and settings of both are saved, and read by
-    `AutoModelForCausalLM`, with the gated caches and states of the decoder (`mnemos.cache`, `linearise`), which begin
-    anew in every segment.
-    Known decoders are those of `mnemos.remember` without names of parts.
+    wrapper, and `network.remembering.model` the decoder, one whose layout is known. Weights and settings are saved, and
+    read by `AutoModelForCausalLM`, with the decoder's gated caches and states, which begin anew in every segment.
     """
 
     config_class = RememberingConfig
