@@ -88,7 +88,7 @@ class CacheLayout:
 
     def __init__(self, model: Any, advice: str) -> None:
         config, self.architecture, self.advice = model.config, type(model).__name__, advice
-        known = DynamicLayer, DynamicSlidingWindowLayer, DummyLayer
+        known: tuple[Any, ...] = DynamicLayer, DynamicSlidingWindowLayer, DummyLayer
         known += LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
         named = getattr(config.get_text_config(decoder=True), "layer_types", None) or []
         layers = getattr(config, "decoder_layers", None)

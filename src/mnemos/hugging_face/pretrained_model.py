@@ -192,7 +192,7 @@ class MnemosPreTrainedModel(PreTrainedModel):
     def resize_token_embeddings(self, *given: Any, **named: Any) -> Any:
         """Refused: the vocabulary is a setting of the model."""
         raise InputError(
-            "resize_token_embeddings: expected the vocabulary of the model, found another; build it with that vocab_size"
+            "resize_token_embeddings: expected the model's vocabulary, found another; build it with that vocab_size"
         )
 
     def gradient_checkpointing_enable(self, *given: Any, **named: Any) -> None:
