@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mnemos._compat import hooks_of
 from mnemos.config import check_fields
-from mnemos.libraries import CACHE_NAMES, loaded_weights, with_globals
+from mnemos.libraries import ATTENTIONS, CACHE_NAMES, AttentionTable, loaded_weights, with_globals
 from mnemos.ops.dense_layer import dense
 from mnemos.ops.linear.feature_maps import Hedgehog, elu
 from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, new_state, window_attention
@@ -28,7 +28,7 @@ from .host import CallStack
 from .masks import own_tokens, read_once, refuse_lengths
 
 StateName = Literal["none", "linear", "hedgehog", "delta"]
-ATTENTIONS, ROTARY = "ALL_ATTENTION_FUNCTIONS", "apply_rotary_pos_emb"  # names in the files of Transformers' models
+ROTARY = "apply_rotary_pos_emb"  # in the files of Transformers' models
 _PASTS = (*CACHE_NAMES, "layer_past")  # what forwards of attentions call the model's cache
 _OWN = "_mnemos_own"  # attribute of a mask: the tokens of the call that it shows, for all layers
 _PASSED = {"scaling", "softcap", "dropout", "sliding_window", "is_causal"}  # what forwards give an attention function
@@ -325,15 +325,8 @@ class _PassingCache:
         return getattr(self._past, name)
 
 
-class _AttentionFunctions:
-    """In place of Transformers' table of attention functions: the linearised attention around the chosen one."""
-
-    def __init__(self, table: Any) -> None:
-        self._table = table
-
-    def get_interface(self, name: str, default: Any) -> Any:
-        """What the forward calls with (module, query, key, value, mask, …)."""
-        return functools.partial(attend, self._table.get_interface(name, default))
+def _around(function: Any) -> Any:
+    return functools.partial(attend, function)
 
 
 @functools.cache
@@ -343,7 +336,7 @@ def copy_forward(cls: Any) -> Any:
     names = function.__globals__
     if ATTENTIONS not in function.__code__.co_names or ATTENTIONS not in names:
         return None
-    others: dict[str, Any] = {ATTENTIONS: _AttentionFunctions(names[ATTENTIONS])}
+    others: dict[str, Any] = {ATTENTIONS: AttentionTable(names[ATTENTIONS], _around)}
     if has_rotary(cls):
         others[ROTARY] = functools.partial(_rotate, names[ROTARY])
     return with_globals(cls.forward, others)
