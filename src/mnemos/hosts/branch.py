@@ -19,7 +19,7 @@ from mnemos.memory.tokens import TokenMemory
 from mnemos.ops.dense_layer import dense
 from mnemos.ops.gated_cache import grid_shape, onto_grid, pool_grid, resample
 from mnemos.ops.precision import autocasts
-from mnemos.types import InputError
+from mnemos.types import InputError, check_mask
 
 from .grids import GridReader, Grids
 from .host import DecoderHost, Host
@@ -85,10 +85,7 @@ class HostBranch(GatedBranch):
                 f"the host's attention: expected to map [B, T, {self.dim}] to [B, T, {self.out_dim}], found "
                 f"{tuple(x.shape)} to {tuple(y.shape)}; name others with where="
             )
-        if mask is not None and (mask.shape != x.shape[:2] or mask.dtype != torch.bool):
-            raise InputError(
-                f"expected a mask of booleans {tuple(x.shape[:2])}, found {mask.dtype} {tuple(mask.shape)}"
-            )
+        check_mask(mask, x.shape[:2])
         # In the model's own forward, hooks begin and end it (see `hooks`). A part of a model called alone does it here.
         began = self.training and self.complete and begin_forward([self])
         try:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mnemos._compat import assert_in_graph, write_count
 from mnemos.modes import in_graph
-from mnemos.types import InputError
+from mnemos.types import InputError, describe
 
 T = TypeVar("T")
 # An additive mask hides a key by −20 or lower, and of a query that is lowered as a whole, a key 20 below its highest:
@@ -41,8 +41,7 @@ def valid_tokens(mask: object, x: Tensor) -> Tensor | None:
         return None
     b, t = x.shape[:2]
     if not isinstance(mask, Tensor) or mask.dim() not in (2, 4) or mask.shape[-1] != t or mask.shape[0] not in (1, b):
-        shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        raise InputError(f"expected an attention mask [{b}, {t}] or [{b}, 1, Q, {t}], found {shape}")
+        raise InputError(f"expected an attention mask [{b}, {t}] or [{b}, 1, Q, {t}], found {describe(mask)}")
     if mask.dim() == 2:
         return (mask if mask.dtype == torch.bool else mask > 0).expand(b, t)
     if not mask.numel():
@@ -68,10 +67,9 @@ def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
     b, t = x.shape[:2]
     dims = mask.dim() if isinstance(mask, Tensor) else 0
     if dims not in (2, 4) or mask.shape[-1] < t or mask.shape[0] not in (1, b) or (dims == 4 and mask.shape[2] != t):
-        shape = list(mask.shape) if dims else type(mask).__name__
         raise InputError(
-            f'expected an attention mask [{b}, 1, {t}, N] or [{b}, N], found {shape}; load the model with "sdpa" or '
-            '"eager" attention (attn_implementation=)'
+            f"expected an attention mask [{b}, 1, {t}, N] or [{b}, N], found {describe(mask)}; load the model with "
+            'attn_implementation="sdpa" or "eager"'
         )
     # Keys after the last query are those of a static cache that has no token there yet.
     first = min(seen, mask.shape[-1] - t)

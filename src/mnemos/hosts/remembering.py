@@ -15,7 +15,7 @@ from mnemos.errors import near_arguments
 from mnemos.memory.tokens import TokenMemory, TokenState
 from mnemos.modes import evaluating
 from mnemos.ops.padding import PackedRows, take, valid_first
-from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids, read_by_count, select
+from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids, describe, read_by_count, select
 
 from .adapters import ROTARY
 
@@ -231,11 +231,8 @@ class Remembering(nn.Module):
             whole = whole[0] if isinstance(whole, tuple) else getattr(whole, "logits", whole)
             logits = head(self._call_decoder(embedding(ids), None))
         if not isinstance(whole, Tensor) or whole.shape != logits.shape:
-            shape = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
-            raise InputError(
-                f"remember: expected parts whose logits are those of {cls}, found {tuple(logits.shape)} and {shape}"
-            )
-
+            found = f"{tuple(logits.shape)} and {describe(whole)}"
+            raise InputError(f"remember: expected parts whose logits are those of {cls}, found {found}")
         rounding = max(torch.finfo(x.dtype).eps for x in (logits, whole))
         self.after = AfterHead.of(model)
         difference = (self.after(logits).float() - whole.float()).abs().max()
@@ -264,10 +261,8 @@ class Remembering(nn.Module):
         out = self.parts[1](inputs_embeds=embeds, **options)
         hidden: Any = out[0] if isinstance(out, tuple) else getattr(out, "last_hidden_state", out)
         if not isinstance(hidden, Tensor) or hidden.shape != embeds.shape:
-            shape = tuple(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
-            raise InputError(
-                f"remember: expected hidden states {tuple(embeds.shape)}, found {shape}; name another decoder"
-            )
+            found = f"{describe(hidden)}; name another decoder"
+            raise InputError(f"remember: expected hidden states {tuple(embeds.shape)}, found {found}")
         return hidden if order is None else take(hidden, order.argsort(1))
 
     def _check(self, x: Tensor, state: TokenState | None, mask: Tensor | None) -> TokenState:

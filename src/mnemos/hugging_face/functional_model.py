@@ -14,7 +14,7 @@ from mnemos.errors import install_command
 from mnemos.memory.key_values import KeyValues
 from mnemos.modes import evaluating
 from mnemos.ops.padding import take, valid_last, zero_invalid
-from mnemos.types import Device, InputError, Output, Splits, State, StateKind, leaves, map_state, reset
+from mnemos.types import Device, InputError, Output, Splits, State, StateKind, describe, leaves, map_state, reset
 
 from .fast_model import find_replacements, renew
 from .functional_cache import CacheLayout, FunctionalCache, FunctionalState, add_forwards
@@ -257,14 +257,13 @@ class Functional(nn.Module):
         ids = isinstance(x, Tensor) and x.dim() == 2 and x.dtype in (torch.int64, torch.int32)
         embeddings = isinstance(x, Tensor) and x.dim() == 3 and x.is_floating_point() and x.shape[2] == width
         if not (ids or embeddings) or len(x) == 0:
-            found = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise InputError(f"expected token ids [B, T] int64 or embeddings [B, T, {width}], found {found}")
+            raise InputError(f"expected token ids [B, T] int64 or embeddings [B, T, {width}], found {describe(x)}")
         state = self.initial_state(len(x)) if state is None else self._check_state(state, len(x))
         order = valid = None
         if mask is not None:
             if not isinstance(mask, Tensor) or mask.shape != x.shape[:2] or mask.is_floating_point():
-                found = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-                raise InputError(f"expected mask {tuple(x.shape[:2])} of booleans, found {found}; True = valid")
+                found = f"{describe(mask)}; True = valid"
+                raise InputError(f"expected mask {tuple(x.shape[:2])} of booleans, found {found}")
             if not mask.all():
                 mask = mask.bool()
                 order = valid_last(mask)
@@ -274,9 +273,8 @@ class Functional(nn.Module):
             if valid is not None or least != most:
                 found = f"{least} to {most} tokens" if valid is None else "a mask with padding"
                 raise InputError(
-                    f"{self.config.architecture}: expected rows without padding that have read the same number of "
-                    f"tokens, because its positions cannot be set per row, found {found}; give every row, or rows of "
-                    "one length, a call and a state of their own"
+                    f"{self.config.architecture}: expected rows without padding that have read equally many tokens, "
+                    f"found {found}; give rows of one length a call and a state of their own"
                 )
             # Without what is before the first token of all rows: those positions count.
             parts = (part.last(most) if isinstance(part, KeyValues) else part for part in state.parts)

@@ -22,6 +22,7 @@ from mnemos.types import (
     Output,
     State,
     collect_auxiliary_losses,
+    describe,
     is_padding_free,
     join,
     leaves,
@@ -151,13 +152,12 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):
         if self.model.state_kind == "none":
             self.generation_config.use_cache = False
 
-    def _build(self, config: Any) -> nn.Module:
+    def _build(self, config: Any) -> Any:
         model: Any = config.build()
         if config.inputs != "tokens" or not model.autoregressive:
             other = "MnemosForSeq2SeqLM" if config.inputs == "pairs" else "MnemosForSequenceClassification"
             raise InputError(f"MnemosForCausalLM: expected a causal language model, found {config.name!r}; use {other}")
-        built: nn.Module = model
-        return built
+        return model
 
     def forward(
         self,
@@ -231,11 +231,10 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):
 
     auto_class = "AutoModelForSeq2SeqLM"
 
-    def _build(self, config: Any) -> nn.Module:
+    def _build(self, config: Any) -> Any:
         if config.inputs != "pairs":
             raise InputError(f"MnemosForSeq2SeqLM: expected pairs, found {config.name!r}; use MnemosForCausalLM")
-        built: nn.Module = config.build()
-        return built
+        return config.build()
 
     def get_encoder(self, *given: Any, **named: Any) -> SourceEncoder:
         """What `generate` calls for the source."""
@@ -319,7 +318,7 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
     auto_class = "AutoModelForSequenceClassification"
     accepts_loss_kwargs = False  # the loss is a mean over rows, which Trainer divides by its accumulation steps
 
-    def _build(self, config: Any) -> nn.Module:
+    def _build(self, config: Any) -> Any:
         head: Any = getattr(config, "head", None)
         if config.inputs != "tokens" or not hasattr(head, "classes"):
             raise InputError(
@@ -328,8 +327,7 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
         # A language model's head becomes one that reads the last token.
         plain = {"tied": False, "cutoffs": (), "mixture": 0, "pool": "last"}
         settings = {"classes": self.config.num_labels or 2, **({} if head.classes else plain)}
-        built: nn.Module = dataclasses.replace(config, head=dataclasses.replace(head, **settings)).build()
-        return built
+        return dataclasses.replace(config, head=dataclasses.replace(head, **settings)).build()
 
     @classmethod
     def of(cls, model: nn.Module, **named: Any) -> Any:
@@ -390,11 +388,10 @@ def cut_mask(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None:
     check_tokens(tokens)
     if attention_mask is None:
         return None
-    shape = tuple(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
-    if isinstance(shape, str) or len(shape) != 2 or shape[0] != len(tokens) or shape[1] < tokens.shape[1]:
-        raise InputError(
-            f"attention_mask: expected [{len(tokens)}, {tokens.shape[1]} or more], found {shape}; pass the tokenizer's"
-        )
+    b, t = tokens.shape
+    is_mask = isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
+    if not is_mask or len(attention_mask) != b or attention_mask.shape[1] < t:
+        raise InputError(f"attention_mask: expected [{b}, {t} or more], found {describe(attention_mask)}")
     return attention_mask[:, -tokens.shape[1] :].bool()
 
 
