@@ -139,12 +139,9 @@ class WindowLoss:
         if first < 1:
             raise InputError(f"first: expected at least 1, found {first}; the first token is not predicted")
         found = [f"{[*x.shape]}" if isinstance(x, Tensor) else type(x).__name__ for x in self.pieces]
-        for x, kind in zip(self.pieces, found, strict=True):
-            if not isinstance(x, Tensor) or not x.dim():
-                raise InputError(f"expected a list of pieces [T], found one with {kind}; give [torch.tensor(ids), …]")
-        if not found or any(x.ndim != 1 or len(x) <= first for x in self.pieces):
+        if not found or not all(isinstance(x, Tensor) and x.ndim == 1 and len(x) > first for x in self.pieces):
             raise InputError(
-                f"expected a list of pieces [T], each of more than first={first} token ids, found "
+                f"expected a list of pieces [T], tensors of more than first={first} token ids, found "
                 f"{', '.join(found[:4]) or 'none'}; give longer ones (of [1, T] its row), or lower first"
             )
         embedding = getattr(self.model, "get_input_embeddings", lambda: None)()
