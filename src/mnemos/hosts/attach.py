@@ -346,13 +346,12 @@ def _choose(sites: list[NamedModule], where: Where) -> tuple[dict[NamedModule, H
             continue
         has_cache = isinstance(getattr(site.module, "grc", None), HostBranch)
         reason: str | None = None
-        if adapter is not None:
-            if selected is not None and site.name not in selected:
-                reason = NOT_NAMED
-            else:
-                reason = adapter.find_obstacle(site, selected is not None)
-            if reason is None and selected is None and has_cache:  # one that `where` selects is refused below
-                reason = "it has a cache already"
+        if selected is not None and site.name not in selected:
+            reason = NOT_NAMED
+        elif adapter is not None:
+            reason = adapter.find_obstacle(site, selected is not None)
+        if reason is None and selected is None and has_cache:  # one that `where` selects is refused below
+            reason = "it has a cache already"
         if reason is not None:
             skips.append(Skipped(site.name, reason))
             continue

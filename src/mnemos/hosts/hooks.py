@@ -87,18 +87,15 @@ def _make_owner(module: nn.Module, branches: Sequence[StoredCache], whole: bool 
 def follow_grid(site: NamedModule, branch: HostBranch) -> None:
     """Let a branch know the grid of each call's tokens: from the call, or from a module above that shows it."""
     branch.own_grid = find_own_reader(site.module)
-    if branch.own_grid is not None:
-        return
     reads = find_reader_above(site, branch.padded is not None or branch.windows is not None)
-    if reads is None:
+    if branch.own_grid is not None or reads is None:
         return
     above, reader = reads
     if NOTES not in above.__dict__:
         setattr(above, NOTES, Grids(reader))
-        if isinstance(above, nn.Conv2d):  # whose output shows it
-            keep_handle(above, above.register_forward_hook(_note_grid, with_kwargs=True))
-        else:
-            keep_handle(above, above.register_forward_pre_hook(_note_grid, with_kwargs=True))
+        is_shown_by_output = isinstance(above, nn.Conv2d)
+        add: Any = above.register_forward_hook if is_shown_by_output else above.register_forward_pre_hook
+        keep_handle(above, add(_note_grid, with_kwargs=True))
     branch.grids = getattr(above, NOTES)
 
 

@@ -46,6 +46,10 @@ except ImportError as error:
 '''
 
 
+def ship_an_import(cls: Any, auto_class: Any = "") -> None:
+    """Nothing: a checkpoint ships a file that imports this library, not a copy of its source."""
+
+
 class MnemosConfig(PreTrainedConfig):
     """The configuration of a model of this library in Transformers.
 
@@ -60,6 +64,7 @@ class MnemosConfig(PreTrainedConfig):
 
     model_type = MODEL_TYPE
     keys_to_ignore_at_inference = [*libraries.CACHE_NAMES, "encoder_last_hidden_state"]
+    register_for_auto_class = classmethod(ship_an_import)
 
     def __init__(
         self,
@@ -94,10 +99,6 @@ class MnemosConfig(PreTrainedConfig):
             named.setdefault("num_labels", classes)
         super().__init__(**named)
 
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """Nothing: a checkpoint ships a file that imports this library, not a copy of its source."""
-
     def of_model(self) -> ModelConfig:
         """The configuration of the model itself."""
         config: ModelConfig = from_dict(ModelConfig, self.model, "config.model")
@@ -112,6 +113,7 @@ class MnemosPreTrainedModel(PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = False
     auto_class = "AutoModel"
+    register_for_auto_class = classmethod(ship_an_import)
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -124,9 +126,8 @@ class MnemosPreTrainedModel(PreTrainedModel):
             vars(part).pop(_READ, None)
         self.post_init()
 
-    def _build(self, config: Any) -> nn.Module:
-        model: nn.Module = config.build()
-        return model
+    def _build(self, config: Any) -> Any:
+        return config.build()
 
     @classmethod
     def of(cls, model: nn.Module, **named: Any) -> Any:
@@ -200,10 +201,6 @@ class MnemosPreTrainedModel(PreTrainedModel):
         raise InputError(
             "gradient checkpointing: expected layers of Transformers, found a model of mnemos; use mnemos.replay"
         )
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Nothing: `save_pretrained` ships a file that imports this library, not a copy of its source."""
 
     def save_pretrained(self, save_directory: Any, *given: Any, **named: Any) -> Any:
         """As in Transformers; the folder also gets the code that `trust_remote_code=True` loads."""
