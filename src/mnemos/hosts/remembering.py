@@ -352,7 +352,7 @@ class Segmented(nn.Module):
         if not isinstance(state, SegmentedState) or state.tokens.shape != (len(x), self.segment - 1):
             shape = tuple(state.tokens.shape) if isinstance(state, SegmentedState) else type(state).__name__
             raise InputError(
-                f"expected the state that this model returned, {(len(x), self.segment - 1)}, found {shape}; start with None"
+                f"expected the state that this model returned, {(len(x), self.segment - 1)}, found {shape}; pass None"
             )
         if mask is not None and not fresh:
             raise InputError("mask: expected none where rows go on, found one; read rows without their padding")

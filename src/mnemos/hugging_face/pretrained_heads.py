@@ -338,8 +338,8 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
             wanted = cls.config_class(model=config, **named).num_labels
             if classes != wanted:
                 raise InputError(
-                    f"MnemosForSequenceClassification.of: expected a model with {wanted} classes, found {classes}; load "
-                    f"its checkpoint with from_pretrained(folder, num_labels={wanted}, ignore_mismatched_sizes=True)"
+                    f"MnemosForSequenceClassification.of: expected a model with {wanted} classes, found {classes}; "
+                    f"load it with from_pretrained(folder, num_labels={wanted}, ignore_mismatched_sizes=True)"
                 )
         return super().of(model, **named)
 
