@@ -216,16 +216,6 @@ def columns(self, seen, count):
     return seen[:, None] + torch.arange(1, count.shape[1] + 1)
 
 
-def start(self, state, x):
-    self.started = True
-    return state
-
-
-def clean_unless_started(self, x, mask):
-    started, self.started = getattr(self, "started", False), False
-    return Average.clean(self, x, None if started else mask)
-
-
 def forget_empty_rows(self, state, x, y):
     rows = torch.ones(len(x), dtype=torch.bool) if self.mask is None else self.mask.any(1)
     return {name: torch.where(rows.reshape(-1, *[1] * (s.dim() - 1)), s, 0) for name, s in state.items()}
@@ -235,15 +225,9 @@ def detach_if_masked(self, state, x, y):
     return state if self.mask is None else detached(state)
 
 
-def scale_by_mask(self, x, y):
-    return y if self.mask is None else Scaled.apply(y, 1 / self.mask.double().mean().item())
-
-
 fault("padding", "PositionsAreColumns", place=columns)
-fault("padding", "MaskAtTheStartAlone", enter=start, clean=clean_unless_started)
 fault("padding", "EmptyRowsForget", Masked, leave=forget_empty_rows)
 fault("padding", "MaskCutsTheGradient", Masked, leave=detach_if_masked)
-fault("padding", "GradientByRowsOfTheMask", Masked, finish=finish(scale_by_mask))
 
 # ---- what padding holds ----
 
@@ -476,7 +460,6 @@ fault("rows", "MeanOfRows", finish=finish(lambda self, x, y: y - y.mean(0, keepd
 fault("gradient", "StateIsDetached", enter=enter(lambda state, x: detached(state)))
 cut_if_short = leave(lambda self, state, x, y: detached(state) if x.shape[1] == 1 else state)
 fault("gradient", "ShortCallsCutTheGradient", leave=cut_if_short)
-fault("gradient", "OnePartIsDetached", enter=enter(lambda state, x: {"last": state["last"].detach()}))
 double_one = finish(lambda self, x, y: Scaled.apply(y, 2) if x.shape[1] == 1 else y)
 fault("derivatives", "OneTokenDoublesTheGradient", finish=double_one)
 fault("derivatives", "GradientOfAParameterIsDoubled", rate=lambda self: Scaled.apply(Average.rate(self), 2))
