@@ -295,8 +295,7 @@ def probe(site: NamedModule, host: Host, call: FirstCall | None) -> None:
             )
         if not earlier and not later:
             raise InputError(
-                f"{name}: expected a module that mixes its tokens, found outputs that depend on no other token of a "
-                "row; leave it out of where="
+                f"{name}: expected a module that mixes its tokens, found outputs that depend on no other token"
             )
 
 
@@ -314,7 +313,6 @@ def _run(module: nn.Module, host: Host, call: FirstCall, row: int = 0, tokens: T
     y = output[0] if isinstance(output, tuple) else output
     if not isinstance(y, Tensor) or y.dim() < 2:
         raise InputError(
-            f"{type(module).__name__}: expected a module that returns a tensor first, found {type(y).__name__}; leave "
-            "it out of where="
+            f"{type(module).__name__}: expected a tensor first, found {type(y).__name__}; leave it out of where="
         )
     return host.call(module, call.args, call.kwargs).tokens(y)
