@@ -35,7 +35,7 @@ import numpy as np
 from mnemos import registry
 from mnemos.lab.compare.compare import compare
 from mnemos.lab.compare.significance import spread
-from mnemos.lab.papers.experiments import differences, power, seeds_needed
+from mnemos.lab.papers.experiments import power, seeds_needed, welch_holm
 from mnemos.lab.run import provenance
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe
@@ -148,7 +148,8 @@ def difference_rows(accuracies: dict[str, list[float]], arm: str, controls: Sequ
     """The arm minus each of its controls, p corrected over them by Holm, and the power for `EFFECT`."""
     scores = {name: spread(values) for name, values in accuracies.items()}
     rows = []
-    for name, found in differences(scores, arm, controls).items():
+    tests = welch_holm((scores[arm], scores[name]) for name in controls)
+    for name, found in zip(controls, tests, strict=True):
         had = power(EFFECT, scores[arm], scores[name], scores[arm].seeds)
         rows.append(
             {"minus": name, "difference": found.difference, "interval": found.interval, "p": found.p}

@@ -11,9 +11,9 @@ the most probable one differs, and the mean −log p of the tokens in nats. With
 bytes, and beside each a new one of the same configuration, on the first bytes of a file.
 
 Time: one row, one thread, of models of linear attention as in benchmarks/decoding.py and of a window of softmax. A
-round times the fused step, ONNX Runtime with new arrays at each step and "bound" to arrays that are made once, as
-docs/export.md shows both, and the plain model in turn; each does two steps before those that are timed. ratio: the
-median over rounds of the ratio of two times of one round. clock "cpu": the CPU time of this thread, which other
+round times the fused step, ONNX Runtime with new arrays at each step and "bound" to arrays that are made once, and the
+plain model in turn; each does two steps before those that are timed. ratio: the median over rounds of the ratio of two
+times of one round. clock "cpu": the CPU time of this thread, which other
 programs disturb less; "wall": with a quiet machine.
 """
 
@@ -167,7 +167,7 @@ def speed(dim: int, layers: int, attention: Any, rounds: int, clock: str, calls:
     step, new = session(model)
     warm = torch.zeros(1, 64, dtype=torch.int64)  # so that a window is full
     started = model(warm)[1]
-    states = [x.numpy() for x in mnemos.types.leaves(model.widened(started))]
+    states = [x.numpy() for x in mnemos.types.leaves(model.pad_to_capacity(started))]
     begun = dict(zip(new, states, strict=True))
     one, other = ({name: x.copy() for name, x in begun.items()} for _ in range(2))
     given, outputs = tokens.numpy(), np.zeros((1, 1, sizes["vocab_size"]), np.float32)

@@ -60,8 +60,8 @@ def refused(capsys, *arguments: str) -> str:
 
 # Of each verb a word of its help.
 OPTIONS = """list --all, show RECIPE, eval --split, predict --top, detect --json, sample --top-k, chat --window,
-report --out, look --text, train --from, compare --seeds, reproduce --recipes-only, bench-memory --quick,
-verify OPERATION, translate --n-best, score --samples, linearise --half-life, export --push,
+report --out, look --text, train --from, compare --seeds, reproduce --seeds, bench-memory --quick,
+verify OPERATION, translate --n-best, linearise --half-life, export --push,
 tokenizer --lowercase"""
 OPTIONS = dict(pair.split() for pair in OPTIONS.split(","))
 
@@ -133,20 +133,20 @@ def test_list_shows_recipes_as_families_and_the_recipes_of_a_name(capsys):
     assert "mnemos list attentions has it" in refused(capsys, "list", "gated-delta")
 
 
-def test_the_families_are_kept_until_a_source_changes(monkeypatch, tmp_path):
+def test_the_recipes_are_kept_until_a_source_changes(monkeypatch, tmp_path):
     made = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(registry, "is_empty", lambda kind: True)  # as in a process that has imported no recipe
-    family = listing.Family("a", "b", {"c": {"d": "e"}})
-    monkeypatch.setattr(listing, "_made_families", lambda: made.append(1) or [family])
-    assert listing.families() == listing.families() == [family]
+    row = listing.Row("task", "a", "b", "a", "b")
+    monkeypatch.setattr(listing, "_made_recipes", lambda: made.append(1) or [row])
+    assert listing.recipes() == listing.recipes() == [row]
     assert len(made) == 1
     (file,) = tmp_path.glob("mnemos/*.json")
     file.write_text("damaged")
-    assert listing.families()[0].name == "a"
+    assert listing.recipes()[0].name == "a"
     file.unlink()
     file.with_stem("recipes-of-other-sources").write_text("[]")
-    listing.families()
+    listing.recipes()
     assert (len(made), list(tmp_path.glob("mnemos/*.json"))) == (3, [file])
 
 
@@ -216,7 +216,7 @@ TAKE_A_RUN += ", predict IT a, chat IT"
         (["eval", "no\n\x1b[31mwhere"], "mnemos: no\\n\\x1b[31mwhere: expected a run"),
         ("eval", "required: RUN; see mnemos eval --help"),
         ("report x --ouy y", "did you mean --out?"),
-        ("score x --samples two", "--samples: expected an integer, found 'two'; see mnemos score --help"),
+        ("translate x --beams two", "--beams: expected an integer, found 'two'; see mnemos translate --help"),
         ("detect x y --score two", "--score: expected a number, found 'two'"),
         ("export x --to onx", "--to: expected one of hf, onnx, onnxruntime, torch, found 'onx'; did you mean onnx?"),
         ("list --plugin", "--plugin: expected a Python file"),

@@ -2,7 +2,6 @@
 
 import functools
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -84,16 +83,6 @@ def test_cached_hosts_are_read_again(tmp_path):
     mnemos.hosts.save(model.eval(), tmp_path / "x")
     found = mnemos.hosts.load(compiling(encoder()), tmp_path / "x").eval()
     torch.testing.assert_close(found(x), model(x))
-
-
-@pytest.mark.exhaustive  # an export takes seconds
-def test_a_program_is_that_of_the_model(tmp_path):
-    folder = mnemos.export(compiling(_parts(built(layers=1))), tmp_path / "x", to="torch")
-    step = torch.export.load(folder / "step.pt2").module()
-    state = {
-        name: torch.from_numpy(x).repeat(2, *[1] * (x.ndim - 1)) for name, x in np.load(folder / "state.npz").items()
-    }
-    torch.testing.assert_close(step(IDS[:, :1], state)[0], built(layers=1)(IDS[:, :1])[0])
 
 
 def test_a_run_has_the_names_of_the_model(way, tmp_path, monkeypatch):

@@ -72,6 +72,10 @@ def test_a_run_of_a_file_is_evaluated_resumed_and_found_to_lack_it(folder, capsy
     executed = f"mnemos: executing the plug-in {folder / 'mean.py'}, which run/recipe.json names\n"
     assert capsys.readouterr().err.count(executed) == 1
     forget()
+    said = refused(capsys, "predict", "run", "mean.py")  # a model is not a run: it names no file that may be executed
+    assert said.rstrip().endswith(
+        f"import its plug-in {folder / 'mean.py'} first (in a command: --plugin {folder / 'mean.py'})"
+    )
     (folder / "mean.py").write_text("import mnemos\n")
     assert main(["eval", "run"]) == 2
     assert f"its plug-in {folder / 'mean.py'} does not register it" in capsys.readouterr().err

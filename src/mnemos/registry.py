@@ -291,7 +291,7 @@ def load(kind: str, name: str, file: object = None) -> Any:
     if file is not None and is_loaded(str(file)):
         hint = f"its plug-in {file} does not register it: correct the file, or give another with --plugin FILE"
     elif file is not None and Path(str(file)).is_file():
-        hint = f"import its plug-in {file} first"
+        hint = f"import its plug-in {file} first (in a command: --plugin {file})"
     elif file is not None:
         hint = f"its plug-in {file} is missing: give the file with --plugin FILE"
     elif kind == "recipe" and any(name == default_name(one.attribute) for one in known.values()):

@@ -131,10 +131,17 @@ def test_a_window_streams_at_constant_size(window):
         torch.testing.assert_close(module(x[:, :1], state)[0], a)
         _, longer = layer().eval()(x)  # of the same weights without a window
         torch.testing.assert_close(module(x[:, :1], longer)[0], a)
-        mask = torch.tensor([[1] * 9 + [0] * 3] * 2, dtype=torch.bool)
-        _, padded = layer().eval()(torch.cat([x, x[:, :3]], 1), None, mask)
-        torch.testing.assert_close(module(x[:, :1], padded)[0], a)
-        torch.testing.assert_close(module(x[:, :1], module.branch(padded, 1))[0], a)
+        more, _ = module(x, state)
+        for padding in (3, 10):  # of which the window of 20 must not count any
+            mask = torch.tensor([[1] * 9 + [0] * padding] * 2, dtype=torch.bool)
+            _, padded = layer().eval()(torch.cat([x, x, x], 1)[:, : 9 + padding], None, mask)
+            torch.testing.assert_close(module(x[:, :1], padded)[0], a)
+            torch.testing.assert_close(module(x[:, :1], module.branch(padded, 1))[0], a)
+            torch.testing.assert_close(module(x, padded)[0], more)
+            for state in padded, module.branch(padded, 1), module.pad_to_capacity(padded):
+                for i in range(9):
+                    y, state = module(x[:, i : i + 1], state)
+                    torch.testing.assert_close(y, more[:, i : i + 1])
 
 
 def test_dropout_is_not_lost_without_gradient():
@@ -173,13 +180,15 @@ SETTINGS = [{}, {"window": 30}, {"kv_heads": 2, "query_key_norm": True}, {"causa
 
 
 @needs_kernels
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", ["", "ends", "holes"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_long_calls_equal_those_in_double_precision(settings, padded, kernel_calls):
     """Of one call, and of two with a state between them."""
     module = long_layer(**settings)
     x, mask = torch.randn(2, 400, 128), torch.ones(2, 400, dtype=torch.bool)
     mask[0, :90] = mask[1, 300:] = False
+    if padded == "holes":  # within a window, which counts valid tokens
+        mask[:, 100:110] = mask[:, 250:260] = False
     above = torch.randn(2, 400, 128) * mask[..., None]
     found = []
     for dtype in (torch.float32, torch.float64):
@@ -194,7 +203,7 @@ def test_long_calls_equal_those_in_double_precision(settings, padded, kernel_cal
         outputs = [y[mask] if padded else y for y in (whole, *([torch.cat(parts, 1)] if parts else []))]
         found.append([*outputs, *grads, *second])
         if dtype == torch.float32:
-            assert len(kernel_calls) == (0 if padded and module.window else 3 if module.causal else 1)
+            assert len(kernel_calls) == (0 if padded == "holes" and module.window else 3 if module.causal else 1)
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=0, atol=2e-5 * max(1.0, float(b.detach().abs().max())))
 

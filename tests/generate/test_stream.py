@@ -107,27 +107,6 @@ def test_forked_batched_saved_and_gone_on_with(kind, tmp_path):
     assert torch.equal(back.generate(5, generator=seeded())[0], both_after.generate(5, generator=seeded())[0])
 
 
-def test_thousands_of_steps_equal_the_parallel_pass_to_rounding(exhaustive):
-    torch.manual_seed(0)
-    network = Transformer(
-        vocab_size=11, dim=16, layers=2, num_heads=2, mlp=24, max_length=8, attention=LinearConfig()
-    ).eval()
-    x = ids(1, 10_300 if exhaustive else 1_300)
-    whole, end = network.double()(x)
-    network.float()
-    stream = Stream(network).prefill(x[:, :301], 128)
-    state, said = stream.state, []
-    with torch.inference_mode():
-        for i in range(300, x.shape[1]):
-            y, state = network(x[:, i : i + 1], state)
-            said.append(y)
-    said = torch.cat(said, 1).double()
-    scale = whole.abs().max()
-    assert (said - whole[:, 300:]).abs().max() / scale < 2e-5
-    for a, b in zip(leaves(state), leaves(end), strict=True):
-        assert (a - b).abs().max() <= 1e-5 * b.abs().max()
-
-
 def test_a_model_in_training_mode_is_refused_and_keeps_its_mode():
     """Threads share a model, so no stream may switch its mode."""
     network = model("linear", dropout=0.5)

@@ -59,6 +59,10 @@ def plain(name: str, **options: Any) -> nn.Module:
 FURTHER = [name for name in ROTARY.values() if f"{name}ForCausalLM" not in dict(FAMILIES.values())]
 
 
+def ids(rows: int = 2, t: int = 33, seed: int = 2) -> Tensor:
+    return torch.randint(3, 40, (rows, t), generator=torch.Generator().manual_seed(seed))
+
+
 def logits(model: Any, x: Tensor, mask: Tensor | None = None, past: Any = None, **options: Any) -> Tensor:
     """The logits of new tokens, with positions that count a row's valid tokens; past: the host's cache."""
     if mask is not None:

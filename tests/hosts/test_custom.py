@@ -122,8 +122,8 @@ class Reading(nn.Module):
             return x + context.mean(1, keepdim=True)
         if self.kind == "local":
             return x + nn.functional.pad(x, (0, 0, 0, 1))[:, 1:] + nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
-        if self.kind == "tokenwise":
-            return x.relu()
+        if self.kind in ("tokenwise", "zero"):
+            return x.relu() * (self.kind != "zero")
         valid = torch.ones_like(x[..., 0], dtype=torch.bool)
         if mask is not None and mask.shape == valid.shape:
             valid = mask
@@ -153,6 +153,7 @@ class Around(nn.Module):
     [
         *(("causal", example, "not depend on later tokens") for example in (None, X)),
         *(("tokenwise", example, "no other token") for example in (None, X)),
+        ("zero", X, "one output for all tokens.* load trained weights"),  # as attentions that start with zeros
         ("across", None, r"expected a module that takes tokens alone.*give cache\(\) an example="),
         ("across", X, "a second sequence"),
         *(("time leads", example, "as where time leads") for example in (None, X)),

@@ -268,20 +268,6 @@ def test_gradient_checkpointing_trains_the_same(name, grc, how):
         close(mine, theirs, 1e-10 if dtype == torch.float64 else 1e-4)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("grc", [STREAM, SHARED], ids=["stream", "shared"])
-@pytest.mark.parametrize("name", FEW)
-def test_a_compiled_model_trains_the_same(name, grc):
-    """In one graph, of rows with padding."""
-    layers = "n_layer" if name == "gpt2" else "num_hidden_layers"
-    model = cached(name, grc, **{layers: 1}).train()
-    compiled = copy.deepcopy(model)
-    torch.compiler.reset()
-    found = trained(compiled, torch.compile(compiled, backend="eager", fullgraph=True))
-    for mine, theirs in zip(found, trained(model, model), strict=True):
-        close(mine, theirs)
-
-
 @pytest.mark.parametrize("low", [-50.0, -1e9, torch.finfo(torch.float32).min])
 def test_an_additive_mask_of_any_depth_hides_padding(low):
     model = cached("gpt2")

@@ -1,26 +1,16 @@
-"""Hybrids that leave single key heads whole: each head is that of one of two models, and any cut gives the same."""
+"""Hybrids that leave single key heads whole: each head is that of one of two models (see `test_linearising`)."""
 
 from typing import Any
 
 import pytest
 import torch
-from decoder_models import in_parts, logits, plain
+from decoder_models import ids, in_parts, logits, plain
 from torch import Tensor
 
 import mnemos
 from mnemos import InputError
 from mnemos.hosts.linearised_cache import DRAFT
 from mnemos.libraries import transformers
-from mnemos.types import leaves
-
-FULL = {
-    "llama": ("model.layers.0.self_attn:1", "model.layers.1.self_attn:0"),
-    "gpt2": ("transformer.h.0.attn:0,2", "transformer.h.1.attn"),
-    "phi": ("model.layers.*.self_attn:1",),
-    "opt": ("model.decoder.layers.0.self_attn:3", "model.decoder.layers.0.self_attn:0"),
-    "gemma3": ("model.layers.1.self_attn:0",),  # of a layer beside one with a sliding window
-    "mistral": ("model.layers.1.self_attn:1",),  # whose own window is 20
-}
 
 
 def settle(model: Any) -> Any:
@@ -41,15 +31,10 @@ def settle(model: Any) -> Any:
     return model
 
 
-def hybrid(name: str = "llama", full: Any = None, **options: Any) -> Any:
-    model = plain(name, **({"sliding_window": 20} if name == "mistral" else {})).float()
-    given = {"window": 7, "sinks": 2, "full": FULL[name] if full is None else full, **options}
-    mnemos.linearise(model, **given)
+def hybrid(name: str, full: Any, **options: Any) -> Any:
+    model = plain(name).float()
+    mnemos.linearise(model, window=7, sinks=2, full=full, **options)
     return settle(model)
-
-
-def ids(rows: int = 2, t: int = 33) -> Tensor:
-    return torch.randint(3, 40, (rows, t), generator=torch.Generator().manual_seed(2))
 
 
 def outputs_of_heads(model: Any, attention: str, projection: str, heads: int) -> Tensor:
@@ -84,52 +69,6 @@ def test_each_head_is_that_of_softmax_or_of_the_window_with_its_state(
     assert bool((apart > 1e-2).all())
     for i, is_whole in enumerate(whole):
         torch.testing.assert_close(found[2][:, :, i], found[not is_whole][:, :, i], rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("name", FULL)
-@pytest.mark.parametrize(("state", "rotary"), [("delta", False), ("hedgehog", True), ("none", False)])
-@torch.no_grad()
-def test_any_cut_and_left_padding(name: str, state: str, rotary: bool) -> None:
-    model, x = hybrid(name, state=state, rotary=rotary), ids()
-    assert any(module.full_heads for module in model.modules() if hasattr(module, "full_heads"))
-    whole = logits(model, x)
-    for ends in ((3, 5, *range(17, 31)), (20, 21), tuple(range(5, 12))):
-        torch.testing.assert_close(in_parts(model, x, ends), whole, rtol=2e-5, atol=2e-5)
-    mask = torch.ones(2, 33, dtype=torch.bool)
-    mask[1, :4] = False
-    padded = torch.cat([x[:1], torch.cat([x[1:, :4], x[1:, :-4]], 1)])
-    cache = transformers().DynamicCache()
-    for found in (logits(model, padded, mask), in_parts(model, padded, (6, *range(20, 33)), mask, cache)):
-        torch.testing.assert_close(found[1, 4:], whole[1, :-4], rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.parametrize("options", [{"num_beams": 3}, {"prompt_lookup_num_tokens": 3}], ids=["beams", "drafts"])
-@torch.no_grad()
-def test_generate(options: dict[str, Any]) -> None:
-    model, x, mask = hybrid(), ids(t=12), torch.ones(2, 12, dtype=torch.bool)
-    mask[1, :5] = False
-    if "prompt_lookup_num_tokens" in options:  # of one row in transformers
-        x, mask = x[1:, 5:].repeat(1, 2), mask[1:, 5:].repeat(1, 2)
-    given = {"attention_mask": mask.long(), "max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False}
-    found = model.generate(x, **given, **options)
-    options.pop("prompt_lookup_num_tokens", None)
-    assert torch.equal(found, model.generate(x, **given, **options, use_cache=False))
-
-
-@torch.no_grad()
-def test_the_last_call_is_taken_back_and_what_grows_is_the_whole_heads() -> None:
-    model, x = hybrid(full="model.layers.0.self_attn:1"), ids(t=40)
-    caches = [transformers().DynamicCache() for _ in range(2)]
-    for cache in caches:
-        logits(model, x[:, :25], None, cache)
-    logits(model, torch.cat([x[:, 25:26], x[:, :3]], 1), None, caches[0])
-    caches[0].crop(-3)
-    logits(model, x[:, 25:26], None, caches[1])
-    torch.testing.assert_close(*(logits(model, x[:, 26:], None, cache) for cache in caches), rtol=2e-5, atol=2e-5)
-    kept = [layer.keys for layer in caches[0].layers]
-    assert kept[0].shape == (2, 1, 40, 6)
-    assert kept[1] is None
 
 
 @pytest.mark.parametrize(
@@ -168,13 +107,13 @@ def test_whole_heads_keep_their_own_sliding_window(name: str, types: list[str], 
 @torch.no_grad()
 def test_caches_of_other_heads_are_refused_and_an_emptied_one_is_new() -> None:
     x, cache = ids(), transformers().DynamicCache()
-    model = hybrid(full="model.layers.0.self_attn:1")
+    model = hybrid("llama", "model.layers.0.self_attn:1")
     expected = logits(model, x)
     logits(model, x[:, :5], None, cache)
     cache.crop(-5)
     torch.testing.assert_close(logits(model, x, None, cache), expected, rtol=2e-5, atol=2e-5)
     none, first, second = (), "model.layers.0.self_attn:0", "model.layers.0.self_attn:1"
-    made = {full: hybrid(full=full, state="none") for full in (none, first, second)}
+    made = {full: hybrid("llama", full, state="none") for full in (none, first, second)}
     for one, other in ((none, second), (second, first)):
         for a, b in ((one, other), (other, one)):
             cache = transformers().DynamicCache()
@@ -187,50 +126,6 @@ def test_caches_of_other_heads_are_refused_and_an_emptied_one_is_new() -> None:
     mnemos.linearise(model, window=7, sinks=2)
     with pytest.raises(InputError, match="begin with state=None"):
         step(x, state)
-
-
-def test_functional_streams_padding_going_back_and_gradients() -> None:
-    model, x = hybrid(rank=2), ids(t=30)
-    step = mnemos.functional(model)
-    mask = torch.rand(2, 30, generator=torch.Generator().manual_seed(1)) > 0.3
-    whole = logits(model, x)
-    parts, state = [], None
-    for part in (slice(0, 3), slice(3, 20), slice(20, 21), slice(21, 30)):
-        y, state = step(x[:, part], state)
-        parts.append(y)
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=2e-5, atol=2e-5)
-    trained = [value for name, value in model.named_parameters() if ".linearised." in name]
-    found, expected = (torch.autograd.grad(y.square().sum(), trained) for y in (torch.cat(parts, 1), whole))
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5 * float(b.abs().max()) + 1e-6)
-    with torch.no_grad():
-        y, end = step(x[:, :20], None, mask[:, :20])
-        for start in range(20, 30, 5):
-            more, end = step(x[:, start : start + 5], end, mask[:, start : start + 5])
-            y = torch.cat([y, more], 1)
-        for row in (0, 1):
-            alone = logits(model, x[row : row + 1, mask[row]])[0]
-            torch.testing.assert_close(y[row][mask[row]], alone, rtol=2e-5, atol=2e-5)
-        ahead = step(x[:, 20:], step(x[:, :20])[1])[1]
-        other = step(x[:, 24:], step(x[:, :24])[1])[1]
-    assert [tuple(part.k.shape) for part in ahead.parts[1::2]] == [(2, 30, 1, 6)] * 2
-    for a, b in zip(leaves(ahead), leaves(other), strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
-
-
-@torch.no_grad()
-def test_saved_and_loaded(tmp_path: Any) -> None:
-    model, x = hybrid(rank=2), ids()
-    expected = logits(model, x)
-    mnemos.hosts.save_adapter(model, tmp_path / "adapter.safetensors")
-    model.save_pretrained(tmp_path)
-    again = mnemos.hosts.from_pretrained(transformers().LlamaForCausalLM, tmp_path).eval()
-    assert torch.equal(logits(again, x), expected)
-    other = plain("llama").float()
-    mnemos.hosts.load_adapter(other, tmp_path / "adapter.safetensors")
-    assert torch.equal(logits(other, x), expected)
-    mnemos.unlinearise(other)
-    assert torch.equal(logits(other, x), logits(plain("llama").float(), x))
 
 
 def test_names_of_heads_and_the_report() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from decoder_models import FAMILIES, FURTHER, in_parts, logits, plain
+from decoder_models import FAMILIES, FURTHER, ids, in_parts, logits, plain
 from torch import Tensor, nn
 
 import mnemos
@@ -20,6 +20,12 @@ from mnemos.types import leaves
 SERVED = [name for name in (*FAMILIES, *FURTHER) if not name.startswith("falcon")]
 DIFFERENT = ("llama", "phi", "gemma3", "opt", "Cohere2", "Glm4")  # families whose rotary positions or layers differ
 ALIKE = [pytest.param(name, marks=pytest.mark.exhaustive) for name in SERVED if name not in DIFFERENT]
+WHOLE = "model.layers.0.self_attn:1"  # a key head of llama that linearise leaves as it is
+FULL = {
+    "gpt2-full": ("transformer.h.0.attn:0,2", "transformer.h.1.attn"),
+    "phi-full": ("model.layers.*.self_attn:1",),
+    "opt-full": ("model.decoder.layers.0.self_attn:3", "model.decoder.layers.0.self_attn:0"),
+}
 
 
 def decoder(name: str, gamma: float | None = None, **options: Any) -> Any:
@@ -37,10 +43,6 @@ def decoder(name: str, gamma: float | None = None, **options: Any) -> Any:
                 if key.endswith(".up"):  # they begin with zero
                     parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(4))
     return model
-
-
-def ids(rows: int = 2, t: int = 33, seed: int = 2) -> Tensor:
-    return torch.randint(3, 40, (rows, t), generator=torch.Generator().manual_seed(seed))
 
 
 def new_cache(model: Any = None) -> Any:
@@ -77,16 +79,16 @@ def test_within_the_window_the_model_is_as_before(name: str) -> None:
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("name", [*DIFFERENT, *ALIKE])
+@pytest.mark.parametrize("name", [*DIFFERENT, *ALIKE, *FULL])
 @pytest.mark.parametrize("state", ["none", "linear", "hedgehog", "delta"])
 @pytest.mark.parametrize(("rotary", "half_life"), [(True, 0), (False, 5)])
 @torch.no_grad()
 def test_any_cut_and_left_padding(name: str, state: str, rotary: bool, half_life: int) -> None:
-    model = decoder(name, -1.0 if state != "delta" else 0.5, state=state, rotary=rotary, half_life=half_life)
-    x = ids()
+    options = {"state": state, "rotary": rotary, "half_life": half_life, "full": FULL.get(name)}
+    model, x = decoder(name.removesuffix("-full"), -1.0 if state != "delta" else 0.5, **options), ids()
     whole = logits(model, x)
-    parts = in_parts(model, x, (3, 5, *range(17, 31)))
-    torch.testing.assert_close(parts, whole, rtol=2e-5, atol=2e-5)
+    for ends in ((3, 5, *range(17, 31)), (20, 21)):
+        torch.testing.assert_close(in_parts(model, x, ends), whole, rtol=2e-5, atol=2e-5)
     mask = torch.ones(2, 33, dtype=torch.bool)
     mask[1, :4] = False
     padded = torch.cat([x[:1], torch.cat([x[1:, :4], x[1:, :-4]], 1)])
@@ -111,31 +113,32 @@ def test_gradients_flow_through_a_carried_cache(state: str, rotary: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("state", "options"),
+    ("state", "full", "options"),
     [
-        ("hedgehog", {"do_sample": False}),
-        ("hedgehog", {"num_beams": 3, "do_sample": False}),
-        ("hedgehog", {"do_sample": False, "prompt_lookup_num_tokens": 3}),
-        ("delta", {"do_sample": False, "prompt_lookup_num_tokens": 3}),
+        ("hedgehog", None, {}),
+        ("hedgehog", None, {"num_beams": 3}),
+        ("hedgehog", None, {"prompt_lookup_num_tokens": 3}),
+        ("delta", None, {"prompt_lookup_num_tokens": 3}),
+        ("delta", WHOLE, {"num_beams": 3}),
     ],
-    ids=["greedy", "beams", "drafts", "delta"],
+    ids=["greedy", "beams", "drafts", "delta", "full"],
 )
 @torch.no_grad()
-def test_generate(state: str, options: dict[str, Any]) -> None:
+def test_generate(state: str, full: str | None, options: dict[str, Any]) -> None:
     """Beyond the window, with padded rows: the tokens of a model that reads everything again for each token."""
-    model = decoder("llama", -1.0, state=state, rotary=state == "hedgehog")
+    model = decoder("llama", -1.0, state=state, rotary=state == "hedgehog", full=full)
     x, mask = ids(t=12), torch.ones(2, 12, dtype=torch.bool)
     mask[1, :5] = False
     if "prompt_lookup_num_tokens" in options:  # of one row in transformers
         x, mask = x[1:, 5:].repeat(1, 2), mask[1:, 5:].repeat(1, 2)
-    given = {"attention_mask": mask.long(), "max_new_tokens": 20, "min_new_tokens": 20}
+    given = {"attention_mask": mask.long(), "max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False}
     short = model.generate(x, **given, **options)
     options.pop("prompt_lookup_num_tokens", None)
     again = model.generate(x, **given, **options, use_cache=False)
     assert torch.equal(short, again)
 
 
-@pytest.mark.parametrize("full", [None, "model.layers.0.self_attn:1"])
+@pytest.mark.parametrize("full", [None, WHOLE])
 @torch.no_grad()
 def test_drafts_with_a_long_prompt(full: str | None) -> None:
     """Transformers reads a prompt and its first drafts in one call, of which the last tokens go back."""
@@ -155,11 +158,11 @@ def test_drafts_with_a_long_prompt(full: str | None) -> None:
         caches[1].crop(-65)
 
 
-@pytest.mark.parametrize("before", [3, 25])
+@pytest.mark.parametrize(("before", "full"), [(3, None), (25, None), (25, WHOLE)])
 @torch.no_grad()
-def test_the_last_call_is_taken_back(before: int) -> None:
-    """Within the window and beyond it: as if the tokens had not been read."""
-    model, x = decoder("llama", -1.0, rotary=False), ids(t=33)
+def test_the_last_call_is_taken_back(before: int, full: str | None) -> None:
+    """Within the window and beyond it: as if the tokens had not been read. What grows are the whole heads alone."""
+    model, x = decoder("llama", -1.0, rotary=False, full=full), ids(t=33)
     caches = [new_cache(), new_cache()]
     for cache in caches:
         logits(model, x[:, :before], None, cache)
@@ -169,6 +172,8 @@ def test_the_last_call_is_taken_back(before: int) -> None:
     assert caches[0].get_seq_length() == before + 1
     found = [logits(model, x[:, before + 1 :], None, cache) for cache in caches]
     torch.testing.assert_close(*found, rtol=2e-5, atol=2e-5)
+    kept = [layer.keys for layer in caches[0].layers]
+    assert full is None or (kept[0].shape == (2, 1, 33, 6) and kept[1] is None)
 
 
 @torch.no_grad()
@@ -216,6 +221,7 @@ def test_the_cache_has_constant_size_and_survives_copies() -> None:
     ("name", "options"),
     [
         ("llama", {"state": "delta", "rotary": False}),
+        ("llama", {"rank": 2, "full": WHOLE}),
         ("gemma3", {}),
         ("phi", {"rotary": False}),
         ("gpt2", {"state": "none"}),
@@ -225,7 +231,7 @@ def test_functional_streams_and_replay(name: str, options: dict[str, Any]) -> No
     """A state that is an argument: any cut, any padding."""
     model = decoder(name, -1.0, **options)
     step, x = mnemos.functional(model), ids(t=30)
-    assert step.state_kind == "constant"
+    assert step.state_kind == ("growing" if "full" in options else "constant")
     with torch.no_grad():
         whole, mask = logits(model, x), torch.rand(2, 30, generator=torch.Generator().manual_seed(1)) > 0.3
         parts, state = [], None
@@ -233,7 +239,8 @@ def test_functional_streams_and_replay(name: str, options: dict[str, Any]) -> No
             y, state = step(x[:, part], state)
             parts.append(y)
         torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=2e-5, atol=2e-5)
-        y, _ = step(x, None, mask)
+        y, state = step(x[:, :20], None, mask[:, :20])
+        y = torch.cat([y, step(x[:, 20:], state, mask[:, 20:])[0]], 1)
         torch.testing.assert_close(y[1][mask[1]], logits(model, x[1:, mask[1]])[0], rtol=2e-5, atol=2e-5)
 
     def advance(segment: Tensor, state: Any) -> Any:
@@ -252,12 +259,14 @@ def test_functional_streams_and_replay(name: str, options: dict[str, Any]) -> No
         torch.testing.assert_close(a, parameter.grad, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("cls", ["AutoModelForCausalLM", "LlamaForCausalLM"])
+@pytest.mark.parametrize(
+    ("cls", "full"), [("AutoModelForCausalLM", None), ("LlamaForCausalLM", None), ("LlamaForCausalLM", WHOLE)]
+)
 @torch.no_grad()
-def test_saved_and_loaded(cls: str, tmp_path: Any) -> None:
-    model = decoder("llama", -1.0, where="model.layers.0.self_attn", rank=2)
+def test_saved_and_loaded(cls: str, full: str | None, tmp_path: Any) -> None:
+    model = decoder("llama", -1.0, where="model.layers.0.self_attn", rank=2, full=full)
     report = mnemos.linearise(model, window=9, sinks=0, state="linear", rotary=False)
-    assert str(report).endswith("at any length")  # what is left keeps no keys and values either
+    assert full or str(report).endswith("at any length")  # what is left keeps no keys and values either
     x = ids()
     expected = logits(model, x)
     for inside in ("inside", ""):

@@ -109,10 +109,8 @@ HUGE = [
     (small(), ["layers"], 10**12),
     (small(), ["dim"], 10**12 + 1),
     (small(), ["vocab_size"], 2**70),
-    (small(), ["mlp"], 10**10),
     (small(cache=GRC(length=3)), ["cache", "length"], 10**12),
     (mnemos.Memformer(vocab_size=11, dim=16, num_heads=2, mlp=32), ["max_distance"], 10**12),
-    (mnemos.Memformer(vocab_size=11, dim=16, num_heads=2, mlp=32), ["encoder_layers"], 100_000),
     (LSTMConfig(vocab_size=11, dim=16).build(), ["layers"], 10**9),
 ]
 

@@ -1,9 +1,9 @@
 """Dense layers by oneDNN: values and gradients of any shapes and strides, and what stays with PyTorch."""
 
 import copy
+import functools
 import json
 import re
-import sys
 
 import pytest
 import torch
@@ -287,43 +287,26 @@ def test_all_layers_of_this_library_are_dense():
     assert plain == {"gated_cache.py"}  # where a Projection takes its initial values from one
 
 
-def clocked(monkeypatch, **factors):
-    """By the clock that is read a product takes 20 ns for a thousand multiplications, and 10 µs; times a factor."""
-    now, product, linear, matmul = [0.0], dense_layer._product, F.linear, torch.Tensor.__matmul__
-
-    def timed(function, name, call):
-        def run(a, b, *bias):
-            now[0] += factors.get(name, 1) * 2e-11 * a.numel() * (len(b) if name != "matmul" else b.shape[1]) + call
-            return function(a, b, *bias)
-
-        return run
-
-    monkeypatch.setattr(dense_layer.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(dense_layer, "_product", timed(product, "onednn", 1e-5))
-    monkeypatch.setattr(dense_layer.F, "linear", timed(linear, "linear", 0))
-    monkeypatch.setattr(torch.Tensor, "__matmul__", timed(matmul, "matmul", 0))
-
-
-@pytest.mark.parametrize(
-    ("factors", "threads_now", "expected"),
-    [
-        ({}, 2, Choice(NEVER, NEVER, NEVER)),
-        ({"onednn": 0.97}, 2, Choice(NEVER, NEVER, NEVER)),  # too little to be sure of
-        ({"onednn": 0.5}, 2, Choice(2**23, 2**23, 2**23)),
-        ({"onednn": 0.5}, 1, Choice(NEVER, 2**23, 2**23)),
-        ({"onednn": 0.9, "matmul": 0.5}, 2, Choice(2**25, 2**25, NEVER)),
-    ],
-)
-def test_the_choice_is_measured_once(unmeasured, threads, factors, threads_now, expected):
-    threads(threads_now)
-    clocked(unmeasured, **factors)
-    assert choice() == expected
-    assert torch.get_num_threads() == threads_now
-    clocked(unmeasured, onednn=9.0)
-    assert choice() == expected
+def test_the_choice_is_measured_once(unmeasured, threads):
+    found = iter([2**25, 2**24, 2**26, 2**24, NEVER])
+    unmeasured.setattr(dense_layer, "_least_gain", lambda *_: next(found))
+    for number, least in ((2, 2**23), (1, NEVER)):  # one row alone, for which one thread has nothing to gain
+        threads(number)
+        forget(unmeasured)
+        assert choice() == choice() == Choice(least, 2**24, 2**26 if number == 2 else NEVER)
     unmeasured.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     forget(unmeasured)
     assert choice() == FIXED["blas"]
+
+
+def test_a_gain_begins_where_a_call_costs_less_than_it_saves(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(dense_layer.time, "perf_counter", lambda: now[0])
+    calls = [functools.partial(lambda seconds: now.__setitem__(0, now[0] + seconds), s) for s in (6e-5, 1e-4, 1.07e-4)]
+    assert dense_layer._least_gain(2**24, calls[0], calls[1], 3.5e-5) == 2**24  # half the time, 45 µs more a call
+    assert dense_layer._least_gain(2**24, calls[0], calls[1], 9.5e-5) == 2**26
+    assert dense_layer._least_gain(2**24, calls[2], calls[1], 0.0) == NEVER  # too little to be sure of
+    assert dense_layer._least_gain(64, calls[0], calls[1], 0.0) == dense_layer.LEAST
 
 
 def test_the_variable_fixes_the_choice(unmeasured, threads, calls):
@@ -385,16 +368,3 @@ def test_a_pytorch_without_onednn_computes_all_by_itself(unmeasured):
             assert torch.equal(dense(x, weight, bias), F.linear(x, weight, bias))
             assert mnemos.ops.which("dense", x, weight) == "blas"
     assert mnemos.ops.backends("dense") == ["blas"]
-
-
-def test_a_small_product_asks_few_questions():
-    """Calls of functions, Python's and C's, before PyTorch has the product: a clock would fail on a busy machine."""
-    x, weight, bias = tensors(grad=False)
-    calls = []
-    dense(x, weight, bias)
-    sys.setprofile(lambda frame, event, argument: calls.append(event) if "call" in event else None)
-    try:
-        dense(x, weight, bias)
-    finally:
-        sys.setprofile(None)
-    assert len(calls) <= 8

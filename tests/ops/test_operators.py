@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from mnemos import ops
-from mnemos.lab.papers.baselines.bigbird import block_sparse_attention
+from mnemos.lab.papers.baselines.bigbird import block_sparse_attention, draw_random_blocks
 from mnemos.lab.papers.baselines.reformer import draw_rotations, reformer_attention
 from mnemos.native.codes import FEATURE_MAPS
 from mnemos.ops.softmax_attention import softmax_attention
@@ -57,11 +57,12 @@ def relative(q, k, v, **how):
 
 
 def block_sparse(q, k, v, **how):
-    return block_sparse_attention(q, k, v, None, block=1, window=1, **how), None
+    blocks = draw_random_blocks(H, q.shape[1], 0, 1)
+    return block_sparse_attention(q, k, v, blocks, block=1, window=1, **how), None
 
 
 def reformer(q, v, **how):
-    rotations = draw_rotations(2, H, D, (4,), torch.Generator().manual_seed(0))
+    rotations = draw_rotations(2, H, D, 4, torch.Generator().manual_seed(0))
     return reformer_attention(q, v, rotations, 2, **how), None
 
 

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -94,7 +93,7 @@ def compare(model, programs, runner, cuts=CUTS):
     A program may be as far from them as the model itself is: over segments the random weights of RMT carry a rounding
     error on, so that model and program are both up to 4e-5 from what is exact, and further from each other.
     """
-    likelihood, exact = likelihood_of(model), copy.deepcopy(model).double()
+    exact = copy.deepcopy(model).double()
     runs = {name: runner(programs, name) for name in ("step", "prefill")}
     generator, said = torch.Generator().manual_seed(5), []
     for rows in (1, 2):
@@ -111,8 +110,8 @@ def compare(model, programs, runner, cuts=CUTS):
             with torch.no_grad():
                 answers = [one(tokens, state) for one, state in zip((model, exact), states, strict=True)]
                 both, states = zip(*answers, strict=True)
-                if hasattr(likelihood, "log_prob"):
-                    both = [likelihood.log_prob(y) for y in both]
+                if hasattr(likelihood_of(model), "log_prob"):
+                    both = [likelihood_of(one).log_prob(y) for one, y in zip((model, exact), both, strict=True)]
             said.append((outputs, *both))
         for (name, x), shape in zip(found.items(), programs.shapes.values(), strict=True):
             assert all(n == of for n, of in zip(x.shape, shape, strict=True) if isinstance(of, int)), name
@@ -190,14 +189,14 @@ def test_the_example_of_the_page_runs_without_pytorch(tmp_path):
 
 
 class Whole(nn.Module):
-    """A model of another package whose forward reads a value."""
+    """A model of another package around a reader of tokens."""
 
     autoregressive = True
 
-    def __init__(self):
+    def __init__(self, reader):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
-        self.reader = Reader()
+        self.reader = reader
 
     def initial_state(self, batch_size, device=None, dtype=None):
         return torch.zeros(batch_size, 1)
@@ -206,9 +205,40 @@ class Whole(nn.Module):
         return self.reader(x), state + 1
 
 
-class Reader(nn.Module):
+class Counting(Whole):
+    """With a count of tokens, which is no tensor, in its state."""
+
+    def initial_state(self, batch_size, device=None, dtype=None):
+        return torch.zeros(batch_size, 1), 0
+
+    def forward(self, x, state=None, mask=None):
+        return self.reader(x), (state[0], state[1] + x.shape[1])
+
+
+class ByValue(nn.Module):
     def forward(self, x):
         return x[..., None].float() if bool(x.sum() > 0) else x[..., None].float() + 1
+
+
+class Loop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.after = nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.after(torch.stack([x[:, t, None].float() for t in range(x.shape[1])], 1))
+
+
+class Kernel(nn.Module):
+    def forward(self, x):
+        q = x[..., None, None].float()
+        return mnemos.ops.linear_attention(q, q, q)[0].flatten(2)
+
+
+class Solved(nn.Module):
+    def forward(self, x):
+        x = x[..., None].float()
+        return torch.linalg.solve(torch.eye(1) + x.mT @ x, x.mT).mT
 
 
 def decoder_of_theirs() -> nn.Module:
@@ -220,9 +250,17 @@ def decoder_of_theirs() -> nn.Module:
 @pytest.mark.parametrize(
     ("build", "says"),
     [
-        (lambda: ModelCase("transformer", None, False).build().float(), "causal language model with a state"),
+        (
+            lambda: ModelCase("transformer", None, False).build().float(),
+            "with a state, found Transformer that predicts no next token",
+        ),
         (lambda: attention(ATTENTIONS["softmax"]).bfloat16(), "torch.bfloat16"),
-        (Whole, r"reader \(Reader\)"),
+        (lambda: Whole(ByValue()), r"reader \(ByValue\)"),
+        pytest.param(
+            lambda: Whole(Loop()), r"reader \(Loop\) \(its code fixes the number of tokens", marks=pytest.mark.slow
+        ),
+        (lambda: Whole(Kernel()), r"mnemos\.linear_attention\.default in reader, which has no form"),
+        (lambda: Counting(nn.Identity()), "a tensor, 0 in a new row and a tensor, 2 after two tokens"),
         (decoder_of_theirs, "found GPT2LMHeadModel of Transformers"),
         pytest.param(
             lambda: attention(ATTENTIONS["reformer"]),
@@ -230,7 +268,7 @@ def decoder_of_theirs() -> nn.Module:
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["classifier", "bfloat16", "reads-a-value", "of-theirs", "reformer"],
+    ids=["classifier", "bfloat16", "reads-a-value", "loop", "our-operator", "count", "of-theirs", "reformer"],
 )
 def test_what_is_not_exportable_is_named(build, says, tmp_path, capsys):
     with pytest.raises(InputError, match=says) as caught:
@@ -240,11 +278,39 @@ def test_what_is_not_exportable_is_named(build, says, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_operator_without_a_form_is_named():
-    graph = torch.fx.Graph()
-    graph.call_function(torch.ops.mnemos.linear_attention.default, (graph.placeholder("q"),))
-    with pytest.raises(InputError, match=r"found mnemos\.linear_attention\.default, which has no form"):
-        onnx_graph(SimpleNamespace(graph=graph), [], [])
+def test_an_operation_that_onnx_lacks_is_named():
+    pytest.importorskip("onnxscript")
+    with pytest.raises(InputError, match=r"operations that ONNX has, found aten\.\S*solve\S* in reader") as caught:
+        in_onnxruntime(export_programs(Whole(Solved())), "step")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_part_that_computes_in_its_own_way_has_no_form():
+    """A form in its place would leave out what it computes, and no error would say so."""
+
+    class Doubled(mnemos.LSTM):
+        def forward(self, x, state=None, mask=None):
+            y, state = super().forward(x, state, mask)
+            return 2 * y, state
+
+    changed = attention(ATTENTIONS["linear"])
+    layer = changed.blocks[0].attention
+    attend = layer.attend
+    layer.attend = lambda q, k, v, state, mask: attend(2 * q, k, v, state, mask)
+    for model in (Doubled(small("lstm").config).eval(), changed):
+        _, state = model(torch.arange(4)[None])
+        found, wanted = (one(torch.ones(1, 1, dtype=torch.int64), state)[0] for one in (adapt(model), model))
+        torch.testing.assert_close(found, wanted)
+
+
+def test_a_program_has_no_gradient():
+    """A state that carried one would hold all steps before it; loops and branches raise an error."""
+    model = small("transformer", head=mnemos.HeadConfig(tied=True))
+    adapted = adapt(model)
+    y, state = adapted(torch.ones(1, 1, dtype=torch.int64), model.initial_state(1))
+    assert not any(x.requires_grad for x in (y, *leaves(state)))
+    assert adapted.head.weight is adapted.embedding.weight
+    assert all(x.requires_grad for x in model.parameters())
 
 
 def test_nothing_half_written(tmp_path, monkeypatch, capsys):

@@ -202,31 +202,14 @@ for name, masked in {
     "PaddingIsAtTheEnd": lambda x, mask: torch.arange(x.shape[1]) < mask.sum(1, keepdim=True),
     "MaskOfTheLastRow": lambda x, mask: mask[-1:].expand_as(mask),
     "MaskTurnedWhereSquare": lambda x, mask: mask.T if len(x) == x.shape[1] else mask,
-    "MaskOfOneTokenIgnored": lambda x, mask: None if x.shape[1] == 1 else mask,
-    "MaskOfOneRowIgnored": lambda x, mask: None if len(x) == 1 else mask,
-    "MaskOfLongCallsIgnored": lambda x, mask: None if x.shape[1] > 64 else mask,
-    "MaskOfLongFloat32CallsIgnored": lambda x, mask: None if x.shape[1] > 64 and x.dtype == torch.float32 else mask,
 }.items():
     fault("padding", name, clean=clean(lambda self, x, mask, of=masked: None if mask is None else of(x, mask)))
-last_column = leave(lambda self, state, x, y: {"last": x[:, -1].clone()} if x.shape[1] else {})
-fault("padding", "LastColumnIsKept", leave=last_column)
-
-
-def columns(self, seen, count):
-    return seen[:, None] + torch.arange(1, count.shape[1] + 1)
-
-
-def forget_empty_rows(self, state, x, y):
-    rows = torch.ones(len(x), dtype=torch.bool) if self.mask is None else self.mask.any(1)
-    return {name: torch.where(rows.reshape(-1, *[1] * (s.dim() - 1)), s, 0) for name, s in state.items()}
 
 
 def detach_if_masked(self, state, x, y):
     return state if self.mask is None else detached(state)
 
 
-fault("padding", "PositionsAreColumns", place=columns)
-fault("padding", "EmptyRowsForget", Masked, leave=forget_empty_rows)
 fault("padding", "MaskCutsTheGradient", Masked, leave=detach_if_masked)
 
 # ---- what padding holds ----
@@ -248,15 +231,9 @@ def norm_of_padding(self, x, mask):
     return x * (1 + 1e-3 * (size > 50)), mask
 
 
-def gradient_of_padding(self, x, state=None, mask=None):
-    y, state = Average.forward(self, x, state, mask)
-    return y if not x.numel() else y + (x.mean(1, keepdim=True) - x.mean(1, keepdim=True).detach()), state
-
-
 fault("hidden", "PaddingTimesZero", clean=padding_times_zero)
 fault("hidden", "PaddingInTheGradient", clean=root_of_padding)
 fault("hidden", "PaddingInItsNorm", clean=norm_of_padding)
-fault("hidden", "PaddingGetsAGradient", forward=gradient_of_padding)
 
 # ---- other paths in other modes: outputs that are 1 % larger in some situation ----
 
@@ -264,26 +241,16 @@ for law, name, when in (
     ("modes", "NoGradDiffers", lambda self, x: not torch.is_grad_enabled()),
     ("modes", "InferenceDiffers", lambda self, x: torch.is_inference_mode_enabled()),
     ("modes", "Float32Differs", lambda self, x: x.dtype == torch.float32),
-    ("modes", "EvalDiffers", lambda self, x: not self.training),
-    ("modes", "EvalNoGradLong", lambda self, x: not (self.training or torch.is_grad_enabled()) and x.shape[1] > 99),
-    ("modes", "FrozenXDiffers", lambda self, x: torch.is_grad_enabled() and not x.requires_grad),
-    ("modes", "FrozenWeightsDiffer", lambda self, x: not self.decay.requires_grad),
     ("rows", "FortyRowsDiffer", lambda self, x: len(x) > 32),
     ("finite", "ThousandTokensDiffer", lambda self, x: x.shape[1] > 512),
     ("rows", "TwoRowsDiffer", lambda self, x: len(x) == 2),
     ("resumes", "DecodingDiffers", lambda self, x: x.shape[1] == 1),
     ("resumes", "LongCallsDiffer", lambda self, x: x.shape[1] >= 129),
-    ("resumes", "CallsOf128Differ", lambda self, x: x.shape[1] == 128),
-    ("resumes", "WholeChunksDiffer", lambda self, x: x.shape[1] > 0 and x.shape[1] % 64 == 0),
     ("causal", "LaterTokensOfLongCallsRead", lambda self, x: x.shape[1] > 90 and x[0, 80, 0] > 0),
     ("compiles", "CompiledDiffers", lambda self, x: torch.compiler.is_compiling()),
     ("layout", "ContiguousXDiffers", lambda self, x: not x.is_contiguous()),
 ):
     fault(law, name, finish=finish(lambda self, x, y, when=when: y * (1.01 if when(self, x) else 1)))
-fault("modes", "MaskIgnoredInEval", clean=clean(lambda self, x, mask: mask if self.training else None))
-fault("modes", "MaskIgnoredNoGrad", clean=clean(lambda self, x, mask: mask if torch.is_grad_enabled() else None))
-fault("modes", "Float32GivesFloat64", finish=finish(lambda self, x, y: y.double()))
-fault("modes", "EvalHasNoGradient", rate=lambda self: (self.decay if self.training else self.decay.detach()).sigmoid())
 fault("float64", "OutputsAreRounded", finish=finish(lambda self, x, y: y.float().to(x.dtype)))
 fault("float64", "StateIsRounded", leave=leave(lambda self, state, x, y: {"m": state["m"].float().to(x.dtype)}))
 
@@ -292,26 +259,12 @@ fault("float64", "StateIsRounded", leave=leave(lambda self, state, x, y: {"m": s
 fault("lengths", "NoTokensRaise", finish=finish(lambda self, x, y: y + 0 * x[:, -1][:, None]))
 fault("lengths", "NoTokensForget", leave=lambda self, state, x, y: state if x.shape[1] else self.begin(x))
 fault("lengths", "NoTokensCutTheGradient", leave=lambda self, state, x, y: state if x.shape[1] else detached(state))
-fault("lengths", "NoRowsRaise", finish=finish(lambda self, x, y: y + 0 * x[0].detach().mean()))
 
 # ---- memory and aliases ----
 
 as_stored = enter(lambda state, x: {"last": torch.as_strided(state["last"], (len(x), 4), (4, 1))})
 fault("layout", "StateMustBeContiguous", enter=enter(lambda state, x: {"m": state["m"].view(-1).view(len(x), 4)}))
 fault("layout", "StateIsReadAsStored", enter=as_stored)
-
-
-def remember_address(self, state, x, y):
-    self.given, self.more = state["m"].data_ptr(), 0.1 * state["m"].detach()
-    return state
-
-
-def know_address(self, state, x):
-    known = state["m"].data_ptr() == getattr(self, "given", 0) and len(x) == len(self.more)
-    return {**state, "m": state["m"] + self.more} if known else state
-
-
-fault("layout", "StateIsKnownById", leave=remember_address, enter=know_address)
 
 
 def clamp_in_place(self, x, mask):
@@ -349,13 +302,6 @@ fault("untouched", "ForksShareTheRoomBehind", KeysAndValues, forward=write_behin
 fault("untouched", "XIsClampedInPlace", clean=clamp_in_place)
 fault("untouched", "MaskIsChangedInPlace", clean=mask_in_place)
 fault("untouched", "StateIsChangedInPlace", enter=halve_in_place)
-for name, parts in {  # of the state, which are views
-    "StateIsAViewOfX": lambda self, x, y: {"last": self.given[:, -1]} if self.mask is None and x.shape[1] else {},
-    "StateIsAViewOfOutputs": lambda self, x, y: {"y": y[:, -1:]} if x.shape[1] else {},
-    "StateIsAViewOfTheMask": lambda self, x, y: {} if self.mask is None else {"valid": self.mask[:, -1]},
-    "StateIsAViewOfWeights": lambda self, x, y: {"bias": self.value.bias.expand(len(x), -1)},
-}.items():
-    fault("untouched", name, Masked, leave=leave(lambda self, state, x, y, parts=parts: parts(self, x, y)))
 turn = leave(lambda self, state, x, y: {"m": state["m"].T})
 fault("select", "BatchIsSecond", enter=enter(lambda state, x: {"m": state["m"].T}), leave=turn)
 fault("reset", "StartsElsewhere", begin=lambda self, x: {**Average.begin(self, x), "m": x.new_full((len(x), 4), 0.3)})
@@ -397,53 +343,9 @@ def keep_mask(self, x, mask):
     return mask if kept is None or kept.shape != x.shape[:2] else kept
 
 
-def set_seed(self, x, y):
-    torch.manual_seed(3)
-    return y + 1e-3 * torch.randn(4)
-
-
-def leave_eval_mode(self, x, y):
-    self.eval()
-    return y
-
-
 fault("repeats", "KeepsTheLastBatch", finish=finish(keep_in_mind))
 fault("repeats", "KeepsTheLargestBatch", finish=finish(keep_largest))
 fault("repeats", "KeepsItsMask", clean=clean(keep_mask))
-fault("repeats", "Noise", finish=finish(lambda self, x, y: y + 1e-3 * torch.randn_like(y)))
-noise_if_long = finish(lambda self, x, y: y + 1e-3 * (torch.rand(()).item() if x.shape[1] > 64 else 0))
-fault("repeats", "NoiseInLongCalls", finish=noise_if_long)
-fault("repeats", "SetsTheSeed", finish=finish(set_seed))
-fault("repeats", "LeavesEvalMode", finish=finish(leave_eval_mode))
-
-
-def scale_weights(self, x, read):
-    self.output.weight.data.mul_(1 - 1e-12)
-    return Average.finish(self, x, read)
-
-
-def draw_in_vain(self):
-    Average.__init__(self)
-    self.eval()
-
-
-fault("repeats", "ScalesItsWeights", finish=scale_weights)
-fault("repeats", "DrawsInVain", __init__=draw_in_vain, finish=finish(lambda self, x, y: y + 0 * torch.rand(())))
-
-
-def with_mean(self):
-    Average.__init__(self)
-    self.register_buffer("mean", torch.zeros(4))
-
-
-def collect_mean(self, x, read):
-    if self.training and read.numel():
-        with torch.no_grad():
-            self.mean.lerp_(read.mean((0, 1)), 0.1)
-    return Average.finish(self, x, read if self.training else read - self.mean)
-
-
-fault("repeats", "StatisticsOfTraining", __init__=with_mean, finish=collect_mean)
 
 
 def skip_sixth(self, x, last, mask):
@@ -460,15 +362,11 @@ fault("rows", "MeanOfRows", finish=finish(lambda self, x, y: y - y.mean(0, keepd
 fault("gradient", "StateIsDetached", enter=enter(lambda state, x: detached(state)))
 cut_if_short = leave(lambda self, state, x, y: detached(state) if x.shape[1] == 1 else state)
 fault("gradient", "ShortCallsCutTheGradient", leave=cut_if_short)
+fault("gradient", "OnePartIsDetached", enter=enter(lambda state, x: {"last": state["last"].detach()}))
 double_one = finish(lambda self, x, y: Scaled.apply(y, 2) if x.shape[1] == 1 else y)
 fault("derivatives", "OneTokenDoublesTheGradient", finish=double_one)
 fault("derivatives", "GradientOfAParameterIsDoubled", rate=lambda self: Scaled.apply(Average.rate(self), 2))
 fault("derivatives", "GradientOfTheStateIsDoubled", enter=enter(lambda state, x: {"m": Scaled.apply(state["m"], 2)}))
-
-
-def hooked(self):
-    Average.__init__(self)
-    self.value.weight.register_hook(lambda gradient: 2 * gradient)
 
 
 def with_unused(self):
@@ -476,7 +374,6 @@ def with_unused(self):
     self.unused = nn.Linear(4, 4)
 
 
-fault("derivatives", "AHookDoublesTheGradient", __init__=hooked)
 fault("parameters", "Unused", __init__=with_unused)
 double_in_autocast = finish(lambda self, x, y: y * (1 + (torch.is_autocast_enabled("cpu") and x.shape[1] == 2)))
 fault("autocast", "AutocastDiffers", finish=double_in_autocast)
@@ -487,14 +384,8 @@ def unit_length(self, x, mask):
     return x / x.square().sum(-1, keepdim=True).sqrt() * 2, mask
 
 
-def long_products(self, x, read):
-    grown = torch.cumsum(torch.ones_like(read) * 0.2, 1).exp()
-    return Average.finish(self, x, read * grown / grown)
-
-
 fault("finite", "Exponential", finish=lambda self, x, read: Average.finish(self, x, read.exp().log()))
 fault("finite", "LengthOfZeros", clean=unit_length)
-fault("finite", "LongProducts", finish=long_products)
 
 # ---- weights and copies ----
 
@@ -569,34 +460,6 @@ class TrainedButNotSaved(Average):
         return super().finish(x, read / self.seen_most)
 
 
-@faulty
-class CopiesShareWeights(Average):
-    def __deepcopy__(self, memo):
-        new = Average.__new__(type(self))
-        nn.Module.__init__(new)
-        new.__dict__.update({**self.__dict__, "_modules": {k: copy.copy(v) for k, v in self._modules.items()}})
-        return new
-
-
-@faulty
-class PicklesWithoutItsWeight(Average):
-    def __setstate__(self, state):
-        super().__setstate__(state)
-        self.output = nn.Linear(4, 4).to(self.decay.dtype)
-
-    def __deepcopy__(self, memo):
-        new = type(self)().to(self.decay.dtype)
-        new.load_state_dict(self.state_dict())
-        return new.train(self.training)
-
-
-@faulty
-class CannotBeCopied(Average):
-    def __init__(self):
-        super().__init__()
-        self.kept = self.decay * 2
-
-
 # ---- the tests ----
 
 
@@ -613,15 +476,11 @@ def test_good_layers_keep_all_laws():
     assert applied == {*QUICK}
 
 
-def _faults():
-    """By default the first three of each law, of which every law has one."""
+def test_every_law_has_a_fault():
     assert {law for law, _ in FAULTS.values()} == {*LAWS}
-    for law in QUICK:
-        for i, name in enumerate(name for name, (of, _) in FAULTS.items() if of == law):
-            yield pytest.param(name, marks=[pytest.mark.exhaustive] * (i > 2))
 
 
-@pytest.mark.parametrize("name", list(_faults()))
+@pytest.mark.parametrize("name", [name for name, (law, _) in FAULTS.items() if law in QUICK])
 def test_a_fault_is_reported_by_the_law_of_its_kind(name):
     law, layer = FAULTS[name]
     found = check_memory(layer(), laws=law)
@@ -630,8 +489,9 @@ def test_a_fault_is_reported_by_the_law_of_its_kind(name):
 
 
 def test_a_compiled_layer_is_compared():
-    assert check_memory(Average(), laws="compiles").passed
-    assert failed(check_memory(FAULTS["CompiledDiffers"][1](), laws=["float64", "compiles"])) == ["compiles"]
+    found = check_memory(FAULTS["CompiledDiffers"][1](), laws=["float64", "compiles"])
+    assert failed(found) == ["compiles"]
+    assert 0 < found.results[-1].difference < 0.1
 
 
 @pytest.mark.parametrize(
@@ -655,6 +515,20 @@ class Chunked(Average):
 def test_cuts_that_would_hold_are_said():
     detail = check_memory(Chunked(), laws="resumes").results[0].detail
     assert detail.endswith("with cuts before multiples of 4 it holds")
+
+
+class AnotherStart(Average):
+    """initial_state is not the state that None means."""
+
+    def initial_state(self, batch_size, device=None, dtype=None):
+        return torch.zeros(batch_size, device=device, dtype=dtype)
+
+
+def test_a_fault_of_initial_state_is_called_so():
+    """No cut has to do with it."""
+    detail = check_memory(AnotherStart(), laws="resumes").results[0].detail
+    assert detail.startswith("from initial_state instead of None: raised ")
+    assert "cuts" not in detail
 
 
 class FailsAlone(Average):

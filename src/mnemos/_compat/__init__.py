@@ -7,7 +7,7 @@ tests/test_compat.py tests the functions and their fallbacks, and reports which 
 
 import contextlib
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -345,14 +345,18 @@ def is_replica(module: nn.Module) -> bool:
 COMPILED = "_orig_mod"  # the child that torch.compile's module has; PyTorch has no public name for it
 
 
-def with_children(module: nn.Module, children: dict[str, nn.Module]) -> nn.Module:
-    """A shallow copy of a module with other children; its parameters, buffers and settings are the original's own.
+def with_children(
+    module: nn.Module, children: dict[str, nn.Module], parameters: Mapping[str, Tensor | None] | None = None
+) -> nn.Module:
+    """A shallow copy of a module with other children; its buffers and settings are the original's own.
 
-    Children that are not named are the original's: a list may have one child twice, and a name may have None.
-    No fallback: tests/test_compat.py checks that a module has this dictionary.
+    So are its parameters, unless others are given. Children that are not named are the original's: a list may have one
+    child twice, and a name may have None. No fallback: tests/test_compat.py checks that a module has this dictionary.
     """
     copy = type(module).__new__(type(module))
     copy.__dict__.update(module.__dict__, _modules=module.__dict__["_modules"] | children)
+    if parameters is not None:
+        copy.__dict__["_parameters"] = dict(parameters)
     return copy
 
 

@@ -131,7 +131,9 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         check_key_values(state, batch_size, heads, width)
 
     def pad_to_capacity(self, state: Keys) -> Keys:
-        return state if self.window is None or isinstance(state, BranchedKeyValues) else state.pad_to(self.window - 1)
+        if self.window is None or isinstance(state, BranchedKeyValues):
+            return state
+        return self._within_window(state).pad_to(self.window - 1)
 
     def branch(self, state: Keys, copies: int) -> Keys:
         """The state of `copies` rows for every row, next to each other, for a search. They share their tokens' keys.
@@ -142,8 +144,11 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         return BranchedKeyValues.of(self._within_window(state), copies)
 
     def _within_window(self, state: KeyValues) -> KeyValues:
-        """A state of the same weights with a longer window, or none, without the tokens before this one's."""
-        if self.window is None or state.k.shape[1] < self.window:
+        """A state of the same weights with a longer window, or none, without the tokens before this one's.
+
+        Without padding behind valid tokens, which would take places of the window: only a layer without one leaves it.
+        """
+        if self.window is None or (state.k.shape[1] < self.window and state.is_packed()):
             return state
         return state.packed().last(self.window - 1)
 
@@ -185,7 +190,8 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         n = new.k.shape[1]
         if mask is None and bias is None and n == t and (self.window is None or t <= self.window):
             return self.attend(q, k, v, None, True, p), keep
-        if bias is None and not p and (mask is None or self.window is None) and fits_kernels(q, new.k, new.v):
+        unbroken = mask is None or self.window is None
+        if bias is None and not p and fits_kernels(q, new.k, new.v) and (unbroken or new.is_unbroken()):
             valid = None if mask is None and n == t else new.valid
             return self.attend(q, new.k, new.v, Past(valid, self.window), True), keep
         visible = _visible(new.valid[:1] if mask is None and n == t else new.valid, t, self.window, mask is not None)

@@ -462,8 +462,9 @@ class Keys(FusedLayer):
                 return None
             if layer is not first and not torch.equal(getattr(layer, marks), getattr(first, marks)):
                 return None
-        if not _all_equal(seen, layers) or (window is not None and not branched and first.k.shape[1] >= window):
-            return None  # of a state that is longer than the window some may be padding
+        within = window is None or branched or (first.k.shape[1] < window and first.is_packed())
+        if not _all_equal(seen, layers) or not within:  # of a layer without this window: some of it may be padding
+            return None
         visible = first.visible_after() if branched else None
         words, after, attended = [], [], None
         for layer in layers:

@@ -352,7 +352,8 @@ def new_state(model: nn.Module, rows: int, verb: str = "Stream") -> State:
     if state is None:
         theirs = ", or mnemos.functional(model) of a model of Transformers" if verb == "Stream" else ""
         raise InputError(
-            f"{verb}: expected a causal language model with a state, found {type(model).__name__} without one; use "
-            f"mnemos.Transformer or mnemos.Memformer{theirs}"
+            f"{verb}: expected a causal language model with a state, found {type(model).__name__} "
+            f"{'without one' if predicts else 'that predicts no next token'}; use mnemos.Transformer or "
+            f"mnemos.Memformer of tokens{theirs}"
         )
     return state

@@ -294,9 +294,13 @@ def probe(site: NamedModule, host: Host, call: FirstCall | None) -> None:
                 f"{LEAVE_OUT}"
             )
         if not earlier and not later:
-            raise InputError(
-                f"{name}: expected a module that mixes its tokens, found outputs that depend on no other token"
-            )
+            found = "outputs that depend on no other token of a row; leave it out of where="
+            if bool((y[row] == y[row, :1]).all()):  # it may mix them, and multiply the result by zero
+                found = (
+                    "one output for all tokens, as where its last weights start at zero; load trained weights first, "
+                    "or write an adapter (mnemos.register_host)"
+                )
+            raise InputError(f"{name}: expected self-attention, or another module that mixes its tokens, found {found}")
 
 
 def _run(module: nn.Module, host: Host, call: FirstCall, row: int = 0, tokens: Tensor | None = None) -> Tensor:

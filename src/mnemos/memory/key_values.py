@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import forward_differentiated, pytree, transformed
+from mnemos.modes import reads_without_waiting
 from mnemos.ops.padding import take, valid_last, zero_invalid
 from mnemos.ops.positions import count_seen
 from mnemos.types import Device, InputError, Rows, SharedRows
@@ -139,6 +140,15 @@ class KeyValues:
         valid = take(self.valid, order)
         k, v = (zero_invalid(take(x, order), valid) for x in (self.k, self.v))
         return KeyValues(k, v, valid, self.seen)
+
+    def is_packed(self) -> bool:
+        """Whether no invalid token is behind a valid one; taken to hold where it cannot be read without waiting."""
+        return not reads_without_waiting(self.valid) or not bool((self.valid[:, :-1] > self.valid[:, 1:]).any())
+
+    def is_unbroken(self) -> bool:
+        """Whether no invalid token is between valid ones. Reads them, for which a device waits."""
+        begins = self.valid[:, 1:] > self.valid[:, :-1]
+        return not bool((begins.sum(1) + self.valid[:, 0] > 1).any())
 
     def pad_to(self, n: int) -> "KeyValues":
         """The same state with at least n tokens: those that are new, in front, are not valid."""

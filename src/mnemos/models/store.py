@@ -95,7 +95,8 @@ def load(folder: str | Path) -> Any:
     except json.JSONDecodeError as error:
         raise InputError(f"{settings}: line {error.lineno}: not JSON ({error.msg}); save the model again") from None
     except (InputError, UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{settings}: {error}; save the model again") from None
+        fix = "" if "plug-in" in str(error) else "; save the model again"  # that error says what to do
+        raise InputError(f"{settings}: {error}{fix}") from None
     if _digest(weights) != about["sha256"]:
         raise InputError(f"{weights}: expected the bytes that were saved, found others; save the model again")
     try:

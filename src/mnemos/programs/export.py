@@ -6,6 +6,7 @@ sizes of the state stay open; `torch.onnx` translates what it traced.
 
 import contextlib
 import io
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from mnemos import libraries
 from mnemos._compat import pytree
@@ -99,7 +101,7 @@ def export(model: nn.Module, folder: str | Path, to: Target = "onnx") -> Path:
             "outputs are": "log-probabilities" if hasattr(likelihood, "log_prob") else meaning,
             "inputs": [entry("tokens", torch.int64, (ROWS, TOKENS)), *state],
             "outputs": [
-                entry("outputs", outputs.dtype, (ROWS, TOKENS, outputs.shape[2])),
+                entry("outputs", outputs.dtype, (ROWS, TOKENS, *outputs.shape[2:])),
                 *({**one, "name": after(one["name"])} for one in state),
             ],
         }
@@ -212,6 +214,12 @@ def export_programs(model: nn.Module, form: Form = "operators") -> Programs:
     with evaluating(model), torch.no_grad():
         # --- the state's tensors: state.00, state.01, … of one length, as torch.export replaces them as text ---
         new, read = padded_state(model, new_state(model, 1, "export")), example(2)
+        if (before := _layout(new)) != (then := _layout(read)):
+            raise InputError(
+                "export: expected a state whose tensors alone change with the tokens, found the parts "
+                f"{', '.join(before[0]):.200} in a new row and {', '.join(then[0]):.200} after two tokens; make each a "
+                "tensor [rows, ..] from the start, also a count"
+            )
         parts = list(zip(*map(leaves, (read, example(3), example(2, 6))), strict=True))
         names = [f"state.{i:0{len(str(max(len(parts) - 1, 0)))}}" for i in range(len(parts))]
         shapes = {name: shape(*examples) for name, examples in zip(names, parts, strict=True)}
@@ -232,43 +240,104 @@ def export_programs(model: nn.Module, form: Form = "operators") -> Programs:
     return Programs(step, prefill, encode, shapes, dict(zip(names, map(_dense, leaves(new)), strict=True)))
 
 
+def _layout(state: State) -> tuple[list[str], object]:
+    """The parts of a state and their structure. A graph would hold what is no tensor as it is in a new row."""
+    parts, structure = pytree.tree_flatten(state)
+    return ["a tensor" if isinstance(x, Tensor) else f"{x!r}" for x in parts], structure
+
+
 def _dense(x: Tensor) -> Tensor:
     return x.detach().clone(memory_format=torch.contiguous_format)
 
 
+# What code does that leaves no size open, by the name of the size.
+_FIXES = {
+    TOKENS: "its code fixes the number of tokens, as a loop over them does",
+    ROWS: "its code fixes the number of rows, as len() does; x.shape[0] does not",
+    SEEN: "its state grows to a bound; `pad_to_capacity` must give it this length from the start",
+    SOURCE: "its code fixes the number of source tokens",
+}
+
+
 def _trace(module: nn.Module, model: nn.Module, inputs: tuple[Any, ...], sizes: Any) -> torch.export.ExportedProgram:
-    torch.compiler.reset()  # guards of an earlier graph's loop would fix sizes that this one leaves open
+    names = {id(part): name for name, part in model.named_modules()}
     try:
-        with quiet():  # the exporter prints the graph of a model that fails
-            return torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
+        program = _traced(module, inputs, sizes)
     except Exception as error:  # of any class: the exporter passes on what the model's own code raises
         # --- the innermost module of the model whose code raised it; the model, if it was in none ---
-        names = {id(part): name for name, part in model.named_modules()}
         part, frame = model, error.__traceback__
         while frame is not None:
             owner = frame.tb_frame.f_locals.get("self")
             if isinstance(owner, nn.Module) and id(owner) in names:
                 part = owner
             frame = frame.tb_next
-        name, cls, reason = names[id(part)], type(part).__name__, " ".join(str(error).split())
+        reason = " ".join(str(error).split())
+        if fixed := re.match(r"Constraints violated \(([\w, ]+)\)", reason):  # found after the model's code has run
+            part = _fixing(module, model, inputs, sizes)
+            reason = "; ".join(_FIXES[name] for name in fixed[1].split(", ") if name in _FIXES) or reason
+        name, cls = names[id(part)], type(part).__name__
         raise InputError(
             f"export: expected a model whose operations need no sizes or values, found "
             f"{f'{name} ({cls})' if name else cls} ({reason:.900}); use another part, or this library to run the model"
         ) from error
+    graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    if own := next((node for graph in graphs for node in graph.nodes if str(node.target).startswith("mnemos.")), None):
+        raise InputError(
+            f"export: expected operations of PyTorch in the graph, found {_place(own)}, which has no form; give "
+            "its layer one in FORMS of mnemos/programs/forms.py"
+        )
+    return program
+
+
+def _traced(module: nn.Module, inputs: tuple[Any, ...], sizes: Any) -> torch.export.ExportedProgram:
+    torch.compiler.reset()  # guards of an earlier graph's loop would fix sizes that this one leaves open
+    with quiet():  # the exporter prints the graph of a model that fails
+        return torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
+
+
+def _fixing(module: nn.Module, model: nn.Module, inputs: tuple[Any, ...], sizes: Any) -> nn.Module:
+    """The part whose code makes a number of a size that is to stay open, by another trace; the model, if none does."""
+    known: list[int | torch.SymInt] = []
+    running, found = [model], list[nn.Module]()
+
+    def note(part: nn.Module) -> None:
+        if not found and any(is_concrete_int(n) for n in known):
+            found.append(part)
+
+    def begin(part: nn.Module, given: tuple[Any, ...]) -> None:
+        if part is module:
+            known.extend(n for x in leaves(given) for n in x.shape if not isinstance(n, int))
+        note(running[-1])
+        running.append(part)
+
+    def end(part: nn.Module, *given: Any) -> None:
+        note(running.pop())
+
+    parts = [module, *model.modules()]
+    hooks = [
+        hook for part in parts for hook in (part.register_forward_pre_hook(begin), part.register_forward_hook(end))
+    ]
+    try:
+        _traced(module, inputs, sizes)
+    except Exception:  # that of the first trace
+        return found[0] if found and found[0] is not module else model
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return model
+
+
+def _place(node: torch.fx.Node) -> str:
+    """The operation of a graph's node, and the layer that calls it, where the graph says so."""
+    layers = [path.removeprefix("model.") for path, _ in node.meta.get("nn_module_stack", {}).values()]
+    return f"{node.target} in {layers[-1]}" if layers and layers[-1] else str(node.target)
 
 
 def onnx_graph(program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
     """The graph as a `torch.onnx.ONNXProgram` with these names of its inputs and outputs.
 
-    Raises InputError where the library onnx or onnxscript is missing, and for an operator of this library that has no
-    form in the graph.
+    Raises InputError where the library onnx or onnxscript is missing, and for an operation that ONNX does not have.
     """
-    nodes = (node.target for node in program.graph.nodes if node.op == "call_function")
-    if own := next((str(target) for target in nodes if str(target).startswith("mnemos.")), None):
-        raise InputError(
-            f"export: expected operations of PyTorch in the graph, found {own}, which has no form; give "
-            "its layer one in FORMS of mnemos/programs/forms.py"
-        )
     libraries.onnx()
     script: Any = libraries.onnxscript()
     op, types = script.opset20, script.ir.DataType
@@ -288,16 +357,30 @@ def onnx_graph(program: torch.export.ExportedProgram, inputs: Sequence[str], out
         return op.CastLike(values, self), indices
 
     # Without gradient: else PyTorch takes the attention apart into views that strides do not allow.
-    with torch.no_grad(), quiet():
-        return torch.onnx.export(
-            program,
-            dynamo=True,
-            verbose=False,
-            opset_version=OPSET,
-            input_names=list(inputs),
-            output_names=list(outputs),
-            custom_translation_table={torch.ops.aten.where.self: where, torch.ops.aten.sort.stable: sort},
-        )
+    try:
+        with torch.no_grad(), quiet():
+            return torch.onnx.export(
+                program,
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                input_names=list(inputs),
+                output_names=list(outputs),
+                custom_translation_table={torch.ops.aten.where.self: where, torch.ops.aten.sort.stable: sort},
+            )
+    except Exception as error:  # of private classes: the first one of a chain says the reason
+        reason: BaseException = error
+        while reason.__cause__ is not None:
+            reason = reason.__cause__
+        frame, found = reason.__traceback__, "others"
+        while frame is not None:
+            node = frame.tb_frame.f_locals.get("node")
+            found = _place(node) if isinstance(node, torch.fx.Node) else found
+            frame = frame.tb_next
+        raise InputError(
+            f"export: expected operations that ONNX has, found {found} ({' '.join(str(reason).split()):.300}); use "
+            "another layer, or to='torch'"
+        ) from error
 
 
 @contextlib.contextmanager

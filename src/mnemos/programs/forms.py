@@ -2,8 +2,9 @@
 
 Elsewhere a layer computes in the way that is fastest: by kernels, by what it reads in the values of its inputs, and by
 the number of tokens. A graph is traced once for all numbers of rows and tokens, and has none of these. `adapt` gives a
-model whose parts compute in the forms of this file; all that is not named in `FORMS` is exportable as it is. What is
-written for one token of each row has few operators, because their number is most of what a runtime's step costs.
+model whose parts compute in the forms of this file; what is not named in `FORMS`, and what a subclass computes in its
+own way, is traced as it is. What is written for one token of each row has few operators, because their number is most
+of what a runtime's step costs.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos._compat import pytree, scanned, with_children
+from mnemos._compat import parameters_of, pytree, scanned, with_children
 from mnemos.attention.cross import CrossAttention
 from mnemos.attention.gated import GatedBranch, GatedCacheAttention
 from mnemos.attention.linear import LinearAttention, PlacedSums, Sums
@@ -40,30 +41,41 @@ CHUNK = 64  # tokens of a chunk of linear attention
 
 
 def adapt(model: nn.Module, form: Form = "operators") -> nn.Module:
-    """A model with the same weights whose parts have the forms of a graph. The model itself is not changed.
+    """A model with the same weights, without gradient, whose parts have the forms of a graph. The model is not changed.
 
     form: of causal linear attention, of the delta rule and decayed attention and of their convolutions: "operators", or
     "onnxruntime", ONNX Runtime's own kernels. The model has weights of float32 or float64, is in eval mode, and is
     always given a state.
     """
     copies: dict[int, nn.Module] = {}
+    weights: dict[int, nn.Parameter] = {}  # a weight may have two names
+
+    def frozen(x: Tensor | None) -> nn.Parameter | None:
+        return None if x is None else weights.setdefault(id(x), nn.Parameter(x.detach(), requires_grad=False))
 
     def copy_part(part: nn.Module) -> nn.Module:
         if id(part) not in copies:
             below = part.named_modules(remove_duplicate=False)  # a child may have two names
             children = {name: copy_part(child) for name, child in below if name and "." not in name}
-            copies[id(part)] = copy = with_children(part, children)
+            parameters = {name: frozen(x) for name, x in parameters_of(part).items()}
+            copies[id(part)] = copy = with_children(part, children, parameters)
             for cls, methods in FORMS.items():
-                if isinstance(part, cls):
-                    copy.__dict__.update({name: partial(method, copy) for name, method in methods.items()})
-            for cls, (name, method) in FORMS_OF_BOTH.items():
-                if isinstance(part, cls):
-                    copy.__dict__[name] = partial(method, copy, form)
+                copy.__dict__.update({name: partial(f, copy) for name, f in methods.items() if _is_of(cls, part, name)})
+            for cls, (names, method) in FORMS_OF_BOTH.items():
+                if _is_of(cls, part, *names):
+                    copy.__dict__[names[0]] = partial(method, copy, form)
             if isinstance(rotary := part.__dict__.get("rotary"), Rotary):
                 copy.__dict__["rotary"] = _Cosines(rotary.base, rotary.scaling)
         return copies[id(part)]
 
     return copy_part(model)
+
+
+def _is_of(cls: type[nn.Module], part: nn.Module, *names: str) -> bool:
+    """Whether the part has these methods of the class: one of a subclass, or of the part alone, computes otherwise."""
+    return isinstance(part, cls) and all(
+        name not in part.__dict__ and getattr(type(part), name) is getattr(cls, name) for name in names
+    )
 
 
 # --- control flow, where neither a number of tokens nor a value of a tensor is known ---
@@ -542,9 +554,9 @@ FORMS: dict[type[nn.Module], dict[str, Callable[..., Any]]] = {
     SegmentModel: {"read": _segments_read, "table": _segments_positions},
     SoftmaxAttention: {"attend": _softmax},
 }
-# The method of a layer that has a form of each name: it gets the name first.
-FORMS_OF_BOTH: dict[type[nn.Module], tuple[str, Callable[..., Any]]] = {
-    LinearAttention: ("compute_heads", _linear_heads),
-    RecurrentAttention: ("recur", _recur),
-    ShortConvolution: ("forward", _convolve),
+# The method of a layer that has a form of each name, which it gets first. More names: methods that the form leaves out.
+FORMS_OF_BOTH: dict[type[nn.Module], tuple[tuple[str, ...], Callable[..., Any]]] = {
+    LinearAttention: (("compute_heads", "attend"), _linear_heads),
+    RecurrentAttention: (("recur",), _recur),
+    ShortConvolution: (("forward",), _convolve),
 }

@@ -14,7 +14,7 @@ from mnemos.errors import InputError
 from mnemos.modes import plain_module
 from mnemos.types import leaves
 
-from .laws import numbers, resuming_step
+from .laws import STARTED, numbers, resuming_step
 from .probe import LAWS, Law, Probe, copied, first_line
 
 
@@ -70,7 +70,8 @@ def examine(law: Law, probe: Probe) -> Result:
         return Result(law.name, law.about, True)
     t, fault = counterexample
     text = fault.text
-    if law.name == "resumes" and probe.splits == "anywhere" and (step := resuming_step(probe)):
+    about_cuts = law.name == "resumes" and probe.splits == "anywhere" and not text.startswith(STARTED)
+    if about_cuts and (step := resuming_step(probe)):
         text += f"; with cuts before multiples of {step} it holds"
     return Result(law.name, law.about, False, text, t, fault.position, fault.difference)
 
@@ -122,10 +123,10 @@ def check_memory(layer: nn.Module, width: int | None = None, laws: str | Iterabl
         for name in named:
             law = LAWS[name]
             failed = [other for other in ("repeats", law.after) if other in results and results[other].holds is False]
-            if name == "float64":
-                results[name] = exact
-            elif failed:
+            if failed:
                 results[name] = Result(name, law.about, None, f"says nothing more, because {failed[0]} fails")
+            elif name == "float64":
+                results[name] = exact
             else:
                 results[name] = examine(law, probe)
 

@@ -23,7 +23,7 @@ from mnemos.types import (
 )
 
 from .probe import LAWS as LAWS
-from .probe import LONG, ROWS, TOKENS, Call, Fault, Probe, law
+from .probe import LONG, ROWS, TOKENS, Call, Fault, Probe, first_line, law
 from .weights import autocast, compiles, saving, weights
 
 GRADIENT = 1e-9  # a greater derivative counts as one
@@ -246,14 +246,20 @@ def _lengths(probe: Probe, t: int) -> Fault | None:
 # ---- the state ----
 
 
+STARTED = "from initial_state instead of None"
+
+
 @law("parts, each from the last one's state, give what the whole gives", TOKENS, 300, needs=_stateful)
 def _resumes(probe: Probe, t: int) -> Fault | None:
     with torch.set_grad_enabled(t <= TOKENS):
         x = probe.tokens(t)
         whole = probe(x)[0]
         if t <= TOKENS and isinstance(probe.layer, Recurrent):
-            started = probe(x, probe.layer.initial_state(ROWS, dtype=probe.dtype))[0]
-            if fault := probe.difference(started, whole, "from initial_state instead of None"):
+            try:
+                started = probe(x, probe.layer.initial_state(ROWS, dtype=probe.dtype))[0]
+            except Exception as error:  # a report says of what
+                return Fault(f"{STARTED}: raised {type(error).__name__}: {first_line(error)[:300]}")
+            if fault := probe.difference(started, whole, STARTED):
                 return fault
         if probe.splits == "segments":
             return None

@@ -14,7 +14,7 @@ from mnemos.lab.evaluate.recorded import Left, StateControls
 from mnemos.lab.evaluate.records import from_json, to_json
 from mnemos.lab.tasks.batch import IGNORE, Batch, each
 from mnemos.lab.tasks.recall import RecallConfig
-from mnemos.lab.tasks.task import Task
+from mnemos.lab.tasks.task import SPLITS, Task
 from mnemos.lab.tasks.token_task import SegmentedTask
 from mnemos.models.lstm import LSTM, LSTMConfig
 from mnemos.models.transformer import HeadConfig
@@ -61,7 +61,7 @@ def task(*lengths, start=0):
     """A task whose test split has documents of these lengths."""
     random = np.random.default_rng(start)
     documents = [random.integers(1, VOCABULARY, n) for n in lengths]
-    return SegmentedTask(documents, documents, documents, VOCABULARY, T)
+    return SegmentedTask(dict.fromkeys(SPLITS, documents), VOCABULARY, T)
 
 
 def part_of(state, name, model):
@@ -163,7 +163,7 @@ def test_the_order_in_which_rows_end_changes_nothing():
     draw = np.random.default_rng(0)
     documents = [draw.integers(1, VOCABULARY, n * T) for n in (7, 7, 4, 3)]
     plain, flipped = (
-        state_controls(built("sums"), kind(documents, documents, documents, VOCABULARY, T))
+        state_controls(built("sums"), kind(dict.fromkeys(SPLITS, documents), VOCABULARY, T))
         for kind in (SegmentedTask, Flipped)
     )
     assert plain["segments"] == flipped["segments"] == [2, 3, 4, 5, 6, 7]
@@ -178,7 +178,7 @@ def test_reading_stops_after_enough_segments(monkeypatch):
     assert found["rows"] == ROWS
     monkeypatch.setattr(controls, "READ", 10)  # also within a rollout of very many
     documents = [np.arange(80) % (VOCABULARY - 1) + 1] * 2
-    long = SegmentedTask(documents, documents, documents, VOCABULARY, 40)  # 40 segments of one token a batch
+    long = SegmentedTask(dict.fromkeys(SPLITS, documents), VOCABULARY, 40)  # 40 segments of one token a batch
     assert state_controls(built("hidden state"), long, segment_length=1)["segments"] == list(range(2, 11))
 
 
@@ -273,7 +273,7 @@ def test_where_a_control_has_no_meaning_the_result_says_why():
     assert "keeps no state" in state_controls(plain, task(3 * T))["left"]
     assert "one call" in state_controls(built("sums"), OneCall())["left"]
     documents = [np.ones(4 * T, np.int64)] * 2
-    silent = Silent(documents, documents, documents, VOCABULARY, T)
+    silent = Silent(dict.fromkeys(SPLITS, documents), VOCABULARY, T)
     assert "no segment that was read after a row's first" in state_controls(built("sums"), silent)["left"]
     silent.scored = 1  # of four segments, so that it is not said that a row has two
     (second,) = state_controls(built("sums"), silent)["memories"]

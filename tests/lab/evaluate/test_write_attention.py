@@ -7,6 +7,7 @@ from mnemos.lab.evaluate.explain import explain
 from mnemos.lab.evaluate.records import to_json
 from mnemos.lab.evaluate.write_attention import HOLDS, OVERWRITES, documents, kinds
 from mnemos.lab.look.viewer import Opened, document_of
+from mnemos.lab.tasks.task import SPLITS
 from mnemos.lab.tasks.text import TextTask
 from mnemos.memory.slots import SlotsConfig
 from mnemos.models.memformer import Memformer
@@ -21,7 +22,7 @@ def measured(*arguments):
 def text_task(segment=8):
     texts = [b"def one(x):\n    return x + 1\n", b"short", "für ünf\t(2)".encode()]
     arrays = [np.frombuffer(text, np.uint8) for text in texts]
-    return TextTask(arrays, arrays, arrays, segment), arrays
+    return TextTask(dict.fromkeys(SPLITS, arrays), segment), arrays
 
 
 def model(segment=4, **memory):

@@ -175,7 +175,6 @@ def test_linear_transformers_experiment(tmp_path, monkeypatch):
     assert (tmp_path / "experiment.png").stat().st_size > 3000
     assert [one["folder"] for one in found["trained"]] == found["runs"]
     assert len(found["runs"]) == 2
-    assert '<section id="pictures"' in (folders["linear"].parent / "report.html").read_text()
 
 
 @pytest.mark.exhaustive

@@ -118,19 +118,10 @@ def started(name: str, photos, out, steps: int, batch: int, **sizes) -> dict:
     return result
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        pytest.param("imagenet-vit-s-cached", {}, marks=pytest.mark.exhaustive),
-        pytest.param("imagenet-pvt-tiny-cached", {}, marks=pytest.mark.exhaustive),
-        pytest.param("imagenet-pvt-tiny-attention-cache", {}, marks=pytest.mark.exhaustive),
-        pytest.param("imagenet-swin-t-cached", {}, marks=pytest.mark.exhaustive),
-        # Its heads are narrower and its stages shallower, its windows are not.
-        ("imagenet-swin-t-cached", {"dim": 12, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 4)}),
-    ],
-)
-def test_imagenet_recipes_start_on_photos(name, sizes, photos, tmp_path):
-    started(name, photos, tmp_path / "run", steps=2, batch=2, **sizes)  # at 224: four times as long
+def test_an_imagenet_recipe_starts_on_photos(photos, tmp_path):
+    """Its heads are narrower and its stages shallower, its windows are not."""
+    sizes = {"dim": 12, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 4)}
+    started("imagenet-swin-t-cached", photos, tmp_path / "run", steps=2, batch=2, **sizes)
 
 
 @pytest.mark.parametrize("ending", ["", "-cached", "-attention-cache"])
@@ -140,15 +131,6 @@ def test_photos_of_any_kind(ending, photos, tmp_path):
     if ending:
         model = load(f"photos-vit{ending}").model
         assert len(stored(dataclasses.replace(model, classes=3, image=64, channels=3).build())) == 4
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["digits-pvt-cached", "digits-vit-attention-cache", "digits-swin"])
-def test_small_recipes_learn(name, tmp_path):
-    torch.set_num_threads(1)
-    recipe = altered(load(name), optim={"schedule": {"warmup": 20}}, train={"steps": 150, "accelerator": "cpu"})
-    result = run(recipe, tmp_path / "run", quiet=True)
-    assert result["test"]["accuracy"] > 3 * result["majority"]
 
 
 # ---- families ----

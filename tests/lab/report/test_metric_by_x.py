@@ -78,7 +78,7 @@ def test_runs_without_an_axis_have_no_section_and_a_wrong_value_is_named(tmp_pat
     other = run(tmp_path / "other", "demo-cached", [[1, 0.5]], x="bytes")
     first = run(tmp_path / "first", "demo", [[1, 0.5]])
     assert list(read_by_x(read([first, other])).points) == ["demo"]
-    with pytest.raises(InputError, match=r'"along\.values'):
+    with pytest.raises(InputError, match=r"along\.values"):
         section(read([run(tmp_path / "wrong", "demo", [[1, "high"]])]))
 
 
@@ -107,5 +107,5 @@ def test_a_comparison_has_the_spread_at_each_place(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "accuracy by words back" in printed
     assert "0.2500 ± 0.3536" in printed
-    with pytest.raises(InputError, match=r'"along\.values'):
+    with pytest.raises(InputError, match=r"along\.values"):
         summarise({"demo": [run(tmp_path / "wrong", "demo", [[1, "high"]])]}, tmp_path)

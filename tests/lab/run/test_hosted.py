@@ -202,6 +202,7 @@ def test_photos_are_normalised_as_those_of_the_model_were(folder):
     for source, saved, wanted in (
         ("timm:test_vit", None, (half, half)),
         ("vit", None, IMAGENET),  # which does not say
+        ("vit", {"image_processor_type": "ViTImageProcessor"}, (half, half)),  # the class says
         ("vit", given, ((0.1, 0.2, 0.3), half)),
         ("vit", given | {"do_normalize": False}, ((0.0,) * 3, (1.0,) * 3)),
         ("vit", {"image_mean": 0.5, "image_std": 0.5, "rescale_factor": 1 / 127.5}, ((0.25,) * 3, (0.25,) * 3)),

@@ -29,9 +29,7 @@ def recipe(folder: Path, cached: bool = False) -> Recipe:
     return replace(
         made,
         model=replace(made.model, dim=32, encoder_layers=1, decoder_layers=1, num_heads=2, mlp=32, dropout=0.1),
-        data=replace(
-            made.data, path=str(folder), subwords=80, longest=40, batch_tokens=400, valid_translated=6, bpe_dropout=0.1
-        ),
+        data=replace(made.data, path=str(folder), subwords=80, longest=40, batch_tokens=400, valid_translated=6),
         optim=replace(made.optim, schedule=replace(made.optim.schedule, warmup=10)),
         train=replace(made.train, steps=16, eval_every=8, checkpoint_every=6, average=2, log_every=4),
     )
@@ -100,15 +98,11 @@ def test_sentences_are_translated_from_python_and_the_command_line(plain, monkey
 
 
 def test_the_commands_divide_text_into_the_same_lines(plain, tmp_path, output):
-    """U+2028 and a form feed are part of a line, in text and in the translations that a run keeps."""
+    """U+2028 and a form feed are part of a line."""
     (tmp_path / "a.txt").write_text("one\u2028two\nthree\x0cfour.\n", encoding="utf-8")
     translated = output("translate", plain, tmp_path / "a.txt")
     assert output("predict", plain, tmp_path / "a.txt").split("\n")[1:] == translated.split("\n")[1:]
     assert translated.count("\n") == 2
-    shutil.copytree(plain, tmp_path / "run")
-    kept = tmp_path / "run" / "translations.jsonl"
-    kept.write_text(kept.read_text(encoding="utf-8").replace("one", "one\u2028", 1), encoding="utf-8")
-    assert main(["score", str(tmp_path / "run")]) == 0
 
 
 def test_a_model_beside_the_tokenizer_of_another_vocabulary_does_not_translate(plain, tmp_path, capsys):
@@ -145,16 +139,15 @@ def test_a_sentence_that_is_too_long_writes_nothing(plain, tmp_path, capsys):
         mnemos.translate(plain, ["one", "one " * 60])
     with pytest.raises(InputError, match="n_best: expected 1 to 5, the number of beams, found 6; change n_best"):
         mnemos.translate(plain, ["one"], n_best=6)
-    for command in ("translate", "score"):
-        assert main([command, str(tmp_path / "nothing")]) == 2
-        assert "nothing: expected" in (said := capsys.readouterr().err)
-        assert "no such folder" in said
+    assert main(["translate", str(tmp_path / "nothing")]) == 2
+    assert "nothing: expected" in (said := capsys.readouterr().err)
+    assert "no such folder" in said
 
 
 def test_micro_batches_of_unequal_size_give_the_same_update(folder, tmp_path):
     """Batches by tokens have any number of rows; the loss is the mean over all targets, however rows are divided."""
     base = recipe(folder)
-    base = replace(base, model=replace(base.model, dropout=0.0), data=replace(base.data, bpe_dropout=0.0))
+    base = replace(base, model=replace(base.model, dropout=0.0))
     found = []
     for name, fields in (("one", {}), ("five", {"accumulate": 5}), ("half", {"precision": "bf16-mixed"})):
         settings = {"steps": 2, "batch_size": 30, "average": 0, "log_every": 1, **fields}
@@ -177,36 +170,6 @@ def test_a_report_shows_sources_and_marks_where_variants_differ(plain, cached, t
     assert "words that the first variant does not have there" in part
     assert "Validation BLEU" in page
     assert differing("a b x d", "a b c d e") == "a b <b>x</b> d"
-
-
-def test_runs_are_compared_by_the_paired_bootstrap(plain, cached, tmp_path, output, refused):
-    out = output("score", plain, cached, "--samples", "50")
-    assert "p = " in out
-    assert "sacremoses" in out
-    assert f"BLEU {result(cached)['test']['BLEU']:.2f}" in out
-    assert {"emptied", "frozen"} & set(result(cached)["controls"])
-    shutil.copytree(cached, tmp_path / "other")
-    kept = (cached / "translations.jsonl").read_text().splitlines()
-    (tmp_path / "other/translations.jsonl").write_text("\n".join(kept[1:]))
-    assert "expected translations of the sentences of" in refused("score", plain, tmp_path / "other")
-    (tmp_path / "other/translations.jsonl").write_text("")
-    assert "other: expected a finished run whose task is translation, found no" in refused("score", tmp_path / "other")
-
-
-def test_a_file_is_scored_as_a_run_is(plain, tmp_path, output, refused):
-    other, written = tmp_path / "run", tmp_path / "out.de"
-    shutil.copytree(plain, other)
-    written.write_text("".join(row["translation"] + "\n" for row in rows(plain)))
-    test = result(plain)["test"]
-    said = output("score", plain, other, written, "--samples", "20")
-    assert said.count(f"BLEU {test['BLEU']:.2f}, chrF {test['chrF']:.2f}") == 3
-    assert "searched with" not in said
-    about = json.loads((other / "model/preprocessing.json").read_text())
-    (other / "model/preprocessing.json").write_text(json.dumps(about | {"beams": 2}))
-    said = output("score", plain, other, "--samples", "20")
-    assert "searched with a beam of 2 and length penalty 1, and the first with a beam of 5" in said
-    written.write_text("a\n")
-    assert "out.de: expected a line for each of the 16 test sentences" in refused("score", plain, written)
 
 
 def test_a_run_is_evaluated_on_its_own_and_on_other_text(plain, tmp_path, output, refused):

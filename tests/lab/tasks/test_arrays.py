@@ -15,7 +15,7 @@ def ragged(count, seed=0, longest=9):
 
 def task(**change):
     splits = {"train": ragged(50), "valid": ragged(11, 1), "test": ragged(13, 2)} | change.pop("splits", {})
-    return ArrayTask(**splits, **({"vocab_size": 7, "classes": 3, "max_length": 9} | change))
+    return ArrayTask(splits, **({"vocab_size": 7, "classes": 3, "max_length": 9} | change))
 
 
 def test_a_batch_is_padded_at_its_end():

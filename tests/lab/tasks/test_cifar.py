@@ -70,12 +70,12 @@ def pack(path, contents):
 @pytest.mark.parametrize(("variant", "unpacked"), [("cifar10", True), ("cifar100", False)])
 def test_official_files(tmp_path, release, variant, unpacked):
     release(variant, unpacked)
-    found = read_cifar(tmp_path, variant)
+    *found, names = read_cifar(tmp_path, variant)
     batches = len(CLASSES[variant].train_list)
     parts = [images(variant, i) for i in range(batches + 1)]
     train = [np.concatenate(x) for x in zip(*parts[:-1], strict=True)]
-    assert list(found.names) == NAMES[variant]
-    for ours, theirs in zip((found.train, found.test), (train, parts[-1]), strict=True):
+    assert list(names) == NAMES[variant]
+    for ours, theirs in zip(found, (train, parts[-1]), strict=True):
         assert np.array_equal(ours[0], theirs[0].transpose(0, 2, 3, 1))
         assert ours[1].tolist() == theirs[1].tolist()
     assert len(CIFARConfig(str(tmp_path), variant).files()) == (batches + 2 if unpacked else 1)
@@ -89,7 +89,7 @@ def test_damaged_files_are_not_unpickled(tmp_path, release):
         read_cifar(tmp_path, "cifar10")
     assert "\n" not in str(error.value)
     write(folder, {"test_batch": contents["test_batch"]})
-    assert len(read_cifar(tmp_path, "cifar10").test[1]) == 110
+    assert len(read_cifar(tmp_path, "cifar10")[1][1]) == 110
 
 
 def jpegs(path, split, side=32, each=3):
@@ -104,17 +104,17 @@ def jpegs(path, split, side=32, each=3):
 
 def test_tars_of_jpegs(tmp_path):
     tars = [jpegs(tmp_path / f"cifar10-{split}-jpg.tar.gz", split) for split in ("train", "test")]
-    found = read_cifar(tmp_path, "cifar10")
-    assert found.names == tuple(f"class{i}" for i in range(10))
-    assert found.train[1].tolist() == found.test[1].tolist() == sorted([*range(10)] * 3)
-    assert np.abs(found.train[0][4].astype(int) - np.array(photo(11, 32, 32))).mean() < 5
+    train, test, names = read_cifar(tmp_path, "cifar10")
+    assert names == tuple(f"class{i}" for i in range(10))
+    assert train[1].tolist() == test[1].tolist() == sorted([*range(10)] * 3)
+    assert np.abs(train[0][4].astype(int) - np.array(photo(11, 32, 32))).mean() < 5
     with pytest.raises(InputError, match=r"train.*\.tar\.gz: .*\b100\b.*\b10\b"):
         read_cifar(tmp_path, "cifar100")
     for tar in tars:
         with tarfile.open(tar) as archive:
             archive.extractall(tmp_path / "unpacked", filter="data")
-    unpacked = read_cifar(tmp_path / "unpacked", "cifar10")
-    assert np.array_equal(unpacked.train[0], found.train[0])
+    unpacked, *_ = read_cifar(tmp_path / "unpacked", "cifar10")
+    assert np.array_equal(unpacked[0], train[0])
     assert CIFARConfig(str(tmp_path)).files() == sorted(tars, reverse=True)
     assert len(CIFARConfig(str(tmp_path / "unpacked")).files()) == 60
     jpegs(tars[0], "train", side=31, each=1)

@@ -242,7 +242,7 @@ def test_answers_are_the_values_of_the_same_expressions():
     ("change", "words"),
     [
         ({"train_size": 0}, "train_size 0"),
-        ({"seed": -1}, "data.seed.*found -1"),
+        ({"seed": -1}, "data.seed.*found seed -1"),
         ({"path": "no/such/folder"}, "no/such/folder/basic_train.tsv: .*No such file"),
         ({"max_length": 5}, "max_length 5"),
         ({"max_depth": 0}, "data.max_depth: expected .*found"),

@@ -1,6 +1,7 @@
 import io
 import math
 import pickle
+import struct
 
 import numpy as np
 import pytest
@@ -83,9 +84,23 @@ def test_floating_point_from_0_to_1_is_scaled_and_other_values_are_refused():
     for wrong in (values * 255, values - 0.5, np.where(values > 0.5, np.nan, values)):
         with pytest.raises(InputError, match="instead of 0 to 1"):
             parse_image(saved(Image.fromarray(wrong.astype(np.float32)), "TIFF"), "x")
-    wide = (values * 1e6).astype(np.int32)
-    with pytest.raises(InputError, match="instead of 0 to 65535"):
-        parse_image(saved(Image.fromarray(wide), "TIFF"), "x")
+    for most in (255, 65535, 1e6):  # whatever it holds, a file of 32 bits does not say what white is
+        with pytest.raises(InputError, match="32 bits"):
+            parse_image(saved(Image.fromarray((values * most).astype(np.int32)), "TIFF"), "x")
+
+
+@pytest.mark.parametrize(("zero", "kind"), [(1, "<i2"), (0, "<u2"), (0, "<f4")])
+def test_grey_tiffs_are_scaled_as_their_tags_say(zero, kind):
+    """Values with a sign, whose white is 32767, and files whose zero is white."""
+    most = 1 if kind == "<f4" else 32767 if kind == "<i2" else 65535
+    values = np.round(np.linspace(0, 1, 12).reshape(3, 4) * 255) / 255
+    stored = (most * (values if zero else 1 - values)).round(4).astype(kind)
+    tags = {256: 4, 257: 3, 258: 8 * stored.itemsize, 259: 1, 262: zero, 273: 134, 277: 1, 278: 3, 279: stored.nbytes}
+    tags |= {339: {"i": 2, "u": 1, "f": 3}[kind[1]]}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    data = struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + stored.tobytes()
+    found = np.array(parse_image(data, "x"))[..., 0].astype(int)
+    assert np.abs(found - values * 255).max() <= 1
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "LAB", "RGBA"])

@@ -37,7 +37,7 @@ def table(tmp_path):
     return write(tmp_path / "s.csv", **COLUMNS)
 
 
-def test_a_column_that_only_grows_is_read_where_it_is_named(tmp_path):
+def test_a_column_that_only_grows_or_falls_is_read_where_it_is_named(tmp_path):
     t = np.arange(STEPS)
     path = write(tmp_path / "s.csv", seconds=1e9 + 60.5 * t, level=np.sin(t / 3), counts=np.maximum(t - 1, 0))
     about = SeriesConfig(path).build().about
@@ -45,8 +45,11 @@ def test_a_column_that_only_grows_is_read_where_it_is_named(tmp_path):
     assert any("left out: seconds, which only grows" in line for line in about)
     assert SeriesConfig(path, columns=("seconds", "level")).build().sizes["features"] == 2
     assert SeriesConfig(path, target="seconds").build().sizes["features"] == 3
-    alone = write(tmp_path / "alone.csv", meter=t)
-    assert SeriesConfig(alone).build().sizes["features"] == 1
+    newest_first = write(tmp_path / "n.csv", seconds=1e9 - 60.5 * t, level=np.sin(t / 3))
+    assert any("left out: seconds, which only falls" in line for line in SeriesConfig(newest_first).build().about)
+    for only in t, -t:
+        alone = SeriesConfig(write(tmp_path / "alone.csv", meter=only)).build()
+        assert (alone.sizes["features"], [line for line in alone.about if "warning" in line]) == (1, [])
 
 
 def test_a_step_is_predicted_from_the_steps_before(table):
@@ -117,8 +120,12 @@ EARLY = [i % 5 / 2 if i < 300 else "" for i in range(STEPS)]
         ({"a": WAVE, "b": EARLY}, {"target": "b"}, "expected a value in the test split, found none of b"),
         (COLUMNS, {"target": "time"}, r"found 400 different ones in 400 rows of time; name another column$"),
         (COLUMNS, {"target": "onn"}, r"a column in data.target, found 'onn'; did you mean 'on'\?$"),
-        (COLUMNS, {"columns": ("b", "aa")}, r"of numbers in data.columns, found 'aa'; did you mean 'a'\?$"),
-        (COLUMNS, {"columns": ("on",)}, "in data.columns, found 'on', .*; it has the columns time, a, b, on"),
+        (COLUMNS, {"columns": ("b", "aa")}, r"'aa' of data.columns, found no such column; did you mean 'a'\?$"),
+        (
+            COLUMNS,
+            {"columns": ("on",)},
+            "'on' of data.columns, found other values in it; it has the columns time, a, b, on",
+        ),
     ],
 )
 def test_columns_that_cannot_be_learned_are_refused(tmp_path, columns, change, words):
@@ -202,7 +209,7 @@ def test_a_forecast_reads_segments_as_the_training_did(table, tmp_path):
     assert [*map(float, rows[2])] == pytest.approx([3, *forecast.details["next"][2].values()], rel=1e-5)
     assert calls == [150, 150, 100, 1, 1]
     (one,) = about.predict(None, [Path(write(tmp_path / "one.csv", a=COLUMNS["a"]))], options)
-    assert "one.csv: expected numbers in the column 'b', which the run reads, found no such column" in one.problem
+    assert "one.csv: expected numbers in the column 'b' of the run, found no such column" in one.problem
     assert "data." not in one.problem
     for target in ("b", "on"):
         about = SeriesConfig(table, target=target).build().preprocessing()
@@ -227,6 +234,7 @@ MONTHS = [f"{2000 + i // 12}-{1 + i % 12:02}-01" for i in range(STEPS)]
     ("column", "does"),
     [
         (DAYS[399::-1], "goes back after 399 of the rows, first after row 1;"),
+        (HOLE[::-1] * 60, "goes back after 399 of the rows, first after row 1;"),
         ([*DAYS[:7], DAYS[8], DAYS[7], *DAYS[9:STEPS]], "goes back after 1 of the rows, first after row 8;"),
         (np.repeat(DAYS[:200], 2), "stands still after 200 of the rows, first after row 1;"),
         ([DAYS[i] for i in HOLE], "jumps after 1 of the rows, first after row 100, by 41 usual steps"),

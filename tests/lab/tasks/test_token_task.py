@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mnemos.lab.tasks.batch import IGNORE
+from mnemos.lab.tasks.task import SPLITS
 from mnemos.lab.tasks.token_task import SegmentedTask
 from mnemos.types import InputError
 
@@ -17,8 +18,8 @@ def documents(lengths):
 
 
 def task(lengths, segment, held_out=(5, 9)):
-    docs = documents(lengths)
-    return SegmentedTask(docs, documents(held_out), documents(held_out), vocab_size=10**6, segment=segment)
+    splits = dict.fromkeys(SPLITS, documents(held_out)) | {"train": documents(lengths)}
+    return SegmentedTask(splits, vocab_size=10**6, segment=segment)
 
 
 def read(batches):
@@ -102,7 +103,7 @@ def test_train_batches_are_pure_functions_of_the_index(indices, batch_size):
 
 def test_a_small_example():
     docs = [np.array([5, 6, 7, 8, 9])]
-    made = SegmentedTask(docs, docs, docs, vocab_size=10, segment=3, start=1)
+    made = SegmentedTask(dict.fromkeys(SPLITS, docs), vocab_size=10, segment=3, start=1)
     first, second = made.batches("test", 4)
     assert (first.inputs.tolist(), first.targets.tolist()) == ([[1, 5, 6]], [[5, 6, 7]])
     assert (second.inputs.tolist(), second.targets.tolist()) == ([[7, 8, 0]], [[8, 9, IGNORE]])
@@ -133,6 +134,17 @@ def test_batch_size_of_nothing():
 
 @pytest.mark.parametrize(("train", "words"), [([], "found none"), ([np.array([1]), np.array([], int)], "empty")])
 def test_wrong_documents(train, words):
-    good = [np.array([1, 2])]
+    splits = {"train": train, "valid": documents([2]), "test": documents([2])}
     with pytest.raises(InputError, match=f"train .*document.*{words}"):
-        SegmentedTask(train, good, good, vocab_size=10, segment=4)
+        SegmentedTask(splits, vocab_size=10, segment=4)
+
+
+def test_a_batch_is_no_longer_than_the_longest_document():
+    """A segment of 10⁶ tokens would otherwise be a batch of 10⁶, nearly all of it padding."""
+    made = task([3, 7], 10**6)
+    assert made.max_length == 10**6
+    assert made.example().inputs.shape == (1, 9)
+    assert made.train_batch(0, 2, 0).inputs.shape == (2, 9)
+    whole, carried = list(made.batches("test", 2)), list(made.carried("test", 2))
+    assert [batch.inputs.shape for batch in (*whole, *carried)] == [(2, 9), (1, 14)]
+    assert sorted(targets for _, _, targets in read(whole)) == [one.tolist() for one in documents([5, 9])]

@@ -42,14 +42,6 @@ def test_two_files_of_lines_gzipped_or_not_with_any_line_ends(tmp_path):
     assert read(tmp_path) == SAID
 
 
-def test_a_table(tmp_path):
-    table = "".join(f"{' '.join(a.split())}\t{b}\n" for a, b in PAIRS)
-    assert read(write(tmp_path, train_tsv_gz=gzip.compress(table.encode()))) == SAID
-    write(tmp_path, dev_tsv="a\tb\nc\td\te\n")
-    with pytest.raises(InputError, match=r"dev\.tsv: line 2: expected two columns .* found 3"):
-        read(tmp_path, "valid")
-
-
 def test_the_files_of_iwslt(tmp_path):
     for language, side in (("en", 0), ("de", 1)):
         segments = "".join(f'<seg id="{i}"> {p[side].replace("&", "&amp;")} </seg>\n' for i, p in enumerate(PAIRS))
@@ -87,7 +79,6 @@ def test_a_fault_is_named_with_its_file_and_line(tmp_path, files, message):
 
 
 LONE = {"train_en": "a\n", "train_fr": "a\n", "test__2016_en": "a\n", "test__2017_en": "a\n"}
-TABLE = {"train_en": "a\n", "train_de": "b\n", "train_tsv": "a\tb\n"}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +87,6 @@ TABLE = {"train_en": "a\n", "train_de": "b\n", "train_tsv": "a\tb\n"}
         (LONE, (), r"expected train\.de beside train\.en, found none"),
         ({**LONE, "test__2016_de": "", "test__2017_de": ""}, ("test",), "one test split, found test-2016, test-2017"),
         (LONE, ("test", "news"), r"expected news\.en and news\.de .* found test-2016, test-2017, train"),
-        (TABLE, (), r"expected one form of train, found train\.de, train\.en, train\.tsv"),
     ],
 )
 def test_files_that_are_no_pair_of_languages(tmp_path, files, arguments, words):

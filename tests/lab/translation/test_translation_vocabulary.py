@@ -1,14 +1,11 @@
-"""Sub-words of translation: trained the same again, the text back from them, and other divisions by BPE dropout."""
+"""Sub-words of translation: trained the same again, and the text back from them."""
 
-import json
-
-import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 from translation_standins import sentences
 
 from mnemos.lab.cli import main
-from mnemos.lab.translation.translation_vocabulary import END, SPECIAL, BPEDropout, SubWordTokens
+from mnemos.lab.translation.translation_vocabulary import END, SubWordTokens
 from mnemos.types import InputError
 
 LINES = [side for pair in sentences(200, 0) for side in pair]
@@ -35,20 +32,6 @@ def test_lower_case_is_part_of_the_file():
     assert SubWordTokens(lower.content).lowercase
 
 
-def test_dropout_gives_other_sub_words_of_the_same_text(trained):
-    rows = trained.encode(LINES)
-    always = BPEDropout(trained, 0.5)
-    found = [always(row, np.random.default_rng(i)) for i, row in enumerate(rows)]
-    assert [trained.decode(row) for row in found] == LINES
-    assert sum(map(len, found)) > 1.2 * sum(map(len, rows))
-    assert found == [always(row, np.random.default_rng(i)) for i, row in enumerate(rows)]
-    # The least rate merges as the library does, and the greatest leaves characters.
-    barely, nearly = BPEDropout(trained, 1e-300), BPEDropout(trained, 1 - 1e-15)
-    random = np.random.default_rng(0)
-    assert [barely(row, random) for row in rows] == rows
-    assert [len(nearly(row, random)) for row in rows[:9]] == [len(line) + 1 for line in LINES[:9]]
-
-
 def test_a_tokenizer_of_another_vocabulary_is_refused(trained, tmp_path):
     other = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
     other.save(str(tmp_path / "other.json"))
@@ -56,15 +39,6 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(trained, tmp_path):
         SubWordTokens.read(tmp_path / "other.json")
     with pytest.raises(InputError, match=r"expected a tokenizer\.json"):
         SubWordTokens("{}", "x.json")
-    words = {
-        **json.loads(trained.content),
-        "model": {"type": "WordLevel", "vocab": dict(zip(SPECIAL, range(4), strict=True)), "unk_token": "<unk>"},
-    }
-    with pytest.raises(InputError, match="expected a tokenizer of byte-pair encoding, found WordLevel"):
-        BPEDropout(SubWordTokens(json.dumps(words)), 0.1)
-    for rate in (-0.1, 1.0):
-        with pytest.raises(InputError, match="at least 0 and below 1"):
-            BPEDropout(trained, rate)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 import mnemos
-from mnemos import libraries
 from mnemos.lab.vision.attention_cache import AttentionCache, TokenCache, cache_attention
 from mnemos.lab.vision.classifiers import PVTConfig, ViTConfig
 from mnemos.memory.gated_cache import accumulate_caches, hold_caches, stored
@@ -164,31 +162,6 @@ def test_it_is_committed_once_a_forward_of_the_whole_model(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_hugging_faces_vit():
-    libraries.transformers()
-    from transformers import ViTConfig as Config
-    from transformers import ViTForImageClassification
-
-    torch.manual_seed(0)
-    config = Config(image_size=12, patch_size=4, hidden_size=12, num_hidden_layers=2, num_attention_heads=3)
-    model = ViTForImageClassification(config)
-    plain = copy.deepcopy(model)
-    assert len(cache_attention(model, AttentionCache(), images(side=12).float()[:1])) == 2
-    x = images(1, side=12).float()
-    torch.testing.assert_close(model.eval()(x).logits, plain.eval()(x).logits)
-    model.train()(x)
-    assert (model.eval()(x).logits - plain(x).logits).abs().max() > 1e-7
-    attention = next(m for m in model.modules() if type(m).__name__ == "ViTAttention")
-    x = torch.randn(2, 10, 12)
-    kept = attention.attention_cache.cache
-    seen = torch.cat([x, kept.expand(2, -1, -1)], 1)
-    heads = softmax_over(attention.q_proj(x), attention.k_proj(seen), attention.v_proj(seen), 3)
-    torch.testing.assert_close(attention(x)[0], attention.o_proj(heads))
-    with pytest.raises(InputError, match="found a mask"):
-        attention(x, attention_mask=torch.zeros(2, 1, 10, 10))
-
-
-@pytest.mark.slow
 def test_what_does_not_fit_is_refused_and_nothing_is_changed():
     plain = build("pvt", None)
     for model, example, match in (
@@ -246,17 +219,6 @@ def test_kept_tokens_carry_no_gradient_and_own_ones_do():
     module(x).sum().backward()
     assert first.grad is None
     assert torch.equal(x.grad, torch.ones_like(x))
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_recomputation_keeps_once(reentrant):
-    plain, checked = cache(), cache()
-    for seed in (1, 2, 3):
-        x, z = tokens(seed).requires_grad_(), tokens(seed).requires_grad_()
-        plain(x).square().sum().backward()
-        checkpoint(checked, z, use_reentrant=reentrant).square().sum().backward()
-        assert torch.equal(x.grad, z.grad)
-        assert torch.equal(kept(plain), kept(checked))
 
 
 def test_micro_batches_keep_what_the_whole_batch_would():

@@ -42,20 +42,15 @@ class Sizes:
 
     @property
     def slots(self) -> int:
-        """The number of slots of a memory, and of memory tokens."""
         return min(MOST, self.segment)
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The sizes that all models of blocks have."""
         return {"dim": self.dim, "layers": self.layers, "num_heads": self.num_heads, "mlp": self.mlp}
 
 
 class Memory(NamedTuple):
-    """A model, and how it reads a row: tokens per segment (0: the row in one call), and segments of gradient (0: all).
-
-    A memory that is detached between calls, as published, has a horizon of one segment.
-    """
+    """A model, and how it reads a row: tokens per segment (0: the whole row), and segments of gradient (0: all)."""
 
     model: ModelConfig
     segment_length: int = 0
@@ -66,7 +61,6 @@ Builder = Callable[[Sizes], Memory]
 
 
 def _transformer(s: Sizes, **fields: Any) -> TransformerConfig:
-    """Two sublayers per block, or attention alone; the data give vocabulary and length."""
     head = HeadConfig(tied=s.tied)
     return TransformerConfig.classic(vocab_size=0, max_length=0, head=head, **s.fields, **fields)
 

@@ -1,8 +1,6 @@
 """Train every memory on every benchmark: learning rates by the validation split, then the seeds at the best rate."""
 
-import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,20 +11,18 @@ from mnemos.atomic import check_output_file, check_output_folder, write_json
 from mnemos.errors import near_name, plural, say
 from mnemos.lab.compare.baselines import roles_of
 from mnemos.lab.compare.comparison import Comparison, plain_table, summarise
+from mnemos.lab.compare.comparison import show as comparison_tables
 from mnemos.lab.compare.runs import check_rates, train
 from mnemos.lab.compare.significance import spread
-from mnemos.lab.evaluate.controls import STATE_CONTROLS
-from mnemos.lab.evaluate.recorded import StateControls, read_explanation
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.measure.gradients import state_bytes
-from mnemos.lab.report.markup import count, decimal, duration, listed, memory, operations
+from mnemos.lab.report.markup import decimal, listed, memory
 from mnemos.lab.run.checks import complete, on_meta
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.provenance import provenance
 from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
 from mnemos.lab.run.recipe_files import read_recipe
 from mnemos.lab.run.weights import trained_model
-from mnemos.lab.tasks.no_learning import no_better
 from mnemos.lab.tasks.task import Task
 from mnemos.types import InputError, JSONObject, State
 
@@ -59,12 +55,10 @@ def bench_memory(options: Options) -> JSONObject:
     """Run the benchmarks; returns what is written to out/benchmarks.json, and writes the page out/benchmarks.html.
 
     For each task and memory, one run per learning rate with seed 0, in out/TASK/MEMORY/RATE/seed-0. The rate with the
-    best score on the validation split is chosen. Its other seeds are trained, and only its runs are reported and scored
-    on longer rows; no choice depends on a test split. In the choice of a rate a run that fails, for example because its
-    loss is not finite, counts as the worst. A later seed that fails at the chosen rate has no score: "failed_seeds" of
-    the row counts these runs, which are not in its mean. out/TASK/comparison.json is the comparison of a task, for
-    `mnemos report`; the page is the report of them all. Raises InputError for unknown names and options out of range,
-    and `Interrupted`.
+    best validation score is chosen; its other seeds are trained, and only its runs are reported and scored on longer
+    rows: no choice depends on a test split. In the choice a run that fails counts as the worst; "failed_seeds" of a row
+    counts those at the chosen rate, which are not in its mean. out/TASK/comparison.json is the comparison of a task,
+    for `mnemos report`. Raises InputError for unknown names and options out of range, and `Interrupted`.
     """
     from mnemos.lab.report import report
 
@@ -88,7 +82,8 @@ def bench_memory(options: Options) -> JSONObject:
         comparison = compare_memories(options.out / name, benchmark, names, options.rates, seeds, options.jobs)
         entries.append(entry(name, benchmark, comparison, options.out / name, names, seeds))
         write_json(table, result)
-        show(entries[-1])
+        comparison_tables(comparison)
+        show(entries[-1], benchmark)
         report([options.out / one["name"] for one in entries], page)
     say(page)
     return result
@@ -157,22 +152,18 @@ def compare_memories(
     for run in (run for runs in trained.runs.values() for run in runs):
         measure(run, benchmark)
     comparison = summarise(trained.runs, folder, roles=roles_of(recipes), sweeps=trained.sweeps)
-    comparison = replace(comparison, reference=_reference(benchmark.chance, benchmark.keyless))
+    keyless = {"ignoring what is asked": benchmark.keyless} if benchmark.keyless else {}
+    comparison = replace(comparison, reference={"guessing": benchmark.chance, **keyless})
     comparison.write(folder)
     return comparison
-
-
-def _reference(chance: float, keyless: float) -> dict[str, float]:
-    return {"guessing": chance} | ({"ignoring what is asked": keyless} if keyless else {})
 
 
 def measure(folder: Path, benchmark: Benchmark) -> None:
     """Add what a benchmark measures of a run to its result.json, unless it is there.
 
-    "along" has the scores at the training length and beyond it, which reports draw; "bench" has "beside", the
-    benchmark's further scores, and the bytes of state of a row of the training length: "state_bytes" is the most that
-    must be kept between two tokens when it is read token by token, "segment_state_bytes" the same between two segments,
-    or after the row where the memory reads it in one call.
+    "along" has the scores at the training length and beyond it, "bench" the scores "beside" and the bytes of state of a
+    row: "state_bytes" is the most that must be kept between two tokens when it is read token by token,
+    "segment_state_bytes" the same between two segments, or after the row where the memory reads it in one call.
     """
     result = Result.read(folder)
     settings = [*benchmark.beyond, benchmark.beside]
@@ -217,9 +208,8 @@ def entry(
 ) -> JSONObject:
     """A benchmark's entry of benchmarks.json: its rows, those of its comparison in the order of their state.
 
-    A row has further "failed_seeds", "state_bytes", "segment_state_bytes", "beyond": [{"at", "mean", "std"}], "beside":
-    {name: {"mean", "std"}}, and "controls": {name: mean score} with the whole state emptied, exchanged or frozen
-    (`state_controls`), from the runs' explain.json, or {"left": reason}.
+    A row has further "failed_seeds", "state_bytes", "segment_state_bytes", "beyond": [{"at", "mean", "std"}], and
+    "beside": {name: {"mean", "std"}}.
     """
     content = comparison.as_json()
     for row in content["rows"]:
@@ -232,83 +222,38 @@ def entry(
             mean, std, _ = spread([one["beside"][other] for one in bench])
             row["beside"][other] = {"mean": mean, "std": std if len(runs) > 1 else None}
         row |= {key: bench[0][key] for key in ("state_bytes", "segment_state_bytes")}
-        row["controls"] = _controls(runs)
     return {
         "name": name,
         "about": benchmark.about,
         **{key: content[key] for key in ("metric", "bounds")},
-        "chance": benchmark.chance,
-        "keyless": benchmark.keyless,
+        **{key: getattr(benchmark, key) for key in ("chance", "keyless", "steps", "batch")},
         "axis": benchmark.axis.replace("_", " "),
         "trained_at": benchmark.at({}),
-        "steps": benchmark.steps,
-        "batch": benchmark.batch,
         "rows": sorted(content["rows"], key=lambda row: row["state_bytes"]),
         "failed": [memory for memory in names if memory not in comparison.runs],
-        "published": [list(one) for one in benchmark.published],
-        "published_at_this_size": benchmark.exact,
         "provenance": content["provenance"],
     }
 
 
-def _controls(runs: Sequence[Path]) -> JSONObject:
-    """The mean over runs of the scored segments as carried and under each control of the whole state."""
-    memories = [explanation.memory for run in runs if (explanation := read_explanation(run))]
-    measured = [one for one in memories if isinstance(one, StateControls)]
-    if not measured:
-        return {"left": next((one.left for one in memories if one), "not recorded")}
-    scored = [{"carried": one.carried, **one.memories[0].scored()} for one in measured]
-    controls = [control for control in ("carried", *STATE_CONTROLS) if all(control in one for one in scored)]
-    return {name: statistics.fmean(one[name].scores[measured[0].metric] for one in scored) for name in controls}
-
-
-def _score(row: JSONObject) -> str:
-    return decimal(row["mean"]) + ("" if row["std"] is None else f" ± {decimal(row['std'])}")
-
-
-def _longest(row: JSONObject) -> str:
-    longest = row["beyond"][-1]
-    return f"{decimal(longest['mean'])} at {longest['at']:g}" if row["beyond"][1:] else "–"
-
-
-COLUMNS: dict[str, Callable[[JSONObject], str]] = {
-    "memory": lambda row: row["name"],
-    "score": _score,
-    "rate": lambda row: f"{row['rate']:.1e}",
-    "state": lambda row: memory(row["state_bytes"]),
-    "at segments": lambda row: memory(row["segment_state_bytes"]),
-    "parameters": lambda row: count(row["parameters"]),
-    "FLOPs": lambda row: operations(row["flops"]),
-    "training": lambda row: duration(row["seconds"]),
-    "emptied": lambda row: decimal(row["controls"].get("emptied", math.nan)),
-    "longest": _longest,
-}
-
-
-def show(entry: JSONObject) -> None:
-    """Print the tables of one benchmark: what was measured, and what is published."""
+def show(entry: JSONObject, benchmark: Benchmark) -> None:
+    """Print what a benchmark has beside the tables of its comparison: bytes of state, further and published scores."""
     from rich.console import Console
 
-    beside = [*entry["rows"][0]["beside"]]
-    console = Console(width=max(130 + 18 * len(beside), Console().width), markup=False)
-    reference = _reference(entry["chance"], entry["keyless"])
-    table = plain_table([*COLUMNS, *beside])
+    console = Console(width=max(130, Console().width), markup=False)
+    table = plain_table(["", "most state", "between segments", *benchmark.beside])
     for row in entry["rows"]:
-        table.add_row(*(cell(row) for cell in COLUMNS.values()), *map(_score, row["beside"].values()))
+        scores = (decimal(row["beside"][name]["mean"]) for name in benchmark.beside)
+        table.add_row(row["name"], memory(row["state_bytes"]), memory(row["segment_state_bytes"]), *scores)
     for name in entry["failed"]:
         table.add_row(name, "failed")
-    for name, value in reference.items():
-        table.add_row(name, decimal(value))
     console.print(table)
-    if entry["published"]:
+    if benchmark.published:
         theirs = plain_table(["published", "score"])  # names as long as these would break the columns above
-        for name, value in entry["published"]:
+        for name, value in benchmark.published:
             theirs.add_row(name, decimal(value))
         console.print(theirs)
-        data = "data of the same size" if entry["published_at_this_size"] else "other data, or of other sizes"
+        data = "data of the same size" if benchmark.exact else "other data, or of other sizes"
         say(f"Published scores are of {data}, and of wider models or longer training unless their name says so.")
     if failed := [row for row in entry["rows"] if row["failed_seeds"]]:
         names = listed([f"{r['name']} ({r['failed_seeds']} of {r['failed_seeds'] + r['seeds']})" for r in failed])
         say(f"Failed runs at the chosen rate, which are not in the mean: {names}.")
-    for line in no_better({row["name"]: row["mean"] for row in entry["rows"]}, reference, entry["metric"], True):
-        say(line)

@@ -38,7 +38,6 @@ class Benchmark:
     beside: dict[str, dict[str, Any]] = field(default_factory=dict)  # further scores, by the fields that they change
 
     def at(self, settings: dict[str, Any]) -> float:
-        """Where a test is on the axis."""
         return float({**vars(self.data), **settings}[self.axis])
 
 

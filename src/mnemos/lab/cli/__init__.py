@@ -1,10 +1,4 @@
-"""The command line: `mnemos VERB ...`.
-
-`verbs`, to be read first, is the table of the commands, and turns their errors into lines and exit codes. `parsers`
-makes the options of a command from the parameters of its function. The functions stand in a file for each group:
-`listing`, `training`, `linearising`, `comparing`, `benchmarking`, `using` and `chat`. `interrupts` is Ctrl-C, which
-works before anything slow is imported.
-"""
+"""The command line: `mnemos VERB ...`. `verbs`, to be read first, is the table of the commands."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,4 @@
-"""`mnemos chat`: a chat with a language model in the terminal.
-
-The chat is a `Stream`, the model's state after all turns: so it forks, goes back, and is saved and loaded.
-"""
+"""`mnemos chat`: a chat with a language model. It is a `Stream`: so it forks, goes back, and is saved and loaded."""
 
 import contextlib
 import signal
@@ -106,17 +103,15 @@ def chat(
 class Turns:
     """The tokens of a turn: those of the tokenizer's chat template, or of plain text where it has none.
 
-    A chat template renders a whole chat. What it writes between an answer and the next one is the same after every
-    answer, so a turn is rendered after a mark in place of the answer, and only what follows the mark is read.
+    A template renders a whole chat. What it writes between two answers is always the same, so a turn is rendered after
+    a mark in place of the answer, and only what follows the mark is read.
     """
 
     def __init__(self, tokenizer: Any, system: str | None = None) -> None:
         self.tokenizer = tokenizer
         self.template = bool(getattr(tokenizer, "chat_template", None))
         if system is not None and not self.template:
-            raise InputError(
-                f"--system: expected a tokenizer with a chat template, found none; leave {system!r:.40} out"
-            )
+            raise InputError("--system: expected a tokenizer with a chat template, found none; leave it out")
         self.system = [] if system is None else [{"role": "system", "content": system}]
         self.ends = {tokenizer.eos_token_id} - {None}
         if self.template:  # the template's own end of an answer
@@ -165,8 +160,8 @@ class Answer(NamedTuple):
 class Chat:
     """A chat: the stream after all turns, the streams to go back to, and those with a name.
 
-    model: one of Transformers, in eval mode. turns: what it reads. length: the most tokens of an answer. drawn: the
-    settings of `Stream.tokens` for how they are drawn. Raises InputError for a model without a causal state.
+    model: of Transformers, in eval mode. length: the most tokens of an answer. drawn: settings of `Stream.tokens`.
+    Raises InputError for a model without a causal state.
     """
 
     def __init__(self, model: Any, turns: Turns, length: int, drawn: dict[str, Any]) -> None:
@@ -183,7 +178,6 @@ class Chat:
 
     @property
     def state_bytes(self) -> int:
-        """The size of the chat's state."""
         from mnemos.types import leaves
 
         return sum(x.numel() * x.element_size() for x in leaves(self.stream.state))
@@ -257,7 +251,6 @@ class Terminal:
         self.notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
     def run(self) -> None:
-        """Chat until /quit or the end of the input."""
         if self.terminal:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401 - input() then edits lines and remembers them
@@ -290,7 +283,6 @@ class Terminal:
                 self.note("\n/quit or Ctrl-D ends the chat")
 
     def answer(self, text: str) -> None:
-        """Answer a turn, and show what it has cost."""
         from mnemos.libraries import transformers
 
         shown = transformers().TextStreamer(self.talk.tokenizer, skip_special_tokens=True)
@@ -310,7 +302,6 @@ class Terminal:
         )
 
     def note(self, text: str, style: str = "dim") -> None:
-        """A line that is no part of an answer."""
         self.notes.print(printable(text), style=style)
 
 

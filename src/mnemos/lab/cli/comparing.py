@@ -111,7 +111,6 @@ def reproduce(
     jobs: int = 1,
     out: Path | None = None,
     run: Path | None = None,
-    recipes_only: bool = False,
 ) -> int:
     """Reproduce a table or figure of a paper, beside the paper's numbers.
 
@@ -123,7 +122,6 @@ def reproduce(
         jobs: runs at a time; several have one thread each
         out: the results' folder; by default runs/reproduce/PAPER
         run: a finished run to draw, instead of training a new one
-        recipes_only: train nothing: print the recipes that would run
     """
     from mnemos.lab.papers.reproduce import Options, chosen, listing, reproduce
 
@@ -131,7 +129,7 @@ def reproduce(
         say(listing())
         return 0
     out = out or Path("runs") / "reproduce" / chosen(target)[0].name
-    options = Options(out=out, data=data, steps=steps, seeds=seeds, jobs=jobs, run=run, recipes_only=recipes_only)
+    options = Options(out=out, data=data, steps=steps, seeds=seeds, jobs=jobs, run=run)
     reproduce(target, options)
     return 0
 

@@ -10,10 +10,8 @@ from types import FrameType
 def end_at_once() -> None:
     """Make Ctrl-C end this program with one line and exit code 130, also while libraries are imported.
 
-    By default Python raises KeyboardInterrupt. Raised in the import of a compiled library, it is lost, or becomes
-    another error of that library. Training replaces this handler while it runs, to save a checkpoint
-    (`mnemos.lab.run.stopping.StopSignals`). Only where Python's own handler is installed: a parent that ignores Ctrl-C
-    for its children stays in charge.
+    Python's KeyboardInterrupt is lost in the import of a compiled library, or becomes another error. Training replaces
+    this handler to save a checkpoint. A parent that ignores Ctrl-C for its children stays in charge.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)

@@ -1,7 +1,6 @@
 """What there is: `mnemos list` names it, `show` prints a recipe or an attention, `verify` the kernels of a machine.
 
-Recipes are listed as families, each made by one function, under their tasks. Knowing them takes the import of PyTorch,
-so the families of this package are kept in a file of the user's cache until a source file changes.
+To know the recipes takes the import of PyTorch, so they are kept in a file of the user's cache until a source changes.
 """
 
 import contextlib
@@ -28,72 +27,64 @@ _MORE = """(N): a family of N recipes. `mnemos list FAMILY` lists them, `mnemos 
 _START = "Start with `mnemos train demo`. `mnemos show RECIPE` prints a recipe's settings."
 
 
-class Family(NamedTuple):
-    """Recipes that one function makes; `tasks`: what is said of each, by task and name."""
+class Row(NamedTuple):
+    """A recipe, what is said of it, its task, and the family that it is one of: the recipes of one function."""
 
+    task: str
+    family: str
+    about_family: str
     name: str
     about: str
-    tasks: Mapping[str, Mapping[str, str]]
-
-    def only(self, names: Iterable[str] | None = None, task: str | None = None) -> "Family":
-        """The family with those of its recipes that are among `names` and of this task; None: all."""
-        chosen = {
-            one: {name: about for name, about in recipes.items() if names is None or name in names}
-            for one, recipes in self.tasks.items()
-            if task in (None, one)
-        }
-        return self._replace(tasks={one: recipes for one, recipes in chosen.items() if recipes})
-
-    @property
-    def recipes(self) -> dict[str, str]:
-        """What is said of each recipe."""
-        return {name: about for recipes in self.tasks.values() for name, about in recipes.items()}
 
 
-# ---- which families there are ----
+# ---- which recipes there are ----
 
 
-def families() -> list[Family]:
-    """The recipes by the function that makes them: this package's, those of papers last, then other packages'."""
+def recipes() -> list[Row]:
+    """The recipes, those of a family together: this package's, those of papers last, then other packages'."""
     if not registry.is_empty("recipe"):  # they are imported, or a plug-in has added some
-        return _made_families()
-    with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):  # no home, or a damaged file
-        return [Family(*one) for one in json.loads(read_text(_cache_file()))]
-    every = _made_families()
-    with contextlib.suppress(OSError, RuntimeError):
-        file = _cache_file()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        for old in file.parent.glob("recipes-*.json"):
+        return _made_recipes()
+    # --- a file of the user's cache, whose name says by which source files it was made ---
+    package = Path(registry.__file__).parent
+    sources = [(str(path), (about := path.stat()).st_mtime_ns, about.st_size) for path in sorted(package.rglob("*.py"))]
+    name = f"recipes-{hashlib.sha256(repr(sources).encode()).hexdigest()[:16]}.json"
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mnemos"
+    except RuntimeError:  # no home
+        return _made_recipes()
+    with contextlib.suppress(OSError, ValueError, TypeError):  # no file, or a damaged one
+        return [Row(*one) for one in json.loads(read_text(folder / name))]
+    every = _made_recipes()
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("recipes-*.json"):
             old.unlink()
-        write_json(file, every)
+        write_json(folder / name, every)
     return every
 
 
-def _cache_file() -> Path:
-    """Where the families are kept: its name says by which source files they were made."""
-    package = Path(registry.__file__).parent
-    sources = ((path, path.stat()) for path in sorted(package.rglob("*.py")))
-    digest = hashlib.sha256(repr([(str(p), s.st_mtime_ns, s.st_size) for p, s in sources]).encode()).hexdigest()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "mnemos" / f"recipes-{digest[:16]}.json"
-
-
-def _made_families() -> list[Family]:
-    abouts: dict[str, str] = {}
-    tasks: dict[str, dict[str, dict[str, str]]] = {}
+def _made_recipes() -> list[Row]:
+    rows: list[Row] = []
     for name, definition in registry.definitions("recipe").items():
         made, task, function = registry.load("recipe", name), "", str(definition)
         with contextlib.suppress(Exception):  # a faulty recipe must not make the others unusable
             task = str(made().data.name)
-        abouts[function] = registry.first_line(getattr(made, "func", made).__doc__)
-        tasks.setdefault(function, {}).setdefault(task, {})[name] = registry.about("recipe", name)
+        about_family = registry.first_line(getattr(made, "func", made).__doc__)
+        rows.append(Row(task, function, about_family, name, registry.about("recipe", name)))
     every = []
-    for function, each in tasks.items():
-        first, *others = [item for recipes in each.values() for item in recipes.items()]
-        name = registry.default_name(function.rpartition(":")[2])
-        # A recipe that is a family of its own gives it its name.
-        every.append(Family(name, abouts[function], each) if others else Family(*first, each))
+    for function, members in _grouped(rows, "family").items():
+        family, about = registry.default_name(function.rpartition(":")[2]), members[0].about_family
+        if len(members) == 1:  # a recipe that is a family of its own gives it its name
+            family, about = members[0].name, members[0].about
+        every += [one._replace(family=family, about_family=about) for one in members]
     return every
+
+
+def _grouped(rows: Iterable[Row], by: str) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(getattr(row, by), []).append(row)
+    return groups
 
 
 # ---- mnemos list ----
@@ -117,47 +108,46 @@ def list_names(name: str | None = None, *, all: bool = False) -> int:
         if kind != "recipe":
             _lines({one: registry.about(kind, one) for one in registry.names(kind)}, "  ")
             continue
-        rows: dict[str, dict[str, str]] = {}  # what is said of each family, or of each recipe, by task
-        for family in families():
-            for task, recipes in family.tasks.items():
-                many = f"({len(recipes)})  " if len(recipes) > 1 else ""
-                rows.setdefault(task, {}).update(recipes if all else {family.name: many + family.about})
-        width = max(len(one) for row in rows.values() for one in row)
-        for task, row in rows.items():
+        shown: dict[str, dict[str, str]] = {}  # what is said of each family, or of each recipe, by task
+        for task, rows in _grouped(recipes(), "task").items():
+            shown[task] = {}
+            for family, members in _grouped(rows, "family").items():
+                many = f"({len(members)})  " if len(members) > 1 else ""
+                of_recipes = {row.name: row.about for row in members}
+                shown[task] |= of_recipes if all else {family: many + members[0].about_family}
+        width = max(len(one) for abouts in shown.values() for one in abouts)
+        for task, abouts in shown.items():
             say(f"  {task or 'other tasks'}")
-            _lines(row, "    ", width)
+            _lines(abouts, "    ", width)
     if name is None:
         say(f"\n{_START}" if all else f"\n{_MORE}\n{_START}")
     return 0
 
 
 def _list_recipes(name: str) -> None:
-    """The recipes of a task, of a family, or of a recipe with its variants, whose names go on from its name."""
-    every = families()
-    known = {recipe for family in every for recipe in family.recipes}
-    if any(name in family.tasks for family in every):
-        shown = [family.only(task=name) for family in every]
-    elif any(name == family.name for family in every):
-        shown = [family for family in every if family.name == name]
-    elif name in known:
-        shown = [family.only([one for one in known if f"{one}-".startswith(f"{name}-")]) for family in every]
-    else:
-        others = {*known, *registry.names("data"), *(family.name for family in every), *_SECTIONS}
+    every = recipes()
+    shown = [row for row in every if row.task == name] or [row for row in every if row.family == name]
+    if not shown and any(row.name == name for row in every):
+        shown = [row for row in every if f"{row.name}-".startswith(f"{name}-")]
+    if not shown:
+        others = {*_SECTIONS, *registry.names("data")}.union(*((row.name, row.family) for row in every))
         hint = near_name(name, others, "mnemos list prints the known names")
         if section := next((word for word, kind in _SECTIONS.items() if name in registry.names(kind)), None):
             hint = f"mnemos list {section} has it"
         raise InputError(f"list: expected the name of a task, a family, a recipe or a section, found {name!r}; {hint}")
 
-    for task in dict.fromkeys(task for family in shown for task in family.tasks):
+    for task, rows in _grouped(shown, "task").items():
         say(f"{task}: {registry.about('data', task)}" if task in registry.names("data") else task or "other tasks")
-        families_of_task = [family.only(task=task) for family in shown if task in family.tasks]
-        alone = [family for family in families_of_task if list(family.recipes) == [family.name]]
-        for family in families_of_task:
+        abouts = {
+            family: {row.name: row.about for row in members} for family, members in _grouped(rows, "family").items()
+        }
+        alone = [family for family, of_family in abouts.items() if list(of_family) == [family]]
+        for family, of_family in abouts.items():
             if family in alone:
-                _lines(family.recipes, "  ", max(len(one.name) for one in alone))
+                _lines(of_family, "  ", max(map(len, alone)))
             else:
-                say(f"  {family.name}: {family.about}")
-                _lines(family.recipes, "    ")
+                say(f"  {family}: {next(row.about_family for row in rows if row.family == family)}")
+                _lines(of_family, "    ")
 
 
 def _lines(abouts: Mapping[str, str], indent: str, width: int = 0) -> None:

@@ -1,8 +1,6 @@
-"""What commands parse alike: a command is a function, and tyro makes its options from the function's parameters.
-
-The first lines of its docstring are its help, those under "Args:" explain the options. Those before the `*` are
-given without their name. What no option is goes to `words`, which are names of recipes and then fields such as
-`--model.dim 8`, or to `fields`, which are fields alone.
+"""What commands parse alike: a command is a function, and tyro makes its options from the function's parameters, its
+help from the docstring. What no option is goes to `words`, names of recipes and then fields such as `--model.dim 8`, or
+to `fields`.
 """
 
 import functools
@@ -123,9 +121,7 @@ def names_and_fields(words: Iterable[str]) -> tuple[list[str], list[str]]:
 def only(verb: str, names: list[str]) -> str:
     """The one recipe that a command takes. Raises InputError for none and for several."""
     if not names:
-        raise InputError(
-            f"mnemos {verb}: expected the name of a recipe first, found none; mnemos list prints the names"
-        )
+        raise InputError(f"mnemos {verb}: expected the name of a recipe first, found none; mnemos list prints them")
     if len(names) > 1:
         raise InputError(f"mnemos {verb}: expected one recipe, found {' '.join(names)}; use mnemos compare for several")
     return names[0]

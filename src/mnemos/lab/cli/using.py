@@ -163,21 +163,6 @@ def translate(
     return 0
 
 
-def score(runs: list[Path], *, samples: int = 1000) -> int:
-    """Print BLEU and chrF of runs or files of translations on a test split.
-
-    Each but the first is compared with the first: whether it differs by more than the choice of sentences (bootstrap).
-
-    Args:
-        runs: the folder of a finished run, or a file of translations, one per line
-        samples: draws of the bootstrap
-    """
-    from mnemos.lab.translation.translation_scores import score_runs
-
-    score_runs(list(map(str, runs)), samples)
-    return 0
-
-
 def export(
     run: Path,
     *,

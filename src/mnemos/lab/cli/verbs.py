@@ -1,8 +1,7 @@
 """The commands by name, and `main`, which runs one and turns its errors into lines and exit codes.
 
-Exit codes: 0 done; 1 the work failed, the system refused (a full disk, a folder that cannot be written, memory), or of
-several files some could not be read; 2 wrong input; 130 interrupted, in training with a checkpoint saved. Each but 0
-prints one line and no traceback.
+0 done; 1 the work failed, the system refused, or of several files some could not be read; 2 wrong input; 130
+interrupted, in training with a checkpoint saved. Each but 0 prints one line and no traceback.
 """
 
 import importlib
@@ -59,7 +58,6 @@ _GROUPS = {
         "translate": Verb("using:translate", "RUN < FILE", "translate text, line by line"),
         "detect": Verb("using:detect", "RUN PHOTO ...", "draw boxes and masks of objects on photos"),
         "chat": Verb("chat:chat", "FOLDER", "chat with a language model of Transformers"),
-        "score": Verb("using:score", "RUN ...", "BLEU and chrF of translations, and whether they differ"),
         "export": Verb("using:export", "RUN", "write it for Transformers, ONNX or torch.export"),
     },
     "Check": {
@@ -179,10 +177,8 @@ def _short_warnings() -> Iterator[None]:
 def _limit_spinning() -> None:
     """Let the CPU threads of PyTorch sleep when they have waited a little, unless the environment says otherwise.
 
-    By default GNU's OpenMP lets waiting threads spin for milliseconds. If another program uses the cores, they hold up
-    the thread that they wait for. Threads that sleep at once halve the speed of small models on a quiet machine
-    (log/2026-11-22-spinning-limit.md). OpenMP reads the setting when torch is imported; the number of threads and the
-    results stay the same.
+    OpenMP's spin for milliseconds, and hold up other programs; threads that sleep at once halve the speed of small
+    models (log/2026-11-22-spinning-limit.md). The setting is read when torch is imported.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "30000"  # a tenth of the default

@@ -17,9 +17,9 @@ MOST = 64  # recipes: a table of more rows is not read, and a mistyped list of v
 def variants(names: Sequence[str], words: Sequence[str], vary: Sequence[tuple[str, str]]) -> list[Recipe]:
     """Each recipe with each combination of values, named for them: short-listops-cached-length-8-dim-64.
 
-    names: of recipes, or JSON files (`find_recipe`). words: settings of all recipes (`with_fields`). vary: pairs of a
-    field and its values, such as ("model.cache.length", "8,32"); the values of the last field change fastest. Raises
-    InputError for a field that is given twice, for more than `MOST` recipes, and as `with_fields` does.
+    names: as of `find_recipe`. words: settings of all recipes. vary: pairs of a field and its values, such as
+    ("model.cache.length", "8,32"); the values of the last field change fastest. Raises InputError for a field that is
+    given twice, for more than `MOST` recipes, and as `with_fields` does.
     """
     fields = [field for field, _ in vary]
     if twice := next((field for field in fields if fields.count(field) > 1), None):

@@ -29,9 +29,8 @@ def with_unwritten(recipes: Sequence[Recipe]) -> list[Recipe]:
 def with_baselines(recipes: Sequence[Recipe]) -> list[Recipe]:
     """Insert after each recipe with a cache or slots its never-written baseline and the one of equal parameters.
 
-    The sizes of the models must be known (`checks.complete`). A baseline is not inserted if one of its name, or with
-    equal settings, is in the list: two lengths of a cache have one baseline of equal parameters. Its `about`
-    names both.
+    The sizes of the models must be known (`checks.complete`). Of baselines that are alike, as of two lengths of a
+    cache, one is inserted, whose `about` names both recipes.
     """
     return _insert(recipes, [never_written, equal_parameters], "--baselines")
 
@@ -76,14 +75,13 @@ class Role(NamedTuple):
 
 
 def roles_of(recipes: Sequence[Recipe]) -> dict[str, Role]:
-    """The role of each recipe by its name; baselines are found by settings and not by names.
+    """The role of each recipe by its name; baselines, which two recipes may share, are found by settings and not by
+    names.
 
-    The recipes as they were before a budget or a choice of learning rates changed each in its own way. Two recipes may
-    share a baseline, for example caches that differ in how rows are read together.
+    The recipes are as they were before a budget or a choice of learning rates changed each in its own way.
     """
 
     def spell_out(recipe: Recipe) -> Recipe:
-        """The recipe without name and seed, with every switch of its caches given."""
         model = mapped(recipe.model, GRC, GRC.resolved)
         return replace(_without_name(recipe), model=model, train=replace(recipe.train, seed=0))
 
@@ -120,9 +118,7 @@ def parameters(model: ModelConfig) -> int:
 def equal_parameters(recipe: Recipe) -> Recipe | None:
     """The recipe without its caches or slots and with wider MLPs, so that it has as many parameters; named NAME-wider.
 
-    Returns None for a recipe without such a memory, with one that is never written, or with one that has no parameters.
-    Raises InputError if the model has no field that sets the width of its MLPs, or if no width comes within 5 % of the
-    parameters.
+    None without such a memory, or if it has no parameters or is never written. Raises InputError as `with_parameters`.
     """
 
     def removed(cache: Any) -> Any:
@@ -140,10 +136,9 @@ def equal_parameters(recipe: Recipe) -> Recipe | None:
 
 
 def with_parameters(recipe: Recipe, wanted: int, of: str) -> Recipe:
-    """The recipe with MLPs of the width that gives it `wanted` parameters, those of the recipe named `of`.
+    """The recipe with MLPs of the width that gives it `wanted` parameters, those of the recipe named `of`, within 5 %.
 
-    Parameters that differ by no more than 5 % are equal, and such a recipe stays as it is. Raises InputError if the
-    model has no field that sets the width of its MLPs, or if no width comes within 5 %.
+    Raises InputError if the model has no field that sets the width of its MLPs, or if no width comes within 5 %.
     """
     if abs(parameters(recipe.model) / wanted - 1) <= NEAR:
         return recipe
@@ -152,7 +147,6 @@ def with_parameters(recipe: Recipe, wanted: int, of: str) -> Recipe:
 
 
 def _widen(model: ModelConfig, wanted: int, where: str) -> ModelConfig:
-    """The model with MLPs of another width, within 5 % of `wanted` parameters. where: what errors begin with."""
     widened = _nearest(model, wanted, where)
     count = parameters(widened)
     if abs(count / wanted - 1) > NEAR:
@@ -164,10 +158,7 @@ def _widen(model: ModelConfig, wanted: int, where: str) -> ModelConfig:
 
 
 def _nearest(model: ModelConfig, wanted: int, where: str) -> ModelConfig:
-    """The model with the MLP widths whose number of parameters is nearest to `wanted`; the count is linear in them.
-
-    Of a detector, the MLPs of its backbone.
-    """
+    """The model with the MLP widths, of a detector those of its backbone, whose parameters are nearest to `wanted`."""
     backbone = getattr(model, "backbone", None)
     if isinstance(backbone, ModelConfig):
         rest = parameters(model) - parameters(backbone)

@@ -2,17 +2,14 @@
 
     steps(recipe) = budget / cost of one update,   budget = steps(first) × cost(first), or the minutes that were given
 
-Measured costs are written to budget.json before the first run and read again when the comparison is continued, so no
-recipe is measured twice: its runs keep their steps, so they resume exactly and their schedules end with them.
-
-To measure updates, each recipe has a process of its own, as its runs have, with its own model and the real data. After
-a warm-up the processes take turns, a short round each, so a machine that becomes slower affects all recipes alike:
+Costs are written to budget.json before the first run and read again when the comparison is continued, so its runs keep
+their steps. To measure updates, each recipe has a process of its own with the real data; after a warm-up they take
+turns, a short round each, so that a machine that becomes slower affects all alike:
 
     seconds(recipe) = median over rounds ( seconds of the round / updates in it )
 
 The median, because rounds read different data: the minimum would be that of the cheapest data. The clock is the CPU
-time of the process where one thread on the CPU does all the work, which other programs disturb least; otherwise it is
-the time that passes, read after the device has finished.
+time of the process where one thread on the CPU does all the work; otherwise the time that passes.
 """
 
 import contextlib
@@ -71,10 +68,10 @@ class Budget:
     def apply(self, recipes: Sequence[Recipe], folder: Path, jobs: int = 1) -> tuple[list[Recipe], JSONObject]:
         """The recipes with the steps that the budget gives them, and what folder/budget.json has about it.
 
-        Costs that the file does not have are measured (jobs: the runs at a time). {"equal", "unit", "budget": of
-        a run, in the unit, "first": name, "minutes" (if set), "clock" (time), "recipes": {name: {"update": cost of
-        one, "rounds" (time), "steps", "given": the recipe before}}, "provenance"}; only {"equal"} for equal updates.
-        Raises InputError if the file is of other recipes, or a recipe cannot do one update.
+        Costs that the file does not have are measured (jobs: the runs at a time). {"equal", "unit", "budget": of a run,
+        in the unit, "first": name, "minutes" (if set), "clock" (time), "recipes": {name: {"update": cost of one,
+        "rounds" (time), "steps", "given": the recipe before}}, "provenance"}; only {"equal"} for equal updates. Raises
+        InputError if the file is of other recipes, or a recipe cannot do one update.
         """
         if self.kind == UPDATES:
             return list(recipes), {"equal": UPDATES}
@@ -91,10 +88,7 @@ class Budget:
         return [with_steps(one, spent["recipes"][one.name]["steps"]) for one in recipes], spent
 
     def _measure(self, first: Recipe, new: Sequence[Recipe], before: JSONObject, jobs: int) -> JSONObject:
-        """The content of budget.json with the recipes that it has not had yet.
-
-        Those that are added later are measured beside the first again, and their costs scaled to what it had cost.
-        """
+        """The content of budget.json with further recipes, measured beside the first and scaled to its cost before."""
         measured = [first, *(one for one in new if one.name != first.name)]
         about: JSONObject = {"equal": self.kind}
 
@@ -129,16 +123,13 @@ class Budget:
         return about | before | {"recipes": entries | before["recipes"]}
 
     def _read(self, path: Path, recipes: Sequence[Recipe]) -> JSONObject:
-        """The file of a comparison that is continued, whose recipes and budget must be the same."""
         spent = read_object(path, _TYPES)
         fix = "name another folder with --out"
         if (spent["equal"], spent.get("minutes")) != (self.kind, self.minutes):
             was = f"--equal {spent['equal']}" + (f" --minutes {spent['minutes']:g}" if "minutes" in spent else "")
             raise InputError(f"{path}: expected the budget of this comparison, found one of {was}; {fix}")
         if spent.get("first") != recipes[0].name:
-            raise InputError(
-                f"{path}: expected {spent.get('first')} as the first recipe, found {recipes[0].name}; {fix}"
-            )
+            raise InputError(f"{path}: expected {spent.get('first')} as the first, found {recipes[0].name}; {fix}")
         for recipe in recipes:
             if recipe.name not in spent["recipes"]:  # it is added now
                 continue
@@ -169,8 +160,7 @@ def budget_text(equal: JSONObject) -> str:
 def samples_per_update(recipe: Recipe) -> float:
     """The rows that an update reads and no update before it; the tokens of these rows for text in `data.segment`s.
 
-    A rollout reads `rollout.stride` new batches per update; a batch of text has one segment per row. Rows count whole,
-    with their padding. Where tokens limit a batch as well (`data.batch_tokens`), its rows are the mean over an epoch
+    Rows count whole, with their padding; where tokens limit a batch as well they are the mean over an epoch
     (`Task.mean_rows`). Opens the data, and closes them.
     """
     with contextlib.closing(recipe.data.build()) as task:
@@ -181,9 +171,8 @@ def samples_per_update(recipe: Recipe) -> float:
 def with_steps(recipe: Recipe, steps: int) -> Recipe:
     """The recipe with another number of updates, and everything that is counted in updates in proportion.
 
-    It logs, evaluates and saves as often in a run as before. Warm-up and drop of the learning rate stay the same share
-    of the run, except for the schedules inverse_sqrt and lra, whose rate at a step does not depend on the number of
-    steps. A warm-up that is a share of the steps stays as it is.
+    Warm-up and drop of the learning rate stay the same share of the run, except for the schedules inverse_sqrt and lra,
+    whose rate at a step does not depend on the number of steps.
     """
 
     def share(updates: int) -> int:
@@ -212,8 +201,8 @@ class Seconds:
 def update_seconds(recipes: Sequence[Recipe], jobs: int = 1) -> list[Seconds]:
     """Seconds of an update of each recipe, in their order. Cost: about `ROUNDS` + 1 seconds per recipe, and its start.
 
-    jobs: the number of processes that run at a time, as the runs of the comparison do. All models are in memory at
-    once. Raises InputError for a recipe that cannot start, and TrainingFailed for one that fails.
+    jobs: processes at a time, as the runs of the comparison. All models are in memory at once. Raises InputError for a
+    recipe that cannot start, and TrainingFailed for one that fails.
     """
     with contextlib.ExitStack() as stack:
         calls = [stack.enter_context(_process(one)) for one in recipes]
@@ -230,11 +219,7 @@ def update_seconds(recipes: Sequence[Recipe], jobs: int = 1) -> list[Seconds]:
 
 
 def update_flops(recipes: Sequence[Recipe]) -> list[float]:
-    """FLOPs of an update of each recipe, in their order (`count_update_flops`), after `WARM` updates.
-
-    The same recipes give the same numbers. Cost: the updates, and the start of a process each. Raises as
-    `update_seconds`.
-    """
+    """FLOPs of an update of each recipe (`count_update_flops`), after `WARM` updates. Raises as `update_seconds`."""
     counts = []
     for one in recipes:
         with _process(one) as call:
@@ -245,10 +230,7 @@ def update_flops(recipes: Sequence[Recipe]) -> list[float]:
 
 @contextlib.contextmanager
 def _process(recipe: Recipe) -> Iterator[Callable[..., Future[Any]]]:
-    """A process with a recipe's model in training. Its function call(function, *arguments) gives functions the learner.
-
-    Raises TrainingFailed if the process is killed, for example for its memory.
-    """
+    """A process with a model in training. Its function call(function, *arguments) gives functions the learner."""
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=begin_child) as pool:
 
@@ -292,8 +274,6 @@ def _warm(learner: Learner, seconds: float, updates: int) -> Clock:
 
 
 def _seconds(learner: Learner, clock: Clock, seconds: float, updates: int) -> float:
-    """Seconds per update, over at least so many seconds that pass and so many updates."""
-
     def now() -> float:
         if clock == "CPU time":
             return time.process_time()

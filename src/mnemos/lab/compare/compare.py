@@ -31,26 +31,23 @@ def compare(
     jobs: int = 1,
     against: str | None = None,
 ) -> JSONObject:
-    """Train every recipe with every seed in folder/RECIPE/seed-N; write and return folder/comparison.json.
+    """Train every recipe with every seed in folder/RECIPE/seed-N; write and return folder/comparison.json
+    (`Comparison`).
 
-    The file is described by `comparison.Comparison`. The metric is the task's first, on the test split. Costs are means
-    over seeds. A run that was finished earlier keeps its commit.
+    The metric is the task's first, on the test split; costs are means over seeds. docs/compare.md explains the options.
 
     of_claim: print nothing; rows of other comparisons may be in the folder, because tables share trained models.
     unwritten: add the never-written baseline after each recipe with a gated cache or slots. baselines: add it, and one
-    of equal parameters without the memory (`baselines.with_baselines`). A line for each says whose baseline it is.
-    equal: kinds of `equal.KINDS`. "updates": of equal batches. "samples", "flops" or "time": the steps of each recipe
-    follow from a budget, that of the first recipe with its steps, or `minutes` of updates per run (`budgets`).
-    "parameters", alone or beside one of these: MLPs get the widths that give all recipes as many as the first.
-    rates: learning rates. Each recipe is trained once with each and its first seed, in folder/RECIPE/RATE/seed-N; only
-    the rate with the best score on the validation split gets the other seeds and is reported, as "rate" and "rates":
-    [[rate, score]] of its row (`runs`).
-    jobs: runs at a time, with one thread each if there are several; a run that was begun keeps its threads. against:
-    the row that the others are tested against, by default the first recipe (`significance`).
+    of equal parameters without the memory. equal: kinds of `equal.KINDS`; for "samples", "flops" or "time" the steps
+    follow from a budget, that of the first recipe with its steps, or `minutes` of updates per run (`budgets`). rates:
+    learning rates; each recipe is trained once with each and its first seed, in folder/RECIPE/RATE/seed-N, and the best
+    on the validation split gets the other seeds and is reported, as "rate" and "rates": [[rate, score]] of its row.
+    jobs: runs at a time, with one thread each if there are several. against: the row that the others are tested
+    against, by default the first.
 
-    Each run has its own process, so runs do not share memory or threads. An interrupted comparison continues where it
-    stopped; the results of a finished one are read again. Raises InputError if the recipes differ in data or training
-    settings (`check_equal`), or are scored on different rows (`check_scored`).
+    Each run has its own process. An interrupted comparison continues where it stopped; the results of a finished one
+    are read again. Raises InputError if the recipes differ in data or training settings (`check_equal`), or are scored
+    on different rows (`check_scored`).
     """
     # --- the recipes, and that they can be compared ---
     for name, count in (("seeds", seeds), ("jobs", jobs)):
@@ -112,10 +109,7 @@ def compare(
 def _compared(
     recipes: list[Recipe], budget: Budget, of_equal_size: bool, baselines: bool, unwritten: bool
 ) -> list[Recipe]:
-    """All recipes of a comparison: those that were named, widened to one size, with their baselines.
-
-    Raises InputError if they differ in names, data or settings.
-    """
+    """All recipes of a comparison: those that were named, widened to one size, with their baselines."""
     _check_names(recipes)
     check_equal(recipes, budget.kind)  # before the sizes of models are taken from the data
     recipes = scored_alike(recipes)
@@ -140,7 +134,6 @@ def _compared(
 
 
 def _check_names(recipes: list[Recipe]) -> None:
-    """Raise InputError for recipes of one name."""
     names = [recipe.name for recipe in recipes]
     if doubled := next((name for name in names if names.count(name) > 1), None):
         left, right = [as_json(recipe) for recipe in recipes if recipe.name == doubled][:2]

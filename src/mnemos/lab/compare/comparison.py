@@ -128,7 +128,6 @@ class Comparison:
         return content
 
     def write(self, folder: Path) -> None:
-        """Write folder/comparison.json."""
         write_json(folder / FILE, self.as_json())
 
 
@@ -155,8 +154,7 @@ def summarise(
 ) -> Comparison:
     """The comparison of finished runs: {name: run folders}. against: the reference row, or the first.
 
-    roles: of the rows (`baselines.roles_of`); a row without one is no baseline and writes no memory. sweeps: of
-    learning rates, by the rows' names.
+    roles: of the rows (`baselines.roles_of`). sweeps: of learning rates, by the rows' names.
     """
     results = {name: [Result.read(path) for path in every] for name, every in runs.items()}
     paths = [path for every in runs.values() for path in every]

@@ -1,8 +1,4 @@
-"""What the recipes of a comparison have in common, and the checks that they do.
-
-Settings that belong to the cost of a recipe may differ if its number of updates follows from a budget. What is scored
-never differs.
-"""
+"""What the recipes of a comparison have in common, and the checks that they do. What is scored never differs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,18 +22,15 @@ _COST = ("steps", "batch_size", "accumulate", "log_every", "eval_every", "checkp
 
 
 def read_equal(text: str) -> tuple[str, ...]:
-    """The kinds of a list such as parameters,time, in the order of `KINDS`; without a budget, equal updates are added.
-
-    Raises InputError for unknown kinds and for two budgets.
+    """The kinds of a list such as parameters,time, in the order of `KINDS`. Raises InputError for unknown and two
+    budgets.
     """
     words = text.split(",")
     if unknown := next((word for word in words if word not in KINDS), None):
         raise InputError(f"--equal: expected one of {', '.join(KINDS)}, found {unknown!r}; change it")
     budgets = [kind for kind in KINDS if kind in words and kind != PARAMETERS]
     if len(budgets) > 1:
-        raise InputError(
-            f"--equal: expected one of updates, samples, flops and time, found {' and '.join(budgets)}; leave one out"
-        )
+        raise InputError(f"--equal: expected one budget, found {' and '.join(budgets)}; leave one out")
     return (*(budgets or [UPDATES]), *([PARAMETERS] if PARAMETERS in words else []))
 
 
@@ -45,8 +38,7 @@ def check_equal(recipes: Sequence[Recipe], budget: str = UPDATES) -> None:
     """Raise InputError for recipes that differ in data or training settings that the budget does not let differ.
 
     "updates": only `RolloutConfig` may differ, because it belongs to the memory, but an update reads as many new
-    batches. Other budgets: the number of updates, the batch and the rollout may differ, because they belong to the
-    cost, and so may the segment that the data are read in (`data.segment`).
+    batches. Other budgets: also what belongs to the cost, the number of updates, the batch and `data.segment`.
     """
 
     def data(recipe: Recipe) -> Any:
@@ -90,8 +82,7 @@ def completed(recipes: Sequence[Recipe]) -> list[Recipe]:
 def scored_alike(recipes: Sequence[Recipe]) -> list[Recipe]:
     """The recipes with a number in place of -1 (rows that are scored are left open); completed if one has it.
 
-    The number is that of the first recipe that gives one, else what the first one's length makes it. Where batches or
-    segments differ, whole splits are scored (`check_scored`).
+    It is that of the first recipe that gives one, else what the first one's length makes it; 0 where batches differ.
     """
     first, names = recipes[0], ("valid_rows", "test_rows")
     numbers = {name: [getattr(one.train, name) for one in recipes] for name in names}
@@ -109,10 +100,7 @@ def scored_alike(recipes: Sequence[Recipe]) -> list[Recipe]:
 
 
 def check_scored(recipes: Sequence[Recipe]) -> None:
-    """Raise InputError for recipes that are scored on different rows: a part of a split depends on its batches.
-
-    Equal data are scored whole whatever the batch, and so are data in other segments.
-    """
+    """Raise InputError for recipes that are scored on different rows: a part of a split depends on its batches."""
     first = recipes[0]
     for other in recipes[1:]:
         alike = (other.data, other.train.batch_size) == (first.data, first.train.batch_size)

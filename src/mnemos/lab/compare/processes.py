@@ -1,8 +1,7 @@
 """The runs of a comparison: each in a process of its own, sharing neither memory nor threads; several at a time.
 
-The main process starts children, waits for any of them to end, and tells about it. A terminal sends Ctrl-C to all of
-them, but only the main process listens: it ends its children by SIGTERM, after which a run saves a checkpoint. A child
-whose main process was killed ends itself in the same way.
+A terminal sends Ctrl-C to all of them, but only the main process listens: it ends its children by SIGTERM, after which
+a run saves a checkpoint. A child whose main process was killed ends itself in the same way.
 """
 
 import contextlib
@@ -13,9 +12,8 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -23,11 +21,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mnemos.config import to_dict
-from mnemos.errors import say
+from mnemos.errors import plural, say
 from mnemos.lab.errors import Interrupted, TrainingFailed, one_line
 from mnemos.lab.run.files import Result, read_object
 from mnemos.lab.run.kept_memory import keep_freed_memory
-from mnemos.lab.run.progress import RUN_NUMBER, RunNumber, clock
+from mnemos.lab.run.progress import RUN_NUMBER, RunNumber
 from mnemos.lab.run.recipe import Recipe, as_json, as_written, differing
 from mnemos.lab.run.recipe_files import from_json
 from mnemos.lab.run.stopping import calling
@@ -37,43 +35,21 @@ Planned = tuple[Recipe, Path]  # a recipe and the folder of its run
 
 
 class RunsLeft:
-    """Counts runs by the name of their recipe, because recipes differ in cost.
+    """Counts the runs of a comparison. names: of their recipes, each as often as it has runs."""
 
-    The time that is left is estimated as
-
-        Σ_name  runs left(name) · mean seconds of its finished runs  /  jobs
-
-    A recipe without a finished run counts with the mean of all. Runs that were finished before count as done, and not
-    as time. names: of all runs, each as often as it has runs. jobs: runs at a time. now: a clock in seconds.
-    """
-
-    def __init__(self, names: Iterable[str], jobs: int = 1, now: Callable[[], float] = time.monotonic) -> None:
-        self._left, self._jobs, self._now, self._start = Counter(names), jobs, now, now()
-        self._all, self._before = self._left.total(), 0  # runs, and those that were finished before
-        self._begun: list[str] = []
-        self._seconds: defaultdict[str, list[float]] = defaultdict(list)
+    def __init__(self, names: Iterable[str]) -> None:
+        self._left, self._begun = Counter(names), list[str]()
+        self._all = self._left.total()
 
     def begun(self, name: str) -> RunNumber:
-        """Count a run that begins now; its number among all."""
-        new = name not in self._begun
+        """Count a run whose turn it is, also one that is finished already; its number among all."""
         self._begun.append(name)
-        return RunNumber(self._before + len(self._begun), self._all, self._jobs, len(self._begun) == 1, new)
+        return RunNumber(len(self._begun), self._all, new=self._begun.count(name) == 1)
 
-    def done(self, name: str, seconds: float | None) -> str:
-        """Count a run that took so long, or None if it was finished before; what is done and left, in words."""
+    def done(self, name: str) -> str:
+        """Count a run that has ended; how many have, in words."""
         self._left[name] -= 1
-        if seconds is None:
-            self._before += 1
-        else:
-            self._seconds[name].append(seconds)
-        left = self._left.total()
-        text = f"{self._all - left} of {self._all} run{'s' * (self._all > 1)}, {clock(self._now() - self._start)}"
-        if not left or not self._seconds:
-            return text
-        every = [one for of_recipe in self._seconds.values() for one in of_recipe]
-        times = ((count, self._seconds.get(name, every)) for name, count in self._left.items())
-        estimate = sum(count * sum(seconds) / len(seconds) for count, seconds in times) / self._jobs
-        return f"{text}, about {clock(estimate)} left"
+        return f"{self._all - self._left.total()} of {plural(self._all, 'run')}"
 
     def without(self, names: Iterable[str]) -> None:
         """Count runs of these recipes as not needed, for example because no run of a sweep was finished."""
@@ -81,12 +57,9 @@ class RunsLeft:
 
 
 class _Working(NamedTuple):
-    """A run whose process has been started, at the time `start`."""
-
     recipe: Recipe
     folder: Path
     child: BaseProcess
-    start: float
 
 
 def train_several(
@@ -103,15 +76,15 @@ def train_several(
     A run that is continued keeps the threads it was begun with, so that a comparison may continue with other `--jobs`.
 
     quiet: the runs print nothing. tell: print a line for each run that ends now: its score on the validation split, its
-    seconds, and how many runs and about how much time are left. left: counts these runs together with others; by
-    default alone. keep_going: a run that fails is reported and left out; otherwise the first failure stops all runs,
-    which save a checkpoint, and raises TrainingFailed. Raises InputError if a folder has a run of another recipe or a
-    run cannot start, and `Interrupted` after a signal, when all runs have ended and saved.
+    seconds, and how many runs have ended. left: counts these runs together with others; by default alone. keep_going: a
+    run that fails is reported and left out; otherwise the first failure stops all runs, which save a checkpoint, and
+    raises TrainingFailed. Raises InputError if a folder has a run of another recipe or a run cannot start, and
+    `Interrupted` after a signal, when all runs have ended and saved.
     """
     if not runs:
         return
     runs = [(_as_begun(recipe, path), path) for recipe, path in runs]
-    left = left or RunsLeft([recipe.name for recipe, _ in runs], jobs)
+    left = left or RunsLeft([recipe.name for recipe, _ in runs])
     waiting, working, stopping = deque(runs), dict[int, _Working](), False
 
     def stop() -> None:
@@ -129,12 +102,12 @@ def train_several(
                 # --- start runs, up to `jobs` at a time ---
                 while waiting and len(working) < jobs and not stopping:
                     recipe, path = waiting.popleft()
-                    if Result.exists(path) and Result.read(path).assessed:  # it has ended, with its measurements
-                        left.done(recipe.name, None)
-                        continue
                     among = left.begun(recipe.name)
+                    if Result.exists(path) and Result.read(path).assessed:  # it has ended, with its measurements
+                        left.done(recipe.name)
+                        continue
                     child = _start(recipe, path, quiet, among if tell else None)
-                    working[child.sentinel] = _Working(recipe, path, child, time.monotonic())
+                    working[child.sentinel] = _Working(recipe, path, child)
                 if stopping:
                     raise interrupted
 
@@ -154,7 +127,7 @@ def train_several(
                         problem = f"{run.folder}: the run failed with exit code {code}; {why}"
                     if problem and not keep_going:
                         raise TrainingFailed(problem)
-                    counted = left.done(run.recipe.name, time.monotonic() - run.start)
+                    counted = left.done(run.recipe.name)
                     if problem or tell:
                         say(f"  {problem or _score(run)} ({counted})", flush=True)
             if stopping:  # since the last one has ended
@@ -167,7 +140,6 @@ def train_several(
 
 
 def _score(run: _Working) -> str:
-    """What a finished run scored on the validation split, in words."""
     result = Result.read(run.folder)
     value, before = result.valid[result.metric], result.before.get(result.metric, math.nan)
     score = "none" if math.isnan(value) else format(value, ".4g")
@@ -177,7 +149,6 @@ def _score(run: _Working) -> str:
 
 
 def _as_begun(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe with the threads of the run in the folder. Raises InputError if that is a run of another recipe."""
     if not (folder / "recipe.json").is_file():
         return recipe
     begun = as_written(read_object(folder / "recipe.json"))

@@ -2,8 +2,7 @@
 
     rate* = argbest_rate  valid(recipe, rate, first seed),   then the other seeds at rate* only
 
-The test split has no part in the choice, and only the runs at the chosen rate are reported. Runs alternate between
-recipes, seed by seed, so a machine that becomes slower affects all recipes.
+The test split has no part in the choice. Runs alternate between recipes, so a machine that becomes slower affects all.
 """
 
 import math
@@ -66,13 +65,12 @@ def train(
 ) -> Trained:
     """Train every recipe with its own seed and those after it, in folder/RECIPE/seed-N, or continue the runs there.
 
-    rates: each recipe is first trained with each, in folder/RECIPE/RATE/seed-N; a run that fails there, for example
-    because its loss is not finite, counts as worse than any score. Without them, each has its own rate.
-    keep_going: a recipe that fails with every rate, and a later seed that fails, are left out. quiet, tell: see
-    `train_several`, which says what is raised; also TrainingFailed if a recipe, or with keep_going every recipe, fails
-    with every rate.
+    rates: each recipe is first trained with each, in folder/RECIPE/RATE/seed-N; a run that fails there counts as worse
+    than any score. keep_going: a recipe that fails with every rate, and a later seed that fails, are left out. quiet,
+    tell: see `train_several`, which says what is raised; also TrainingFailed if a recipe, or with keep_going every
+    recipe, fails with every rate.
     """
-    left = RunsLeft([one.name for one in recipes] * (max(1, len(rates)) + seeds - 1), jobs)
+    left = RunsLeft([one.name for one in recipes] * (max(1, len(rates)) + seeds - 1))
     sweeps, chosen = dict[str, Sweep](), list(recipes)
 
     def planned(run: Recipe) -> Planned:
@@ -118,7 +116,6 @@ def at_rate(recipe: Recipe, rate: float) -> Recipe:
 
 
 def _valid_score(folder: Path) -> float | None:
-    """The score of a finished run on the validation split; None for a run that failed."""
     if not Result.exists(folder):
         return None
     result = Result.read(folder)

@@ -4,16 +4,13 @@
     Welch's t-test of two rows                                      difference, its 95 % interval, p
     p_Holm(i) = max over j ≤ i of min(1, (m − j + 1) · p(j))        p(1) ≤ … ≤ p(m) of the m differences
 
-An interval ends at the bounds of its metric: a mean of shares is in [0, 1], a difference of two in [−1, 1]. What is cut
-off has no value that is possible, so the coverage stays as it was.
+An interval ends at the bounds of its metric; what is cut off is no possible value, so the coverage stays.
 
-Runs of equal seeds are not treated as pairs. They read the same batches in the same order, and may begin alike. If that
-makes their scores alike, the unpaired test is the more careful one: its interval is too wide, not too narrow. The runs
-under a control are the same trained models, so their differences are taken run by run (`paired`).
+Runs of equal seeds are not treated as pairs: if reading the same batches makes their scores alike, the unpaired test's
+interval is too wide, not too narrow. The runs under a control are the same trained models (`paired`).
 
-Holm's procedure keeps the probability of one false difference or more among all tests at 5 %. It needs no independent
-tests: rows may be tested against one reference. Holm (1979), Scand. J. Statist. 6, 65-70. The interval beside p_Holm
-has the level 1 − 5 % · p / p_Holm, so it is at least one of 95 % and excludes 0 exactly where p_Holm is below 5 %.
+Holm (1979), Scand. J. Statist. 6, 65-70, needs no independent tests. The interval beside p_Holm has the level 1 − 5 % ·
+p / p_Holm, so it is at least one of 95 % and excludes 0 exactly where p_Holm is below 5 %.
 """
 
 import math
@@ -109,10 +106,7 @@ def _of_differences(bounds: Bounds) -> Bounds:
 
 
 def wilson(right: int, of: int) -> tuple[float, float]:
-    """The 95 % interval (low, high) of a share of independent rows: Wilson (1927), J. Am. Stat. Assoc. 22, 209-212.
-
-    It is that of the rows that were drawn, of one trained model: another seed may differ by more.
-    """
+    """The 95 % interval of a share of independent rows (Wilson 1927), as drawn: another seed may differ by more."""
     from scipy import stats
 
     low, high = stats.binomtest(right, of).proportion_ci(1 - LEVEL, method="wilson")
@@ -123,8 +117,6 @@ def welch(score: Scored, reference: Scored, bounds: Bounds = UNBOUNDED, level: f
     """The difference of two means by Welch's t-test. bounds: of the metric of both; level: 5 % for an interval of 95 %.
 
     Without interval and p unless both have two values or more, all finite, and one of them a spread.
-
-    v = s²/n of each side; freedom (v₁ + v₂)² / (v₁²/(n₁ − 1) + v₂²/(n₂ − 1)), by Welch and Satterthwaite.
     """
     difference = score.mean - reference.mean
     if min(score.seeds, reference.seeds) < 2:
@@ -142,12 +134,12 @@ def welch(score: Scored, reference: Scored, bounds: Bounds = UNBOUNDED, level: f
 
 
 def paired(changes: Sequence[float], bounds: Bounds = UNBOUNDED) -> Difference | None:
-    """The mean of differences that were taken run by run, with its interval; None without any.
+    """The mean of differences that were taken run by run, with its interval; None without any, NaN if one is not
+    finite.
 
-    bounds: of the metric that changes. NaN without an interval if one is not finite: `spread` says why.
-
-    If every difference is exactly 0, the interval is 0 to 0: nothing changed. Equal differences other than 0 come from
-    coarse scores by coincidence, so they have no interval. A mean within the rounding errors of its terms is 0.
+    bounds: of the metric that changes. If every difference is exactly 0, the interval is 0 to 0: nothing changed. Equal
+    differences other than 0 come from coarse scores by coincidence, so they have no interval. A mean within the
+    rounding errors of its terms is 0.
     """
     if not changes:
         return None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mnemos.attention.gated import GatedBranch, GatedCacheAttention
+from mnemos.attention.gated import GatedBranch
 from mnemos.hosts.branch import HostBranch
 
 from .recorded import BranchMaps
@@ -27,31 +27,41 @@ class BranchOutputs(NamedTuple):
 
 
 @contextlib.contextmanager
-def observe_branches(layers: dict[str, GatedBranch], observe: Callable[[str, BranchOutputs], None]) -> Iterator[None]:
-    """Within the context, call observe(name, outputs) for every call of every cached layer in `layers`.
+def observe_mixing(layer: GatedBranch, see: Callable[[Tensor, Tensor], object]) -> Iterator[None]:
+    """Within the context, every call of a cached layer calls see(o_self, o_mem), [B, T, ·], as they are mixed."""
+    # A hook keeps kernels away, which would read the cache and mix in one step.
+    hook = layer.map("query").register_forward_hook(lambda *_: None)
+    if isinstance(layer, HostBranch):
+        before, layer.observer = layer.observer, lambda _, own, memory: see(own, memory)
+        undo = partial(setattr, layer, "observer", before)
+    else:
+        mix = layer.mix_heads
 
-    The model must be in eval mode and its inputs without padding.
+        def seen(own: Tensor, memory: Tensor) -> Tensor:
+            see(own.flatten(2), memory.flatten(2))
+            return mix(own, memory)
+
+        vars(layer)["mix_heads"] = seen
+        undo = partial(delattr, layer, "mix_heads")
+    try:
+        yield
+    finally:
+        undo()
+        hook.remove()
+
+
+@contextlib.contextmanager
+def observe_branches(layers: dict[str, GatedBranch], observe: Callable[[str, BranchOutputs], None]) -> Iterator[None]:
+    """Within the context, call observe(name, outputs) for every call of cached layers, in eval mode and without
+    padding.
     """
 
-    def of_own(name: str, layer: GatedCacheAttention, args: tuple) -> None:
-        """A layer without a submodule to hook: both branches are computed from its input [B, T, D] once more."""
-        x = args[0]
-        o_self = layer.inner.heads(x, None, None)[0]
-        projected = layer.inner.project(o_self)
-        source = x if layer.grc.source == "input" else projected
-        summary = layer.summarised(source[..., : layer.cache_dim], None)[0]
-        x = x[..., : layer.cache_dim]
-        o_mem = layer.answer(x, layer.current(summary, None)) if layer.moves else layer.frozen(layer.queries(x))
-        mixed = o_self if layer.lift is None else projected
-        observe(name, BranchOutputs(mixed.flatten(2), layer.lifted(o_mem).flatten(2)))
+    def see(name: str, own: Tensor, memory: Tensor) -> None:
+        observe(name, BranchOutputs(own, memory))
 
     with contextlib.ExitStack() as stack:
         for name, layer in layers.items():
-            if isinstance(layer, HostBranch):
-                stack.callback(setattr, layer, "observer", None)
-                layer.observer = lambda _, o_self, o_mem, name=name: observe(name, BranchOutputs(o_self, o_mem))
-            else:
-                stack.callback(layer.register_forward_pre_hook(partial(of_own, name)).remove)
+            stack.enter_context(observe_mixing(layer, partial(see, name)))
         yield
 
 

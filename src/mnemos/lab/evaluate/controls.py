@@ -1,22 +1,15 @@
 """Controls: evaluations of a trained model with its memory changed, which show whether the model depends on it.
 
-`controls` changes the caches that a model stores: emptied, exchanged or closed. `state_controls` changes the state that
-passes from segment to segment: emptied, exchanged or frozen. A control shows that a trained model depends on what its
-memory holds. What the memory adds is the difference to the same model trained with a memory that is never written.
-
-Between two segments of a row, every memory is a state: a pytree of tensors whose first axis is the row. So one
-implementation changes all of them: slots, running sums, keys and values, remembered segments, hidden states, caches.
-
-For `state_controls` the rows are read once with the state carried as usual, and once for each memory and control.
-There the memory is replaced before each segment after the first:
+`controls` changes the caches that a model stores. `state_controls` changes the state, a pytree whose first axis is the
+row, so that one implementation changes all memories. Rows are read once with the state carried, and once for each
+memory and control, where the memory is replaced before each segment after the first:
 
     emptied    by that of a new row (`reset`)
     exchanged  by that which another row has at the same segment when it is carried (`select`)
     frozen     by the row's own after its first segment
 
-All other parts of the state are carried, so a memory that is read by a part of the model, whose results a later segment
-reads, is tested too: the slots of a Memformer reach the decoder through the encoding of the segment before. Each
-segment after the first is scored.
+All other parts of the state are carried, so a memory is tested too whose results a later segment reads: the slots of a
+Memformer reach the decoder through the encoding of the segment before.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -66,12 +59,9 @@ def controls(
 ) -> dict[str, dict[str, float]]:
     """Evaluate a model with gated caches under each control: {"emptied": {"loss", …}, "exchanged": …, "closed": …}.
 
-    batches: called once for each of `control_names`, in order.
-
-    Returns {} for a model without gated caches. If emptying and exchanging change nothing, the memory was not used.
-    Closing the gates also removes the parameters of the cached branch, so by itself it shows nothing about the memory.
-    Where the model stores no content, because its caches are per stream or never written, the only control is "closed".
-    The model is restored. Cost: one evaluation per control.
+    batches: called once for each of `control_names`, in order. {} for a model without gated caches; "closed" alone
+    where it stores no content. Closing the gates also removes the parameters of the cached branch, so by itself it
+    shows nothing about the memory. The model is restored. Cost: one evaluation per control.
     """
     scores: dict[str, dict[str, float]] = {}
     if not (names := control_names(model)):
@@ -125,12 +115,9 @@ def state_controls(
 ) -> StateControls | Left:
     """Score the later segments of some rows with the state as carried and under each control.
 
-    `Left` if no state passes between two scored segments.
-
-    The first memory is the whole state. If the state also has parts that have a name (`memory_name`) and hold less than
-    all of it, each of these is changed alone too. segment_length: that of the run's rollout.
-    Cost: 1 + 3·memories forwards of `ROWS` rows for about `segments` segments. The model's mode and weights and all
-    random generators are unchanged.
+    `Left` if no state passes between two scored segments. The first memory is the whole state; parts that have a name
+    (`memory_name`) are changed alone too. segment_length: that of the run's rollout. Cost: 1 + 3·memories forwards of
+    `ROWS` rows for about `segments` segments. The model's mode and weights and all random generators are unchanged.
     """
     if getattr(model, "state_kind", None) == "none":
         return Left("the model keeps no state")
@@ -232,7 +219,6 @@ class _Reading:
         return after
 
     def result(self, split: str, cut: int | None) -> StateControls | Left:
-        """See `state_controls`."""
         carried = self.sums[_CARRIED]
         if not self.memories:
             return Left("the model keeps no state")

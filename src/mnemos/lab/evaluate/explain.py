@@ -1,9 +1,4 @@
-"""Record what a trained model's memory does: controls of its state, and what its gated caches do.
-
-Nothing is trained and nothing is plotted here. The trained model processes some segments and pictures of the test
-split, or of the validation split where there is no other, and two files are written to the run folder for the
-report (`recorded.Explanation`).
-"""
+"""Record what a trained model's memory does, for the report: controls of its state, and what its gated caches do."""
 
 import copy
 from collections import defaultdict
@@ -33,10 +28,9 @@ def explain(
 ) -> Explanation:
     """Record a trained model's memory in explain.json and explain.safetensors of a run folder; what was recorded.
 
-    `layers` has the layers with a gated cache; for a task without pictures only their σ(λ) is recorded.
-    segment_length: that of the run's rollout. segments: see `state_controls`. The result is deterministic and
-    smaller than 4 MB; the model and the random generators are unchanged.
-    Cost: that of `state_controls`; with gated caches also forward passes for a few pictures.
+    For a task without pictures only the σ(λ) of layers with a gated cache is recorded. segment_length: that of the
+    run's rollout. segments: see `state_controls`. Deterministic, smaller than 4 MB; the model and the generators are
+    unchanged.
     """
     pictures, left, middle = None, "the model has no gated cache", None
     shown: defaultdict[str, dict[str, Any]] = defaultdict(dict)  # what pictures show of a layer, by its name

@@ -58,10 +58,10 @@ class Gates:
 
 
 def measure_gates(model: nn.Module, batch: object, task: Task = SUPERVISED) -> JSONObject | None:
-    """Measure gate activity on a batch in training mode, without writing; None for a model without gated caches.
+    """Measure gate activity on a batch in training mode, without writing: the JSON of `Gates`, or None without gated
+    caches.
 
-    The result is the JSON of `Gates`. Gate values are means over the updates.
-    The model's mode and all random generators are restored. Cost: one forward pass and one SVD per layer.
+    Gate values are means over the updates. Cost: one forward pass and one SVD per layer.
     """
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, GatedCache)]
     if not layers:

@@ -16,10 +16,9 @@ PREPROCESSING = "preprocessing.json"  # in the model's folder; `Task.preprocessi
 def predict(folder: str | Path, files: Sequence[str | Path], **options: int | None) -> Iterator[Predicted]:
     """What a trained model says about each file: the classes of an image, the words of a recording, a text's end.
 
-    folder: a finished run, or the folder of its model, which has the preprocessing of the run's task. files: also
-    folders. options: those of the preprocessing (`Preprocessing.options`); None means the default.
-    A file that cannot be read has a `Predicted` with a `problem`, and the files after it are predicted. Raises
-    InputError for a run whose task reads no files, for options that do not fit, and for a folder without files.
+    folder: a finished run, or the folder of its model. files: also folders. options: those of the preprocessing
+    (`Preprocessing.options`); None means the default. A file that cannot be read has a `Predicted` with a `problem`.
+    Raises InputError for a run whose task reads no files, for options that do not fit, and for a folder without files.
     """
     about = read_preprocessing(Path(folder))
     chosen = {name: value for name, value in options.items() if value is not None}

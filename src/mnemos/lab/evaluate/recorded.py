@@ -1,6 +1,4 @@
-"""What is recorded of a trained model in its run folder: `Explanation`, what controls of its state change and what its
-gated caches do, writes and reads explain.json and explain.safetensors.
-"""
+"""What is recorded of a trained model in its run folder, explain.json and explain.safetensors: `Explanation`."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,7 +39,6 @@ class ControlledMemory:
     frozen: ScoredSegments | Left
 
     def scored(self) -> dict[str, ScoredSegments]:
-        """The controls that were scored."""
         return {name: one for name, one in vars(self).items() if isinstance(one, ScoredSegments)}
 
     def unscored(self) -> dict[str, str]:
@@ -110,7 +107,6 @@ class Explanation:
     middle: int | None = None  # the layer that Figure 4 of Cached Transformers shows
 
     def write(self, folder: Path) -> None:
-        """Write explain.json and, with pictures, explain.safetensors."""
         arrays = {} if self.pictures is None else {"pictures": self.pictures.pixels}
         for i, layer in enumerate(self.layers):
             drawn = {"self": layer.self_map, "memory": layer.memory_map}

@@ -1,8 +1,4 @@
-"""Dataclasses as JSON files: the class that writes a file of results reads it, and says what is wrong with a file.
-
-A field that a file may lack has a default; fields that the class does not know are ignored. A missing number is null in
-JSON and NaN in Python.
-"""
+"""Dataclasses as JSON files. A file may lack fields that have a default, and have more, which are ignored."""
 
 import dataclasses
 import json
@@ -64,3 +60,13 @@ def from_json(cls: type[Record], value: object, where: object, remedy: str, name
 def number(value: object, where: object, name: str) -> float:
     """A measured number; NaN if it is absent or null. Raises InputError if it is not a number."""
     return from_json(float, value, where, "repair or delete it", name)
+
+
+def flat(value: object, prefix: str = "") -> JSONObject:
+    """Nested objects as dotted names: {"train": {"steps": 5}} becomes {"train.steps": 5}."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    out: JSONObject = {}
+    for key, part in value.items():
+        out |= flat(part, f"{prefix}.{key}" if prefix else str(key))
+    return out

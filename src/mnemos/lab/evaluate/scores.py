@@ -22,7 +22,7 @@ class CountedElsewhere:
 
 
 class ScoreSums:
-    """The loss and the metrics that are sums, as float64 vectors [2 + …] that can be added: counts are exact to 2^53.
+    """The loss and the metrics that are sums, as float64 vectors [2 + …] that can be added.
 
     A vector has the summed loss, the number of counted targets, and the sums of the task's metrics.
     """
@@ -31,7 +31,6 @@ class ScoreSums:
         self.task, self.functions = task, sum_functions(task.metrics)
 
     def zeros(self) -> Tensor:
-        """The vector of no batch."""
         return torch.zeros(2 + sum(self.functions.values()), dtype=torch.float64)
 
     def of(self, model: nn.Module, outputs: Any, batch: object, count: int) -> Tensor:
@@ -57,14 +56,12 @@ def evaluate(
 ) -> dict[str, float]:
     """Evaluate a model on batches: {"loss", each of the task's metrics, "count"}.
 
-    loss: the mean over all counted targets. count: their number. The model runs in eval mode and without gradient; its
-    mode is restored. If the task returns resets, the state is carried from batch to batch, so rows may be split into
-    segments; a segment without a counted target is read by the model's `advance` if it has one and no metric is a
-    `CorpusMetric`.
+    loss: the mean over all counted targets, whose number is count. In eval mode and without gradient. If the task
+    returns resets, the state is carried from batch to batch, so rows may be split into segments; one without a counted
+    target is read by the model's `advance` if it has one and no metric is a `CorpusMetric`.
 
-    With several processes, `total` sums a tensor over them, `gather` lists each process's value by rank, all processes
-    run the whole model for every batch, and a batch that another process counts is wrapped in `CountedElsewhere`.
-    Raises InputError if no target is counted.
+    With several processes, `total` sums a tensor over them, `gather` lists each process's value by rank, and a batch
+    that another process counts is wrapped in `CountedElsewhere`. Raises InputError if no target is counted.
     """
     sums = ScoreSums(task)
     vector = sums.zeros()

@@ -1,11 +1,8 @@
 """Measure the write attention of a Memformer's slots on documents: figures 6 and 7 of the paper.
 
-The trained model reads some documents of the test split, segment by segment. A weight is the writer's attention,
-averaged over heads. A slot's weight on itself decides its kind in a segment:
-
-    above `HOLDS`: the slot holds      between: it mixes      below `OVERWRITES`: it is overwritten ("overwrites")
-
-Its usual kind is that of its mean weight in the middle halves of documents.
+A weight is the writer's attention, averaged over heads. In a segment a slot whose weight on itself is above `HOLDS`
+holds, below `OVERWRITES` it is overwritten, and between it mixes. Its usual kind is that of its mean weight in the
+middle halves of documents.
 """
 
 import math
@@ -195,9 +192,8 @@ def writing(
 
 
 def _shown(task: Task, segment: int, of: int, tokens: Tensor, valid: Tensor, weights: Tensor) -> ShownSegment:
-    """The median slot of each kind in the first of n segments, with its weights on the valid tokens of all n.
-
-    If all slots hold, also the slot with the lowest weight on itself. tokens, valid [n·L], weights [n, K, 1 + L + cls].
+    """The median slot of each kind in the first of n segments, with its weights on the valid tokens of all n; if all
+    hold, also the one with the lowest weight on itself. tokens, valid [n·L], weights [n, K, 1 + L + cls].
     """
     length = len(tokens) // len(weights)
     on_tokens = weights[..., 1 : 1 + length].transpose(0, 1).flatten(1)[:, valid]

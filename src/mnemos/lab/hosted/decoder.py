@@ -32,10 +32,9 @@ class HostedDecoderConfig(ModelConfig):
     """A causal decoder of Hugging Face, with or without a gated cache per stream: what `--model hf:NAME` chooses.
 
     host: the settings of the decoder as JSON (`hub.settings_of`). vocab_size: the tokens of the data; a smaller
-    vocabulary of the host is enlarged. max_length: the tokens that are read together. Attention, its keys and values
-    and positions begin again with each segment of so many tokens, as when the decoder was trained; only the gated
-    cache goes on. A decoder whose state is of constant size by itself (sliding windows, recurrence) has no segments.
-    `build` makes new weights; `train.init_from` names those to start with.
+    vocabulary of the host is enlarged. max_length: the tokens that are read together; attention and its positions begin
+    again with each such segment, and only the gated cache goes on. A decoder whose state is of constant size by itself
+    (sliding windows, recurrence) has no segments. `build` makes new weights; `train.init_from` names others.
     """
 
     name: ClassVar[str] = "hosted-decoder"
@@ -46,7 +45,6 @@ class HostedDecoderConfig(ModelConfig):
     cache: GRC | None = None
 
     def build(self) -> "HostedDecoder":
-        """The model, initialised as Transformers does. Raises InputError for settings that do not fit together."""
         check_sizes(self, vocab_size=1, max_length=1)
         from mnemos.hugging_face.functional_model import check_model
 
@@ -105,13 +103,12 @@ class HostedDecoder(nn.Module):
     def initial_state(
         self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None
     ) -> "FunctionalState":
-        """The state of new rows; passing None to `forward` means the same."""
         return self.step.initial_state(batch_size, device, dtype)
 
     def forward(
         self, x: Tensor, state: State = None, mask: Tensor | None = None, only: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """See the class. only [B, T] bool: the logits at these positions alone, [n, V]."""
+        """only [B, T] bool: the logits at these positions alone, [n, V]."""
         size, length = self.config.vocab_size, x.shape[1]
         check_token_ids(x, size, mask, "use the vocabulary of the data")
         later: Any = self.initial_state(len(x)) if state is None else state

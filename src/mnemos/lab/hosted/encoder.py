@@ -60,7 +60,6 @@ class HostedEncoderConfig(ModelConfig):
     cache: GRC | None = None
 
     def build(self) -> "HostedEncoder":
-        """The model, initialised as Transformers does. Raises InputError for settings that do not fit together."""
         check_sizes(self, vocab_size=1, classes=1, segment=1, frozen=0, adapter=0)
         config = host_config(self.host)
         check_segments(self, "segment", getattr(config, "max_position_embeddings", None), "text")
@@ -78,10 +77,9 @@ class HostedEncoderConfig(ModelConfig):
 class HostedEncoder(Stateless, nn.Module):
     """`logits, None = model(x, mask=None)`: texts as tokens [B, T] -> [B, classes], by the encoder `model.host`.
 
-    mask [B, T] bool, True = valid. A text is cut into segments of L tokens. The embedding of a segment is the mean of
-    its valid tokens' last hidden states, and the head is one linear map of it, so that averaged logits are the logits
-    of averaged embeddings. A segment without a valid token is not read. Cost: the host's for each segment; with
-    read="last" and no cache that is written, for one segment.
+    mask [B, T] bool, True = valid. The embedding of a segment of L tokens is the mean of its valid tokens' last hidden
+    states, and the head is one linear map of it. A segment without a valid token is not read. Cost: the host's for each
+    segment; with read="last" and no cache that is written, for one segment.
     """
 
     def __init__(self, config: HostedEncoderConfig, host: Any) -> None:
@@ -131,7 +129,6 @@ class HostedEncoder(Stateless, nn.Module):
 
     @property
     def carries(self) -> bool:
-        """Whether anything goes from segment to segment."""
         return self.config.cache is not None and self.config.cache.write
 
     def forward(self, x: Tensor, state: None = None, mask: Tensor | None = None) -> tuple[Tensor, None]:
@@ -187,7 +184,6 @@ class HostedEncoder(Stateless, nn.Module):
         return (output.last_hidden_state * weight).sum(1) / weight.sum(1).clamp(min=1), state
 
     def pretrained(self, source: str) -> dict[str, Tensor]:
-        """The trained weights of a host (`hub.is_source`) by this model's names."""
         if source.startswith(TIMM):
             raise InputError(f"{source}: expected an encoder of Hugging Face, found a model of timm; use hf:NAME")
         return {f"host.{name}": value for name, value in host_weights(_AUTO, source).items()}

@@ -57,6 +57,9 @@ def normalisation(source: str) -> tuple[tuple[float, ...], tuple[float, ...]] | 
 
     with _from_hub(source) as name:
         saved = get_image_processor_config(name)
+        with contextlib.suppress(Exception):  # what its file leaves out are defaults of its class, if that is known
+            if saved:
+                saved |= vars(transformers().AutoImageProcessor.from_pretrained(name, trust_remote_code=False))
     mean, std = (saved.get(f"image_{one}") for one in ("mean", "std"))
     if not saved.get("do_normalize", True):
         mean, std = 0.0, 1.0
@@ -64,7 +67,7 @@ def normalisation(source: str) -> tuple[tuple[float, ...], tuple[float, ...]] | 
     factor = 255 * saved.get("rescale_factor", 1 / 255) if saved.get("do_rescale", True) else 255.0
     lowered = 1.0 if saved.get("rescale_offset") else 0.0
     both = [[one] * 3 if isinstance(one, int | float) else one for one in (mean, std)]
-    if not saved or not all(isinstance(one, list) and len(one) == 3 for one in both):
+    if not saved or not all(isinstance(one, list | tuple) and len(one) == 3 for one in both):
         return None
     return tuple((one + lowered) / factor for one in both[0]), tuple(one / factor for one in both[1])
 
@@ -119,11 +122,10 @@ def _read(auto: str, source: str, remedy: str, **named: Any) -> nn.Module:
 
 
 def language_model(source: str, trust_remote_code: bool = False) -> tuple[nn.Module, Any]:
-    """A trained decoder of Transformers, or of this library, in eval mode, and its tokenizer.
+    """A trained decoder of Transformers, with its gated caches or linear states, in eval mode, and its tokenizer.
 
-    source: see `is_source`. A decoder that was saved with gated caches has them, and a linearised one its states.
-    trust_remote_code: run the Python code that a model brings, if it does. Raises InputError as `settings_of`, for a
-    folder that does not exist or is damaged, and where there is no tokenizer.
+    source: see `is_source`. trust_remote_code: run the Python code that a model brings. Raises InputError as
+    `settings_of`, for a folder that does not exist or is damaged, and where there is no tokenizer.
     """
     from mnemos.hugging_face import register
 
@@ -146,10 +148,7 @@ def read_tokenizer(source: str, trust_remote_code: bool = False) -> Any:
 
 
 def read_decoder(source: str, trust_remote_code: bool = False, **named: Any) -> nn.Module:
-    """A trained decoder of Transformers, with its caches or states. Raises InputError as `language_model`.
-
-    named: of `from_pretrained`.
-    """
+    """A trained decoder of Transformers, with its caches or states. Raises InputError as `language_model`."""
     from mnemos.hosts.pretrained import from_pretrained
 
     named["trust_remote_code"] = trust_remote_code
@@ -160,10 +159,7 @@ def read_decoder(source: str, trust_remote_code: bool = False, **named: Any) -> 
 
 
 def check_folder(source: str, inside: str = "") -> None:
-    """Raise InputError if a source is neither hf:NAME nor the folder of a saved model.
-
-    inside: the name of a folder in it that is named where it has one.
-    """
+    """Raise InputError if a source is neither hf:NAME nor a saved model. inside: a folder in it that may be meant."""
     if not source.startswith(HF) and "model_type" not in _saved_config(Path(source)):
         folder = Path(source)
         found, hint = "a folder without its config.json", "check the path"
@@ -190,7 +186,6 @@ def tokenizer_file(source: str) -> str:
 
 
 def _saved_config(folder: Path) -> dict[str, Any]:
-    """The config.json in a folder; {} without one."""
     try:
         content = parse(read_text(folder / "config.json"))
     except (OSError, ValueError):
@@ -213,10 +208,9 @@ def _from_hub(
     what: str = "a model of the Hugging Face hub, or the folder of a saved one",
     remedy: str = _CHOOSE,
 ) -> Iterator[str]:
-    """Inside, an error of the hub, or of files that are missing or damaged, is an InputError; no library prints.
+    """Inside, any error of the hub or of the files is an InputError, and no library prints; gives the name to load.
 
-    It gives the name or folder as Transformers takes it. Raises InputError for a folder with a pipe or a device in it.
-    remedy: what to do about a model that brings Python code, which is not run.
+    remedy: for a model that brings Python code, which is not run. Raises InputError for a pipe in a folder.
     """
     transformers()
     from transformers.utils import logging as messages
@@ -250,5 +244,4 @@ def _from_hub(
 
 
 def _line(error: Exception) -> str:
-    """An error's message in one line."""
     return " ".join(str(error).split())[:200]

@@ -44,10 +44,9 @@ class Stateless:
 
 
 def keep_tables(model: Any) -> None:
-    """Let a model with layers of other libraries have what they compute and do not save, such as positions, from meta.
+    """Let a model with layers of other libraries, built on meta, compute what they do not save, such as positions.
 
-    Built on the meta device, these buffers have no values, and no load_state_dict gives them any; after it, they are
-    computed from the configuration again.
+    Otherwise these buffers would have no values after load_state_dict; they are computed from the configuration again.
     """
     if any(x.is_meta for x in model.buffers()):
         model.register_load_state_dict_post_hook(_compute_tables)

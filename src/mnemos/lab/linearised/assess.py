@@ -1,8 +1,4 @@
-"""What a decoder predicts by position of the text, and whether it recalls facts that were told in it.
-
-Any causal decoder of Transformers is measured, linearised or not: it reads text in parts, with a `DynamicCache` that
-goes on from part to part.
-"""
+"""What any causal decoder of Transformers predicts by position of the text, and whether it recalls facts told in it."""
 
 import copy
 import math
@@ -42,7 +38,6 @@ class Reading:
         return logits[0]
 
     def copy(self) -> "Reading":
-        """The same past, which the other's future does not change."""
         return Reading(self.model, copy.deepcopy(self.cache))
 
 
@@ -95,11 +90,10 @@ def recall(
     """Facts told in real text and asked for later: the share of right answers at each distance in tokens.
 
     Each of `rows` rows is a stretch of the tokens `text` [N]. After 64 of them stands a line "Anna is in the garden.",
-    one of ten people and ten places. After every distance the row is copied, and the copy goes on with a line "Where is
-    Anna? Anna is in the". So all distances of a row ask for one fact. Two scores: "choice", whether the right place is
-    the likeliest of the ten by its first token (a guess is 0.1), and "own words", whether it is the likeliest of the
-    vocabulary. Returns {"distances": [{"distance", "choice": [bool a row], "own_words": [...], "nats": [...]}], "rows",
-    "seed"}. Cost: max(distances) + 100 tokens a row. Raises InputError for too short text.
+    one of ten people and ten places. After every distance a copy of the row goes on with "Where is Anna? Anna is in
+    the". Two scores: "choice", whether the right place is the likeliest of the ten by its first token (a guess is 0.1),
+    and "own words", whether it is the likeliest of the vocabulary. Returns {"distances": [{"distance", "choice": [bool
+    a row], "own_words": [...], "nats": [...]}], "rows", "seed"}. Cost: max(distances) + 100 tokens a row.
     """
     first_of = _first_tokens(tokenizer)
     if len(set(first_of)) < len(PLACES):
@@ -150,10 +144,9 @@ def assess(
     display: NoProgress = _SILENT,
     name: str = "text",
 ) -> JSONObject:
-    """Perplexity by position, bits per byte and recall of told facts in one text.
+    """Perplexity by position, bits per byte and recall of told facts in one text, for too short ones InputError.
 
-    pieces: of `context` tokens, evenly spaced in the text. rows: of `recall`; 0 for none. display: shows the
-    progress, under the text's name. Raises InputError for a text of fewer than `pieces` pieces.
+    pieces: of `context` tokens, evenly spaced in the text. rows: of `recall`; 0: none. display, name: of the progress.
     """
     ids = _whole_pieces(tokenizer, text, pieces, context)
     whole = len(ids) // context
@@ -175,8 +168,7 @@ def assess(
 def plan_assessment(tokenizer: Any, text: str, positions: int, name: str = "text") -> JSONObject:
     """The arguments of `assess` for a decoder with so many positions, which a training asks for before it begins.
 
-    Pieces have at most `positions` tokens. Recall is left out where a row does not fit, or where the tokenizer begins
-    two places alike. Raises InputError, with the name, for a text that is too short.
+    Recall is left out where a row does not fit, or where the tokenizer begins two places alike. Errors as of `assess`.
     """
     context = min(RANGES[-1][1], positions)
     ids = _whole_pieces(tokenizer, text, 4, context, name)

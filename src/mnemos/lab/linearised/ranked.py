@@ -63,10 +63,9 @@ class KeptLoss(WindowLoss):
 def choose_full(
     decoder: Any, pieces: Pieces, settings: LinearisedConfig, about: JSONObject, folder: Path, quiet: bool
 ) -> tuple[str, ...]:
-    """The attentions, or key heads, that a decoder needs most on the pieces that its training reads last.
+    """The `settings.full` attentions, or key heads, that a decoder needs most on the pieces its training reads last.
 
-    `settings.full` is their number. about: the SHA-256 of the decoder and of the text. Raises InputError where it has
-    fewer.
+    about: the SHA-256 of the decoder and of the text. Raises InputError where it has fewer.
     """
     count, by_heads = settings.full_count or 0, settings.full[1:] == HEADS
     window, sinks = settings.window, settings.sinks

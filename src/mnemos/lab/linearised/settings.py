@@ -72,31 +72,23 @@ class LinearisedConfig:
         check_fields(self, "settings")
         check_sizes(self, window=1, sinks=0, rank=0, half_life=0, context=1, length=1, rows=1, transfer_length=1, top=1)
         check_sizes(self, transfer_tokens=0, tokens=0, transfer_rate=0, rate=0, map_rate=0, decay=0)
-        if self.full_count is None and any(re.fullmatch(r"[-+.\d]+|heads?|.*\s.*", one) for one in self.full):
-            raise InputError(
-                f"full: expected names of attentions, a number, or a number and heads (--full 24 heads), found "
-                f"{' '.join(self.full)!r}; change it"
-            )
-        if self.half_life > LONGEST:
-            raise InputError(f"half_life: expected at most {LONGEST:,} tokens, found {self.half_life:,}; lower it")
-        if not self.decay <= 1:
-            raise InputError(f"decay: expected a share of at most 1, found {self.decay}; lower it")
-        for name in ("length", "transfer_length"):
-            if self.context % getattr(self, name):
-                raise InputError(
-                    f"{name}: expected a divisor of the context of {self.context} tokens, found {getattr(self, name)}; "
-                    "change one"
-                )
-        near = self.window + self.sinks
-        if self.state != "none" and self.context <= near:
-            raise InputError(
-                f"context: expected more than the {near} tokens of window and sinks, found {self.context}; raise it"
-            )
-        if self.state != "none" and self.transfer_tokens and self.transfer_length <= near:
-            raise InputError(
-                f"transfer_length: expected more than the {near} tokens of window and sinks, found "
-                f"{self.transfer_length}; raise it, or set transfer_tokens to 0"
-            )
+        unnamed = [one for one in self.full if re.fullmatch(r"[-+.\d]+|heads?|.*\s.*", one)]
+        near = 0 if self.state == "none" else self.window + self.sinks
+        more = f"more than the {near} tokens of window and sinks"
+        divisor = f"a divisor of the context of {self.context} tokens"
+        for name, holds, expected in (
+            ("full", self.full_count is not None or not unnamed, "names, a number, or a number and heads (24 heads)"),
+            ("half_life", self.half_life <= LONGEST, f"at most {LONGEST:,} tokens"),
+            ("decay", self.decay <= 1, "a share of at most 1"),
+            ("length", self.context % self.length == 0, divisor),
+            ("transfer_length", self.context % self.transfer_length == 0, divisor),
+            ("context", self.context > near, more),
+            ("transfer_length", self.transfer_length > near or not self.transfer_tokens, more),
+        ):
+            if not holds:
+                value = getattr(self, name)
+                found = repr(" ".join(value)) if name == "full" else value
+                raise InputError(f"{name}: expected {expected}, found {found}; change it")
 
     @property
     def full_count(self) -> int | None:

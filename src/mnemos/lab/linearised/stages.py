@@ -1,15 +1,4 @@
-"""The two stages of a linearised decoder as tasks of `lab/run`. Teacher and student are the same weights.
-
-**Attention transfer.** The frozen decoder reads a row of text once, as it was before `mnemos.linearise`. Each of its
-attentions gives its inputs and its output, and the linearised attention reads the same inputs: the loss of a layer is
-‖y − y*‖²/‖y*‖² of the outputs after the output projection. No gradient passes between layers. Feature maps, γ and β
-are trained.
-
-**The next token.** Low-rank updates and, at a lower rate, feature maps are trained by distillation, KL from the
-decoder as it was, or by the labels. A piece of `context` tokens is read in updates of `length` tokens. The state goes
-on from update to update without gradient, and inside an update the gradient passes through it. Nothing of the forward
-is computed again, so an update needs the activations of `length` tokens.
-"""
+"""The two stages of a linearised decoder as tasks of `lab/run`; teacher and student are the same weights."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +15,7 @@ from mnemos import tree_file
 from mnemos.atomic import parse, read_text, write_json
 from mnemos.hosts.linearise import is_linearised
 from mnemos.hosts.linearised import add_updates, drop_updates
-from mnemos.lab.tasks.batch import IGNORE
+from mnemos.lab.tasks.batch import IGNORE, Batch
 from mnemos.lab.tasks.metrics import LOSS
 from mnemos.lab.tasks.task import HeldOut, Split, Task
 from mnemos.ops.precision import full_precision
@@ -39,8 +28,7 @@ from .text_batches import Pieces
 def original(model: nn.Module) -> Iterator[None]:
     """Inside, every linearised attention computes what it computed before `mnemos.linearise`, bit for bit.
 
-    Its class is its own again, and its projections have no low-rank updates. Caches of inside and outside are not
-    each other's.
+    Its class is its own again, without low-rank updates. Caches of inside and outside are not each other's.
     """
     attentions = [(module, type(module)) for module in model.modules() if is_linearised(module)]
     try:
@@ -55,10 +43,7 @@ def original(model: nn.Module) -> Iterator[None]:
 
 
 class Parameters(nn.ParameterDict):
-    """What a stage trains, by name: the "model" of its run. The decoder is frozen, and no part of a checkpoint.
-
-    lr_scales: the rate of each parameter in units of `OptimConfig.lr`, by the name that the optimiser sees.
-    """
+    """What a stage trains, by name: the "model" of its run. lr_scales: rates in units of `OptimConfig.lr`."""
 
     def __init__(self, parameters: dict[str, nn.Parameter], rates: dict[str, float], rate: float) -> None:
         super().__init__({_key(name): value for name, value in parameters.items()})
@@ -86,7 +71,6 @@ class _Stage(Task):
         return (self.part([self.pieces.held_out], i) for i in range(self.parts))
 
     def part(self, numbers: Sequence[int], part: int) -> Any:
-        """Part number `part` of the pieces with these numbers."""
         raise NotImplementedError
 
     def tokens(self, batch: Any) -> int:
@@ -96,34 +80,29 @@ class _Stage(Task):
         return 0 if split == "train" else self.pieces.ids.shape[1]
 
 
-class Tokens(NamedTuple):
-    """A batch of attention transfer: ids [B, T]."""
-
-    inputs: Tensor
-
-
 class AttentionTransfer(_Stage):
     """The linearised attentions of a decoder imitate their originals. changed: these attentions by name.
 
-    The loss is the mean of theirs. Cost: a forward of the frozen decoder, and of each attention alone a forward and a
-    backward without its projections' weights. Memory: the inputs and outputs of all attentions, and the activations of
-    one.
+    The frozen decoder reads a row once, as it was; each attention gives its inputs and its output, and the linearised
+    one reads the same inputs. Feature maps, γ and β are trained on the mean of `transfer_loss`; no gradient passes
+    between layers. Cost: a forward of the decoder, and of each attention alone a forward and a backward without its
+    projections' weights. Memory: the inputs and outputs of all attentions, and the activations of one.
     """
 
     def __init__(self, pieces: Pieces, length: int, decoder: Any, changed: dict[str, nn.Module]) -> None:
         super().__init__(pieces, length)
         self.decoder, self.changed = decoder, changed
 
-    def part(self, numbers: Sequence[int], part: int) -> Tokens:
-        return Tokens(self.pieces.ids[numbers][:, part * self.max_length :][:, : self.max_length])
+    def part(self, numbers: Sequence[int], part: int) -> Batch:
+        return Batch(self.pieces.ids[numbers][:, part * self.max_length :][:, : self.max_length], None)
 
-    def forward(self, model: nn.Module, batch: Tokens, state: State) -> tuple[Tensor, None]:
+    def forward(self, model: nn.Module, batch: Batch, state: State) -> tuple[Tensor, None]:
         return transfer_loss(self.decoder, self.changed, batch.inputs), None
 
-    def loss(self, model: nn.Module, outputs: Tensor, batch: Tokens) -> Tensor:
+    def loss(self, model: nn.Module, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs
 
-    def count(self, batch: Tokens) -> int:
+    def count(self, batch: Batch) -> int:
         return 1  # the loss is a mean already
 
 
@@ -174,7 +153,11 @@ class Targets(NamedTuple):
 
 
 class NextToken(_Stage):
-    """The linearised decoder predicts the next token. step: `mnemos.functional` of it. teacher: None: by the labels."""
+    """The linearised decoder predicts the next token, by KL from the decoder as it was (`teacher`), or by the labels.
+
+    A piece of `context` tokens is read in updates of `length` tokens; the state goes on between them without gradient,
+    inside one with. An update needs the activations of `length` tokens. step: `mnemos.functional` of the decoder.
+    """
 
     carries_state = True
 
@@ -211,9 +194,9 @@ class NextToken(_Stage):
 class Teacher:
     """The next-token distributions of the model before it was linearised: of each position, the `top` likeliest tokens.
 
-    They are computed by the same weights with the linearisation switched off, when a piece is first asked for, and kept
-    in `folder`, so that runs of other seeds and other states find them. A file has 6·K + 4 bytes a token. Raises
-    InputError if the folder has those of other text, of another model or of another `top`.
+    They are computed when a piece is first asked for, and kept in `folder`, so that runs of other seeds and other
+    states find them. A file has 6·K + 4 bytes a token. Raises InputError if the folder has those of other text, of
+    another model or of another `top`.
     """
 
     def __init__(self, model: nn.Module, folder: Path, top: int, about: JSONObject) -> None:
@@ -227,7 +210,6 @@ class Teacher:
         write_json(path, about)
 
     def path(self, number: int) -> Path:
-        """The file of a piece, which may not be there yet."""
         return self.folder / f"piece-{number:06d}.safetensors"
 
     def predictions(self, numbers: Sequence[int], ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:

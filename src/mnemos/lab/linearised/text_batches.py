@@ -38,12 +38,10 @@ def read_texts(paths: Sequence[str | Path]) -> dict[str, str]:
 
 
 class Pieces:
-    """Texts cut into pieces of `context` token ids, numbered in a mixed order.
+    """Texts cut into pieces of `context` token ids, numbered in a mixed order; without a whole one InputError.
 
-    Piece i is the same for all seeds up to its position among 16: training on a number of pieces that is a multiple of
-    16 reads the same tokens for every seed, and a longer training goes on where a shorter one ended. What is left of a
-    text after its last whole piece is not used. The last piece of the order is held out, unless it is the only one.
-    Raises InputError if no text has a whole piece.
+    Seeds mix 16 pieces among themselves: training on a multiple of 16 pieces reads the same tokens for every seed, and
+    a longer training goes on where a shorter one ended. The last piece is held out, unless it is the only one.
     """
 
     def __init__(self, tokenizer: Any, texts: dict[str, str], context: int, seed: int = 0) -> None:

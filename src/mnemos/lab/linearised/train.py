@@ -1,15 +1,11 @@
 """From a decoder and texts to a linearised decoder: `mnemos linearise`. Each of two stages is a run of `lab/run`.
 
-    training = Training(decoder, tokenizer, texts, settings, folder)
-    training.run()                     # both stages, from the newest checkpoint on; the decoder is trained in place
-
     RUN/linearised.json        settings, model and text     RUN/transfer, RUN/next_token   the run of each stage
         adapter.safetensors    the new parameters               teacher                    the decoder's predictions
         result.json            both stages                      model                      the decoder
 
-**The rate** rises in the first 8 updates of a stage, is constant, and falls to 0 in a straight line in the last
-`decay` of the updates. The checkpoint before the fall is kept: a folder that is opened again with more `tokens` goes
-on from it, as if they had been the setting from the start.
+The rate falls in the last `decay` of a stage's updates. The checkpoint before the fall is kept: a folder that is opened
+again with more `tokens` goes on from it, as if they had been the setting from the start.
 """
 
 import hashlib
@@ -185,7 +181,6 @@ class Training:
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """All that is trained, by name."""
         return self.maps | self.low_rank
 
     def updates(self, stage: Stage) -> int:
@@ -340,7 +335,6 @@ class Training:
 
 
 def _updates_done(folder: Path) -> int:
-    """The updates of the newest checkpoint of a stage."""
     return next(iter(checkpoint.steps(folder / "checkpoints")), 0)
 
 

@@ -44,20 +44,16 @@ class Effect(NamedTuple):
 
 @dataclass
 class Prediction:
-    """A predicted token: its number in the document (N: after the end), which token it is, its probability as read.
+    """A predicted token, as read and with parts of the memory emptied."""
 
-    guess: the likeliest token, and its probability. boundaries: segments before which memory was emptied. The texts are
-    those of the tokens.
-    """
-
-    token: int
-    answer: int
-    probability: float
-    guess: int
-    certainty: float
+    token: int  # its number in the document (N: after the end)
+    answer: int  # which token it is
+    probability: float  # of the answer, as read
+    guess: int  # the likeliest token
+    certainty: float  # its probability
     answer_text: str = ""
     guess_text: str = ""
-    boundaries: list[int] = field(default_factory=list)
+    boundaries: list[int] = field(default_factory=list)  # segments before which memory was emptied
     effects: list[Effect] = field(default_factory=list)
 
 
@@ -76,10 +72,7 @@ def choose_targets(targets: Sequence[int], helped: Array, length: int) -> list[i
 
 
 def emptied_by_kind(readers: Sequence[Reader], state: State) -> dict[str, State]:
-    """The state with all memories of one kind as in a new row, by kind; other memories and the position stay.
-
-    readers: of all layers. Kinds that have nothing to empty are left out.
-    """
+    """The state with all memories of one kind as in a new row, by kind; those with nothing to empty are left out."""
     states: dict[str, State] = {}
     for reader in readers:
         changed = reader.emptied(states.get(reader.plural, state), None)
@@ -104,7 +97,7 @@ def look_at_targets(
 
     memories: what the readers recorded; every: the readers of all layers. tokens [1, N], targets [N]; wanted: numbers
     of the tokens that predict. emptied: False: only as read. Cost: for each boundary before a target, up to `TRACED`, a
-    row for each part that is emptied, read from there to the target, in batches.
+    row for each part that is emptied, read from there to the target.
     """
     # --- how much is emptied, by the work that it makes: targets, then units of memories, then boundaries ---
     parameters = sum(p.numel() for p in model.parameters())
@@ -172,7 +165,6 @@ def look_at_targets(
 def _emptied_states(
     readers: Sequence[Reader], every: Sequence[Reader], state: State, units: set[tuple[int, int]]
 ) -> dict[Change, State]:
-    """The state of one row with each change."""
     fresh = reset(state, torch.ones(1, dtype=torch.bool, device=leaves(state)[0].device))
     kinds = [reader.plural for reader in every]
     states: dict[Change, State | None] = {Change(WHOLE): fresh}
@@ -196,10 +188,7 @@ def _bytes(state: State) -> int:
 
 
 def telling(prediction: Prediction, names: Sequence[str]) -> list[Effect]:
-    """The effects without units kept alone of a memory that is not needed, since the others then have the answer.
-
-    names: of the memories.
-    """
+    """The effects without units kept alone of a memory that is not needed, since the others then have the answer."""
     least = LOST * prediction.probability
     wholes = [one for one in prediction.effects if one.change.memory is not None and one.change.unit is None]
     needed = {

@@ -23,21 +23,16 @@ LAYERS, SLOTS = 6, 64  # recorded at most: layers, evenly spaced; slots of a lay
 
 @dataclass
 class PictureLayer:
-    """One cached layer. own, memory [N, h, w]: o_self and o_mem at every token, means over heads and channels.
-
-    slots: numbers of the recorded slots. answered [N, K, h, w]: the weight of each of them in what each token read.
-    share: of the memory's branch by size, `BranchMaps.weight`; gate: σ(λ), the mean over heads. count: of the layer's
-    slots.
-    """
+    """One cached layer; arrays are of N pictures."""
 
     name: str
-    share: float
-    gate: float
-    own: Array
-    memory: Array
-    slots: tuple[int, ...]
-    answered: Array
-    count: int
+    share: float  # of the memory's branch by size, `BranchMaps.weight`
+    gate: float  # σ(λ), the mean over heads
+    own: Array  # [N, h, w], o_self at every token: the mean over heads and channels
+    memory: Array  # o_mem alike
+    slots: tuple[int, ...]  # numbers of the recorded ones
+    answered: Array  # [N, K, h, w], the weight of each in what each token read
+    count: int  # of the layer's slots
 
 
 @dataclass
@@ -56,8 +51,8 @@ class PictureRecording:
 def record_pictures(model: nn.Module, task: Any, name: str = "", about: str = "") -> PictureRecording:
     """Show a model some pictures of its test split, of as many classes as possible.
 
-    The model and all random generators are unchanged. Cost: two forwards of eight pictures. Raises InputError for a
-    model without gated caches or pictures, and where no cached layer's tokens have places in the picture.
+    The model and all random generators are unchanged. Raises InputError for a model without gated caches or pictures,
+    and where no cached layer's tokens have places in the picture.
     """
     caches = {name: module for name, module in model.named_modules() if isinstance(module, GatedBranch)}
     caches = {

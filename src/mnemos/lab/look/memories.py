@@ -1,8 +1,4 @@
-"""What came of reading one memory, and the base of what reads it.
-
-A memory has K units: slots, memory tokens, or the strongest directions of a sum. A reader is made for each memory of a
-model and is given one segment after the other: what its modules were called with, and the states around the segment.
-"""
+"""What came of reading one memory, and the base of what reads it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,44 +21,37 @@ Array = np.ndarray
 
 @dataclass
 class Memory:
-    """One memory over S segments of at most L tokens. What a kind does not have is empty.
-
-    units: the names of its K units. about: what the panel shows, a sentence. moved [S, K]: how far each unit came in a
-    segment, as a share of its length (of directions: 1 − the cosine). values: further curves [S, K] by name. written
-    [S, K, L]: the weight of each token in what was written to each unit. readers [S, L, K]: the weight of each unit in
-    what each token read. received [S, R + L]: the mean weight that tokens got from those of the segment: the R tokens
-    before it, and its own.
-    offset: `written` is about the tokens that stand so many places before the segment's. own: the parts of `Sources`
-    that are this memory's.
-    """
+    """One memory over S segments of at most L tokens. What a kind does not have is empty."""
 
     name: str
     kind: Kind
-    units: tuple[str, ...]
-    about: str
+    units: tuple[str, ...]  # K names: of slots, memory tokens, or the strongest directions of a sum
+    about: str  # what the panel shows, a sentence
+    # [S, K], how far each unit came in a segment, as a share of its length (of directions: 1 − the cosine)
     moved: Array = field(default_factory=lambda: np.zeros((0, 0)))
-    values: dict[str, Array] = field(default_factory=dict)
+    values: dict[str, Array] = field(default_factory=dict)  # further curves [S, K]
+    # [S, K, L], the weight of each token in what was written to each unit
     written: Array = field(default_factory=lambda: np.zeros((0, 0, 0)))
+    # [S, L, K], the weight of each unit in what each token read
     readers: Array = field(default_factory=lambda: np.zeros((0, 0, 0)))
+    # [S, R + L], the mean weight that the R tokens before the segment and its own got from its tokens
     received: Array = field(default_factory=lambda: np.zeros((0, 0)))
-    offset: int = 0
-    own: tuple[str, ...] = ()
+    offset: int = 0  # `written` is about the tokens so many places before the segment's
+    own: tuple[str, ...] = ()  # the parts of `Sources` that are this memory's
 
 
 @dataclass
 class Sources:
-    """What each token took from each source in one layer: share [N, n] of n sources, which sum to 1.
-
-    The share of a source is its attention weight, or the length of what it adds, divided by the sum of these lengths.
-    """
+    """What each token took from each source in one layer."""
 
     name: str
-    parts: tuple[str, ...]
+    parts: tuple[str, ...]  # the n sources
+    # [N, n], which sum to 1: the attention weight of a source, or the share of its length in the sum of what all add.
     share: Array
 
 
 class Reader:
-    """Base of the readers. `read` is given what happened in a segment; `memory` is what came of it.
+    """Base of the readers: one for each memory of a model, which is given one segment after the other.
 
     plural: what the memories of all layers of a model are called together. own: see `Memory`.
     """
@@ -104,7 +93,6 @@ class Reader:
         return self.with_part(state, part)
 
     def alone(self, state: State, unit: int) -> State | None:
-        """The state with all units but one as in a new row."""
         if (part := self.part(state)) is None:
             return None
         others = self.start(state).to(part.dtype)[None].clone()
@@ -112,7 +100,6 @@ class Reader:
         return self.with_part(state, others)
 
     def groups(self, state: State) -> dict[str, State]:
-        """The state with several units as in a new row, by name."""
         return {}
 
     def add(self, **arrays: Tensor) -> None:

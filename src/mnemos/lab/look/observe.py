@@ -1,8 +1,4 @@
-"""Observe what the memories of a model read and write in its own forward: the tensors that each part was called with.
-
-Nothing is computed again for the model: a part's method is called as ever, and its arguments are recorded. The weights
-of an attention are then computed from the queries and keys that it had.
-"""
+"""Observe what the memories of a model are called with in its own forward, which computes nothing again."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -16,8 +12,8 @@ from mnemos.attention.cross import CrossAttention
 from mnemos.attention.gated import GatedBranch
 from mnemos.attention.linear import LinearAttention
 from mnemos.attention.softmax import Past, SoftmaxAttention
-from mnemos.hosts.branch import HostBranch
 from mnemos.hosts.linearised import Linearised, LinearisedState, Tokens
+from mnemos.lab.evaluate.branches import observe_mixing
 from mnemos.memory.gated_cache import GatedCache
 from mnemos.memory.slots import SlotMemory
 from mnemos.models.segments import SegmentAttention
@@ -102,8 +98,8 @@ Calls = dict[str, list[Call]]  # what happened in a forward, by the name of the 
 def observing(model: nn.Module) -> Iterator[Calls]:
     """Within the context, what the memories of a model are called with is added to the dictionary, which one empties.
 
-    The model must be in eval mode, without padding. Its outputs are those without observation, to rounding: gated
-    caches compute in PyTorch's operations in place of one kernel.
+    The model must be in eval mode, without padding. Its outputs are the usual ones, to rounding: gated caches compute
+    in PyTorch's operations in place of one kernel.
     """
     calls: Calls = {}
 
@@ -187,14 +183,4 @@ def _observe(module: nn.Module, record: Callable[[Call], None], undo: contextlib
             lengths = [x.mul(part).flatten(2).norm(dim=-1) for x, part in zip(heads, (1 - share, share), strict=True)]
             record(Mixed(*lengths))
 
-        def mix_heads(mix: Any, own: Tensor, memory: Tensor) -> Any:
-            mixed(own, memory)
-            return mix(own, memory)
-
-        # A hook keeps kernels away, which would read the cache in one step.
-        undo.callback(module.map("query").register_forward_hook(lambda *_: None).remove)
-        if isinstance(module, HostBranch):
-            undo.callback(setattr, module, "observer", module.observer)
-            module.observer = lambda _, own, memory: mixed(own, memory)
-        else:
-            around("mix_heads", mix_heads)
+        undo.enter_context(observe_mixing(module, mixed))

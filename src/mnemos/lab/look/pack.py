@@ -19,8 +19,7 @@ LEVELS = 254  # of a value; 255 is NaN
 def pack(recording: Recording, share: float = 1.0) -> JSONObject:
     """What a page shows of a recording. share: of `BYTES`, where a page has several recordings.
 
-    Values are rounded to 254 levels of their array's greatest. Of the weights between units and tokens, the largest are
-    kept where all would not fit.
+    Values are rounded to 254 levels; of the weights between units and tokens the largest are kept where all do not fit.
     """
 
     def short(values: Any) -> list[float | None]:  # of more digits than are shown, so that these are rounded once

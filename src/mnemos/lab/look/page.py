@@ -68,7 +68,6 @@ def _short(recordings: Sequence[Recording], pictures: Sequence[PictureRecording]
 
 
 def _asked(recordings: Sequence[Recording]) -> str:
-    """The probability of the answer by the number of words after which the question comes."""
     asked = [(one, one.asked, one.document.question) for one in recordings]
     answered = [(one, ask, question) for one, ask, question in asked if ask is not None and question is not None]
     if not answered:
@@ -131,7 +130,6 @@ def _emptied(recordings: Sequence[Recording]) -> str:
 
 
 def _pictures(pictures: Sequence[PictureRecording]) -> str:
-    """The pictures, and of each layer the numbers that need no scripts."""
     if not pictures:
         return ""
     layers = []

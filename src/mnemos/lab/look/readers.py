@@ -1,8 +1,4 @@
-"""How each memory is read: a reader for each class of layer or model, and the table to which one's own can be added.
-
-Layers keep windows of keys and values, gated caches, and sums (`sums`); Memformer's slots, encodings and memory tokens
-pass from segment to segment.
-"""
+"""How each memory is read: a reader for each class of layer or model, and the table to which one's own can be added."""
 
 from typing import Any
 

@@ -41,21 +41,16 @@ PARTS = 4  # parts of a segment; the question is asked after each of them
 
 @dataclass(frozen=True)
 class Document:
-    """What a model reads: tokens [N], the words that they form as (text, number of tokens), and what is asked.
-
-    targets [N]: the token that is predicted at each place, below 0 where none counts. about: where it is from, and why
-    it was chosen. name: the text of a token. guess: the probability of an answer that is picked at random, if known.
-    other: how a word outside the vocabulary is written, if all are written alike.
-    """
+    """What a model reads, and what is asked."""
 
     tokens: tuple[int, ...]
-    words: tuple[tuple[str, int], ...]
-    targets: tuple[int, ...]
-    about: str = ""
+    words: tuple[tuple[str, int], ...]  # (text, number of tokens)
+    targets: tuple[int, ...]  # that each token predicts, below 0 where none counts
+    about: str = ""  # where it is from, and why it was chosen
     question: Question | None = None
-    name: Callable[[int], str] = str
-    guess: float | None = None
-    other: str = ""
+    name: Callable[[int], str] = str  # the text of a token
+    guess: float | None = None  # the probability of an answer that is picked at random, if known
+    other: str = ""  # how a word outside the vocabulary is written, if all are written alike
 
     @staticmethod
     def of_text(
@@ -112,24 +107,19 @@ class Asked(NamedTuple):
 
 @dataclass
 class Recording:
-    """What a model's memories did over a document of N tokens in S segments of `length`.
-
-    surprise [N]: −ln p of each token given those before, NaN where it does not count. emptied: the same with the
-    memories of one kind, in all layers, emptied before the token's segment, by kind; everything else stays, keys and
-    values and positions too. layers: how many memories of each kind the model has; `memories` has at most `LAYERS`.
-    """
+    """What a model's memories did over a document of N tokens in S segments of `length`."""
 
     name: str
     about: str
     document: Document
     length: int
-    memories: list[Memory]
+    memories: list[Memory]  # at most `LAYERS`
     sources: list[Sources]
-    surprise: Array
-    emptied: dict[str, Array]
+    surprise: Array  # [N], −ln p of each token given those before, NaN where it does not count
+    emptied: dict[str, Array]  # the same with all memories of a kind emptied before the token's segment
     predictions: list[Prediction] = field(default_factory=list)
     asked: Asked | None = None
-    layers: Mapping[Kind, int] = field(default_factory=dict)
+    layers: Mapping[Kind, int] = field(default_factory=dict)  # with a memory of each kind, in the model
 
     @property
     def segments(self) -> int:
@@ -159,8 +149,7 @@ def record(
     """Read a document with a causal model y, state = model(x, state), and record what its memories did.
 
     length: tokens of a segment; 0: `segment_length`. state: where the reading starts, of one row; None: afresh. The
-    model and all random generators are unchanged. Cost: the forward of the document with its attention weights, twice
-    more with memories emptied, and that of the targets that are looked at (`effects.look_at_targets`).
+    model and all random generators are unchanged. Cost: three forwards of the document, and `effects.look_at_targets`.
     Raises InputError for a model without a causal state or with outputs that are not finite, and for a document without
     tokens.
     """
@@ -210,7 +199,6 @@ def _read(
     length: int,
     state: State,
 ) -> tuple[Array, dict[str, Array]]:
-    """Let the readers read each segment; returns `Recording.surprise` and `Recording.emptied`."""
     n = tokens.shape[1]
     surprise = np.full(n, np.nan)
     emptied: dict[str, Array] = {}
@@ -244,10 +232,7 @@ def _read(
 
 
 def _ask(model: nn.Module, tokens: Tensor, question: Question, length: int, state: State) -> Asked:
-    """Ask after every part of a segment from the told words on: each time as of a row that ends with this question.
-
-    The row is read in the model's own segments up to there, which changes nothing for the segments that follow.
-    """
+    """Ask after every part of a segment from the told words on: each time as of a row that ends with this question."""
     step, ask = max(1, length // PARTS), torch.tensor([question.ask], device=tokens.device)
     after, probability = [], []
     end = tokens.shape[1] - len(question.ask)

@@ -55,7 +55,6 @@ def explained(document: Document) -> str:
 
 
 def _when(one: Recording) -> str:
-    """The probability of the answer when asked at once, around where it is lost, and at the end."""
     assert one.asked is not None
     assert one.document.question is not None
     end, (after, known), lost = one.document.question.fact[1], one.asked, one.asked.lost
@@ -85,7 +84,6 @@ def _where(one: Recording, prediction: Prediction) -> str:
 
 
 def _needed(one: Recording, prediction: Prediction, i: int) -> str:
-    """What the answer is lost without at one boundary: the smallest parts that were emptied."""
     least = LOST * prediction.probability
     at = [(change, float(p[i])) for change, p in prediction.effects if i < len(p)]
     gone = [change for change, p in at if p < least and not change.alone]

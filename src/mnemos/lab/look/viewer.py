@@ -46,7 +46,6 @@ class Look:
         self.recordings, self.pictures, self.html = list(recordings), list(pictures), page(recordings, pictures)
 
     def write(self, path: str | Path) -> Path:
-        """Write the page; returns its path."""
         out = Path(path)
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, self.html)
@@ -72,38 +71,31 @@ def look(
         mnemos.look(stream)                                   # what the state holds now, as the last token reads it
 
     model: y, state = model(x, state), or a `Stream` of one row. tokens: [T] ids. words: groups tokens into words (text,
-    number of tokens), such as `Task.words`; by default the tokens' numbers. segment: tokens of a segment, by default
-    the model's own. In a notebook the result is shown as the page; `.write(path)` writes it.
-    Cost: see `record`. Raises InputError for a stream of several rows or without a token, and for a model without a
-    causal state.
+    number of tokens); by default the tokens' numbers. segment: its tokens, by default the model's own. A notebook shows
+    the result; `.write(path)` writes it. Raises InputError for a stream of several rows or without a token, and for a
+    model without a causal state.
     """
     ids = [] if tokens is None else [int(token) for token in torch.as_tensor(tokens).flatten()]
     state = None
     if isinstance(model, Stream):
         if model.last is None or model.rows != 1:
             found = "none" if model.last is None else f"{model.rows} rows"
-            raise InputError(
-                f"look: expected a stream of one row that has read tokens, found {found}; prefill or select"
-            )
+            raise InputError(f"look: expected a stream of one row that has read, found {found}; prefill or select")
         state, ids, model = model.state, [int(model.last), *ids], model.model
     document = Document.of_text(ids, words or (lambda tokens: None))
     return Look([record(model, document, name or type(model).__name__, length=segment, state=state)])
 
 
 class Opened(NamedTuple):
-    """A model that is looked at: what it is called, what it is, and what says what its tokens mean.
-
-    about: the run, and how far it was trained. data: settings of the run's data, or the tokenizer's vocabulary: models
-    with the same ones read the same tokens. length: tokens of a segment. folder: what errors name.
-    """
+    """A model that is looked at."""
 
     name: str
-    about: str
+    about: str  # the run, and how far it was trained
     model: nn.Module
-    task: Task
-    data: object
-    length: int
-    folder: Path = Path()
+    task: Task  # says what its tokens mean
+    data: object  # settings, or the tokenizer's vocabulary: models with the same ones read the same tokens
+    length: int  # tokens of a segment
+    folder: Path = Path()  # what errors name
 
     def record(self, how: Callable[..., _Recording], *arguments: object) -> _Recording:
         """What a function records of the model. Its errors name the folder."""
@@ -122,15 +114,13 @@ def look_at_runs(
 ) -> Path:
     """Write the page of some runs of one task, each a run's folder or a comparison's; returns its path.
 
-    A folder of a decoder of Transformers reads `text`. text: a file that the models read; None: a document of the test
-    split. number: which, from 0; None: the first, or of rows that ask a question the one that `choose_row` chooses.
-    segments: at most, and at most `TOKENS` tokens of all models together. Raises InputError for runs of different
-    data or of data that are no tokens, for the folder of a run's model, and for numbers out of range.
+    text: a file that the models read, as a decoder of Transformers must; None: a document of the test split. number:
+    which, from 0; None: the first, or of rows that ask a question the one that `choose_row` chooses. segments: at most,
+    and at most `TOKENS` tokens of all models together. Raises InputError for runs of different data or of data that are
+    no tokens, for the folder of a run's model, and for numbers out of range.
     """
     if segments < 1 or (number or 0) < 0:
-        raise InputError(
-            f"--segments, --document: expected at least 1 and 0, found {segments} and {number}; raise them"
-        )
+        raise InputError(f"--segments, --document: expected at least 1 and 0, found {segments} and {number}; raise it")
     target = Path(folders[0]) / PAGE if out is None else Path(out)
     if out is not None:
         check_output_file(target)
@@ -274,13 +264,12 @@ def document_of(
 
 @torch.no_grad()
 def choose_row(task: Task, models: Sequence[tuple[nn.Module, int]], batch: Any) -> tuple[int, str]:
-    """Of rows that ask a question: the first of those told farthest back whose answer needs the state; else row 0.
+    """Of rows that ask a question: the first of those told farthest back whose answer needs the state; else row 0; and
+    why.
 
-    models: each with the tokens of its segments. Returns the row and why it is this one.
-
-    An answer needs the state if no model that knows it gives it half of that probability without its state: a model
-    that guesses it anyway shows nothing of where it is kept. Of these rows, one is taken whose answer is not the
-    likeliest token of a model that does not know it, if there is one.
+    models: each with the tokens of its segments. An answer needs the state if no model that knows it gives it half of
+    that probability without its state. Of these rows, one is taken whose answer is not the likeliest token of a model
+    that does not know it, if there is one.
     """
     questions = [task.question(row.tolist()) for row in batch.inputs]
     apart = [-1 if one is None else batch.inputs.shape[1] - len(one.ask) - one.fact[1] for one in questions]

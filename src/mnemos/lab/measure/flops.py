@@ -95,10 +95,8 @@ def no_fast_path() -> Iterator[None]:
 
 
 class _Unpadded(TorchFunctionMode):
-    """Compute fused attention without the zeros that its queries and keys were padded with, to count the formula's.
-
-    Callers pad them to the width of the values, because the CPU's kernel needs equal widths; zeros change no score.
-    This mode is active while FLOPs are counted, so the code that is counted needs no switch for it.
+    """Compute fused attention without the zeros that its queries and keys were padded with, to count the formula's:
+    callers pad them to the width of the values, which the CPU's kernel needs.
     """
 
     def __init__(self) -> None:
@@ -155,10 +153,7 @@ class Operators(DispatchMode):
 
 
 def count_flops(function: Callable[[], object]) -> int:
-    """FLOPs of a call in matrix products, convolutions and attention; a multiply-add is 2.
-
-    The function is called once, with all its side effects.
-    """
+    """FLOPs of one call, with its side effects, in matrix products, convolutions and attention; a multiply-add is 2."""
     return sum(flops_by_operation(function).values())
 
 

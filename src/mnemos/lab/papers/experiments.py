@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mnemos.lab.compare import significance
-from mnemos.lab.compare.significance import BETTER, LEVEL, NO_DIFFERENCE, WORSE, Difference, Scored, Spread
+from mnemos.lab.compare.significance import BETTER, LEVEL, NO_DIFFERENCE, WORSE, Difference, Scored
 from mnemos.lab.recipes.family import altered
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe
@@ -77,12 +77,6 @@ def add_differences(
         table.add(f"{one} minus {other}", test.difference, *interval, finite(test.p_holm))
 
 
-def differences(scores: Mapping[str, Spread], variant: str, controls: Iterable[str]) -> dict[str, Difference]:
-    """`variant` minus each control by Welch's test, p corrected over the controls by Holm."""
-    names = list(controls)
-    return dict(zip(names, welch_holm((scores[variant], scores[name]) for name in names), strict=True))
-
-
 def train_variants(finding: Finding, options: Options, variants: Mapping[str, Recipe]) -> Trained:
     """Train the recipes of all variants, one thread each, with the seeds of the options."""
     recipes = {name: altered(one, train={"threads": 1}) for name, one in variants.items()}
@@ -145,9 +139,10 @@ def differences_table(values: Scores, unit: str, higher_is_better: bool, control
         f"{first} minus each control, {unit}",
         ["minus", "difference", "from", "to", "p", "p (Holm)", "shown", "effect", "power", "seeds for .8"],
     )
-    for name, tested in differences(scores, first, controls).items():
+    tests = welch_holm((scores[first], scores[name]) for name in controls)
+    for (name, effect), tested in zip(controls.items(), tests, strict=True):
         low, high = tested.interval or (None, None)
-        effect, both = controls[name], (scores[first], scores[name])
+        both = scores[first], scores[name]
         powers: tuple[Cell, Cell] = (None, None)
         if effect is not None:
             powered = finite(power(effect, *both, min(one.seeds for one in both)))

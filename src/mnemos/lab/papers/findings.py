@@ -25,7 +25,7 @@ class Table:
 
 @dataclass
 class Finding:
-    """The result of a claim's function. `files`: images and pages that it wrote; `runs`: folders of training runs."""
+    """The result of a claim's function. `files`: images that it wrote; `runs`: folders of training runs."""
 
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -1,18 +1,17 @@
 """`mnemos reproduce PAPER[/CLAIM]`: measure a paper's claims and show the results next to the paper's numbers."""
 
-import base64
 import importlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mnemos.atomic import check_output_folder, read_bytes, write_json, write_text
-from mnemos.errors import plural, say
+from mnemos.atomic import check_output_folder, write_json
+from mnemos.errors import say
 from mnemos.lab.run.provenance import provenance, trained
 from mnemos.types import InputError, JSONObject
 
 from .claims import PAPERS, Claim, Paper, choose
-from .findings import Finding, cell_text
+from .findings import Finding
 from .verdicts import SYMBOLS, verdicts
 
 
@@ -22,8 +21,7 @@ class Options:
 
     out: the output folder, one per paper. data: a folder with the claim's data: CIFAR-10 or MNIST (None: scikit-learn's
     digits), recordings, or text. steps: the number of updates of each run (None: the claim's own number). jobs: runs at
-    a time, as `compare` has them. run: a finished run to draw instead of training one. recipes_only: only print which
-    recipes would be trained; no model runs, and no file is written.
+    a time, as `compare` has them. run: a finished run to draw instead of training one.
     """
 
     out: Path
@@ -32,7 +30,6 @@ class Options:
     seeds: int = 1
     jobs: int = 1
     run: Path | None = None
-    recipes_only: bool = False
 
 
 def reproduce(target: str, options: Options) -> list[JSONObject]:
@@ -73,13 +70,10 @@ def reproduce(target: str, options: Options) -> list[JSONObject]:
         }
         results.append(result)
         # --- its files: each claim's when it is finished, because the next may take hours or fail ---
-        if not options.recipes_only:
-            options.out.mkdir(parents=True, exist_ok=True)
-            path, page = options.out / f"{claim.name}.json", options.out / f"claim-{claim.name}.html"
-            write_json(path, result)
-            write_text(page, claim_page(result, finding))
-            for written in (*finding.files, path, page):
-                say(written)
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_json(path := options.out / f"{claim.name}.json", result)
+        for written in (*finding.files, path):
+            say(written)
         say(flush=True)
     return results
 
@@ -98,49 +92,3 @@ def listing() -> str:
         lines.append(f"{paper.name}: {paper.title}")
         lines += [f"  mnemos reproduce {paper.name}/{claim.name:10} {claim.about}" for claim in paper.claims]
     return "\n".join(lines)
-
-
-def claim_page(result: JSONObject, finding: Finding) -> str:
-    """The page of a claim in the shell of all pages: tables, notes, figures. result: what its JSON file holds."""
-    from mnemos.lab.report import markup  # what only names recipes needs no page
-    from mnemos.lab.report.shell import html_page, script
-
-    escape, paragraph = markup.escape, markup.paragraph
-    tables = [
-        markup.table(one.title, one.columns, [[escape(cell_text(cell)) for cell in row] for row in one.rows], "claims")
-        for one in finding.tables
-    ]
-    pictures, paths = [], []
-    for path in (*finding.files, *finding.runs):
-        if path.suffix != ".png":
-            paths.append(path)
-            continue
-        data = base64.b64encode(read_bytes(path)).decode()  # inside the page, so that it can be sent alone
-        image = f'<img alt="{escape(path.stem)}" src="data:image/png;base64,{data}">'
-        pictures.append(markup.figure([image], path.name, "full"))
-    items = "".join(f"<li><code>{escape(path)}</code></li>" for path in paths)
-    facts = {**result["provenance"], "seconds": f"{result['seconds']:.1f}"}
-    origin = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>"
-        for name, fact in facts.items()
-        if fact is not None and not isinstance(fact, dict | list)
-    )
-    sections = {
-        "tables": ("Further tables", "\n".join(tables[1:])),
-        "figures": ("Figures", "\n".join(pictures)),
-        "runs": ("Pages and runs", f"<ul>{items}</ul>" if items else ""),
-        "provenance": ("Provenance", f'<dl class="facts">{origin}</dl>'),
-    }
-    filled = {slug: section for slug, section in sections.items() if section[1]}
-    notes = "".join(f"<li>{markup.prose(note)}</li>" for note in finding.notes)
-    opening = [
-        paragraph(f"The claim: {result['says']}", "lead"),
-        *tables[:1],
-        f'<ul class="caveats">{notes}</ul>' if notes else "",
-        markup.contents((slug, name) for slug, (name, _) in filled.items()),
-    ]
-    body = f'<section id="verdict" class="opening">\n{chr(10).join(filter(None, opening))}</section>\n'
-    body += "\n".join(markup.folded(slug, name, text, slug == "figures") for slug, (name, text) in filled.items())
-    runs = f" · {plural(len(finding.runs), 'run')}" if finding.runs else ""
-    byline = paragraph(f"{result['paper']}/{result['claim']}{runs}", "byline")
-    return html_page(f"{result['title']}: {result['about']}", body, byline, [script("page.js")])

@@ -1,10 +1,8 @@
 """Small models that claims train: on which data, how they are compared, and what few seeds can show."""
 
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 
 from mnemos.lab.compare import significance
@@ -16,7 +14,6 @@ from mnemos.lab.tasks.images import find_mnist
 from mnemos.lab.tasks.metrics import perplexity
 from mnemos.types import InputError, JSONObject
 
-from .claims import Values
 from .findings import Finding, spread
 from .reproduce import Options
 
@@ -87,9 +84,8 @@ def train(
     recipes: Mapping[str, Recipe],
     baselines: bool = False,
     seeds: int = 0,
-    report: bool = True,
 ) -> Trained:
-    """Train a recipe for each row, unless it is trained; add the runs and the page of the comparison to `finding`.
+    """Train a recipe for each row, unless it is trained; add the runs to `finding`.
 
     The folder is options.out/runs/NAME-STEPS, with RECIPE/seed-N below it. seeds: 0 for those of the options.
     """
@@ -102,10 +98,6 @@ def train(
     runs = {names.get(one, one): [folder / path for path in paths] for one, paths in comparison["runs"].items()}
     # Each once: two tables of a claim may have a row in common.
     finding.runs += [run for each in runs.values() for run in each if run not in finding.runs]
-    if report:
-        from mnemos.lab.report import report as write_report  # what only names recipes needs no report
-
-        finding.files.append(write_report([folder], folder / "report.html"))
     return Trained(rows, runs, comparison)
 
 
@@ -132,13 +124,3 @@ def perplexity_text(values: list[float], digits: int = 3) -> str:
     """Text of the mean and the standard deviation over seeds."""
     mean, std, _ = significance.spread(values)  # a seed that diverged has an infinite perplexity, and no deviation
     return spread(mean, None if math.isnan(std) else std, 1.0, digits)
-
-
-def order(scores: Mapping[str, list[float]], theirs: Values, column: int) -> str:
-    """A sentence: the models from best to worst, and how many pairs of rows have the same order in the paper."""
-    ours = {name: mean for name, each in scores.items() if math.isfinite(mean := statistics.fmean(each))}
-    pairs = [(a, b) for a, b in combinations([name for name in ours if name in theirs], 2)]
-    pairs = [(a, b) for a, b in pairs if theirs[a][column] != theirs[b][column]]
-    same = sum((ours[a] < ours[b]) == (theirs[a][column] < theirs[b][column]) for a, b in pairs)
-    ranked = "; ".join(sorted(ours, key=ours.__getitem__))
-    return f"From best to worst: {ranked}. {same} of {len(pairs)} pairs have the same order as in the paper."

@@ -23,12 +23,10 @@ def family(names: str, **axes: Iterable[str]) -> Callable[[Callable[..., Recipe 
         def listops_128(attention: str, memory: str) -> Recipe:
             \"""Long ListOps in 64 to 128 symbols: what `mnemos list` says of the family.\"""
 
-    names: the pattern of the recipes' names; an empty value leaves no dash. axes: the values of each axis; of a mapping
-    these are its keys, so that a row of it is a recipe.
-    The function returns the recipe with its `about`, or None for a combination that is no recipe. It is called for
-    every combination when its module is imported, and must not build data or a model. The decorated function returns
-    the named recipe of some values; an axis that is left out has its first one. Raises InputError for a recipe without
-    `about`, and for a name that is taken, also by another combination.
+    names: the pattern of the recipes' names; an empty value leaves no dash. axes: the values of each; of a mapping its
+    keys. The function returns the recipe with its `about`, or None for a combination that is no recipe, and must not
+    build data or a model. The decorated function returns the named recipe of some values; an axis that is left out has
+    its first one. Raises InputError for a recipe without `about`, and for a name that is taken.
     """
     axis_values = {axis: tuple(values) for axis, values in axes.items()}
 

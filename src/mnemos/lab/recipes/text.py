@@ -33,10 +33,7 @@ CUTOFFS = (20_000, 40_000, 200_000)  # of WikiText-103's 267,735 words, as Trans
 
 
 def in_words(recipe: Recipe, cutoffs: tuple[int, ...] = CUTOFFS) -> Recipe:
-    """A recipe of text that reads words instead of bytes, with a tied adaptive softmax of these cut-offs.
-
-    The vocabulary is that of the training split.
-    """
+    """A recipe of text that reads words instead of bytes, with a tied adaptive softmax of these cut-offs."""
     model: Any = replace(recipe.model, vocab_size=0)  # type: ignore[call-arg]
     data: Any = recipe.data
     if isinstance(model, TransformerConfig):
@@ -160,10 +157,8 @@ def text_state(memory: str) -> Recipe:
     """Language models of bytes whose memories have the same size: 32 KiB of state per stream, after 64 bytes.
 
     All have width 128, about a million parameters and the same batches: four segments per update, with gradient through
-    all of them where a memory passes it on. Documents have at most 2,048 bytes, so that the reference, whose state
-    grows with them, stays affordable. Two recipes have another size: the LSTM's state is smaller, and that of the
-    reference grows to 8 MiB. Models that read a segment as a whole also keep its keys and values while they read it;
-    these pass to no other segment and are not counted.
+    all of them where a memory passes it on. Only the LSTM's state is smaller, and that of the reference `full` grows
+    with the document, to 8 MiB. Keys and values within a segment that is read as a whole are not counted.
     """
     rollout = RolloutConfig(segments=4, replay=False)
     return Recipe(

@@ -1,8 +1,4 @@
-"""Charts: Vega-Lite draws each as SVG, for readers without scripts and for print, and again in the browser.
-
-`page.js` draws the same specification with the values under the pointer or the arrow keys, and with variants, seeds and
-axes that can be switched.
-"""
+"""Charts: Vega-Lite draws each as SVG, for readers without scripts, and page.js draws the same again in the browser."""
 
 import math
 import re
@@ -68,29 +64,24 @@ def variant(name: str, index: int) -> Series:
 
 @dataclass
 class Chart:
-    """What one panel shows.
+    """What one panel shows."""
 
-    slug: unique in the page. runs: the names of the seeds. axes: what x can be; the first is shown at first. mode:
-    "lines" (a thin line a run and a thick one for the mean), "points" (also a mark a run), "marks" (marks, no lines) or
-    "bars" (a bar a point) or "strip" (a row a variant, of marks and their mean). ticks: the values of x that have one,
-    instead of round ones. references: (name, value) of dotted lines across, which the legend names. bands: (index in
-    `series`, low, high) of y, shaded. form: a format of d3 for the ticks of y. limits: of y. label: what is read aloud.
-    """
-
-    slug: str
+    slug: str  # unique in the page
     title: str
     y: str
     series: Sequence[Series]
-    runs: Sequence[str]
-    axes: Sequence[Axis]
+    runs: Sequence[str]  # the names of the seeds
+    axes: Sequence[Axis]  # what x can be; the first is shown at first
+    # "lines" (thin: a run, thick: the mean), "points" (also a mark a run), "marks" (no lines), "bars" (a bar
+    # a point) or "strip" (a row a variant, of marks and their mean).
     mode: str = "lines"
     logarithmic: bool = False
-    ticks: Sequence[float] = ()
-    references: Sequence[tuple[str, float]] = ()
-    bands: Sequence[tuple[int, float, float]] = ()
-    form: str = ""
-    limits: tuple[float, float] | None = None
-    label: str = ""
+    ticks: Sequence[float] = ()  # values of x that have one, instead of round ones
+    references: Sequence[tuple[str, float]] = ()  # of dotted lines across, which the legend names
+    bands: Sequence[tuple[int, float, float]] = ()  # (index in `series`, low, high) of y, shaded
+    form: str = ""  # a format of d3 for the ticks of y
+    limits: tuple[float, float] | None = None  # of y
+    label: str = ""  # what is read aloud
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
     def add(self, series: int, run: int, y: Any, *x: Any, interval: tuple[float, float] | None = None) -> None:

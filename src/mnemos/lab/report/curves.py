@@ -1,8 +1,7 @@
 """Curves of all variants: over training, and along an axis of the task, such as a distance.
 
-A task writes the latter to result.json by `Task.artifacts`: "along": {"metric", "x": the name of the axis, "values":
-[[x, value]], "rows": the number of rows that each value is a share of, if it is one, "chance": the value of a guess, if
-it has one}.
+A task writes the latter to result.json: "along": {"metric", "x": the name of the axis, "values": [[x, value]], "rows":
+of which each value is a share, if it is one, "chance": the value of a guess, if it has one}.
 """
 
 import functools
@@ -132,8 +131,8 @@ def curve_chart(results: Results, split: str, name: str) -> Chart:
 def intervals(steps: Sequence[np.ndarray], most: int) -> list[list[np.ndarray]]:
     """For each run of a variant, given by the steps of its records: the indices of the records that make each point.
 
-    A point is one record where no run has more than `most`. Else it is the mean of an interval of records. The runs
-    share the intervals over the steps that all of them have, so that their points have equal steps.
+    A point is one record where no run has more than `most`, else the mean of an interval, which the runs share over the
+    steps that all have, so that their points have equal steps.
     """
     size = -(-max(map(len, steps)) // most)
     common = functools.reduce(np.intersect1d, steps) if size > 1 else np.array([])
@@ -190,7 +189,6 @@ class MetricByX(NamedTuple):
         return [point.value for _, points in self.points.get(name, []) for point in points if point.x == x]
 
     def at_the_end(self) -> dict[str, float]:
-        """The mean at the greatest x of each variant that has one."""
         values = {name: self.values(name, self.xs[-1]) for name in self.points}
         return {name: finite_spread(one).mean for name, one in values.items() if one}
 

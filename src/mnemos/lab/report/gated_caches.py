@@ -1,7 +1,4 @@
-"""What gated caches did: their gates over training, and what layers read from them beside attention.
-
-Each section shows the first run of a variant that recorded what it draws, and says why where none did.
-"""
+"""What gated caches did: their gates over training, and what layers read from them beside attention."""
 
 from collections.abc import Callable, Sequence
 
@@ -35,7 +32,6 @@ def _each_variant(
     draw: Callable[[str, list[RunRecord]], str],
     why: Callable[[Sequence[RunRecord]], str],
 ) -> str:
-    """What is drawn of the runs of each variant that have something; for cached variants without, why there is none."""
     parts, lines = [], []
     for name in results.names:
         if runs := [run for run in results.runs_of(name) if has(run)]:

@@ -54,8 +54,7 @@ def figure(panels: Sequence[str], caption: str, style: str = "") -> str:
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], style: str = "") -> str:
     """A numbered table. `head` and `caption` are plain text; cells are HTML, and the first cell of a row is its name.
 
-    Rows and columns in which nothing is known are left out; "" for a table of these alone. On a narrow screen a row
-    becomes a block with each cell under its heading (`data-head`).
+    Rows and columns in which nothing is known are left out; "" for a table of these alone.
     """
     filled = [row for row in rows if not {*row[1:]} <= _UNKNOWN]
     shown = [i for i in range(len(head)) if not i or any(row[i] not in _UNKNOWN for row in filled)]

@@ -22,10 +22,7 @@ _SAYS = (
 
 
 def section(results: Results) -> str:
-    """What each variant's memory is used for, a figure by segment and a table; "" where no run recorded controls.
-
-    The controls of caches that a model stores are in the results.
-    """
+    """A figure by segment and a table of controls of a state; "" where no run recorded them."""
     scored = [name for name in results.names if results.state_controls(name)]
     by_reason: dict[str, list[str]] = {}
     for name in results.names:
@@ -40,7 +37,6 @@ def section(results: Results) -> str:
 
 
 def _by_segment(results: Results, scored: list[str]) -> str:
-    """One panel per memory of each variant's first run; "" for single segments."""
     charts, sources = [], []
     for name in scored:
         run, controls = results.state_controls(name)[0]
@@ -92,7 +88,6 @@ def extent(values: np.ndarray, least: float) -> tuple[float, float]:
 
 
 def _table(results: Results, scored: list[str]) -> str:
-    """A row for each memory of a variant, with the change that each control makes."""
     rows, notes, intervals, better = [], [], 0, {}
     for name in scored:
         runs = results.state_controls(name)

@@ -21,10 +21,8 @@ GAP = 0.08  # between pictures, in units of a picture
 
 
 class _Examples(NamedTuple):
-    """How examples of one kind are described: see `mnemos.lab.tasks.task.Task.artifacts`.
-
-    exact: an output should equal what was given, and is bold where not. compared: the words in which an output differs
-    from that of the first variant are bold.
+    """How examples of one kind are described (`Task.artifacts`). exact: an output should equal what was given, and is
+    bold where not. compared: bold are the words in which it differs from that of the first variant.
     """
 
     title: str

@@ -6,11 +6,11 @@ from pathlib import Path
 from mnemos import registry
 from mnemos.atomic import check_output_file, write_text
 from mnemos.errors import plural
+from mnemos.lab.evaluate.records import flat
 
 from . import costs, curves, gated_caches, memory_use, outputs, provenance, scores
 from .markup import contents, escape, folded, listed, own_ids, paragraph, prose
 from .read import Results, read_tasks, task_differences
-from .run_records import flat
 from .shell import chart_library, html_page, script
 from .verdict import caveats, headline, scored_of, summary_table
 
@@ -37,11 +37,10 @@ _NAMED = 2  # variants at most that a title names; the others are named by the f
 def report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write one self-contained HTML report of runs and return its path.
 
-    folders: run folders (recipe.json, metrics.jsonl, …) and comparison folders (comparison.json). Runs whose data,
-    splits or metrics differ are not ranked: one table has all of them side by side, and each task has its own part.
-    out: the file to write; by default report.html in the folder of the comparison, otherwise of the first run.
-    The file is replaced atomically, and the same input gives the same bytes. Takes a few seconds.
-    Raises InputError, with file and line, for input that is missing or malformed.
+    folders: run folders and comparison folders. Runs whose data, splits or metrics differ are not ranked: each task has
+    its own part. out: the file to write; by default report.html in the folder of the comparison, otherwise of the first
+    run. The same input gives the same bytes. Raises InputError, with file and line, for input that is missing or
+    malformed.
     """
     return write_report(folders, out)[0]
 
@@ -103,10 +102,7 @@ def assemble(tasks: Sequence[Results]) -> str:
 
 
 def _parts(results: Results) -> tuple[str, str]:
-    """The first screen (one sentence, its picture, a row for each variant, caveats, contents), and the sections.
-
-    A section without content is left out, so that a report shows only what its runs have, and so is the picture's.
-    """
+    """The first screen, and the sections; one without content is left out, and so is the picture's."""
     html = {make: make(results) for make in dict.fromkeys([*PICTURES, *(make for _, _, make in SECTIONS)])}
     picture = next((make for make in PICTURES if html[make]), None)
     shown = [(slug, name, html[make]) for slug, name, make in SECTIONS if html[make] and make is not picture]
@@ -134,7 +130,6 @@ def _title(tasks: Sequence[Results]) -> str:
 
 
 def _byline(tasks: Sequence[Results]) -> str:
-    """The number of runs, their updates, when they finished and at which commit."""
     runs, rows = [run for one in tasks for run in one.all_runs()], [row for one in tasks for row in one.rows]
     parts = [plural(len(runs) or sum(row.seeds for row in rows), "run")]
     seeds = {row.seeds for row in rows}

@@ -5,12 +5,13 @@ import math
 import shlex
 
 from mnemos.errors import plural
+from mnemos.lab.evaluate.records import flat
 from mnemos.lab.run.files import Provenance
 from mnemos.types import JSONObject
 
 from .markup import count, escape, missing, table, table_of
 from .read import Results
-from .run_records import RunRecord, flat
+from .run_records import RunRecord
 
 _MOST = 80  # characters of a value in a table
 _LISTED = 12  # fields at most that are listed open

@@ -14,6 +14,7 @@ from mnemos.lab.compare.budgets import FILE as BUDGET
 from mnemos.lab.compare.comparison import FILE, Comparison, controls_of, read_comparison, rows_of
 from mnemos.lab.compare.significance import Difference, Spread, paired, spread, welch
 from mnemos.lab.evaluate.recorded import Left, StateControls
+from mnemos.lab.evaluate.records import flat
 from mnemos.lab.run.files import PLACES, Provenance, Result
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.tasks.metrics import MAJORITY, bounds_of, described_in
@@ -21,7 +22,7 @@ from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import InputError, JSONObject
 
 from .markup import listed
-from .run_records import RunRecord, flat, read_run
+from .run_records import RunRecord, read_run
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,6 @@ class Results(Comparison):
 
     @property
     def names(self) -> list[str]:
-        """Of the rows, in the order that determines their colours."""
         return [row.name for row in self.rows]
 
     @property
@@ -43,7 +43,6 @@ class Results(Comparison):
 
     @property
     def score(self) -> str:
-        """What the rows are judged by, such as "test accuracy"."""
         return f"{self.split} {self.metric}"
 
     def runs_of(self, name: str) -> tuple[RunRecord, ...]:
@@ -73,10 +72,7 @@ class Results(Comparison):
         return next(filter(None, (described_in(result.metrics, metric) for result in self.finished())), None)
 
     def effect(self, name: str, control: str = "emptied") -> Difference | None:
-        """What a control of stored caches changes, run by run where the runs' results are at hand, else by means.
-
-        None where the control was not run.
-        """
+        """What a control of stored caches changes: by run where results are at hand, else by means; None: not run."""
         scores = [(run.result.scores, run.result.controls.get(control, {})) for run in self.runs_of(name) if run.result]
         changes = [b[self.metric] - a[self.metric] for a, b in scores if self.metric in a and self.metric in b]
         if by_run := paired(changes, self.bounds):
@@ -87,7 +83,6 @@ class Results(Comparison):
         return None
 
     def state_controls(self, name: str) -> list[tuple[RunRecord, StateControls]]:
-        """The runs of a row that scored controls of their state."""
         explained = [(run, run.explained.memory) for run in self.runs_of(name) if run.explained]
         return [(run, memory) for run, memory in explained if isinstance(memory, StateControls)]
 
@@ -98,10 +93,7 @@ class Results(Comparison):
         return reasons[0] if reasons and not self.state_controls(name) else None
 
     def memory_effect(self, name: str, memory: str, control: str) -> Difference | None:
-        """What a control of one memory of the state changes, run by run; None where it was not run.
-
-        It is measured in the comparison's metric, or in the runs' own where that is not recorded.
-        """
+        """What a control of one memory of the state changes, run by run; None where it was not run."""
         changes, bounds = [], self.bounds
         for _, controls in self.state_controls(name):
             carried = controls.carried.scores
@@ -122,18 +114,15 @@ def read(folders: Sequence[Path]) -> Results:
     """The results of runs of one task, as `read_tasks` reads them. Raises InputError if there are several tasks."""
     tasks = read_tasks(folders)
     if len(tasks) > 1:
-        raise InputError(
-            f"expected runs of one task, found {len(tasks)}: {task_differences(tasks)}; name the runs of one of them"
-        )
+        raise InputError(f"expected runs of one task, found {len(tasks)}: {task_differences(tasks)}; name those of one")
     return tasks[0]
 
 
 def read_tasks(folders: Sequence[Path]) -> list[Results]:
     """The results of each task (`TaskKey`) of any number of run folders and comparison folders.
 
-    Runs that are not part of a comparison of their task become additional rows of it. Runs whose recipes differ only in
-    the seed are one row, and its numbers are computed from their results. Raises InputError, also for two comparisons
-    of one task.
+    Single runs become rows of the comparison of their task; those that differ only in the seed are one row. Raises
+    InputError, also for two comparisons of one task.
     """
     if not folders:
         raise InputError("report: expected at least one run folder or comparison folder, found none; name one")
@@ -147,9 +136,7 @@ def read_tasks(folders: Sequence[Path]) -> list[Results]:
             results = read_results(folder)
             key = next((task_key(run, results.metric) for run in results.all_runs()), None)
             if key is not None and any(key == other for other, _ in groups):
-                raise InputError(
-                    f"{folder}: expected one comparison of this task, found a second; make a report for each"
-                )
+                raise InputError(f"{folder}: expected one comparison of this task, found a second; report each alone")
             comparisons.append(results)
             groups.append((key, []))
         elif (folder / "recipe.json").is_file():
@@ -183,9 +170,7 @@ def read_tasks(folders: Sequence[Path]) -> list[Results]:
             one = comparisons[i]
             more = results_of(members, one.metric)
             if twice := next((name for name in more.names if name in one.names), None):
-                raise InputError(
-                    f"{one.source}: expected new variants beside it, found {twice!r} twice; compare them again"
-                )
+                raise InputError(f"{one.source}: expected new variants beside it, found {twice!r} twice; compare again")
             rows, controls, records = one.rows + more.rows, one.controls + more.controls, one.records | more.records
             source = f"{one.source} and {more.source}"
             joined = replace(one, rows=rows, controls=controls, records=records, source=source, equal=None)
@@ -196,7 +181,6 @@ def read_tasks(folders: Sequence[Path]) -> list[Results]:
 
 
 def _instead(folder: Path) -> str:
-    """What a folder is that is neither a run nor a comparison, and what to do."""
     if not folder.is_dir():
         return registry.missing_folder(folder)
     if (folder / "benchmarks.json").is_file():
@@ -271,10 +255,7 @@ def results_of(runs: Sequence[RunRecord], metric: str | None = None) -> Results:
 
 
 def _with_roles(results: Results) -> Results:
-    """Results with the memory of each row, and whose baseline it is, from the recipes of runs that nothing compared.
-
-    A recipe with steps of its own, as of a budget, is no other's baseline; a comparison says whose it is all the same.
-    """
+    """Results with the memory of each row, and whose baseline it is, from the recipes of runs that nothing compared."""
     if not all(map(results.runs_of, results.names)):
         return results
     try:
@@ -289,17 +270,12 @@ def _with_roles(results: Results) -> Results:
 
 
 class TaskKey(NamedTuple):
-    """What decides whether two runs can be ranked: data, rows, starting weights and metric.
+    """What decides whether two runs can be ranked."""
 
-    data: the settings and the hash of the data, the rows scored, and the hash of the weights that the run started from,
-    because training of another run is an advantage. metric, batch: None for a run that is not finished, which belongs
-    to any task with its data. batch: the size of the batches, which decides what a part of the test split is; 0 where
-    all of it is scored.
-    """
-
+    # Settings and hash of the data, the rows scored, and the hash of the weights that training started from.
     data: tuple[tuple[str, str], ...]
-    metric: str | None
-    batch: int | None = 0
+    metric: str | None  # None for a run that is not finished, which belongs to any task with its data
+    batch: int | None = 0  # decides what a part of the test split is; 0: all of it is scored; None: not finished
 
     def holds(self, other: "TaskKey") -> bool:
         """Whether a run with the key `other` belongs to this task."""

@@ -32,27 +32,20 @@ class GateCurves:
 
 @dataclass(frozen=True)
 class Generated:
-    """Pictures that a model generated: samples [N, H, W, C]; originals [K, H, W, C] and completions [K, ways, H, W, C].
+    """Pictures that a model generated, or completed below the upper about["given"] rows of originals."""
 
-    The upper about["given"] rows of a completion are those of the original.
-    """
-
-    samples: np.ndarray | None
-    originals: np.ndarray | None
-    completions: np.ndarray | None
+    samples: np.ndarray | None  # [N, H, W, C]
+    originals: np.ndarray | None  # [K, H, W, C]
+    completions: np.ndarray | None  # [K, ways, H, W, C]
     about: JSONObject
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run folder. `label` is its name in the report: a path relative to the folder that was given.
-
-    detected: (name, bytes) of the JPEGs with annotations and detections that a detector's run has drawn. None: the run
-    has no such file.
-    """
+    """One run folder. None: it has no such file."""
 
     folder: Path
-    label: str
+    label: str  # its name in the report: a path relative to the folder that was given
     recipe: JSONObject
     provenance: Provenance | None
     train: Columns
@@ -61,7 +54,7 @@ class RunRecord:
     result: Result | None
     explained: Explanation | None = None
     generated: Generated | None = None
-    detected: tuple[tuple[str, bytes], ...] = ()
+    detected: tuple[tuple[str, bytes], ...] = ()  # (name, bytes) of the JPEGs that a detector's run has drawn
 
     @property
     def seed(self) -> object:
@@ -72,10 +65,7 @@ class RunRecord:
         return next((seed for seed in seeds if seed is not None), "?")
 
     def tested(self, metric: str, control: str | None = None) -> float:
-        """The test metric, or the same under a control ("emptied", …); NaN if it was not measured.
-
-        Of data without a test split, the validation metric.
-        """
+        """The test metric (without a test split that of validation), also under a control; NaN if not measured."""
         return math.nan if self.result is None else self.result.score(metric, control)
 
     def cost(self, name: str) -> float:
@@ -85,7 +75,6 @@ class RunRecord:
 
     @property
     def artifacts(self) -> JSONObject:
-        """What the task added to the result (`Task.artifacts`)."""
         return {} if self.result is None else self.result.artifacts
 
 
@@ -167,13 +156,3 @@ def read_generated(folder: Path) -> Generated | None:
     if not fits or ("completions" in arrays) != ("originals" in arrays):
         raise InputError(f"{path}: expected pictures as mnemos sample writes them, found others; {again}")
     return Generated(arrays.get("samples"), arrays.get("originals"), arrays.get("completions"), about)
-
-
-def flat(value: object, prefix: str = "") -> JSONObject:
-    """Nested objects as dotted names: {"train": {"steps": 5}} becomes {"train.steps": 5}."""
-    if not isinstance(value, dict):
-        return {prefix: value}
-    out: JSONObject = {}
-    for key, part in value.items():
-        out |= flat(part, f"{prefix}.{key}" if prefix else str(key))
-    return out

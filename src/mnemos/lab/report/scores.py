@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from mnemos.errors import plural
 from mnemos.lab.compare.significance import Difference
+from mnemos.lab.evaluate.records import flat
 
 from .charts import Axis, Chart, chart_figure, variant
 from .curves import seed_names
 from .markup import OPERATIONS, capital, count, decimal, escape, memory, missing, operations, table, table_of
 from .read import Results, finite_spread
-from .run_records import flat
 from .shell import variant_name
 from .verdict import mean_and_spread, without_learning
 
@@ -44,7 +44,6 @@ def section(results: Results) -> str:
 
 
 def _other_metrics(results: Results) -> str:
-    """The other metrics of the test split, and how they are computed; "" for a task of one metric."""
     finished = results.finished()
     described = next((one.metrics for one in finished if one.metrics), {})
     about = {name: str(one.get("about", "")) for name, one in described.items() if name not in (results.metric, "loss")}
@@ -62,8 +61,6 @@ def _other_metrics(results: Results) -> str:
             rows.append([escape(name), *(mean_and_spread(of_one[i]) for of_one in scores.values()), escape(text)])
         return table(caption, ["metric", *scores, "what it is"], rows, "metrics")
     caption += "".join(f" {capital(name)}: {text}" for name, text in about.items() if text)
-    if any("signatures" in one.artifacts for one in finished):
-        caption += " mnemos score gives intervals over test sentences."
     names = {name: variant_name(results.names.index(name), name) for name in scores}
     rows = [[names[name], *map(mean_and_spread, of_one)] for name, of_one in scores.items()]
     return table(caption, ["variant", *about], rows)
@@ -92,7 +89,6 @@ def side_by_side(tasks: Sequence[Results]) -> str:
 
 
 def _tested(results: Results, control: str | None = None) -> list[str]:
-    """The variants with a run that has a test result, as trained or under a control."""
     runs = {name: results.runs_of(name) for name in results.names}
     return [name for name in runs if any(math.isfinite(run.tested(results.metric, control)) for run in runs[name])]
 

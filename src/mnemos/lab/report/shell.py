@@ -58,9 +58,8 @@ def layer_variable(index: int, count: int) -> str:
 def html_page(title: str, body: str, header: str = "", scripts: Sequence[str] = (), style: str = "") -> str:
     """A page that needs no other file.
 
-    title: plain text. header: HTML below the title. scripts: the texts of scripts, in the order in which they run; the
-    page's policy allows these alone, by their hashes, so that text that was not escaped cannot run. style: CSS after
-    that of all pages.
+    title: plain text. header: HTML below the title. scripts: their texts, which alone the page's policy allows, by
+    their hashes, so that text that was not escaped cannot run. style: CSS after that of all pages.
     """
     if broken := next((text[:60] for text in scripts if "</script" in text.lower()), None):
         raise ValueError(f"expected scripts without </script>, found one: {broken}")

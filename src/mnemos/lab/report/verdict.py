@@ -1,8 +1,5 @@
 """What the seeds allow one to say: the first sentence of a report, a table with a row for each variant, and caveats.
-
-The memory is credited only with what a row gains over its never-written baseline: the model with a memory that nothing
-is stored in, or with a learned constant in place of a cache that is frozen at inference. A gain over a model without a
-memory may be that of the branch which reads it, and emptying a memory shows only that the trained model depends on it.
+The memory is credited only with what a row gains over its never-written baseline (docs/reading-comparisons.md).
 """
 
 import math
@@ -122,7 +119,6 @@ def scored_of(results: Results, split: str) -> Over | None:
 
 
 def _scored(results: Results) -> str:
-    """What the scores are, and what they are averaged over, where that is known."""
     over = scored_of(results, "valid" if results.split == "validation" else "test")
     of = f" {'over' if over.averaged else 'of'} {plural(over.number, over.noun)}" if over else ""
     return f"{results.score}{of}"
@@ -135,7 +131,6 @@ def without_learning(results: Results) -> dict[str, float]:
 
 
 def _ranked(scores: Mapping[str, float], higher_is_better: bool | None) -> str:
-    """The scores from the best, or as they come where the metric's direction is not known; at most `_NAMED`."""
     ranked = list(scores)
     if higher_is_better is not None:
         ranked.sort(key=lambda name: scores[name], reverse=higher_is_better)
@@ -215,10 +210,7 @@ def summary_table(results: Results) -> str:
 
 
 def _interval_of_rows(results: Results, row: Row) -> tuple[float, float] | None:
-    """The interval of a score of one run that is a share of the rows that were scored; None where it is not.
-
-    It is one if each row has one target: in a task with a majority class, or whose axis counts every row.
-    """
+    """The interval of one run's score that is a share of the scored rows, each with one target; else None."""
     runs = results.runs_of(row.name)
     split = "valid" if results.split == "validation" else "test"
     if len(runs) != 1 or not runs[0].result or results.metric not in (ACCURACY.name, TOP5.name):

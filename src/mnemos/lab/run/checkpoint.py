@@ -1,10 +1,5 @@
-"""The checkpoints of a run: files by name, which are kept, and the tensors of a model that may be sharded.
-
-Each is one file of `mnemos.tree_file`, whose functions this module has too; `write` fails as a run does.
-
-    step-00000100.safetensors       all that the next update depends on (`Learner.snapshot`)
-    best-00000080.safetensors       the weights of the best evaluation, with `TrainConfig.keep_best`
-    averaged-00000100.safetensors   the averaged weights of a run that ended there
+"""The checkpoints of a run: files by name (step-00000100.safetensors, best-…, averaged-…), which of them are kept, and
+the tensors of a model that may be sharded. Each is one file of `mnemos.tree_file`, whose functions this module has too.
 """
 
 import re
@@ -46,17 +41,15 @@ def steps(folder: Path, kind: Kind = "step") -> list[int]:
 
 
 def scheduled(steps: list[int], every: int) -> list[int]:
-    """Those of some steps, newest first, that are of the schedule: every `every` steps, and the newest of all.
-
-    A checkpoint that an interruption saved between them is left out, unless it is the newest.
-    """
+    """Those of some steps, newest first, that are multiples of `every`, and the newest of all, also of a stop."""
     return [step for step in steps if step == steps[0] or step % every == 0]
 
 
 def newest(folder: Path) -> tuple[int, Any, list[str]] | None:
-    """Read the newest intact checkpoint: (step, value, one line per damaged checkpoint that was skipped).
+    """Read the newest intact checkpoint: (step, value, one line per damaged checkpoint that was skipped); None without
+    any.
 
-    Returns None if the folder has no checkpoints. Raises InputError if it has some and all are damaged.
+    Raises InputError if there are some and all are damaged.
     """
     problems: list[str] = []
     known = steps(folder)
@@ -68,19 +61,16 @@ def newest(folder: Path) -> tuple[int, Any, list[str]] | None:
             continue
         return step, value, [f"{line}; continuing from {path_of(folder, step).name}" for line in problems]
     if known:
-        raise InputError(
-            f"{problems[0]}; all {len(known)} checkpoints of the folder are damaged: start a new run in another folder"
-        )
+        raise InputError(f"{problems[0]}; all {len(known)} checkpoints are damaged: start a new run in another folder")
     return None
 
 
 def prune(folder: Path, step: int, keep: int, every: int = 1, constant: int | None = None) -> None:
-    """Delete all checkpoints except the `keep` newest up to `step`. The checkpoint of `step` must be on disk already.
+    """Delete all checkpoints except the `keep` newest up to `step`, whose own must be on disk already.
 
-    every: steps between two checkpoints of the schedule. The `keep` newest `scheduled` ones are kept too, so that an
-    interruption takes none from an average. constant: the newest up to this step is kept too
-    (`ScheduleConfig.last_constant`). Checkpoints of later steps are deleted: they were damaged, and the run was resumed
-    from an earlier one.
+    every: steps between two of the schedule; the `keep` newest `scheduled` ones are kept too, so that an interruption
+    takes none from an average. constant: the newest up to this step is kept too (`ScheduleConfig.last_constant`). Those
+    of later steps were damaged, and the run was resumed from an earlier one: they go.
     """
     every_step = steps(folder)
     known = [s for s in every_step if s <= step]
@@ -92,9 +82,8 @@ def prune(folder: Path, step: int, keep: int, every: int = 1, constant: int | No
 def prune_best(folder: Path) -> None:
     """Delete the best weights that neither the run nor a checkpoint of the folder refers to.
 
-    The run refers to the newest. A checkpoint refers to the newest of an earlier step, as an evaluation follows the
-    checkpoint of its step, so that a run that is resumed there finds the best weights of that time. That of a run's
-    end is saved again after its evaluation, and may refer to those of its own step.
+    The run refers to the newest; a checkpoint to the newest of an earlier step, as an evaluation follows the checkpoint
+    of its step, or at the run's end to those of its own step.
     """
     bests, known = steps(folder, "best"), steps(folder)
     referred = {*bests[:1], *known, *(next((best for best in bests if best < step), 0) for step in known)}
@@ -135,7 +124,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_model_state(model: nn.Module, saved: dict[str, Tensor]) -> None:
-    """Load what `model_state` returned. Raises InputError with the first name that does not fit the model."""
+    """Load what `model_state` returned. Raises InputError as `check_model_state`."""
     own = model.state_dict()
     check_model_state(own, saved)
     with torch.no_grad():

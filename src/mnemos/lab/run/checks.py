@@ -87,10 +87,7 @@ def check_settings(recipe: Recipe, processes: int) -> None:
 
 
 def check_run(recipe: Recipe, task: Task, model: nn.Module | None, processes: int, device: torch.device) -> nn.Module:
-    """Raise InputError unless a complete recipe's model, data and batches fit together, and into the memory.
-
-    model: one that is given; its data loader has made batches already. Returns it, or the recipe's on the meta device.
-    """
+    """Raise InputError unless recipe, data, batches and memory fit; returns `model`, or the recipe's on meta."""
     check_task(recipe, task)
     pieces, fewest = processes * recipe.train.accumulate, task.fewest_rows(recipe.train.batch_size)
     if fewest < pieces:
@@ -125,10 +122,7 @@ def schedule_warning(recipe: Recipe) -> str | None:
 
 
 def precision_warning(recipe: Recipe, device: str) -> str | None:
-    """One line for bfloat16 on an x86 processor without instructions for it; None for any other run.
-
-    device: "cpu", "cuda", …. None too where PyTorch does not say what a processor has.
-    """
+    """One line for bfloat16 on an x86 processor that has no instructions for it; None for any other."""
     if device != "cpu" or not recipe.train.precision.startswith("bf16"):
         return None
     has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
@@ -159,28 +153,25 @@ def check_task(recipe: Recipe, task: Task) -> None:
             )
 
     # --- the rollout: segments of rows, or successive batches ---
-    length, count, apart = (
-        rollout.segment_length,
-        rollout.count(task.max_length),
-        "the data's batches do not continue one",
-    )
+    length, count = rollout.segment_length, rollout.count(task.max_length)
+    apart = "the data's batches do not continue one another"
     segments = f"train.rollout.segment_length is {length}, but "
     split = "use train.rollout.segment_length to split rows into segments" if task.splits_rows else "use 1"
     problem = ""
     if length and not task.splits_rows:
         problem = f"{segments}this task's rows cannot be split into segments; use train.rollout.segment_length 0"
     elif length and task.carries_state:
-        problem = f"{segments}the data are already in segments (data.segment); use train.rollout.segment_length 0, and "
-        problem += "train.rollout.segments for several per update"
-    elif rollout.segments > 1 and not task.carries_state:
-        problem = f"train.rollout.segments is {rollout.segments}, but {apart} another; {split}"
-    elif rollout.slide and not task.carries_state:
-        problem = f"train.rollout.slide is {rollout.slide}, but {apart} another; use 0"
-    elif rollout.horizon > count:
         problem = (
-            f"train.rollout.horizon: expected at most {count}, the segments of an update, found {rollout.horizon}; "
+            f"{segments}the data are already in segments (data.segment); use train.rollout.segment_length 0, and "
+            "train.rollout.segments for several per update"
         )
-        problem += f"use {count}, or 0 for all"
+    elif rollout.segments > 1 and not task.carries_state:
+        problem = f"train.rollout.segments is {rollout.segments}, but {apart}; {split}"
+    elif rollout.slide and not task.carries_state:
+        problem = f"train.rollout.slide is {rollout.slide}, but {apart}; use 0"
+    elif rollout.horizon > count:
+        found = f"the segments of an update, found {rollout.horizon}"
+        problem = f"train.rollout.horizon: expected at most {count}, {found}; use {count}, or 0 for all"
     if problem:
         raise InputError(problem)
 
@@ -207,10 +198,7 @@ def check_task(recipe: Recipe, task: Task) -> None:
 
 
 def check_state(model: object, task: Task) -> None:
-    """Raise InputError if a task's streams have no end and the model's state grows with every token.
-
-    Reads what the model declares (`mnemos.types.RecurrentModel`); a model that declares nothing is not checked.
-    """
+    """Raise InputError if a task's streams have no end and the model declares a state that grows with every token."""
     if task.carries_state and getattr(model, "state_kind", None) == "growing":
         raise InputError(
             "model: expected a state that does not grow, because the data's streams have no end, found "
@@ -220,7 +208,6 @@ def check_state(model: object, task: Task) -> None:
 
 
 def _check_inputs(recipe: Recipe, task: Task) -> None:
-    """Raise InputError if the model takes another kind of input (tokens, images, frames, …) than the task gives."""
     model = recipe.model
     if model.inputs not in (task.inputs, ANY):
         layout = f", or data.layout {'image' if model.inputs == 'images' else 'pixels'}"
@@ -246,9 +233,8 @@ def on_meta(config: ModelConfig) -> nn.Module:
 def check_memory(model: nn.Module, config: TrainConfig, device: torch.device) -> None:
     """Raise InputError if weights, gradients and optimiser need more than the free memory of the device's machine.
 
-    model: on the meta device, or one that is made already, whose weights are then not counted on their own device.
-    Frozen parameters have no gradient and no moments. This is a lower bound of what training needs: activations are not
-    counted. On the CPU the processes of a machine share its memory.
+    model: on the meta device, or made already, whose weights are then not counted. A lower bound of what training
+    needs: activations are not counted. On the CPU the processes of a machine share its memory.
     """
     size, needed, count, weights = _BYTES.get(config.precision, 4), 0, 0, 0
     for parameter in model.parameters():

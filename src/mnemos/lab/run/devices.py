@@ -29,13 +29,11 @@ _MEETING = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")  # by which several machi
 
 
 def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
-    """A launched Fabric with the device, precision and processes of a recipe.
+    """A launched Fabric with the device, precision and processes of a recipe; without a launcher such as torchrun or
+    srun, it starts this machine's other processes (docs/machines.md).
 
-    strategy "auto": one device, or DDP on several. torchrun and srun have started all processes already. Without them,
-    the program is started once on each machine, and this starts the machine's other processes by running the same
-    program again; several machines find each other by MASTER_ADDR, MASTER_PORT and NODE_RANK in the environment.
-    resumed: the folder of a run that goes on, which keeps its number of processes.
-    Raises InputError if the machine does not have the devices, or there are other processes than the recipe says.
+    resumed: the folder of a run that goes on, which keeps its number of processes. Raises InputError if the machine
+    does not have the devices, or there are other processes than the recipe says.
     """
     from lightning_fabric import Fabric
     from lightning_fabric.utilities.exceptions import MisconfigurationException
@@ -85,9 +83,6 @@ def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
 
 
 def _check_processes(config: TrainConfig, kept: str | None) -> None:
-    """Raise InputError if torchrun or srun started other processes, for many more than there are cores, all of which
-    would be started, and if the machines have no address to meet at.
-    """
     from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
     if TorchElasticEnvironment.detect():
@@ -124,11 +119,7 @@ def uses_ddp(config: TrainConfig) -> bool:
 
 
 def _shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Apply FSDP2: each block of the model is gathered when it runs, the other parameters for the whole forward.
-
-    FSDP2 needs every process to use the same parameters in an update. Use DDP if the rows decide which gates run (a
-    causal gated cache whose rows are reset at different positions).
-    """
+    """Apply FSDP2: each block of the model is gathered when it runs, the other parameters for the whole forward."""
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     model = module.model
@@ -168,11 +159,6 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def device_name(device: torch.device) -> str:
-    """The name of the device for run.json."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def peak_bytes(device: torch.device) -> int:

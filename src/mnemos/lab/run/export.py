@@ -39,10 +39,9 @@ _AUTO = {
 def export_run(run: str | Path, out: str | Path | None = None) -> Path:
     """Write the checkpoint of a finished run, or of the folder of a model, to a new or empty folder; returns it.
 
-    The folder has config.json, model.safetensors, generation_config.json, modeling_mnemos.py (which imports this
-    library), README.md with the run's own numbers and, for runs of text and translation, the tokenizer.
-    Raises InputError for a run that is not finished, a model that reads no tokens, a damaged recipe.json, result.json
-    or run.json, and a folder that is not empty.
+    The folder has the model with its modeling_mnemos.py, README.md with the run's own numbers and, for text and
+    translation, the tokenizer. Raises InputError for a run that is not finished, a model that reads no tokens, damaged
+    files of the run, and a folder that is not empty.
     """
     run = Path(run)
     model = load(run)
@@ -92,8 +91,8 @@ def export_run(run: str | Path, out: str | Path | None = None) -> Path:
 def export_run_programs(run: str | Path, to: Target, out: str | Path | None = None) -> Path:
     """`mnemos.export` of the model of a finished run, or of the folder of a model; returns the new folder.
 
-    A run of text adds tokenizer.json, for the library tokenizers, which needs no PyTorch; a translation adds that of
-    its target, if there is another. Raises InputError as `mnemos.export` does.
+    Text and translation add tokenizer.json, for the library tokenizers, which needs no PyTorch, and that of another
+    target. Raises InputError as `mnemos.export` does.
     """
     run = Path(run)
     model, out = load(run), Path(out) if out is not None else run / to
@@ -121,7 +120,6 @@ def push(folder: str | Path, repository: str, **named: Any) -> str:
 
 
 def _architecture(model: Any) -> Any:
-    """The class of Transformers for a model."""
     from mnemos import hugging_face
 
     config: ModelConfig = model.config
@@ -141,9 +139,8 @@ def _architecture(model: Any) -> Any:
 def exported_tokenizers(about: Preprocessing) -> dict[str, Any]:
     """Tokenizers of Transformers by the folder in a checkpoint that they belong to; "" is the checkpoint's own.
 
-    Text gets the start token in front, as the run read its documents; a source of a translation the end token behind.
-    Tokens are those of the run. Padding is on the left for text, which a model continues, and on the right for sources.
-    {} for a task that reads no text. Raises InputError where the library tokenizers or transformers is missing.
+    Text gets the start token in front and is padded on the left, to be continued; a source of a translation has the end
+    token and the padding behind. {} for a task that reads no text. Raises InputError for a missing library.
     """
     if isinstance(about, TextPreprocessing):
         return {"": _of_text(about.vocabulary())}
@@ -229,10 +226,8 @@ def model_card(
     run: Provenance | None,
     reads: bool,
 ) -> str:
-    """README.md of a checkpoint.
-
-    recipe: as JSON; {} where it is missing. reads: whether the folder has a tokenizer. Numbers are those of the result,
-    with the rows that were scored; the names of the data's files are given, their folders are not.
+    """README.md of a checkpoint. recipe: JSON, or {}. reads: whether it has a tokenizer. No folder of the data is
+    named.
     """
     libraries.transformers()
     from huggingface_hub import EvalResult, ModelCardData

@@ -1,11 +1,4 @@
-"""The JSON files of a run's folder, each with one class that writes it and reads it.
-
-RUN/run.json        `Provenance`: what the run's numbers depend on, and each time that it was continued
-    metrics.jsonl   `Measurement`, one a line
-    result.json     `Result`
-
-recipe.json holds a `Recipe`, which `recipe_files` reads. A damaged or hand-made file is one line of error.
-"""
+"""The JSON files of a run's folder, each with one class that writes it and reads it; recipe.json is `recipe_files`'."""
 
 import json
 import math
@@ -28,10 +21,10 @@ _REMEDY = "start a new run in another folder"
 
 
 class _File:
-    """A JSON object in a run's folder, as a dataclass with a field for each entry; null is the field's default.
+    """A JSON object in a run's folder, with a field for each entry; null is the field's default.
 
-    FILE: its name. _OTHERS: the field with the entries that have no field of their own. _ALWAYS: entries that are
-    written also where they have the default.
+    _OTHERS: the field with the entries that have no field of their own. _ALWAYS: written also where they are the
+    default.
     """
 
     FILE: ClassVar[str]
@@ -44,13 +37,11 @@ class _File:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The file of a run. Raises InputError if it is missing or damaged."""
         path = folder / cls.FILE
         return cls.from_json(read_object(path), path)
 
     @classmethod
     def from_json(cls, content: JSONObject, path: Path) -> Self:
-        """The content of the file at `path`. Raises InputError for entries of other types."""
         hints = typing.get_type_hints(cls)
         names = {one.name for one in fields(cls)} - {cls._OTHERS}  # type: ignore[arg-type]
         # A count that is written as 3.1e6 is one too.
@@ -68,7 +59,6 @@ class _File:
         """Raise InputError for entries that do not fit together."""
 
     def to_json(self) -> JSONObject:
-        """The content of the file."""
         content: JSONObject = {}
         for one in fields(self):  # type: ignore[arg-type]
             value = getattr(self, one.name)
@@ -83,65 +73,36 @@ class _File:
 
 @dataclass(frozen=True)
 class Result(_File):
-    """result.json, which is written last: a run that has it is finished. A score that is null is NaN.
-
-    Attributes:
-        recipe: the recipe's name.
-        seed: the run's seed.
-        steps: updates done.
-        valid: the scores of the validation split.
-        test: those of the test split; None for a task without one.
-        scored_rows: how many rows of each split were scored.
-        scored_targets: the counted targets in them, over which the scores are averaged; {} where the first metric is
-            computed from whole rows.
-        metric: the name of the task's first metric, by which runs are compared.
-        metrics: {name: {"higher_is_better", "about", "bounds"}}.
-        reference: {name: score in the metric without learning}.
-        majority: the share of the most frequent class; None without classes.
-        parameters: of the model.
-        seconds: spent in updates.
-        peak_bytes: of the GPU; on the CPU, the growth of the process since before the model was built.
-        tokens: that updates read, without padding; those that two updates read count twice.
-        unit: the name of what `tokens` counts (`Task.unit`).
-        update_flops: `count_update_flops`; None for several processes.
-        epoch_seconds: seconds of updates per epoch; None if the size of an epoch is unknown.
-        rollout_segments: segments per update.
-        best_step: the step whose weights were scored, with `train.keep_best`; 0: those of the last step.
-        averaged_steps: the steps whose averaged weights were scored, with `train.average`.
-        stopped_early: whether the run did not train all its steps (`train.patience`).
-        before: `valid` of the weights of `train.init_from`.
-        flops: of a training forward of one sample of the greatest length; None before the model is assessed.
-        state_bytes: of the state of one stream after that sample.
-        controls: {name: scores} of models with gated caches (`evaluate.controls`).
-        artifacts: the entries that the task adds (`Task.artifacts`), beside the others in the file.
-    """
+    """result.json, which is written last: a run that has it is finished. A score that is null is NaN."""
 
     recipe: str = ""
     seed: int | None = None
-    steps: int | None = None
-    valid: Scores = field(default_factory=dict)
-    test: Scores | None = None
-    scored_rows: dict[str, int] = field(default_factory=dict)
+    steps: int | None = None  # updates done
+    valid: Scores = field(default_factory=dict)  # of the validation split
+    test: Scores | None = None  # None for a task without a test split
+    scored_rows: dict[str, int] = field(default_factory=dict)  # by split
+    # The counted targets in them, over which scores are means; {}: the first metric is of whole rows
     scored_targets: dict[str, int] = field(default_factory=dict)
-    metric: str = ""
-    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
-    reference: Scores = field(default_factory=dict)
-    majority: float | None = None
-    parameters: int | None = None
-    seconds: float | None = None
-    peak_bytes: int | None = None
-    tokens: int | None = None
-    unit: str = "tokens or rows"
-    update_flops: float | None = None
-    epoch_seconds: float | None = None
-    rollout_segments: int = 1
-    best_step: int = 0
-    averaged_steps: list[int] = field(default_factory=list)
-    stopped_early: bool = False
-    before: Scores = field(default_factory=dict)
-    flops: int | None = None
-    state_bytes: int | None = None
-    controls: dict[str, Scores] = field(default_factory=dict)
+    metric: str = ""  # the task's first, by which runs are compared
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)  # {name: {"higher_is_better", "about", "bounds"}}
+    reference: Scores = field(default_factory=dict)  # {name: score in the metric without learning}
+    majority: float | None = None  # the share of the most frequent class; None without classes
+    parameters: int | None = None  # of the model
+    seconds: float | None = None  # spent in updates
+    peak_bytes: int | None = None  # of the GPU; on the CPU, the growth of the process since before the model was built
+    tokens: int | None = None  # that updates read, without padding; those that two updates read count twice
+    unit: str = "tokens or rows"  # what `tokens` counts (`Task.unit`)
+    update_flops: float | None = None  # `count_update_flops`; None for several processes
+    epoch_seconds: float | None = None  # of updates; None if the size of an epoch is unknown
+    rollout_segments: int = 1  # per update
+    best_step: int = 0  # whose weights were scored, with `train.keep_best`; 0: those of the last step
+    averaged_steps: list[int] = field(default_factory=list)  # whose averaged weights were scored, with `train.average`
+    stopped_early: bool = False  # by `train.patience`, before all its steps
+    before: Scores = field(default_factory=dict)  # `valid` of the weights of `train.init_from`
+    flops: int | None = None  # of a training forward of one sample of the greatest length; None: not assessed yet
+    state_bytes: int | None = None  # of one stream after that sample
+    controls: dict[str, Scores] = field(default_factory=dict)  # of models with gated caches (`evaluate.controls`)
+    # Entries that the task adds (`Task.artifacts`), beside the others in the file
     artifacts: JSONObject = field(default_factory=dict)
 
     FILE = "result.json"
@@ -156,12 +117,10 @@ class Result(_File):
 
     @property
     def split(self) -> Literal["valid", "test"]:
-        """The split that the run is judged by: "test", or "valid" of data without a test split."""
         return "valid" if self.test is None else "test"
 
     @property
     def scores(self) -> Scores:
-        """The scores of `split`."""
         return self.valid if self.test is None else self.test
 
     @property
@@ -171,7 +130,6 @@ class Result(_File):
 
     @property
     def assessed(self) -> bool:
-        """Whether the run's model was measured after training."""
         return self.flops is not None
 
     def score(self, metric: str, control: str | None = None) -> float:
@@ -190,45 +148,26 @@ class Result(_File):
 
 @dataclass(frozen=True)
 class Provenance(_File):
-    """run.json: everything that a run's numbers may depend on, and each time that it was continued.
+    """run.json: everything that a run's numbers may depend on, and each time that it was continued."""
 
-    Attributes:
-        commit: of the running source; None outside a git checkout.
-        dirty: whether the source differs from the commit (`provenance.source`).
-        source_sha256: of the package's files (`provenance.source_hash`).
-        versions: {library: version}.
-        device: that trained.
-        cpu: the processor's name.
-        threads: within operations on the CPU.
-        dense: which library computes dense layers (`Choice.to_json` of mnemos.ops.dense_layer).
-        seed: the run's.
-        data: the exact source of the data (`provenance.data_read`).
-        command: the words of the command that started the run.
-        started: the time of the start, in ISO format.
-        weights: of the run that it starts from, `Start.source`.
-        warnings: what the task warned of in its data, such as files that two splits share.
-        finished: the time of the end; None until then.
-        resumed: {"step", "at", "commit", "dirty", "command"} of each continuation, and what else changed before it.
-        others: further entries of the file.
-    """
-
-    commit: str | None = None
-    dirty: bool | None = None
-    source_sha256: str | None = None
+    commit: str | None = None  # of the running source; None outside a git checkout
+    dirty: bool | None = None  # whether the source differs from it (`provenance.source`)
+    source_sha256: str | None = None  # of the package's files (`provenance.source_hash`)
     versions: dict[str, str | None] = field(default_factory=dict)
-    device: str | None = None
-    cpu: str | None = None
-    threads: int | None = None
-    dense: dict[str, Any] = field(default_factory=dict)
+    device: str | None = None  # that trained
+    cpu: str | None = None  # the processor's name
+    threads: int | None = None  # within operations on the CPU
+    dense: dict[str, Any] = field(default_factory=dict)  # which library computes dense layers (`dense_layer.Choice`)
     seed: int | None = None
-    data: dict[str, Any] = field(default_factory=dict)
-    command: list[str] = field(default_factory=list)
-    started: str | None = None
-    weights: dict[str, Any] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    finished: str | None = None
+    data: dict[str, Any] = field(default_factory=dict)  # their exact source (`provenance.data_read`)
+    command: list[str] = field(default_factory=list)  # the words that started the run
+    started: str | None = None  # in ISO format, as `finished`
+    weights: dict[str, Any] = field(default_factory=dict)  # of the run that it starts from, `Start.source`
+    warnings: list[str] = field(default_factory=list)  # of the task about its data, such as files that two splits share
+    finished: str | None = None  # None until then
+    # {"step", "at", "commit", "dirty", "command"} of each continuation, and what else changed before it
     resumed: list[dict[str, Any]] = field(default_factory=list)
-    others: JSONObject = field(default_factory=dict)
+    others: JSONObject = field(default_factory=dict)  # further entries of the file
 
     FILE = "run.json"
     _OTHERS = "others"
@@ -249,26 +188,21 @@ class Provenance(_File):
 
 @dataclass(frozen=True)
 class Measurement:
-    """A line of metrics.jsonl: {"kind", "step", and the values}.
+    """A line of metrics.jsonl: {"kind", "step", and the values}."""
 
-    kind: "train" (over the updates since the last such line), "valid" (an evaluation) or "gates" (`Gates`).
-    step: updates done. where: file and line that it was read from, for errors.
-    """
-
-    kind: str
-    step: int
+    kind: str  # "train" (over the updates since the last such line), "valid" or "gates" (`Gates`)
+    step: int  # updates done
     values: JSONObject
-    where: str = ""
+    where: str = ""  # file and line that it was read from, for errors
 
     FILE: ClassVar[str] = "metrics.jsonl"
 
     @classmethod
     def read_all(cls, folder: Path) -> Iterator[Self]:
-        """The lines of a run's file, in order.
+        """The lines of a run's file, in order; of two with one kind and step, as after a resume, the later counts.
 
-        A run that is continued repeats the steps since its last checkpoint: of two lines with one kind and step the
-        later counts. An incomplete last line is left out, because the run may be writing or may have been killed.
-        Raises InputError, with file and line, if there is no file or a line is no measurement.
+        An incomplete last line is left out: the run may be writing. Raises InputError, with file and line, if there is
+        no file or a line is no measurement.
         """
         path = folder / cls.FILE
         try:
@@ -291,7 +225,6 @@ class Measurement:
 
     @classmethod
     def from_json(cls, content: JSONObject, where: str = "") -> Self:
-        """The measurement in a line. Raises InputError if it has no kind or no step."""
         kind, step = content.get("kind"), content.get("step")
         if not isinstance(kind, str):
             raise _no_line(where, '"kind" to be a name', repr(kind))
@@ -300,7 +233,6 @@ class Measurement:
         return cls(kind, step, {k: v for k, v in content.items() if k not in ("kind", "step")}, where)
 
     def to_line(self) -> str:
-        """The line, with its end."""
         return json.dumps({"kind": self.kind, "step": self.step, **self.values}) + "\n"
 
 

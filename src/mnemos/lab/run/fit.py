@@ -24,7 +24,7 @@ from .session import carry_out, run_name
 
 @dataclass(frozen=True)
 class OwnModel(ModelConfig):
-    """The entry in a run's recipe for a model that was passed to `fit`. The recipe cannot build this model again."""
+    """The entry in a run's recipe for a model that was passed to `fit`, which the recipe cannot build again."""
 
     name: ClassVar[str] = OWN
     inputs: ClassVar[str] = ANY
@@ -93,9 +93,7 @@ def fit(
         raise InputError("fit: expected train.strategy 'auto' or 'ddp', found 'fsdp'; train a recipe to shard a model")
     if isinstance(train_data, Task):
         if valid_data is not None or loss is not None or metrics:
-            raise InputError(
-                "fit: expected a Task alone, found valid_data, loss or metrics beside it; define them in the task"
-            )
+            raise InputError("fit: expected a Task alone, found valid_data, loss or metrics too; define them in it")
         task: Task = train_data
         data = OwnData(train=f"{type(task).__module__}.{type(task).__qualname__}")
     else:

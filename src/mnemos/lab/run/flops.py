@@ -24,12 +24,9 @@ def count_update_flops(learner: Learner) -> float | None:
 
         Σ over segments (forward + backward) + the forwards that memory replay computes again
 
-    Gradients are computed under a counter and dropped; updates whose batches have equal shapes are counted once. Of
-    more than `_COUNTED` shapes, as many are counted, evenly spaced by size from the smallest to the largest. The FLOPs
-    of the others are interpolated linearly in the size, the elements of the batches without masks. A backward costs
-    about two forwards, so this is about 3 forwards of all rows of the update, and about 4 with memory replay, which
-    computes each segment but the last twice. The optimiser is not counted. Weights, buffers, the carried state and the
-    random generators stay as they are. None for several processes, which share an update.
+    Updates whose batches have equal shapes are counted once; of more than `_COUNTED` shapes as many are counted, evenly
+    spaced by size, and the others interpolated linearly. The optimiser is not counted. Weights, buffers, the carried
+    state and the random generators stay as they are. None for several processes, which share an update.
     """
     if learner.fabric.world_size > 1:
         return None

@@ -1,12 +1,4 @@
-"""The folder of a run: its recipe, provenance, metrics, checkpoints and result.
-
-runs/NAME/recipe.json      the resolved recipe
-          run.json         provenance: commit, versions, machine, threads, seed, data, command, times
-          metrics.jsonl    one line per measurement: {"kind": "train" | "valid" | "gates", "step", ...}
-          tensorboard/     a copy of these lines, with `TrainConfig.log`
-          checkpoints/     step-00000100.safetensors ..., and best-00000080.safetensors with `TrainConfig.keep_best`
-          result.json      written last: a run that has it is finished
-"""
+"""The folder of a run, as docs/run-folder.md has it. result.json is written last: a run that has it is finished."""
 
 import contextlib
 import os
@@ -78,8 +70,8 @@ class RunFolder:
     ) -> "RunFolder":
         """Start a run in a new or empty folder. Raises InputError for any other folder, and deletes nothing in it.
 
-        weights: `Start.source` of the run that the weights are taken from, for run.json. about: the task's lines about
-        its data; run.json records the warnings among them.
+        weights: `Start.source` of the run that the weights are taken from. about: the task's lines, whose warnings
+        run.json has.
         """
         folder = Path(folder)
         check_output_folder(folder)
@@ -91,9 +83,7 @@ class RunFolder:
         # A start that was killed before it wrote the recipe leaves files of ours.
         inside = [p for p in folder.iterdir() if not is_temporary(p)] if folder.is_dir() else []
         if foreign := sorted(p.name for p in inside if p.name not in _OURS):
-            raise InputError(
-                f"{folder}: expected a new or empty folder, found {foreign[0]!r} in it; name another folder"
-            )
+            raise InputError(f"{folder}: expected a new or empty folder, found {foreign[0]!r} in it; name another")
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         run = cls(folder, recipe)
         with run._unlocked_on_error():
@@ -123,7 +113,6 @@ class RunFolder:
 
     @contextlib.contextmanager
     def _unlocked_on_error(self) -> Iterator[None]:
-        """Release the folder if the block raises, so that this process can open it again."""
         try:
             yield
         except BaseException:
@@ -132,7 +121,6 @@ class RunFolder:
 
     @property
     def result(self) -> Result | None:
-        """The result; None while the run is not finished."""
         return Result.read(self.folder) if Result.exists(self.folder) else None
 
     # --- going on from a checkpoint ---
@@ -142,8 +130,8 @@ class RunFolder:
     ) -> tuple[int, JSONObject | None]:
         """Read the checkpoint to continue from, and remove what was written after it: (step, checkpoint or None).
 
-        Prints what has changed since (`resumed`) and what is lost. Raises InputError for a checkpoint of another run,
-        and as `resumed`.
+        Prints what has changed since and what is lost. Raises InputError for a checkpoint of another run, and as
+        `resumed`.
         """
         assert self._recipe is not None
         newest = checkpoint.newest(self.checkpoints)
@@ -158,9 +146,7 @@ class RunFolder:
                     "its name, or remove it"
                 )
             if _but_steps(as_written(saved.get("recipe"))) != _but_steps(as_json(self._recipe)):
-                raise InputError(
-                    f"{path}: expected a checkpoint of this run's recipe, found one of another recipe; remove it"
-                )
+                raise InputError(f"{path}: expected this recipe's checkpoint, found one of another recipe; remove it")
         if self._recipe.train.keep_best:
             self._return_to_best(saved.get("best", {}).get("step", 0) if saved else 0)
         notes += self.resumed(step, self._recipe.data, weights, accept_changed_data)
@@ -172,11 +158,11 @@ class RunFolder:
     def resumed(
         self, step: int, data: DataConfig, weights: JSONObject | None = None, accept_changed_data: bool = False
     ) -> list[str]:
-        """Record in run.json that the run continues after `step`, and what has changed since it was last continued.
+        """Record in run.json that the run continues after `step`; returns a warning for each of data, code, libraries,
+        weights and threads that changed.
 
-        weights: `Start.source` of a run that had no checkpoint and starts again from another run's weights. Returns a
-        warning for each of data, code, libraries, weights and number of threads that changed. Raises InputError for
-        changed data, unless these are accepted.
+        weights: `Start.source` of a run that had no checkpoint and starts again from another run's weights. Raises
+        InputError for changed data, unless these are accepted.
         """
         about, notes = Provenance.read(self.folder), []
         made_with = {**source(), "source_sha256": source_hash(), "versions": versions()}
@@ -207,10 +193,9 @@ class RunFolder:
     def trim(self, step: int, evaluated: int = 0) -> list[str]:
         """Remove the lines of metrics.jsonl that were written after the checkpoint of `step`; the run repeats them.
 
-        A checkpoint is saved after the training line of its step and before the evaluation at that step, and after the
-        last one too. evaluated: the step of the last evaluation that it knows; 0: none, as that before the first
-        update is repeated. Raises InputError for a line that is not a measurement, except for an incomplete last line.
-        Returns a warning if lines of training up to `step` are missing.
+        A checkpoint is saved after the training line of its step and before the evaluation at that step. evaluated: the
+        step of the last evaluation that it knows; 0: none. Raises InputError for a line that is not a measurement,
+        except for an incomplete last line. Returns a warning if lines of training up to `step` are missing.
         """
         path = self.folder / Measurement.FILE
         existed = path.exists()
@@ -237,10 +222,7 @@ class RunFolder:
         return [f"{path}: expected the measurements up to update {step}, found {state}: those in between are lost"]
 
     def _return_to_best(self, step: int) -> None:
-        """Make `step` the best evaluation again, as the checkpoint that the run is resumed from has it; 0: none.
-
-        Later ones are deleted: the run evaluates again, and the scores may differ, for example with other threads.
-        """
+        """Make `step` the best evaluation again (0: none): the run evaluates after it again."""
         for later in checkpoint.steps(self.checkpoints, "best"):
             if later > step:
                 checkpoint.path_of(self.checkpoints, later, "best").unlink(missing_ok=True)
@@ -249,9 +231,7 @@ class RunFolder:
                 checkpoint.read(checkpoint.path_of(self.checkpoints, step, "best"))
             except InputError as error:
                 problem = str(error).rpartition("; ")[0]
-                raise InputError(
-                    f"{problem}; put the file back, or start another run from this one with --from"
-                ) from None
+                raise InputError(f"{problem}; put the file back, or start another from this one with --from") from None
 
     # --- writing ---
 
@@ -280,10 +260,7 @@ class RunFolder:
             ) from error
 
     def save(self, step: int, value: JSONObject) -> None:
-        """Flush metrics.jsonl, write a checkpoint, and then delete others as `checkpoint.prune` does.
-
-        Raises TrainingFailed as `record`.
-        """
+        """Write a checkpoint, and then delete others as `checkpoint.prune` does. Raises TrainingFailed as `record`."""
         assert self._recipe is not None
         train, schedule = self._recipe.train, self._recipe.optim.schedule
         if self._metrics is not None:
@@ -295,7 +272,6 @@ class RunFolder:
         checkpoint.prune_best(self.checkpoints)
 
     def save_best(self, step: int, value: object) -> None:
-        """Write the weights of the best evaluation, and then delete earlier ones that no checkpoint refers to."""
         checkpoint.write(checkpoint.path_of(self.checkpoints, step, "best"), value)
         checkpoint.prune_best(self.checkpoints)
 
@@ -331,7 +307,6 @@ class RunFolder:
                 folder.rmdir()
 
     def close(self) -> None:
-        """Close the files and the log, and release the lock."""
         if self._sink is not None:
             self._sink.close()
         if self._metrics is not None:
@@ -344,10 +319,8 @@ class RunFolder:
 def extend(folder: Path, steps: int) -> None:
     """Change the number of steps of a run, finished or not, so that resuming it trains up to `steps`.
 
-    The learning rate of the further updates is that of the schedule over `steps` updates. Checkpoints of updates whose
-    rate would have been another (`ScheduleConfig.last_constant`) are removed. The result of a finished run is removed,
-    and written again at the new end. Raises InputError for a number that the run has reached already, and for a run
-    that stopped early (`TrainConfig.patience`).
+    Checkpoints of updates whose rate would have been another (`ScheduleConfig.last_constant`) and the result are
+    removed. Raises InputError for a number that the run has reached already, and for a run that stopped early.
     """
     recipe = read_object(folder / "recipe.json", {"train": dict, "optim": dict})
     done = next(iter(checkpoint.steps(folder / "checkpoints")), 0)
@@ -373,16 +346,12 @@ def extend(folder: Path, steps: int) -> None:
 
 
 def check_unchanged(folder: Path, data: DataConfig, longer: bool = False) -> None:
-    """Raise InputError if a run would go on with other data than it has read so far.
-
-    Nothing is compared where nothing is left to do that reads data (longer: a finished run goes on).
-    """
+    """Raise InputError if a run would go on with other data than it has read so far; longer: a finished run goes on."""
     if Provenance.exists(folder) and (longer or not Result.exists(folder) or not Result.read(folder).assessed):
         check_data(str(folder), Provenance.read(folder).latest("data"), data_read(data))
 
 
 def _but_steps(recipe: JSON) -> JSON:
-    """A recipe's JSON without the number of steps, which may be raised when a run is resumed."""
     train = recipe.get("train") if isinstance(recipe, dict) else None
     if not isinstance(recipe, dict) or not isinstance(train, dict):
         return recipe

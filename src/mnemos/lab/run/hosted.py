@@ -21,13 +21,10 @@ RATE = 1e-4  # a usual learning rate for weights that are trained; those of reci
 
 
 def with_host(recipe: Recipe, source: str, own_tokens: bool = False) -> Recipe:
-    """The recipe with another model in place of its Transformer, trained further from its weights.
+    """The recipe with another model in place of its Transformer, trained further from its weights with the rate `RATE`.
 
-    source: hf:NAME, timm:NAME or the folder of a saved model of Hugging Face. The recipe's cache is given to it, and
-    the learning rate becomes `RATE`; `--optim.lr` comes later and wins. A recipe of images takes an image classifier,
-    one of text a causal decoder, and one of texts in classes an encoder, whose tokenizer then reads the text;
-    own_tokens: the text's tokens are chosen otherwise. Raises InputError for other recipes, for one whose memory is
-    part of its model, and as `settings_of`.
+    source: hf:NAME, timm:NAME or the folder of a saved model of Hugging Face. own_tokens: the text's tokens are chosen
+    otherwise than by the host's tokenizer. Raises InputError for recipes that no host fits, and as `settings_of`.
     """
     if not is_source(source):
         raise InputError(

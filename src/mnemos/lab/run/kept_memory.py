@@ -13,9 +13,8 @@ def keep_freed_memory() -> bool:
     """Tell the C library to keep large freed blocks for later ones, for the rest of the process; whether it does.
 
     By default glibc returns blocks above 32 MiB to the system, and each update's activations are mapped and cleared
-    again: a quarter of a small translation model's update (log/2026-11-23-dropout-and-pages.md). The process keeps the
-    memory of its largest update. Nothing happens where the C library is not glibc, or where the environment has its
-    own settings (MALLOC_…, glibc.malloc.… in GLIBC_TUNABLES, or another allocator in LD_PRELOAD). Source: mallopt(3).
+    again: a quarter of a small translation model's update (log/2026-11-23-dropout-and-pages.md). Nothing happens with
+    another C library or allocator, or where the environment has settings of its own.
     """
     ours = sys.platform == "linux" and not any(name.startswith(_PREFIX) for name in os.environ)
     ours = ours and "glibc.malloc." not in os.environ.get("GLIBC_TUNABLES", "")

@@ -41,7 +41,6 @@ class RunningSums:
     metrics: list[float] = field(default_factory=list)  # the sums of the task's metrics
 
     def plus(self, loss: float, auxiliary: float, auxiliaries: float, metrics: list[float]) -> RunningSums:
-        """The sums with those of one more update added."""
         summed = [a + b for a, b in zip(self.metrics or [0.0] * len(metrics), metrics, strict=True)]
         more = self.loss + loss, self.auxiliary + auxiliary, self.auxiliaries + auxiliaries
         return RunningSums(self.updates + 1, *more, summed)
@@ -59,7 +58,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation so far, by the task's first metric; a checkpoint holds it, so that a resumed run has it."""
+    """The best evaluation so far, by the task's first metric."""
 
     step: int = 0  # 0: no evaluation yet
     score: float | None = None
@@ -87,8 +86,8 @@ class Evaluation:
 class Learner:
     """The model, its optimiser, its carried states and its position in the data, on one process.
 
-    optimiser: PyTorch's. with_loss, wrapped: the model with its loss, and as Fabric wraps it; stepper: the optimiser as
-    Fabric wraps it. carried: the states that each micro-batch's rows go on from, where the task carries them.
+    with_loss, wrapped: the model with its loss, and as Fabric wraps it; optimiser, stepper: PyTorch's, and as Fabric
+    wraps it. carried: the states that each micro-batch's rows go on from, where the task carries them.
     """
 
     def __init__(self, fabric: Fabric, recipe: Recipe, task: Task, model: nn.Module | None = None) -> None:
@@ -129,7 +128,7 @@ class Learner:
         generators.seed_process(recipe.train.seed, fabric.global_rank)  # each process draws its own dropout
 
     def batches(self, update: int) -> list[Any]:
-        """The batches of update number `update` (from 0), one for each segment of its rollout, in order."""
+        """The batches of update number `update` (from 0), one for each segment of its rollout."""
         config, rollout = self.recipe.train, self.recipe.train.rollout
         if rollout.segment_length:
             batch = self.task.train_batch(update, config.batch_size, config.seed)
@@ -146,7 +145,6 @@ class Learner:
         return list(batches.values())
 
     def evaluated(self, valid: dict[str, float], rows: int, targets: int) -> None:
-        """Pass the scores of an evaluation to the plateau schedule, and remember them and the best ones."""
         self.evaluation = Evaluation(self.count.step, dict(valid), rows, targets)
         self.plateau = self.plateau.after(valid["loss"], self.recipe.optim.schedule)
         self.best = self.best.after(self.count.step, valid, self.task.metrics[0])
@@ -176,7 +174,7 @@ class Learner:
         }
 
     def restore(self, saved: JSONObject) -> None:
-        """Restore a `snapshot`. Raises InputError if it is of another model or number of processes, or made by hand."""
+        """Restore a `snapshot`. Raises InputError for one of another model or number of processes, or made by hand."""
         try:
             self._restore(saved)
         except InputError:

@@ -1,8 +1,4 @@
-"""The training loop. Read this first: everything else in lab/run opens, stores or shows what these functions compute.
-
-`train` is a run from its first update to its last, `update` one update of the weights, and `gradients` those of its
-micro-batches, each read segment by segment.
-"""
+"""The training loop: a run is `train`, an update of the weights `update`, the gradients of its segments `gradients`."""
 
 from __future__ import annotations
 
@@ -55,7 +51,6 @@ def train(run: Run, on_evaluation: Callable[[nn.Module, int], JSONObject | None]
         run.display.message(f"{run.recipe.name} {learner.count.step}: {text}")
 
     def evaluate() -> None:
-        """Score the validation split, save the weights if the score is the best so far, and record what gates do."""
         began, step = time.perf_counter(), learner.count.step
         run.valid = run.scores("valid")
         # After the scores and not before: an evaluation that is interrupted is repeated from its start.
@@ -155,7 +150,7 @@ def gradients(learner: Learner, batches: list[Any]) -> list[Tensor]:
 
     Returns for each micro-batch [Σ losses, Σ auxiliary losses, number of auxiliary losses, the sums of the task's
     metrics]; the losses are multiplied by their weights. Raises InputError for batches of too few rows, and for several
-    segments of a model that keeps no state between them.
+    segments of a model that keeps no state.
     """
     task, fabric, config, model = learner.task, learner.fabric, learner.recipe.train, learner.model
     carried, rollout, many, world = learner.carried, config.rollout, config.accumulate, fabric.world_size

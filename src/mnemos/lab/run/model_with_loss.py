@@ -1,4 +1,4 @@
-"""Model and loss in one forward: what DDP and FSDP wrap, and the states that go through their wrappers."""
+"""Model and loss in one forward: what DDP and FSDP wrap."""
 
 from collections.abc import Sequence
 
@@ -14,8 +14,8 @@ from mnemos.types import Advances, State, collect_auxiliary_losses, leaves
 class StateBox:
     """The state that goes into a wrapped model, and those that come out of it, one for each segment.
 
-    The wrappers (precision, DDP, FSDP) copy and convert the tensors and pytrees that are passed to them and back. A
-    state must stay as it is, in float32 under bfloat16 weights too, and they leave an object of a class of our own.
+    The wrappers (precision, DDP, FSDP) convert tensors and pytrees that are passed through them, and leave this object:
+    a state stays in float32 under bfloat16 weights too.
     """
 
     __slots__ = ("after", "before")
@@ -26,15 +26,12 @@ class StateBox:
 
 
 class ModelWithLoss(nn.Module):
-    """Model and loss in one forward: the module that DDP and FSDP wrap.
+    """Model and loss in one forward.
 
-    A segment without a counted target needs its new state only, so a model with `advance` reads it by `advance`. With
-    several processes (`alone` is False) every segment takes the whole forward: the rows of another process may have
-    targets, and all processes must run the same parts of the model.
-
-    searched: DDP searches each forward for parameters without a gradient (see `devices.connect`) and prints a warning
-    for each process if there are none. One parameter that is never used prevents the warning. It is not the model's,
-    so no optimiser and no checkpoint has it.
+    A segment without a counted target is read by the model's `advance`, if it has one. With several processes (`alone`
+    is False) every segment takes the whole forward: the rows of another process may have targets, and all must run the
+    same parts. searched: DDP searches each forward for parameters without a gradient, and prints a warning if there are
+    none; one parameter that is never used, and is not the model's, prevents it.
     """
 
     def __init__(self, model: nn.Module, task: Task, alone: bool, searched: bool = False) -> None:
@@ -60,9 +57,9 @@ class ModelWithLoss(nn.Module):
         """(loss, sums) of successive batches; the states are written to `box.after`.
 
         weights: of the losses and of the auxiliary losses. loss: their weighted sum, a scalar. sums, without gradient:
-        [weight × Σ auxiliary losses, their number, the sums of the task's metrics]. visible: the last state will get a
-        gradient of its own, so something that depends on it is returned too: DDP finds used parameters in this way.
-        advance: only compute the new states, by the model's `advance`, and return ().
+        [weight × Σ auxiliary losses, their number, the sums of the task's metrics]. visible: something that depends on
+        the last state, which will get a gradient, is returned too, by which DDP finds used parameters. advance: only
+        compute the new states, and return ().
         """
         added: list[Tensor] = []
         sums: list[Tensor] = []

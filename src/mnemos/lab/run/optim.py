@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer, RAdam
@@ -17,9 +18,8 @@ from .recipe import OptimConfig, ScheduleConfig
 def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) -> Optimizer:
     """The optimiser of a recipe for a model's parameters, in the groups of `parameter_groups`.
 
-    adamw and radam use decoupled weight decay (w ← w − lr·weight_decay·w); adam uses none. `fused`: one kernel over
-    all parameters where PyTorch has one (AdamW and Adam). Turn it off with a gradient scaler or sharded parameters,
-    which need each gradient by itself. Raises InputError for values out of range.
+    fused: one kernel over all parameters where PyTorch has one; off with a gradient scaler or sharded parameters, which
+    need each gradient by itself. Raises InputError for values out of range.
     """
     check(config)
     groups = parameter_groups(model, 0.0 if config.name == "adam" else config.weight_decay, config.gate_lr_scale)
@@ -33,11 +33,9 @@ def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) ->
 def parameter_groups(model: nn.Module, weight_decay: float, gate_lr_scale: float = 1.0) -> list[JSONObject]:
     """The parameters that are trained, in groups of one weight decay and one factor of the learning rate, `lr_scale`.
 
-    Parameters with two or more dimensions (linear and convolution weights, embeddings) have weight decay, as in the
-    training code of GPT-2, Llama and nanoGPT. Vectors and scalars (biases, norms), parameters whose name ends in
-    `bias`, and `mix`, the λ of a gated cache, have none: λ = 0 is a half-open gate, so weight decay would hold it
-    half open. The learning rate of λ is `gate_lr_scale` times that of the others; a model with `lr_scales`, {name:
-    factor}, says that of some others.
+    Matrices, convolutions and embeddings have weight decay; vectors, scalars, biases and λ, the `mix` of a gated cache,
+    have none: λ = 0 is a half-open gate, which decay would hold half open. λ has the factor `gate_lr_scale`; a model
+    with `lr_scales`, {name: factor}, says that of some others.
     """
     scales: Mapping[str, float] = getattr(model, "lr_scales", {})
     groups: dict[tuple[float, float], list[Tensor]] = {}
@@ -82,10 +80,7 @@ def factor(config: ScheduleConfig, update: int, steps: int) -> float:
 
 @dataclass(frozen=True)
 class Plateau:
-    """State of the plateau schedule: the current factor of the learning rate and the best validation loss so far.
-
-    For every other schedule the factor stays 1.
-    """
+    """State of the plateau schedule: the learning rate's factor, 1 for every other, and the least validation loss."""
 
     factor: float = 1.0
     best: float | None = None
@@ -103,10 +98,7 @@ class Plateau:
 
 
 def set_lr(optimiser: Optimizer, config: OptimConfig, update: int, steps: int, plateau: float = 1.0) -> float:
-    """Set and return the learning rate of an update; the λ of gated caches get `gate_lr_scale` times as much.
-
-    plateau: an additional factor, `Plateau.factor`.
-    """
+    """Set and return an update's learning rate; λ has `gate_lr_scale` times as much. plateau: `Plateau.factor`."""
     lr = config.lr * factor(config.schedule, update, steps) * plateau
     for group in optimiser.param_groups:
         group["lr"] = lr * group["lr_scale"]
@@ -114,10 +106,10 @@ def set_lr(optimiser: Optimizer, config: OptimConfig, update: int, steps: int, p
 
 
 def optimiser_state(model: nn.Module, optimiser: Optimizer) -> dict[str, JSONObject]:
-    """The optimiser's state of each parameter by the parameter's name, unsharded and on the CPU.
+    """The optimiser's state by the parameters' names, unsharded and on the CPU. Collective if parameters are sharded.
 
-    Collective if parameters are sharded: every process must call it. PyTorch's `get_optimizer_state_dict` is not used
-    because its loading creates a state for parameters that never had a gradient, after which a resumed run differs.
+    PyTorch's `get_optimizer_state_dict` is not used because its loading creates a state for parameters that never had a
+    gradient, after which a resumed run differs.
     """
     state = optimiser.state
     return {
@@ -151,34 +143,22 @@ def load_optimiser_state(model: nn.Module, optimiser: Optimizer, saved: dict[str
 def check(config: OptimConfig) -> None:
     """Raise InputError for values out of range."""
     schedule = config.schedule
-    for name, right, wanted, value in (
-        ("lr", config.lr > 0 and math.isfinite(config.lr), "above 0", config.lr),
-        ("betas", all(0 <= b < 1 for b in config.betas), "both at least 0 and below 1", config.betas),
-        ("eps", config.eps >= 0, "at least 0", config.eps),
-        ("weight_decay", config.weight_decay >= 0, "at least 0", config.weight_decay),
-        (
-            "gate_lr_scale",
-            config.gate_lr_scale >= 0 and math.isfinite(config.gate_lr_scale),
-            "at least 0",
-            config.gate_lr_scale,
-        ),
-        ("grad_clip", config.grad_clip >= 0, "at least 0 (0: no clipping)", config.grad_clip),
-        (
-            "schedule.warmup",
-            0 <= schedule.warmup < 1 or (schedule.warmup > 0 and float(schedule.warmup).is_integer()),
-            "a number of steps, or a share of them from 0 to below 1",
-            schedule.warmup,
-        ),
-        ("schedule.start", 0 <= schedule.start <= 1, "between 0 and 1", schedule.start),
-        ("schedule.floor", 0 <= schedule.floor <= 1, "between 0 and 1", schedule.floor),
-        ("schedule.fall", 0 <= schedule.fall <= 1, "between 0 and 1", schedule.fall),
-        (
-            "schedule.drop_at",
-            min(schedule.drops, default=1) >= (schedule.name == "step"),
-            "at least 0, and 1 for the schedule step",
-            schedule.drop_at,
-        ),
-        ("schedule.patience", schedule.patience >= 1, "at least 1", schedule.patience),
+    share = 0 <= schedule.warmup < 1
+    steps = schedule.warmup > 0 and float(schedule.warmup).is_integer()
+    drops = min(schedule.drops, default=1) >= (schedule.name == "step")
+    for name, right, wanted in (
+        ("lr", config.lr > 0 and math.isfinite(config.lr), "above 0"),
+        ("betas", all(0 <= b < 1 for b in config.betas), "both at least 0 and below 1"),
+        ("eps", config.eps >= 0, "at least 0"),
+        ("weight_decay", config.weight_decay >= 0, "at least 0"),
+        ("gate_lr_scale", config.gate_lr_scale >= 0 and math.isfinite(config.gate_lr_scale), "at least 0"),
+        ("grad_clip", config.grad_clip >= 0, "at least 0 (0: no clipping)"),
+        ("schedule.warmup", share or steps, "a number of steps, or a share of them from 0 to below 1"),
+        ("schedule.start", 0 <= schedule.start <= 1, "between 0 and 1"),
+        ("schedule.floor", 0 <= schedule.floor <= 1, "between 0 and 1"),
+        ("schedule.fall", 0 <= schedule.fall <= 1, "between 0 and 1"),
+        ("schedule.drop_at", drops, "at least 0, and 1 for the schedule step"),
+        ("schedule.patience", schedule.patience >= 1, "at least 1"),
     ):
         if not right:
-            raise InputError(f"optim.{name} must be {wanted}, found {value}")
+            raise InputError(f"optim.{name} must be {wanted}, found {attrgetter(name)(config)}")

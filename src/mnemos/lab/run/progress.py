@@ -11,19 +11,13 @@ from mnemos.errors import printable, say
 
 Item = TypeVar("Item")  # a batch of any type
 INTERVAL = 10.0  # seconds between two lines of a log
-MEASURED = 3.0  # seconds of updates from which the time of several runs is estimated
 
 
 class RunNumber(NamedTuple):
-    """The number of a run among those of a comparison.
-
-    first: no run was trained before it in this command. new: none of its recipe.
-    """
+    """The number of a run, from 1, among those of a comparison. new: it is the first of its recipe."""
 
     number: int
     of: int
-    jobs: int = 1
-    first: bool = False
     new: bool = False
 
 
@@ -31,43 +25,19 @@ RUN_NUMBER: ContextVar[RunNumber | None] = ContextVar("RUN_NUMBER", default=None
 
 
 class NoProgress:
-    """A display that prints nothing; base of the others.
+    """A display that prints nothing; base of the others."""
 
-    The display of the first run of several also says, once, how long the updates of all of them will take: it is timed
-    from its first update on, for `MEASURED` seconds or to its end. of: that run's number.
-    """
-
-    def __init__(self, name: str = "", steps: int = 0, step: int = 0, of: RunNumber | None = None) -> None:
-        self.name, self.steps, self.first, self.of = name, steps, step, of
+    def __init__(self, name: str = "", steps: int = 0, step: int = 0) -> None:
+        self.name, self.steps, self.first = name, steps, step
         self.began = time.monotonic()
-        self.timed: tuple[float, int] | None = None
 
     def __enter__(self) -> "NoProgress":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """There is nothing to close."""
+    def __exit__(self, *_: object) -> None: ...
 
     def updated(self, step: int, update: dict[str, float], memory: Callable[[], int]) -> None:
         """Show that update `step` is done. update: {"loss", "lr", …} of it. memory: returns the peak in bytes."""
-        self.show(step, update, memory)
-        if self.of is None:
-            return
-        now = time.monotonic()
-        if self.timed is None:
-            self.timed = now, step
-        elif now - self.timed[0] >= MEASURED or step == self.steps:
-            one = (now - self.timed[0]) / (step - self.timed[1]) * self.steps
-            runs = self.of.of - self.of.number + 1
-            say(
-                f"the updates of this run will take about {clock(one)}, those of {runs} runs like it "
-                f"{clock(one * -(-runs // self.of.jobs))}; scores and the memory's controls come to them",
-                flush=True,
-            )
-            self.of = None
-
-    def show(self, step: int, update: dict[str, float], memory: Callable[[], int]) -> None:
-        """See `updated`."""
 
     def evaluation(
         self, split: str, size: int, batches: Iterable[Item], count: Callable[[Item], int], unit: str = "targets"
@@ -75,8 +45,7 @@ class NoProgress:
         """Yield the batches of a split and show the progress: count(batch) targets, or rows, of `size` per batch."""
         yield from batches
 
-    def message(self, text: str) -> None:
-        """Print a line that stays on the screen."""
+    def message(self, text: str) -> None: ...
 
 
 class LogProgress(NoProgress):
@@ -84,7 +53,7 @@ class LogProgress(NoProgress):
 
     last_line = float("-inf")
 
-    def show(self, step: int, update: dict[str, float], memory: Callable[[], int]) -> None:
+    def updated(self, step: int, update: dict[str, float], memory: Callable[[], int]) -> None:
         now = time.monotonic()
         if now - self.last_line < INTERVAL and step < self.steps:
             return
@@ -116,11 +85,11 @@ class LogProgress(NoProgress):
 class BarProgress(NoProgress):
     """rich's bar with loss, speed, time left and peak memory: for terminals of 80 columns or more."""
 
-    def __init__(self, name: str, steps: int, step: int, of: RunNumber | None = None) -> None:
+    def __init__(self, name: str, steps: int, step: int) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        super().__init__(name, steps, step, of)
+        super().__init__(name, steps, step)
         self.bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
@@ -140,7 +109,7 @@ class BarProgress(NoProgress):
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def show(self, step: int, update: dict[str, float], memory: Callable[[], int]) -> None:
+    def updated(self, step: int, update: dict[str, float], memory: Callable[[], int]) -> None:
         speed = (step - self.first) / max(time.monotonic() - self.began, 1e-9)
         facts = f"loss {update['loss']:.4f}  {speed:.1f}/s  {memory() / 2**20:.0f} MiB"
         self.bar.update(self.task, completed=step, facts=facts)
@@ -163,7 +132,7 @@ class BarProgress(NoProgress):
 def progress(quiet: bool, name: str, steps: int, step: int) -> NoProgress:
     """A display of a run with so many steps, of which `step` are done: a bar on a terminal and in a notebook, or lines.
 
-    quiet: none. steps 0: the display shows evaluations only. A run of a comparison has its number before the name.
+    quiet: none. steps 0: evaluations only. A run of a comparison has its number before the name.
     """
     number = RUN_NUMBER.get()
     if number is not None:
@@ -172,7 +141,7 @@ def progress(quiet: bool, name: str, steps: int, step: int) -> NoProgress:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     draws = sys.stderr.isatty() or (hasattr(shell, "kernel") and importlib.util.find_spec("ipywidgets") is not None)
     display = NoProgress if quiet else BarProgress if draws else LogProgress
-    return display(name, steps, step, number if number is not None and number.first and steps > step else None)
+    return display(name, steps, step)
 
 
 def clock(seconds: float) -> str:

@@ -68,9 +68,8 @@ def command_line() -> list[str]:
 def source() -> JSONObject:
     """{"commit", "dirty"} of the running source; both None if the package is not in a git checkout.
 
-    dirty: a tracked file of the package differs from the commit, or the package has an untracked Python file, because
-    the registry finds recipes and classes by reading its folders. Other untracked files and files outside the package
-    (results, pages, tests) do not count, because they change no number.
+    dirty: a tracked file of the package differs from the commit, or an untracked Python file is in it, where the
+    registry may find it. Files outside the package change no number.
     """
     if _git("ls-files", "--error-unmatch", "__init__.py") is None:
         return {"commit": None, "dirty": None}
@@ -93,12 +92,11 @@ def source_hash() -> str:
 def data_read(data: DataConfig) -> JSONObject:
     """The exact source of a task's data.
 
-    Data from files: {"count", "bytes", "sha256", "hashed", "files": [{"name", "bytes", "sha256"}]}. Names are relative
-    to the deepest folder that holds all files. "sha256" is the digest of one line per file, sorted by name: name, size
-    and SHA-256 of the contents, separated by tabs. With more than 2,000 files, "files" is omitted, the lines are in the
-    order of `DataConfig.files`, and only 2,000 evenly spaced files are hashed. "hashed" is the number of hashed files.
-    Generated data: {"generated": {"settings", "version" of the generator}}. Unknown: {"files": None}.
-    Cost: each hashed file is read once per process, and again only if its size or modification time changes.
+    Data from files: {"count", "bytes", "sha256", "hashed", "files": [{"name", "bytes", "sha256"}]}, names relative to
+    the deepest folder that holds all. "sha256" is the digest of a line per file, sorted by name: name, size and SHA-256
+    of the contents, separated by tabs. With more than 2,000 files, "files" is omitted, the lines are in the order of
+    `DataConfig.files`, and only 2,000 evenly spaced files are hashed ("hashed"). Generated data: {"generated":
+    {"settings", "version" of the generator}}. Unknown: {"files": None}. Each hashed file is read once per process.
     """
     paths = data.files()
     if paths is None:
@@ -141,9 +139,8 @@ def changes(before: Mapping[str, JSON], now: Mapping[str, JSON]) -> list[str]:
 def check_data(where: str, before: JSON, now: JSONObject) -> None:
     """Raise InputError if a run's data are others than before; where one of the two is unknown, nothing is compared.
 
-    Files are compared by the hash over their names, sizes and contents, generated data by the version of their
-    generator. Its settings are part of the recipe, which is compared for itself: a setting that a new version of the
-    library adds must not make the data others.
+    Files are compared by their hash, generated data by the version of their generator: its settings are in the recipe,
+    and one that a new version of the library adds must not make the data others.
     """
 
     def generator(data: Mapping[str, JSON]) -> JSON:
@@ -177,10 +174,7 @@ def _code(made: Mapping[str, JSON]) -> str:
 
 
 def trained(place: Path, name: str) -> JSONObject:
-    """The source that trained the run in `place`, from its run.json: {"folder": name, "seed", "commit", "dirty"}.
-
-    If the run was resumed, "resumed": [{"commit", "dirty"}] of each process that continued it.
-    """
+    """The source that trained the run in `place`: {"folder": name, "seed", "commit", "dirty", "resumed" if it was}."""
     about = Provenance.read(place)
     resumed = [{key: one.get(key) for key in ("commit", "dirty")} for one in about.resumed]
     own: JSONObject = {"seed": about.seed, "commit": about.commit, "dirty": about.dirty}
@@ -190,8 +184,8 @@ def trained(place: Path, name: str) -> JSONObject:
 def shared(places: Sequence[Path]) -> JSONObject:
     """The entries that are equal in the run.json of all runs, with the first start and the last finish.
 
-    "reported": {"commit", "dirty"} of the source that writes the comparison, which may differ from the source that
-    trained the runs. With more than 20 data files the list of files is omitted and their digest kept.
+    "reported": {"commit", "dirty"} of the source that writes the comparison. Of more than 20 data files only their
+    digest.
     """
     abouts = [Provenance.read(place).to_json() for place in places]
     same = {k: v for k, v in abouts[0].items() if k not in _PER_RUN and all(a.get(k) == v for a in abouts)}
@@ -206,7 +200,6 @@ def shared(places: Sequence[Path]) -> JSONObject:
 
 @functools.lru_cache(maxsize=2 * LISTED)
 def _sha256(path: str, size: int, changed: int) -> str:
-    """The SHA-256 of a file. Size and modification time are arguments so that a changed file is hashed again."""
     check_file(path)
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -218,7 +211,6 @@ def now() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """The output of a git command in the package's folder; None if it fails or git is not installed."""
     package = Path(mnemos.__file__).parent
     try:
         done = subprocess.run(["git", *arguments], cwd=package, capture_output=True, text=True, timeout=30, check=True)

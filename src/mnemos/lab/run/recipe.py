@@ -52,7 +52,6 @@ class ScheduleConfig:
 
     @property
     def drops(self) -> tuple[int, ...]:
-        """`drop_at` as a tuple."""
         return (self.drop_at,) if isinstance(self.drop_at, int) else self.drop_at
 
     def last_constant(self, steps: int) -> int:
@@ -125,7 +124,6 @@ class RolloutConfig:
         return self.slide or self.segments
 
     def count(self, length: int) -> int:
-        """The number of segments per update, for rows of `length` tokens."""
         return -(-length // self.segment_length) if self.segment_length else self.segments
 
 
@@ -195,7 +193,6 @@ class TrainConfig:
 
     @property
     def processes(self) -> int:
-        """The number of processes on all machines together."""
         return self.devices * self.num_nodes
 
 
@@ -250,9 +247,8 @@ def recipe(function: Made | str) -> Made | Callable[[Made], Made]:
             \"""Bytes of my files with a cache: what `mnemos list` shows.\"""
             return replace(mnemos.registry.load("recipe", "text")(), model=...)
 
-    The default name is the function's, with - for _. The decorated function sets the recipe's `name`, and its `about`
-    to the docstring's first line. The function is called without arguments and must not build data or a model.
-    Raises InputError if the function needs arguments, has no docstring, or its name is taken.
+    The default name is the function's, with - for _; the docstring's first line becomes `about`. The function must not
+    build data or a model. Raises InputError if it needs arguments, has no docstring, or its name is taken.
     """
     if isinstance(function, str):
         return functools.partial(_register, function)
@@ -265,7 +261,7 @@ def _register(name: str, function: Made) -> Made:
     if needed or not about:
         wrong = f"required arguments ({', '.join(needed)}); give them defaults" if needed else "no docstring; add one"
         raise InputError(
-            f"recipe {name!r}: expected a function with a docstring and without required arguments, found {wrong}"
+            f"recipe {name!r}: expected a function with docstring and no required arguments, found {wrong}"
         )
 
     @functools.wraps(function)
@@ -282,12 +278,9 @@ def _register(name: str, function: Made) -> Made:
 def unwritten(recipe: Recipe) -> Recipe | None:
     """The never-written baseline of a recipe with a gated cache, slots or memory tokens, named NAME-unwritten.
 
-    The baseline reads as the recipe does, but never writes its cache (`GRC.unwritten`). A memory is credited with its
-    gain over it. A cache that is read as stored at inference (preset="paper") is a learned constant in the baseline,
-    whose name is then NAME-constant. Slots and memory tokens that are never written keep
-    their start values, and associations stay empty; that baseline does not have the writer's parameters. A memory is
-    found wherever the model's configuration holds one. Returns None for a recipe without such a memory, or whose
-    memories are never written.
+    It reads as the recipe does, and never writes (`GRC.unwritten`); slots and tokens keep their start values, and
+    associations stay empty, without the writer's parameters. A cache that is read as stored at inference
+    (preset="paper") is a learned constant, named NAME-constant. None for a recipe without a memory that is written.
     """
     constants: list[GRC] = []
 
@@ -307,10 +300,7 @@ def unwritten(recipe: Recipe) -> Recipe | None:
 
 
 def as_written(saved: JSON) -> JSON:
-    """The content of a recipe.json in the form of `as_json`: with the defaults of fields that its version lacked.
-
-    A part that cannot be read, such as a model that was passed to `mnemos.fit`, is returned unchanged.
-    """
+    """A recipe.json in the form of `as_json`, with defaults of fields that it lacks; unreadable parts stay."""
     if not isinstance(saved, dict):
         return saved
     found = dict(saved)

@@ -1,7 +1,4 @@
-"""A recipe with settings from the command line: `--model.dim 64 --model.attention linear`; errors have one line.
-
-Some parts are chosen by name: an attention, the preset of a gated cache, another model as the host.
-"""
+"""A recipe with settings from the command line: `--model.dim 64 --model.attention linear`; errors have one line."""
 
 import contextlib
 import dataclasses
@@ -31,11 +28,9 @@ _NO_CACHE = "none"
 def with_fields(recipe: Recipe, words: Sequence[str], program: str) -> Recipe:
     """The recipe with the settings in `words`: `--field value`, where a field is a path such as `model.dim`.
 
-    A field that holds an attention also accepts the name of one, `--model.attention linear`, which replaces it by that
-    attention with its default settings; `--model.cache NAME` adds a gated cache, changes its preset, or removes it
-    (`named_parts`). Settings of the new part may be given beside it. program: the command before the words, for the
-    help. Raises InputError for unknown fields and values of the wrong type, and SystemExit after it printed the help
-    for `--help`.
+    A field that holds an attention also accepts the name of one, and one that may hold a gated cache that of a preset
+    (`with_parts`). program: the command before the words, for the help. Raises InputError for unknown fields and values
+    of the wrong type, and SystemExit after it printed the help for `--help`.
     """
     if not words:  # the parser takes as long to import as the rest of `mnemos show` without PyTorch
         return recipe
@@ -49,13 +44,14 @@ def with_fields(recipe: Recipe, words: Sequence[str], program: str) -> Recipe:
         before = f"{recipe.about}, " if recipe.about.startswith(changes) else changes
         recipe = replace(recipe, about=before + changed)
     recipe, words = with_parts(recipe, words)
+    about = f"{shown.about}. Each setting of the recipe is an option: --field value."
     output = io.StringIO()
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             return tyro.cli(
                 Recipe,
                 prog=program,
-                description=_about(shown) if {"-h", "--help"} & set(words) else None,
+                description=about + parts_help(shown) if {"-h", "--help"} & set(words) else None,
                 args=words,
                 default=recipe,
                 config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
@@ -65,11 +61,6 @@ def with_fields(recipe: Recipe, words: Sequence[str], program: str) -> Recipe:
             say(output.getvalue(), end="")
             raise
         raise InputError(_one_line(output.getvalue(), recipe, words, program)) from None
-
-
-def _about(recipe: Recipe) -> str:
-    """The first paragraph of the recipe's help."""
-    return f"{recipe.about}. Each setting of the recipe is an option: --field value.{parts_help(recipe)}"
 
 
 def _one_line(message: str, recipe: Recipe, words: list[str], program: str) -> str:
@@ -98,7 +89,7 @@ def _one_line(message: str, recipe: Recipe, words: list[str], program: str) -> s
 
 
 def _of_field(recipe: Recipe, part: str, said: str) -> str:
-    """An error that a part of the recipe raised for a value, such as "GRC.length: expected …", with the option."""
+    """An error that a part of the recipe raised, such as "GRC.length: expected …", with the option."""
     name, colon, rest = said.partition(": ")
     path = [] if part == type(recipe).__name__ else part.split(".")
     field = [*path, name.rpartition(".")[2]]
@@ -108,7 +99,6 @@ def _of_field(recipe: Recipe, part: str, said: str) -> str:
 
 
 def _given(words: list[str], option: str) -> str:
-    """The values of an option as they were typed."""
     found: list[str] = []
     for i, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -120,7 +110,6 @@ def _given(words: list[str], option: str) -> str:
 
 
 def _annotation(value: object, path: list[str]) -> object:
-    """The type of the field at a path of a configuration; None if there is no such field."""
     if not dataclasses.is_dataclass(value):
         return None
     if len(path) > 1:
@@ -131,10 +120,9 @@ def _annotation(value: object, path: list[str]) -> object:
 def with_parts(recipe: Recipe, words: Sequence[str]) -> tuple[Recipe, list[str]]:
     """Apply every `--path NAME` whose path holds an attention or may hold a gated cache: (the recipe, other words).
 
-    An attention is replaced by the named one with its default settings. A cache gets the named preset, with the
-    preset's values of its switches; where the recipe has no cache, one is added with default settings. The name "none"
-    removes the cache. `--model NAME` comes first: another model as the host (`hosted.with_host`). Raises InputError for
-    unknown names.
+    An attention is replaced by the named one with its default settings. A cache gets the named preset, or is added with
+    it; "none" removes it. `--model NAME` comes first: another model as the host (`hosted.with_host`). Raises InputError
+    for unknown names.
     """
 
     def taken(words: Sequence[str], paths: Collection[str]) -> tuple[list[tuple[str, str]], list[str]]:
@@ -167,9 +155,7 @@ def with_parts(recipe: Recipe, words: Sequence[str]) -> tuple[Recipe, list[str]]
         elif name.lower() != _NO_CACHE:
             if name not in PRESETS:
                 known = ", ".join([*PRESETS, _NO_CACHE])
-                raise InputError(
-                    f"--{path}: expected a preset of a gated cache or none, found {name!r}; known: {known}"
-                )
+                raise InputError(f"--{path}: expected a preset of a cache or none, found {name!r}; known: {known}")
             now, preset = _value(recipe, path), typing.cast(typing.Any, name)
             switches: dict[str, typing.Any] = dict.fromkeys(PRESETS[name])
             part = replace(now, **switches, preset=preset) if isinstance(now, GRC) else GRC(preset=preset)
@@ -207,10 +193,7 @@ def path_of(option: str) -> str:
 
 
 def _near_field(recipe: Recipe, option: str) -> str | None:
-    """The option whose field has the most similar name, first of those below the same part of the recipe.
-
-    Of several with that name it is the one with the nearest path.
-    """
+    """The option whose field has the most similar name, of those below the same part first, then the nearest."""
     wrong, part = path_of(option.partition("=")[0]), _part_of(recipe, option)
     name, everywhere = wrong.rpartition(".")[2], list(_paths(recipe))
     inside = [path for path in everywhere if part and path.startswith(f"{part}.")]
@@ -224,7 +207,6 @@ def _near_field(recipe: Recipe, option: str) -> str | None:
 
 
 def _part_of(recipe: Recipe, option: str) -> str:
-    """The path of the part of the recipe that an option names before its wrong end; "" if there is none."""
     part = path_of(option.partition("=")[0])
     parts = {path.rpartition(".")[0] for path in _paths(recipe)}
     while part and part not in parts:
@@ -233,7 +215,6 @@ def _part_of(recipe: Recipe, option: str) -> str:
 
 
 def _paths(value: object, path: str = "") -> Iterator[str]:
-    """The paths of all fields."""
     for field in dataclasses.fields(value) if dataclasses.is_dataclass(value) else ():
         here = f"{path}.{field.name}".lstrip(".")
         yield here
@@ -241,12 +222,10 @@ def _paths(value: object, path: str = "") -> Iterator[str]:
 
 
 def _attentions(recipe: Recipe) -> Iterator[str]:
-    """The paths of the fields that hold an attention's configuration."""
     return (path for path in _paths(recipe) if isinstance(_value(recipe, path), AttentionConfig))
 
 
 def _caches(value: object, path: str = "") -> Iterator[str]:
-    """The paths of the fields that may hold a gated cache or None."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return
     hints = typing.get_type_hints(type(value))
@@ -265,6 +244,5 @@ def _value(value: object, path: str) -> object:
 
 
 def _replaced(value: T, path: list[str], leaf: object) -> T:
-    """A dataclass with the field at a path replaced."""
     inner = leaf if len(path) == 1 else _replaced(getattr(value, path[0]), path[1:], leaf)
     return replace(value, **{path[0]: inner})

@@ -44,10 +44,10 @@ class UnreadableRecipeError(InputError):
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name, or that of a file: my_file.py, which defines one, or JSON or YAML of its fields.
+    """The recipe of that name, or that of a file: my_file.py, which is executed, my_file.py:NAME, or JSON or YAML of
+    its fields, named as the file if it has no name.
 
-    my_file.py:NAME is one of several recipes of a Python file, which is executed. A recipe of JSON or YAML without a
-    name is named as the file. Raises InputError for unknown names, and for files that are missing or hold no recipe.
+    Raises InputError for unknown names, and for files that are missing or hold no recipe.
     """
     file, colon, chosen = name.rpartition(":") if ".py:" in name else (name, "", "")
     if file.endswith(".py"):
@@ -63,14 +63,11 @@ def find_recipe(name: str) -> Recipe:
     try:
         recipe = _read(path)
     except FileNotFoundError:
-        raise InputError(
-            f"{path}: expected a recipe's file, found no such file; mnemos show prints one as JSON"
-        ) from None
+        raise InputError(f"{path}: expected a recipe's file, found no such file; mnemos show prints one") from None
     return recipe if recipe.name else replace(recipe, name=path.stem)
 
 
 def _made(name: str, called: str | None = None) -> Recipe:
-    """What the function of a recipe returns. An error in a plug-in's file is one line, an InputError."""
     function = registry.load("recipe", name)
     try:
         made: Recipe = function()
@@ -82,7 +79,6 @@ def _made(name: str, called: str | None = None) -> Recipe:
 
 
 def _recipe_of_file(file: str, chosen: str | None) -> str:
-    """The name of the recipe of a Python file; chosen: one of several, by its name or that of its function."""
     names = registry.load_file(file)
     if chosen is None and len(names) == 1:
         return names[0]
@@ -141,7 +137,6 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def _of_model(folder: Path) -> str:
-    """What the folder of a model is, and which command takes it, or which folder takes its place."""
     if (folder.parent / "recipe.json").is_file():
         return f"its model; name {folder.parent}"
     if b'"model_type"' in (folder / "config.json").read_bytes():
@@ -168,7 +163,6 @@ def _parse_yaml(text: str) -> object:
 
 
 def _read(path: Path) -> Recipe:
-    """The recipe in a file. Raises FileNotFoundError, and InputError for anything that is not a recipe."""
     check_file(path)
     try:
         saved = _parse_yaml(read_text(path)) if path.suffix in _YAML else parse(read_text(path))

@@ -4,19 +4,16 @@
     run.train()      # update → line of metrics → checkpoint → evaluation (validation split, gates) → next update
     run.assess()
 
-**Resume is exact.** A run that was killed at any moment and resumed gives the same losses and weights, bit for bit, as
-a run that was not. A checkpoint holds the weights, the optimiser, the carried state, the sums behind the next line of
-metrics and every random generator; the position in the data is the number of the update; an evaluation restores all
-generators. Conditions: the same code, data and libraries, the same kind of machine, the same number of processes and of
-threads within operations (`torch.get_num_threads()`, recorded in run.json; sums split in another way round differently)
-and, on a GPU, deterministic operations (`torch.use_deterministic_algorithms`). Which library computes dense layers
-(`mnemos.ops.dense`) is recorded in run.json, and kept.
+**Resume is exact**: a run that was killed at any moment and resumed gives the same losses and weights, bit for bit.
+Conditions: the same code, data and libraries, the same kind of machine, the same number of processes and of threads
+within operations (sums split in another way round differently) and, on a GPU, `torch.use_deterministic_algorithms`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -57,7 +54,7 @@ from .progress import RUN_NUMBER, NoProgress, progress
 from .recipe import Recipe
 from .recipe_files import read_recipe
 from .scored_batches import control_segments, scored_batches, scored_segments
-from .stopping import StopSignals
+from .stopping import calling
 from .weights import Start, average, final_weights, trained_model
 
 if TYPE_CHECKING:
@@ -69,41 +66,25 @@ _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}  # errors of
 
 
 class Run:
-    """A recipe in training. `open` makes it; it is used once.
+    """A recipe in training. `open` makes it; it is used once."""
 
-    Attributes:
-        recipe: with the sizes of the model and the numbers of rows that it takes from its data.
-        task: the recipe's data.
-        path: the run's folder.
-        dense: which library computes dense layers: that of the run's first process, on all of them.
-        files: the folder, locked for this run; None on all processes but the first.
-        learner: the model in training, with its optimiser and position; only while there is something to train.
-        model: the model; None before a finished run is assessed.
-        result: None until the run is trained.
-        given: whether the model was given, and is not the recipe's.
-        fabric: the processes and their device.
-        first: whether this is the first of them, which writes the folder.
-        quiet: whether neither progress nor what the splits hold is printed.
-        saved: the step of the last checkpoint.
-        valid: the scores of the last evaluation.
-        scored: rows of each split in its last evaluation; scored_targets: the counted targets in them.
-    """
-
-    learner: Learner
-    dense: dense_layer.Choice
+    learner: Learner  # the model in training, with its optimiser; only while there is something to train
+    dense: dense_layer.Choice  # of the run's first process, on all of them
 
     def __init__(self, recipe: Recipe, task: Task, path: Path, fabric: Fabric, model: nn.Module | None, quiet: bool):
         self.recipe, self.task, self.path, self.fabric, self.quiet = recipe, task, path, fabric, quiet
-        self.model, self.given, self.first = model, model is not None, fabric.is_global_zero
-        self.files: RunFolder | None = None
-        self.result: Result | None = None
-        self.saved = 0
-        self.valid: Scores = {}
-        self.scored: dict[str, int] = {}
-        self.scored_targets: dict[str, int] = {}
+        self.model = model  # None before a finished run is assessed
+        self.given = model is not None
+        self.first = fabric.is_global_zero  # the process that writes the folder
+        self.files: RunFolder | None = None  # the folder, locked for this run; None on all other processes
+        self.result: Result | None = None  # None until the run is trained
+        self.saved = 0  # the step of the last checkpoint
+        self.valid: Scores = {}  # of the last evaluation
+        self.scored: dict[str, int] = {}  # rows of each split in its last evaluation
+        self.scored_targets: dict[str, int] = {}  # the counted targets in them
         self.ended = False  # the checkpoint is the last one of a run that is now trained for longer
         self.display = NoProgress()
-        self._signals = StopSignals()
+        self._asked_to_stop = False
         self._first: object = None
 
     @classmethod
@@ -119,18 +100,17 @@ class Run:
         model: nn.Module | None = None,
         quiet: bool = False,
     ) -> Run:
-        """Open a recipe's run in a new or empty folder, or continue the run of a folder.
-
-        Everything that must hold is checked before the folder exists, on every process (`checks`).
+        """Open a recipe's run in a new or empty folder, or continue the run of a folder; everything is checked before
+        it exists.
 
         recipe: None to resume with the run's own. resume: continue from the newest intact checkpoint; a finished run
-        has its `result`, and its weights are loaded into a given `model`. steps: train up to this number of steps
-        instead of the recipe's, also if the run is finished (`folder.extend`). accept_changed_data: resume although the
-        data are others than those that it has read; a line says so. task: the recipe's data if they are open already.
-        model: a model to train in place instead of building the recipe's.
+        has its `result`, and its weights are loaded into a given `model`. steps: train up to this number of steps, also
+        if the run is finished (`folder.extend`). accept_changed_data: resume although the data are others; a line says
+        so. task: the recipe's data if they are open already. model: one to train in place instead of building the
+        recipe's.
 
-        With several devices and without torchrun, the other processes run this program from its start.
-        Raises InputError if recipe, data, machine or folder do not fit, and TrainingFailed if the system refuses.
+        With several devices and without torchrun, the other processes run this program from its start. Raises
+        InputError if recipe, data, machine or folder do not fit, and TrainingFailed if the system refuses.
         """
         recipe = read_recipe(Path(folder)) if recipe is None else recipe
         if steps is not None:
@@ -158,7 +138,7 @@ class Run:
             self.close()
             return
         number = RUN_NUMBER.get()
-        if self.files is not None and (not self.quiet if number is None else number.first):  # once for a comparison
+        if self.files is not None and (not self.quiet if number is None else number.number == 1):
             for line in self.task.about:
                 say(f"{recipe.name if number is None else 'data'}: {line}", flush=True)
         if self.files is not None and start is not None and (not self.quiet if number is None else number.new):
@@ -178,10 +158,7 @@ class Run:
     def _open_folder(
         self, resume: bool, longer: bool, accept_changed_data: bool, weights: JSONObject | None
     ) -> JSONObject | None:
-        """Open the folder on the first process, and the checkpoint to continue from on all; sets `files` and `result`.
-
-        Every process raises the first one's error; otherwise the others would wait for it without end.
-        """
+        """Set `files` and `result`; returns the checkpoint to go on from. All processes raise the first one's error."""
         saved, problem, refused, step = None, None, None, 0
         dense: JSONObject = {}
         if self.first:
@@ -196,7 +173,8 @@ class Run:
                     if self.result is None:
                         step, saved = self.files.newest(weights, accept_changed_data)
                 else:
-                    device = devices.device_name(self.fabric.device)
+                    gpu = self.fabric.device.type == "cuda"
+                    device = torch.cuda.get_device_name(self.fabric.device) if gpu else self.fabric.device.type
                     self.files = RunFolder.start(self.path, self.recipe, device, weights, self.task.about)
                 dense = Provenance.read(self.path).dense if Provenance.exists(self.path) else {}
             except InputError as error:
@@ -237,22 +215,20 @@ class Run:
             raise TrainingFailed(line) from error
 
     def close(self) -> None:
-        """Close the data and the folder. `train` does this at its end."""
         self.task.close()
         if self.files is not None:
             self.files.close()
 
     @property
     def step(self) -> int:
-        """The number of updates done."""
         return self.learner.count.step
 
     def train(self, on_evaluation: EvaluationHook | None = None, count_flops: bool = True) -> Result:
         """Train to the last step and return the result, which is in the folder then; of a finished run, what it has.
 
         on_evaluation(model, step): called on the first process after each evaluation; the dict that it returns becomes
-        a line of kind "gates" in metrics.jsonl. With several processes it must not run the model. By default `gates`.
-        count_flops: count those of an update at the end, which reads more batches.
+        a line of kind "gates". With several processes it must not run the model. count_flops: count those of an update
+        at the end, which reads more batches.
 
         Raises InputError for data that do not fit, TrainingFailed if a loss or gradient is not finite (the last
         checkpoint stays as it is), and Interrupted after SIGINT or SIGTERM, with a checkpoint saved.
@@ -262,7 +238,7 @@ class Run:
         shown = progress(self.quiet or self.files is None, self.recipe.name, self.recipe.train.steps, self.step)
         threads = devices.threads(self.recipe.train.threads)
         dense = dense_layer.using(self.dense)
-        with threads, dense, self._closed_on_error(), self._signals, shown as self.display:
+        with threads, dense, self._closed_on_error(), calling(self._stop), shown as self.display:
             generators.put(self._generators)  # whatever was drawn since the run was opened
             try:
                 loop.train(self, on_evaluation or self.gates)
@@ -286,10 +262,9 @@ class Run:
     def assess(self) -> Result:
         """Measure the model of a trained run, and return the complete result, which is in the folder then.
 
-        Adds FLOPs, the bytes of the state, the controls of gated caches and the task's artifacts; writes the model to
-        RUN/model, for `mnemos.load`, and what the report explains the model by. A run that has all this is left as it
-        is. Of several processes only the first does it, alone: the others return what they have, and no process may
-        train with them afterwards.
+        Adds FLOPs, the bytes of the state, the controls of gated caches and the task's artifacts; writes RUN/model and
+        what the report explains it by. Of several processes only the first does it, alone: no process may train
+        afterwards.
         """
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.barrier()
@@ -348,10 +323,7 @@ class Run:
         return result
 
     def gates(self, model: nn.Module, step: int) -> JSONObject | None:
-        """What the gates and caches of a model do (`measure_gates`); None without a cache.
-
-        The model runs on one process; with several processes all would have to run it together: None too.
-        """
+        """What the gates and caches of a model do (`measure_gates`); None without a cache or with several processes."""
         if self.recipe.train.processes > 1 or not caches(model):
             return None
         if self._first is None:  # batch of the validation split
@@ -374,8 +346,6 @@ class Run:
             self.files.save_best(self.step, {"step": self.step, "model": weights})
 
     def scores(self, split: HeldOut) -> dict[str, float]:
-        """Evaluate a split; each process evaluates its share of every batch's rows."""
-
         def total(sums: torch.Tensor) -> torch.Tensor:
             device = self.fabric.device
             return self.fabric.all_reduce(sums.to(device), reduce_op="sum").cpu()  # type: ignore[union-attr]
@@ -390,7 +360,6 @@ class Run:
         return found
 
     def _shares(self, split: HeldOut) -> Iterator[object]:
-        """This process's rows of every batch, in the segments of the rollout."""
         rank, world = self.fabric.global_rank, self.fabric.world_size
         self.scored[split] = 0
         for i, batch in enumerate(scored_batches(self.task, split, self.recipe.train, self.display)):
@@ -406,8 +375,13 @@ class Run:
             for part in self.task.segments(share, self.recipe.train.rollout.segment_length):
                 yield part if counted_here else CountedElsewhere(part)
 
+    def _stop(self) -> None:
+        """Let the update that is running be completed first; a second Ctrl-C ends the program at once."""
+        self._asked_to_stop = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
     def check_signals(self) -> None:
-        if devices.any_of(self.fabric, self._signals.asked):
+        if devices.any_of(self.fabric, self._asked_to_stop):
             raise _StopRequestedError
 
     def _finish(self, count_flops: bool) -> Result:
@@ -476,5 +450,4 @@ def _visible(path: Path) -> bool:
     return True
 
 
-class _StopRequestedError(Exception):
-    """A process received SIGINT or SIGTERM."""
+class _StopRequestedError(Exception): ...

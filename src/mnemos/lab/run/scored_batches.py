@@ -33,11 +33,11 @@ def scored_segments(task: Task, split: HeldOut, config: TrainConfig, display: No
 
 def limited(recipe: Recipe, task: Task) -> Recipe:
     """The recipe with a number of rows in place of -1 (`TrainConfig.valid_rows`), so that a short run trains longer
-    than it evaluates.
+    than it evaluates; it depends on the recipe and the data alone.
 
-    valid_rows: those that the updates between two evaluations read. test_rows: half of those that all updates read. An
+    valid_rows: those that the updates between two evaluations read. test_rows: half of those that all updates read: an
     update of a row costs about three times its forward, and the test split may be read four times (`controls`). 0, all,
-    if the split is known to have no more. The numbers depend on the recipe and the data alone.
+    if the split is known to have no more.
     """
     train = recipe.train
     read = train.batch_size * train.rollout.stride
@@ -51,10 +51,10 @@ def limited(recipe: Recipe, task: Task) -> Recipe:
 
 
 def control_segments(config: TrainConfig) -> int:
-    """How many segments the controls of the state read (`state_controls`), so that they take no longer than training.
+    """How many segments the controls of the state read, so that they take no longer than training; three are the least.
 
     They read each about ten times with `ROWS` rows; an update of a row costs about three times its forward. A run that
-    scores all rows reads `SEGMENTS`. Three are the least: a frozen state is scored from the third on.
+    scores all rows reads `SEGMENTS`.
     """
     read = config.steps * config.batch_size * config.rollout.stride
     return SEGMENTS if not config.test_rows else max(3, min(SEGMENTS, read // (10 * ROWS)))
@@ -63,10 +63,9 @@ def control_segments(config: TrainConfig) -> int:
 def part(task: Task, split: HeldOut, batch_size: int, rows: int) -> Iterator[Any]:
     """Batches of a split that together have at least `rows` rows, in the order of the task; all, if it has fewer.
 
-    The choice depends on the data, `batch_size` and `rows` only, so all models and seeds are scored on the same rows.
-    The first batches are taken if the task evaluates in a random order (`Task.shuffled`) or carries a state from batch
-    to batch. Of other tasks, whole batches are chosen at random. This costs one more pass over the split's batches,
-    unless the task knows their sizes (`Task.rows_of_batches`).
+    The choice depends on the data, `batch_size` and `rows` only: the first ones if the task evaluates in a random order
+    (`Task.shuffled`) or carries a state from batch to batch, else some at random, which costs one more pass over the
+    split unless the task knows their sizes (`Task.rows_of_batches`).
     """
     # A batch that may continue the rows of the one before says which rows it resets.
     if task.shuffled or task.resets(next(iter(task.batches(split, batch_size)))) is not None:

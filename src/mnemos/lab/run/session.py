@@ -29,9 +29,9 @@ def run(
 ) -> JSONObject:
     """Train a recipe in a folder, measure the trained model, and return the content of its result.json (`Result`).
 
-    resume: continue the folder's run with its own recipe (`recipe` is ignored); steps: the number of steps up to which
-    it is trained, by default its own number; accept_changed_data: see `Run.open`. quiet: print neither progress nor a
-    summary. The model is saved in folder/model, for `mnemos.load`. Raises as `Run.open` and `Run.train`.
+    resume: continue the folder's run with its own recipe (`recipe` is ignored). steps, accept_changed_data: see
+    `Run.open`. quiet: print neither progress nor a summary. The model is saved in folder/model. Raises as `Run.open`
+    and `Run.train`.
     """
     recipe = None if resume else recipe
     opened = Run.open(recipe, folder, resume, steps=steps, accept_changed_data=accept_changed_data, quiet=quiet)

@@ -1,7 +1,6 @@
 """Where the lines of metrics.jsonl go as well: `train.log` names TensorBoard, Weights & Biases or MLflow.
 
-A sink holds each number once, under a name such as train/loss or gates/blocks.0.attention/mix/0, and a run that goes on
-after it was killed goes on in the same log. Only the library that is named is imported.
+A sink holds each number once, also after a run was killed and goes on. Only the library that is named is imported.
 """
 
 import os
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 from mnemos import libraries
 from mnemos.atomic import parse, read_text, write_json
 from mnemos.errors import InputError
+from mnemos.lab.evaluate.records import flat
 
 from .files import Measurement
 
@@ -27,10 +27,9 @@ class Sink(Protocol):
 
 
 def open_sink(log: str, folder: Path, step: int) -> Sink:
-    """The sink of a run that continues after the checkpoint of `step` (0: that starts).
+    """The sink of a run that continues after the checkpoint of `step` (0: that starts); metrics.jsonl is trimmed to it.
 
-    metrics.jsonl must have been trimmed to that step already. Raises InputError with the install command if the library
-    is missing, and with its own reason if it refuses, for example because nobody is logged in.
+    Raises InputError with the install command if the library is missing, and with its own reason if it refuses.
     """
     try:
         return _SINKS[log](folder, step)
@@ -100,7 +99,7 @@ class MLflow:
             number = experiment.experiment_id if experiment else self._client.create_experiment(name)
             known = self._client.create_run(number, run_name=folder.name).info.run_id
             write_json(folder / _ID, {"mlflow": known})
-            for name, value in _flat(_recipe(folder), ""):
+            for name, value in flat(_recipe(folder)).items():
                 self._client.log_param(known, name, value)
         self._id: str = known
         names = self._client.get_run(known).data.metrics
@@ -127,15 +126,6 @@ def _read_id(folder: Path, log: str) -> str | None:
 
 def _recipe(folder: Path) -> Any:
     return parse(read_text(folder / "recipe.json"))
-
-
-def _flat(value: object, name: str) -> Iterator[tuple[str, object]]:
-    """The settings of a recipe by their paths, such as model.attention.is."""
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _flat(part, f"{name}.{key}".lstrip("."))
-    else:
-        yield name, value
 
 
 def scalars(line: Measurement) -> Iterator[tuple[str, float]]:

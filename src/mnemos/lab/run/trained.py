@@ -39,9 +39,7 @@ _CARRIED = {
 
 
 def open_run(folder: Path, fields: Sequence[str] = (), split: HeldOut = "test") -> tuple[Recipe, Task, nn.Module]:
-    """(recipe, task, model) of a run, or of the folder of its model (`recipe_files.is_model`).
-
-    The model is in eval mode, on the CPU (`trained_model`).
+    """(recipe, task, model) of a run, or of the folder of its model; the model is in eval mode, on the CPU.
 
     fields: settings that replace the run's, as on the command line, to score `split` (`open_data`).
     """
@@ -53,21 +51,15 @@ def open_run(folder: Path, fields: Sequence[str] = (), split: HeldOut = "test") 
 def evaluate_run(
     folder: str | Path, split: HeldOut = "test", fields: Sequence[str] = (), rows: int | None = None
 ) -> JSONObject:
-    """Evaluate a run's model on a split, as trained and with each control of its caches; print and return the scores.
+    """Evaluate a run's model on a split, as trained and with each control of its memory; print and return the scores.
 
-    The controls of its state (`state_controls`) are printed below them.
-    rows: the least number of rows that are scored, in whole batches, as `TrainConfig.test_rows` chooses them; 0: all.
-    By default as many as the run scored, so that scoring a short run does not take longer than its training; other data
-    are scored whole.
+    rows: the least number of rows that are scored, in whole batches; 0: all; None: as many as the run scored, or all of
+    other data. fields: settings of the data that replace the run's, ["--data.path", FOLDER], and settings of the model
+    that say how far it reads (`Config.at_evaluation`). Raises InputError for other settings, and for data that do not
+    fit.
 
-    fields: settings of the data that replace the run's, to score other data: ["--data.path", FOLDER], and settings of
-    the model that say how far it reads (`Config.at_evaluation`), such as ["--model.attention.memory", "640"]. Data
-    without splits of their own are scored whole. A line says what is scored. Raises InputError for other settings, and
-    for data that do not fit the model.
-
-    Returns {"as trained": scores, "carried": scores, "emptied": scores, …} (`evaluate.controls`); "carried" for data
-    of several documents and a model with a state, which is then not reset between documents (`Task.carried`). The
-    task's own lines (`Task.show`, for example transcriptions) are printed below the scores.
+    Returns {"as trained": scores, "carried": scores, "emptied": scores, …} (`evaluate.controls`); "carried" for data of
+    several documents and a model with a state, which is then not reset between them (`Task.carried`).
     """
     if rows is not None and rows < 0:
         raise InputError(f"--rows: expected at least 1, or 0 for all, found {rows}; change it")
@@ -116,11 +108,9 @@ def evaluate_run(
 def open_data(folder: Path, recipe: Recipe, fields: Sequence[str], split: HeldOut) -> tuple[Recipe, Task]:
     """(recipe, task) of a run with other settings of its data and model: `fields` as on the command line.
 
-    The run's own data, in their place or elsewhere with the same files, keep the run's splits, because its model was
-    trained on the rest. Other data are opened to score `split` (`DataConfig.build_to_score`); `Task.about` then has a
-    line for the files that the run has read too. Settings of the model may change that say how far
-    it reads (`Config.at_evaluation`); `Task.about` names them. Raises InputError for other settings, and for data that
-    do not fit the model.
+    The run's own data, here or elsewhere, keep its splits, because its model was trained on the rest; others are opened
+    to score `split` (`DataConfig.build_to_score`). `Task.about` names files that the run has read too, and what of the
+    model was changed. Raises InputError for other settings than `Config.at_evaluation`, and for data that do not fit.
     """
     # --- settings: of the data, and those of the model that change no weight ---
     allowed = ("--data.", "--model.")
@@ -214,11 +204,10 @@ def sample_run(folder: Path, sampling: Sampling) -> Path | None:
         raise InputError(f"--{str(error).replace('_', '-', 1)}") from None
     _, task, model = open_run(folder)
     try:
-        if sampling.stop is not None and not task.writes_text:
-            raise InputError(
-                "--stop: expected none, because this task's models continue no text, found "
-                f"{sampling.stop!r:.60}; leave it out"
-            )
+        for option, text in (("--prompt", sampling.prompt), ("--stop", sampling.stop)):
+            if text is not None and not task.writes_text:
+                about = "because this task's models continue no text"
+                raise InputError(f"{option}: expected none, {about}, found {text!r:.60}; leave it out")
         return folder / "sampled" if task.sample_outputs(model, sampling, folder / "sampled") else None
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None

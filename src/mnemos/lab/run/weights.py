@@ -25,11 +25,7 @@ _LEAST = 0.5  # share of the parameters that a run must give to another model
 
 
 def final_weights(folder: Path) -> dict[str, Tensor]:
-    """A run's weights and buffers by name, on the CPU: of its best checkpoint if it keeps that, else of the newest.
-
-    Of a run that ended with averaged weights (`TrainConfig.average`) it is these. Raises InputError if the run has no
-    checkpoint, or a damaged best or averaged one.
-    """
+    """A run's weights and buffers on the CPU: averaged or best ones if it keeps these, else the newest."""
     return final_checkpoint(folder)[1]
 
 
@@ -50,10 +46,7 @@ def final_checkpoint(folder: Path) -> tuple[str, dict[str, Tensor]]:
 
 
 def trained_model(folder: Path, recipe: Recipe) -> nn.Module:
-    """The model of a run's best checkpoint, if it keeps that, or of its newest intact one; in eval mode, on the CPU.
-
-    folder: the run's, or that of a saved model, which is loaded.
-    """
+    """The model with a run's `final_weights`, or that of a saved model's folder; in eval mode, on the CPU."""
     if is_model(folder):
         saved: nn.Module = load(folder)
         return saved
@@ -68,8 +61,8 @@ def trained_model(folder: Path, recipe: Recipe) -> nn.Module:
 class Start:
     """The weights of a run that fit another model, by name. about: one line on what fits and what does not.
 
-    source: what run.json records, {"run": the folder, "sha256": of the names, types, shapes and bytes of all tensors of
-    the run's model, "tensors": how many of them fit}.
+    source: what run.json records, {"run": the folder, "sha256": of all tensors of the run's model, "tensors": how many
+    fit}.
     """
 
     weights: dict[str, Tensor]
@@ -80,8 +73,8 @@ class Start:
     def of(cls, source: str, model: nn.Module, about: Preprocessing | None) -> "Start":
         """The weights of the run or of the host model (`hub.is_source`) that `train.init_from` names.
 
-        about: the preprocessing of the data of the model that starts; None where it has none. Raises InputError if a
-        finished run read its data as other tokens.
+        about: the preprocessing of the data of the model that starts. Raises InputError if a run read its data as other
+        tokens.
         """
         if not is_source(source):
             start = cls.read(Path(source), model)
@@ -102,11 +95,10 @@ class Start:
     def read(cls, folder: Path, model: nn.Module) -> "Start":
         """Read the tensors of a run that have the name and shape of one of the model's; others stay as they are new.
 
-        Examples of new ones are the head of a classifier of other classes, and a cache that the run's model did not
-        have; the attention inside the cache gets the weights of the run's attention, and the reverse. model: may be on
-        the meta device. One that has a method `weights_from` can start in part from another kind of model: it returns
-        the run's weights by its own names, and the name of that part ("": the whole model). Raises InputError if the
-        run has no checkpoint, or if less than half of the parameters of the model, or of that part, would be loaded.
+        The attention inside a cache gets the weights of the run's attention, and the reverse. model: may be on the meta
+        device; `weights_from` lets it start in part from another kind of model: the run's weights by its own names, and
+        the name of that part ("": all). Raises InputError without a checkpoint, or if less than half of the parameters
+        would be loaded.
         """
         if not folder.is_dir():
             found = registry.missing_folder(folder)
@@ -139,17 +131,13 @@ class Start:
         return cls(fitting, about, {"run": source, "sha256": sha256, "tensors": len(fitting)})
 
     def load(self, model: nn.Module) -> None:
-        """Load the weights into the model; sharded parameters are loaded as shards."""
         own = model.state_dict()
         with torch.no_grad():
             model.load_state_dict({name: place(value, own[name]) for name, value in self.weights.items()}, strict=False)
 
 
 def _sources(own: Sequence[str], saved: Sequence[str]) -> dict[str, str]:
-    """For each name of a model, the name of a saved tensor with the same role; "" if there is none.
-
-    An attention with a gated cache holds the attention itself as `inner`, so its tensors have another name without one.
-    """
+    """For each name of a model, the name of a saved tensor with the same role; "" if there is none."""
     cached, was_cached = (
         {name.split(f".{_INNER}.")[0] for name in names if f".{_INNER}." in name} for names in (own, saved)
     )
@@ -170,11 +158,9 @@ def _sources(own: Sequence[str], saved: Sequence[str]) -> dict[str, str]:
 def average(folder: Path, count: int, model: nn.Module, every: int) -> tuple[dict[str, Tensor], list[int]]:
     """The mean of the weights in a model's `count` newest checkpoints (in all, if there are fewer), and their steps.
 
-    every: steps between two checkpoints of the schedule (`checkpoint.scheduled`), so that an interrupted run has the
-    average of an uninterrupted one.
-    w = (w₁ + … + wₙ)/n, added up in float64 from the oldest to the newest, then rounded to the weights' type. What is
-    no parameter (running statistics, caches) is that of the newest checkpoint. Memory: the weights in float64, and one
-    checkpoint. Raises InputError if one is damaged.
+    every: steps between two of the schedule (`checkpoint.scheduled`). Added up in float64 from the oldest to the
+    newest, then rounded to the weights' type. What is no parameter (running statistics, caches) is that of the newest.
+    Memory: the weights in float64, and one checkpoint. Raises InputError if one is damaged.
     """
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}  # each name of a shared one
     steps = checkpoint.scheduled(checkpoint.steps(folder), every)[:count]

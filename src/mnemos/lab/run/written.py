@@ -1,7 +1,4 @@
-"""The memories of segments that a model's configuration may hold: each has a switch `write` and a size.
-
-`mnemos compare --unwritten` and `--baselines` find a memory by its row in `SEGMENT_MEMORIES` (CONTRIBUTING.md).
-"""
+"""The memories of segments that a model's configuration may hold, which `--unwritten` and `--baselines` find."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,15 +15,11 @@ T = TypeVar("T")
 
 
 class SegmentMemory(NamedTuple):
-    """How the memory of such a configuration is measured and named.
+    """How the memory of such a configuration is measured and named."""
 
-    size: the field that is the number of slots or tokens, 0 for no memory. noun: what a part of the state and a report
-    call the memory, in the plural. absent: what else a configuration without the memory sets.
-    """
-
-    size: str
-    noun: str
-    absent: Mapping[str, Any] = MappingProxyType({})
+    size: str  # the field that is the number of slots or tokens, 0 for no memory
+    noun: str  # what reports call it, in the plural
+    absent: Mapping[str, Any] = MappingProxyType({})  # what else a configuration without the memory sets
 
 
 _UNWRITTEN = MappingProxyType({"write": False})  # 0 tokens must be meant, see `memory.tokens.check_count`

@@ -1,6 +1,6 @@
 """Classification of token sequences held in memory: rows of integers, and the task over three splits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +16,7 @@ from .token_task import TokenTask
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """N labelled sequences, concatenated: integers tokens [total] and labels [N], starts [N + 1] int64.
-
-    Row i is tokens[starts[i] : starts[i + 1]].
-    """
+    """N labelled sequences, concatenated: row i is tokens[starts[i] : starts[i + 1]], its label labels[i]."""
 
     tokens: NDArray[np.integer]
     starts: NDArray[np.int64]
@@ -27,12 +24,10 @@ class Rows:
 
     @classmethod
     def ragged(cls, tokens: NDArray[np.integer], lengths: NDArray[np.int64], labels: NDArray[np.integer]) -> "Rows":
-        """Rows of different lengths [N]: `tokens` holds them one after the other."""
         return cls(tokens, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), labels)
 
     @classmethod
     def joined(cls, parts: Sequence["Rows"]) -> "Rows":
-        """The rows of all parts, of which there is at least one, in order."""
         columns = zip(*((part.tokens, part.lengths, part.labels) for part in parts), strict=True)
         return cls.ragged(*map(np.concatenate, columns))
 
@@ -44,7 +39,6 @@ class Rows:
         return np.diff(self.starts)
 
     def row(self, index: int) -> NDArray[np.integer]:
-        """The tokens of row `index`, as a view."""
         return self.tokens[self.starts[index] : self.starts[index + 1]]
 
     def part(self, first: int, end: int) -> "Rows":
@@ -66,25 +60,17 @@ class ArrayTask(TokenTask):
     """A classification `Task` over three `Rows`, whose labels are the classes; training is an endless order of rows.
 
     `bucketed` puts rows of similar length into one batch (see `Order`); evaluation is then ordered by length too.
-    Evaluation visits every row once; its last batch may be smaller than the others. A subclass may read rows otherwise.
     """
 
     def __init__(
-        self,
-        train: Rows,
-        valid: Rows,
-        test: Rows,
-        vocab_size: int,
-        classes: int,
-        max_length: int,
-        bucketed: bool = False,
+        self, splits: Mapping[Split, Rows], vocab_size: int, classes: int, max_length: int, bucketed: bool = False
     ):
-        self._splits: dict[Split, Rows] = {"train": train, "valid": valid, "test": test}
-        self.vocab_size, self.classes, self.max_length, self._bucketed = vocab_size, classes, max_length, bucketed
-        self._order = Order(len(train), train.lengths if bucketed else None)
+        self._splits, self.vocab_size, self.classes, self.max_length = splits, vocab_size, classes, max_length
+        self._bucketed = bucketed
+        self._order = Order(len(splits["train"]), splits["train"].lengths if bucketed else None)
         if classes:
-            self.metrics = class_metrics(classes)
-            self.reference = {MAJORITY: float(np.bincount(test.labels).max() / len(test))}
+            self.metrics, labels = class_metrics(classes), splits["test"].labels
+            self.reference = {MAJORITY: float(np.bincount(labels).max() / len(labels))}
 
     def read(self, rows: Rows, chosen: NDArray[np.int64]) -> Batch:
         return rows.batch(chosen)

@@ -22,11 +22,10 @@ class AugmentConfig:
     `flip`, mirror half of the images left to right. "timm": DeiT's "standard timm augmentation": a random resized crop
     (bicubic; a padded crop for images that are stored at the target size, such as CIFAR's), `flip`, RandAugment with
     the policy `operations`, a rectangle of noise in a share `erasing` of the images, and mixup or cutmix in every
-    batch, with labels smoothed by `smoothing`. `mixup` and `cutmix` are the parameters of the beta distributions that
-    the mixing weights are drawn from. The value 0 turns a part off; operations "" replaces RandAugment by a colour
-    jitter of 0.4. timm omits the jitter beside RandAugment; force_color_jitter adds it, because Cached Transformers
-    lists it. Evaluation takes the central 7/8 of the shorter side under "timm", unless images are stored at the target
-    size, and the whole side otherwise.
+    batch, with labels smoothed by `smoothing`. `mixup` and `cutmix` are the parameters of the beta distributions of the
+    mixing weights. The value 0 turns a part off; operations "" replaces RandAugment by a colour jitter of 0.4, which
+    force_color_jitter adds beside RandAugment, as Cached Transformers has it. Evaluation takes the central 7/8 of the
+    shorter side under "timm", unless images are stored at the target size, and the whole side otherwise.
     """
 
     policy: Literal["timm", "light", "none"] = "light"
@@ -141,8 +140,8 @@ class TimmAugmentation:
     def mix(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Apply mixup or cutmix to images [B, 3, S, S], in place; returns them and their targets [B, classes].
 
-        Row i is mixed with row B − 1 − i; if B is odd, the last row is not mixed. Without mixing and smoothing the
-        targets are `labels` [B], unchanged.
+        Row i is mixed with row B − 1 − i, a middle one not at all. Without mixing and smoothing, the labels [B] are
+        returned.
         """
         even = len(images) // 2 * 2 if self._mix is not None else 0
         if not even and not self._smoothing:

@@ -1,7 +1,4 @@
-"""The common `Batch`, a check of its shapes and ranges, and functions of batches.
-
-A batch is any pytree of tensors whose first axis is the row (one per sample).
-"""
+"""The common `Batch`, and functions of batches: any pytree of tensors whose first axis is the row (one per sample)."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar

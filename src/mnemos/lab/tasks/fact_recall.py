@@ -45,16 +45,15 @@ class ToldConfig(DataConfig):
 
     A row is a piece of real text with `people` facts in a row, each about another person, and a question about one of
     them at the end. The only target is the place, one of ten. Between the last fact and the question are as many words
-    as one of the `distances` says; in a held-out split each distance is equally frequent, and the row is long enough
-    for the greatest one, so only the place of the facts tells the distances apart. Tokens are the `words` commonest
-    words of the training text, one token for all others, and the parts of facts and questions.
+    as one of the `distances` says; in a held-out split each is equally frequent, in rows of equal length. Tokens are
+    the `words` commonest words of the training text, one token for all others, and the parts of facts and questions.
 
     path: a file or folder of text, whose documents are divided as in `TextConfig`. None: the reference of the Python
-    language, which is part of the standard library (65,000 words; the text depends on the version of Python), divided
-    by its words. `rows` is the number of rows of a held-out split, drawn from `seed`.
+    language in the standard library (65,000 words, by the version of Python), divided by its words. `rows` is the
+    number of rows of a held-out split, drawn from `seed`.
     grow: in the first `grow` updates the greatest distance grows from the least to the greatest of `distances`, by the
-    same factor per update, and rows are only as long as it needs: near facts are learned first, in short rows. The
-    distance of a training row is log-uniform from 4 up to the greatest one.
+    same factor per update, in rows as long as it needs: near facts are learned first. The distance of a training row is
+    log-uniform from 4 up to the greatest one.
     """
 
     name: ClassVar[str] = "told"
@@ -99,10 +98,7 @@ class ToldConfig(DataConfig):
 
 
 class ToldTask(GeneratedTask):
-    """The task of `ToldConfig`. A result has the accuracy at each distance beside the accuracy of all rows.
-
-    text: the words of each split as tokens, in order, without facts and questions.
-    """
+    """The task of `ToldConfig`; a result has the accuracy at each distance too. text: the words of each split."""
 
     other = OTHER
 
@@ -131,7 +127,7 @@ class ToldTask(GeneratedTask):
         self.reference = {GUESS: 1 / len(PLACES)}
 
     def _draw(self, text: NDArray[np.int64], longest: int | None, random: np.random.Generator, rows: int) -> Rows:
-        """Inputs and targets, [rows, T] each. longest: the greatest distance of a training row; None: held-out rows."""
+        """longest: the greatest distance of a training row; None: held-out rows."""
         people = self.config.people
         # --- the distance of each row, and its text ---
         if longest is None:
@@ -231,7 +227,6 @@ class ToldTask(GeneratedTask):
 
 
 def _split_words(path: str | None) -> dict[Split, list[bytes]]:
-    """The words of a text by split, in lower case; everything but letters divides them."""
     if path is not None:
         splits = split_documents(find_text(path), HELD_OUT)
         texts = {split: b" ".join(d.tobytes() for d in splits[split].values()) for split in SPLITS}

@@ -93,10 +93,7 @@ def first_names(names: Sequence[str]) -> str:
 
 
 def archive_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """The name and bytes of each regular file of a tar, gzipped or not, whose name is wanted, in their order.
-
-    Memory: one file at a time. Raises InputError if the archive is missing, damaged or truncated.
-    """
+    """The name and bytes of each wanted regular file of a tar, gzipped or not, in their order, one at a time."""
     atomic.check_file(archive)
     try:
         with open(archive, "rb") as file:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mnemos.config import check_fields
 from mnemos.generators import ORDER, TEST, TRAIN, VALID, generator
 from mnemos.registry import register
 from mnemos.types import State, likelihood_of
@@ -30,11 +31,8 @@ class GeneratedConfig(DataConfig):
     """Base of the configurations of tasks whose sequences are all drawn: `draw` says how.
 
     The validation and the test split have `rows` sequences each, drawn from `seed`. With a field `examples` above 0,
-    training has so many rows; otherwise each update draws new ones.
-
-    Attributes:
-        limits: what must hold of the fields (`DataConfig.require`).
-        shape: the number of tokens, and the greatest length T of a row; by default the fields vocabulary and length.
+    training has so many rows; otherwise each update draws new ones. limits: what must hold of the fields
+    (`DataConfig.require`). shape: the number of tokens, and the greatest length T of a row.
     """
 
     limits: ClassVar[tuple[str, ...]] = ()
@@ -59,6 +57,7 @@ class GeneratedConfig(DataConfig):
         return ()
 
     def build(self) -> "GeneratedTask":
+        check_fields(self, "data")
         self.require("rows >= 1", "examples >= 0", *self.limits)
         held_out: dict[Split, Draw] = {"valid": self.draw, "test": self.draw}
         return GeneratedTask(self.training, held_out, *self.shape, self.rows, self.seed, self.examples)
@@ -68,8 +67,8 @@ class GeneratedTask(TokenTask):
     """A `Task` whose rows are drawn: inputs [B, T] and targets [B, T], each with one right answer.
 
     Training batch i is drawn by `train(i)`, and depends on (the training seed, i) only. With `examples` > 0, training
-    has that many rows, drawn once from `seed` by `train(0)`, and each epoch reads all of them in an order of its own.
-    The validation and the test split have `rows` sequences each, drawn from `seed` by `held_out[split]`.
+    has that many rows, drawn once from `seed` by `train(0)`, and each epoch reads all of them in an order of its own. A
+    held-out split has `rows` sequences, drawn from `seed` by `held_out[split]`.
     """
 
     metrics = ANSWER
@@ -93,11 +92,9 @@ class GeneratedTask(TokenTask):
         }
 
     def forward(self, model: nn.Module, batch: Batch, state: State) -> tuple[Tensor, State]:
-        """Run the model on a batch: (logits, new state).
+        """(logits, new state); of a large vocabulary the logits [n, V] of the n positions that have a target.
 
-        With a vocabulary of `LARGE` tokens or more, logits are [n, V], of the n positions that have a target, if the
-        model can pick them (`picks_positions`): its last layer is most of the work of a small model, and few positions
-        count. The state is the same.
+        That is if a model can pick them (`picks_positions`): from `LARGE` on its last layer may be most of its work.
         """
         compiled = hasattr(model, "_orig_mod")  # n differs from batch to batch
         picks = getattr(model, "picks_positions", False) and likelihood_of(model) is None and not compiled
@@ -138,11 +135,10 @@ def _as_batch(rows: Rows, chosen: Any = slice(None)) -> Batch:
 
 
 def distinct(random: np.random.Generator, rows: int, choices: int, count: int) -> NDArray[np.int64]:
-    """`count` different numbers of 0 … `choices` − 1 per row, in random order: [rows, count].
+    """`count` different numbers of 0 … `choices` − 1 per row, uniform and in random order: [rows, count].
 
-    Few of many are the first `count` different numbers of a sequence of independent draws; a larger part of them is the
-    beginning of a random order of all. Both are uniform. Cost: O(rows·count·log count) time for at most 1/`FEW` of at
-    least `MANY` choices, else O(rows·choices) time, and memory for the result and `BLOCK` further numbers.
+    Cost: O(rows·count·log count) time for at most 1/`FEW` of at least `MANY` choices, else O(rows·choices) time, and
+    memory for the result and `BLOCK` further numbers.
     """
     # --- a large part: the beginning of a random order ---
     if choices < MANY or count * FEW > choices:

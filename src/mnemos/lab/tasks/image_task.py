@@ -14,22 +14,19 @@ from numpy.typing import NDArray
 
 from mnemos.generators import AUGMENT, ORDER, generator, global_generators
 from mnemos.registry import register
-from mnemos.types import InputError
 
 from .augment import AugmentConfig, TimmAugmentation, augment_light, normalise
 from .batch import Batch
 from .metrics import MAJORITY, class_metrics
 from .pictures import ENDINGS, Pictures, read_fitted
 from .prefetch import BatchNumber, Prefetched, prefetch
-from .preprocessing import Predicted, Preprocessing, files_below, likely_classes
+from .preprocessing import Predicted, Preprocessing, likely_classes
 from .row_order import Order
 from .task import HeldOut, Split, Task
 
-_BATCH = 32
-
 
 class View(NamedTuple):
-    """A part of some pictures: those with indices `rows` [N], in that order."""
+    """Those pictures with indices `rows` [N], in that order."""
 
     pictures: Pictures
     rows: NDArray[np.int64]
@@ -50,11 +47,10 @@ IMAGENET = Colours((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class ImageTask(Task):
-    """A classification `Task` of images [B, C, size, size], float32, normalised.
+    """A classification `Task` of images [B, C, size, size], float32, normalised. `names` are the class names.
 
-    `names` are the class names. Evaluation visits every image of a split once, in a fixed random order, so that each
-    batch holds many classes. With `workers` > 0, that many processes prepare the following batches in advance
-    (`Prefetched`). They do not change the batches.
+    Evaluation visits every image of a split once, in a fixed random order, so that each batch holds many classes.
+    `workers` processes prepare the following batches in advance, which does not change them.
     """
 
     inputs: Literal["images"] = "images"
@@ -83,11 +79,7 @@ class ImageTask(Task):
         self._train = Prefetched(self._maker, partial(_keys, rows, Order(len(rows))), workers)
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        """Training batch `index`, augmented: a pure function of (index, batch_size, seed).
-
-        The augmentation of a row depends on (seed, index, row). The global generators of Python, NumPy and PyTorch
-        are unchanged afterwards.
-        """
+        """Augmented: of each row by (seed, index, row). The global generators are unchanged afterwards."""
         return self._train.batch(index, batch_size, seed)
 
     def batches(self, split: HeldOut, batch_size: int) -> Iterator[Batch]:
@@ -108,17 +100,14 @@ class ImageTask(Task):
     def preprocessing(self) -> "ImagePreprocessing":
         pictures = self._maker.pictures
         centre = 1.0 if pictures.stored else pictures.centre  # stored pictures are evaluated whole
-        return ImagePreprocessing(self.side, centre, *self.colours, names=tuple(self.names))
+        return ImagePreprocessing(self.side, centre, *self.colours, pictures.averaged, names=tuple(self.names))
 
     def example(self) -> Batch:
         row = torch.zeros(1, len(self.colours.mean), self.side, self.side)
         return Batch(row, row)
 
     def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
-        """Image `index` of a split as evaluation uses it, before normalisation: [size, size, C] uint8, not augmented.
-
-        `batches` yields the images in the same order.
-        """
+        """Image `index` of a split in the order of `batches`, before normalisation, not augmented: [size, size, C]."""
         pictures, rows = self._views[split]
         return pictures.fitted(int(rows[index])).copy()
 
@@ -179,33 +168,21 @@ class _Maker:
 class ImagePreprocessing(Preprocessing):
     """The most probable classes of images; a folder stands for the images in it.
 
-    Attributes:
-        size: pixels per side.
-        centre: share of the shorter side that is cropped (see `mnemos.lab.tasks.pictures.fit`).
-        mean, std: of the pixels in [0, 1] by which images are normalised, per channel.
+    size: pixels per side. centre, averaged: of `pictures.fit`. mean, std: of the pixels in [0, 1], per channel.
     """
 
     name: ClassVar[str] = "images"
     options: ClassVar[Mapping[str, int]] = MappingProxyType({"top": 3})
+    endings = ENDINGS
+    files = "images"
 
     size: int
     centre: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    averaged: bool = False
 
-    def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
-        """The `top` most probable classes of each image: {"classes": [{"name", "probability"}, …]}."""
-        every = files_below(files, ENDINGS, "images")
-        for paths in (every[i : i + _BATCH] for i in range(0, len(every), _BATCH)):
-            pixels, answers = {}, {}
-            for path in paths:
-                try:
-                    pixels[path] = read_fitted(path, self.size, self.centre, grey=len(self.mean) == 1)
-                except InputError as error:
-                    answers[path] = Predicted(str(path), "", problem=str(error))
-            if pixels:
-                with torch.no_grad():
-                    logits, _ = model(normalise(np.stack([*pixels.values()]), self.mean, self.std))
-                for path, row in zip(pixels, logits, strict=True):
-                    answers[path] = likely_classes(path, row, self.names, options["top"])
-            yield from (answers[path] for path in paths)
+    def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
+        pixels = read_fitted(path, self.size, self.centre, len(self.mean) == 1, self.averaged)
+        logits, _ = reader(normalise(pixels[None], self.mean, self.std))
+        return likely_classes(path, logits[0], self.names, options["top"])

@@ -1,23 +1,18 @@
-"""MNIST, scikit-learn's digits and CIFAR, as images, or MNIST and the digits as sequences of pixels in row-major order.
-
-MNIST is read from IDX files: a magic number of four bytes (0, 0, 8 for unsigned bytes, the number of axes), one
-big-endian 32-bit length per axis, and the values in row-major order. CIFAR's official release is read by torchvision,
-which checks its files before it unpickles them.
-"""
+"""MNIST, scikit-learn's digits and CIFAR, as images, or the first two as sequences of pixels in row-major order."""
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mnemos import libraries
-from mnemos.errors import install_command
 from mnemos.lab.errors import FIXES
 from mnemos.registry import register
 from mnemos.types import InputError
@@ -52,10 +47,10 @@ def _no_augmentation() -> AugmentConfig:
 class MNISTConfig(DataConfig):
     """MNIST, from the folder `path` with its IDX files, gzipped or not.
 
-    `layout`: "pixels", sequences of 784 tokens with 256 values; or "image", [B, 1, 28, 28]. Only "image" can be
+    `layout`: "pixels", sequences of 784 tokens with 256 values; or "image", [B, 1, 28, 28], which alone can be
     augmented. `size`: a divisor of the side, to which pictures are averaged, square by square; 0: as they are.
-    `download` first fetches the official files into `path`, by torchvision. A fixed random choice of `valid_size`
-    images of the training file is the validation split; the test split is the whole test file.
+    `download` first fetches the official files. A fixed random choice of `valid_size` training images is the validation
+    split.
     """
 
     name: ClassVar[str] = "mnist"
@@ -75,15 +70,8 @@ class MNISTConfig(DataConfig):
             libraries.torchvision()
             from torchvision.datasets import MNIST
 
-            try:
+            with _of_torchvision(f"{self.path}: the download failed", "try again, or put the four files there"):
                 MNIST(self.path, download=True)  # into PATH/MNIST/raw unless the files are there
-            except Exception as error:  # of the network and of the checks
-                if isinstance(error, OSError) and error.errno in FIXES:  # the disk refuses
-                    raise
-                raise InputError(
-                    f"{self.path}: the download failed ({' '.join(str(error).split()):.160}); try again, or put the "
-                    "four files into this folder"
-                ) from None
         known = read_images(*find_mnist(self.path, "train"), classes=10)
         test = read_images(*find_mnist(self.path, "t10k"), classes=10)
         shapes = known[0].shape[1:], test[0].shape[1:]
@@ -103,11 +91,9 @@ class MNISTConfig(DataConfig):
 @register
 @dataclass(frozen=True)
 class DigitsConfig(DataConfig):
-    """Scikit-learn's 1,797 handwritten digits of 8×8 pixels with 17 levels. They need no download.
+    """Scikit-learn's 1,797 handwritten digits of 8×8 pixels with 17 levels. Needs the extra `data`, and no download.
 
-    `layout`: "pixels", sequences of 64 tokens with 17 values; or "image", [B, 1, 8, 8]. Only "image" can be
-    augmented.
-    The splits are fixed, random and disjoint. Needs the extra `data`.
+    `layout`: "pixels", sequences of 64 tokens; or "image", [B, 1, 8, 8], which alone can be augmented.
     """
 
     name: ClassVar[str] = "digits"
@@ -123,12 +109,9 @@ class DigitsConfig(DataConfig):
         return (Path(datasets.__file__).parent / "data" / "digits.csv.gz",)
 
     def build(self) -> ArrayTask | ImageTask:
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError:
-            raise InputError(
-                f"the data set digits needs scikit-learn, which is not installed; run: {install_command('data')}"
-            ) from None
+        libraries.sklearn()
+        from sklearn.datasets import load_digits
+
         digits = load_digits()
         pixels, labels = digits.images.astype(np.uint8), digits.target.astype(np.uint8)
         test, valid, train = held_out(len(labels), (self.test_size, self.valid_size), self.name)
@@ -141,9 +124,9 @@ class PixelClassification(ArrayTask):
 
     pictured = True
 
-    def __init__(self, shape: tuple[int, ...], **fields: Any) -> None:
-        super().__init__(**fields)
-        self.shape, self.names = shape, list(map(str, range(self.classes)))
+    def __init__(self, shape: tuple[int, ...], splits: Mapping[Split, Rows], levels: int) -> None:
+        super().__init__(splits, levels, classes=10, max_length=math.prod(shape))
+        self.shape, self.names = shape, list(map(str, range(10)))
 
     def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
         """Image `index` of a split, uint8 [H, W, 1], its levels scaled to 0 … 255. `batches` has the same order."""
@@ -153,13 +136,14 @@ class PixelClassification(ArrayTask):
 def _digits_task(
     config: MNISTConfig | DigitsConfig, splits: Sequence[Labelled], levels: int, colours: Colours
 ) -> ArrayTask | ImageTask:
-    """The task of train, valid and test in the layout of the configuration, from pixels of so many levels."""
     shape = splits[0][0].shape[1:]
     if config.layout == "image":
-        pictures = (
+        pictures = [
             ArrayPictures(_scaled(pixels, levels)[..., None], labels, shape[0], config.augment.centre)
             for pixels, labels in splits
-        )
+        ]
+        for one in pictures:
+            one.averaged = getattr(config, "size", 0) > 0
         views = {split: View.whole(one) for split, one in zip(SPLITS, pictures, strict=True)}
         return ImageTask(views, list(map(str, range(10))), shape[0], colours, config.augment)
     if config.augment.policy != "none":
@@ -167,20 +151,16 @@ def _digits_task(
             f"data.augment.policy: expected 'none' for data.layout pixels, found {config.augment.policy!r}; set "
             "data.layout image"
         )
-    length = math.prod(shape)
-    rows = [Rows.ragged(pixels.reshape(-1), np.full(len(pixels), length), labels) for pixels, labels in splits]
-    fields = dict(zip(SPLITS, rows, strict=True))
-    return PixelClassification(shape, **fields, vocab_size=levels, classes=10, max_length=length)
+    rows = [Rows.ragged(x.reshape(-1), np.full(len(x), math.prod(shape)), labels) for x, labels in splits]
+    return PixelClassification(shape, dict(zip(SPLITS, rows, strict=True)), levels)
 
 
 def _scaled(pixels: NDArray[np.integer], levels: int) -> NDArray[np.uint8]:
-    """Pixels of levels 0 … `levels` − 1 as 0 … 255."""
     # Not through floats where they are these already: MNIST's would take 400 MB.
     return pixels.astype(np.uint8) if levels == 256 else np.rint(pixels * (255 / (levels - 1))).astype(np.uint8)
 
 
 def _averaged(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """Pictures [N, side, side] whose pixels are means of squares, rounded."""
     height, width = pixels.shape[1:]
     if side < 1 or height != width or height % side:
         raise InputError(
@@ -194,12 +174,10 @@ def _averaged(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 def read_images(images: str | Path, labels: str | Path, classes: int) -> Labelled:
     """Images [N, H, W] and labels [N] below `classes`, from two IDX files."""
     pixels, targets = read_idx(images, 3), read_idx(labels, 1)
-    if not pixels.size:
-        raise InputError(f"{images}: expected at least one image, found none; fetch the file again")
-    if len(pixels) != len(targets) or targets.max(initial=0) >= classes:
+    if not pixels.size or len(pixels) != len(targets) or targets.max() >= classes:
         raise InputError(
-            f"{labels}: expected {len(pixels)} labels from 0 to {classes - 1}, one per image of {images}, found "
-            f"{len(targets)} up to {targets.max(initial=0)}; check both files"
+            f"{labels}: expected a label from 0 to {classes - 1} for each image of {images}, found {len(targets)} up "
+            f"to {targets.max(initial=0)} for images {[*pixels.shape]}; check both files"
         )
     return pixels, targets
 
@@ -218,10 +196,9 @@ def read_idx(path: str | Path, axes: int) -> NDArray[np.uint8]:
 
 
 def find_mnist(folder: str | Path, part: str) -> tuple[Path, Path]:
-    """The image file and the label file of a part ("train" or "t10k"), gzipped or not.
+    """The image file and the label file of a part ("train" or "t10k"), gzipped or not, in the folder or its MNIST/raw.
 
-    In the folder, or in MNIST/raw of it, where torchvision puts them. The official names are tried first, then names
-    with additions, such as "t10k-first5k-images-idx3-ubyte".
+    Official names are tried first, then those with additions, such as "t10k-first5k-images-idx3-ubyte".
     """
     paths = []
     for what in ("images-idx3", "labels-idx1"):
@@ -246,11 +223,10 @@ def find_mnist(folder: str | Path, part: str) -> tuple[Path, Path]:
 class CIFARConfig(DataConfig):
     """CIFAR-10 or CIFAR-100 from `folder`: the official release, packed or unpacked, or pictures in class folders.
 
-    The release is that for Python, as torchvision reads it; `download` first fetches it into `folder`, and unpacks it.
-    Pictures are in train/CLASS/*.jpg and test/CLASS/*.jpg, or in one tar file with "train" and one with "test" in its
-    name. A fixed random choice of `valid_size` training images is the validation split; the test split is the official
-    one. Images are decoded once into memory (150 MB), and scaled if `size` is not 32. `workers`: processes that prepare
-    batches in advance; useful with the policy timm. Needs the extra `vision`.
+    `download` first fetches the release for Python into `folder`. Pictures are in train/CLASS/*.jpg and
+    test/CLASS/*.jpg, or in one tar file with "train" and one with "test" in its name. A fixed random choice of
+    `valid_size` training images is the validation split. Images are held in memory (150 MB), and scaled if `size` is
+    not 32. `workers`: processes that prepare batches in advance; useful with the policy timm. Needs the extra `vision`.
     """
 
     name: ClassVar[str] = "cifar"
@@ -274,48 +250,36 @@ class CIFARConfig(DataConfig):
 
     def build(self) -> ImageTask:
         self.require("size >= 1")
-        images = _read_cifar(self.folder, self.variant, self.download)
-        known, test = (ArrayPictures(*part, self.size, self.augment.centre) for part in (images.train, images.test))
+        *parts, names = _read_cifar(self.folder, self.variant, self.download)
+        known, test = (ArrayPictures(*part, self.size, self.augment.centre) for part in parts)
         valid, train = held_out(len(known), (self.valid_size,), self.name)
         views: dict[Split, View] = {"train": View(known, train), "valid": View(known, valid)}
         views["test"] = View.whole(test)
-        return ImageTask(views, images.names, self.size, COLOURS[self.variant], self.augment, self.workers)
+        return ImageTask(views, names, self.size, COLOURS[self.variant], self.augment, self.workers)
 
 
-class Images(NamedTuple):
-    """The images and labels of the training and the test files, and the class names."""
-
-    train: Labelled
-    test: Labelled
-    names: tuple[str, ...]
-
-
-def read_cifar(folder: str | Path, variant: Variant, download: bool = False) -> Images:
-    """Read the images in a folder (`CIFARConfig`)."""
+def read_cifar(
+    folder: str | Path, variant: Variant, download: bool = False
+) -> tuple[Labelled, Labelled, tuple[str, ...]]:
+    """The training images, the test images and the names of classes in a folder (`CIFARConfig`)."""
     folder, release = Path(folder), _release(variant)
     from torchvision.datasets.utils import check_integrity, extract_archive
 
     # --- the release ---
     packed = (folder / release.filename).is_file() and not (folder / release.base_folder).is_dir()
     if download or packed or (folder / release.base_folder).is_dir():
-        try:
-            with tempfile.TemporaryDirectory() as unpacked:
-                if in_archive := packed and not download:
-                    # Not into the folder, which may be read-only or read by others: a run's data stay the archive.
-                    if not check_integrity(folder / release.filename, release.tgz_md5):
-                        raise ValueError("its sum is another")
-                    extract_archive(str(folder / release.filename), unpacked)
-                root = unpacked if in_archive else folder
-                known, test = (release(root, train=train, download=download) for train in (True, False))
-        except Exception as error:  # of the network, the archive and the checks
-            if isinstance(error, OSError) and error.errno in FIXES:  # the disk refuses
-                raise
-            raise InputError(
-                f"{folder}: expected {release.filename} or its files in {release.base_folder}, but torchvision could "
-                f"not read them ({' '.join(str(error).split()):.160}); fetch them again, or set data.download True"
-            ) from None
+        expected = f"{release.filename} or its files in {release.base_folder}, but torchvision could not read them"
+        fix = "fetch them again, or set data.download True"
+        with _of_torchvision(f"{folder}: expected {expected}", fix), tempfile.TemporaryDirectory() as unpacked:
+            if in_archive := packed and not download:
+                # Not into the folder, which may be read-only or read by others: a run's data stay the archive.
+                if not check_integrity(folder / release.filename, release.tgz_md5):
+                    raise ValueError("its sum is another")
+                extract_archive(str(folder / release.filename), unpacked)
+            root = unpacked if in_archive else folder
+            known, test = (release(root, train=train, download=download) for train in (True, False))
         parts = [(one.data, np.array(one.targets, np.uint8)) for one in (known, test)]
-        return Images(parts[0], parts[1], tuple(known.classes))
+        return parts[0], parts[1], tuple(known.classes)
     # --- pictures ---
     folders = _picture_folders(folder)
     (train_images, names), (test_images, test_names) = (_labelled_pictures(path, variant) for path in folders)
@@ -325,15 +289,25 @@ def read_cifar(folder: str | Path, variant: Variant, download: bool = False) -> 
             f"{folders[1]}: expected the same classes as in {folders[0].name}, found {different!r} in one of them; "
             "check both"
         )
-    return Images(train_images, test_images, names)
+    return train_images, test_images, names
 
 
 # Runs that are compared open the same files one after the other, and unpacking takes seconds.
 _read_cifar = lru_cache(maxsize=1)(read_cifar)
 
 
+@contextmanager
+def _of_torchvision(expected: str, fix: str) -> Iterator[None]:
+    """Inside, an error of the network, an archive or its checks is an InputError; the disk's own errors pass."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FIXES:
+            raise
+        raise InputError(f"{expected} ({' '.join(str(error).split()):.160}); {fix}") from None
+
+
 def _release(variant: Variant) -> Any:
-    """torchvision's class of the official release."""
     libraries.torchvision()
     from torchvision.datasets import CIFAR10, CIFAR100
 
@@ -341,7 +315,6 @@ def _release(variant: Variant) -> Any:
 
 
 def _picture_folders(folder: Path) -> tuple[Path, Path]:
-    """The folders train and test of pictures, or the two tar files."""
     if (folder / "train").is_dir() and (folder / "test").is_dir():
         return folder / "train", folder / "test"
     tars = sorted(p for p in folder.glob("*") if p.name.endswith((".tar", ".tgz", ".tar.gz")) and p.is_file())

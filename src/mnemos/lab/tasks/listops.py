@@ -1,15 +1,9 @@
 """Long ListOps (Long Range Arena): classify an expression of nested list operations by its value, a digit.
 
-A tree is drawn from the root (depth 1) downwards. A node above the deepest level is a digit with probability p, and
-otherwise an operator with 2 to `max_arguments` arguments; at the deepest level every node is a digit. A length counts
-digits, operators and closing brackets. A tree is accepted if min_length < length < max_length.
-
-All trees of a block grow together, a level at a time, with numpy: a few tens of nanoseconds per node. A tree is dropped
-as soon as its nodes so far make it too long, which does not change the distribution of accepted trees. Block b is a
-pure function of (rules, seed, b): it uses raw bits of PCG64, whose stream numpy guarantees, and integer arithmetic.
-
-The files of Long Range Arena are tab-separated, with the header "Source<TAB>Target" and lines that end in CR LF. They
-apply operators to one argument at a time, in parentheses without meaning: [MAX 2 9 ] is "( ( ( [MAX 2 ) 9 ) ] )".
+A tree is drawn from the root (depth 1) downwards: a node above the deepest level is a digit with probability p, else an
+operator with 2 to `max_arguments` arguments. All trees of a block grow together with numpy, and are dropped as soon as
+they are too long, which does not change the distribution. Block b is a pure function of (rules, seed, b): raw bits of
+PCG64, whose stream numpy guarantees, and integer arithmetic.
 """
 
 import contextlib
@@ -79,9 +73,9 @@ class ListOpsConfig(Rules):
 
     A sample is a random tree of at most `max_depth` levels, the root included, with min_length < length < max_length,
     counted in digits, operators and closing brackets. An operator has 2 to `max_arguments` arguments, above the deepest
-    level each a digit with `digit_probability`. All samples are distinct, also between splits. They come from one
-    stream in the order test, validation, training, so a larger training split does not change the other two. With
-    `path`, the files are used whole and the sizes and rules are ignored.
+    level each a digit with `digit_probability`. All samples are distinct. They come from one stream in the order test,
+    validation, training, so a larger training split does not change the other two. With `path`, the files are used
+    whole and the sizes and rules are ignored.
 
     `workers`: processes that generate samples; 0 uses one per core for large data sets. It does not change the samples.
     `bucketed`: rows of similar length share a batch, which reduces padding from 45% to 4% on average.
@@ -98,21 +92,20 @@ class ListOpsConfig(Rules):
     bucketed: bool = True
 
     def build(self) -> ArrayTask:
-        """The task: 10 classes and 16 token ids: 0 padding, 1–10 digits, 11–14 operators, 15 the closing bracket."""
+        """10 classes and 16 token ids: 0 padding, 1–10 digits, 11–14 operators, 15 the closing bracket."""
         if self.path is None:
             splits = self.generate()
             longest = self.max_length - 1
         else:
             splits = {split: read_tsv(Path(self.path) / file) for split, file in FILES.items()}
             longest = max(int(rows.lengths.max()) for rows in splits.values())
-        return ArrayTask(**splits, vocab_size=len(VOCABULARY), classes=10, max_length=longest, bucketed=self.bucketed)
+        return ArrayTask(splits, len(VOCABULARY), classes=10, max_length=longest, bucketed=self.bucketed)
 
     def files(self) -> tuple[Path, ...]:
         return () if self.path is None else tuple(Path(self.path) / file for file in FILES.values())
 
     def generate(self) -> dict[Split, Rows]:
-        """The samples of the three splits."""
-        self.require("train_size >= 1", "valid_size >= 1", "test_size >= 1")
+        self.require("train_size >= 1", "valid_size >= 1", "test_size >= 1", "seed >= 0", "workers >= 0")
         bounds = self.test_size, self.test_size + self.valid_size, self.test_size + self.valid_size + self.train_size
         rows = _generate(Rules(**self.rules), self.seed, bounds[2], self.workers)
         return {"train": rows.part(*bounds[1:]), "valid": rows.part(*bounds[:2]), "test": rows.part(0, bounds[0])}
@@ -123,11 +116,8 @@ class ListOpsConfig(Rules):
 class ListOpsAnswersConfig(Rules):
     """Long ListOps with its value as an answer: the tokens of an expression, then "=", where a digit is predicted.
 
-    The expressions are those of `ListOpsConfig` with the same settings. `examples`: training expressions. The
-    validation and the test split have `rows` expressions each. All are distinct, and drawn from `seed`.
-
-    Shorter rows of a batch are padded behind "=", so the padding changes no prediction of a causal model. Rows of
-    similar length share a batch.
+    The expressions are those of `ListOpsConfig` with the same settings: `examples` for training, `rows` in each
+    held-out split, all distinct and drawn from `seed`. Rows of similar length share a batch, padded behind "=".
     """
 
     name: ClassVar[str] = "listops-answers"
@@ -154,7 +144,7 @@ class ListOpsAnswers(ArrayTask):
     splits_rows = True
 
     def __init__(self, splits: dict[Split, Rows], max_length: int) -> None:
-        super().__init__(**splits, vocab_size=EQUALS + 1, classes=0, max_length=max_length, bucketed=True)
+        super().__init__(splits, EQUALS + 1, classes=0, max_length=max_length, bucketed=True)
 
     def read(self, rows: Rows, chosen: NDArray[np.int64]) -> Batch:
         """Inputs and targets [B, T] of the chosen rows; T is one more than the length of the longest."""
@@ -167,7 +157,6 @@ class ListOpsAnswers(ArrayTask):
         return Batch(inputs, targets)
 
     def written(self, row: Sequence[int]) -> str:
-        """The text of tokens; padding is not written."""
         return " ".join([*VOCABULARY, "="][token] for token in row if token)
 
 
@@ -175,8 +164,7 @@ def generate(rules: Rules, seed: int, count: int, workers: int = 0) -> Rows:
     """The first `count` distinct samples of (rules, seed), in an order that depends on these two alone.
 
     Blocks are generated by `workers` processes (1: by this one; 0: one per core if the work is large enough) and read
-    in the order of their numbers. A sample equal to an earlier one is skipped. Cost: 65 µs per sample of Long Range
-    Arena's lengths on one core.
+    in order. Cost: 65 µs per sample of Long Range Arena's lengths on one core.
     """
     rules.require(
         "0 <= min_length <= max_length - 2",
@@ -190,8 +178,6 @@ def generate(rules: Rules, seed: int, count: int, workers: int = 0) -> Rows:
             f"levels and {rules.max_arguments} arguments, found {rules.min_length}; lower it, or raise data.max_depth "
             "or data.max_arguments"
         )
-    if seed < 0 or workers < 0:
-        raise InputError(f"data.seed, data.workers: expected at least 0, found {seed} and {workers}; raise them")
     if not workers:
         heavy = count * max(1, rules.min_length) > 10**7  # below, one core finishes about when workers have started
         workers = min(16, os.cpu_count() or 1) if heavy else 1
@@ -226,7 +212,7 @@ _generate = lru_cache(maxsize=1)(generate)
 
 
 def draws(rules: Rules) -> int:
-    """The number of trees drawn per block: enough for vectorisation, and few enough to bound a block's memory."""
+    """Trees per block: enough for vectorisation, and few enough to bound a block's memory."""
     return max(16, min(4096, 2**22 // rules.max_length))
 
 
@@ -238,10 +224,7 @@ def generate_block(rules: Rules, seed: int, block: int) -> Rows:
 
 
 class _Level(NamedTuple):
-    """The nodes of one depth, sorted by tree: `tokens` [N] and the index `tree` [N] of each node's tree.
-
-    `operators` [P] are the indices of the nodes that are operators; `arity` [P] are their numbers of arguments.
-    """
+    """The nodes of one depth, sorted by tree. operators, arity [P]: those that are operators, and their arguments."""
 
     tokens: NDArray[np.uint8]
     operators: NDArray[np.int64]
@@ -336,9 +319,10 @@ def _apply(
 
 
 def read_tsv(path: str | Path) -> Rows:
-    """The samples of a Long Range Arena file, with or without parentheses. Labels are not checked against the text.
+    """The samples of a Long Range Arena file: a header, then expression, tab, label. About 60 µs per 1,000 tokens.
 
-    Cost: about 60 µs per sample of 1,000 tokens.
+    Labels are not checked against the text. The files apply operators to one argument at a time, in parentheses without
+    meaning: [MAX 2 9 ] is "( ( ( [MAX 2 ) 9 ) ] )".
     """
     samples: list[bytes] = []
     labels = bytearray()

@@ -1,7 +1,4 @@
-"""MAD's tasks (Poli et al. 2024): in-context, noisy and fuzzy recall, copying, compression and memorisation.
-
-Recall is exact to its published definition.
-"""
+"""MAD's tasks (Poli et al. 2024): in-context, noisy and fuzzy recall, copying, compression and memorisation."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -102,9 +99,9 @@ class MADFuzzyRecallConfig(MADConfig):
     A key is a motif of different tokens of the lower half of `vocabulary` − 1 tokens, a value one of the upper half;
     the last token is padding, on the left. Lengths are uniform over 1 … `motif`, but held-out keys have `motif` tokens.
     Motifs of a length are uniform. A key's first value of the row stays its value. One pair, the probe, stands
-    somewhere in the row and is its end. (The published code leaves it out of some rows, whose last value is then a
-    guess; here every row has it.) Held-out targets are the tokens of the values of keys that were seen before;
-    training targets are all next tokens. MAD's settings are the defaults (`examples` = 0: new rows for every update).
+    somewhere in the row and is its end (in the published code not of every row). Held-out targets are the tokens of the
+    values of keys that were seen before; training targets are all next tokens. MAD's settings are the defaults
+    (`examples` = 0: new rows for every update).
     """
 
     name: ClassVar[str] = "mad-fuzzy-recall"
@@ -191,11 +188,10 @@ class MADCopyingConfig(GeneratedConfig):
 class MADCompressionConfig(GeneratedConfig):
     """MAD's compression: read random tokens and a compression token, then write all of them from the state.
 
-    The first `length` tokens of a row are those of the published task: length − 1 tokens, uniform over
-    `vocabulary` − 1, and the compression token, vocabulary − 1. There a row ends, and an MLP decodes the model's output
-    at this token. Here the model writes the tokens itself: it reads the compression token length − 1 times, with the
-    tokens in order as targets. A memory that is read in segments of `length` − 1 then has to hold them in its state;
-    attention reads them. Figures are not comparable with MAD's. The other settings are MAD's.
+    A row begins with length − 1 tokens, uniform over `vocabulary` − 1, and the compression token, vocabulary − 1. In
+    the published task it ends there, and an MLP decodes the model's output. Here the model reads that token length − 1
+    times, with the tokens in order as targets: a memory that is read in segments of `length` − 1 has to hold them in
+    its state. Figures are not comparable with MAD's. The other settings are MAD's.
     """
 
     name: ClassVar[str] = "mad-compression"

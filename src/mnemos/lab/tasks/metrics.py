@@ -1,8 +1,4 @@
-"""The metrics of tasks, as objects: sums over batches (`SumMetric`), or functions of a whole corpus (`CorpusMetric`).
-
-A metric has its name, its direction (is higher better?) and its printed form, so the code that trains, evaluates and
-reports depends on no particular metric.
-"""
+"""The metrics of tasks: sums over batches (`SumMetric`), or functions of a whole corpus (`CorpusMetric`)."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,7 +39,6 @@ class Metric:
     bounds: tuple[float, float] = field(default=(-math.inf, math.inf), kw_only=True)
 
     def text(self, value: float) -> str:
-        """The value in the metric's printed form, with its name."""
         return self.form.format(name=self.name, value=value)
 
     def described(self) -> JSONObject:
@@ -57,9 +52,8 @@ class SumMetric(Metric):
 
     sums(model, outputs, batch): returns `width` scalar tensors, which are added up. None: the sums are (sum of the
     losses, number of counted targets). value(sums): the metric's value from the totals. Metrics with the same `sums`
-    function share one call per batch. with_loss: `value` gets (sum of the losses, number of counted targets, *sums); in
-    training the first two are (the sum of the updates' mean losses, number of updates), so it must use their quotient.
-    training: also measure it in training, at the cost of one call per forward.
+    function share one call per batch. with_loss: `value` gets (sum of the losses, counted targets, *sums), and must use
+    the quotient of the first two alone. training: also measure it in training, at the cost of one call per forward.
     """
 
     sums: Sums | None = None
@@ -73,9 +67,8 @@ class SumMetric(Metric):
 class CorpusMetric(Metric):
     """A metric that is not a function of sums, such as BLEU or mean average precision.
 
-    collect(model, outputs, batch): returns one record per row (or per other item), which must be picklable.
-    value(records): the metric's value from the records of the whole split, each once and in the order of the data, for
-    any number of processes. Cost: every process holds the records of a split in memory.
+    collect(model, outputs, batch): one record per row (or other item), which must be picklable. value(records): the
+    metric's value from all records of the split, in the order of the data. Cost: every process holds them in memory.
     """
 
     collect: Collect = lambda model, outputs, batch: []
@@ -135,10 +128,9 @@ def negative_log_likelihood(model: nn.Module, outputs: Tensor, batch: Batch) -> 
 
 
 def right_predictions(model: nn.Module, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """(right predictions, counted targets). The prediction is the class of the greatest logit.
+    """(right predictions, counted targets), by likelihood.right of a model with a `likelihood`.
 
-    For targets that are probabilities, it must be the most probable class. If the model has a `likelihood`, the pair is
-    likelihood.right(outputs, targets, mask).
+    The prediction is the class of the greatest logit; for targets that are probabilities it must be the likeliest one.
     """
     if (own := likelihood_of(model)) is not None:
         return own.right(outputs, batch.targets, batch.mask)
@@ -161,7 +153,7 @@ def right_in_top_five(model: nn.Module, outputs: Tensor, batch: Batch) -> tuple[
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), the number of equally likely choices with this loss. Infinity if it exceeds the range of a float."""
+    """exp(loss), the number of equally likely choices with this loss; infinity beyond the range of a float."""
     return math.exp(loss) if loss < 709 else math.inf
 
 
@@ -233,14 +225,10 @@ def class_metrics(classes: int) -> tuple[Metric, ...]:
 
 
 def bits_per_byte(lengths: Any) -> SumMetric:
-    """BITS_PER_BYTE for tokens of several bytes: the loss in bits over the bytes of the targets' text.
-
-    lengths: an array [V] of integers, the bytes of text that each token stands for.
-    """
+    """BITS_PER_BYTE for tokens of several bytes. lengths: an array [V] of integers, the bytes of text of each token."""
     table = torch.as_tensor(lengths, dtype=torch.int64)
 
     def target_bytes(model: nn.Module, outputs: object, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(counted targets, bytes of text that they stand for)."""
         is_counted = batch.targets != IGNORE
         sizes = table.to(batch.targets.device)[batch.targets.clamp(min=0)]
         return is_counted.sum(), torch.where(is_counted, sizes, 0).sum()
@@ -269,10 +257,7 @@ def find_metrics(metrics: Sequence[Metric | str]) -> tuple[Metric, ...]:
 
 
 def described_in(entries: JSONObject, metric: str) -> JSONObject | None:
-    """`Metric.described` of a metric: its entry in the "metrics" of a result.json, else of this module; or None.
-
-    A run has the loss, and may have a metric along an axis, that its task's metrics do not list.
-    """
+    """`Metric.described` of a metric: its entry in the "metrics" of a result.json, else of this module; or None."""
     entry = entries.get(metric)
     if isinstance(entry, dict) and isinstance(entry.get("higher_is_better"), bool):
         return {"about": "", "bounds": None} | entry

@@ -29,10 +29,8 @@ def text_scores(train: Sequence[Tokens], scored: Sequence[Tokens], vocabulary: V
 
         p(b) = (n(b) + 1) / (N + V),      p(b | a) = (n(ab) + t(a)·p(b)) / (n(a) + t(a))
 
-    The compressor reads the documents one after the other, as the vocabulary decodes them, at most 8 MiB of them; the
-    name of its score then says so. Returns {} if either text has no tokens.
-    Cost: a pass over both and one over the pairs so far per two million tokens; 40 MB of bytes took 1 s and 50 MB of
-    memory beside the text, 20 million words with 50,000 different ones 7 s.
+    The compressor reads at most 8 MiB of the decoded documents; the name of its score then says so. Returns {} if
+    either text has no tokens. Cost: 1 s for 40 MB of bytes, 7 s for 20 million words with 50,000 different ones.
     """
     if not any(map(len, scored)) or (train and not any(map(len, train))):
         return {}
@@ -94,8 +92,7 @@ def no_better(
 ) -> list[str]:
     """Sentences about the models that are no better than a score without learning; each is named once.
 
-    scores: in the metric, by the models' names: means over seeds. reference: `Task.reference`. A compressor is for
-    scale only.
+    scores: the models' means over seeds. reference: `Task.reference`. A compressor is for scale only.
     """
     ranked = sorted((value, what) for what, value in reference.items() if not what.startswith(COMPRESSED))
     left, sentences = {name: score for name, score in scores.items() if math.isfinite(score)}, []

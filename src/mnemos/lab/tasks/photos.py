@@ -45,7 +45,6 @@ class Part(NamedTuple):
     rows: NDArray[np.int64]
 
     def described(self) -> str:
-        """How many photos and classes, with the sizes of the smallest and the largest class."""
         counts = np.bincount(self.files.labels[self.rows], minlength=len(self.files.classes))
         least, most = int(counts.min()), int(counts.max())
         each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
@@ -57,14 +56,13 @@ class Part(NamedTuple):
 class PhotosConfig(DataConfig):
     """Photos in class folders: FOLDER/CLASS/*.jpg, or FOLDER/train/CLASS/*.jpg with val (and test) beside train.
 
-    Classes are the folder names, sorted. A share `held_out` of each class replaces every split that has no folder; a
-    folder val without test is the test split. See `read_layout` for the details.
+    Classes are the folder names, sorted. A share `held_out` of each class replaces every split without a folder; a
+    folder val without test is the test split.
     Photos (files .jpg, .png, .webp, .tif, … see `pictures.ENDINGS`) may have any size and colour; other files are left
-    out, which is said. They are rotated upright, converted to RGB, scaled
-    (bicubic; small ones are enlarged) and cropped to `size` × `size` pixels, and normalised by `mean` and `std` of each
-    colour in [0, 1]: those of ImageNet, or those of a model that `--model` trains further. Photos are decoded when
-    they are needed: in advance by `workers` processes, or by this process if `workers` is 0. Decoded photos for
-    evaluation and for the light policy are kept if all of them fit in 256 MB. Needs the extra `vision`.
+    out. They are rotated upright, converted to RGB, scaled (bicubic) and cropped to `size` × `size` pixels, and
+    normalised by `mean` and `std` of each colour in [0, 1]: those of ImageNet, or those of a model that `--model`
+    trains further. Photos are decoded when they are needed: in advance by `workers` processes, or by this process if
+    `workers` is 0. Needs the extra `vision`.
     """
 
     name: ClassVar[str] = "photos"
@@ -145,13 +143,11 @@ def read_layout(folder: str | os.PathLike[str], held_out: float) -> dict[Split, 
     """The disjoint splits "train", "valid" and "test" of a folder in one of two layouts.
 
     FOLDER/CLASS/…/IMAGE: the validation and the test split each take a share `held_out` of every class, and at least
-    one image of every class that has three or more.
+    one image of every class that has three or more. The hash of an image's name decides, so that images keep their
+    splits.
     FOLDER/train/CLASS/…/IMAGE, with folders val (validation, valid) and test beside train in the same form. A split
     without a folder takes a share of every class of train; but a folder val alone, as in ImageNet, is the test split,
-    because results are reported on it. A test folder without class folders, such as ImageNet's, has no labels and is
-    ignored.
-    The hash of an image's name decides whether it is held out, so an image keeps its split when others are added or
-    removed. Hidden files and folders are ignored.
+    because results are reported on it. A test folder without class folders has no labels and is ignored.
     """
     folder = os.fspath(folder)
     folders = _split_folders(folder)

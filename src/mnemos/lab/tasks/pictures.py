@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mnemos.atomic import check_file, read_bytes
-from mnemos.errors import install_command
+from mnemos import libraries
+from mnemos.atomic import check_file
 from mnemos.types import InputError
+
+from .files import read_bytes
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -27,12 +29,14 @@ CHECKED = 20_000  # files at most
 # The bytes at the end of a complete file, by the format's name in Pillow. Some programs add a few bytes behind them.
 _ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB\x60\x82"}
 _TAIL = 64  # bytes that are searched for the end
+_BITS, _ZERO, _FORMAT = 258, 262, 339  # a TIFF's tags: bits of a value, what zero is, whether values have a sign
 
 
 class Pictures:
     """N images and their labels [N], for a model that reads `size` × `size` pixels. For `centre` see `fit`."""
 
     stored = False  # whether all images are stored at that size
+    averaged = False  # whether they were brought to it by the means of squares
 
     def __init__(self, labels: NDArray[np.integer], size: int, centre: float) -> None:
         self.labels, self.size, self.centre = labels, size, centre
@@ -65,11 +69,7 @@ class ArrayPictures(Pictures):
 
 
 class FilePictures(Pictures):
-    """Pictures from files, decoded when they are needed.
-
-    The results of `fitted` stay in memory if all of them need at most `CACHED` bytes. Forked processes share
-    that memory.
-    """
+    """Pictures from files, decoded when they are needed, and kept if `CACHED` bytes hold all results of `fitted`."""
 
     def __init__(self, paths: Sequence[str], labels: NDArray[np.integer], size: int, centre: float) -> None:
         super().__init__(labels, size, centre)
@@ -97,17 +97,19 @@ class FilePictures(Pictures):
         return read_image(self.paths[index], 4 * self.size)
 
 
-def read_fitted(path: str | Path, size: int, centre: float, grey: bool = False) -> NDArray[np.uint8]:
+def read_fitted(
+    path: str | Path, size: int, centre: float, grey: bool = False, averaged: bool = False
+) -> NDArray[np.uint8]:
     """An image file as `fit` makes it. Scaling from twice the target size is as good as from the full size."""
     image = read_image(path, 2 * math.floor(size / centre))
-    return fit(image.convert("L") if grey else image, size, centre)
+    return fit(image.convert("L") if grey else image, size, centre, averaged)
 
 
-def fit(image: "Image.Image", size: int, centre: float) -> NDArray[np.uint8]:
-    """The central square of a PIL image, a share `centre` of the shorter side, scaled to [size, size, C] (bicubic).
+def fit(image: "Image.Image", size: int, centre: float, averaged: bool = False) -> NDArray[np.uint8]:
+    """The central square of a PIL image, a share `centre` of the shorter side, scaled to [size, size, C].
 
-    The result equals that of torchvision and timm, which scale the image so that its shorter side is ⌊size/centre⌋
-    and then crop the centre. The large scaled image is not computed.
+    averaged: by means of squares; else bicubic, equal to torchvision and timm, which scale the shorter side to
+    ⌊size/centre⌋ and then crop the centre. The large scaled image is not computed.
     """
     width, height = image.size
     short = math.floor(size / centre)
@@ -115,7 +117,8 @@ def fit(image: "Image.Image", size: int, centre: float) -> NDArray[np.uint8]:
     left, top = round((across - size) / 2), round((down - size) / 2)
     x, y = width / across, height / down
     box = left * x, top * y, min((left + size) * x, width), min((top + size) * y, height)
-    pixels = np.array(image.resize((size, size), pillow().Resampling.BICUBIC, box=box))
+    way = pillow().Resampling.BOX if averaged else pillow().Resampling.BICUBIC
+    pixels = np.array(image.resize((size, size), way, box=box))
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
@@ -125,17 +128,11 @@ def is_image(name: str) -> bool:
 
 
 def read_image(path: str | Path, least: int = 0, upright: bool = True) -> "Image.Image":
-    """Read an image file as a PIL image: RGB, rotated as its EXIF data say, transparent pixels on white.
+    """Read an image file as a PIL image: RGB, transparent pixels on white; upright: rotated as its EXIF data say.
 
-    With `least` > 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as its shorter side is at least
-    `least`. upright: False leaves the pixels as they are stored.
+    With `least` > 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, its shorter side at least `least`.
     """
-    try:
-        return parse_image(read_bytes(path), str(path), least, upright)
-    except OSError as error:
-        raise InputError(
-            f"{path}: expected an image, but the file cannot be read ({error.strerror}); check the path"
-        ) from None
+    return parse_image(read_bytes(path), str(path), least, upright)
 
 
 def parse_image(data: bytes, name: str, least: int = 0, upright: bool = True) -> "Image.Image":
@@ -172,10 +169,16 @@ def _as_rgb(image: "Image.Image") -> "Image.Image":
     # 16 bits and floating point: Pillow would clip these values instead of scaling them.
     if image.mode == "F" or image.mode.startswith("I"):
         values, clear = np.array(image), image.info.get("transparency")
-        most = 1 if image.mode == "F" else 65535
+        tags = getattr(image, "tag_v2", {})  # of a TIFF
+        bits, signed = tags.get(_BITS, (16,))[0], tags.get(_FORMAT, (1,))[0] == 2
+        most = 1 if image.mode == "F" else 2 ** (bits - signed) - 1
+        if image.mode != "F" and bits == 32:
+            raise ValueError("integers of 32 bits, whose white is unknown; write 8 or 16 bits")
         if not (values.min() >= 0 and values.max() <= most):  # NaN too
             raise ValueError(f"{image.mode}: values from {values.min():g} to {values.max():g} instead of 0 to {most}")
-        scaled = values * 255 + 0.5 if image.mode == "F" else values // 257
+        if tags.get(_ZERO) == 0:  # white, which Pillow turns round for 8 bits alone
+            values = most - values
+        scaled = values * 255 + 0.5 if image.mode == "F" else values.astype(np.int32) * 255 // most
         image = opener.fromarray(scaled.astype(np.uint8))
         if clear is not None:
             image.putalpha(opener.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
@@ -187,22 +190,18 @@ def _as_rgb(image: "Image.Image") -> "Image.Image":
 
 
 def pillow() -> ModuleType:
-    """The module `PIL.Image`. Raises InputError, with the install command, if Pillow is not installed."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InputError(
-            f"reading images needs Pillow, which is not installed; run: {install_command('vision')}"
-        ) from None
+    """The module `PIL.Image`. Raises InputError, with the install command, without Pillow."""
+    libraries.pillow()
+    from PIL import Image
+
     return Image
 
 
 def check_image_files(paths: Sequence[str]) -> None:
     """Read the beginning and the end of each file, or of `CHECKED` evenly spaced ones of more: about 0.1 ms each.
 
-    A JPEG or PNG without its end marker is decoded, because cameras may add data behind the marker; a JPEG is decoded
-    at 1/8 of its size. Damage elsewhere in a file is found when the file is decoded for a batch; `read_image` then
-    names it.
+    A JPEG or PNG without its end marker is decoded, because cameras may add data behind the marker. Damage elsewhere is
+    found when the file is decoded for a batch; `read_image` then names it.
     """
     spaced = np.linspace(0, len(paths) - 1, min(CHECKED, len(paths))).astype(int)
     bad = []

@@ -30,11 +30,10 @@ class Loader(NamedTuple):
 def prefetch(
     make: Callable[[Key], Result], keys: Iterable[Key], workers: int, loader: Loader | None = None
 ) -> Iterator[Result]:
-    """Yield make(key) for every key, in order. `workers` processes compute up to two results each in advance.
+    """Yield make(key) for every key, in order; `workers` processes compute up to two results each in advance.
 
-    `make` must be a pure function. On systems that do not fork processes (macOS, Windows) it must also be picklable.
-    loader: how the processes begin. They end with the iterator: when it is exhausted, closed or garbage-collected. With
-    0 workers, `make` is called in this process.
+    `make` must be a pure function, and picklable where processes are not forked (macOS, Windows). loader: how the
+    processes begin. They end with the iterator: when it is exhausted, closed or garbage-collected.
     """
     if not workers:
         yield from map(make, keys)
@@ -72,8 +71,6 @@ def prefetch(
 
 
 class _Calls:
-    """The function as a map-style data set: dataset[key] is make(key)."""
-
     def __init__(self, make: Callable[[Any], object]) -> None:
         self.make = make
 
@@ -100,10 +97,9 @@ def _begin(loader: Loader, worker: int) -> None:
 class Prefetched(Generic[Key, Result]):
     """Training batches, by (index, batch size, seed), that `workers` processes make in advance.
 
-    Random access stays possible: a batch that does not follow the previous one is made in this process, or, with a
-    loader, by new processes: its data may be usable there alone. make, workers, loader: see `prefetch`. keys(number):
-    the keys of that batch and of all later ones. It must hold no reference to the owner of this object, so that the
-    processes end when the owner is garbage-collected.
+    A batch that does not follow the previous one is made in this process, or, with a loader, by new processes: its data
+    may be usable there alone. keys(number): the keys of that batch and of all later ones; it must hold no reference to
+    the owner of this object, so that the processes end when the owner is garbage-collected.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from mnemos.types import InputError, JSONObject
 class Predicted(NamedTuple):
     """What a model says about a file: the text that `mnemos predict` prints, and its details as JSON.
 
-    problem: why the file could not be read, with its name; "" if it was read. The text is "" then.
+    problem: why the file could not be read, with its name; the text is "" then.
     """
 
     file: str
@@ -74,10 +74,7 @@ class Preprocessing(Config):
         return files_below(files, self.endings, self.files)
 
     def difference(self, other: "Preprocessing") -> str | None:
-        """Why a model that was trained with this preprocessing cannot be scored on data of another; None if it can.
-
-        By default the names must be equal. The text goes on after "FOLDER: ".
-        """
+        """Why a model of this preprocessing cannot be scored on data of another, after "FOLDER: "; None if it can."""
         if self.names == other.names:
             return None
         first = next((a, b) for a, b in zip_longest(self.names, other.names) if a != b)
@@ -87,11 +84,7 @@ class Preprocessing(Config):
         )
 
     def start_problem(self, other: "Preprocessing") -> str | None:
-        """Why no model for data of another preprocessing can start with the weights of one with this; None if it can.
-
-        By default it can: a head of other classes has another shape or is trained again. The text goes on after
-        "train.init_from: ".
-        """
+        """Why no model for other data can start with weights of this, after "train.init_from: "; None if it can."""
         return None
 
 
@@ -104,10 +97,7 @@ def likely_classes(path: Path, logits: Tensor, names: Sequence[str], top: int) -
 
 
 def files_below(paths: Sequence[Path], endings: tuple[str, ...], what: str) -> list[Path]:
-    """The paths that are no folders, and of each folder the files with these endings (or all), at any depth, sorted.
-
-    Hidden files and folders are ignored.
-    """
+    """The paths that are no folders, and the files of folders with these endings (or all), sorted, no hidden ones."""
     every: list[Path] = []
     for path in paths:
         if not path.is_dir():

@@ -1,7 +1,4 @@
-"""Associative recall: read pairs of a key and a value, and later predict the value of a given key.
-
-With distractors of our own, and as "Zoology" (MQAR; Arora et al. 2024) defines it.
-"""
+"""Associative recall: pairs of a key and a value, ours with distractors, and MQAR of "Zoology" (Arora et al. 2024)."""
 
 import math
 from dataclasses import dataclass, replace
@@ -10,11 +7,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mnemos.config import check_fields
 from mnemos.registry import register
 
 from .batch import IGNORE
-from .generated import Draw, GeneratedConfig, GeneratedTask, Rows, distinct, smallest
+from .generated import Draw, GeneratedConfig, Rows, distinct, smallest
 
 
 @register
@@ -31,7 +27,7 @@ class RecallConfig(GeneratedConfig):
     - `shortest` > 0, a log-uniform number of them, from `shortest` on; the others come before the pairs, so T does not
       change. A memory that forgets can then learn short distances before long ones.
     - `grow` > 0, the first `grow` updates do this in shorter rows, whose largest distance grows from `shortest` by the
-      same factor per update, so short distances are learned at lower cost. All later updates use the full distance.
+      same factor per update. All later updates use the full distance.
     """
 
     name: ClassVar[str] = "recall"
@@ -165,10 +161,6 @@ class MQARConfig(GeneratedConfig):
     def slot(self) -> int:
         """The tokens of a key and its value, and of an asked key and the token after it."""
         return self.key_tokens + 1
-
-    def build(self) -> GeneratedTask:
-        check_fields(self, "data")
-        return super().build()
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
         count, width = self.pairs + self.rewritten, self.vocabulary // self.slot

@@ -14,23 +14,16 @@ POOL = 16  # batches sorted by length together: about 4% of a ListOps batch is t
 class Order:
     """Which rows make batch i, as a pure function of (i, batch_size, seed).
 
-    Batch i holds positions i·B … i·B + B − 1 of an endless list of epochs, each a new permutation of the N rows. So
-    every row occurs exactly once per epoch and every batch is full; where B does not divide N, a batch at the boundary
-    holds the last rows of one epoch and the first of the next. With `lengths` [N] the other batches are bucketed:
-    groups of `POOL`·B rows are sorted by length and cut into batches, and the batches are shuffled.
-    Cost: O(N log N) once per epoch, O(B) per batch.
+    Batch i holds positions i·B … i·B + B − 1 of an endless list of epochs, each a new permutation of the N rows; a
+    batch at the boundary holds rows of both. With `lengths` [N] the other batches are bucketed: groups of `POOL`·B rows
+    are sorted by length and cut into batches, which are shuffled. Cost: O(N log N) once per epoch, O(B) per batch.
     """
 
     def __init__(self, rows: int, lengths: NDArray[np.int64] | None = None):
-        if rows < 1:
-            raise InputError("expected at least one row of data, found none; give a larger split")
         self.rows, self.lengths = rows, lengths
         self._epoch = lru_cache(maxsize=4)(self._make_epoch)  # a boundary batch needs two, and two seeds may alternate
 
     def batch(self, index: int, batch_size: int, seed: int) -> NDArray[np.int64]:
-        """The rows [B] of batch `index`. Raises InputError for an index below 0 or a batch size below 1."""
-        if index < 0 or batch_size < 1:
-            raise InputError(f"expected batch index >= 0 and batch size >= 1, found {index} and {batch_size}")
         first, end = index * batch_size, (index + 1) * batch_size
         epochs = range(first // self.rows, (end - 1) // self.rows + 1)
         parts = ((self._epoch(e, batch_size, seed), e * self.rows) for e in epochs)

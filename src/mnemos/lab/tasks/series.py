@@ -53,16 +53,13 @@ class SeriesConfig(DataConfig):
     """A table of numbers over time, a row for each step: from the steps so far the next one is predicted.
 
     `path`: a file .csv, .tsv, .jsonl or .parquet, whose rows are in the order of time. The features are its columns of
-    numbers but those that only grow, as the time does, or `columns`; a missing value is read as that of the step
-    before, or before the first as the mean of the training split, and not scored.
+    numbers but those that only grow, as the time does, or only fall, or `columns`; a missing value is read as that of
+    the step before, or as the training mean, and not scored.
     Without `target` the next values of all features are predicted, with it those of this column. If it holds words, or
-    at most 100 different whole numbers and is none of `columns`, the class of each step is predicted, from the steps
-    up to it.
+    at most 100 different whole numbers and is none of `columns`, the class of each step is, from the steps up to it.
     The last share `held_out` of the steps is the test split, and the share before it the validation split. Values are
-    normalised by mean and standard deviation of the training split with its gaps filled. Training reads pieces of
-    `longest` steps, each with a new state, in segments of `segment` steps; a held-out split is read as one.
-    The score is the root of the mean squared error, beside that of repeating the last value and of the mean: a model
-    that is no better has learned nothing. Needs the extra `data`.
+    normalised by the training split. Training reads pieces of `longest` steps, each with a new state, in segments of
+    `segment` steps; a held-out split is read as one. Needs the extra `data`.
     """
 
     name: ClassVar[str] = "series"
@@ -134,14 +131,10 @@ def read_series(
     # --- the names of columns ---
     has = f"it has the columns {', '.join(dtypes)}, of which {', '.join(numbers) or 'none'} are numbers"
     if (wrong := next((name for name in columns if name not in numbers), None)) is not None:
-        if run is not None:
-            problem = "other values in it" if wrong in dtypes else "no such column"
-            raise InputError(
-                f"{path}: expected numbers in the column {wrong!r}, which the run reads, found {problem}; {has}; name "
-                "another file, or correct its columns"
-            )
-        problem = f", which holds others; {has}" if wrong in dtypes else f"; {near_name(wrong, numbers, has)}"
-        raise InputError(f"{path}: expected columns of numbers in data.columns, found {wrong!r}{problem}")
+        whose = "data.columns" if run is None else "the run"
+        found = "other values in it" if wrong in dtypes else "no such column"
+        hint = near_name(wrong, numbers, has) if run is None and wrong not in dtypes else has
+        raise InputError(f"{path}: expected numbers in the column {wrong!r} of {whose}, found {found}; {hint}")
     if target is not None and target not in dtypes:
         raise InputError(
             f"{path}: expected the name of a column in data.target, found {target!r}; {near_name(target, dtypes, has)}"
@@ -174,16 +167,16 @@ def read_series(
                 raise InputError(f"{path}: expected the classes of the run, found {unknown[0]!r}; remove these rows")
             number = {name: i for i, name in enumerate(names)}
             labels = np.array([IGNORE if one is None else number[str(one)] for one in cells], np.int64)
-    # --- what is read: no column that only grows, whose later values training never sees, unless there is no other ---
+    # --- what is read: no column that only grows, whose later values training never sees, unless there is no other; nor
+    # one that only falls, as the time does where the newest row is the first ---
     features = tuple(columns) or tuple(name for name in numbers if not (len(labels) and name == target))
     arrays = {name: np.array(table[name], np.float64) for name in numbers}
-    clocks = [
-        name
-        for name in features
-        if name not in (*columns, target) and len(table) > 2 and bool((np.diff(arrays[name]) > 0).all())
-    ]
-    if len(clocks) < len(features):
-        features = tuple(name for name in features if name not in clocks)
+    clocks: dict[str, str] = {}  # each with what it does
+    for name in features if len(table) > 2 else ():
+        if name not in (*columns, target) and len(signs := np.unique(np.sign(np.diff(arrays[name])))) == 1:
+            clocks |= {name: "grows"} if signs[0] > 0 else {name: "falls"} if signs[0] < 0 else {}
+    clocks = clocks if len(clocks) < len(features) else {}
+    features = tuple(name for name in features if name not in clocks)
     targets = () if len(labels) else features if target is None else (target,)
     if not features or not len(table):
         raise InputError(f"{path}: expected rows with columns of numbers, found none; name another file")
@@ -198,8 +191,8 @@ def read_series(
     # --- what is printed about them ---
     about = [f"{plural(len(features), 'column')}: {', '.join(features)}; predicted: {target or 'all'}"]
     if left_out := [name for name in dtypes if name not in (*features, target)]:
-        grows = [f"{name}, which only grows (--data.columns reads it)" if name in clocks else name for name in left_out]
-        about.append(f"left out: {', '.join(grows)}")
+        only = {name: f"{name}, which only {does} (--data.columns reads it)" for name, does in clocks.items()}
+        about.append(f"left out: {', '.join(only.get(name, name) for name in left_out)}")
         about += filter(None, (_bad_cells(name, table[name][:]) for name in left_out if name not in numbers))
     if without := int((labels == IGNORE).sum()):
         about.append(f"{plural(without, 'step')} without {target} (empty, NA, null, …): read and not scored")
@@ -274,8 +267,9 @@ class SeriesTask(SegmentedTask):
         prepared: "SeriesPreprocessing",
     ) -> None:
         steps = {split: np.arange(one.start, one.stop) for split, one in ranges.items()}
-        pieces = [steps["train"][i : i + longest] for i in range(0, len(steps["train"]), longest)]
-        super().__init__(pieces, [steps["valid"]], [steps["test"]], len(series.values), segment)
+        pieces = {split: [one] for split, one in steps.items()}
+        pieces["train"] = [steps["train"][i : i + longest] for i in range(0, len(steps["train"]), longest)]
+        super().__init__(pieces, len(series.values), segment)
         self.prepared = prepared
         self.values = torch.from_numpy(prepared.normalised(series.values))
         self.labels = torch.from_numpy(series.labels)
@@ -285,18 +279,14 @@ class SeriesTask(SegmentedTask):
         # --- what it is judged by ---
         self.vocab_size = len(prepared.names) or len(series.targets)  # the number of outputs of the model
         test = steps["test"]
+        if not (series.labels[test] != IGNORE if len(self.labels) else series.known[test]).any():
+            of = ", ".join(series.targets) or "the classes"
+            raise InputError(f"data.target: expected a value in the test split, found none of {of}; add some")
         if len(self.labels):
             known = series.labels[test][series.labels[test] != IGNORE]
-            if not len(known):
-                raise InputError("data.target: expected a class in the test split, found none; add some")
             self.metrics, self.reference = (ACCURACY,), {MAJORITY: float(np.bincount(known).max() / len(known))}
         else:
             self.metrics = (ERROR,)
-            if not series.known[test].any():
-                raise InputError(
-                    f"data.target: expected a value in the test split, found none of {', '.join(series.targets)}; "
-                    "add some"
-                )
             scored = Batch(None, self.numbers[test])
             before = filled[np.maximum(test - 1, 0)] * torch.from_numpy(test > 0)[:, None]  # as `_read`
             naive = {REPEAT: before, MEAN: torch.zeros_like(before)}
@@ -312,7 +302,6 @@ class SeriesTask(SegmentedTask):
         return "steps"
 
     def size(self, split: Split) -> int:
-        """The number of steps in a split that count; the others have a gap in place of what is predicted."""
         steps = np.concatenate(self._splits[split])
         return self.count(Batch(None, (self.labels if len(self.labels) else self.numbers)[steps]))
 

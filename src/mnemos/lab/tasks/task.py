@@ -39,10 +39,7 @@ class DataConfig(Config):
         return self.build()
 
     def require(self, *rules: str) -> None:
-        """Raise InputError for the first rule that does not hold.
-
-        A rule is an expression of the fields, written in the source: "1 <= rows < length". The error quotes it.
-        """
+        """Raise InputError, which quotes it, for the first rule, an expression of the fields, that does not hold."""
         for rule in rules:
             code = compile(rule, rule, "eval")
             fields = {name: getattr(self, name) for name in code.co_names if hasattr(self, name)}
@@ -105,7 +102,7 @@ class Task:
         whole: every split holds all of the data, because they have no splits of their own (`build_to_score`).
         metrics: comparisons and reports use the first.
         reference: scores in the first metric to compare with, by name.
-        writes_text: `sample_outputs` writes text, and knows `Sampling.stop`.
+        writes_text: `sample_outputs` writes text, and knows `Sampling.prompt` and `.stop`.
         pictured: rows are pictures of classes: there are `names` of classes, and `picture(split, index)`, uint8
             [H, W, 1 or 3], by which `evaluate.explain` shows what caches do.
         other: how `words` writes every word that the vocabulary lacks, where a reader has to be told.
@@ -142,10 +139,7 @@ class Task:
         return "tokens" if self.inputs in ("tokens", "pairs") else "tokens or rows"
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Any:
-        """Training batch number `index` (from 0), a pure function of its arguments.
-
-        So runs resume exactly at the next index, and compared models read the same batches in the same order.
-        """
+        """Training batch `index`, from 0, a pure function of its arguments, so runs resume exactly at any."""
         raise NotImplementedError
 
     def batches(self, split: HeldOut, batch_size: int) -> Iterator[Any]:
@@ -207,11 +201,11 @@ class Task:
         return negative_log_likelihood(model, outputs, batch)
 
     def count(self, batch: Any) -> int:
-        """The number of targets that the loss counts: those that are not IGNORE; for other batches, the rows."""
+        """The targets that the loss counts: those that are not IGNORE; for other batches, the rows."""
         return int(counted(batch.targets)) if isinstance(batch, Batch) else row_count(batch)
 
     def tokens(self, batch: Any) -> int:
-        """The number of tokens or frames without padding, for the run's token counter; for other batches, the rows."""
+        """Tokens or frames without padding, for the run's token counter; for other batches, the rows."""
         if not isinstance(batch, Batch) or not isinstance(batch.inputs, Tensor) or batch.inputs.dim() not in (2, 3):
             return row_count(batch)
         return batch.inputs.shape[:2].numel() if batch.mask is None else int(batch.mask.sum())

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from mnemos.errors import say
+from mnemos.errors import plural, say
 from mnemos.generate.stream import Stream
 from mnemos.modes import evaluating
 from mnemos.registry import register
@@ -29,7 +29,7 @@ from .no_learning import text_scores
 from .preprocessing import Predicted, Preprocessing
 from .task import SPLITS, DataConfig, HeldOut, Sampling, Split, Task
 from .text_files import Document, TextFiles, find_text, nothing_found, read_documents, split_documents
-from .token_task import SegmentedTask, generate_tokens
+from .token_task import Documents, SegmentedTask, generate_tokens
 from .vocabulary import Bytes, SubWords, Tokens, Vocabulary, Words
 
 SCORED = 1_000  # bytes: with fewer, the loss per byte has a standard error of about 0.1 nat
@@ -43,28 +43,24 @@ TEMPERATURE = 0.8
 @register
 @dataclass(frozen=True)
 class TextConfig(DataConfig):
-    """Language modelling of text. Each file is a document; empty files are ignored, and files may be gzipped.
+    """Language modelling of text: bytes, words or sub-words. Each file is a document; empty ones are ignored.
 
-    `path` is a file or a folder. None means the *.py files of the Python standard library; their text depends on the
-    version of Python.
+    `path` is a file or a folder; files may be gzipped. None: the *.py files of Python's standard library, as of its
+    version.
     A folder gives the splits itself by folders train, valid (validation, val, dev) and test, or by official names such
     as wiki.train.tokens and wiki.valid.tokens, or train.txt and test.txt, or the folders in it do. Other files beside
-    them are left out.
-    Of any other folder, every file at any depth that is text is read, except hidden files, licences, checksums and a
-    README at the top. `pattern`, such as "*.txt *.md", reads the files that match it instead.
-    `path` may also be a table (.jsonl, .csv, .tsv, .parquet), a folder of such, or a folder that `save_to_disk` of the
+    them are left out. Of any other folder, every file at any depth that is text is read, except hidden files, licences,
+    checksums and a README at the top. `pattern`, such as "*.txt *.md", reads the files that match it instead.
+    `path` may also be a table (.jsonl, .csv, .tsv, .parquet), a folder of such, or one that `save_to_disk` of the
     library `datasets` wrote: each row is a document, whose text is in `column`. Needs the extra `data`.
-    A split that the folder does not give takes a share `held_out` of the documents, and at least one: of those of
-    train, or of all where the folder gives no split. The hashes of the documents' names decide which, so a document
-    usually keeps its split when others are added or removed. Where there is no document to spare, each is cut, and the
-    held-out splits take shares of its end.
-    `tokens` says what a token is. "bytes": the start token is byte 0, which does not occur in text. "words": what
-    white space separates, and <eos> for a line end; the vocabulary is that of the training split, the most frequent
-    words first, at most `words` of them (0: all), and any other word is <unk>. FILE.json: sub-words, by a
-    tokenizer.json of the library tokenizers. Any other FILE: a vocabulary of words, one per line. Text that is not read
-    as bytes must be UTF-8, and is cut at line ends only.
-    A document longer than `longest` tokens is divided into several documents, each with a new state. Otherwise one long
-    file would occupy one row of an evaluation while the other rows wait. `segment` is T.
+    A split that the folder does not give takes a share `held_out` of the documents, at least one, by the hashes of
+    their names; where there is none to spare, each is cut, and the held-out splits take shares of its end.
+    `tokens` says what a token is. "bytes": the start token is byte 0. "words": what white space separates, and <eos>
+    for a line end; the vocabulary is that of the training split, the most frequent words first, at most `words` of them
+    (0: all), and any other word is <unk>. FILE.json: sub-words, by a tokenizer.json of the library tokenizers. Any
+    other FILE: a vocabulary of words, one per line. Text that is not read as bytes must be UTF-8, cut at line ends.
+    A document longer than `longest` tokens is divided into several documents, each with a new state, so that one long
+    file does not occupy one row of an evaluation while the others wait. `segment` is T.
     """
 
     name: ClassVar[str] = "text"
@@ -79,13 +75,10 @@ class TextConfig(DataConfig):
     column: str | None = None
 
     def files(self) -> list[Path]:
-        """The documents' files, including empty ones, and that of the vocabulary."""
         named = [] if self.tokens in ("bytes", "words") else [Path(self.tokens)]
         return [*self._find().read, *named]
 
     def build(self) -> "TextTask":
-        """The task, with T = `segment` and the tokens of the vocabulary: 256 for bytes."""
-        self._check_settings()
         # --- the documents, and the vocabulary of those for training ---
         corpus = self._find()
         splits = split_documents(corpus, self.held_out, self.tokens != "bytes")
@@ -117,7 +110,6 @@ class TextConfig(DataConfig):
 
         The vocabulary is that of the run, whose preprocessing is `trained`; without it, that of the text.
         """
-        self._check_settings()
         corpus = self._find(scoring=True)
         if corpus.splits and split not in corpus.splits:
             raise InputError(
@@ -140,11 +132,9 @@ class TextConfig(DataConfig):
         return task
 
     def _find(self, scoring: bool = False) -> TextFiles:
+        words = "words == 0 or (words >= 3 and tokens == 'words')"  # <eos> and <unk> are two of them
+        self.require("0 < held_out < 0.5", "longest >= 1", "segment >= 1", words)
         return find_text(self.path, self.pattern, scoring, tables=True, column=self.column)
-
-    def _check_settings(self) -> None:
-        self.require("0 < held_out < 0.5", "longest >= 1", "segment >= 1")
-        self.require("words == 0 or (words >= 3 and tokens == 'words')")  # <eos> and <unk> are two of them
 
     def _vocabulary(self, train: Mapping[str, Document]) -> Vocabulary:
         if self.tokens == "bytes":
@@ -159,17 +149,16 @@ class TextConfig(DataConfig):
         return (SubWords if self.tokens.endswith(".json") else Words).read(self.tokens)
 
     def _task(self, encoded: Mapping[Split, Encoded], vocabulary: Vocabulary, about: Sequence[str]) -> "TextTask":
-        train, valid, test = (
-            [text[i : i + self.longest] for text in encoded[split].values() for i in range(0, len(text), self.longest)]
-            for split in SPLITS
-        )
-        task = TextTask(train, valid, test, self.segment, vocabulary, self.tokens)
+        splits = {
+            split: [text[i : i + self.longest] for text in own.values() for i in range(0, len(text), self.longest)]
+            for split, own in encoded.items()
+        }
+        task = TextTask(splits, self.segment, vocabulary, self.tokens)
         task.about = tuple(about)
         return task
 
     def _describe(self, corpus: TextFiles, documents: Mapping[str, Document], source: str = "") -> str:
-        unit = "document" if corpus.has_tables else "file"
-        count = f"{len(documents):,} {unit}{'s' if len(documents) != 1 else ''}"
+        count = plural(len(documents), "document" if corpus.has_tables else "file")
         return f"{count}, {sum(map(len, documents.values())):,} bytes{source}: {first_names(list(documents))}"
 
 
@@ -214,15 +203,13 @@ class TextTask(SegmentedTask):
 
     def __init__(
         self,
-        train: Sequence[Tokens],
-        valid: Sequence[Tokens],
-        test: Sequence[Tokens],
+        splits: Mapping[Split, Documents],
         segment: int,
         vocabulary: Vocabulary | None = None,
         tokens: str = "bytes",
     ) -> None:
         self.vocabulary, self.tokens_from, self.fitted = vocabulary or Bytes(), tokens, True
-        super().__init__(train, valid, test, self.vocabulary.size, segment, self.vocabulary.start)
+        super().__init__(splits, self.vocabulary.size, segment, self.vocabulary.start)
         if tokens == "bytes":
             self.metrics = (BITS_PER_BYTE, PERPLEXITY, ACCURACY)
         else:
@@ -239,7 +226,6 @@ class TextTask(SegmentedTask):
         return super().example() if self.tokens_from == "bytes" else Task.example(self)
 
     def artifacts(self, model: nn.Module, folder: Path, split: HeldOut) -> JSONObject:
-        """What the model writes after the beginnings of some documents of the validation split."""
         texts = written_texts(model, self._splits["valid"], self.vocabulary)
         about = {
             "title": "Written text",
@@ -291,9 +277,8 @@ def written_texts(
 ) -> list[dict[str, str]]:
     """What the model writes after the first tokens of some documents: [{"given", "wrote"}]. Bytes by default.
 
-    The documents are evenly spaced among those of at least `GIVEN` tokens. Returns [] for a model that cannot write (it
-    is not autoregressive or has no state), and where no document is long enough. The same weights write the same text.
-    Cost: `WRITTEN` steps of the model, with `TEXTS` rows.
+    The documents are evenly spaced among those of at least `GIVEN` tokens. [] without any, and for a model that cannot
+    write (not autoregressive, or without a state). Cost: `WRITTEN` steps of the model, with `TEXTS` rows.
     """
     long = [document for document in documents if len(document) >= GIVEN]
     writes = isinstance(model, RecurrentModel) and model.autoregressive and model.state_kind != "none"
@@ -342,7 +327,6 @@ class TextPreprocessing(Preprocessing):
 
     @classmethod
     def of(cls, segment: int, tokens: str, vocabulary: Vocabulary) -> "TextPreprocessing":
-        """The preprocessing that holds a vocabulary."""
         words = vocabulary.list if isinstance(vocabulary, Words) else ()
         tokenizer = vocabulary.content if isinstance(vocabulary, SubWords) else ""
         return cls(segment, vocabulary.start, tokens, words, tokenizer)
@@ -376,7 +360,6 @@ class TextPreprocessing(Preprocessing):
         return model, self.vocabulary()
 
     def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
-        """The `length` tokens after a text: the most probable one, again and again."""
         data = sys.stdin.buffer.read() if str(path) == _STDIN else read_bytes(path)
         if not check_text(data, str(path)):
             raise InputError(f"{path}: expected text that the model continues, found 0 bytes; add text to it")

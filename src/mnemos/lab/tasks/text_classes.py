@@ -29,10 +29,10 @@ class TextClassesConfig(DataConfig):
 
     Classes are the folder names, sorted. FOLDER/CLASS/train.txt beside valid.txt and test.txt give the splits too. A
     split that the folder does not give takes a share `held_out` of the files of each class, or the ends of its files
-    where there is none to spare (`text_files.split_documents`). Files are UTF-8 and may be gzipped.
+    where there is none to spare. Files are UTF-8 and may be gzipped.
     A text becomes rows of `length` tokens, the last one shorter: each is classified by itself. A row consists of
     segments of `segment` tokens, with the special tokens of the vocabulary around each: [CLS] … [SEP] [CLS] … [SEP].
-    `tokens`: "bytes", or a tokenizer.json of the library tokenizers. Held-out rows are in a fixed random order.
+    `tokens`: "bytes", or a tokenizer.json of the library tokenizers.
     """
 
     name: ClassVar[str] = "text-classes"
@@ -76,7 +76,6 @@ class TextClassesConfig(DataConfig):
 
 
 def _by_class(corpus: TextFiles) -> dict[str, TextFiles]:
-    """The files of each class, sorted by the classes' names."""
     classes: dict[str, TextFiles] = {}
     splits: list[tuple[Split | None, list[Path]]] = [*corpus.splits.items()] or [(None, corpus.undivided)]
     for split, files in splits:
@@ -107,8 +106,8 @@ class TextClassesTask(ArrayTask):
 
     def __init__(self, rows: Mapping[Split, Rows], layout: "TextClassesPreprocessing", vocab_size: int) -> None:
         self.layout = layout
-        valid, test = _shuffled(rows["valid"]), _shuffled(rows["test"])
-        super().__init__(rows["train"], valid, test, vocab_size, len(layout.names), layout.length)
+        splits = {split: own if split == "train" else _shuffled(own) for split, own in rows.items()}
+        super().__init__(splits, vocab_size, len(layout.names), layout.length)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -129,11 +128,7 @@ def _shuffled(rows: Rows) -> Rows:
 class TextClassesPreprocessing(Preprocessing):
     """The most probable classes of text files, by the mean of the logits of their rows; a folder stands for its texts.
 
-    Attributes:
-        segment: tokens per segment, with the special tokens around it.
-        length: tokens per row, a multiple of `segment`.
-        tokens: what a token is, as the run's `TextClassesConfig.tokens` says.
-        tokenizer: the content of the file of sub-words; "" for bytes.
+    Fields: as of `TextClassesConfig`. tokenizer: the content of the file of sub-words; "" for bytes.
     """
 
     name: ClassVar[str] = "text-classes"
@@ -176,7 +171,6 @@ class TextClassesPreprocessing(Preprocessing):
         return model, self.vocabulary()
 
     def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
-        """The `top` most probable classes of a text: {"classes": [{"name", "probability"}, …]}."""
         model, vocabulary = reader
         rows = list(self.rows(check_text(read_bytes(path), str(path)), str(path), vocabulary))
         if not rows:

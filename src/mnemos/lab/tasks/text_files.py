@@ -1,8 +1,4 @@
-"""The documents of a text: which files of a folder are text, and their splits.
-
-A folder gives splits by its folders or by official names (`find_text`); shares of the documents stand for the others
-(`split_documents`).
-"""
+"""The documents of a text: which files of a folder are text, and their splits."""
 
 import gzip
 import hashlib
@@ -45,9 +41,8 @@ Document = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class TextFiles:
-    """The files of a corpus, sorted.
+    """The files of a corpus, sorted. splits: those that the folder gives; undivided: the files of one without splits.
 
-    splits: those that the folder gives; {} if it gives none. undivided: the files of a folder without splits.
     left_out: the other files that are not hidden. pattern: that of `find_text`, which takes files whatever is in them.
     column: of tables, whose rows are documents.
     """
@@ -61,7 +56,6 @@ class TextFiles:
 
     @property
     def read(self) -> list[Path]:
-        """All files that are read, sorted."""
         return sorted([*self.undivided, *(file for files in self.splits.values() for file in files)])
 
     @property
@@ -69,7 +63,6 @@ class TextFiles:
         return self.pattern is None and any(map(is_table, self.read))
 
     def name(self, file: Path) -> str:
-        """A file's path in the folder."""
         return file.name if file == self.folder else file.relative_to(self.folder).as_posix()
 
 
@@ -82,12 +75,11 @@ def find_text(
 ) -> TextFiles:
     """The files at `path`, a file or a folder; None means the *.py files of the standard library.
 
-    A folder gives the splits by names (`_named_splits`), itself or by the folders in it, as a corpus has them after it
-    was unpacked: the splits of several are joined, and other files are left out. In any other folder, files at any
-    depth are undivided. scoring: the text is scored and not trained on, so that any two splits suffice.
-    pattern: shell patterns such as "*.txt *.md", separated by spaces; a file is read if its name matches one, whatever
-    is in it. None reads every file that is text and no table (`not_text`), except licences, checksums and a README at
-    the top of the folder or of a split. Names count without .gz. Hidden files and folders are ignored.
+    A folder gives the splits by names (`_named_splits`), itself or by the folders in it, whose splits are joined; other
+    files are left out. Else files at any depth are undivided. scoring: not trained on, so that any two splits suffice.
+    pattern: shell patterns such as "*.txt *.md"; a file is read if its name without .gz matches one, whatever is in it.
+    None reads every file that is text and no table (`not_text`), except licences, checksums and a README at the top of
+    the folder or of a split. Hidden files are ignored.
     tables: without a pattern, `path` may be a table or a saved folder of the library `datasets`; so may the files of a
     folder without text, and with `column`, the name of the column of text, those of any folder.
     """
@@ -129,10 +121,7 @@ def nothing_found(folder: Path, files: Sequence[Path], what: str = "text") -> In
 
 
 def read_documents(corpus: TextFiles, characters: bool = False) -> dict[str, Document]:
-    """The documents of a corpus as {name: bytes [n]}, sorted by name, whatever their split. Empty files are ignored.
-
-    characters: the text must be UTF-8.
-    """
+    """The documents of a corpus that are not empty: {name: bytes [n]}, sorted. characters: the text must be UTF-8."""
     documents: dict[str, Document] = {}
     has_tables = corpus.has_tables
     for file in corpus.read:
@@ -148,16 +137,14 @@ def read_documents(corpus: TextFiles, characters: bool = False) -> dict[str, Doc
         documents[name] = np.frombuffer(data, np.uint8)
     if not documents:
         raise nothing_found(corpus.folder, corpus.left_out)
-    if not any(map(len, documents.values())):
-        raise InputError(f"{corpus.folder}: expected text, found nothing but empty files; check data.path")
     return {name: text for name, text in sorted(documents.items()) if len(text)}
 
 
 def split_documents(corpus: TextFiles, share: float, characters: bool = False) -> dict[Split, dict[str, Document]]:
     """The documents of train, valid and test by name: those that the folder gives; held-out shares for the others.
 
-    Of several documents, whole ones are held out: the hashes of their names decide. Where there is none to spare, each
-    gives shares of its end. characters: the text must be UTF-8, and is cut at line ends.
+    Of several documents whole ones are held out, by the hashes of their names; else each gives shares of its end.
+    characters: the text must be UTF-8, and is cut at line ends.
     """
     documents = read_documents(corpus, characters)
     # --- the splits that the folder gives ---
@@ -207,9 +194,8 @@ def _named_splits(
 ) -> dict[Split, list[Path]]:
     """The splits that names give; {} if they give none, which are training and another one (scoring: any two).
 
-    (1) Folders train and valid (validation, val, dev) or test beside it: each is a split. (2) Files whose names differ
-    by such a word and by numbers alone: wiki.train.tokens and wiki.valid.tokens, train-1.txt and test-2.txt.
-    (3) The same of the folders in the folder.
+    (1) Folders train and valid (validation, val, dev) or test beside it. (2) Files whose names differ by such a word
+    and by numbers alone, such as wiki.train.tokens, train-1.txt and test-2.txt. (3) The same of the folders in it.
     """
     # --- files by (level, what is around the word), and by the word ---
     groups: dict[tuple[int, tuple[str, ...]], dict[str, list[Path]]] = {}

@@ -1,20 +1,7 @@
-"""Tasks whose inputs are tokens (`TokenTask`), and prediction of the next token of long documents (`SegmentedTask`).
-
-Long documents are aligned streams of segments, to train and evaluate models with memory. The inputs of a document
-x₀ … x_{n−1} are  start, x₀, …, x_{n−2}  and its targets  x₀, …, x_{n−1}: every token is predicted exactly once. A
-document is cut into ⌈n/L⌉ segments of L tokens, of which the last is padded (token 0, mask False, target IGNORE). So no
-segment holds two documents, and one `reset` flag per segment and row marks the start of a document.
-
-Each row of a batch reads whole documents, one segment per batch, and then takes the next one from a queue. In training
-the queue is endless, an epoch after the other, each a new permutation of all documents. In evaluation it ends: a row
-without a document reads the start token of an empty one and predicts nothing. So the context of a prediction never
-depends on the batch size.
-
-`carried` reads the same inputs and targets with the documents one after the other, and resets no row between them.
-"""
+"""Tasks whose inputs are tokens (`TokenTask`), and prediction of the next token of long documents (`SegmentedTask`)."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +20,7 @@ from .batch import IGNORE, Batch, check_tokens
 from .metrics import NEXT_TOKEN
 from .task import HeldOut, Sampling, Split, Task
 
+Documents = Sequence[NDArray[np.integer]]
 AT_LEAST = 16  # documents that a row of `carried` reads: each row begins with a reset
 
 
@@ -60,11 +48,6 @@ class TokenTask(Task):
         """Print rows of the test split up to their first counted target, the model's continuation, and the targets."""
         if self.classes:
             return super().sample_outputs(model, sampling, folder)
-        if sampling.prompt is not None:
-            raise InputError(
-                "--prompt: expected none, because this task's models continue rows of the test split, found "
-                f"{sampling.prompt!r}; leave it out"
-            )
         batch = next(iter(self.batches("test", sampling.count or 4)))
         for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
             counted = (targets != IGNORE).nonzero().flatten()
@@ -86,38 +69,36 @@ class TokenTask(Task):
 
 
 class SegmentedTask(TokenTask):
-    """A `Task` of the next token over documents (arrays of token ids [n]) that are read in segments.
+    """A `Task` of the next token over documents (arrays of token ids [n]), as aligned streams of segments.
 
-    `start` is the token before a document's first token. Rows carry their state from batch i to batch i + 1; `reset`
-    marks the rows that start a document. Evaluation uses at most as many rows as there are documents.
+    The inputs of a document x₀ … x_{n−1} are start, x₀, …, x_{n−2}, its targets x₀, …, x_{n−1}: every token is
+    predicted once. It is cut into ⌈n/L⌉ segments of L tokens, the last one padded (token 0, mask False, target IGNORE),
+    so no segment holds two documents, and `reset` marks the start of one. Each row reads whole documents, one segment
+    per batch, and then takes the next from a queue: in training an endless one, each epoch a new permutation. In
+    evaluation it ends: a row without a document reads the start token and predicts nothing. So no prediction's context
+    depends on the batch size. `carried` reads the documents one after the other, and resets no row between them.
     """
 
     metrics = NEXT_TOKEN
     splits_rows = carries_state = True
 
-    def __init__(
-        self,
-        train: Sequence[NDArray[np.integer]],
-        valid: Sequence[NDArray[np.integer]],
-        test: Sequence[NDArray[np.integer]],
-        vocab_size: int,
-        segment: int,
-        start: int = 0,
-    ):
-        self.vocab_size, self.max_length, self._start = vocab_size, segment, start
-        self._splits: dict[Split, Sequence[NDArray[np.integer]]] = {"train": train, "valid": valid, "test": test}
-        for name, documents in self._splits.items():
+    def __init__(self, splits: Mapping[Split, Documents], vocab_size: int, segment: int, start: int = 0):
+        self.vocab_size, self.max_length, self._start, self._splits = vocab_size, segment, start, splits
+        for name, documents in splits.items():
             if not documents or not all(map(len, documents)):
                 problem = "an empty one" if documents else "none"
                 raise InputError(f"{name} split: expected documents of at least one token, found {problem}; add text")
+        self._width = min(segment, max(len(document) for documents in splits.values() for document in documents))
         self._schedule = lru_cache(maxsize=2)(lambda rows, seed: Schedule(self._lengths("train"), rows, seed))
 
+    def example(self) -> Batch:
+        row = torch.zeros(1, self._width, dtype=torch.int64)
+        return Batch(row, row)
+
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        """Batch `index` of the endless training streams that `seed` determines. Cost: O(B·L)."""
         return self._batch(self._splits["train"], self._schedule(batch_size, seed).at(index))
 
     def batches(self, split: HeldOut, batch_size: int) -> Iterator[Batch]:
-        """Batches that hold every token of a split once. Batch i + 1 continues the rows of batch i."""
         return (self._batch(self._splits[split], rows) for rows in self._segments_of_rows(split, batch_size))
 
     def rows_of_batches(self, split: HeldOut, batch_size: int) -> list[int]:
@@ -130,18 +111,19 @@ class SegmentedTask(TokenTask):
             return None
         return self._carried(documents, max(1, min(batch_size, len(documents) // AT_LEAST)))
 
-    def _carried(self, documents: Sequence[NDArray[np.integer]], rows: int) -> Iterator[Batch]:
+    def _carried(self, documents: Documents, rows: int) -> Iterator[Batch]:
         # The documents are one text that is cut into rows of equal length; only the last may be shorter.
         tokens = np.concatenate([[self._start], *documents])  # one token before each target
         begins = np.cumsum([0, *map(len, documents[:-1])])
         length = -(-(len(tokens) - 1) // rows)
-        for first in range(0, length, self.max_length):
-            inputs = np.full((rows, self.max_length), self._start, np.int64)
-            targets = np.full((rows, self.max_length), IGNORE, np.int64)
+        width = min(self.max_length, length)
+        for first in range(0, length, width):
+            inputs = np.full((rows, width), self._start, np.int64)
+            targets = np.full((rows, width), IGNORE, np.int64)
             lengths = np.ones(rows, np.int64)
             for i in range(rows):
                 start = i * length + first
-                stop = min(start + self.max_length, (i + 1) * length, len(tokens) - 1)
+                stop = min(start + width, (i + 1) * length, len(tokens) - 1)
                 if (count := stop - start) > 0:
                     inputs[i, :count], targets[i, :count] = tokens[start:stop], tokens[start + 1 : stop + 1]
                     inside = begins[np.searchsorted(begins, start) : np.searchsorted(begins, stop)] - start
@@ -150,7 +132,6 @@ class SegmentedTask(TokenTask):
             yield _as_batch(inputs, targets, lengths, np.full(rows, first == 0))
 
     def size(self, split: Split) -> int:
-        """The number of tokens in a split; all of them are predicted."""
         return sum(map(len, self._splits[split]))
 
     def _lengths(self, split: Split) -> list[int]:
@@ -161,8 +142,8 @@ class SegmentedTask(TokenTask):
         schedule = Schedule(self._lengths(split), min(batch_size, len(self._splits[split])), seed=None)
         return itertools.takewhile(any, map(schedule.at, itertools.count()))
 
-    def _batch(self, documents: Sequence[NDArray[np.integer]], rows: list[tuple[int, int] | None]) -> Batch:
-        shape = len(rows), self.max_length
+    def _batch(self, documents: Documents, rows: list[tuple[int, int] | None]) -> Batch:
+        shape = len(rows), self._width
         inputs, targets = np.zeros(shape, np.int64), np.full(shape, IGNORE, np.int64)
         lengths, reset = np.ones(len(rows), np.int64), np.ones(len(rows), bool)
         for i, row in enumerate(rows):
@@ -199,10 +180,7 @@ def generate_tokens(
     length: int | None = None,
     enough: Callable[[list[Tensor]], bool] | None = None,
 ) -> Tensor:
-    """The tokens [B, `length`, or sampling.length] after prompts [B, T].
-
-    enough: whether the tokens so far, each [B], suffice; asked after each one.
-    """
+    """The tokens [B, `length` or sampling.length] after prompts [B, T], or the first that are `enough`."""
     settings = {"generator": torch.Generator().manual_seed(sampling.seed), **sampling_options(sampling)}
     tokens: list[Tensor] = []
     for token in Stream(model).prefill(prompts).tokens(length or sampling.length, **settings):

@@ -35,10 +35,9 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 def as_batch(read: object) -> Batch:
-    """A `Batch` of what a loader gives, with arrays as tensors.
+    """A `Batch`, with arrays as tensors, of (inputs, targets) or a mapping {"inputs", "targets", "mask", "reset"}.
 
-    That is a pair (inputs, targets); a mapping {"inputs", "targets", "mask", "reset"}; or one with "labels", as models
-    of Transformers take it: its targets are the labels, and its inputs all other entries by name.
+    Of a mapping with "labels", as models of Transformers take it, these are the targets, all other entries the inputs.
     """
     batch = read
     if isinstance(read, Mapping) and "labels" in read:
@@ -128,7 +127,6 @@ class OwnTask(Task):
         return self._valid.once(batch_size)
 
     def size(self, split: Split) -> int:
-        """The number of rows; 0 where it is not known."""
         return (self._train if split == "train" else self._valid).rows
 
     def epoch(self, batch_size: int) -> float:
@@ -153,7 +151,6 @@ class OwnTask(Task):
     # --- the model and its loss ---
 
     def forward(self, model: nn.Module, batch: Batch, state: State) -> tuple[Any, State]:
-        """(outputs, state); the state is None for a model without one."""
         options: dict[str, object] = {"mask": batch.mask} if "mask" in self._accepts else {}
         if "state" in self._accepts:
             options["state"] = state
@@ -311,9 +308,7 @@ def _beyond(model: nn.Module, batch: Batch, error: str) -> str | None:
             f"{', '.join(ranges)}; correct the ids, shorten the rows, or give the model a larger table"
         )
     if re.fullmatch(r"Target -?\d+ is out of bounds\.", error):  # of the model's own loss
-        labels = batch.targets[batch.targets != IGNORE]
-        found = f"{int(labels.min())} to {int(labels.max())}"
-        return f"fit: expected labels that the model has as classes, found {found} ({error[:-1]}); correct them"
+        return f"fit: expected labels that the model has as classes, found another ({error[:-1]}); correct them"
     return None
 
 
@@ -331,8 +326,8 @@ class RowSource:
     """A map-style data set, read in an order of ours: batch i is a pure function of (i, batch_size, seed).
 
     shuffle: every epoch is a new permutation; otherwise the order of the data set, repeated. What the data set draws
-    from the generators of Python, NumPy and PyTorch is a function of (seed, i). `workers` processes compute in advance,
-    or, as a `loader` says, all batches.
+    from the global generators is a function of (seed, i). `workers` processes compute batches in advance, or by
+    `loader` all.
     """
 
     def __init__(
@@ -389,9 +384,8 @@ class RowSource:
 class BatchSource:
     """An iterable of batches, iterated again and again: batch i is found by reading the batches before it.
 
-    Every pass has generators of its own, seeded by (seed, pass), so the training's generators and the data's do not
-    affect each other. If the iterable has a `len`, earlier passes are skipped. A pass begins only when a batch of it is
-    read, because a DataLoader starts its worker processes for each.
+    Every pass has generators of its own, seeded by (seed, pass), and begins when a batch of it is read, because a
+    DataLoader starts its worker processes for each. If the iterable has a `len`, earlier passes are skipped.
     """
 
     workers = 0
@@ -415,7 +409,6 @@ class BatchSource:
         self._last: object = None
 
     def batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        """Batch `index` of the passes of `seed`, one after the other."""
         if self._index > index or seed != self._seed:
             self.close()
             self._seed = seed
@@ -433,14 +426,12 @@ class BatchSource:
         return map(as_batch, self.batches)
 
     def epoch(self, batch_size: int) -> float:
-        """Batches of a pass; 0 where the data have no `len`."""
         return float(self.length)
 
     def close(self) -> None:
         self._iterator, self._index, self._pass = None, -1, -1
 
     def _read(self) -> object:
-        """The next batch: of this pass, or if it has ended, of another one."""
         with generators.preserve():
             for _ in range(2):
                 if self._iterator is None:

@@ -1,8 +1,4 @@
-"""Vocabularies: how text becomes tokens, and tokens become text. Tokens are bytes, words or sub-words.
-
-Words are separated by white space, as in the token files of WikiText. Sub-words are those of a tokenizer.json of the
-library tokenizers.
-"""
+"""Vocabularies: how text becomes tokens, and tokens become text. Tokens are bytes, words or sub-words."""
 
 import json
 import re
@@ -29,13 +25,10 @@ _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 class Vocabulary(ABC):
     """Base of vocabularies.
 
-    Attributes:
-        unit: what a token is, in the plural.
-        size: the number of tokens.
-        start: the token before a document's first token.
-        unknown: the token of everything that the vocabulary lacks; None if it lacks nothing, or refuses it.
-        lengths: [size] int64, the bytes of text that each token stands for. Their sum over a text's tokens is the
-            number of bytes of `decode(tokens)`: the denominator of bits per byte.
+    unit: what a token is, in the plural. size: the number of tokens. start: the token before a document's first one.
+    unknown: the token of everything that the vocabulary lacks; None if it lacks nothing, or refuses it. lengths: [size]
+    int64, the bytes of text of each token, whose sum over a text is the number of bytes of `decode(tokens)`: the
+    denominator of bits per byte.
     """
 
     unit: str
@@ -91,11 +84,7 @@ class Bytes(Vocabulary):
         return bytes(tokens)
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
-        """Words, runs of white space, and other characters.
-
-        A character of several bytes is part of a word. The start token is shown as ␀, and a byte that is not valid
-        UTF-8 as �.
-        """
+        """Words, runs of white space, and other characters; the start token is ␀, what is no UTF-8 is �."""
         words = (match.group() for match in _WORD.finditer(bytes(tokens)))
         return [(word.replace(b"\0", "␀".encode()).decode("utf-8", "replace"), len(word)) for word in words]
 
@@ -117,10 +106,9 @@ def as_characters(text: bytes, where: str) -> str:
 class Words(Vocabulary):
     """Words in the order of a list: token i is words[i]. Adaptive softmax needs the most frequent words first.
 
-    A line end is the word <eos>, which is also the start token. A word that the list lacks is <unk>. Decoding writes a
-    space after each word and a line feed for <eos>, so a word counts its UTF-8 bytes and one, and <eos> one. A file
-    with other white space has other bytes: WikiText has one space more at the beginning of each line. source: what the
-    words are from, for errors.
+    A line end is <eos>, which is also the start token. A word that the list lacks is <unk>. Decoding writes a space
+    after each word and a line feed for <eos>, so a word counts its UTF-8 bytes and one, and <eos> one; a file with
+    other white space has other bytes. source: what the words are from, for errors.
     """
 
     unit = "words"
@@ -157,7 +145,6 @@ class Words(Vocabulary):
 
     @classmethod
     def read(cls, path: str | Path) -> "Words":
-        """The words of a file, one per line."""
         lines = as_characters(read_bytes(path), str(path)).splitlines()
         for number, line in enumerate(lines, start=1):
             if len(line.split()) != 1:
@@ -188,14 +175,12 @@ class Words(Vocabulary):
 
 
 class SubWords(Vocabulary):
-    """The tokens of a tokenizer.json, without the special tokens that it adds around a text.
+    """The tokens of a tokenizer.json, without special tokens around a text, and a start token after them.
 
-    The start token is one more token, after those of the file. A token's bytes are exact where the file is byte-level
-    (GPT-2, Llama 3) or falls back to bytes (Llama 2). Otherwise they are those of its characters, with a space before
-    each first piece of a word (WordPiece), and differ from the text's where the file changes or drops characters. Some
-    files put a space before a text, as before a word. It is left out, because the text does not have it. Text is
-    encoded in pieces of about a million characters that end at line ends. content: that of the file, without such a
-    space; source: its name, for errors.
+    A token's bytes are exact where the file is byte-level (GPT-2, Llama 3) or falls back to bytes (Llama 2). Otherwise
+    they are those of its characters, with a space before each first piece of a word (WordPiece). A space that the file
+    puts before a text is left out, because the text does not have it. Text is encoded in pieces of about a million
+    characters that end at line ends. content: that of the file; source: its name, for errors.
     """
 
     unit = "sub-words"
@@ -289,7 +274,6 @@ def _without_prefix(about: Any) -> Any:
 
 
 def _types(part: object) -> Iterator[str]:
-    """The types of a part of a tokenizer.json and of the parts in it."""
     if isinstance(part, dict):
         yield str(part.get("type"))
         for value in part.values():

@@ -1,7 +1,7 @@
 """Parallel text: the files of a folder by split, and their pairs of sentences, with errors that name file and line.
 
-A text is a pair of files with a sentence a line, a table with two columns, or as IWSLT has it: XML, and TED's tagged
-files. It is read line by line.
+A text is a pair of files with a sentence a line, or as IWSLT has it: XML, and TED's tagged files. It is read line by
+line.
 """
 
 import gzip
@@ -32,7 +32,7 @@ STEMS: dict[Split, tuple[str, ...]] = {
 
 
 class PairedFiles(NamedTuple):
-    """One parallel text: the files of its two sides, which are the same file for a table."""
+    """One parallel text: the files of its two sides."""
 
     stem: str
     source: Path
@@ -42,20 +42,20 @@ class PairedFiles(NamedTuple):
 def find_pairs(folder: str | Path, split: Split, languages: tuple[str, str], stem: str = "") -> list[PairedFiles]:
     """The parallel texts of a split, in the order of their names; [] if the folder has none and `stem` is "".
 
-    languages: (source, target), the endings of the files' names: STEM.en and STEM.de, STEM.tsv, STEM.de-en.en.xml, or
-    TED's train.tags.de-en.en; each may end in .gz. stem: those of the split's files, which may hold * and ?; by default
-    the usual names of the split (`STEMS`). Several texts that * or ? find are one split; without a stem, several are
-    an error. Raises InputError for a path that is no folder, for a stem without files, for a text with one side
-    missing, and for a table beside other files of its text.
+    languages: (source, target), the endings of the files' names: STEM.en and STEM.de, STEM.de-en.en.xml, or TED's
+    train.tags.de-en.en; each may end in .gz. stem: those of the split's files, which may hold * and ?; by default the
+    usual names of the split (`STEMS`). Several texts that * or ? find are one split; without a stem, several are an
+    error. Raises InputError for a path that is no folder, for a stem without files, and for a text with one side
+    missing.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(
             f"data.path: expected a folder of parallel text, found no folder {str(folder)!r}; check the path"
         )
-    # --- every file whose name ends as parallel text does: {stem: {language, or "tsv": file}} ---
+    # --- every file whose name ends as parallel text does: {stem: {language: file}} ---
     texts: dict[str, dict[str, Path]] = {}
-    ending = re.compile(rf"(.+)\.({'|'.join(map(re.escape, languages))}|tsv)(\.xml)?(\.gz)?")
+    ending = re.compile(rf"(.+)\.({'|'.join(map(re.escape, languages))})(\.xml)?(\.gz)?")
     for name in sorted(os.listdir(folder)):
         match = ending.fullmatch(name)
         if match and (folder / name).is_file():
@@ -79,7 +79,7 @@ def find_pairs(folder: str | Path, split: Split, languages: tuple[str, str], ste
     source, target = languages
     if stem and not stems:
         raise InputError(
-            f"{folder}: expected {stem}.{source} and {stem}.{target} (or .tsv, .xml, with or without .gz) for "
+            f"{folder}: expected {stem}.{source} and {stem}.{target} (or .xml, with or without .gz) for "
             f"data.{split}, found {first_names(sorted(texts)) or 'no text of these languages'}; correct data.{split}, "
             "data.source or data.target"
         )
@@ -88,18 +88,12 @@ def find_pairs(folder: str | Path, split: Split, languages: tuple[str, str], ste
     split_texts = []
     for name in stems:
         sides = texts[name]
-        if "tsv" in sides and len(sides) > 1:
-            raise InputError(
-                f"{folder}: expected one form of {name}, found {first_names(sorted(p.name for p in sides.values()))}; "
-                "remove the table or the other files"
-            )
-        wanted = ("tsv", "tsv") if "tsv" in sides else languages
-        if missing := [side for side in wanted if side not in sides]:
+        if missing := [side for side in languages if side not in sides]:
             raise InputError(
                 f"{folder}: expected {name}.{missing[0]} beside {next(iter(sides.values())).name}, found none; add the "
                 "file, or correct data.source and data.target"
             )
-        split_texts.append(PairedFiles(name, *(sides[side] for side in wanted)))
+        split_texts.append(PairedFiles(name, *(sides[side] for side in languages)))
     return split_texts
 
 
@@ -115,20 +109,10 @@ class SentencePair(NamedTuple):
 def pairs(texts: Sequence[PairedFiles]) -> Iterator[SentencePair]:
     """The pairs of sentences of parallel texts, in order. Sentences may be empty. Memory: a block of each file.
 
-    Raises InputError at the first line that is not UTF-8, has more than 2^20 bytes or, in a table, has other than two
-    columns, and at the end if the two sides have different numbers of sentences.
+    Raises InputError at the first line that is not UTF-8 or has more than 2^20 bytes, and at the end if the two sides
+    have different numbers of sentences.
     """
     for text in texts:
-        if text.source == text.target:
-            for line, row in enumerate(read_lines(text.source), start=1):
-                columns = [" ".join(column.split()) for column in row.split("\t")]
-                if len(columns) != 2:
-                    raise InputError(
-                        f"{text.source}: line {line:,}: expected two columns with a tab between them, found "
-                        f"{len(columns)}; correct the line"
-                    )
-                yield SentencePair(columns[0], columns[1], (text.source, line), (text.source, line))
-            continue
         files = text.source, text.target
         sides = [_sentences(path) for path in files]
         for count, (source, target) in enumerate(zip_longest(*sides)):

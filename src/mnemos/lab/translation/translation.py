@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemos.atomic import write_text
-from mnemos.generators import AUGMENT, generator
 from mnemos.lab.tasks.batch import IGNORE, counted
 from mnemos.lab.tasks.metrics import PERPLEXITY, CorpusMetric, negative_log_likelihood
 from mnemos.lab.tasks.task import DataConfig, HeldOut, Split, Task
@@ -24,10 +23,11 @@ from mnemos.types import InputError, JSONObject, likelihood_of
 from .parallel_corpus import Corpus, TokenBatches, Vocabularies
 from .parallel_text import STEMS, PairedFiles, SentencePair, find_pairs, pairs
 from .translate import TranslationPreprocessing, Translator, beam_config, pad, search
-from .translation_scores import BLEU, CHRF, TOKENISED, TRANSLATIONS, Scorer
-from .translation_vocabulary import END, START, BPEDropout, SubWordTokens
+from .translation_scores import BLEU, CHRF, TOKENISED, Scorer
+from .translation_vocabulary import END, START, SubWordTokens
 
 SHOWN = 8
+TRANSLATIONS = "translations.jsonl"  # in a run's folder: the test split, translated
 _ABOUT = {
     BLEU: "Share of common word sequences with the reference, 0 to 100, of detokenised text.",
     CHRF: "F-score of common sequences of characters, 0 to 100.",
@@ -41,7 +41,7 @@ class TranslationConfig(DataConfig):
     """Translation from one language to another, learned from parallel text in a folder.
 
     `path`: a folder with files of each split in both languages, STEM.en and STEM.de, one sentence per line and equally
-    many lines; or STEM.tsv with two columns; or IWSLT's files, such as train.tags.de-en.en and
+    many lines; or IWSLT's files, such as train.tags.de-en.en and
     IWSLT14.TED.dev2010.de-en.en.xml; each may be gzipped. The texts are UTF-8. `train`, `valid`, `test`: the stems of
     the splits' files, such as test_2016_flickr; * joins several. "" finds the usual names (`parallel_text.STEMS`).
     `held_out`: every n-th pair of the training files is for validation, instead of files of its own, as fairseq's
@@ -50,12 +50,10 @@ class TranslationConfig(DataConfig):
     where `target_tokenizer` names another. "": byte-pair encoding with `subwords` sub-words is learned from the
     training split, one for both languages (`joint`) or one each. `lowercase`: of such a tokenizer; a file's
     tokenizer must then lower-case too. Scores ignore case if the tokenizer of the target lower-cases.
-    `bpe_dropout`: the share of merges that are left out in training (`translation_vocabulary.BPEDropout`).
     Of the training pairs those with an empty side, with more than `longest` sub-words, or with more than `ratio` times
     as many sub-words on one side (0: any) are left out and counted. A held-out pair that is empty or too long is an
     error.
-    A batch has at most `batch_tokens` tokens (`TokenBatches`) and at most train.batch_size rows. Batches are planned
-    before BPE dropout, which makes sentences longer: with it a training batch may have more tokens.
+    A batch has at most `batch_tokens` tokens (`TokenBatches`) and at most train.batch_size rows.
     `label_smoothing`: the share of the probability that training spreads over all sub-words.
     `beams`, `length_penalty`: of the translations that are scored. In training `valid_translated` sentences of the
     validation split are translated greedily at each evaluation.
@@ -75,7 +73,6 @@ class TranslationConfig(DataConfig):
     subwords: int = 10_000
     joint: bool = True
     lowercase: bool = False
-    bpe_dropout: float = 0.0
     longest: int = 250
     ratio: float = 9.0
     batch_tokens: int = 4096
@@ -146,7 +143,7 @@ class TranslationConfig(DataConfig):
         stem = STEMS[split][0]
         more = ", or set data.held_out" if split == "valid" else ""
         raise InputError(
-            f"{self.path}: expected {stem}.{self.source} and {stem}.{self.target} (or .tsv, .xml, with or without "
+            f"{self.path}: expected {stem}.{self.source} and {stem}.{self.target} (or .xml, with or without "
             f".gz), found no {split} split of these languages; name its files with data.{split}{more}"
         )
 
@@ -227,7 +224,6 @@ class TranslationTask(Task):
         self.corpora, self.vocabularies, self.config = corpora, vocabularies, config
         self.decoding = beam_config(config.longest, config.beams, 1, config.length_penalty)
         self.vocab_size, self.max_length = vocabularies.target.size, config.longest + 1
-        self._dropouts = [BPEDropout(one, config.bpe_dropout) for one in vocabularies] if config.bpe_dropout else []
         self._plan = cache(lambda split, rows: TokenBatches(corpora[split].lengths, config.batch_tokens, rows))
         self.scorer = Scorer(config.target, vocabularies.target.lowercase)
         held_out = len(corpora["valid"])
@@ -262,27 +258,17 @@ class TranslationTask(Task):
     # ---- data ----
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> PairBatch:
-        """Training batch `index`. Cost: O(tokens); with BPE dropout about 30 µs per word more.
-
-        BPE dropout divides the words of a planned batch, which may then have more than `data.batch_tokens` tokens.
-        """
-        rows = self._plan("train", batch_size).batch(index, seed)
-        return self._batch("train", rows, generator(seed, AUGMENT, index) if self._dropouts else None)
+        """Training batch `index`. Cost: O(tokens)."""
+        return self._batch("train", self._plan("train", batch_size).batch(index, seed))
 
     def batches(self, split: HeldOut, batch_size: int) -> Iterator[PairBatch]:
         return (self._batch(split, rows) for rows in self._plan(split, batch_size).once())
 
-    def _batch(self, split: Split, rows: Any, random: np.random.Generator | None = None) -> PairBatch:
-        """The pairs with these numbers; random: divides their words by BPE dropout."""
+    def _batch(self, split: Split, rows: Any) -> PairBatch:
+        """The pairs with these numbers."""
         corpus, numbers = self.corpora[split], torch.as_tensor(rows)
-        sides: list[list[list[int]]] = [[], []]
-        for row in numbers.tolist():
-            for side, tokens in enumerate((corpus.source.row(row), corpus.target.row(row))):
-                divided = tokens if random is None else self._dropouts[side](tokens, random)
-                # The model may have no positions for more than `longest` and the end.
-                sides[side].append(divided if len(divided) <= self.config.longest else tokens)
-        source, source_mask = pad(sides[0], END)
-        targets, mask = pad(sides[1], END)
+        source, source_mask = pad([corpus.source.row(row) for row in numbers.tolist()], END)
+        targets, mask = pad([corpus.target.row(row) for row in numbers.tolist()], END)
         shown = torch.cat([torch.full((len(targets), 1), START), targets[:, :-1]], 1)
         if mask is not None:
             targets = torch.where(mask, targets, IGNORE)

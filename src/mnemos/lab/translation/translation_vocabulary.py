@@ -1,15 +1,8 @@
-"""Sub-words of translation: learned by byte-pair encoding, or read from a tokenizer.json.
+"""Sub-words of translation: learned by byte-pair encoding, or read from a tokenizer.json."""
 
-BPE dropout (Provilkov et al. 2020) divides a word into other sub-words each time that training reads it.
-"""
-
-import json
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from mnemos.atomic import write_text
 from mnemos.lab.tasks.files import read_bytes
@@ -37,7 +30,6 @@ class SubWordTokens:
         self.content = content
         try:
             self.library: Any = library.Tokenizer.from_str(content)
-            about = json.loads(content)
         except Exception as error:  # the library raises Exception itself
             raise InputError(
                 f"{source}: expected a tokenizer.json of the library tokenizers, found another file "
@@ -53,7 +45,6 @@ class SubWordTokens:
         self.library.no_padding()
         self.library.encode_special_tokens = True  # "</s>" in a sentence is text
         self.size = int(self.library.get_vocab_size(with_added_tokens=True))
-        self.model = about["model"]
         normal = self.library.normalizer
         self.lowercase = normal is not None and normal.normalize_str("A").endswith("a")
 
@@ -105,60 +96,3 @@ class SubWordTokens:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self.library.decode([token for token in tokens if token >= len(SPECIAL)]))
-
-
-class BPEDropout:
-    """Divides encoded sentences again at random: each step of a word's encoding leaves out each merge with `rate`.
-
-    The library's own dropout draws from a generator without a seed, so a run would not resume exactly; this class draws
-    from the generator of each call.
-    Cost: about 30 µs per word. Raises InputError for a tokenizer that is no byte-pair encoding, and for rates outside
-    [0, 1).
-    """
-
-    def __init__(self, vocabulary: SubWordTokens, rate: float) -> None:
-        if not 0 <= rate < 1:
-            raise InputError(f"data.bpe_dropout must be at least 0 and below 1, found {rate}")
-        if vocabulary.model.get("type") != "BPE":
-            raise InputError(
-                f"data.bpe_dropout: expected a tokenizer of byte-pair encoding, found {vocabulary.model.get('type')}; "
-                "use 0"
-            )
-        self.rate = rate
-        ids: dict[str, int] = vocabulary.model["vocab"]
-        # (left, right) -> (rank, the merged sub-word): a lower rank is merged first.
-        self._merges: dict[tuple[int, int], tuple[int, int]] = {}
-        self._parts: dict[int, tuple[int, int]] = {}
-        for rank, merge in enumerate(vocabulary.model["merges"]):
-            left, right = merge if isinstance(merge, list) else merge.split(" ")
-            pair, whole = (ids[left], ids[right]), ids[left + right]
-            self._merges.setdefault(pair, (rank, whole))
-            self._parts.setdefault(whole, pair)
-        self._first = {i for name, i in ids.items() if name.startswith(MARK) or name in SPECIAL}  # that begin a word
-        self._letters = lru_cache(maxsize=None)(self._split)
-
-    def _split(self, token: int) -> tuple[int, ...]:
-        """The characters of a sub-word, as tokens."""
-        if token not in self._parts:
-            return (token,)
-        left, right = self._parts[token]
-        return (*self._letters(left), *self._letters(right))
-
-    def __call__(self, tokens: Sequence[int], random: np.random.Generator) -> list[int]:
-        """The sentence in other sub-words of the same text."""
-        words: list[list[int]] = []
-        for token in tokens:
-            if not words or token in self._first:
-                words.append([])
-            words[-1] += self._letters(token)
-        # Each word's characters are merged until every further merge was left out.
-        for word in words:
-            while len(word) > 1:
-                allowed = random.random(len(word) - 1) >= self.rate
-                pairs = ((self._merges.get((word[i], word[i + 1])), i) for i in np.flatnonzero(allowed).tolist())
-                best = min(((merge, i) for merge, i in pairs if merge is not None), default=None)
-                if best is None:
-                    break
-                (_, whole), i = best
-                word[i : i + 2] = [whole]
-        return [token for word in words for token in word]

@@ -22,7 +22,6 @@ _PROJECTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     ("timm.models.pvt_v2", "Attention"): ("kv",),
     ("transformers.models.pvt.modeling_pvt", "PvtEfficientSelfAttention"): ("key", "value"),
     ("timm.layers.attention", "Attention"): (),
-    ("transformers.models.vit.modeling_vit", "ViTAttention"): (),
 }
 
 
@@ -90,7 +89,7 @@ class TokenCache(StoredCache):
 def cache_attention(model: nn.Module, config: AttentionCache, example: object) -> list[str]:
     """Let the self-attentions of an image model attend to tokens of earlier batches, in place; returns their names.
 
-    Works on timm's vision transformers and PVT v2, and on Hugging Face's ViT and PVT. The model is run once, in eval
+    Works on timm's vision transformers and PVT v2, and on Hugging Face's PVT. The model is run once, in eval
     mode, on `example`, an input of the size that all inputs will have. Each cache (a `TokenCache`) is a child
     `attention_cache`. Cost: attention to (1 + images)·T keys; for ViT also as many more queries.
     Raises InputError, and leaves the model unchanged, if it has no such attention or has caches already.
@@ -111,8 +110,7 @@ def cache_attention(model: nn.Module, config: AttentionCache, example: object) -
     modules = [*projections, *whole]
     if not modules:
         raise InputError(
-            "expected an attention of timm's ViT or PVT v2 or of Hugging Face's ViT or PVT, found none; "
-            "use a gated cache"
+            "expected an attention of timm's ViT or PVT v2 or of Hugging Face's PVT, found none; use a gated cache"
         )
     calls, refused = record_calls(model, dict.fromkeys(modules, Reader()), example)
     for error in refused.values():
@@ -140,18 +138,14 @@ def _lengthen(projection: Any, args: tuple) -> tuple:
 
 
 def _lengthen_tokens(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    options = {**kwargs}
-    x = args[0] if args else options.pop("hidden_states" if "hidden_states" in options else "x")
-    if any(value is not None and value is not False for value in (*args[1:], *options.values())):
+    x, *options = (*args, *kwargs.values())
+    if any(value is not None and value is not False for value in options):
         raise InputError(
             "an attention with an attention cache: expected tokens alone, found a mask or another option; "
             "call it without"
         )
-    return (attention.attention_cache(x),), options
+    return (attention.attention_cache(x),), {}
 
 
-def _shorten(attention: Any, args: tuple, output: Any) -> Any:
-    tokens: int = attention.attention_cache.tokens
-    if isinstance(output, Tensor):
-        return output[:, :tokens]
-    return output[0][:, :tokens], *output[1:]
+def _shorten(attention: Any, args: tuple, output: Tensor) -> Tensor:
+    return output[:, : attention.attention_cache.tokens]

@@ -205,9 +205,6 @@ class Features(nn.Module):
 
     channels: list[int]  # C_i
 
-    def first_stages(self, count: int) -> list[nn.Module]:
-        raise NotImplementedError
-
     def classifier_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights of a classifier of the same PVT by this module's names, for `load_state_dict(…, strict=False)`.
 
@@ -266,9 +263,6 @@ class PVTFeatures(Features):
             maps.append(x)
         return maps
 
-    def first_stages(self, count: int) -> list[nn.Module]:
-        return [*self.encoder.patch_embeddings[:count], *self.encoder.block[:count]]
-
 
 class PVT2Features(Features):
     """`Features` of timm's PVT v2, which has no tables of positions."""
@@ -285,9 +279,6 @@ class PVT2Features(Features):
             x = stage(x)
             maps.append(x)
         return maps
-
-    def first_stages(self, count: int) -> list[nn.Module]:
-        return [*([self.patch_embed] if count else []), *self.stages[:count]]
 
 
 @register

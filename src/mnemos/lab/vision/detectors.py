@@ -61,7 +61,6 @@ class DetectorConfig(ModelConfig):
     longest: int = 1333  # the longer side at most
     anchor: int = 32  # side of the smallest anchor boxes, twice as large at each coarser level
     finest: int = 1  # the first map that RetinaNet reads: 1 as published, 0 for small objects; the others read all
-    frozen_stages: int = 0  # the first stages of the backbone, whose parameters are not trained
     group_norm: bool = False  # in the pyramid, RetinaNet's heads and the mask branch, of 8 channels a group
     regions: RegionConfig = field(default_factory=RegionConfig)
 
@@ -71,12 +70,11 @@ class DetectorConfig(ModelConfig):
         if not self.sides or min(self.sides) < 1:
             raise InputError(f"detector: sides: expected at least one of at least 1, found {self.sides}; change them")
         stages, single = len(self.backbone.depths), self.detector == "retinanet"  # in a single stage, without regions
-        for name, most in (("frozen_stages", stages), ("finest", stages - 1)):
-            if not 0 <= getattr(self, name) <= most and (name != "finest" or single):
-                raise InputError(
-                    f"detector: {name}: expected 0 to {most}, of the {stages} stages of the backbone, found "
-                    f"{getattr(self, name)}; change it"
-                )
+        if single and not 0 <= self.finest < stages:
+            raise InputError(
+                f"detector: finest: expected 0 to {stages - 1}, of the {stages} stages of the backbone, found "
+                f"{self.finest}; change it"
+            )
 
         # --- backbone ---
         features = self.backbone.features()
@@ -85,8 +83,6 @@ class DetectorConfig(ModelConfig):
             cache(features, self.backbone.cache, example=torch.zeros(1, self.backbone.channels, side, side))
         elif self.backbone.cache is not None:
             raise InputError("detector: backbone.cache: expected a gated cache (GRC) or none, found another; change it")
-        for part in features.first_stages(self.frozen_stages):
-            part.requires_grad_(False)
 
         # --- feature pyramid and anchors ---
         library, norm = torchvision().models.detection, _group_norm if self.group_norm else None

@@ -1,16 +1,12 @@
 """BigBird against its definition and against another library's: values, gradients, padding, the blocks drawn, cost."""
 
-import copy
 import itertools
 
 import pytest
 import torch
 from sparse_layers import compare, kept_by_backward, spoilt, tokens
-from torch.utils.flop_counter import FlopCounterMode
 
-from mnemos import GRC
-from mnemos.attention import GatedCacheAttention, SoftmaxAttention
-from mnemos.lab.measure.flops import COUNTED
+from mnemos.attention import SoftmaxAttention
 from mnemos.lab.papers.baselines.bigbird import (
     BlockSparseAttention,
     BlockSparseConfig,
@@ -126,25 +122,6 @@ def test_random_blocks_are_uniform_and_repeat_from_the_seed():
     assert draw_random_blocks(1, 12, seed=0)[0, :3].tolist() == [[8, 9, 6], [5, 7, 6], [7, 5, 10]]
 
 
-def flops(t, backward=False):
-    given = inputs(t, b=1, d=8, m=8, dtype=torch.float32)
-    with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
-        y = block_sparse_attention(*given, draw_random_blocks(2, -(-t // 8)), 8)
-        if backward:
-            y.sum().backward()
-    return counter.get_total_flops()
-
-
-def test_flops_are_those_of_the_blocks_that_are_read():
-    def scores(n):  # two global blocks, two blocks beside them, and the others
-        return 8 * 8 * (2 * n + 2 * 7 + (n - 4) * 8)
-
-    assert flops(8 * 20) == 2 * 2 * 2 * 8 * scores(20)
-    assert flops(8 * 41 - 8) == 2 * 2 * 2 * 8 * scores(40)
-    assert flops(8 * 20, backward=True) > 3 * flops(8 * 20)
-    assert flops(8 * 8) == 2 * 2 * 2 * 8 * 64**2
-
-
 def test_the_backward_keeps_memory_linear_in_the_length():
     kept = []
     for t in (512, 1024):
@@ -157,10 +134,7 @@ def test_the_backward_keeps_memory_linear_in_the_length():
     ("change", "message"),
     [
         ({"window": 2}, "an odd window.*, found block 2, global_blocks 1, window 2 and random_blocks 3; change"),
-        ({"random_blocks": torch.zeros(2, 5, 3, dtype=torch.int64)}, "expected random_blocks"),
-        ({"random_blocks": torch.full((2, 13, 3), 14)}, "expected 0 to 13"),
         ({"v": torch.zeros(2, 8, 3, 4)}, "expected floating v"),
-        ({"v": torch.zeros(2, 29, 2, 4, dtype=torch.bfloat16)}, "of one dtype, found .*bfloat16"),
     ],
 )
 def test_wrong_input_is_refused(change, message):
@@ -261,19 +235,3 @@ def test_a_short_sequence_is_softmax_attention_with_the_same_weights():
     torch.testing.assert_close(attention(x)[0], dense(x)[0])
     torch.testing.assert_close(attention(x, None, mask)[0][mask], dense(x, None, mask)[0][mask])
     assert not torch.allclose(attention(tokens(17))[0], dense(tokens(17))[0])
-
-
-@pytest.mark.parametrize("scope", ["shared", "stream"])
-def test_a_gated_cache_around_it_mixes_its_heads(scope):
-    """With the gates shut the layer is what it was; opened, the cache is read, and gradients reach every weight."""
-    inner, x = layer(), tokens(40)
-    gated = GatedCacheAttention(12, 3, copy.deepcopy(inner), GRC(length=4, scope=scope), causal=False).double()
-    with torch.no_grad():
-        gated.mix.fill_(-100.0)
-    torch.testing.assert_close(gated.eval()(x)[0], inner(x)[0])
-    with torch.no_grad():
-        gated.mix.fill_(0.0)
-    y = gated.train()(x)[0]
-    assert not torch.allclose(y, inner(x)[0])
-    y.square().sum().backward()
-    assert all(p.grad is not None for p in gated.parameters())

@@ -14,7 +14,6 @@ from mnemos._compat import assume_constant
 from mnemos.attention.multi_head import MultiHeadAttention
 from mnemos.config import AttentionConfig
 from mnemos.memory.key_values import KeyValues
-from mnemos.modes import reads_without_waiting
 from mnemos.ops.checks import check_dropout
 from mnemos.ops.dense_layer import Linear
 from mnemos.ops.padding import zero_invalid
@@ -110,7 +109,7 @@ def block_sparse_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    random_blocks: Tensor | None,
+    random_blocks: Tensor,
     block: int = 64,
     window: int = 3,
     global_blocks: int = 1,
@@ -124,19 +123,17 @@ def block_sparse_attention(
 
     q, k [B, T, H, D], v [B, T, H, M]. random_blocks [H or 1, n − 2·global_blocks, R] int64: the numbers of the blocks
     that each block that is not global reads in addition (`draw_random_blocks`), below n − global_blocks; one that is
-    read already counts again. None: R = 0. mask [B, T] bool, True = valid: an invalid token is read by no other, and
+    read already counts again. mask [B, T] bool, True = valid: an invalid token is read by no other, and
     has the result 0. dropout: the fraction of the weights dropped. -> y [B, T, H, M].
 
     T ≥ 0, of any divisibility. At n ≤ 2·global_blocks + window + R y is softmax attention over all keys, and
     random_blocks may have any number of rows.
     Cost: O(T·(2·global_blocks + window + R)·block·(D + M)·H) time, and as much memory without the factor `block`.
-    Raises InputError for shapes, dtypes, patterns or dropout that do not fit.
+    Raises InputError for shapes, patterns or dropout that do not fit.
     """
     _CHECK(q=q, k=k, v=v, mask=mask)
-    if not q.dtype == k.dtype == v.dtype:
-        raise InputError(f"expected q, k and v of one dtype, found {q.dtype}, {k.dtype} and {v.dtype}; convert them")
     check_dropout(dropout)
-    extra = 0 if random_blocks is None else random_blocks.shape[-1]
+    extra = random_blocks.shape[-1]
     _check_pattern(block, window, extra, global_blocks)
     (b, t, h, _), ends = q.shape, global_blocks
     if not b or not t:
@@ -148,9 +145,6 @@ def block_sparse_attention(
     if is_dense(n, window, extra, ends):
         return zero_invalid(_attend(q, k, v, tokens, dropout).transpose(1, 2), mask)
     # --- the global blocks' queries read everything ---
-    if random_blocks is None:
-        random_blocks = torch.zeros(h, n - 2 * ends, 0, dtype=torch.int64, device=q.device)
-    _check_blocks(random_blocks, h, n, ends)
     random_blocks = random_blocks.to(q.device).expand(h, -1, -1)
     edges = torch.cat([q[:, :, : ends * block], q[:, :, (n - ends) * block :]], 2)
     edges = _attend(edges, k, v, tokens, dropout)
@@ -189,22 +183,6 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: fl
     if visible is not None:
         visible = (visible | ~visible.any(-1, keepdim=True))[:, :, None]
     return F.scaled_dot_product_attention(q, k, v, visible, dropout)
-
-
-def _check_blocks(random_blocks: Tensor, h: int, n: int, ends: int) -> None:
-    shape = tuple(random_blocks.shape)
-    if len(shape) != 3 or shape[0] not in (1, h) or shape[1] != n - 2 * ends or random_blocks.dtype != torch.int64:
-        raise InputError(
-            f"expected random_blocks int64 [{h} or 1, {n - 2 * ends}, R] for {n} blocks, found {random_blocks.dtype} "
-            f"{shape}; draw them with draw_random_blocks"
-        )
-    # Reading values would make a device wait, and cannot be traced.
-    if random_blocks.numel() and reads_without_waiting(random_blocks):
-        low, high = (int(x) for x in torch.aminmax(random_blocks))
-        if low < 0 or high >= n - ends:
-            raise InputError(
-                f"random_blocks: expected 0 to {n - ends - 1}, found {low} to {high}; the last blocks are read by all"
-            )
 
 
 def _check_pattern(block: int, window: int, random_blocks: int, global_blocks: int) -> None:

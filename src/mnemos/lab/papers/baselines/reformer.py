@@ -5,8 +5,6 @@ chunks, and each block of queries reads its chunk and the one before. Forward an
 blocks at a time, so that the number of scores in memory is bounded.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,7 +29,6 @@ _CHECK = Signature("reformer_attention", qk="B T H D", v="B T H M", mask="B T bo
 WINDOW = (-1, 0)  # the chunks that a chunk reads, relative to itself
 SCORES_AT_A_TIME = {"cpu": 2**22, "cuda": 2**26}
 ITSELF = -1e5  # a token's score with itself: below every other score, and above what may not be read
-ONE_HASH = 128  # more buckets are the pairs of two hashes: one hash alone costs O(T·buckets), quadratic at T/c buckets
 
 
 @register
@@ -42,15 +39,16 @@ class ReformerConfig(AttentionConfig):
     Attributes:
         rounds: the number of hash rounds R. Cost and accuracy grow with it.
         chunk: the number of tokens c per chunk. Sequences of at most c tokens get softmax attention.
-        buckets: the number of buckets per round, an even number; None: twice the number of chunks, 2·⌈T/c⌉.
-        seed: of the rotations outside training, so that an evaluation repeats; None: new ones for each forward.
+        buckets: the number of buckets per round, an even number; None: twice the number of chunks, 2·⌈T/c⌉, as
+            the paper recommends. To hash costs O(buckets) per token.
+        seed: of the rotations outside training, so that an evaluation repeats.
     """
 
     name: ClassVar[str] = "reformer"
     rounds: int = 4
     chunk: int = 32
     buckets: int | None = None
-    seed: int | None = 0
+    seed: int = 0
 
     def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "ReformerAttention":
         return ReformerAttention(dim, num_heads, causal, dropout, self)
@@ -69,9 +67,9 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
     the outputs of the last T; what earlier calls returned stays as it was. A sequence in parts therefore differs from
     the same sequence as a whole (splits "segments"). Not causal: there is no state (None).
 
-    Cost of a call: O((N+T)·R·buckets·D) to hash (√buckets beyond 128), and O((N+T)·R·c·D) to attend, or O(T·R·c·D) for
-    T up to (N+T)/c. The state is O(N·D) memory per row. Queries and hashes are computed in float32 under any autocast.
-    Raises InputError if D is not divisible by H, buckets is odd, or rounds or chunk is below 1.
+    Cost of a call: O((N+T)·R·buckets·D) to hash, and O((N+T)·R·c·D) to attend, or O(T·R·c·D) for T up to (N+T)/c. The
+    state is O(N·D) memory per row. Queries and hashes are computed in float32 under any autocast. Raises InputError if
+    D is not divisible by H, buckets is odd, or rounds or chunk is below 1.
     """
 
     future_free = False
@@ -97,13 +95,11 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
     def check_state(self, state: KeyValues, batch_size: int) -> None:
         check_key_values(state, batch_size, self.num_heads, self.dim // self.num_heads)
 
-    def rotations(self, length: int, device: Device = None) -> tuple[Tensor, ...]:
+    def rotations(self, length: int, device: Device = None) -> Tensor:
         s = self.settings
-        generator = None
-        if not self.training and s.seed is not None:
-            generator = torch.Generator().manual_seed(s.seed)
-        factors = bucket_factors(length, s.chunk, s.buckets)
-        return draw_rotations(s.rounds, self.num_heads, self.dim // self.num_heads, factors, generator, device)
+        generator = None if self.training else torch.Generator().manual_seed(s.seed)
+        buckets = s.buckets or 2 * -(-length // s.chunk)
+        return draw_rotations(s.rounds, self.num_heads, self.dim // self.num_heads, buckets, generator, device)
 
     def compute_heads(self, x: Tensor, state: KeyValues | None, mask: Tensor | None) -> tuple[Tensor, KeyValues | None]:
         if torch.compiler.is_exporting():
@@ -125,7 +121,7 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
     def _attend(self, qk: Tensor, v: Tensor, valid: Tensor | None, last: int) -> Tensor:
         """Outputs of the last tokens. Where one chunk holds all tokens no rotation is drawn."""
         s, n = self.settings, qk.shape[1]
-        unused = (qk.new_zeros(s.rounds, 1, qk.shape[3], 1),)
+        unused = qk.new_zeros(s.rounds, 1, qk.shape[3], 1)
         rotations = self.rotations(n, qk.device) if n > s.chunk else unused
         return reformer_attention(qk, v, rotations, s.chunk, self.causal, valid, self.active_dropout, last)
 
@@ -133,7 +129,7 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
 def reformer_attention(
     qk: Tensor,
     v: Tensor,
-    rotations: Sequence[Tensor],
+    rotations: Tensor,
     chunk: int = 32,
     causal: bool = True,
     mask: Tensor | None = None,
@@ -148,10 +144,10 @@ def reformer_attention(
     read no other token. Causal: only tokens at earlier positions. The chunks of all rounds form one circle: the first
     chunk of a round looks back to the last chunk of the round before. README.md says why.
 
-    qk [B, T, H, D], v [B, T, H, M]. rotations: some [R, H or 1, D, n/2], whose hashes are combined (`draw_rotations`),
-    for R rounds. mask [B, T] bool, True = valid: an invalid token is read by no other, is sorted to the end of every
-    round, and has the result 0. dropout: the fraction of the weights dropped. last: compute only the outputs of the
-    last so many tokens. -> y [B, T or last, H, M] in v's dtype, computed in float32 (float64 for float64).
+    qk [B, T, H, D], v [B, T, H, M]. rotations: [R, H or 1, D, n/2] for R rounds of n buckets (`draw_rotations`). mask
+    [B, T] bool, True = valid: an invalid token is read by no other, is sorted to the end of every round, and has the
+    result 0. dropout: the fraction of the weights dropped. last: compute only the outputs of the last so many tokens.
+    -> y [B, T or last, H, M] in v's dtype, computed in float32 (float64 for float64).
 
     T ≥ 0, of any divisibility. At T ≤ c there is one chunk and no hash: y is softmax attention.
     Hashing has no gradient; qk gets the gradients of queries and of keys.
@@ -160,17 +156,8 @@ def reformer_attention(
     """
     _CHECK(qk=qk, v=v, mask=mask)
     b, t, h, d = qk.shape
-    shapes = [tuple(rotation.shape) for rotation in rotations]
-    fits = [len(shape) == 4 and shape[1] in (1, h) and shape[2] == d and shape[3] > 0 for shape in shapes]
-    if not fits or not all(fits) or len({shape[0] for shape in shapes}) > 1:
-        raise InputError(
-            f"expected rotations [rounds, {h} or 1, {d}, buckets/2] of one number of rounds for qk {tuple(qk.shape)}, "
-            f"found {shapes}; draw them with draw_rotations"
-        )
-    _check_settings(shapes[0][0], chunk, 2 * shapes[0][3])
+    _check_settings(len(rotations), chunk, None)
     check_dropout(dropout)
-    if last is not None and not 0 <= last <= t:
-        raise InputError(f"last: expected 0 to {t} tokens, found {last}; use None for all")
     keep = t if last is None else last
     qk, v = zero_invalid(qk, mask), zero_invalid(v, mask)
     if not keep or not b:
@@ -194,49 +181,32 @@ def reformer_attention(
 # ---- hashes ----
 
 
-def bucket_factors(length: int, chunk: int, buckets: int | None = None) -> tuple[int, ...]:
-    """The numbers of buckets of the hashes whose combination a round uses: even numbers.
-
-    buckets None: twice the number of chunks, 2·⌈length/chunk⌉, as the paper recommends. More than 128 buckets are the
-    pairs of two hashes of about √buckets buckets each; there are then at least `buckets` pairs.
-    """
-    wanted = 2 * -(-length // chunk) if buckets is None else buckets
-    if wanted <= ONE_HASH:
-        return (wanted,)
-    first = 2 * math.ceil(math.ceil(wanted**0.5) / 2)  # even
-    return first, 2 * math.ceil(math.ceil(wanted / first) / 2)
-
-
 def draw_rotations(
     rounds: int,
     heads: int,
     width: int,
-    factors: tuple[int, ...],
+    buckets: int,
     generator: torch.Generator | None = None,
     device: Device = None,
-) -> tuple[Tensor, ...]:
-    """Standard normal numbers [rounds, heads, width, n/2] for each hash of n buckets, drawn from `generator`.
+) -> Tensor:
+    """Standard normal numbers [rounds, heads, width, buckets/2], drawn from `generator`.
 
     None: PyTorch's default generator. A generator draws on its own device, so that equal seeds give equal rotations.
     """
     source = device if generator is None else generator.device
-    shapes = [(rounds, heads, width, n // 2) for n in factors]
-    return tuple(torch.randn(*shape, generator=generator, device=source).to(device) for shape in shapes)
+    return torch.randn(rounds, heads, width, buckets // 2, generator=generator, device=source).to(device)
 
 
-def _hash(qk: Tensor, rotations: Sequence[Tensor]) -> Tensor:
-    """The bucket of every token in every round, [B, H, R, T]: h₁ + n₁·h₂ + n₁·n₂·h₃ … with h = argmax([xR; −xR]).
+def _hash(qk: Tensor, rotations: Tensor) -> Tensor:
+    """The bucket of every token in every round, [B, H, R, T]: argmax([xR; −xR]).
 
     Computed in float32 (float64 for float64), because lower precision would put similar tokens into different buckets.
-    Cost: O(T·H·R·D·n/2) multiply-adds for a hash of n buckets, one round in memory at a time.
+    Cost: O(T·H·R·D·n/2) multiply-adds for n buckets, one round in memory at a time.
     """
     wide = torch.promote_types(qk.dtype, torch.float32)
-    x, bucket, size = qk.transpose(1, 2).to(wide), torch.zeros((), dtype=torch.int64, device=qk.device), 1
-    for rotation in rotations:  # of one hash, [R, H or 1, D, n/2]
-        turned = [x @ one for one in rotation.to(wide)]
-        bucket = bucket + size * torch.stack([torch.cat([one, -one], -1).argmax(-1) for one in turned], 2)
-        size *= 2 * rotation.shape[-1]
-    return bucket
+    x = qk.transpose(1, 2).to(wide)
+    turned = (x @ rotation for rotation in rotations.to(wide))
+    return torch.stack([torch.cat([one, -one], -1).argmax(-1) for one in turned], 2)
 
 
 # ---- attention within chunks, a bounded number of scores at a time, and the sum over rounds ----

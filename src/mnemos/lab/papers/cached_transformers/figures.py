@@ -10,7 +10,7 @@ import numpy as np
 
 from mnemos.lab.evaluate.recorded import BranchMaps, Explanation
 from mnemos.lab.recipes.family import altered
-from mnemos.lab.report import gated_caches, report
+from mnemos.lab.report import gated_caches
 from mnemos.lab.report.markup import shortened
 from mnemos.lab.report.read import read_run
 from mnemos.lab.report.shell import HEADS, RULE
@@ -37,8 +37,6 @@ Curve = list[tuple[float, float]]  # FLOPs and accuracy of each model
 def figure1(claim: Claim, options: Options) -> Finding:
     """Figure 1: the paper's accuracies by FLOPs counted here, and accuracies of small PVTs of three depths."""
     training = commands([name for names in FAMILIES.values() for name in names])
-    if options.recipes_only:
-        return Finding([], [training])
     # --- the paper's models ---
     values = PAPERS["cached_transformers"].claim("table1").values
     columns = ["", "G", "G cached", "paper top-1", "paper top-1 cached"]
@@ -89,8 +87,6 @@ def above(plain: Curve, cached: Curve) -> str:
 
 def figure4(claim: Claim, options: Options) -> Finding:
     """Figure 4: o_self and o_mem of a cached ViT for test pictures."""
-    if options.recipes_only:
-        return Finding([], [commands(["ViT-S"])])
     run, explanation = _explained(options, "vit")
     if (pictures := explanation.pictures) is None:
         raise InputError(
@@ -131,14 +127,11 @@ def figure4(claim: Claim, options: Options) -> Finding:
             line[0].set_ylabel(name)
         for i, axes in enumerate(grid[0]):
             axes.set_title(gated_caches.classes(pictures, i), loc="center", fontsize=7.5)
-    page = report([run], options.out / "figure4.html")
-    return Finding([table], [note], [path, page], [run])
+    return Finding([table], [note], [path], [run])
 
 
 def figure5(claim: Claim, options: Options) -> Finding:
     """Figure 5: σ(λ) by layer and head of a cached ViT and a cached PVT."""
-    if options.recipes_only:
-        return Finding([], [commands(["ViT-S", "PVT-Tiny", "PVT-Small"])])
     explained = [_explained(options, host) for host in (("vit",) if options.run else ("vit", "pvt"))]
     finding, path = Finding(runs=[run for run, _ in explained]), options.out / "figure5.png"
     with picture(path) as figure:
@@ -164,7 +157,7 @@ def figure5(claim: Claim, options: Options) -> Finding:
             for i, layer in enumerate(layers):
                 colours = [HEADS[h % len(HEADS)][0] for h in range(len(layer.share))]
                 axes.scatter([i] * len(layer.share), layer.share, s=64, c=colours)
-    finding.files += [path, report(finding.runs[:1], options.out / "figure5.html")]
+    finding.files.append(path)
     return finding
 
 

@@ -58,7 +58,7 @@ def table4(claim: Claim, options: Options) -> Finding:
 
 def _translated(finding: Finding, options: Options, name: str, baselines: bool = False) -> Trained | None:
     """A recipe beside its cached variant, trained; None if --data has no folder of the recipe's name."""
-    if options.data is None or options.recipes_only:
+    if options.data is None:
         return None
     data = next((one for one in (options.data / name, options.data) if one.name == name and one.is_dir()), None)
     if data is None:
@@ -66,7 +66,7 @@ def _translated(finding: Finding, options: Options, name: str, baselines: bool =
     recipes = [registry.load("recipe", name + ending)() for ending in ("", "-cached")]
     changes = {} if options.steps is None else {"steps": options.steps}
     recipes = [altered(one, data={"path": str(data)}, train=changes) for one in recipes]
-    return train(finding, options, name, {one.name: one for one in recipes}, baselines, report=False)
+    return train(finding, options, name, {one.name: one for one in recipes}, baselines)
 
 
 # ---- Table 5: language models in words ----
@@ -93,10 +93,8 @@ def table5(claim: Claim, options: Options) -> Finding:
     data = options.data or "the standard library"
     table = Table(f"Perplexity per word of {data}", ["", "here", "minus Transformer-XL", "paper"])
     finding = Finding([table], [_WORDS_AT_PAPER])
-    scores: dict[str, list[float]] = {}
-    if not options.recipes_only:
-        scores = perplexities(train(finding, options, "table5-words", word_recipes(options)))
-        finding.notes += [_WORDS_HERE, caution(options)]
+    scores = perplexities(train(finding, options, "table5-words", word_recipes(options)))
+    finding.notes += [_WORDS_HERE, caution(options)]
     for name in {**scores, **claim.values}:
         theirs = claim.values.get(name, (None,))[0]
         if name not in scores:
@@ -183,24 +181,19 @@ def table6(claim: Claim, options: Options) -> Finding:
     table = Table("Test accuracy on Long ListOps, in percent", ["", *ours, "paper", "paper cached", "paper gain"])
     finding = Finding([table], [_LISTOPS_AT_PAPER])
     # --- each attention with and without the cache, and the baselines of those with it ---
-    trained = None
-    if not options.recipes_only:
-        names = [name + ending for name in LISTOPS.values() for ending in ("", "-cached")]
-        recipes = {name: registry.load("recipe", name)() for name in names}
-        if steps := options.steps:
-            for name, one in recipes.items():
-                warmup = min(one.optim.schedule.warmup, steps // 10)
-                recipes[name] = altered(shortened(one, options), optim={"schedule": {"warmup": warmup}})
-        trained = train(finding, options, "listops-128", recipes, baselines=True, report=False)
-        table.title += f"; majority class: {100 * trained.comparison['majority']:.1f} %"
-        finding.notes += [_LISTOPS_HERE, caution(options)]
+    names = [name + ending for name in LISTOPS.values() for ending in ("", "-cached")]
+    recipes = {name: registry.load("recipe", name)() for name in names}
+    if steps := options.steps:
+        for name, one in recipes.items():
+            warmup = min(one.optim.schedule.warmup, steps // 10)
+            recipes[name] = altered(shortened(one, options), optim={"schedule": {"warmup": warmup}})
+    trained = train(finding, options, "listops-128", recipes, baselines=True)
+    table.title += f"; majority class: {100 * trained.comparison['majority']:.1f} %"
+    finding.notes += [_LISTOPS_HERE, caution(options)]
     # --- the table ---
     for row, name in LISTOPS.items():
         plain, cached = claim.values.get(row, (None, None))
         theirs = plain, cached, None if plain is None or cached is None else cached - plain
-        if trained is None:
-            table.add(row, *(None for _ in ours), *theirs)
-            continue
         without, with_cache, *baselines = (
             trained.score(name + ending) for ending in ("", "-cached", "-cached-constant", "-cached-wider")
         )

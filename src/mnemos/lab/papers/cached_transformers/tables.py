@@ -163,7 +163,7 @@ def recipe(options: Options, host: str, ending: str = PLAIN) -> Recipe:
 
 def compared(finding: Finding, options: Options, name: str, recipes: Mapping[str, Recipe]) -> Trained:
     """The recipes, trained on the data of the options."""
-    return train(finding, options, f"{name}-{task(options)[0]}", recipes, report=False)
+    return train(finding, options, f"{name}-{task(options)[0]}", recipes)
 
 
 def about(options: Options, trained: Trained) -> str:
@@ -220,8 +220,6 @@ def _add_accuracies(finding: Finding, options: Options, hosts: Sequence[str], en
 
 def classification(claim: Claim, options: Options) -> Finding:
     """Tables 1 and 8: costs of the paper's models at their real size, and accuracies of small hosts of their kinds."""
-    if options.recipes_only:
-        return Finding([], [commands(list(claim.values))])
     table = Table("Parameters and FLOPs at 224², and the paper's accuracies", ["", *_SIZES, *claim.paper_columns])
     for name, values in claim.values.items():
         table.add(name, *_sizes(*costs(name)), *values)
@@ -236,8 +234,7 @@ def table2(claim: Claim, options: Options) -> Finding:
     for name, values in claim.values.items():
         table.add(name, *values)
     finding = Finding([table], [commands(list(claim.values), ("", "-attention-cache", "-cached"))])
-    if not options.recipes_only:
-        _add_accuracies(finding, options, ("vit", "pvt"), TABLE2)
+    _add_accuracies(finding, options, ("vit", "pvt"), TABLE2)
     return finding
 
 
@@ -254,8 +251,6 @@ _ADDED = (
 
 def added_costs(claim: Claim, options: Options) -> Finding:
     """What a cache adds to each of the paper's models, in percent: parameters and FLOPs, with both lengths."""
-    if options.recipes_only:
-        return Finding([], [commands(list(RECIPES))])
     finding = Finding([], [_COUNTS])
     for field, unit, title in _ADDED:
         table = finding.table(title, ["", "without", "+ %", "+ %, auto"])
@@ -270,8 +265,6 @@ ROUNDS, BATCH = 3, 4  # per throughput measurement
 
 def table9(claim: Claim, options: Options) -> Finding:
     """Table 9: parameters, FLOPs and throughput of PVT, with and without a cache."""
-    if options.recipes_only:
-        return Finding([], [commands(list(claim.values))])
     counted = [f"as the paper counts{variant}" for variant in ("", " cached", " cached, auto")]
     flops = Table("Parameters and FLOPs", ["", *_SIZES, *counted, "paper G", "paper G cached"])
     speed = Table(
@@ -324,8 +317,6 @@ RATIOS = (0.125, 0.25, 0.5, 1.0)
 
 def table10(claim: Claim, options: Options) -> Finding:
     """Table 10: FLOPs and parameters of PVT-Tiny by caching ratio, and accuracies of a small PVT."""
-    if options.recipes_only:
-        return Finding([], [commands(["PVT-Tiny"])])
     # --- the paper's model: no cache, then each ratio with the paper's length and with the host's own ---
     columns = ["ratio", "params M", "G", "+ formula", "G in eval", "G, auto"]
     columns += ["as the paper counts", "as the paper counts, auto", *claim.paper_columns]
@@ -366,31 +357,27 @@ def ratios(options: Options, host: str, wanted: Sequence[float]) -> dict[str, Re
 HEIGHT, WIDTH, CLASSES = 800, 1344, 80  # 800 × 1333, padded to a multiple of 32
 _DETECTORS = {"table3": "mask-rcnn", "table7": "retinanet"}
 _PARTS = ("backbone", "pyramid", "heads")
+_DETECTION = (
+    "G: 10⁹ multiply-adds of products, convolutions and attention; sampling boxes from the maps and non-maximum "
+    "suppression are not counted. AP is not measured: the recipes need COCO, a classifier trained on ImageNet, and "
+    "GPUs: mnemos train RECIPE --data.folder COCO --train.init_from RUN. The recipes shapes-… compare such detectors "
+    "on generated pictures."
+)
 
 
 def detection(claim: Claim, options: Options) -> Finding:
-    """Table 3 (Mask R-CNN) or 7 (RetinaNet). The costs are counted (not with --recipes-only), nothing is trained."""
+    """Table 3 (Mask R-CNN) or 7 (RetinaNet). The costs are counted, nothing is trained."""
     recipes = {row: recipe_of(claim.name, row) for row in claim.values}
     scores = Table(claim.about, ["", "recipe", *claim.paper_columns, "ours"])
     for row, values in claim.values.items():
         scores.add(row, recipes[row], *values, "not run")
-    finding = Finding([scores])
-    if not options.recipes_only:
-        table = finding.table(
-            f"Million parameters (M), and G of a picture of {HEIGHT} × {WIDTH} pixels in evaluation",
-            ["recipe", *(f"{part} {unit}" for part in _PARTS for unit in ("M", "G"))],
-        )
-        for name in recipes.values():
-            table.add(name, *(number for m, g in detector_cost(name) for number in (m / 1e6, g / 1e9)))
-        finding.notes.append(
-            "G: 10⁹ multiply-adds of products, convolutions and attention. Not counted: sampling boxes from the maps, "
-            "and non-maximum suppression."
-        )
-    finding.notes.append(
-        "AP is not measured: the recipes need COCO, a classifier trained on ImageNet and GPUs: mnemos train RECIPE "
-        "--data.folder COCO --train.init_from RUN. The recipes shapes-… compare such detectors on generated pictures."
+    costs = Table(
+        f"Million parameters (M), and G of a picture of {HEIGHT} × {WIDTH} pixels in evaluation",
+        ["recipe", *(f"{part} {unit}" for part in _PARTS for unit in ("M", "G"))],
     )
-    return finding
+    for name in recipes.values():
+        costs.add(name, *(number for m, g in detector_cost(name) for number in (m / 1e6, g / 1e9)))
+    return Finding([scores, costs], [_DETECTION])
 
 
 def recipe_of(table: str, row: str) -> str:

@@ -10,7 +10,6 @@ import numpy as np
 
 from mnemos.lab.report.read import read_run
 from mnemos.lab.report.run_records import Columns, RunRecord
-from mnemos.lab.run.files import Result
 from mnemos.lab.tasks.metrics import bits
 
 from ..claims import PAPERS, Claim
@@ -35,14 +34,12 @@ _FIGURE = (
 
 def experiment(claim: Claim, options: Options) -> Finding:
     """Train the three attentions with the seeds of the options; tables, and experiment.png with the curves."""
-    if options.recipes_only:
-        return Finding([], ["Three seeds: --data MNIST --seeds 3."])
     finding, options = Finding(), replace(options, steps=options.steps or STEPS)
     recipes = {name: small_recipe(options, name) for name in VARIANTS}
     trained = train_variants(finding, options, recipes)
     theirs = PAPERS["linear_transformers"].claim("table1").values
     effects = {name: theirs["linear"][0] - theirs[name][0] for name in VARIANTS[1:]}
-    add_tables(finding, recipes["linear"], trained, "bits/dim", _bits, False, effects)
+    add_tables(finding, recipes["linear"], trained, "bits/dim", lambda one: bits(one.score("loss")), False, effects)
     # --- bits of the validation split by update, over seeds ---
     runs = {name: [read_run(run, name) for run in paths] for name, paths in trained.runs.items()}
     table = finding.table(
@@ -67,10 +64,6 @@ def experiment(claim: Claim, options: Options) -> Finding:
     finding.files.insert(0, path)
     finding.notes += [_EFFECT, _FIGURE, caution(options)]
     return finding
-
-
-def _bits(result: Result) -> float:
-    return bits(result.score("loss"))
 
 
 def _timed(run: RunRecord, split: str) -> Columns:

@@ -51,8 +51,6 @@ _MEASURED = (
 
 def figure1(claim: Claim, options: Options) -> Finding:
     """Figure 1: time and peak memory per sample for N = 2⁹ … 2¹⁶, all on this CPU."""
-    if options.recipes_only:
-        return Finding([], [_MEASURED])
     # --- the tables, and how time grows ---
     measured = measure(LENGTHS)
     times = Table("Milliseconds per sample, forward and backward", ["N", *ATTENTIONS])
@@ -120,7 +118,7 @@ def _forward_backward(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
         y, _ = linear_attention(q, k, v)
     else:
         rounds = int(name.removeprefix("lsh-"))
-        rotations = draw_rotations(rounds, HEADS, WIDTH, (BUCKETS,), torch.Generator().manual_seed(0))
+        rotations = draw_rotations(rounds, HEADS, WIDTH, BUCKETS, torch.Generator().manual_seed(0))
         y = reformer_attention(q, v, rotations, CHUNK, causal=True)
     torch.autograd.grad(y, (q, v) if name.startswith("lsh") else (q, k, v), upstream)
 
@@ -137,8 +135,6 @@ _COPYING_AT_PAPER = (
 def figure2(claim: Claim, options: Options) -> Finding:
     """Figure 2 with small models: the loss by update, and the share of correct symbols at the end."""
     finding = Finding([], [_COPYING_AT_PAPER])
-    if options.recipes_only:
-        return finding
     recipes = {name: copy_recipe(options, name) for name in COPIERS}
     trained = train(finding, options, "copy", recipes)
     steps = recipes["linear"].train.steps
@@ -190,12 +186,10 @@ def figure3(claim: Claim, options: Options) -> Finding:
     Writes two images, of samples and of completions. Nothing is selected; there is no number to compare.
     """
     finding = Finding([], [at_the_papers_size("mnist-pixels")])
-    if options.recipes_only:
-        return finding
     run = options.run
     if run is None:
         recipe = {"linear": small_recipe(options, "linear")}
-        (run,) = train(Finding(), options, f"pictures-{task(options)[0]}", recipe, seeds=1, report=False).runs["linear"]
+        (run,) = train(Finding(), options, f"pictures-{task(options)[0]}", recipe, seeds=1).runs["linear"]
     about, data, model = open_run(run)
     if not isinstance(data, PixelTask):
         raise InputError(

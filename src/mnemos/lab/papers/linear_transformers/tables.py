@@ -43,9 +43,6 @@ def likelihood_and_speed(claim: Claim, options: Options) -> Finding:
     mnist = claim.name == "table1"
     at_paper = at_the_papers_size("mnist-pixels" if mnist else "cifar-pixels")
     finding = Finding([], [_CONVENTION])
-    if options.recipes_only:
-        finding.notes.append(at_paper)
-        return finding
     # --- bits of small models that differ in their attention only ---
     recipes = {name: small_recipe(options, name) for name in NAMES}
     data, _ = task(options)
@@ -129,8 +126,6 @@ def built(name: str, config: TransformerConfig) -> Transformer:
 
 def latency(claim: Claim, options: Options) -> Finding:
     """Seconds to generate one MNIST image at batch size 1 with the paper's model on this CPU."""
-    if options.recipes_only:
-        return Finding([], [_TIMED])
     table = Table(
         f"Seconds to generate one image of {PAPER.max_length} bytes, batch size 1, {torch.get_num_threads()} threads",
         ["", "seconds", "relative to linear", "paper seconds", "paper relative to linear"],
@@ -159,8 +154,6 @@ _AT_ONCE = (
 
 def constant_memory(claim: Claim, options: Options) -> Finding:
     """The bytes of state by position and by number of images, and the peak of a few steps of all images at once."""
-    if options.recipes_only:
-        return Finding([], [_AT_ONCE])
     models = {"linear": built("linear", PAPER), "softmax, cached": built("softmax", PAPER)}
     # --- the state of one image by position ---
     sizes = {name: [state_bytes(_read(model, n).state) for n in POSITIONS] for name, model in models.items()}
@@ -222,8 +215,6 @@ _SPEECH_AT_PAPER = (
 def speech(claim: Claim, options: Options) -> Finding:
     """Table 3: error rate and seconds per epoch of small models, on the recordings in --data."""
     finding = Finding([], [_SPEECH_AT_PAPER])
-    if options.recipes_only:
-        return finding
     if options.data is None:
         raise InputError(
             "--data: expected a folder of LABEL_SPEAKER_TAKE.wav files, such as the Free Spoken Digit Dataset, found "

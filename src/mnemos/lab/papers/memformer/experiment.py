@@ -11,7 +11,6 @@ from mnemos.lab.compare.baselines import parameters, with_parameters
 from mnemos.lab.compare.equal import completed
 from mnemos.lab.evaluate.write_attention import KINDS, measure_write_attention
 from mnemos.lab.recipes.family import altered
-from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe, RolloutConfig
 from mnemos.lab.run.trained import open_run
 from mnemos.models.memformer import MemformerConfig
@@ -43,22 +42,16 @@ _TRANSLATED = (
 
 def experiment(claim: Claim, options: Options) -> Finding:
     """Train the four variants with the seeds of the options; tables of loss, differences and slots that hold."""
-    if options.recipes_only:
-        return Finding([], ["Five seeds: --data MNIST --seeds 5."])
     finding, recipes = Finding(), variants(options)
     trained = train_variants(finding, options, recipes)
     table1 = PAPERS["memformer"].claim("table1").values
     theirs = {name: math.log(table1[row][1]) for name, row in ROWS.items()}
     effects = {name: theirs[MEMFORMER] - theirs[name] for name in ROWS if name != MEMFORMER}
     extra = {"perplexity": perplexities(trained)}
-    add_tables(finding, recipes[MEMFORMER], trained, "nats/byte", _loss, False, effects, extra)
+    add_tables(finding, recipes[MEMFORMER], trained, "nats/byte", lambda one: one.score("loss"), False, effects, extra)
     finding.tables.append(_slots_table(recipes, trained))
     finding.notes += [_TRANSLATED, caution(options)]
     return finding
-
-
-def _loss(result: Result) -> float:
-    return result.score("loss")
 
 
 def variants(options: Options) -> dict[str, Recipe]:

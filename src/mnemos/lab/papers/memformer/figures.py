@@ -24,8 +24,6 @@ from mnemos.lab.measure.gradients import state_bytes
 from mnemos.lab.measure.peak import live_peak_of
 from mnemos.lab.recipes.family import altered
 from mnemos.lab.recipes.text import text as text_recipe
-from mnemos.lab.report import report
-from mnemos.lab.report.markup import listed
 from mnemos.lab.report.shell import INK, MUTED
 from mnemos.lab.run.recipe import Recipe, RolloutConfig
 from mnemos.lab.run.trained import open_run
@@ -72,8 +70,6 @@ _DRIFT = (
 
 def figure4(claim: Claim, options: Options) -> Finding:
     """Figure 4: the drift on a circle, as in the paper, and the remaining distance by write, for several ‖v_bias‖."""
-    if options.recipes_only:
-        return Finding([], [_DRIFT])
     table = Table(
         f"Remaining distance to the terminal state after writes without input (D = {WIDTH})",
         ["", "start", "after 1", "after 8", "after 32", "writes to half of it", "writes to float32 precision"],
@@ -166,8 +162,6 @@ _BYTES_COUNTED = (
 
 def figure5(claim: Claim, options: Options) -> Finding:
     """Figure 5: FLOPs of a forward pass by length; bytes of the running model by memory size, batches of 16."""
-    if options.recipes_only:
-        return Finding([], [_SIZES_COMPARED])
     ratio = "Transformer-XL / Memformer"
     # --- FLOPs by length ---
     counts = ", ".join(f"{name} {parameters(configuration(name, MEMORY)):,}" for name in NAMES)
@@ -264,7 +258,6 @@ def tokens(rows: int, length: int) -> Tensor:
 TEXT_STEPS = 1000
 COLUMNS = 100  # characters per line in figure7.png
 SHOWN = 12  # words in the table
-_COMMANDS = "To draw a finished run, for example of mnemos train text-memformer --data.path FOLDER, use --run RUN."
 # The paper's shares of 1,024 slots "during the middle of processing a document", and ‖v_bias‖ of two slots at ρ = 1.
 PAPER_SHARES = {"holds": (0.6, 0.8), "overwrites": (0.05, 0.1)}
 PAPER_BIAS = {"holds": 1.15, "overwrites": 3.20}
@@ -275,8 +268,6 @@ _COLORS = {kind: variant(index)["color"] for kind, index in zip(KINDS, (2, 4, 1)
 
 def figure6(claim: Claim, options: Options) -> Finding:
     """Figure 6: the shares of slots that hold, mix or are overwritten, by segment, and one slot of each kind."""
-    if options.recipes_only:
-        return Finding([], [_COMMANDS])
     run, record = _write_attention(options)
     # --- the table ---
     low, high = record.thresholds
@@ -335,8 +326,8 @@ def figure6(claim: Claim, options: Options) -> Finding:
         f"The other panels: segment {record.shown.place + 1} of {record.shown.of} of the first document, the slot with "
         "the median weight of each kind: its weights on the tokens, and on itself."
     )
-    notes = [f"{run}: {_beside_the_paper(record)}", f"Data: {about} {even}", explained]
-    return Finding([table], notes, [path, report([run], options.out / "figure6.html")], [run])
+    notes = [f"{run}: {about} {even}", explained]
+    return Finding([table], notes, [path], [run])
 
 
 def paper_share(kind: str) -> str:
@@ -349,26 +340,8 @@ def _slot_title(one: SlotExample) -> str:
     return f"Slot {one.slot} {_NAMES[one.kind]}: {one.itself:.2f} on itself"
 
 
-def _beside_the_paper(record: WriteAttention) -> str:
-    """Sentences that compare the shares and the forgetting biases with the paper's."""
-    parts = []
-    for i, kind in enumerate(KINDS):
-        theirs = f" (the paper, of text: {paper_share(kind)} %)" if kind in PAPER_SHARES else ""
-        parts.append(f"{record.middle[kind]:.0%}{'' if i else ' of the slots'} {VERBS[kind]}{theirs}")
-    text = f"in the middle half of a document {listed(parts)}."
-    holds, writes = record.kinds["holds"].bias, record.kinds["overwrites"].bias
-    if math.isfinite(holds) and math.isfinite(writes):
-        text += (
-            f" ‖v_bias‖ of slots that are usually overwritten is {writes / holds:.2f} times that of slots that usually "
-            f"hold (the paper, of text, one slot each: {PAPER_BIAS['overwrites'] / PAPER_BIAS['holds']:.2f})."
-        )
-    return text
-
-
 def figure7(claim: Claim, options: Options) -> Finding:
     """Figure 7: the words that slots attended to in the middle of a document."""
-    if options.recipes_only:
-        return Finding([], [_COMMANDS])
     run, record = _write_attention(options)
     words, shown = record.shown.words, record.shown
     if words is None:
@@ -403,7 +376,7 @@ def figure7(claim: Claim, options: Options) -> Finding:
         f"{run}: {where}. Uniform attention is equal on every token of a segment.",
         "The paper's slot attended to named entities and verbs; its tokens are words.",
     ]
-    return Finding(tables, notes, [path, report([run], options.out / "figure7.html")], [run])
+    return Finding(tables, notes, [path], [run])
 
 
 def _word_weights(one: SlotExample, words: tuple[tuple[str, int], ...]) -> list[float]:
@@ -433,7 +406,7 @@ def _write_attention(options: Options) -> tuple[Path, WriteAttention]:
     if run is None:
         recipe = small(options, TEXT_STEPS)
         say(f"  training {recipe.name} on {source(options)}, {recipe.train.steps:,} updates", flush=True)
-        (run,) = train(Finding(), options, "text", {"text": recipe}, seeds=1, report=False).runs["text"]
+        (run,) = train(Finding(), options, "text", {"text": recipe}, seeds=1).runs["text"]
     _, task, model = open_run(run)
     record = measure_write_attention(model, task)
     if record is None:
@@ -488,8 +461,6 @@ _HORIZONS_SAY = (
 def figure8(claim: Claim, options: Options) -> Finding:
     """Figure 8: (a) horizons 1 to 32, (b) 1 to 64 slots, with small Memformers on text that are otherwise equal."""
     finding = Finding([], [_VARIANTS])
-    if options.recipes_only:
-        return finding
     read = short_recipe(options, CONSTANT_HORIZON, max(SLOTS)).train
     about = f"{source(options)}, {read.steps:,} updates of {read.batch_size} x {READ} x {SHORT_SEGMENT} bytes"
     # --- two tables, each with its panel: a point a seed, and a line through the means ---
@@ -510,7 +481,7 @@ def figure8(claim: Claim, options: Options) -> Finding:
                 # Each variant has its own folder, as `compare` requires equal training settings, and is named for both
                 # numbers: the one that both tables have is trained once.
                 recipe = short_recipe(options, horizon, slots)
-                trained = train(finding, options, recipe.name, {recipe.name: recipe}, report=False)
+                trained = train(finding, options, recipe.name, {recipe.name: recipe})
                 (each,) = perplexities(trained).values()
                 scores[f"{name} {value}"] = each
                 mean = statistics.fmean(each)

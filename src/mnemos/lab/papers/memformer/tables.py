@@ -28,7 +28,7 @@ from ..claims import Claim, Values
 from ..experiments import add_differences
 from ..findings import Finding, Table, spread
 from ..reproduce import Options
-from ..small_runs import caution, digits_or_mnist, order, perplexities, perplexity_text, shortened, train
+from ..small_runs import caution, digits_or_mnist, perplexities, perplexity_text, shortened, train
 from .recipes import (
     LANGUAGE,
     PICTURES,
@@ -62,8 +62,6 @@ _ABLATIONS = ("Memformer 2+6", "w/o", "temperature")
 
 def table1(claim: Claim, options: Options) -> Finding:
     """Table 1: FLOPs of the paper's models; perplexities of small models on MNIST or scikit-learn's digits."""
-    if options.recipes_only:
-        return Finding([], [_PICTURES_AT_PAPER])
     costs = Table("The paper's models: one picture of 784 bytes", ["", "parameters", "GFLOP", "paper GFLOP"])
     for row in PICTURES:
         config, rollout = picture_variant(row, ImageSizes())
@@ -93,8 +91,8 @@ def _add_perplexities(
     flops: str,
     pairs: Sequence[tuple[str, str]],
 ) -> None:
-    """Train the small models of a table's rows; add their table, their order, and the differences of pairs of rows."""
-    # --- the table, and the order of the models ---
+    """Train the small models of a table's rows; add their table and the differences of pairs."""
+    # --- the table ---
     trained = train(finding, options, folder, {row: shortened(one, options) for row, one in recipes.items()})
     scores = perplexities(trained)
     columns = ["", "model here", "parameters", "perplexity", flops, "seconds of training", "paper perplexity"]
@@ -103,7 +101,7 @@ def _add_perplexities(
         row, theirs = trained.rows[name], claim.values.get(name, (None, None))[1]
         cells = row["parameters"], perplexity_text(scores[name]), row["flops"] / 1e9, row["seconds"]
         table.add(name, shape(recipe), *cells, theirs)
-    finding.notes += [caution(options), order(scores, claim.values, 1)]
+    finding.notes.append(caution(options))
     # --- differences ---
     add_differences(finding, options, scores, [(one, other) for one, other in pairs if one != other])
 
@@ -123,7 +121,6 @@ def shape(recipe: Recipe) -> str:
 PAPER = LanguageSizes()._replace(dropout=0.0)
 ROUNDS = 3
 SPEED = 3.2  # the paper's ratio of inference speeds
-_XL_ROWS = "Transformer-XL base memory="
 COMPARED = {"Transformer-XL": "Transformer-XL base memory=1024", "Memformer": "Memformer 4+16"}
 _TEXT_COUNTED = (
     "GFLOP per segment of 128 tokens, with full memories; a multiply-add counts as 2. The vocabulary is 256 bytes, so "
@@ -144,8 +141,6 @@ _TIMED = (
 
 def table2(claim: Claim, options: Options) -> Finding:
     """Table 2: FLOPs of the paper's models, inference with two of them, and perplexities of small models."""
-    if options.recipes_only:
-        return Finding([], [_TEXT_AT_PAPER])
     costs = Table("The paper's models: one segment of text", ["", "parameters", "GFLOP", "paper GFLOP"])
     gflop = {}
     for row in LANGUAGE:
@@ -153,7 +148,7 @@ def table2(claim: Claim, options: Options) -> Finding:
         with torch.device("meta"):
             gflop[row] = _gflop(config.build().eval())
         costs.add(row, parameters(config), gflop[row], claim.values[row][0])
-    notes = [_TEXT_COUNTED, *per_token_of_memory(gflop, claim.values), _TEXT_AT_PAPER, _TIMED]
+    notes = [_TEXT_COUNTED, _TEXT_AT_PAPER, _TIMED]
     finding = Finding([costs, _inference(gflop, claim.values)], notes)
     path, small = None if options.data is None else str(options.data), SMALL_LANGUAGE
     title = f"Perplexity per byte of {path or 'the standard library'}, models of width {small.dim}"
@@ -163,24 +158,6 @@ def table2(claim: Claim, options: Options) -> Finding:
     _add_perplexities(finding, claim, options, "table2-text", recipes, title, flops, pairs)
     finding.notes.append("The paper's perplexities are per word, on WikiText-103, medians of three runs.")
     return finding
-
-
-def per_token_of_memory(gflop: Mapping[str, float], values: Values) -> list[str]:
-    """A note on what a token of Transformer-XL's memory costs, here and in the paper: the slope over its rows.
-
-    There is no note for fewer than two rows.
-    """
-    rows = sorted((int(row.removeprefix(_XL_ROWS)), row) for row in gflop if row.startswith(_XL_ROWS))
-    if len(rows) < 2:
-        return []
-    (least, first), (most, last) = rows[0], rows[-1]
-    ours = 1e3 * (gflop[last] - gflop[first]) / (most - least)
-    theirs = 1e3 * (values[last][0] - values[first][0]) / (most - least)
-    return [
-        f"Each token of Transformer-XL's memory costs {ours:.0f} MFLOP here and {theirs:.0f} in the paper, "
-        f"{theirs / ours:.1f} times as many; so the rows with long memories differ most, the Compressive Transformer "
-        "like Transformer-XL with as many tokens and slots. The paper does not say what it counts."
-    ]
 
 
 def _gflop(model: nn.Module) -> float:
@@ -288,8 +265,6 @@ class SegmentLoss(nn.Module):
 
 def table3(claim: Claim, options: Options) -> Finding:
     """Table 3: memory and speed of three ways to compute the same gradients."""
-    if options.recipes_only:
-        return Finding([], [_REPLAY])
     # --- what is measured ---
     torch.manual_seed(0)
     model = SegmentLoss(MODEL.build())
@@ -335,8 +310,6 @@ _RECALL_ALONE = (
 def recall(claim: Claim, options: Options) -> Finding:
     """The accuracy at the full distance."""
     finding = Finding([], [_RECALL_ALONE])
-    if options.recipes_only:
-        return finding
     recipes = {name: shortened(one, options) for name, one in variants().items()}
     trained = train(finding, options, "recall", recipes)
     finding.notes.append(caution(options))

@@ -33,14 +33,6 @@ FIGURES = {  # in COCO's order, with what they are
     "AR large": "Average recall of objects above 96² pixels.",
 }
 SMALL, LARGE = 32**2, 96**2  # areas in pixels that divide the sizes
-_PARTS = {  # of the overlaps 50, 55, …, 95 %, and of the sizes all, small, medium and large
-    "AP": (slice(None), 0),
-    "AP50": (slice(0, 1), 0),
-    "AP75": (slice(5, 6), 0),
-    "AP small": (slice(None), 1),
-    "AP medium": (slice(None), 2),
-    "AP large": (slice(None), 3),
-}
 Mode = Literal["box", "mask"]
 
 DETECTIONS = "detections.json"  # in a run's folder: those of the scored pictures, in COCO's result format
@@ -97,28 +89,24 @@ class AveragePrecision:
         values = np.asarray(self._evaluation.stats, np.float64)
         self.figures = dict(zip(FIGURES, np.where(values < 0, np.nan, 100 * values).tolist(), strict=True))
 
-    def by_class(self, figure: str = "AP") -> Mapping[int, float]:
-        """{id of a category: a figure "AP …" in per cent}; NaN for a class without an object, of that size.
-
-        By id, because two classes may have one name.
-        """
+    def by_class(self) -> Mapping[int, float]:
+        """{id of a category: its AP in per cent}, by id, because two classes may have one name; NaN without objects."""
         precision = self._evaluation.eval["precision"]  # [overlaps, recalls, classes, sizes, numbers of detections]
-        overlaps, size = _PARTS[figure]
         values = {}
         for number, category in enumerate(self._evaluation.params.catIds):
-            some = precision[overlaps, :, number, size, -1]
+            some = precision[:, :, number, 0, -1]
             some = some[some > -1]
             values[int(category)] = 100 * float(some.mean()) if some.size else math.nan
         return values
 
 
-def class_figures(scenes: Scenes, scored: Mapping[Mode, AveragePrecision], figures: Sequence[str]) -> list[JSONObject]:
-    """[{"class", "box AP", "box AP50", …}] of each class, in per cent; None where the pictures have no such object."""
-    columns = {f"{mode} {name}": of.by_class(name) for mode, of in scored.items() for name in figures if name in _PARTS}
+def class_figures(scenes: Scenes, scored: Mapping[Mode, AveragePrecision]) -> list[JSONObject]:
+    """[{"class", "box AP", "mask AP"}] of each class, in per cent; None where the pictures have no such object."""
     rows: list[JSONObject] = [{"class": name} for name in scenes.classes]
-    for row, category in zip(rows, scenes.categories, strict=True):
-        for name, values in columns.items():
-            row[name] = round(values[category], 2) if math.isfinite(values[category]) else None
+    for mode, of in scored.items():
+        values = of.by_class()
+        for row, category in zip(rows, scenes.categories, strict=True):
+            row[f"{mode} AP"] = round(values[category], 2) if math.isfinite(values[category]) else None
     return rows
 
 

@@ -70,7 +70,6 @@ class DetectionTask(Task):
         self._prefetched = Prefetched(self._makers["train"], partial(keys_from, order), workers)
 
         # --- metrics ---
-        self._figures = tuple(figures)
         self._modes: tuple[Mode, ...] = ("box", "mask") if masks else ("box",)
         self._scored: dict[Mode, tuple[list[Record], AveragePrecision]] = {}
         self.metrics = tuple(
@@ -221,7 +220,7 @@ class DetectionTask(Task):
         scenes, first = self.splits[split], self._first[split]
         write_detections(folder, scenes, [(number - first, entries) for number, entries in records])
         scored = {mode: self.evaluate(mode, records) for mode in self._modes}
-        return {"by_class": class_figures(scenes, scored, self._figures)}
+        return {"by_class": class_figures(scenes, scored)}
 
 
 class DetectorOutputs(NamedTuple):
