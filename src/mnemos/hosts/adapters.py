@@ -337,9 +337,18 @@ def register_host(host: Host) -> Host:
     A plug-in of the entry-point group `mnemos.plugins` may call this function: `mnemos.cache` loads the plug-ins (see
     `mnemos.registry`). Raises InputError if the class has another adapter already.
     """
-    own = ADAPTERS.get(host.kind) or _registered.setdefault(host.kind, host)
-    if own != host:
-        raise InputError(f"expected a class without an adapter, found {host.kind}, with one of {own.call.__module__}")
+
+    def reader(one: Host) -> str:
+        return f"{one.call.__module__}:{getattr(one.call, '__qualname__', type(one.call).__qualname__)}"
+
+    before = ADAPTERS.get(host.kind) or _registered.get(host.kind)
+    if before is not None and before != host:
+        raise InputError(
+            f"expected a class without an adapter, found {host.kind}, whose calls {reader(before)} reads already; "
+            f"remove that of {reader(host)}"
+        )
+    if before is None:
+        _registered[host.kind] = host
     return host
 
 

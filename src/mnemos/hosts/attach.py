@@ -355,7 +355,8 @@ def _choose(sites: list[NamedModule], where: Where) -> tuple[dict[NamedModule, H
             continue
         if has_cache:
             raise InputError(
-                f"{site.name}: expected an attention without a cache, found one; call mnemos.uncache(model) first"
+                f"{site.name}: expected an attention without a cache, found one; leave it out of where=, or call "
+                "mnemos.uncache(model) first"
             )
         if adapter is not None:
             adapter.check(site.module)

@@ -338,7 +338,10 @@ def carry(model: nn.Module, state: RowCaches | None, *args: Any, **kwargs: Any) 
     """
     branches = {name: one for name, one in model.named_modules() if isinstance(one, HostBranch)}
     if any(isinstance(one, DecoderBranch) for one in branches.values()):
-        raise InputError("carry: expected an encoder, found a causal decoder; use mnemos.functional(model)")
+        raise InputError(
+            "carry: expected an encoder, found a causal decoder; its caches are in past_key_values, or in the state of "
+            "mnemos.functional(model)"
+        )
     named = {name: one for name, one in branches.items() if one.grc.scope == "stream"}
     if not named:
         raise InputError(

@@ -222,7 +222,8 @@ def _mix_inside(part: Any, args: tuple) -> tuple:
     active = _stack.calls[-1] if _stack.calls else None
     if active is None or active.mixed or reach(active.module, active.module.grc.inside) is not part:
         raise InputError(
-            f"{type(part).__name__}: expected one call in each call of its attention, found more; {_INSTEAD_OF_HEADS}"
+            f"{type(part).__name__}: expected one call of it in each call of its attention, found another; "
+            f"{_INSTEAD_OF_HEADS}"
         )
     active.mixed = True
     call, mixed = _mix(active.module, active.args, active.kwargs, args[0])

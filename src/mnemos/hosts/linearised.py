@@ -374,7 +374,8 @@ def run(forward: Any, module: Any, args: tuple, options: dict[str, Any]) -> Any:
         _stack.calls = _stack.calls[:-1]
     if not call.answered:
         raise InputError(
-            f"{type(module).__name__}: expected a forward that calls its attention function, found another"
+            f"{type(module).__name__}: expected a forward that calls its attention function, found another; leave it "
+            "out of where="
         )
     return output
 

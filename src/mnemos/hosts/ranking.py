@@ -149,7 +149,8 @@ class WindowLoss:
         for x in self.pieces:
             if x.dtype not in (torch.int64, torch.int32) or x.min() < 0 or x.max() >= vocabulary:
                 raise InputError(
-                    f"expected token ids from 0 to below {vocabulary:,}, found {x.dtype} from {x.min()} to {x.max()}"
+                    f"expected token ids from 0 to below {vocabulary:,}, found {x.dtype} from {x.min()} to {x.max()}; "
+                    "use the decoder's tokenizer"
                 )
         if (longest := max(map(len, self.pieces))) <= window + sinks:
             raise InputError(

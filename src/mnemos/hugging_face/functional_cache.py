@@ -299,7 +299,8 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
     def _unknown(self, *given: Any, layer_idx: int | None = None, **_: Any) -> Any:
         layer = next((x for x in given if isinstance(x, int)), None) if layer_idx is None else layer_idx
         raise InputError(
-            f"functional: expected known recurrent layers, found {self.layout.named(layer)}; {self.layout.advice}"
+            f"functional: expected recurrent layers whose step is known, found {self.layout.named(layer)}; "
+            f"{self.layout.advice}"
         )
 
     has_previous_state = update_indexer = _unknown

@@ -356,7 +356,8 @@ def check_model(model: nn.Module) -> tuple[Any, str]:
     base = base_model(model)
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         raise InputError(
-            "functional: expected an adapter of layers (LoRA), found one that puts tokens before those of every call"
+            "functional: expected an adapter that changes layers (LoRA), found one that puts tokens before those of "
+            "every call; use another adapter"
         )
     if not isinstance(base, libraries.transformers().PreTrainedModel):
         raise InputError(

@@ -85,7 +85,8 @@ class Generates:
             return read_padded(self.model, tokens, (None, mask), self._call(None, keep), False, keep)
         if cache.recording and self.model.splits != "anywhere":
             raise InputError(
-                "assisted decoding: expected a model that may be cut anywhere, found one with splits = 'segments'"
+                "assisted decoding: expected a model that may be cut anywhere, found one with splits = 'segments'; "
+                "decode without an assistant"
             )
         tokens, mask = cache.with_unread(tokens, mask)
         outputs, state = read_padded(self.model, tokens, (cache.state, mask), self._call(cache, keep), True, keep)

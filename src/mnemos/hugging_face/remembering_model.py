@@ -109,7 +109,10 @@ class RememberingForCausalLM(MnemosForCausalLM):
         """A decoder that `mnemos.remember` was called on, with its weights; named: segment (128), and of the config."""
         model = plain_module(model, "RememberingForCausalLM.of")
         if not isinstance(model, Remembering) or not hasattr(model.model, "config"):
-            raise InputError(f"expected mnemos.remember of a model of Transformers, found {type(model).__name__}")
+            raise InputError(
+                f"RememberingForCausalLM.of: expected what mnemos.remember returns for a model of Transformers, found "
+                f"{type(model).__name__}"
+            )
         host: Any = model.model
         config = RememberingConfig(host=host.config.to_dict(), tokens=len(model.memory.start), **named)
         config.note_changes(model)
