@@ -193,7 +193,9 @@ def add_caches(
     sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
     if sharded or isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         description = "a sharded one" if sharded else type(model).__name__
-        raise InputError(f"expected a model that is not distributed yet, found {description}; call cache() first")
+        raise InputError(
+            f"expected a model that is not distributed yet, found {description}; call mnemos.cache() first"
+        )
 
     # --- which attentions, and how an example calls them ---
     sites = list_sites(model)

@@ -150,7 +150,9 @@ def linearise(
     settings = Settings(window, sinks, state, rank, rotary, half_life)
     model = uncompiled(model)
     if not isinstance(model, nn.Module):
-        raise InputError(f"linearise: expected a Transformers decoder, found a {type(model).__name__}; pass the model")
+        raise InputError(
+            f"linearise: expected a decoder of Transformers, found a {type(model).__name__}; pass the model"
+        )
     if not (full is None or callable(full) or isinstance(full, Iterable)) or isinstance(full, Mapping):
         seen = f"full={full} and no text to rank them by" if isinstance(full, int) else f"full= {type(full).__name__}"
         raise InputError(
@@ -302,7 +304,9 @@ def _choose(
         full_heads = sorted(heads.get(site.name, ()))
         every = _count_key_heads(adapter, site.module) if full_heads else 0
         if full_heads and full_heads[-1] >= every:
-            raise InputError(f"expected key heads 0 to {every - 1} of {site.name}, found full= with {full_heads[-1]}")
+            raise InputError(
+                f"linearise: expected key heads 0 to {every - 1} of {site.name}, found full= with {full_heads[-1]}"
+            )
         if reason is None and (site.name in (whole or ()) or len(full_heads) == every > 0):
             reason = FULL
         if reason is not None:
@@ -316,7 +320,9 @@ def _choose(
         first = next((one for one in left if selected is None or one.name in selected), left[0] if left else None)
         shown = f"where={where!r} chose nothing" if where is not None else "none"
         shown = shown if first is None else f"none: {first.name} was left ({first.why})"
-        raise InputError(f"linearise: expected causal attentions of Transformers, found {shown}; see docs/linearise.md")
+        raise InputError(
+            f"linearise: expected causal self-attentions of Transformers, found {shown}; see docs/linearise.md"
+        )
     return chosen, left
 
 

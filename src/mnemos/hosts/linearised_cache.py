@@ -61,7 +61,9 @@ class LinearisedLayer(DynamicLayer):
 
     def update(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
         """What an attention calls that is not linearised: raises InputError."""
-        raise InputError(f"expected a cache of an attention with all keys, found that of a linearised one; {GIVE}")
+        raise InputError(
+            f"expected a cache for an attention that keeps all keys, found that of a linearised one; {GIVE}"
+        )
 
     def extend(self, k: Tensor, v: Tensor, rotation: Rotation | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """All keys and values, with those of a call that fits into the window."""
@@ -217,6 +219,8 @@ def find_layer(past: Any, number: int, own: Linearised) -> LinearisedLayer:
     if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or layer.get_seq_length():
         shown = "none" if layer is None else type(layer).__name__
         shown += f" of {layer.get_seq_length()} tokens" if layer is not None else ""
-        raise InputError(f"expected an empty layer {number} of a DynamicCache, found {shown}; {GIVE}")
+        raise InputError(
+            f"expected an empty layer {number} of a DynamicCache for a linearised attention, found {shown}; {GIVE}"
+        )
     layers[number] = LinearisedLayer(own)
     return layers[number]

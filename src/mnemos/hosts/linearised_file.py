@@ -46,7 +46,9 @@ def load_adapter(model: nn.Module, path: str | Path) -> JSONObject:
     kept: Any = tree_file.read(Path(path), FORMAT, "copy it again")
     model = plain_module(model, "hosts.load_adapter")
     if any(is_linearised(module) for module in model.modules()):
-        raise InputError("load_adapter: expected a decoder as trained, found a linearised one; call mnemos.unlinearise")
+        raise InputError(
+            "load_adapter: expected a decoder as it was trained, found a linearised one; call mnemos.unlinearise"
+        )
 
     # --- are these the weights that it was trained on? ---
     own, wanted = _sample(model), kept["samples"]

@@ -214,7 +214,9 @@ def record_calls(
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"expected an example that the model accepts, found {type(error).__name__}: {error}") from None
+        raise InputError(
+            f"expected an example= that the model accepts, found {type(error).__name__}: {error}"
+        ) from None
     finally:
         for handle in handles:
             handle.remove()

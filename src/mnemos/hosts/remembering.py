@@ -56,7 +56,9 @@ def remember(
     if not isinstance(model, nn.Module):
         raise InputError(f"remember: expected a model, a torch.nn.Module, found {cls}; give the model itself")
     if type(model).__module__.startswith("mnemos."):
-        raise InputError(f"remember: expected a decoder of another library, found {cls}; use mnemos.RMT")
+        raise InputError(
+            f"remember: expected a decoder of another library, found {cls}; for memory tokens use mnemos.RMT"
+        )
 
     # --- its parts, by name or of a known class ---
     names = {"embedding": embedding, "decoder": decoder, "head": head}
@@ -79,7 +81,9 @@ def remember(
             parts.append(model.get_submodule(name))
         except AttributeError:
             known_parts = ", ".join(part for part, _ in model.named_children())
-            raise InputError(f"remember: expected a part of {cls}, found {name!r}; it has {known_parts}") from None
+            raise InputError(
+                f"remember: expected the name of a part of {cls}, found {name!r}; it has {known_parts}"
+            ) from None
     remembering = Remembering(model, tokens, *parts)
     remembering.check_parts(str(decoder))
     return remembering
@@ -135,7 +139,9 @@ class Remembering(nn.Module):
         self._names = tuple(next(name for name, one in names if one is part) for part in (embedding, decoder, head))
         takes = inspect.signature(decoder.forward).parameters
         if "inputs_embeds" not in takes and not any(one.kind is one.VAR_KEYWORD for one in takes.values()):
-            raise InputError(f"remember: expected a decoder that takes inputs_embeds=, found {type(decoder).__name__}")
+            raise InputError(
+                f"remember: expected a decoder that takes inputs_embeds=, found {type(decoder).__name__}; name another"
+            )
         self._options = {"use_cache": False} if "use_cache" in takes else {}
         self._takes_mask = "attention_mask" in takes
         self.after = AfterHead.of(model)
@@ -207,7 +213,9 @@ class Remembering(nn.Module):
             other = torch.cat([x[:, :3], x[:, 3:] + 1], 1)
             before, later = self._call_decoder(torch.cat([x, other]), None)[:, :3].float()
             if not torch.allclose(before, later, rtol=1e-3, atol=1e-4):
-                raise InputError(f"decoder={decoder!r}: expected a causal module, found one that sees later embeddings")
+                raise InputError(
+                    f"decoder={decoder!r}: expected a causal module, found outputs that change with later embeddings"
+                )
             if type(model).forward is nn.Module.forward:
                 self.after = AfterHead()
                 return

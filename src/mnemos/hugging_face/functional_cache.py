@@ -118,7 +118,9 @@ class CacheLayout:
     def window(self, layer: int) -> int | None:
         """The window of a layer, or of the first layer that attends if this one does not."""
         if layer >= len(self.attends):
-            raise InputError(f"functional: expected {len(self.attends)} layers, as configured, found a layer {layer}")
+            raise InputError(
+                f"functional: expected {len(self.attends)} layers, as in the configuration, found a layer {layer}"
+            )
         if not self.attends[layer] and True in self.attends:
             layer = self.attends.index(True)
         window: int | None = self.windows[layer]
@@ -162,7 +164,9 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
             return None
         part = self.given[len(self.new)] if len(self.new) < len(self.given) else None
         if not isinstance(part, expected):
-            raise self.misfit(f"one with {'no part' if part is None else type(part).__name__} in layer {len(self.new)}")
+            raise self.misfit(
+                f"one with {'no part' if part is None else type(part).__name__} for layer {len(self.new)}"
+            )
         return part
 
     def after(self) -> FunctionalState:

@@ -375,5 +375,7 @@ def check_model(model: nn.Module) -> tuple[Any, str]:
     if unfit := _UNFIT.get(config.model_type) or _UNFIT.get(name):
         raise InputError(f"functional: expected a model that goes on from any cache, found {name}, which {unfit}")
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
-        raise InputError(f"functional: expected a decoder, found {name}, with an encoder; use mnemos.EncoderDecoder")
+        raise InputError(
+            f"functional: expected a decoder alone, found {name}, which reads an encoder; use mnemos.EncoderDecoder"
+        )
     return base, cache

@@ -62,7 +62,9 @@ class Generates:
     ) -> None:
         """Make the cache before the first call: assisted decoding needs it then."""
         if generation_config.cache_implementation is not None:
-            raise InputError(f"cache_implementation: expected none, found {generation_config.cache_implementation!r}")
+            raise InputError(
+                f"cache_implementation: expected none, found {generation_config.cache_implementation!r}; leave it out"
+            )
         cache = check_cache(*(model_kwargs.pop(name, None) for name in libraries.CACHE_NAMES))
         if cache is not None:
             cache._is_user_defined = True
@@ -242,7 +244,9 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):
         """The labels [B, T] behind decoder_start_token_id, without the last one."""
         start = self.generation_config.decoder_start_token_id
         if start is None:
-            raise InputError("labels: expected decoder_start_token_id, found none; set it, or pass decoder_input_ids")
+            raise InputError(
+                "labels: expected decoder_start_token_id, found none; set it in MnemosConfig, or pass decoder_input_ids"
+            )
         pad = self.generation_config.pad_token_id
         shifted = F.pad(labels[:, :-1], (1, 0), value=int(start))
         return shifted.masked_fill(shifted == -100, 0 if pad is None else int(pad))
@@ -317,7 +321,9 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
     def _build(self, config: Any) -> Any:
         head: Any = getattr(config, "head", None)
         if config.inputs != "tokens" or not hasattr(head, "classes"):
-            raise InputError(f"MnemosForSequenceClassification: expected a head of classes, found {config.name!r}")
+            raise InputError(
+                f"MnemosForSequenceClassification: expected a head of classes, found {config.name!r}; use another class"
+            )
         # A language model's head becomes one that reads the last token.
         plain = {"tied": False, "cutoffs": (), "mixture": 0, "pool": "last"}
         settings = {"classes": self.config.num_labels or 2, **({} if head.classes else plain)}
@@ -392,7 +398,9 @@ def cut_mask(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None:
 def check_labels(labels: Tensor | None, tokens: Tensor) -> None:
     """Raise InputError unless there is a label for each of the tokens, or none at all."""
     if labels is not None and labels.shape != tokens.shape:
-        raise InputError(f"labels: expected {list(tokens.shape)}, found {list(labels.shape)}; −100 does not count")
+        raise InputError(
+            f"labels: expected {list(tokens.shape)}, found {list(labels.shape)}; −100 where a token does not count"
+        )
 
 
 def keep_positions(outputs: Tensor, logits_to_keep: int | Tensor) -> Tensor:

@@ -76,7 +76,9 @@ class MnemosConfig(PreTrainedConfig):
             model = {"is": "transformer"}
         ours: Any = model if isinstance(model, ModelConfig) else from_dict(ModelConfig, model, "config.model")
         if ours.inputs not in ("tokens", "pairs"):
-            raise InputError(f"expected a model of tokens, found {ours.name!r}, of {ours.inputs}; use mnemos.load")
+            raise InputError(
+                f"MnemosConfig: expected a model of tokens, found {ours.name!r}, of {ours.inputs}; use mnemos.load"
+            )
         if not isinstance(segment, int) or segment < 1:
             raise InputError(f"MnemosConfig.segment: expected at least 1 token, found {segment!r}; use 1024")
         for name in ("vocab_size", "max_position_embeddings", "tie_word_embeddings", *_SIZES):
@@ -190,11 +192,15 @@ class MnemosPreTrainedModel(PreTrainedModel):
 
     def resize_token_embeddings(self, *given: Any, **named: Any) -> Any:
         """Refused: the vocabulary is a setting of the model."""
-        raise InputError("resize_token_embeddings: expected its own vocabulary, found another; build another model")
+        raise InputError(
+            "resize_token_embeddings: expected the model's vocabulary, found another; build it with that vocab_size"
+        )
 
     def gradient_checkpointing_enable(self, *given: Any, **named: Any) -> None:
         """Refused: `mnemos.replay` saves more memory, and exactly."""
-        raise InputError("gradient checkpointing: expected layers of Transformers, found ours; use mnemos.replay")
+        raise InputError(
+            "gradient checkpointing: expected layers of Transformers, found a model of mnemos; use mnemos.replay"
+        )
 
     def save_pretrained(self, save_directory: Any, *given: Any, **named: Any) -> Any:
         """As in Transformers; the folder also gets the code that `trust_remote_code=True` loads."""

@@ -161,7 +161,9 @@ class StateCache(Cache):
         return self.recording
 
     def update(self, *given: Any, **named: Any) -> Any:
-        raise InputError("expected a model of this library, found one of keys and values; give it a DynamicCache")
+        raise InputError(
+            "expected a model of this library, found one that stores keys and values; give it a DynamicCache"
+        )
 
     def __len__(self) -> int:
         return 0  # layers
@@ -186,4 +188,6 @@ def check_cache(cache: object, past_key_values: object) -> StateCache | None:
     passed = past_key_values if cache is None else cache
     if passed is None or isinstance(passed, StateCache):
         return passed
-    raise InputError(f"cache: expected a StateCache, found {type(passed).__name__}; pass what this model returned")
+    raise InputError(
+        f"cache: expected a StateCache, found {type(passed).__name__}; pass what this model returned, or nothing"
+    )
