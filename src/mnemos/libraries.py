@@ -9,7 +9,7 @@ import functools
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
@@ -23,6 +23,7 @@ TRIED = ("5.23", "5.24")  # the versions of transformers; the extras `hf` and `v
 # The versions, MAJOR.MINOR, with which the tests have run; another one is told once, when it is imported.
 TESTED = {"transformers": TRIED, "timm": ("1.0",)}
 CACHE_NAMES = ("cache", "past_key_values")  # what they call a model's cache, the newest first; see `cache_name`
+ATTENTIONS = "ALL_ATTENTION_FUNCTIONS"
 _declared: torch.library.Library | None = None  # PyTorch removes a library's operators when the object is deleted
 
 
@@ -137,6 +138,19 @@ def tell_untested(name: str, version: str) -> None:
             UntestedVersion,
             stacklevel=4,
         )
+
+
+class AttentionTable:
+    """In place of Transformers' table of attention functions, `ATTENTIONS` in the files of models: `wrap` of each."""
+
+    def __init__(self, theirs: Any, wrap: Callable[[Any], Any]) -> None:
+        self._theirs, self._wrap = theirs, wrap
+
+    def get_interface(self, name: str, default: Any) -> Any:
+        return self._wrap(self._theirs.get_interface(name, default))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.get_interface(name, None)
 
 
 def with_globals(function: Any, others: dict[str, Any]) -> Any:

@@ -179,6 +179,13 @@ def join(states: Sequence[S]) -> S:
     return joined
 
 
+def read_by_count(counts: Tensor, read: Callable[[Tensor, int], S]) -> S:
+    """What `read` returns of the rows (indices) that have each number of tokens, as one batch in the order of rows."""
+    groups = [((counts == count).nonzero()[:, 0], count) for count in counts.unique().tolist()]
+    back = torch.cat([rows for rows, _ in groups]).argsort()
+    return select(join([read(rows, count) for rows, count in groups]), back)
+
+
 def unshare(state: S) -> S:
     """The state with every tensor leading with the batch: what rows share is copied for each of them."""
     new: S = pytree.tree_map(lambda x: x.unshare() if isinstance(x, SharedRows) else x, state, is_leaf=_shares)
@@ -399,7 +406,7 @@ def add_auxiliary_loss(loss: Tensor) -> None:
     Raises InputError unless `loss` is one number of a floating type.
     """
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-        found = _describe(loss)
+        found = describe(loss)
         raise InputError(f"add_auxiliary_loss: expected a scalar tensor of floats, found {found}; add its mean or sum")
     collector = _innermost.collector
     if collector is not None:
@@ -440,7 +447,7 @@ def check_heads(dim: int, num_heads: int) -> None:
 def check_input(x: Tensor, dim: int) -> None:
     """Raise InputError unless x is [B, T, dim] of floats; T may be 0."""
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != dim or not x.is_floating_point():
-        raise InputError(f"expected x [B, T, {dim}] of floats, found {_describe(x)}")
+        raise InputError(f"expected x [B, T, {dim}] of floats, found {describe(x)}")
 
 
 def check_stateful(state_kind: StateKind, state: object) -> None:
@@ -469,7 +476,7 @@ def check_token_ids(x: Tensor, size: int, mask: Tensor | None, fix: str = "raise
         raise InputError(f"expected a tensor of token ids [B, T], found {type(x).__name__}; use torch.as_tensor")
     if x.dim() != 2 or x.dtype not in (torch.int64, torch.int32) or not x.numel():  # those that an embedding takes
         raise InputError(
-            f"expected token ids [B, T] of integers, int64 (.long()) or int32, B and T at least 1, found {_describe(x)}"
+            f"expected token ids [B, T] of integers, int64 (.long()) or int32, B and T at least 1, found {describe(x)}"
         )
     check_mask(mask, x.shape)
     if reads_without_waiting(x):  # elsewhere the embedding's own check has to suffice
@@ -485,5 +492,6 @@ def check_mask(mask: Tensor | None, shape: Sequence[int]) -> None:
         raise InputError(f"expected a mask of booleans {tuple(shape)}, True = valid; found {found}")
 
 
-def _describe(x: object) -> str:
+def describe(x: object) -> str:
+    """A tensor by type and shape, for an error; anything else by its class."""
     return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

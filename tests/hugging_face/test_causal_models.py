@@ -224,7 +224,7 @@ def test_bad_input():
         model.generate(IDS, cache_implementation="static", max_new_tokens=1)
     for config, words in (
         (mnemos.EncoderDecoderConfig(), "MnemosForSeq2SeqLM"),
-        (mnemos.registry.load("model", "vit")(), "reads images"),
+        (mnemos.registry.load("model", "vit")(), "of images"),
     ):
         with pytest.raises(InputError, match=words):
             MnemosForCausalLM(MnemosConfig(model=config))

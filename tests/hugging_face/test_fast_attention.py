@@ -154,7 +154,7 @@ def test_with_functional_caches_and_linearised_attentions(calls):
     torch.testing.assert_close(early(x).logits, late(x).logits, **CLOSE)
     model = plain()
     mnemos.fast(model)
-    with pytest.raises(mnemos.InputError, match=r"mnemos\.fast do; call linearise before them"):
+    with pytest.raises(mnemos.InputError, match=r"mnemos\.fast\); linearise before that"):
         mnemos.linearise(model, window=3, sinks=1)
 
 

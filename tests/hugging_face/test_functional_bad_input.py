@@ -90,7 +90,7 @@ def test_states_of_others():
 
 def test_inputs():
     step, x = step_of("GPT2"), tokens(2, 4)
-    refused(lambda: step(x.float()), "token ids", "float32 (2, 4)")
+    refused(lambda: step(x.float()), "token ids", "float32 of shape (2, 4)")
     refused(lambda: step(torch.randn(2, 4, 3)), "embeddings [B, T, 16]")
     refused(lambda: step(x, None, torch.ones(2, 3).bool()), "mask (2, 4)", "(2, 3)")
     refused(lambda: step(x, None, torch.ones(2, 4)), "booleans")

@@ -10,6 +10,7 @@ import fnmatch
 import functools
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -91,11 +92,9 @@ class Skipped:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What `cache` did, and what it costs: parameters, and FLOPs of a training and of an eval() forward per sample.
+    """The attentions that got a cache (`swapped`) or did not (`left`), and what was added to a forward of one sample.
 
-    swapped: the attentions that got a cache. left: those that did not. A multiply-add is 2 FLOPs. They are computed by
-    mnemos/ops/gated_cache/cost.py from the T of each attention (T = Tm where it varies), for a batch of one sample:
-    what a batch shares counts in full.
+    FLOPs (2 for a multiply-add) are computed by mnemos/ops/gated_cache/cost.py; T = Tm where T varies.
     """
 
     swapped: tuple[Cached, ...]
@@ -108,30 +107,30 @@ class Report:
 
     @property
     def flops(self) -> int:
-        """FLOPs added to a training forward of one sample."""
+        """FLOPs added to a training forward."""
         return sum(2 * training_macs(one.shape, one.grc) for one in self.swapped)
 
     @property
     def inference_flops(self) -> int:
-        """FLOPs added to an eval() forward of one sample."""
+        """FLOPs added to an eval() forward."""
         return sum(2 * inference_macs(one.shape, one.grc) for one in self.swapped)
 
     def __str__(self) -> str:
-        counts: dict[str, int] = {}  # of the attentions that one line describes
+        counts = Counter[str]()  # of the attentions that one line describes
         for one in self.swapped:
             key = f"{one.host}: {one.length} slots of {one.cache_width} channels, {one.heads} heads"
             key += f", each the mean of {one.input.pool} x {one.input.pool} tokens" if one.input.pool > 1 else ""
-            key += ", across all windows" if one.input.windows else ""
-            key += f", mix={one.grc.mix}"
-            counts[key] = counts.get(key, 0) + 1
+            counts[f"{key}{', across all windows' if one.input.windows else ''}, mix={one.grc.mix}"] += 1
         total = len(self.swapped)
         lines = [f"{total} attention{'s have' if total > 1 else ' has'} a gated cache now:"]
         lines += [f"  {count} x {key}" for key, count in counts.items()]
         lines += [f"  left {one.name}: {one.why}" for one in self.left]
         if all(one.input.tokens for one in self.swapped):
             flops = f"{self.flops / 1e6:,.1f} MFLOP per training forward of a sample added"
-            lines.append(f"{self.parameters:,} parameters and {flops}")
-            lines.append(f"({self.inference_flops / 1e6:,.1f} MFLOP in eval)")
+            lines += [
+                f"{self.parameters:,} parameters and {flops}",
+                f"({self.inference_flops / 1e6:,.1f} MFLOP in eval)",
+            ]
         else:
             lines.append(f"{self.parameters:,} parameters added; FLOPs depend on T, which varies: example= gives one")
         return "\n".join(lines)
@@ -148,17 +147,15 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
 
     Each attention gets a child module `grc` (a `HostBranch`; in a causal decoder a `DecoderBranch`, whose state is kept
     on the model's own cache). A hook mixes its output into the attention's, or with GRC(mix="heads") into its heads.
-    The host's modules and parameters keep their names, so its own checkpoints still load, also with strict=True; a
-    checkpoint without caches leaves the caches as they are. With the gate closed (λ → −∞) the outputs are the host's;
-    `gate_init` sets the initial gate. Code that torch.compile made of this model is compiled again at its next call.
+    The host's modules and parameters keep their names, so its own checkpoints still load, also with strict=True, and
+    leave the caches as they are. With the gate closed (λ → −∞) the outputs are the host's; `gate_init` sets the initial
+    gate. Code that torch.compile made of this model is compiled again at its next call.
 
     where: the attentions that get a cache: one or several patterns of module names ("encoder.*.attn"; `*` matches
     within one part of a name), or a function (name, module) -> bool. None: every attention of a known class. A pattern
     may also name other modules that map [B, T, D], or [B, height, width, D], to the same shape (a tensor, or a tuple
-    that starts with it); a padding mask is recognised by its name (`mask`, `attention_mask`, `key_padding_mask`, …).
-    Such modules must mix their tokens and not be causal, because a shared cache holds what all tokens of a row wrote,
-    and their first axis must be the batch. To find out, a copy of each is called with changed tokens: those of the
-    example, or random ones where that is enough.
+    that starts with it), mix their tokens and are not causal (docs/hosts.md). To find out, a copy of each is called
+    with changed tokens: those of the example, or random ones where that is enough.
     example: an input of the model (a tensor, or a tuple or dict of its arguments), for models that do not declare the
     length of their sequences. The model is run on it once, in eval mode.
     Slots: `grc.length` is one number for all, a tuple with one number per stage, or "auto": the number of patches of a
@@ -166,12 +163,9 @@ def cache(model: nn.Module, grc: GRC | None = None, where: Where = None, example
     varies. "paper": in PVT and Swin the grid of a stage, averaged in squares of 4 × 4 tokens in the first stage and of
     2 × 2 in the second; a cache of Swin then spans all windows of a sample. In other hosts it equals "auto".
 
-    Further calls on the same model, with other settings and where=, give caches to other attentions; `uncache` removes
-    all of them.
-
-    Cost: less than a second for 86M parameters. Raises InputError, and leaves the model unchanged, if no attention
-    is found, if `where` names one that has a cache, if a length does not fit, or if a host's forward has other
-    arguments than its adapter expects.
+    Further calls, with other settings and where=, give caches to other attentions; `uncache` removes all of them.
+    Raises InputError, and leaves the model unchanged, if no attention is found, if `where` names one that has a cache,
+    if a length does not fit, or if a host's forward has other arguments than its adapter expects.
     """
     return add_caches(model, GRC() if grc is None else grc, where, example)
 
@@ -187,14 +181,9 @@ def add_caches(
     # --- what cannot have a cache at all ---
     model = uncompiled(model)
     if not isinstance(model, nn.Module):
-        raise InputError(
-            f"expected a torch.nn.Module to give a cache to, found {_name_class(model)}; pass the model first"
-        )
+        raise InputError(f"expected a torch.nn.Module, found {_name_class(model)}; pass the model first")
     if not isinstance(grc, GRC):
-        raise InputError(
-            f"expected one mnemos.GRC(...) for all attentions, found {_name_class(grc)}; choose the attentions with "
-            "where="
-        )
+        raise InputError(f"expected one mnemos.GRC(...), found {_name_class(grc)}; choose the attentions with where=")
     own = {id(one) for one in model.__dict__.get(ROSTER, ())}  # branches of earlier calls
     if foreign := [one for one in caches(model) if id(one) not in own]:
         raise InputError(
@@ -205,8 +194,7 @@ def add_caches(
     if sharded or isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         description = "a sharded one" if sharded else type(model).__name__
         raise InputError(
-            f"expected a model that is not distributed yet, found {description}; call mnemos.cache() first, then "
-            "distribute it with its caches"
+            f"expected a model that is not distributed yet, found {description}; call mnemos.cache() first"
         )
 
     # --- which attentions, and how an example calls them ---
@@ -294,9 +282,7 @@ def uncache(model: nn.Module) -> nn.Module:
     The host's own parameters keep their current values. Raises InputError if the model has no cache of `cache`.
     """
     if not detach_all(model):
-        raise InputError(
-            "expected a model that mnemos.cache() was called on, found none of its caches; nothing to undo"
-        )
+        raise InputError("expected a model that mnemos.cache() was called on, found none; nothing to undo")
     for module in model.modules():
         if hasattr(config := getattr(module, "config", None), "mnemos"):
             delattr(config, "mnemos")
@@ -360,20 +346,19 @@ def _choose(sites: list[NamedModule], where: Where) -> tuple[dict[NamedModule, H
             continue
         has_cache = isinstance(getattr(site.module, "grc", None), HostBranch)
         reason: str | None = None
-        if adapter is not None:
-            if selected is not None and site.name not in selected:
-                reason = NOT_NAMED
-            else:
-                reason = adapter.find_obstacle(site, selected is not None)
-            if reason is None and selected is None and has_cache:  # one that `where` selects is refused below
-                reason = "it has a cache already"
+        if selected is not None and site.name not in selected:
+            reason = NOT_NAMED
+        elif adapter is not None:
+            reason = adapter.find_obstacle(site, selected is not None)
+        if reason is None and selected is None and has_cache:  # one that `where` selects is refused below
+            reason = "it has a cache already"
         if reason is not None:
             skips.append(Skipped(site.name, reason))
             continue
         if has_cache:
             raise InputError(
-                f"{site.name}: expected an attention without a cache, found one that has a cache already; leave it out "
-                "of where=, or call mnemos.uncache(model) first"
+                f"{site.name}: expected an attention without a cache, found one; leave it out of where=, or call "
+                "mnemos.uncache(model) first"
             )
         if adapter is not None:
             adapter.check(site.module)
@@ -390,10 +375,8 @@ def select_sites(
 ) -> tuple[set[str] | None, set[str]]:
     """The names that `where` selects (None: no selection), and those among them that no adapter knows.
 
-    option: what the user calls it.
-
-    If a function or a pattern selects at least one known attention, the other modules it selects are ignored:
-    "blocks.*.attn*" does not mean the dropout next to the attention.
+    option: what the user calls it. Where a function or a pattern selects a known attention, the other modules that it
+    selects are ignored: "blocks.*.attn*" does not mean the dropout next to the attention.
     """
     if where is None:
         return None, set()
@@ -456,9 +439,7 @@ def _require_targets(targets: Collection[NamedModule], skips: list[Skipped], whe
     if skips:
         first = next((one for one in skips if one.why != NOT_NAMED), skips[0])
         more = f"; {len(skips) - 1} more were left" if skips[1:] else ""
-        raise InputError(
-            f"expected a self-attention for a cache, found none: {first.name!r} was left ({first.why}){more}"
-        )
+        raise InputError(f"expected a self-attention, found none: {first.name!r} was left ({first.why}){more}")
     hint = "name modules that map [B, T, D] to [B, T, D] with where="
     if where is not None:
         hint = f"where={where!r} chose nothing"
@@ -480,14 +461,12 @@ def _choose_lengths(plans: list[Plan], grc: GRC) -> list[int]:
         length = plan.input.slots if isinstance(of_stage, str) else of_stage
         if length is None:
             raise InputError(
-                f'{plan.site.name}: GRC(length="paper"): expected tokens of a known grid, to average squares of '
-                f"{plan.input.pool} x {plan.input.pool}, found {plan.input.tokens} tokens; use square images, or give "
-                "GRC(length=) as numbers"
+                f'{plan.site.name}: GRC(length="paper"): expected tokens of a known grid, found {plan.input.tokens} '
+                "tokens; use square images, or give GRC(length=) as numbers"
             )
         if plan.input.limit is not None and length > plan.input.limit:
             raise InputError(
-                f"{plan.site.name}: expected {plan.input.limit} slots at most, one per token, found {length}; lower "
-                "GRC(length=)"
+                f"{plan.site.name}: expected {plan.input.limit} slots at most, found {length}; lower GRC(length=)"
             )
         lengths.append(length)
     return lengths

@@ -19,7 +19,7 @@ from mnemos.memory.tokens import TokenMemory
 from mnemos.ops.dense_layer import dense
 from mnemos.ops.gated_cache import grid_shape, onto_grid, pool_grid, resample
 from mnemos.ops.precision import autocasts
-from mnemos.types import InputError
+from mnemos.types import InputError, check_mask
 
 from .grids import GridReader, Grids
 from .host import DecoderHost, Host
@@ -85,11 +85,7 @@ class HostBranch(GatedBranch):
                 f"the host's attention: expected to map [B, T, {self.dim}] to [B, T, {self.out_dim}], found "
                 f"{tuple(x.shape)} to {tuple(y.shape)}; name others with where="
             )
-        if mask is not None and (mask.shape != x.shape[:2] or mask.dtype != torch.bool):
-            raise InputError(
-                f"expected a mask of booleans {tuple(x.shape[:2])}, "
-                f"found {mask.dtype} {tuple(mask.shape)}; True = valid"
-            )
+        check_mask(mask, x.shape[:2])
         # In the model's own forward, hooks begin and end it (see `hooks`). A part of a model called alone does it here.
         began = self.training and self.complete and begin_forward([self])
         try:
@@ -173,8 +169,7 @@ class HostBranch(GatedBranch):
             before = zeros.expand(len(source), -1, -1)
         elif before.shape != (len(source), *zeros.shape):
             raise InputError(
-                f"carry: expected a state of {len(source)} rows of {list(zeros.shape)}, found {list(before.shape)}; "
-                "pass None to begin"
+                f"carry: expected a state of {len(source)} rows of {[*zeros.shape]}, found {[*before.shape]}; pass None"
             )
         new = self.update(source, before if self.grc.write else zeros, mask, self.grid)
         if carried is not None:
@@ -212,10 +207,7 @@ class HostBranch(GatedBranch):
     def _bring_onto_slots(self, source: Tensor, mask: Tensor | None, grid: Grid | None) -> tuple[Tensor, Tensor | None]:
         """Tokens of a grid, on the slots' grid where the slots form one or squares are averaged, and their mask."""
         if self.pool > 1 and mask is not None:
-            raise InputError(
-                'GRC(length="paper"): expected no padding mask, because squares of tokens are averaged, found one; '
-                "give GRC(length=) as numbers"
-            )
+            raise InputError('GRC(length="paper"): expected no padding mask, found one; give GRC(length=) as numbers')
         if self.grid is None:
             return source, mask
         slots: Grid | None = None
@@ -347,7 +339,7 @@ def carry(model: nn.Module, state: RowCaches | None, *args: Any, **kwargs: Any) 
     branches = {name: one for name, one in model.named_modules() if isinstance(one, HostBranch)}
     if any(isinstance(one, DecoderBranch) for one in branches.values()):
         raise InputError(
-            "carry: expected an encoder, found a causal decoder, which carries its caches in past_key_values; use "
+            "carry: expected an encoder, found a causal decoder; its caches are in past_key_values, or in the state of "
             "mnemos.functional(model)"
         )
     named = {name: one for name, one in branches.items() if one.grc.scope == "stream"}

@@ -83,27 +83,25 @@ class Grids:
         return grid
 
 
+def _find_reader(module: nn.Module, *arguments: tuple[str, ...]) -> GridReader | None:
+    """How the calls of a module show the grid, in the first of these arguments that its forward has."""
+    names = list(inspect.signature(type(module).forward).parameters)[1:]
+    wanted = next((some for some in arguments if all(name in names for name in some)), None)
+    return None if wanted is None else GridReader(wanted, tuple(map(names.index, wanted)))
+
+
 def find_own_reader(module: nn.Module) -> GridReader | None:
     """How the calls of an attention show the grid by themselves (PVT, Twins); None: they do not."""
-    names = list(inspect.signature(type(module).forward).parameters)[1:]
-    for wanted in (("height", "width"), ("feat_size",), ("size",)):
-        if all(name in names for name in wanted):
-            return GridReader(wanted, tuple(map(names.index, wanted)))
-    return None
+    return _find_reader(module, ("height", "width"), ("feat_size",), ("size",))
 
 
 def find_reader_above(site: NamedModule, in_windows: bool) -> tuple[nn.Module, GridReader] | None:
     """The module above an attention that shows the grid, and how: its block, or the model's first convolution."""
-    block = site.above[-1] if site.above else None
-    names = [] if block is None else list(inspect.signature(type(block).forward).parameters)[1:]
-    if "input_dimensions" not in names and len(site.above) > 1:  # Swin v2 has a module more around its attention
-        layer = list(inspect.signature(type(site.above[-2]).forward).parameters)[1:]
-        block, names = (site.above[-2], layer) if "input_dimensions" in layer else (block, names)
-    for wanted in (("input_dimensions",), ("H", "W")):  # Swin and Swin v2; XCiT
-        if block is not None and all(name in names for name in wanted):
-            return block, GridReader(wanted, tuple(map(names.index, wanted)))
+    for block in site.above[:-3:-1]:  # of Swin, XCiT; Swin v2 has a module more around its attention
+        if (reader := _find_reader(block, ("input_dimensions",), ("H", "W"))) is not None:
+            return block, reader
     if in_windows:
-        return None if block is None else (block, GridReader())
+        return (site.above[-1], GridReader()) if site.above else None
     for module in reversed(site.above):
         embed: Any = next((part for path in _PATCHES if isinstance(part := reach(module, path), nn.Conv2d)), None)
         if embed is not None:

@@ -6,7 +6,6 @@ Hooks are plain functions that hold no module, so a deep copy of a cached model 
 model can be pickled.
 """
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from mnemos.types import InputError
 
 from .branch import HostBranch
 from .grids import NOTES, Grids, find_own_reader, find_reader_above
-from .host import Call, DecoderHost, reach
+from .host import Call, CallStack, DecoderHost, reach
 from .inputs import NamedModule
 from .masks import own_tokens
 from .row_caches import find_row_state
@@ -40,14 +39,7 @@ class ActiveCall:
         self.position: tuple[Call, Tensor] | None = None
 
 
-class _CallStack(threading.local):
-    """The calls that are being made, each inside the one before it. Threads may share a model."""
-
-    def __init__(self) -> None:  # not of the class: a compiled call would guard on an attribute that comes later
-        self.calls: tuple[ActiveCall, ...] = ()
-
-
-_stack = _CallStack()
+_stack = CallStack()  # of `ActiveCall`
 
 
 class _Owner:
@@ -95,18 +87,15 @@ def _make_owner(module: nn.Module, branches: Sequence[StoredCache], whole: bool 
 def follow_grid(site: NamedModule, branch: HostBranch) -> None:
     """Let a branch know the grid of each call's tokens: from the call, or from a module above that shows it."""
     branch.own_grid = find_own_reader(site.module)
-    if branch.own_grid is not None:
-        return
     reads = find_reader_above(site, branch.padded is not None or branch.windows is not None)
-    if reads is None:
+    if branch.own_grid is not None or reads is None:
         return
     above, reader = reads
     if NOTES not in above.__dict__:
         setattr(above, NOTES, Grids(reader))
-        if isinstance(above, nn.Conv2d):  # whose output shows it
-            keep_handle(above, above.register_forward_hook(_note_grid, with_kwargs=True))
-        else:
-            keep_handle(above, above.register_forward_pre_hook(_note_grid, with_kwargs=True))
+        is_shown_by_output = isinstance(above, nn.Conv2d)
+        add: Any = above.register_forward_hook if is_shown_by_output else above.register_forward_pre_hook
+        keep_handle(above, add(_note_grid, with_kwargs=True))
     branch.grids = getattr(above, NOTES)
 
 

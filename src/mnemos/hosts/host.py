@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -100,9 +101,7 @@ class Host:
         """D of the input, D of the output and H of a module. Raises InputError if one is no positive integer."""
         sizes = [reach(module, path) for path in (self.width, self.out or self.width, self.heads)]
         if not all(isinstance(n, int) and n > 0 for n in sizes):
-            raise InputError(
-                f"{self.name}: expected widths and heads as integers, found {sizes}; name others with where="
-            )
+            raise InputError(f"{self.name}: expected integer widths and heads, found {sizes}; name others with where=")
         return sizes[0], sizes[1], sizes[2]
 
     def heads_dim(self, module: nn.Module) -> int:
@@ -113,14 +112,14 @@ class Host:
         dim = next((n for name in _INPUTS if isinstance(n := getattr(linear, name, None), int)), None)
         if dim is None or dim % self.sizes(module)[2]:
             raise InputError(
-                f'GRC(mix="heads"): expected an attention that calls its projection as a module, found {self.name}, '
-                'of which none is known; use mix="channels"'
+                f'GRC(mix="heads"): expected a projection that is a module, found {self.name}, of which none '
+                'is known; use mix="channels"'
             )
         parts = {name: getattr(module, name, None) for name in self.between}
         if changed := [name for name, part in parts.items() if not (part is None or isinstance(part, nn.Identity))]:
             raise InputError(
-                f'GRC(mix="heads"): expected an attention whose heads are the input of its projection, found '
-                f'{self.name} with {" and ".join(changed)} before it; use mix="channels"'
+                f'GRC(mix="heads"): expected heads that are the input of the projection, found {self.name} with '
+                f'{" and ".join(changed)} before it; use mix="channels"'
             )
         return dim
 
@@ -132,6 +131,13 @@ class Host:
             if (odd := next((width for width in widths if width % heads), None)) is not None:
                 reason = f"its width {odd} is no multiple of its {heads} heads, among which a cache is mixed"
         return reason
+
+
+class CallStack(threading.local):
+    """The calls of attentions that are being made, each inside the one before it. Threads may share a model."""
+
+    def __init__(self) -> None:  # not of the class: a compiled call would guard on an attribute that comes later
+        self.calls: tuple[Any, ...] = ()
 
 
 def reach(module: object, path: str) -> Any:

@@ -5,6 +5,7 @@
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -44,10 +45,7 @@ RECORD = CONFIG_RECORDS[1]
 
 @dataclass(frozen=True)
 class LinearisedAttention:
-    """An attention with a state: its name, its class, H, Hk, and the bytes of state of a row in float32.
-
-    full_heads: its key heads that are left whole, which have none of these bytes.
-    """
+    """An attention with a state: H, Hk, bytes of a row's state in float32, and the key heads that are left whole."""
 
     name: str
     kind: str
@@ -59,10 +57,9 @@ class LinearisedAttention:
 
 @dataclass(frozen=True, repr=False)
 class LineariseReport:
-    """What `linearise` changed and what it left.
+    """What `linearise` changed and left, and what there is to train, by names in the model.
 
-    maps: the new parameters of feature maps, γ and β, by their names in the model; updates: those of the low-rank
-    updates. Together they are what there is to train.
+    maps: the new parameters of feature maps, γ and β; updates: those of the low-rank updates.
     """
 
     changed: tuple[LinearisedAttention, ...]
@@ -72,10 +69,9 @@ class LineariseReport:
     updates: Mapping[str, nn.Parameter]
 
     def __str__(self) -> str:
-        kinds: dict[str, int] = {}
-        for one in self.changed:
-            key = f"transformers {one.kind}: {one.heads} heads, {one.kv_heads} key-value heads"
-            kinds[key] = kinds.get(key, 0) + 1
+        kinds = Counter(
+            f"transformers {one.kind}: {one.heads} heads, {one.kv_heads} key-value heads" for one in self.changed
+        )
         count, own = len(self.changed), self.settings
         forgets = f" (half_life={own.half_life})" if own.state != "none" else ""
         lines = [
@@ -124,9 +120,8 @@ def linearise(
         near(i) = {j : i − w < j ≤ i} ∪ {j < s}, far(i) the other j ≤ i, a_ij = q_i·k_j·scale, m_i = max a_ij of near(i)
 
     Rotary positions: a sink j that has left the window is met by the query at the position min(i, w + s − 1), as
-    StreamingLLM numbers them, so that no distance exceeds w + s − 1, however long a sequence is. While a call and what
-    its cache holds fit into the window (i < w), the model's own attention function is called: its outputs are those of
-    the model, bit for bit.
+    StreamingLLM numbers them. While a call and what its cache holds fit into the window (i < w), the model's own
+    attention function is called: its outputs are those of the model, bit for bit.
 
     state: "none" (window and sinks alone), "linear" (φ = elu + 1), "hedgehog" (φ(x) = [e^{Wx − m}, e^{−Wx − m}],
     m = max |Wx|, W [d, d] per head, the identity at the start), "delta" (these maps, keys of length 1, and the delta
@@ -134,17 +129,16 @@ def linearise(
     γ_h starts small, so that an untrained state does no harm; without training no state is better than "none". rank:
     that of low-rank updates of all projections of these attentions, 0 at the start. rotary: features of queries and
     keys after rotary positions; False: before, where a key is the same at all distances. half_life: tokens after which
-    S and z hold half of a token, at most 2²⁰; 0: they never forget; their gain was lost after 60,000 tokens.
+    S and z hold half of a token, at most 2²⁰; 0: they never forget.
     where: as in `mnemos.cache`: a pattern of names, several, or a function (name, module) -> bool. full: chosen as by
     `where`, attentions that stay as they are and keep all keys and values: a hybrid. Behind a name, ":0,2" leaves key
     heads 0 and 2 of it whole, with the query heads that read them. `mnemos.rank_attentions` says which ones need them.
 
     Every changed attention gets a child `linearised` with the new parameters (`report.maps`, `report.updates`); all
-    weights keep their names. Updates stay where a projection is wrapped, replaced or quantised. `generate`, beams, left
-    padding, `past_key_values=DynamicCache()`, `mnemos.functional`, and gradients through a carried cache work. Padding
-    takes no place in the state. Dropout of attention weights is applied in calls that fit into the window, and in what
-    is whole. Drafts of `generate` (prompt_lookup_num_tokens, an assistant) are taken back from the state; a linearised
-    assistant is refused beyond the window. Further calls may linearise other attentions with other settings.
+    weights keep their names. Updates stay where a projection is wrapped, replaced or quantised. Padding takes no place
+    in the state. Dropout of attention weights is applied in calls that fit into the window, and in what is whole.
+    Drafts of `generate` are taken back from the state; a linearised assistant is refused beyond the window. Further
+    calls may linearise other attentions with other settings.
 
     Cost for each layer: O(T·(w + d)·d) for a call, O((w + s + 2d)·d) a token, and a state of 2·Hk·(w + s)·d +
     Hk·2d·(d + 1) numbers, and Hk·w·d of keys before rotary positions. Raises InputError, and leaves the model
@@ -162,7 +156,7 @@ def linearise(
     if not (full is None or callable(full) or isinstance(full, Iterable)) or isinstance(full, Mapping):
         seen = f"full={full} and no text to rank them by" if isinstance(full, int) else f"full= {type(full).__name__}"
         raise InputError(
-            f"linearise: expected names of attentions, a pattern or a function, found {seen}; give "
+            f"linearise: expected names of attentions, found {seen}; give "
             f"full=mnemos.rank_attentions(model, pieces).full({full if isinstance(full, int) else 'COUNT'})"
         )
 
@@ -219,9 +213,7 @@ def unlinearise(model: nn.Module) -> nn.Module:
     refuse_wrapped(model, "unlinearise")
     sites = [site for site in list_sites(model) if is_linearised(site.module)]
     if not sites:
-        raise InputError(
-            "expected a model that mnemos.linearise() was called on, found none of its states; nothing to undo"
-        )
+        raise InputError("expected a model that mnemos.linearise() was called on, found no state; nothing to undo")
     for site in sites:
         if (reason := _find_obstacle(site)) is not None:
             raise InputError(f"unlinearise: expected a decoder as linearise changed it; {site.name}: {reason}")
@@ -237,9 +229,7 @@ def unlinearise(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def merge_updates(model: nn.Module) -> nn.Module:
-    """Add the low-rank updates of linearised attentions to the weights of their projections, in place; returns it.
-
-        W ← W + up·down
+    """Add the low-rank updates of linearised attentions to their projections, W ← W + up·down, in place; returns it.
 
     The updates are gone: a token costs what it costs at rank 0. Outputs are the same up to rounding, and `unlinearise`
     leaves the changed weights. Raises InputError, and changes nothing, if there are no updates, if PEFT has wrapped
@@ -261,9 +251,7 @@ def merge_updates(model: nn.Module) -> nn.Module:
                 )
             merged.append((projection, update))
     if not merged:
-        raise InputError(
-            "merge_updates: expected a model that mnemos.linearise() gave low-rank updates, found none; nothing to add"
-        )
+        raise InputError("merge_updates: expected a model that linearise() gave low-rank updates, found none")
     for projection, update in merged:
         change = update.up.float() @ update.down.float()
         transposed = hasattr(projection, "nf")  # Conv1D, whose weight is [in, out]
@@ -287,8 +275,8 @@ def refuse_wrapped(model: nn.Module, call: str) -> None:
     for name, module in model.named_modules():
         if is_linearised(module) and not isinstance(module.linearised, Linearised):
             raise InputError(
-                f"{call}: expected the states of the decoder itself, found that of {name} wrapped by an adapter "
-                "(modules_to_save); call the adapter's merge_and_unload() first"
+                f"{call}: expected the decoder's own states, found that of {name} wrapped by an adapter "
+                "(modules_to_save); call its merge_and_unload() first"
             )
 
 
@@ -303,8 +291,8 @@ def _choose(
     whole, others = select_sites(sites, set(known), full, "full") if full not in (None, (), []) else (None, set())
     if others:  # else they would be linearised, against what was asked for
         raise InputError(
-            f"linearise: expected full= to name attentions, found {min(others) or 'the model'!r}, which is none; name "
-            f"{min(known, default='the attention inside')!r} and the like"
+            f"linearise: expected full= to name attentions, found {min(others) or 'the model'!r}, which is none; "
+            f"name {min(known, default='the attention inside')!r} and the like"
         )
     chosen, left = [], []
     for site in sites:
@@ -317,8 +305,7 @@ def _choose(
         every = _count_key_heads(adapter, site.module) if full_heads else 0
         if full_heads and full_heads[-1] >= every:
             raise InputError(
-                f"linearise: expected key heads 0 to {every - 1} of {site.name}, found full= with {full_heads[-1]}; "
-                "change it"
+                f"linearise: expected key heads 0 to {every - 1} of {site.name}, found full= with {full_heads[-1]}"
             )
         if reason is None and (site.name in (whole or ()) or len(full_heads) == every > 0):
             reason = FULL
@@ -334,8 +321,7 @@ def _choose(
         shown = f"where={where!r} chose nothing" if where is not None else "none"
         shown = shown if first is None else f"none: {first.name} was left ({first.why})"
         raise InputError(
-            f"linearise: expected causal self-attentions of a decoder of Transformers, found {shown}; see "
-            "docs/linearise.md"
+            f"linearise: expected causal self-attentions of Transformers, found {shown}; see docs/linearise.md"
         )
     return chosen, left
 
@@ -350,9 +336,7 @@ def _split_heads(sites: list[NamedModule], known: Mapping[str, Host], full: Wher
         found = _HEADS.fullmatch(name) if isinstance(name, str) else None
         if found is None:
             if isinstance(name, str) and ":" in name:
-                raise InputError(
-                    f'linearise: expected full= with key heads as in "NAME:0,2", found {name!r}; change it'
-                )
+                raise InputError(f'linearise: expected full= with key heads as in "NAME:0,2", found {name!r}')
             names.append(name)
             continue
         selected, others = select_sites(sites, set(known), found[1], "full")
@@ -400,8 +384,7 @@ def _find_obstacle(site: NamedModule) -> str | None:
         return "what was given is a part of a decoder; pass the model of Transformers and choose with where="
     if "forward" in vars(site.module):
         return (
-            "its forward was replaced on the instance, as accelerate's hooks and mnemos.fast do; call linearise before "
-            "them, and unlinearise without them"
+            "its forward was replaced (accelerate's hooks, mnemos.fast); linearise before that, unlinearise without it"
         )
     return None
 

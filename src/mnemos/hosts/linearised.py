@@ -18,16 +18,17 @@ from torch import Tensor, nn
 
 from mnemos._compat import hooks_of
 from mnemos.config import check_fields
-from mnemos.libraries import CACHE_NAMES, loaded_weights, with_globals
+from mnemos.libraries import ATTENTIONS, CACHE_NAMES, AttentionTable, loaded_weights, with_globals
 from mnemos.ops.dense_layer import dense
 from mnemos.ops.linear.feature_maps import Hedgehog, elu
 from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, new_state, window_attention
 from mnemos.types import InputError
 
+from .host import CallStack
 from .masks import own_tokens, read_once, refuse_lengths
 
 StateName = Literal["none", "linear", "hedgehog", "delta"]
-ATTENTIONS, ROTARY = "ALL_ATTENTION_FUNCTIONS", "apply_rotary_pos_emb"  # names in the files of Transformers' models
+ROTARY = "apply_rotary_pos_emb"  # in the files of Transformers' models
 _PASTS = (*CACHE_NAMES, "layer_past")  # what forwards of attentions call the model's cache
 _OWN = "_mnemos_own"  # attribute of a mask: the tokens of the call that it shows, for all layers
 _PASSED = {"scaling", "softcap", "dropout", "sliding_window", "is_causal"}  # what forwards give an attention function
@@ -122,14 +123,6 @@ class Tokens(NamedTuple):
         if turn is not None:
             before_q, before_k, cos, sin, apply = turn
             turn = Rotation(before_q[:, :, those], before_k[:, :, those], cos[:, those], sin[:, those], apply)
-        return Tokens(q, k, v, self.sizes, turn, valid)
-
-    def copy(self) -> "Tokens":
-        """The same in tensors of their own, which keep no longer call in memory."""
-        q, k, v = (x.clone() for x in self[:3])
-        turn, valid = self.rotation, None if self.valid is None else self.valid.clone()
-        if turn is not None:
-            turn = Rotation(turn.q.clone(), turn.k.clone(), turn.cos.clone(), turn.sin.clone(), turn.apply)
         return Tokens(q, k, v, self.sizes, turn, valid)
 
 
@@ -273,8 +266,8 @@ def add_updates(attention: Any) -> None:
         projection = getattr(attention, name.removeprefix("to_"), None)
         if not isinstance(projection, nn.Module):
             raise InputError(
-                f"{type(attention).__name__}: expected the projection {name.removeprefix('to_')}, which has a low-rank "
-                "update of mnemos.linearise, found none; call mnemos.hosts.merge_updates before the layer is rebuilt"
+                f"{type(attention).__name__}: expected the projection {name.removeprefix('to_')} of a low-rank update, "
+                "found none; call mnemos.hosts.merge_updates before the layer is rebuilt"
             )
         # Not `update.add in …`: torch.compile finds no bound method equal to another.
         if any([getattr(hook, "__self__", None) is update for hook in hooks_of(projection).values()]):
@@ -315,14 +308,7 @@ class ActiveCall:
         self.rotated: tuple[Tensor, Tensor] | None = None
 
 
-class _CallStack(threading.local):
-    """The calls that are being made. Threads may share a model."""
-
-    def __init__(self) -> None:  # not of the class: a compiled call would guard on an attribute that comes later
-        self.calls: tuple[ActiveCall, ...] = ()
-
-
-_stack = _CallStack()
+_stack = CallStack()  # of `ActiveCall`
 
 
 class _PassingCache:
@@ -339,15 +325,8 @@ class _PassingCache:
         return getattr(self._past, name)
 
 
-class _AttentionFunctions:
-    """In place of Transformers' table of attention functions: the linearised attention around the chosen one."""
-
-    def __init__(self, table: Any) -> None:
-        self._table = table
-
-    def get_interface(self, name: str, default: Any) -> Any:
-        """What the forward calls with (module, query, key, value, mask, …)."""
-        return functools.partial(attend, self._table.get_interface(name, default))
+def _around(function: Any) -> Any:
+    return functools.partial(attend, function)
 
 
 @functools.cache
@@ -357,7 +336,7 @@ def copy_forward(cls: Any) -> Any:
     names = function.__globals__
     if ATTENTIONS not in function.__code__.co_names or ATTENTIONS not in names:
         return None
-    others: dict[str, Any] = {ATTENTIONS: _AttentionFunctions(names[ATTENTIONS])}
+    others: dict[str, Any] = {ATTENTIONS: AttentionTable(names[ATTENTIONS], _around)}
     if has_rotary(cls):
         others[ROTARY] = functools.partial(_rotate, names[ROTARY])
     return with_globals(cls.forward, others)
@@ -395,8 +374,8 @@ def run(forward: Any, module: Any, args: tuple, options: dict[str, Any]) -> Any:
         _stack.calls = _stack.calls[:-1]
     if not call.answered:
         raise InputError(
-            f"{type(module).__name__}: expected a forward that calls its attention function, found one that computes "
-            "attention itself; leave it out of where="
+            f"{type(module).__name__}: expected a forward that calls its attention function, found another; leave it "
+            "out of where="
         )
     return output
 

@@ -11,7 +11,7 @@ from mnemos.ops.window_state import Ring
 from mnemos.types import InputError, map_state
 
 from .linearised import Linearised, LinearisedState, Rotation, Tokens, pick_heads
-from .row_caches import list_layers
+from .row_caches import GIVE, list_layers
 
 DRAFT = 64  # the last tokens of a call that `crop` can take back
 
@@ -62,8 +62,7 @@ class LinearisedLayer(DynamicLayer):
     def update(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
         """What an attention calls that is not linearised: raises InputError."""
         raise InputError(
-            "expected a cache for an attention that keeps all keys, found that of a linearised one; give a new "
-            "transformers.DynamicCache, or none"
+            f"expected a cache for an attention that keeps all keys, found that of a linearised one; {GIVE}"
         )
 
     def extend(self, k: Tensor, v: Tensor, rotation: Rotation | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -113,7 +112,8 @@ class LinearisedLayer(DynamicLayer):
         self.earlier, self.read_last, outputs = None, t, []
         if not torch.is_grad_enabled():
             if t > DRAFT:
-                first, tokens = tokens.some(slice(t - DRAFT)), tokens.some(slice(t - DRAFT, t)).copy()
+                first = tokens.some(slice(t - DRAFT))
+                tokens = map_state(torch.clone, tokens.some(slice(t - DRAFT, t)))  # copies keep no long call in memory
                 y, state = own.read(first, state)
                 outputs.append(y)
                 self.read_last = DRAFT
@@ -214,17 +214,13 @@ def find_layer(past: Any, number: int, own: Linearised) -> LinearisedLayer:
                 f"{one.settings}" + (f" with the key heads {one.full_heads} whole" if one.full_heads else "")
                 for one in (own, layer)
             )
-            raise InputError(
-                f"expected layer {number} of a cache of {wanted}, found one of {found}; give a new "
-                "transformers.DynamicCache, or none"
-            )
+            raise InputError(f"expected layer {number} of a cache of {wanted}, found one of {found}; {GIVE}")
         return layer
     if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or layer.get_seq_length():
         shown = "none" if layer is None else type(layer).__name__
         shown += f" of {layer.get_seq_length()} tokens" if layer is not None else ""
         raise InputError(
-            f"expected an empty layer {number} of a DynamicCache for a linearised attention, found {shown}; give a new "
-            "transformers.DynamicCache, or none"
+            f"expected an empty layer {number} of a DynamicCache for a linearised attention, found {shown}; {GIVE}"
         )
     layers[number] = LinearisedLayer(own)
     return layers[number]

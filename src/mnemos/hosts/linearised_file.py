@@ -47,16 +47,14 @@ def load_adapter(model: nn.Module, path: str | Path) -> JSONObject:
     model = plain_module(model, "hosts.load_adapter")
     if any(is_linearised(module) for module in model.modules()):
         raise InputError(
-            "load_adapter: expected a decoder as it was trained, found a linearised one; call mnemos.unlinearise, or "
-            "leave the adapter out"
+            "load_adapter: expected a decoder as it was trained, found a linearised one; call mnemos.unlinearise"
         )
 
     # --- are these the weights that it was trained on? ---
     own, wanted = _sample(model), kept["samples"]
     if differ := own.keys() ^ wanted.keys():
         raise InputError(
-            f"{path}: expected the decoder that it was trained on, found another architecture ({min(differ)} is of "
-            "one); give the decoder itself, of the class that was trained"
+            f"{path}: expected the decoder that it was trained on, found another architecture ({min(differ)} is of one)"
         )
     pairs = [(own[name], x) for name, x in wanted.items() if own[name].is_floating_point()]
     apart = sum(float((mine - x).square().sum()) for mine, x in pairs)

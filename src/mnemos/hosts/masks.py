@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import assert_in_graph, write_count
-from mnemos.types import InputError
+from mnemos.modes import in_graph
+from mnemos.types import InputError, describe
 
 T = TypeVar("T")
 # An additive mask hides a key by −20 or lower, and of a query that is lowered as a whole, a key 20 below its highest:
@@ -40,8 +41,7 @@ def valid_tokens(mask: object, x: Tensor) -> Tensor | None:
         return None
     b, t = x.shape[:2]
     if not isinstance(mask, Tensor) or mask.dim() not in (2, 4) or mask.shape[-1] != t or mask.shape[0] not in (1, b):
-        shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        raise InputError(f"expected an attention mask [{b}, {t}] or [{b}, 1, Q, {t}], found {shape}")
+        raise InputError(f"expected an attention mask [{b}, {t}] or [{b}, 1, Q, {t}], found {describe(mask)}")
     if mask.dim() == 2:
         return (mask if mask.dtype == torch.bool else mask > 0).expand(b, t)
     if not mask.numel():
@@ -67,10 +67,9 @@ def own_tokens(mask: Any, x: Tensor, seen: int) -> Tensor | None:
     b, t = x.shape[:2]
     dims = mask.dim() if isinstance(mask, Tensor) else 0
     if dims not in (2, 4) or mask.shape[-1] < t or mask.shape[0] not in (1, b) or (dims == 4 and mask.shape[2] != t):
-        shape = list(mask.shape) if dims else type(mask).__name__
         raise InputError(
-            f'expected an attention mask [{b}, 1, {t}, N] or [{b}, N], found {shape}; load the model with "sdpa" or '
-            '"eager" attention (attn_implementation=)'
+            f"expected an attention mask [{b}, 1, {t}, N] or [{b}, N], found {describe(mask)}; load the model with "
+            'attn_implementation="sdpa" or "eager"'
         )
     # Keys after the last query are those of a static cache that has no token there yet.
     first = min(seen, mask.shape[-1] - t)
@@ -111,10 +110,10 @@ def refuse_mask(mask: Tensor | None, x: Tensor, hides: bool = False) -> Tensor |
     [W, T, T] of B = n·W rows, as those of windows, are judged one by one. Here an additive mask hides what is 20 below
     the highest key of its query, as softmax has it: a bias that raises earlier keys by 20 is causal, too.
 
-    Outside of a graph the result is None. A graph (torch.compile, torch.export, torch.jit.trace) has no values; it gets
-    an assertion, which raises RuntimeError when it runs, and the result is a mask [B, T] that is True, but False
-    everywhere for a mask that is refused. Then nothing of the call is written, so that a format that drops assertions,
-    such as TorchScript or ONNX, does not show the future either. Cost O(B·H·T²), once per mask: its layers share it.
+    Outside of a graph the result is None. A graph (torch.compile, torch.export, torch.jit.trace) gets an assertion,
+    which raises RuntimeError when it runs, and the result is a mask [B, T], False everywhere for a mask that is
+    refused: nothing of the call is written, also in a format that drops assertions, such as TorchScript or ONNX. Cost
+    O(B·H·T²), once per mask: its layers share it.
     """
     return _judge(mask, x, hides)[0]
 
@@ -131,7 +130,7 @@ def _judge(mask: Tensor | None, x: Tensor, hides: bool) -> tuple[Tensor | None, 
     """What `refuse_mask` returns, and the tokens [R, T] that no other sees, R 1 or B; None: there are none."""
     if mask is None or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2] or mask.is_meta or not mask.numel():
         return None, None
-    if _in_graph():
+    if in_graph():
         causal, packed, tokens = _compute_judgement(mask, x.shape[0], hides)
         for refused, message in ((causal, CAUSAL), (packed, _BLOCKS)):
             assert_in_graph(~refused, message)
@@ -192,7 +191,7 @@ def _is_packed(edges: Tensor, token: Tensor, later: Tensor) -> Tensor:
     t = edges.shape[-1]
     pairs = token[:, None] & token[:, :, None]
     missing = pairs & ~edges
-    if not _in_graph() and not missing.any():
+    if not in_graph() and not missing.any():
         return missing.any()
     position = torch.arange(t, device=edges.device)
     edges = (edges & pairs) | (position == position[:, None])
@@ -203,10 +202,6 @@ def _is_packed(edges: Tensor, token: Tensor, later: Tensor) -> Tensor:
     apart = first[:, None] != first[:, :, None]
     whole = (missing == (pairs & apart)).all((-1, -2))  # all tokens of a part see each other
     return cut | (whole & missing.any((-1, -2))).any()
-
-
-def _in_graph() -> bool:
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def _find_shown(mask: Tensor, hides: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,10 +1,8 @@
 """A module that the user names with where=, and no adapter knows: how its calls are read, and what it shows when run.
 
 `Reader` reads calls by the names of arguments. `record_calls` runs a model on an example, to find the sizes of each
-attention's input. `probe` changes the input of a named module: most modules do not declare that they are causal, or
-which axis is the batch. A shared cache holds what all tokens of a row wrote, so a causal module beside it would read
-the future, and one whose first axis is time would read other rows. A module that reads each token alone does not show
-either, so it gets no cache.
+attention's input. `probe` changes the input of a named module: most do not declare that they are causal, and would read
+the future in a shared cache, or which axis is the batch. A module that reads each token alone does not show either.
 """
 
 import copy
@@ -22,13 +20,14 @@ from mnemos.types import InputError
 
 from .host import Call, Host, reach
 from .inputs import TEXT_SLOTS, AttentionInput, NamedModule, any_length
-from .masks import LEAVE_OUT, find_visible, refuse_lengths, refuse_mask, valid_tokens
+from .masks import CAUSAL, LEAVE_OUT, combine, find_visible, refuse_lengths, refuse_mask, valid_tokens
 
 _WIDTHS = ("embed_dim", "dim", "hidden_size", "d_model", "width")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")
 _MASKS = ("attention_mask", "attn_mask", "mask", "key_padding_mask", "src_key_padding_mask", "padding_mask")
 _OTHERS = ("key_value_states", "encoder_hidden_states", "context", "memory")  # a second sequence
 _TOKENS = ("hidden_states", "x", "query", "src", "inputs", "tokens")
+_ADAPTER = "leave it out of where=, or write an adapter (mnemos.register_host)"
 _RANDOM = 8  # T of the random input of a module without an example
 CallReader = Callable[[nn.Module, tuple, dict], Call]
 
@@ -55,19 +54,13 @@ class Reader:
         # --- the tokens ---
         x = find_tokens(args, kwargs)
         if x is None:
-            raise InputError(
-                f"{name}: expected a call with [B, T, D] first, found another; leave it out of where=, or write an "
-                "adapter (mnemos.register_host)"
-            )
+            raise InputError(f"{name}: expected a call with [B, T, D] first, found another; {_ADAPTER}")
         if any(isinstance(call.get(other), Tensor) and call[other] is not x for other in _OTHERS):
-            raise InputError(
-                f"{name}: expected self-attention, found a call with a second sequence; leave it out of where="
-            )
+            raise InputError(f"{name}: expected self-attention, found a call with a second sequence; {_ADAPTER}")
         if x.dim() == 4 and x.shape[1] in (x.shape[-1], _find_integer(module, _WIDTHS)):
             raise InputError(
                 f"{name}: expected tokens [B, height, width, D], found {list(x.shape)}, which may be a map [B, D, "
-                'height, width]; write an adapter whose Call says layout="batch" or layout="channels" '
-                "(mnemos.register_host)"
+                'height, width]; write an adapter (mnemos.register_host) with layout="batch" or layout="channels"'
             )
         rows = x if x.dim() == 3 else x.flatten(1, 2)
         # --- its masks ---
@@ -77,18 +70,14 @@ class Reader:
                 b, t = rows.shape[:2]
                 if (value.dtype == torch.bool and value.shape == (b, t)) or value.shape == (b, 1, 1, t):
                     raise InputError(
-                        f"{name}: expected a mask of padding under one of the names {', '.join(_MASKS)}, found one that"
-                        " is not; write an adapter (mnemos.register_host)"
+                        f"{name}: expected a mask of padding named {', '.join(_MASKS)}, found another; {_ADAPTER}"
                     )
         if call.get("is_causal"):
-            raise InputError(
-                f"{name}: expected a call without a causal mask, found that it was called causally; {LEAVE_OUT}"
-            )
+            raise InputError(CAUSAL)
         refuse_lengths(call)
         valid: Tensor | None = None
         for key, mask in masks.items():
-            shown = _read_mask(mask, "padding" in key, rows)
-            valid = shown if valid is None else valid if shown is None else valid & shown
+            valid = combine(valid, _read_mask(mask, "padding" in key, rows))
         return Call(rows, valid)
 
 
@@ -144,10 +133,7 @@ def make_adapter(site: NamedModule, width: int | None) -> Named:
         raise InputError(f"{site.name}: expected an attention that is not causal, found a causal one; {LEAVE_OUT}")
     dim = width or _find_integer(module, _WIDTHS)
     if dim is None:
-        raise InputError(
-            f"{site.name}: expected a width D, found none of {', '.join(_WIDTHS)}; "
-            "give cache() an example= input of the model"
-        )
+        raise InputError(f"{site.name}: expected a width D, found none of {', '.join(_WIDTHS)}; give example=")
     heads = _find_integer(module, _HEADS, divides=dim) or 1
     cls = f"{type(module).__module__}:{type(module).__name__}"
     return Named(cls, (), "", "", make_reader(module), input=_without_limit, dim=dim, num_heads=heads)
@@ -229,8 +215,7 @@ def record_calls(
         raise
     except Exception as error:
         raise InputError(
-            f"expected an example= that the model accepts, found that it could not be run on the example "
-            f"({type(error).__name__}: {error})"
+            f"expected an example= that the model accepts, found {type(error).__name__}: {error}"
         ) from None
     finally:
         for handle in handles:
@@ -273,8 +258,8 @@ def probe(site: NamedModule, host: Host, call: FirstCall | None) -> None:
             if declared:
                 return
             raise InputError(
-                f"{name}: expected a module that takes tokens alone, to test whether it is causal, found "
-                f"{type(error).__name__}: {error}; give cache() an example= input of the model"
+                f"{name}: expected a module that takes tokens alone, found {type(error).__name__}: {error}; give "
+                "cache() an example= input of the model"
             ) from None
         # --- its shape ---
         read = host.call(module, call.args, call.kwargs)
@@ -293,9 +278,8 @@ def probe(site: NamedModule, host: Host, call: FirstCall | None) -> None:
             others = torch.arange(len(y), device=y.device) != row
             if (_run(module, host, call, row, tokens) - y)[others].abs().max() > y.abs().max() * rounding:
                 raise InputError(
-                    f"{name}: expected a module whose rows of a batch do not depend on each other, found that they do, "
-                    'as where time leads, [T, B, D]; write an adapter whose Call says layout="time" '
-                    "(mnemos.register_host), or leave it out of where="
+                    f"{name}: expected rows of a batch that do not depend on each other, found that they do, as where "
+                    f'time leads, [T, B, D] (an adapter says layout="time"); {_ADAPTER}'
                 )
         # --- causality: the later half of the row's tokens changes, then the earlier half ---
         if len(tokens) < 2:
@@ -335,7 +319,6 @@ def _run(module: nn.Module, host: Host, call: FirstCall, row: int = 0, tokens: T
     y = output[0] if isinstance(output, tuple) else output
     if not isinstance(y, Tensor) or y.dim() < 2:
         raise InputError(
-            f"{type(module).__name__}: expected a module that returns a tensor, or a tuple that starts with one, found "
-            f"{type(y).__name__}; leave it out of where="
+            f"{type(module).__name__}: expected a tensor first, found {type(y).__name__}; leave it out of where="
         )
     return host.call(module, call.args, call.kwargs).tokens(y)

@@ -52,10 +52,8 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
             delattr(owner, _EXPECTED)
         else:
             setattr(owner, _EXPECTED, before)
-    if any(
-        isinstance(one, HostBranch | Linearised) for one in model.modules()
-    ):  # RememberingForCausalLM builds its decoder's
-        return model
+    if any(isinstance(one, HostBranch | Linearised) for one in model.modules()):
+        return model  # RememberingForCausalLM builds its decoder's
     record, states = getattr(model.config, "mnemos", None), model.config.__dict__.pop(LINEARISED, ())
     if record is None and not states:
         raise InputError(
@@ -86,9 +84,8 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
         alike = [one for one in stored if one.endswith(f".{name.rpartition('.')[2]}")]
         if not alike:
             raise InputError(
-                f"{folder}: expected the weights of {name!r} in *.safetensors, found weights of no cache or "
-                "state; the class's own from_pretrained drops them: read the original folder with "
-                "mnemos.hosts.from_pretrained and save it again"
+                f"{folder}: expected the weights of {name!r} in *.safetensors, found weights of no cache or state; "
+                "read the original folder with mnemos.hosts.from_pretrained and save it again"
             )
         # The library writes files with names that its modules had in older versions, where only words inside differ.
         same = [name] if name in alike else [one for one in alike if _numbers_and_end(one) == _numbers_and_end(name)]
@@ -120,9 +117,7 @@ def save(model: nn.Module, folder: str | Path) -> None:
     model = plain_module(model, "hosts.save")
     record = model.__dict__.get(RECORD)
     if record is None:
-        raise InputError(
-            "expected the model that mnemos.cache() was called on, found none of its caches; save that one"
-        )
+        raise InputError("expected the model that mnemos.cache() was called on, found none; save that one")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as temporary:
@@ -146,16 +141,13 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     try:
         record = parse(read_text(folder / _RECORD))
     except ValueError as error:  # not UTF-8, or not JSON
-        raise InputError(
-            f"{folder / _RECORD}: expected JSON, found a damaged file ({error}); save the model again"
-        ) from None
+        raise InputError(f"{folder / _RECORD}: expected JSON, found a damaged file ({error}); save it again") from None
     apply_record(inner, record, folder, _RECORD)
     try:
         load_model(plain_module(model, "hosts.load"), str(folder / "model.safetensors"))
     except (SafetensorError, RuntimeError, OSError) as error:
         raise InputError(
-            f"{folder}: expected this model's weights, found others ({str(error).splitlines()[0]}); build the model as "
-            "it was saved"
+            f"{folder}: expected this model's weights, found others ({str(error).splitlines()[0]}); build it as saved"
         ) from None
     return model
 
@@ -198,7 +190,6 @@ def _find_module(name: str, names: Iterable[str], folder: str | Path) -> str:
     alike = [one for one in names if one == name or one.endswith(f".{name}") or (one and name.endswith(f".{one}"))]
     if not alike:
         raise InputError(
-            f"{folder}: expected a module {name!r}, which has a cache or a state in the folder, found none; "
-            "use the class that was saved"
+            f"{folder}: expected a module {name!r}, which has a cache or a state, found none; use its own class"
         )
     return name if name in alike else max(alike, key=len)

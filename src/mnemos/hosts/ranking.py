@@ -29,9 +29,9 @@ _POSITIONS = 256  # whose logarithms of probabilities are held at a time
 class AttentionRanking:
     """What `rank_attentions` measured, in nats a token.
 
-    names: the attentions in the order of the model. alone: what the decoder loses when this attention alone has the
-    window. order: all names, the one that is needed most first. nats: the loss with the first n of `order` whole and
-    the others in the window, n = 0, 1, …, N. tokens: how many were predicted. heads: as `alone`, by key head.
+    names: in the order of the model. alone: what the decoder loses when this attention alone has the window. order: all
+    names, the one that is needed most first. nats: the loss with the first n of `order` whole and the others in the
+    window, n = 0, 1, …, N. tokens: how many were predicted. heads: as `alone`, by key head.
     """
 
     names: tuple[str, ...]
@@ -101,13 +101,13 @@ def rank_attentions(
     `linearise(state="none")` has it. alone: each in the window by itself, all others whole.
 
     jointly: from all whole on, the attention that is missed least goes into the window, again and again: N(N + 1)/2 + 1
-    measurements for N attentions; each computes the blocks from the changed attention on. Attentions stand
-    in for each other, so losses alone do not add up. False: the order is that of `alone`; 2N + 1 measurements. heads:
-    also each key head alone. progress: called with the measurements that are done and their number.
+    measurements for N attentions. They stand in for each other, so losses alone do not add up. False: the order is that
+    of `alone`; 2N + 1 measurements. heads: also each key head alone. progress: called with the measurements that are
+    done and their number.
 
-    The model is as before at the end. A measurement is a forward of all pieces; the outputs of all blocks for all
-    pieces are held. Raises InputError as `linearise` does, for a linearised model, for one without the head of a
-    language model, for a piece of at most `first` tokens, and if none is longer than window and sinks.
+    A measurement is a forward of all pieces from the changed attention on; the outputs of all blocks are held. Raises
+    InputError as `linearise` does, for a linearised model, for one without the head of a language model, for a piece of
+    at most `first` tokens, and if none is longer than window and sinks.
     """
     with WindowLoss(model, pieces, window, sinks, first, where) as loss:
         return rank(loss, jointly, heads, progress)
@@ -139,14 +139,9 @@ class WindowLoss:
         if first < 1:
             raise InputError(f"first: expected at least 1, found {first}; the first token is not predicted")
         found = [f"{[*x.shape]}" if isinstance(x, Tensor) else type(x).__name__ for x in self.pieces]
-        for x, kind in zip(self.pieces, found, strict=True):
-            if not isinstance(x, Tensor) or not x.dim():
-                raise InputError(
-                    f"expected a list of pieces [T] of token ids, found one with {kind}; give [torch.tensor(ids), …]"
-                )
-        if not found or any(x.ndim != 1 or len(x) <= first for x in self.pieces):
+        if not found or not all(isinstance(x, Tensor) and x.ndim == 1 and len(x) > first for x in self.pieces):
             raise InputError(
-                f"expected a list of pieces [T], each of more than first={first} token ids, found "
+                f"expected a list of pieces [T], tensors of more than first={first} token ids, found "
                 f"{', '.join(found[:4]) or 'none'}; give longer ones (of [1, T] its row), or lower first"
             )
         embedding = getattr(self.model, "get_input_embeddings", lambda: None)()
@@ -155,12 +150,12 @@ class WindowLoss:
             if x.dtype not in (torch.int64, torch.int32) or x.min() < 0 or x.max() >= vocabulary:
                 raise InputError(
                     f"expected token ids from 0 to below {vocabulary:,}, found {x.dtype} from {x.min()} to {x.max()}; "
-                    "give what the decoder's own tokenizer returns"
+                    "use the decoder's tokenizer"
                 )
         if (longest := max(map(len, self.pieces))) <= window + sinks:
             raise InputError(
                 f"expected a piece of more tokens than window={window} and sinks={sinks} together, found at most "
-                f"{longest}, of which all attentions read all; give longer ones, or lower window"
+                f"{longest}; give longer ones, or lower window"
             )
         self._ends = contextlib.ExitStack()
 
@@ -231,8 +226,7 @@ class WindowLoss:
         logits = getattr(output, "logits", None)
         if logits is None or logits.ndim != 3:
             raise InputError(
-                f"expected a decoder that predicts tokens, found a {type(self.model).__name__} without logits of them; "
-                "load it by AutoModelForCausalLM"
+                f"expected a decoder, found a {type(self.model).__name__} without logits; load AutoModelForCausalLM"
             )
         logits = logits[0, -count - 1 : -1]
         parts = zip(logits.split(_POSITIONS), ids[self.first :].long().split(_POSITIONS), strict=True)

@@ -14,8 +14,8 @@ from mnemos import generators
 from mnemos.errors import near_arguments
 from mnemos.memory.tokens import TokenMemory, TokenState
 from mnemos.modes import evaluating
-from mnemos.ops.padding import PackedRows
-from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids, join, select
+from mnemos.ops.padding import PackedRows, take, valid_first
+from mnemos.types import Device, InputError, Splits, StateKind, check_token_ids, describe, read_by_count, select
 
 from .adapters import ROTARY
 
@@ -40,17 +40,14 @@ def remember(
         remembering = mnemos.remember(model, tokens=16)         # a Hugging Face model: GPT-2, Llama, Qwen and others
         logits, memory = remembering(ids, memory)               # ids [B, T]: a segment; memory None: new rows
 
-    The decoder is used as it is, without hooks or new modules: `remembering.model` is the given object, and dropping
-    the wrapper undoes everything. Both train: freeze what should not, for example
-    `remembering.model.requires_grad_(False)`. tokens: m, the number of memory tokens.
+    The decoder is used as it is, without hooks or new modules: `remembering.model` is the given object. Both train:
+    freeze what should not, as by `remembering.model.requires_grad_(False)`. tokens: m, the number of memory tokens.
 
     embedding, decoder, head: the names of these parts of a model whose layout is not known, all three: the embedding
     [B, T] -> [B, T, D]; a causal module that is called with `inputs_embeds=` [B, n, D] and returns hidden states
     [B, n, D] (a tensor, a tuple that starts with it, or an object with `last_hidden_state`); and the map from hidden
-    states to logits. A decoder that is named is called once, with random embeddings, to test that it is causal, and its
-    parts on eight tokens, to test that their logits are those of the model.
-    Raises InputError for a model of an unknown layout, parts that it does not have, a decoder that is not causal, and
-    parts whose logits are not the model's.
+    states to logits. Raises InputError for a model of an unknown layout, parts that it does not have, a named decoder
+    that is not causal, and named parts whose logits are not the model's; both are tested by a call.
     """
     # --- what is no decoder of another library ---
     cls = type(model).__name__
@@ -60,8 +57,7 @@ def remember(
         raise InputError(f"remember: expected a model, a torch.nn.Module, found {cls}; give the model itself")
     if type(model).__module__.startswith("mnemos."):
         raise InputError(
-            f"remember: expected a decoder of another library, found {cls} of mnemos, which carries its own state; "
-            "for memory tokens use mnemos.RMT"
+            f"remember: expected a decoder of another library, found {cls}; for memory tokens use mnemos.RMT"
         )
 
     # --- its parts, by name or of a known class ---
@@ -119,17 +115,14 @@ class Remembering(nn.Module):
 
     x [B, T] int64 token ids: one segment, of any length; mask [B, T] bool, True = valid; logits [B, T, V] predict the
     token after x[:, i], of the next segment where i is the last. The state is a `TokenState`: m·D numbers per row, in
-    new rows the learned start. The decoder's causal mask holds for all 2m + T
-    tokens, so a memory token attends to those before it. Positions start again with each call: the read tokens at 0,
-    and padding takes no position, so that a row's memory does not depend on it. A row that is all padding keeps its
-    memory.
+    new rows the learned start. The decoder's causal mask holds for all 2m + T tokens, so a memory token attends to
+    those before it. Positions start again with each call: the read tokens at 0, and padding takes no position. A row
+    that is all padding keeps its memory.
 
-    It is a model as those of `mnemos.models`: `mnemos.replay` trains it over segments, `mnemos.select`, `reset` and
-    `join` serve its state, and gradient flows through it. Where a sequence is cut is part of the computation
-    (splits = "segments"); `Segmented` has segments of a fixed length, for streams. Cost: the decoder's over 2m + T
-    tokens, and the head's over T.
-    Raises InputError for ids, mask and memory that do not fit, and for more tokens than the decoder's positions or
-    its sliding window hold.
+    It is a model as those of `mnemos.models`: `mnemos.replay` trains it over segments. Where a sequence is cut is part
+    of the computation (splits = "segments"); `Segmented` has segments of a fixed length, for streams. Cost: the
+    decoder's over 2m + T tokens, and the head's over T. Raises InputError for ids, mask and memory that do not fit, and
+    for more tokens than the decoder's positions or its sliding window hold.
     """
 
     splits: Splits = "segments"
@@ -147,8 +140,7 @@ class Remembering(nn.Module):
         takes = inspect.signature(decoder.forward).parameters
         if "inputs_embeds" not in takes and not any(one.kind is one.VAR_KEYWORD for one in takes.values()):
             raise InputError(
-                f"remember: expected a decoder that takes inputs_embeds=, found {type(decoder).__name__}, which takes "
-                f"{', '.join(takes)}; name another decoder"
+                f"remember: expected a decoder that takes inputs_embeds=, found {type(decoder).__name__}; name another"
             )
         self._options = {"use_cache": False} if "use_cache" in takes else {}
         self._takes_mask = "attention_mask" in takes
@@ -222,8 +214,7 @@ class Remembering(nn.Module):
             before, later = self._call_decoder(torch.cat([x, other]), None)[:, :3].float()
             if not torch.allclose(before, later, rtol=1e-3, atol=1e-4):
                 raise InputError(
-                    f"decoder={decoder!r}: expected a causal module, found outputs that change with later embeddings; "
-                    "name the causal decoder"
+                    f"decoder={decoder!r}: expected a causal module, found outputs that change with later embeddings"
                 )
             if type(model).forward is nn.Module.forward:
                 self.after = AfterHead()
@@ -234,25 +225,21 @@ class Remembering(nn.Module):
                 whole: Any = model(ids)
             except Exception as error:  # of any class: it is the model's own
                 raise InputError(
-                    "remember: expected a model that is called with token ids [B, T], to compare its logits with those "
-                    f"of its parts, found {type(error).__name__}: {' '.join(str(error).split())}; use another model"
+                    "remember: expected a model that is called with token ids [B, T], found "
+                    f"{type(error).__name__}: {' '.join(str(error).split())}; use another model"
                 ) from error
             whole = whole[0] if isinstance(whole, tuple) else getattr(whole, "logits", whole)
             logits = head(self._call_decoder(embedding(ids), None))
         if not isinstance(whole, Tensor) or whole.shape != logits.shape:
-            shape = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
-            raise InputError(
-                f"remember: expected parts whose logits are those of {cls}, found {tuple(logits.shape)} and {shape}; "
-                "name other parts"
-            )
-
+            found = f"{tuple(logits.shape)} and {describe(whole)}"
+            raise InputError(f"remember: expected parts whose logits are those of {cls}, found {found}")
         rounding = max(torch.finfo(x.dtype).eps for x in (logits, whole))
         self.after = AfterHead.of(model)
         difference = (self.after(logits).float() - whole.float()).abs().max()
         if difference > min(100 * rounding, 0.05) * whole.abs().max():
             raise InputError(
                 f"remember: expected parts whose logits are those of {cls}, found that they differ by up to "
-                f"{difference:.2g}; name parts that include all that it computes, or use a model whose layout is known"
+                f"{difference:.2g}; name parts that include all that it computes"
             )
 
     def _embed(self, state: TokenState) -> Tensor:
@@ -267,19 +254,16 @@ class Remembering(nn.Module):
         """
         order, options = None, dict[str, Any](self._options)
         if valid is not None:
-            order = valid.byte().argsort(dim=1, descending=True, stable=True)
-            embeds = _reorder(embeds, order)
+            order = valid_first(valid)
+            embeds = take(embeds, order)
             if self._takes_mask:
                 options["attention_mask"] = valid.gather(1, order).long()
         out = self.parts[1](inputs_embeds=embeds, **options)
         hidden: Any = out[0] if isinstance(out, tuple) else getattr(out, "last_hidden_state", out)
         if not isinstance(hidden, Tensor) or hidden.shape != embeds.shape:
-            shape = tuple(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
-            raise InputError(
-                f"remember: expected a decoder that returns hidden states {tuple(embeds.shape)}, as its embeddings, "
-                f"found {shape}; name another decoder"
-            )
-        return hidden if order is None else _reorder(hidden, order.argsort(1))
+            found = f"{describe(hidden)}; name another decoder"
+            raise InputError(f"remember: expected hidden states {tuple(embeds.shape)}, found {found}")
+        return hidden if order is None else take(hidden, order.argsort(1))
 
     def _check(self, x: Tensor, state: TokenState | None, mask: Tensor | None) -> TokenState:
         """The state, of new rows if it is None, after a check of all three."""
@@ -290,8 +274,7 @@ class Remembering(nn.Module):
         elif not isinstance(state, TokenState) or state.tokens.shape != (len(x), m, width):
             shape = tuple(state.tokens.shape) if isinstance(state, TokenState) else type(state).__name__
             raise InputError(
-                f"expected the state that this wrapper returned, of shape {(len(x), m, width)}, found {shape}; start "
-                "with None"
+                f"expected the state that this wrapper returned, {(len(x), m, width)}, found {shape}; start with None"
             )
         n, config = x.shape[1] + 2 * m, getattr(self.model, "config", None)
         for field, what in (("max_position_embeddings", "positions"), ("sliding_window", "tokens of its window")):
@@ -302,11 +285,6 @@ class Remembering(nn.Module):
                     f"{2 * m} of memory; give shorter segments"
                 )
         return state
-
-
-def _reorder(x: Tensor, order: Tensor) -> Tensor:
-    """x [B, n, D] in another order [B, n] of the tokens of each row."""
-    return x.gather(1, order[..., None].expand_as(x))
 
 
 class SegmentedState(NamedTuple):
@@ -374,8 +352,7 @@ class Segmented(nn.Module):
         if not isinstance(state, SegmentedState) or state.tokens.shape != (len(x), self.segment - 1):
             shape = tuple(state.tokens.shape) if isinstance(state, SegmentedState) else type(state).__name__
             raise InputError(
-                f"expected the state that this model returned, of rows and tokens {(len(x), self.segment - 1)}, found "
-                f"{shape}; start with None"
+                f"expected the state that this model returned, {(len(x), self.segment - 1)}, found {shape}; pass None"
             )
         if mask is not None and not fresh:
             raise InputError("mask: expected none where rows go on, found one; read rows without their padding")
@@ -396,16 +373,11 @@ class Segmented(nn.Module):
             state = SegmentedState(memory, kept, begun)
         elif len(counts := state.begun.unique().tolist()) == 1:
             hidden, state = self._read_segments(x, state, counts[0])
-        else:
-            # --- rows that have begun segments of different lengths, those of one length together ---
-            order, read = [], []
-            for count in counts:
-                indices = (state.begun == count).nonzero()[:, 0]
-                order.append(indices)
-                read.append(self._read_segments(x[indices], select(state, indices), count))
-            back = torch.cat(order).argsort()
-            hidden = torch.cat([part for part, _ in read])[back]
-            state = select(join([after for _, after in read]), back)
+        else:  # rows that have begun segments of different lengths, those of one length together
+            before = state
+            hidden, state = read_by_count(
+                state.begun, lambda rows, count: self._read_segments(x[rows], select(before, rows), count)
+            )
         return self.remembering.logits(hidden if only is None else hidden[only]), state
 
     if TYPE_CHECKING:

@@ -14,6 +14,9 @@ from torch import Tensor
 from mnemos.memory.row_blocks import CacheState
 from mnemos.types import InputError
 
+GIVE = "give a new transformers.DynamicCache, or none"
+_EXPECTED = "expected a cache with a layer for each attention"
+
 
 class RowState:
     """What a layer of a host's cache carries for one gated cache: its state, and how many tokens it has read."""
@@ -77,9 +80,8 @@ def _make_carrying(layer: type) -> Any:
             """Raises InputError for tokens that a gated cache has read: its updates do not go back."""
             if self.mnemos_gated is not None and tokens_to_remove:
                 raise InputError(
-                    "crop: expected a cache without the state of gated caches, which cannot take tokens back, found "
-                    f"{abs(tokens_to_remove)} to take back; generate without drafts and assistants, or go on from a "
-                    "copy.deepcopy of the cache"
+                    f"crop: expected no tokens to take back from gated caches, found {abs(tokens_to_remove)}; generate "
+                    "without drafts and assistants, or go on from a copy.deepcopy of the cache"
                 )
             super().crop(tokens_to_remove)
 
@@ -110,10 +112,7 @@ def list_layers(past: Any) -> tuple[Any, list[Any]]:
     past = getattr(past, "self_attention_cache", past)  # of an encoder and a decoder
     layers = getattr(past, "layers", None)
     if not isinstance(layers, list):
-        raise InputError(
-            f"expected a cache with a layer for each attention, found a {type(past).__name__}; "
-            "give a transformers.DynamicCache, or none"
-        )
+        raise InputError(f"{_EXPECTED}, found a {type(past).__name__}; {GIVE}")
     return past, layers
 
 
@@ -124,10 +123,7 @@ def find_row_state(past: Any, number: int, batch: int, t: int) -> RowState:
     """
     _, layers = list_layers(past)
     if len(layers) <= number:
-        raise InputError(
-            f"expected a cache with a layer for each attention, found {len(layers)} layers; give a "
-            "transformers.DynamicCache, or none"
-        )
+        raise InputError(f"{_EXPECTED}, found {len(layers)} layers; {GIVE}")
     layer = layers[number]
     if not hasattr(layer, "mnemos_gated"):
         cls: Any = type(layer)

@@ -1,8 +1,8 @@
 """Attentions of Transformers and timm on the kernels of `mnemos.ops.softmax_attention`, where a call fits these.
 
-Layers of Transformers find the function that attends by its name in a registry. In a forward of `fast` they find it in
-`_Registry`, where `attend` stands in front of "sdpa", PyTorch's fused kernel. The configuration, by which Transformers
-makes the masks, stays as it is. Attentions of timm call the fused kernel themselves; `_attend` takes its place there.
+Layers of Transformers find the function that attends by its name in a table. In a forward of `fast` `attend` stands in
+front of "sdpa", PyTorch's fused kernel. The configuration, by which Transformers makes the masks, stays as it is.
+Attentions of timm call the fused kernel themselves; `_attend` takes its place there.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 from mnemos.attention import softmax
 from mnemos.hosts.masks import read_once
-from mnemos.libraries import with_globals
+from mnemos.libraries import ATTENTIONS, AttentionTable, with_globals
 from mnemos.modes import in_graph
 from mnemos.ops.softmax_attention import softmax_attention
 
-_NAME = "ALL_ATTENTION_FUNCTIONS"  # of the registry, in the files of models
 _READ = "_mnemos_visible"  # attribute of a mask that has its `_Visible`
 _PYTORCHS = F.scaled_dot_product_attention
 _OTHERS = ("position_bias", "softcap", "cache")  # options that change the result, and that the kernels do not have
@@ -32,25 +31,17 @@ def attention_forward(cls: type[nn.Module]) -> Any:
     if not isinstance(forward, FunctionType):
         return None
     package, called, names = cls.__module__.partition(".")[0], forward.__code__.co_names, forward.__globals__
-    if package == "transformers" and _NAME in called and _NAME in names:
-        return with_globals(forward, {_NAME: _Registry(names[_NAME])})
+    if package == "transformers" and ATTENTIONS in called and ATTENTIONS in names:
+        return with_globals(forward, {ATTENTIONS: AttentionTable(names[ATTENTIONS], _around)})
     if package == "timm" and "scaled_dot_product_attention" in called and names.get("F") is F:
         return with_globals(forward, {"F": SimpleNamespace(**{**vars(F), "scaled_dot_product_attention": _attend})})
     return None
 
 
-class _Registry:
-    def __init__(self, theirs: Any) -> None:
-        self._theirs = theirs
-
-    def get_interface(self, name: str, default: Any) -> Any:
-        function = self._theirs.get_interface(name, default)
-        # By where it is from: a model, or a user, may have registered another one under this name.
-        usual = getattr(function, "__module__", None) == "transformers.integrations.sdpa_attention"
-        return partial(attend, function) if usual else function
-
-    def __getitem__(self, name: str) -> Any:
-        return self.get_interface(name, None)
+def _around(function: Any) -> Any:
+    # By where it is from: a model, or a user, may have registered another one under its name.
+    usual = getattr(function, "__module__", None) == "transformers.integrations.sdpa_attention"
+    return partial(attend, function) if usual else function
 
 
 def attend(

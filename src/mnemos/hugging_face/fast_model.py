@@ -40,17 +40,8 @@ def fast(model: nn.Module) -> "FastReport":
         with mnemos.fast(model) as report:   # or for a while
             model.generate(ids)
 
-    Training, prefill and decoding give equal outputs, caches and gradients, up to rounding. Served are
-
-    - dense layers of any model (Transformers, timm, PyTorch): `torch.nn.Linear`, the projections of
-      `torch.nn.MultiheadAttention`, GPT-2's `Conv1D`, by the faster of PyTorch's two libraries (`mnemos.ops.dense`);
-    - recurrent layers of Transformers that call its functions for gated delta rules with a decay per head or channel,
-      the scans of Mamba and Mamba-2, and short causal convolutions (`fast_functions.FUNCTIONS`): those of Qwen3-Next,
-      Qwen3.5, OLMo Hybrid, Kimi Linear, Mamba, Jamba, Mamba-2, Bamba, Falcon-H1, Granite 4, Nemotron-H, Zamba, LFM2 and
-      others. `print(report)` names them, and what is left;
-    - softmax attention of Transformers and timm, causal, windowed or not, padded or not, in training and in reading
-      prompts (`mnemos.ops.softmax_attention`); calls with dropout, other masks or few tokens run PyTorch's own;
-    - RMS norms of Transformers, where no gradient is wanted.
+    Training, prefill and decoding give equal outputs, caches and gradients, up to rounding. docs/fast.md has the layers
+    that are served, `print(report)` those of this model, and what is left.
 
     Each such layer gets a `forward` of its own: a copy of its class's, in which some names mean other functions.
     Nothing is changed in the class, in its module or in other models. Weights, hooks, `generate`, copies, threads,
@@ -60,13 +51,10 @@ def fast(model: nn.Module) -> "FastReport":
     PyTorch. A layer of another class stays as it is: a quantised or parametrised one, and one whose forward another
     library has set.
 
-    Padding decays the state as it does in Transformers; `mnemos.functional` leaves the state alone. Packed sequences,
-    which Transformers refuses without further packages, are kept apart where the model hands their ends to its layers:
-    those of gated delta rules need `seq_idx` and `cu_seq_lens_q`, the scan of Mamba-2 `seq_idx`, attention layers
-    `position_ids`. A layer of a gated delta rule raises InputError if it gets only one of its two, or cannot hand them
-    to its functions. One of Mamba-1 raises it for either: Transformers does not tell its scan where sequences begin.
-
-    Raises InputError for what is no module. A model without such layers is left as it is, and the report says why.
+    Padding decays the state as it does in Transformers; `mnemos.functional` leaves the state alone. Packed sequences
+    are kept apart where the model hands their ends to its layers: those of gated delta rules need `seq_idx` and
+    `cu_seq_lens_q`, the scan of Mamba-2 `seq_idx`, attention layers `position_ids`. A layer of a gated delta rule
+    raises InputError if it gets only one of its two, or cannot hand them to its functions; one of Mamba-1 for either.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"fast: expected a model, found {type(model).__name__}; pass the module")
@@ -131,6 +119,7 @@ class LeftLayer:
     reason: str
 
 
+@dataclass(eq=False, repr=False)
 class FastReport:
     """What `fast` changed and what it left. `undo()` takes it back.
 
@@ -140,21 +129,15 @@ class FastReport:
     gradients are wanted. dense, attentions: names of dense layers, and of layers of softmax attention.
     """
 
-    def __init__(
-        self,
-        changed: tuple[FastLayer, ...],
-        left: tuple[LeftLayer, ...],
-        norms: tuple[str, ...],
-        dense: tuple[str, ...],
-        attentions: tuple[str, ...],
-        layers: dict[str, nn.Module],
-        before: set[str],
-        why_unchanged: str,
-    ) -> None:
-        """layers: those with a forward of `fast`. before: the names of those that had one before this call."""
-        self.changed, self.left = changed, left
-        self.norms, self.dense, self.attentions = norms, dense, attentions
-        self._layers, self._before, self._why_unchanged, self._undone = layers, before, why_unchanged, False
+    changed: tuple[FastLayer, ...]
+    left: tuple[LeftLayer, ...]
+    norms: tuple[str, ...]
+    dense: tuple[str, ...]
+    attentions: tuple[str, ...]
+    _layers: dict[str, nn.Module]  # with a forward of `fast`
+    _before: set[str]  # the names of those that had one before this call
+    _why_unchanged: str
+    _undone: bool = False
 
     def undo(self) -> None:
         """Give the layers the forward of their class again. A second call does nothing.

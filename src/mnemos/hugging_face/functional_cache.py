@@ -88,13 +88,8 @@ class CacheLayout:
 
     def __init__(self, model: Any, advice: str) -> None:
         config, self.architecture, self.advice = model.config, type(model).__name__, advice
-        known = (
-            DynamicLayer,
-            DynamicSlidingWindowLayer,
-            LinearAttentionAndFullAttentionLayer,
-            LinearAttentionLayer,
-            DummyLayer,
-        )
+        known: tuple[Any, ...] = DynamicLayer, DynamicSlidingWindowLayer, DummyLayer
+        known += LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
         named = getattr(config.get_text_config(decoder=True), "layer_types", None) or []
         layers = getattr(config, "decoder_layers", None)
         if layers is not None and layers != config.num_hidden_layers:  # which is another name of the encoder's
@@ -124,8 +119,7 @@ class CacheLayout:
         """The window of a layer, or of the first layer that attends if this one does not."""
         if layer >= len(self.attends):
             raise InputError(
-                f"functional: expected {len(self.attends)} layers, as the configuration says, found a layer {layer}; "
-                "use another model"
+                f"functional: expected {len(self.attends)} layers, as in the configuration, found a layer {layer}"
             )
         if not self.attends[layer] and True in self.attends:
             layer = self.attends.index(True)
@@ -233,8 +227,8 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         """What has the state of the rows (`RowState`): this cache."""
         if grc.scope != "stream":
             raise InputError(
-                f'functional: expected gated caches of scope="stream", found scope={grc.scope!r}, whose cache belongs '
-                'to the model and not to a row; call mnemos.cache with GRC(scope="stream")'
+                f'functional: expected gated caches of scope="stream", a cache per row, found scope={grc.scope!r}; '
+                'call mnemos.cache with GRC(scope="stream")'
             )
         return self
 
@@ -309,8 +303,8 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
     def _unknown(self, *given: Any, layer_idx: int | None = None, **_: Any) -> Any:
         layer = next((x for x in given if isinstance(x, int)), None) if layer_idx is None else layer_idx
         raise InputError(
-            "functional: expected recurrent layers whose step is known (docs/hugging-face.md has the list), found "
-            f"{self.layout.named(layer)}; {self.layout.advice}"
+            f"functional: expected recurrent layers whose step is known, found {self.layout.named(layer)}; "
+            f"{self.layout.advice}"
         )
 
     has_previous_state = update_indexer = _unknown

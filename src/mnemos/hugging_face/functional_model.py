@@ -14,7 +14,7 @@ from mnemos.errors import install_command
 from mnemos.memory.key_values import KeyValues
 from mnemos.modes import evaluating
 from mnemos.ops.padding import take, valid_last, zero_invalid
-from mnemos.types import Device, InputError, Output, Splits, State, StateKind, leaves, map_state, reset
+from mnemos.types import Device, InputError, Output, Splits, State, StateKind, describe, leaves, map_state, reset
 
 from .fast_model import find_replacements, renew
 from .functional_cache import CacheLayout, FunctionalCache, FunctionalState, add_forwards
@@ -43,14 +43,11 @@ def functional(model: nn.Module) -> "Functional":
         logits, state = step(ids, None)                    # any number of tokens; None: new rows
         logits, state = step(more, state)                  # as if both were read at once
 
-    It serves decoders whose cache is made of keys and values (GPT-2, Llama, Mistral, Qwen, ...) and the recurrent
-    layers of Mamba, FalconMamba, Jamba, Mamba-2, Bamba, Qwen3-Next and others (`functional_cache.RECURRENT`). The model
-    is not changed; it is `step.model`. `Functional` says what is computed, at what cost, and where the limits are.
-
-    A few tokens are read to find out the shapes of the state, whether the model is causal, and how it numbers
-    positions. Raises InputError for a model without a causal state, with layers of another kind, with positions that
-    are not numbered from 0 or from the padding token's id + 1, and where the caches of the installed version of
-    Transformers are not those that are known.
+    It serves decoders whose cache is made of keys and values, and recurrent layers (`functional_cache.RECURRENT`). The
+    model is not changed; it is `step.model`. `Functional` says what is computed, at what cost, and where the limits
+    are. A few tokens are read to find out the shapes of the state, whether the model is causal, and how it numbers
+    positions. Raises InputError for a model without a causal state, with layers of another kind, or with positions that
+    are not numbered from 0 or from the padding token's id + 1.
     """
     return Functional(model)
 
@@ -106,9 +103,8 @@ class Functional(nn.Module):
     Cost: the model's. Attention appends keys and values at O(T). Recurrences (gated delta rules, Mamba, Mamba-2) run in
     float32 at least, on this library's operators, differentiable once on a CPU.
     Rotary positions whose frequencies change with the length ("dynamic", "longrope") depend on where a sequence is
-    cut, as they do in `generate`. A model with learned positions reads no more tokens than it has of these. Positions
-    are those of `model(ids)`, RoBERTa's too, whose `generate` passes others.
-    Raises InputError for x, mask or state that do not fit, and for layers that got no state: gradient checkpointing of
+    cut, as they do in `generate`. A model with learned positions reads no more tokens than it has of these. Raises
+    InputError for x, mask or state that do not fit, and for layers that got no state: gradient checkpointing of
     Transformers drops the cache in training.
     """
 
@@ -207,7 +203,7 @@ class Functional(nn.Module):
             found = "has outputs that change with later tokens" if y.dim() == 3 and cache.new else found
             raise InputError(
                 f"functional: expected a causal model with a state, found {self.config.architecture}, which {found}; "
-                "use a decoder, as AutoModelForCausalLM returns, with is_decoder=True if its configuration has that"
+                "use a decoder (is_decoder=True in its configuration)"
             )
 
         # --- positions: from 0, or as RoBERTa's, which keeps those up to the padding token's id for padding ---
@@ -261,14 +257,13 @@ class Functional(nn.Module):
         ids = isinstance(x, Tensor) and x.dim() == 2 and x.dtype in (torch.int64, torch.int32)
         embeddings = isinstance(x, Tensor) and x.dim() == 3 and x.is_floating_point() and x.shape[2] == width
         if not (ids or embeddings) or len(x) == 0:
-            found = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise InputError(f"expected token ids [B, T] int64 or embeddings [B, T, {width}], found {found}")
+            raise InputError(f"expected token ids [B, T] int64 or embeddings [B, T, {width}], found {describe(x)}")
         state = self.initial_state(len(x)) if state is None else self._check_state(state, len(x))
         order = valid = None
         if mask is not None:
             if not isinstance(mask, Tensor) or mask.shape != x.shape[:2] or mask.is_floating_point():
-                found = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-                raise InputError(f"expected mask {tuple(x.shape[:2])} of booleans, found {found}; True = valid")
+                found = f"{describe(mask)}; True = valid"
+                raise InputError(f"expected mask {tuple(x.shape[:2])} of booleans, found {found}")
             if not mask.all():
                 mask = mask.bool()
                 order = valid_last(mask)
@@ -278,9 +273,8 @@ class Functional(nn.Module):
             if valid is not None or least != most:
                 found = f"{least} to {most} tokens" if valid is None else "a mask with padding"
                 raise InputError(
-                    f"{self.config.architecture}: expected rows without padding that have read the same number of "
-                    f"tokens, because its positions cannot be set per row, found {found}; give every row, or rows of "
-                    "one length, a call and a state of their own"
+                    f"{self.config.architecture}: expected rows without padding that have read equally many tokens, "
+                    f"found {found}; give rows of one length a call and a state of their own"
                 )
             # Without what is before the first token of all rows: those positions count.
             parts = (part.last(most) if isinstance(part, KeyValues) else part for part in state.parts)
@@ -368,8 +362,7 @@ def check_model(model: nn.Module) -> tuple[Any, str]:
     if not isinstance(base, libraries.transformers().PreTrainedModel):
         raise InputError(
             f"functional: expected a model of Hugging Face Transformers, found {type(model).__name__}; give the model "
-            "itself, without torch.compile or DistributedDataParallel around it (models of mnemos are called as y, "
-            "state = model(x, state) already)"
+            "itself, without torch.compile or DistributedDataParallel around it"
         )
     takes = inspect.signature(base.forward).parameters
     cache = next((name for name in _CACHES if name in takes), None)
@@ -383,7 +376,6 @@ def check_model(model: nn.Module) -> tuple[Any, str]:
         raise InputError(f"functional: expected a model that goes on from any cache, found {name}, which {unfit}")
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
         raise InputError(
-            f"functional: expected a decoder alone, found {name}, which reads an encoder; use mnemos.EncoderDecoder, "
-            "or a decoder without cross-attention"
+            f"functional: expected a decoder alone, found {name}, which reads an encoder; use mnemos.EncoderDecoder"
         )
     return base, cache

@@ -5,7 +5,7 @@ because outputs and states are those of each row read by itself (`read_padded`).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,10 +22,12 @@ from mnemos.types import (
     Output,
     State,
     collect_auxiliary_losses,
+    describe,
     is_padding_free,
     join,
     leaves,
     likelihood_of,
+    read_by_count,
     select,
 )
 
@@ -61,8 +63,7 @@ class Generates:
         """Make the cache before the first call: assisted decoding needs it then."""
         if generation_config.cache_implementation is not None:
             raise InputError(
-                f"cache_implementation: expected none, because the model has a state of its own, found "
-                f"{generation_config.cache_implementation!r}; leave it out"
+                f"cache_implementation: expected none, found {generation_config.cache_implementation!r}; leave it out"
             )
         cache = check_cache(*(model_kwargs.pop(name, None) for name in libraries.CACHE_NAMES))
         if cache is not None:
@@ -86,8 +87,8 @@ class Generates:
             return read_padded(self.model, tokens, (None, mask), self._call(None, keep), False, keep)
         if cache.recording and self.model.splits != "anywhere":
             raise InputError(
-                "assisted decoding: expected a model that may be cut anywhere, found one whose cuts are part of the "
-                "computation (splits = 'segments'); decode without an assistant"
+                "assisted decoding: expected a model that may be cut anywhere, found one with splits = 'segments'; "
+                "decode without an assistant"
             )
         tokens, mask = cache.with_unread(tokens, mask)
         outputs, state = read_padded(self.model, tokens, (cache.state, mask), self._call(cache, keep), True, keep)
@@ -138,11 +139,10 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):
     update but each row's first, as Trainer counts them (see `shift_labels`). cache, or past_key_values: a `StateCache`,
     which goes on to the new state; use_cache: whether to make one (config's default: in evaluation without labels).
     The output has it under the name of the installed Transformers: `cache` from 5.24 on, `past_key_values` before.
-    Positions are counted by the state: padding has none, so left padding changes nothing.
-    `model.model` is the model itself: `y, state = model.model(x, state)`.
-    A model with an adaptive softmax gives log-probabilities as logits, and none (None) in training with labels.
-    Raises InputError for a model that does not predict tokens, a cache of another kind, and for position_ids,
-    inputs_embeds, attentions and hidden states, which these models do not have.
+    Padding has no position. `model.model` is the model itself: `y, state = model.model(x, state)`. A model with an
+    adaptive softmax gives log-probabilities as logits, and none (None) in training with labels. Raises InputError for a
+    model that does not predict tokens, a cache of another kind, and for position_ids, inputs_embeds, attentions and
+    hidden states, which these models do not have.
     """
 
     auto_class = "AutoModelForCausalLM"
@@ -152,17 +152,12 @@ class MnemosForCausalLM(Generates, MnemosPreTrainedModel, GenerationMixin):
         if self.model.state_kind == "none":
             self.generation_config.use_cache = False
 
-    def _build(self, config: Any) -> nn.Module:
+    def _build(self, config: Any) -> Any:
         model: Any = config.build()
         if config.inputs != "tokens" or not model.autoregressive:
-            pairs = config.inputs == "pairs"
-            raise InputError(
-                f"MnemosForCausalLM: expected a causal language model, found {config.name!r} "
-                f"{'of pairs' if pairs else 'with classes'}; use "
-                f"{'MnemosForSeq2SeqLM' if pairs else 'MnemosForSequenceClassification'}"
-            )
-        built: nn.Module = model
-        return built
+            other = "MnemosForSeq2SeqLM" if config.inputs == "pairs" else "MnemosForSequenceClassification"
+            raise InputError(f"MnemosForCausalLM: expected a causal language model, found {config.name!r}; use {other}")
+        return model
 
     def forward(
         self,
@@ -236,13 +231,10 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):
 
     auto_class = "AutoModelForSeq2SeqLM"
 
-    def _build(self, config: Any) -> nn.Module:
+    def _build(self, config: Any) -> Any:
         if config.inputs != "pairs":
-            raise InputError(
-                f"MnemosForSeq2SeqLM: expected an encoder-decoder, found {config.name!r}; use MnemosForCausalLM"
-            )
-        built: nn.Module = config.build()
-        return built
+            raise InputError(f"MnemosForSeq2SeqLM: expected pairs, found {config.name!r}; use MnemosForCausalLM")
+        return config.build()
 
     def get_encoder(self, *given: Any, **named: Any) -> SourceEncoder:
         """What `generate` calls for the source."""
@@ -253,8 +245,7 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):
         start = self.generation_config.decoder_start_token_id
         if start is None:
             raise InputError(
-                "labels: expected a model with decoder_start_token_id, found none; set it in MnemosConfig, or pass "
-                "decoder_input_ids"
+                "labels: expected decoder_start_token_id, found none; set it in MnemosConfig, or pass decoder_input_ids"
             )
         pad = self.generation_config.pad_token_id
         shifted = F.pad(labels[:, :-1], (1, 0), value=int(start))
@@ -289,9 +280,7 @@ class MnemosForSeq2SeqLM(Generates, MnemosPreTrainedModel, GenerationMixin):
             if cache.state is None:
                 if encoder_outputs is None:
                     if input_ids is None:
-                        raise InputError(
-                            "expected input_ids [B, S] or encoder_outputs, found neither; pass one of them"
-                        )
+                        raise InputError("expected input_ids [B, S] or encoder_outputs, found neither; pass one")
                     encoder_outputs = self.get_encoder()(input_ids, attention_mask)
                 hidden = encoder_outputs[0]  # other libraries, and `return_dict=False`, pass a tuple
                 cache.state = self.model.begin(hidden, None if attention_mask is None else attention_mask.bool())
@@ -329,18 +318,16 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
     auto_class = "AutoModelForSequenceClassification"
     accepts_loss_kwargs = False  # the loss is a mean over rows, which Trainer divides by its accumulation steps
 
-    def _build(self, config: Any) -> nn.Module:
+    def _build(self, config: Any) -> Any:
         head: Any = getattr(config, "head", None)
         if config.inputs != "tokens" or not hasattr(head, "classes"):
             raise InputError(
-                f"MnemosForSequenceClassification: expected a model with a head of classes (transformer), found "
-                f"{config.name!r}; use another class"
+                f"MnemosForSequenceClassification: expected a head of classes, found {config.name!r}; use another class"
             )
         # A language model's head becomes one that reads the last token.
         plain = {"tied": False, "cutoffs": (), "mixture": 0, "pool": "last"}
         settings = {"classes": self.config.num_labels or 2, **({} if head.classes else plain)}
-        built: nn.Module = dataclasses.replace(config, head=dataclasses.replace(head, **settings)).build()
-        return built
+        return dataclasses.replace(config, head=dataclasses.replace(head, **settings)).build()
 
     @classmethod
     def of(cls, model: nn.Module, **named: Any) -> Any:
@@ -352,8 +339,7 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
             if classes != wanted:
                 raise InputError(
                     f"MnemosForSequenceClassification.of: expected a model with {wanted} classes, found {classes}; "
-                    f"load its checkpoint with from_pretrained(folder, num_labels={wanted}, "
-                    "ignore_mismatched_sizes=True)"
+                    f"load it with from_pretrained(folder, num_labels={wanted}, ignore_mismatched_sizes=True)"
                 )
         return super().of(model, **named)
 
@@ -382,9 +368,8 @@ class MnemosForSequenceClassification(MnemosPreTrainedModel):
         if rows.mask is None or hides_padding(self.model):
             logits: Tensor = self.model(rows.x, None, mask=rows.mask)[0]
             return logits
-        groups = list(_rows_by_count(rows.mask.sum(1).clamp(min=1)))  # a row of padding alone is read as one token
-        parts = [self.model(rows.x[indices, :count])[0] for indices, count in groups]
-        return torch.cat(parts)[torch.cat([indices for indices, _ in groups]).argsort()]
+        counts = rows.mask.sum(1).clamp(min=1)  # a row of padding alone is read as one token
+        return read_by_count(counts, lambda indices, count: self.model(rows.x[indices, :count])[0])
 
 
 # --- arguments of all of them ---
@@ -403,12 +388,10 @@ def cut_mask(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None:
     check_tokens(tokens)
     if attention_mask is None:
         return None
-    shape = tuple(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
-    if isinstance(shape, str) or len(shape) != 2 or shape[0] != len(tokens) or shape[1] < tokens.shape[1]:
-        raise InputError(
-            f"attention_mask: expected [{len(tokens)}, {tokens.shape[1]}] or more columns for tokens before, found "
-            f"{shape}; pass that of the tokenizer"
-        )
+    b, t = tokens.shape
+    is_mask = isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
+    if not is_mask or len(attention_mask) != b or attention_mask.shape[1] < t:
+        raise InputError(f"attention_mask: expected [{b}, {t} or more], found {describe(attention_mask)}")
     return attention_mask[:, -tokens.shape[1] :].bool()
 
 
@@ -416,8 +399,7 @@ def check_labels(labels: Tensor | None, tokens: Tensor) -> None:
     """Raise InputError unless there is a label for each of the tokens, or none at all."""
     if labels is not None and labels.shape != tokens.shape:
         raise InputError(
-            f"labels: expected {list(tokens.shape)}, one for each token, found {list(labels.shape)}; −100 where a "
-            "token does not count"
+            f"labels: expected {list(tokens.shape)}, found {list(labels.shape)}; −100 where a token does not count"
         )
 
 
@@ -521,16 +503,12 @@ def _at_their_tokens(outputs: Tensor, mask: Tensor, first: Tensor | int, last: i
     return torch.where((read > 0)[..., None], spread, 0)
 
 
-def _rows_by_count(counts: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """The indices of the rows with the same number of tokens, and that number, for each number in counts [B]."""
-    for count in counts.unique().tolist():
-        yield (counts == count).nonzero()[:, 0], count
-
-
 def _read_by_lengths(model: Any, x: Tensor, before: tuple[State, Tensor], call: Call, last: int) -> Output:
     """Rows with the same number of valid tokens are read together, without their padding."""
     (state, mask), parts = before, []
-    for rows, count in _rows_by_count(mask.sum(1)):
+    counts = mask.sum(1)
+    for count in counts.unique().tolist():
+        rows = (counts == count).nonzero()[:, 0]
         old = None if state is None else select(state, rows)
         if count:
             outputs, new = call(x[rows][mask[rows]].unflatten(0, (len(rows), count)), old)

@@ -46,6 +46,10 @@ except ImportError as error:
 '''
 
 
+def ship_an_import(cls: Any, auto_class: Any = "") -> None:
+    """Nothing: a checkpoint ships a file that imports this library, not a copy of its source."""
+
+
 class MnemosConfig(PreTrainedConfig):
     """The configuration of a model of this library in Transformers.
 
@@ -60,6 +64,7 @@ class MnemosConfig(PreTrainedConfig):
 
     model_type = MODEL_TYPE
     keys_to_ignore_at_inference = [*libraries.CACHE_NAMES, "encoder_last_hidden_state"]
+    register_for_auto_class = classmethod(ship_an_import)
 
     def __init__(
         self,
@@ -72,8 +77,7 @@ class MnemosConfig(PreTrainedConfig):
         ours: Any = model if isinstance(model, ModelConfig) else from_dict(ModelConfig, model, "config.model")
         if ours.inputs not in ("tokens", "pairs"):
             raise InputError(
-                f"MnemosConfig: expected a model that reads tokens, found {ours.name!r}, which reads {ours.inputs}; "
-                "load that one with mnemos.load"
+                f"MnemosConfig: expected a model of tokens, found {ours.name!r}, of {ours.inputs}; use mnemos.load"
             )
         if not isinstance(segment, int) or segment < 1:
             raise InputError(f"MnemosConfig.segment: expected at least 1 token, found {segment!r}; use 1024")
@@ -95,10 +99,6 @@ class MnemosConfig(PreTrainedConfig):
             named.setdefault("num_labels", classes)
         super().__init__(**named)
 
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """Nothing: a checkpoint ships a file that imports this library, not a copy of its source."""
-
     def of_model(self) -> ModelConfig:
         """The configuration of the model itself."""
         config: ModelConfig = from_dict(ModelConfig, self.model, "config.model")
@@ -113,6 +113,7 @@ class MnemosPreTrainedModel(PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = False
     auto_class = "AutoModel"
+    register_for_auto_class = classmethod(ship_an_import)
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -125,9 +126,8 @@ class MnemosPreTrainedModel(PreTrainedModel):
             vars(part).pop(_READ, None)
         self.post_init()
 
-    def _build(self, config: Any) -> nn.Module:
-        model: nn.Module = config.build()
-        return model
+    def _build(self, config: Any) -> Any:
+        return config.build()
 
     @classmethod
     def of(cls, model: nn.Module, **named: Any) -> Any:
@@ -193,20 +193,14 @@ class MnemosPreTrainedModel(PreTrainedModel):
     def resize_token_embeddings(self, *given: Any, **named: Any) -> Any:
         """Refused: the vocabulary is a setting of the model."""
         raise InputError(
-            "resize_token_embeddings: expected the vocabulary that the model was built with "
-            f"({self.config.vocab_size} tokens); build a model with another vocab_size"
+            "resize_token_embeddings: expected the model's vocabulary, found another; build it with that vocab_size"
         )
 
     def gradient_checkpointing_enable(self, *given: Any, **named: Any) -> None:
         """Refused: `mnemos.replay` saves more memory, and exactly."""
         raise InputError(
-            "gradient checkpointing: expected a model of Transformers' own layers, found one of mnemos; leave it out, "
-            "or train with mnemos.replay, whose memory is that of one segment"
+            "gradient checkpointing: expected layers of Transformers, found a model of mnemos; use mnemos.replay"
         )
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Nothing: `save_pretrained` ships a file that imports this library, not a copy of its source."""
 
     def save_pretrained(self, save_directory: Any, *given: Any, **named: Any) -> Any:
         """As in Transformers; the folder also gets the code that `trust_remote_code=True` loads."""
@@ -229,9 +223,7 @@ class MnemosPreTrainedModel(PreTrainedModel):
         for name in _REFUSED:
             if named.get(name) is not None and named[name] is not False:
                 others = "; prompt tuning needs it: use LoRA" if name.endswith("inputs_embeds") else ""
-                raise InputError(
-                    f"{name}: expected none, because models of mnemos do not take it; leave it out{others}"
-                )
+                raise InputError(f"{name}: expected none for models of mnemos; leave it out{others}")
 
 
 def _list_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:

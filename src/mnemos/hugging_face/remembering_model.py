@@ -18,7 +18,7 @@ from mnemos.modes import plain_module
 from mnemos.types import InputError
 
 from .pretrained_heads import MnemosForCausalLM, MnemosForSeq2SeqLM, MnemosForSequenceClassification
-from .pretrained_model import MODEL_TYPE, MnemosConfig, find_tied
+from .pretrained_model import MODEL_TYPE, MnemosConfig, find_tied, ship_an_import
 
 libraries.transformers()
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig  # noqa: E402
@@ -35,6 +35,7 @@ class RememberingConfig(PreTrainedConfig):
 
     model_type = REMEMBERING_TYPE
     keys_to_ignore_at_inference = list(libraries.CACHE_NAMES)
+    register_for_auto_class = classmethod(ship_an_import)
 
     def __init__(self, host: dict[str, Any] | None = None, tokens: int = 16, segment: int = 128, **named: Any) -> None:
         # Transformers makes empty ones, to see which settings differ from the default ones.
@@ -50,10 +51,6 @@ class RememberingConfig(PreTrainedConfig):
         named.pop("tie_word_embeddings", None)
         self.tie_word_embeddings = True  # where the host ties them
         super().__init__(**named)
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """Nothing: a checkpoint ships a file that imports this library, not a copy of its source."""
 
     def of_host(self) -> Any:
         """The decoder's configuration."""
@@ -82,15 +79,13 @@ class RememberingForCausalLM(MnemosForCausalLM):
         network.save_pretrained(folder)
 
     It is called as `MnemosForCausalLM`; `network.model` is a `mnemos.hosts.Segmented`, `network.remembering` the
-    wrapper, and `network.remembering.model` the decoder. Weights and settings of both are saved, and read by
-    `AutoModelForCausalLM`, with the gated caches and states of the decoder (`mnemos.cache`, `linearise`), which begin
-    anew in every segment.
-    Known decoders are those of `mnemos.remember` without names of parts.
+    wrapper, and `network.remembering.model` the decoder, one whose layout is known. Weights and settings are saved, and
+    read by `AutoModelForCausalLM`, with the decoder's gated caches and states, which begin anew in every segment.
     """
 
     config_class = RememberingConfig
 
-    def _build(self, config: Any) -> nn.Module:
+    def _build(self, config: Any) -> Any:
         host = AutoModelForCausalLM.from_config(config.of_host(), trust_remote_code=False)
         caches, states = map(config.host.get, CONFIG_RECORDS)
         if caches:

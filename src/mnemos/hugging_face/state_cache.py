@@ -32,14 +32,12 @@ class StateCache(Cache):
 
     state: of the model after `length` tokens of each row, padding included; None before the first call. As in
     Transformers, a call changes the cache it is given; the state in it is a value and is never changed, so `fork` (and
-    `copy.copy`, `copy.deepcopy`) make an independent cache at no cost. Beams are `mnemos.select` of its rows.
+    `copy.copy`, `copy.deepcopy`) make an independent cache at no cost.
 
-    `crop(-n)` takes n tokens back, which `generate` needs to reject a draft. The state of every call can be returned to
-    only while the cache records, from `activate_past_recording` on (`generate` calls it): it then keeps the tokens and
-    about log₂(length) earlier states, at distances that double. Tokens that remain after such a state are read once
-    more, before those of the next call: at most as many as were taken back. The results are those of a sequence that
-    never had the others.
-    Raises InputError for taking back more tokens than were recorded.
+    `crop(-n)` takes n tokens back, which `generate` needs to reject a draft, of those that were read since
+    `activate_past_recording` (`generate` calls it): the cache then keeps the tokens and about log₂(length) earlier
+    states, at distances that double. Tokens that remain after such a state are read once more, before those of the next
+    call: at most as many as were taken back. The results are those of a sequence that never had the others.
     """
 
     def __init__(self, state: State = None, length: int = 0) -> None:
@@ -75,10 +73,7 @@ class StateCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         """Take back −tokens_to_remove tokens of every row; 0 does nothing. Raises InputError for a positive number."""
         if tokens_to_remove > 0:
-            raise InputError(
-                f"crop: expected the number of tokens to take back as a negative one, found {tokens_to_remove}; change "
-                "its sign"
-            )
+            raise InputError(f"crop: expected a negative number of tokens, found {tokens_to_remove}; change its sign")
         if not tokens_to_remove:
             return
         end = self.length + tokens_to_remove
@@ -167,8 +162,7 @@ class StateCache(Cache):
 
     def update(self, *given: Any, **named: Any) -> Any:
         raise InputError(
-            "expected a model of this library (MnemosForCausalLM), found one that stores keys and values in the "
-            "StateCache of another; give it a DynamicCache"
+            "expected a model of this library, found one that stores keys and values; give it a DynamicCache"
         )
 
     def __len__(self) -> int:
@@ -195,6 +189,5 @@ def check_cache(cache: object, past_key_values: object) -> StateCache | None:
     if passed is None or isinstance(passed, StateCache):
         return passed
     raise InputError(
-        f"cache: expected a StateCache of mnemos.hugging_face, found {type(passed).__name__}; pass what this model "
-        "returned, or nothing"
+        f"cache: expected a StateCache, found {type(passed).__name__}; pass what this model returned, or nothing"
     )

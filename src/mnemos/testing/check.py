@@ -20,16 +20,10 @@ from .probe import LAWS, Law, Probe, copied, first_line
 
 @dataclass(frozen=True)
 class Result:
-    """What was found of one law.
+    """What was found of one law; `holds` is None where it does not apply.
 
-    Attributes:
-        law: its name.
-        about: what it says.
-        holds: True or False; None where it does not apply.
-        detail: the counterexample in words, or why the law does not apply.
-        tokens: the smallest number of tokens T at which it does not hold.
-        position: the first output that is wrong, where there is one.
-        difference: the largest difference found there.
+    detail: the counterexample in words, or why the law does not apply. tokens: the smallest T at which it does not
+    hold. position, difference: the first output that is wrong, and the largest difference there.
     """
 
     law: str
@@ -50,10 +44,7 @@ class Result:
 class Report:
     """What `check_memory` found; printed, it is a table.
 
-    Attributes:
-        results: one for each law.
-        checked: the layer and how it was run, in words.
-        assumed: what the layer does not declare, and what was taken instead.
+    checked: the layer and how it was run. assumed: what the layer does not declare, and what was taken instead.
     """
 
     results: tuple[Result, ...]
@@ -100,12 +91,9 @@ def check_memory(layer: nn.Module, width: int | None = None, laws: str | Iterabl
     (`mnemos.types`), eval_as_trained. What it does not declare is assumed to hold, and `report.assumed` says so.
 
     A copy of the layer is run, with its weights and in its mode: call layer.eval() first if it has dropout. Numbers are
-    compared in float64 where the whole layer computes in it, to 1e-9, and else in float32, to 1e-4.
-
-    width: by default layer.dim. laws: the name or names of those that are checked, by default all
-    (`mnemos.testing.LAWS`).
-    Cost: about a thousand calls of up to 131 tokens and 40 rows, one of 1,000, and a compilation; a few seconds.
-    Raises InputError if the width is unknown, or the layer cannot be called in this way.
+    compared in float64 where the whole layer computes in it, to 1e-9, and else in float32, to 1e-4. width: by default
+    layer.dim. laws: the name or names of those that are checked, by default all (`mnemos.testing.LAWS`). Raises
+    InputError if the width is unknown, or the layer cannot be called in this way.
     """
     named = [laws] if isinstance(laws, str) else LAWS if laws is None else list(laws)
     if unknown := [name for name in named if name not in LAWS]:

@@ -32,13 +32,10 @@ Inputs = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Verified:
-    """An operation by one backend.
+    """An operation by one backend ("native avx2": the C++ kernels with this instruction set).
 
-    Attributes:
-        operation, backend, dtype: what was computed; "native avx2": the C++ kernels with this instruction set.
-        values, gradients: the largest difference from the oracle, relative to the largest number of the same tensor;
-            gradients None where there are none.
-        bound: what is allowed.
+    values, gradients: the largest difference from the oracle, relative to the largest number of the same tensor, or
+    None where there are no gradients. bound: what is allowed.
     """
 
     operation: str
