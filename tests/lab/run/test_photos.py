@@ -178,7 +178,7 @@ def test_what_cannot_be_predicted_is_one_line(finished, tmp_path, capsys, output
     (tmp_path / "broken.png").write_bytes(b"no picture")
     (tmp_path / "empty").mkdir()
     for folder, file, words in (
-        (finished, tmp_path / "nowhere.png", "nowhere.png: expected an image"),
+        (finished, tmp_path / "nowhere.png", "nowhere.png: expected a readable file"),
         (finished, tmp_path / "broken.png", "broken.png: expected an image, but it cannot be decoded"),
         (finished, tmp_path / "empty", "empty: expected images"),
         (tmp_path, tmp_path / "broken.png", "expected config.json and model.safetensors"),

@@ -72,7 +72,7 @@ def _made_recipes() -> list[Row]:
         about_family = registry.first_line(getattr(made, "func", made).__doc__)
         rows.append(Row(task, function, about_family, name, registry.about("recipe", name)))
     every = []
-    for function, members in _grouped(rows, "family").items():
+    for (function,), members in _grouped(rows, "family").items():
         family, about = registry.default_name(function.rpartition(":")[2]), members[0].about_family
         if len(members) == 1:  # a recipe that is a family of its own gives it its name
             family, about = members[0].name, members[0].about
@@ -80,10 +80,10 @@ def _made_recipes() -> list[Row]:
     return every
 
 
-def _grouped(rows: Iterable[Row], by: str) -> dict[str, list[Row]]:
-    groups: dict[str, list[Row]] = {}
+def _grouped(rows: Iterable[Row], *by: str) -> dict[tuple[str, ...], list[Row]]:
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault(getattr(row, by), []).append(row)
+        groups.setdefault(tuple(getattr(row, field) for field in by), []).append(row)
     return groups
 
 
@@ -109,12 +109,12 @@ def list_names(name: str | None = None, *, all: bool = False) -> int:
             _lines({one: registry.about(kind, one) for one in registry.names(kind)}, "  ")
             continue
         shown: dict[str, dict[str, str]] = {}  # what is said of each family, or of each recipe, by task
-        for task, rows in _grouped(recipes(), "task").items():
+        for (task,), rows in _grouped(recipes(), "task").items():
             shown[task] = {}
-            for family, members in _grouped(rows, "family").items():
+            for (family, about), members in _grouped(rows, "family", "about_family").items():
                 many = f"({len(members)})  " if len(members) > 1 else ""
                 of_recipes = {row.name: row.about for row in members}
-                shown[task] |= of_recipes if all else {family: many + members[0].about_family}
+                shown[task] |= of_recipes if all else {family: many + about}
         width = max(len(one) for abouts in shown.values() for one in abouts)
         for task, abouts in shown.items():
             say(f"  {task or 'other tasks'}")
@@ -136,18 +136,16 @@ def _list_recipes(name: str) -> None:
             hint = f"mnemos list {section} has it"
         raise InputError(f"list: expected the name of a task, a family, a recipe or a section, found {name!r}; {hint}")
 
-    for task, rows in _grouped(shown, "task").items():
+    for (task,), rows in _grouped(shown, "task").items():
         say(f"{task}: {registry.about('data', task)}" if task in registry.names("data") else task or "other tasks")
-        abouts = {
-            family: {row.name: row.about for row in members} for family, members in _grouped(rows, "family").items()
-        }
-        alone = [family for family, of_family in abouts.items() if list(of_family) == [family]]
-        for family, of_family in abouts.items():
-            if family in alone:
-                _lines(of_family, "  ", max(map(len, alone)))
+        groups = _grouped(rows, "family", "about_family")  # two functions may have one name
+        alone = [key for key, members in groups.items() if [row.name for row in members] == [key[0]]]
+        for (family, about), members in groups.items():
+            if (family, about) in alone:
+                _lines({family: about}, "  ", max(len(one) for one, _ in alone))
             else:
-                say(f"  {family}: {next(row.about_family for row in rows if row.family == family)}")
-                _lines(of_family, "    ")
+                say(f"  {family}: {about}")
+                _lines({row.name: row.about for row in members}, "    ")
 
 
 def _lines(abouts: Mapping[str, str], indent: str, width: int = 0) -> None:
