@@ -104,3 +104,14 @@ def test_members_that_are_no_files_are_passed_over(tmp_path):
             member.type, member.linkname, member.size = kind, "b.wav" * (kind == tarfile.SYMTYPE), len(data)
             archive.addfile(member, io.BytesIO(data))
     assert len(read_recordings(tmp_path)) == 1
+
+
+def test_a_hard_link_in_an_archive_is_no_file_less(tmp_path):
+    with tarfile.open(tmp_path / "all.tar", "w") as archive:
+        for name, kind in (("a/7_george_1.wav", tarfile.REGTYPE), ("a/8_george_1.wav", tarfile.LNKTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "a/7_george_1.wav" * (kind == tarfile.LNKTYPE)
+            archive.addfile(member)
+    assert len(list(archive_members(tmp_path / "all.tar", lambda name: "7" in name))) == 1
+    with pytest.raises(InputError, match=r"a/8_george_1.wav is a hard link: .*--hard-dereference"):
+        list(archive_members(tmp_path / "all.tar", bool))

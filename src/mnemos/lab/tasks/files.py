@@ -95,15 +95,17 @@ def first_names(names: Sequence[str]) -> str:
 def archive_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
     """The name and bytes of each regular file of a tar, gzipped or not, whose name is wanted, in their order.
 
-    Memory: one file at a time. Raises InputError if the archive is missing, damaged or truncated.
+    Memory: one file at a time. Raises InputError if the archive is missing, damaged or truncated, and for a hard link.
     """
     atomic.check_file(archive)
     try:
         with open(archive, "rb") as file:
             content: Any = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
             with tarfile.open(fileobj=content, mode="r:") as packed:
-                for member in packed:
-                    if member.isreg() and wanted(member.name):
+                for member in filter(lambda one: wanted(one.name), packed):
+                    if member.islnk():  # a file, whose bytes tar wrote under another name only
+                        raise tarfile.ReadError(f"{member.name} is a hard link: tar --hard-dereference packs the file")
+                    if member.isreg():
                         yield member.name, packed.extractfile(member).read()  # type: ignore[union-attr]
             # Two blocks of zeros end a tar file. Without them tarfile reads a truncated one as a smaller one.
             if content.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
