@@ -72,14 +72,12 @@ class Chart:
     series: Sequence[Series]
     runs: Sequence[str]  # the names of the seeds
     axes: Sequence[Axis]  # what x can be; the first is shown at first
-    # "lines" (thin: a run, thick: the mean), "points" (also a mark a run), "marks" (no lines), "bars" (a bar
-    # a point) or "strip" (a row a variant, of marks and their mean).
+    # "lines" (thin: a run, thick: the mean), "points" (also a mark a run), "marks" (no lines) or "strip" (a row a
+    # variant, of marks and their mean).
     mode: str = "lines"
     logarithmic: bool = False
     ticks: Sequence[float] = ()  # values of x that have one, instead of round ones
     references: Sequence[tuple[str, float]] = ()  # of dotted lines across, which the legend names
-    bands: Sequence[tuple[int, float, float]] = ()  # (index in `series`, low, high) of y, shaded
-    form: str = ""  # a format of d3 for the ticks of y
     limits: tuple[float, float] | None = None  # of y
     label: str = ""  # what is read aloud
     columns: dict[str, list[Any]] = field(default_factory=dict)
@@ -140,7 +138,6 @@ def chart_figure(charts: Sequence[Chart], caption: str, style: str = "") -> str:
 
 def _switches(charts: Sequence[Chart]) -> str:
     series = list(dict.fromkeys(one for chart in charts for one in chart.series))
-    modes = {chart.mode for chart in charts}
     parts = []
 
     # --- the legend: a strip names its own rows ---
@@ -165,7 +162,7 @@ def _switches(charts: Sequence[Chart]) -> str:
     if len(axes) > 1 and all(len(chart.axes) > 1 for chart in charts):
         options = "".join(f'<option value="{escape(name)}">{escape(name)}</option>' for name in axes)
         controls.append(f'<label>x <select class="axis">{options}</select></label>')
-    for letter in "" if "bars" in modes else "x" if "strip" in modes else "xy":
+    for letter in "x" if any(chart.mode == "strip" for chart in charts) else "xy":
         checked = " checked" if letter == "x" and charts[0].logarithmic else ""
         controls.append(f'<label><input type="checkbox" class="log-{letter}"{checked}>log {letter}</label>')
     if len(series) > 3:
@@ -205,7 +202,7 @@ def specification(chart: Chart) -> JSONObject:
     }
     limits = {"domain": list(chart.limits), "nice": False} if chart.limits else {}
     y: JSONObject = {
-        **{"field": "y", "type": "quantitative", "title": chart.y, "axis": {"format": chart.form}},
+        **{"field": "y", "type": "quantitative", "title": chart.y, "axis": {"format": ""}},
         "scale": {"type": "linear", "zero": False, **limits},
     }
     layers: list[JSONObject] = []
@@ -223,14 +220,11 @@ def specification(chart: Chart) -> JSONObject:
         {"calculate": "datum.valid == datum.n ? datum.y : null", "as": "y"},
     ]
 
-    # --- across the panel: lines that the legend names, and bands ---
+    # --- across the panel: lines that the legend names ---
     for _, value in chart.references:
         if math.isfinite(value):
             at = {"x": {"datum": value}} if chart.mode == "strip" else {"y": {"datum": value, "title": chart.y}}
             layer({"type": "rule", "strokeDash": [2, 3], "color": "var(--muted)"}, at, data={"values": [{}]})
-    for index, low, high in chart.bands:
-        rectangle = {"type": "rect", "color": colours[index], "opacity": 0.16}
-        layer(rectangle, {"y": {"datum": low}, "y2": {"datum": high}}, data={"values": [{}]})
 
     # --- the points ---
     if chart.mode == "strip":
@@ -241,10 +235,6 @@ def specification(chart: Chart) -> JSONObject:
         of_runs = [{"aggregate": [{"op": "mean", "field": "x0", "as": "x0"}], "groupby": ["s", "name"]}]
         layer({"type": "tick", "thickness": 2, "size": 16}, encoding, transform=of_runs)
         layer({"type": "point", "filled": True, "size": 60, "opacity": 0.75}, encoding)
-    elif chart.mode == "bars":
-        upright = {"x": x, "y": {**y, "scale": {**y["scale"], "zero": True}}, "y2": {"datum": 0}, "color": colour}
-        layer({"type": "rule", "strokeWidth": max(1, min(5, 300 // len(chart.columns["x0"])))}, upright)
-        layers.insert(0, layers.pop())  # lines across stand in front of bars
     else:
         if "low" in chart.columns:
             ends = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}

@@ -93,15 +93,22 @@ def first_names(names: Sequence[str]) -> str:
 
 
 def archive_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """The name and bytes of each wanted regular file of a tar, gzipped or not, in their order, one at a time."""
+    """The name and bytes of each wanted file of a tar, gzipped or not, in their order, one at a time.
+
+    Raises InputError if the archive is missing, damaged or truncated, and for a wanted link or pipe: without it the
+    data would be fewer.
+    """
     atomic.check_file(archive)
     try:
         with open(archive, "rb") as file:
             content: Any = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
             with tarfile.open(fileobj=content, mode="r:") as packed:
-                for member in packed:
-                    if member.isreg() and wanted(member.name):
-                        yield member.name, packed.extractfile(member).read()  # type: ignore[union-attr]
+                for member in filter(lambda one: wanted(one.name), packed):
+                    if member.isdir():
+                        continue
+                    if not member.isreg():
+                        raise tarfile.ReadError(f"{member.name} is a link or no file: pack files (tar --dereference)")
+                    yield member.name, packed.extractfile(member).read()  # type: ignore[union-attr]
             # Two blocks of zeros end a tar file. Without them tarfile reads a truncated one as a smaller one.
             if content.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise tarfile.ReadError("truncated")
