@@ -39,12 +39,18 @@ class RunsLeft:
 
     def __init__(self, names: Iterable[str]) -> None:
         self._left, self._begun = Counter(names), list[str]()
-        self._all = self._left.total()
+        self._all, self._before = self._left.total(), 0
 
     def begun(self, name: str) -> RunNumber:
-        """Count a run whose turn it is, also one that is finished already; its number among all."""
+        """Count a run that begins now; its number among all."""
         self._begun.append(name)
-        return RunNumber(len(self._begun), self._all, new=self._begun.count(name) == 1)
+        number, new = self._before + len(self._begun), self._begun.count(name) == 1
+        return RunNumber(number, self._all, first=len(self._begun) == 1, new=new)
+
+    def before(self, name: str) -> None:
+        """Count a run that an earlier call has finished: it says nothing of its data and recipe, a later one does."""
+        self._before += 1
+        self.done(name)
 
     def done(self, name: str) -> str:
         """Count a run that has ended; how many have, in words."""
@@ -102,10 +108,10 @@ def train_several(
                 # --- start runs, up to `jobs` at a time ---
                 while waiting and len(working) < jobs and not stopping:
                     recipe, path = waiting.popleft()
-                    among = left.begun(recipe.name)
                     if Result.exists(path) and Result.read(path).assessed:  # it has ended, with its measurements
-                        left.done(recipe.name)
+                        left.before(recipe.name)
                         continue
+                    among = left.begun(recipe.name)
                     child = _start(recipe, path, quiet, among if tell else None)
                     working[child.sentinel] = _Working(recipe, path, child)
                 if stopping:

@@ -14,10 +14,11 @@ INTERVAL = 10.0  # seconds between two lines of a log
 
 
 class RunNumber(NamedTuple):
-    """The number of a run, from 1, among those of a comparison. new: it is the first of its recipe."""
+    """The number of a run, from 1, among those of a comparison. first, new: of those that begin now, of its recipe."""
 
     number: int
     of: int
+    first: bool = False
     new: bool = False
 
 

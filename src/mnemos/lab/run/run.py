@@ -138,7 +138,7 @@ class Run:
             self.close()
             return
         number = RUN_NUMBER.get()
-        if self.files is not None and (not self.quiet if number is None else number.number == 1):
+        if self.files is not None and (not self.quiet if number is None else number.first):
             for line in self.task.about:
                 say(f"{recipe.name if number is None else 'data'}: {line}", flush=True)
         if self.files is not None and start is not None and (not self.quiet if number is None else number.new):
