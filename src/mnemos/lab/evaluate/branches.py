@@ -28,7 +28,7 @@ class BranchOutputs(NamedTuple):
 
 @contextlib.contextmanager
 def observe_mixing(layer: GatedBranch, see: Callable[[Tensor, Tensor], object]) -> Iterator[None]:
-    """Within the context, every call of a cached layer calls see(o_self, o_mem), [B, T, ·], as they are mixed."""
+    """In the context, a cached layer calls see(o_self, o_mem), [B, T, ·], as it mixes them: a causal one by blocks."""
     # A hook keeps kernels away, which would read the cache and mix in one step.
     hook = layer.map("query").register_forward_hook(lambda *_: None)
     if isinstance(layer, HostBranch):
