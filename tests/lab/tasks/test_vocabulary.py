@@ -82,6 +82,16 @@ def test_sub_words_come_back_with_their_bytes(tmp_path):
     assert about.vocabulary().encode(text, "x").tolist() == tokens.tolist()
 
 
+def test_a_file_that_pads_and_cuts_gives_the_tokens_of_the_text(tmp_path):
+    plain = byte_level(tmp_path)
+    expected = SubWords.read(plain).encode(b"the words", "x").tolist()
+    padded = pytest.importorskip("tokenizers").Tokenizer.from_file(str(plain))
+    padded.enable_padding(length=64)
+    assert SubWords(padded.to_str()).encode(b"the words", "x").tolist() == expected
+    padded.enable_truncation(1)
+    assert SubWords(padded.to_str()).encode(b"the words", "x").tolist() == expected
+
+
 def test_the_bytes_of_other_kinds_of_sub_words():
     library = pytest.importorskip("tokenizers")
     llama = {"<unk>": 0, "▁the": 1, "<0xC3>": 2, "r": 3}

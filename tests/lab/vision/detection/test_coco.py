@@ -113,12 +113,13 @@ def test_a_held_out_split_without_an_object_is_refused(tmp_path):
 
 
 def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_without_is_named(tmp_path):
-    nothing = [[[10, 5, 25, 9]], [[]], [[40, 5, 50, 5, 50, 9]], {"size": [20, 30], "counts": [600]}]
+    nothing = [[[10, 5, 25, 9]], [[]], [[40, 5, 50, 5, 50, 9]], [[2, 6, 9, 6, 5, 6]]]
+    nothing.append({"size": [20, 30], "counts": [600]})
     found = [annotation(number, one) for number, one in enumerate([POLYGON, *nothing])]
     scenes = read_coco(*write(tmp_path, found))
     assert scenes.has_masks
     assert [one["id"] for one in scenes.annotations(0)] == [0]
-    assert "objects whose segmentation encloses nothing: 4" in scenes.describe()
+    assert "objects whose segmentation encloses nothing: 5" in scenes.describe()
     scenes = read_coco(*write(tmp_path, [*found, annotation(8, None)]))
     with pytest.raises(InputError, match=r"train split: .* found annotation 8 of picture 9 without; add it, or set"):
         DetectionTask({"train": scenes, "valid": scenes, "test": scenes}, masks=True)
@@ -139,6 +140,7 @@ def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_witho
         ([annotation(3, None) | {"image_id": 1}], {}, "found annotation 3 of an unknown picture 1"),
         ([], {"categories": [{"id": 7, "name": "a"}, {"id": 7, "name": "b"}]}, "found 'a' and 'b' of id 7"),
         ([], {"images": [IMAGE | {"file_name": "b.jpg"}]}, "found no .*b.jpg; add them"),
+        ([], {"images": []}, "expected at least one picture"),
         ([], {"images": [IMAGE, IMAGE]}, "found two of id 9"),
         ([], {"images": [{"id": 9}]}, "expected 'file_name' in every entry"),
     ],
