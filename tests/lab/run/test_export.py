@@ -1,7 +1,6 @@
 """`mnemos export RUN --to hf`: what Transformers loads writes as the run's own model does, with the run's numbers."""
 
 import json
-import shutil
 import sys
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,7 @@ import mnemos
 from mnemos.config import to_dict
 from mnemos.lab.cli import main
 from mnemos.lab.evaluate.predict import predict
-from mnemos.lab.run.export import export_run, export_run_programs, exported_tokenizers, push
+from mnemos.lab.run.export import export_run, export_run_programs, exported_tokenizers
 from mnemos.lab.tasks.text import TextPreprocessing
 from mnemos.lab.tasks.vocabulary import Bytes, SubWords, Words
 from mnemos.lab.translation.translate import TranslationPreprocessing, beam_config
@@ -59,29 +58,6 @@ def test_the_card_has_the_run_s_own_numbers(exported):
     for metric in ("bits per byte", "accuracy"):
         assert f"| {metric} | {result['valid'][metric]:.6g} | {result['test'][metric]:.6g} |" in card
     assert str(folder) not in card  # folders of this machine are no part of it
-
-
-def test_a_push_uploads_the_folder(exported, tmp_path, monkeypatch):
-    import huggingface_hub
-
-    made = []
-
-    class Hub:
-        def __init__(self, **named):
-            pass
-
-        def create_repo(self, name, **named):
-            made.append((name, named))
-            return type("Made", (str,), {"repo_id": name})(f"hub/{name}")
-
-        def upload_folder(self, repo_id, folder_path, **named):
-            shutil.copytree(folder_path, tmp_path / repo_id)
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
-    assert push(exported[1], "someone/model", private=True) == "hub/someone/model"
-    assert made == [("someone/model", {"exist_ok": True, "private": True})]
-    names = {path.name for path in (tmp_path / "someone" / "model").iterdir()}
-    assert {"README.md", "config.json", "model.safetensors", "modeling_mnemos.py", "tokenizer.json"} <= names
 
 
 def test_without_the_library_the_shipped_file_says_what_to_install(exported, monkeypatch):
