@@ -196,9 +196,3 @@ def test_gates_have_a_rate_of_their_own(name, fused):
 def test_wrong_settings(config, message):
     with pytest.raises(InputError, match=message):
         make_optimiser(nn.Linear(2, 2), config)
-
-
-def test_state_of_another_model_is_refused():
-    layer = nn.Linear(2, 2)
-    with pytest.raises(InputError, match="found a state of 'other'"):
-        load_optimiser_state(layer, make_optimiser(layer, OptimConfig()), {"other": {"step": torch.tensor(1.0)}})
