@@ -10,6 +10,7 @@ from trained_runs import equal
 
 from mnemos.lab.run.optim import (
     Plateau,
+    check,
     factor,
     load_optimiser_state,
     make_optimiser,
@@ -195,4 +196,4 @@ def test_gates_have_a_rate_of_their_own(name, fused):
 )
 def test_wrong_settings(config, message):
     with pytest.raises(InputError, match=message):
-        make_optimiser(nn.Linear(2, 2), config)
+        check(config)

@@ -1,9 +1,9 @@
 """Checks before a run's first update: that settings, model and data fit together."""
 
 import dataclasses
-import operator
 import typing
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -54,28 +54,23 @@ def complete(recipe: Recipe, task: Task) -> Recipe:
 def check_settings(recipe: Recipe, processes: int) -> None:
     """Raise InputError for training, rollout or optimiser settings out of range, or a log whose library is missing."""
     train, rollout = recipe.train, recipe.train.rollout
-
-    def check(name: str, right: bool, expected: str, fix: str) -> None:
-        if not right:
-            value = operator.attrgetter(name)(train)
-            raise InputError(f"train.{name}: expected {expected}, found {value!r}; {fix}")
-
-    for name, (least, fix) in _LEAST.items():
-        check(name, operator.attrgetter(name)(train) >= least, f"at least {least}", fix)
-    both = bool(train.average and train.keep_best)
-    check("average", not both, "0 beside train.keep_best", "use 0, or leave train.keep_best out")
-    fewer = rollout.slide <= rollout.segments
-    expected = f"at most train.rollout.segments, {rollout.segments}"
-    check("rollout.slide", fewer, expected, "use 0 for updates that share no batch")
-    states = rollout.checkpoints
+    states, pieces = rollout.checkpoints, processes * train.accumulate
     known = states in ("all", "sqrt") if isinstance(states, str) else states >= 2
-    check("rollout.checkpoints", known, "all, sqrt or an integer ≥ 2", "use all")
-    pieces = processes * train.accumulate
-    expected = f"a multiple of {pieces} ({processes} process(es) × {train.accumulate} micro-batch(es))"
-    near = max(1, round(train.batch_size / pieces)) * pieces
-    check("batch_size", not train.batch_size % pieces, expected, f"use {near}")
+    near = max(1, round(train.batch_size / max(1, pieces))) * pieces
+    of_processes = f"a multiple of {pieces} ({processes} process(es) × {train.accumulate} micro-batch(es))"
+    both, most = bool(train.average and train.keep_best), f"at most train.rollout.segments, {rollout.segments}"
     logs = typing.get_args(typing.get_type_hints(TrainConfig)["log"])
-    check("log", train.log in logs, f"one of {', '.join(logs)}", near_name(str(train.log), logs, "use one of them"))
+    nearest = near_name(str(train.log), logs, "use one of them")
+    for name, right, expected, fix in (
+        *((name, attrgetter(name)(train) >= n, f"at least {n}", fix) for name, (n, fix) in _LEAST.items()),
+        ("average", not both, "0 beside train.keep_best", "use 0, or leave train.keep_best out"),
+        ("rollout.slide", rollout.slide <= rollout.segments, most, "use 0 for updates that share no batch"),
+        ("rollout.checkpoints", known, "all, sqrt or an integer ≥ 2", "use all"),
+        ("batch_size", not train.batch_size % max(1, pieces), of_processes, f"use {near}"),
+        ("log", train.log in logs, f"one of {', '.join(logs)}", nearest),
+    ):
+        if not right:
+            raise InputError(f"train.{name}: expected {expected}, found {attrgetter(name)(train)!r}; {fix}")
     if train.log != "none":
         getattr(libraries, train.log)()  # or how to install it
     optim.check(recipe.optim)

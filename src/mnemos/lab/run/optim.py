@@ -19,9 +19,8 @@ def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) ->
     """The optimiser of a recipe for a model's parameters, in the groups of `parameter_groups`.
 
     fused: one kernel over all parameters where PyTorch has one; off with a gradient scaler or sharded parameters, which
-    need each gradient by itself. Raises InputError for values out of range.
+    need each gradient by itself.
     """
-    check(config)
     groups = parameter_groups(model, 0.0 if config.name == "adam" else config.weight_decay, config.gate_lr_scale)
     common: JSONObject = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
     if config.name == "radam":
