@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import mnemos
 from mnemos.config import to_dict
 from mnemos.lab.cli import main
 from mnemos.lab.evaluate.predict import predict
-from mnemos.lab.run.export import export_run, export_run_programs, exported_tokenizers
+from mnemos.lab.run.export import export_run_programs, exported_tokenizers
 from mnemos.lab.tasks.text import TextPreprocessing
 from mnemos.lab.tasks.vocabulary import Bytes, SubWords, Words
 from mnemos.lab.translation.translate import TranslationPreprocessing, beam_config
@@ -66,23 +65,6 @@ def test_without_the_library_the_shipped_file_says_what_to_install(exported, mon
         exec((exported[1] / "modeling_mnemos.py").read_text(), {})
 
 
-def test_a_failure_leaves_no_half_checkpoint(exported, tmp_path, monkeypatch):
-    def full(*given, **named):
-        raise OSError("no space left")
-
-    monkeypatch.setattr("mnemos.lab.run.export.model_card", full)
-    (tmp_path / "empty").mkdir()
-    for name in ("new", "empty"):
-        with pytest.raises(OSError, match="no space left"):
-            export_run(exported[0], tmp_path / name)
-    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
-    (tmp_path / "empty" / "kept").write_text("kept")
-    for write in (export_run, partial(export_run_programs, to="torch")):
-        with pytest.raises(InputError, match="new or empty folder"):
-            write(exported[0], out=tmp_path / "empty")
-    assert (tmp_path / "empty" / "kept").read_text() == "kept"
-
-
 def test_programs_have_the_tokenizer_of_their_run(exported, tmp_path, monkeypatch):
     """The programs themselves are tested in tests/programs."""
     made = []
@@ -93,11 +75,6 @@ def test_programs_have_the_tokenizer_of_their_run(exported, tmp_path, monkeypatc
     ((model, to),) = made
     assert to == "onnx"
     assert model.config == mnemos.load(exported[0]).config
-
-
-def test_a_model_that_reads_no_tokens_is_refused(tmp_path, refused):
-    mnemos.save(ModelCase("vit", None, False).build(), tmp_path)
-    assert "reads images" in refused("export", tmp_path, "--out", tmp_path / "out")
 
 
 def test_no_word_is_special_where_the_vocabulary_lacks_unknown_words():

@@ -249,19 +249,6 @@ def test_one_writer_at_a_time(run, forks):
     RunFolder.resume(run.folder, RECIPE).close()
 
 
-def test_a_run_that_starts_again_from_other_weights_says_so(tmp_path):
-    """It had no checkpoint yet, and the run that it starts from was trained for longer in the meantime."""
-    source = {"run": "runs/one", "sha256": "1", "tensors": 3}
-    run = RunFolder.start(tmp_path / "a", RECIPE, "cpu", source)
-    assert run.resumed(0, source) == []
-    (note,) = run.resumed(0, {**source, "sha256": "2"})
-    assert note.startswith("the weights of runs/one have changed")
-    assert run.resumed(0, {**source, "sha256": "2"}) == []
-    run.close()
-    found = about(tmp_path / "a")
-    assert [one.get("weights", {}).get("sha256") for one in (found, *found["resumed"])] == ["1", None, "2", None]
-
-
 def _on_a_small_disk(done: str, other: str) -> None:
     sys.dont_write_bytecode = True  # Python would store cut files and later fail to read them
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -325,13 +312,6 @@ def test_changed_data_are_refused_and_changed_code_is_said(unfinished, monkeypat
 )
 def test_a_model_that_does_not_fit_is_one_line_and_leaves_no_folder(fields, words, tmp_path, refused):
     assert words in refused("train", "short-listops", *FEW, *fields, "--out", tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_whose_first_update_needs_too_much_memory_leaves_no_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("mnemos.lab.run.loop.update", lambda learner: torch.empty(2**50))
-    with pytest.raises(TrainingFailed, match="does not suffice"):
-        train(SHORT.recipe(), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
 

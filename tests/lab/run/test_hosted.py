@@ -21,7 +21,6 @@ from mnemos.lab.hosted.decoder import HostedDecoderConfig
 from mnemos.lab.run.hosted import with_host
 from mnemos.lab.run.recipe_files import read_recipe
 from mnemos.lab.tasks.image_task import IMAGENET
-from mnemos.lab.vision.hosted import HostedClassifierConfig
 
 libraries.transformers()
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -140,15 +139,6 @@ def test_the_recurrent_layers_of_a_hybrid_begin_again_with_each_segment():
         torch.testing.assert_close(model(x)[0], expected)
         torch.testing.assert_close(model(x, None, mask)[0][mask], expected[mask])
         torch.testing.assert_close(model(x, None, mask, only=mask)[0], expected[mask])
-
-
-def test_no_block_is_skipped_but_by_the_recipe():
-    """Whatever share of them the host skipped in its own training."""
-    small = {"model_type": "swin", "image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2], "num_heads": [2]}
-    config = HostedClassifierConfig(host=json.dumps(small))
-    for share in (0.0, 0.3):
-        modules = replace(config, drop_path=share).build().modules()
-        assert max(getattr(module, "drop_prob", None) or 0 for module in modules) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("source", ["vit", pytest.param("timm:test_vit", marks=pytest.mark.exhaustive)])

@@ -21,7 +21,7 @@ from mnemos.lab.run import devices, loop, optim
 from mnemos.lab.run.checks import check_settings, check_state, check_task
 from mnemos.lab.run.learner import Learner
 from mnemos.lab.run.loop import update
-from mnemos.lab.tasks.batch import IGNORE, Batch, pieces
+from mnemos.lab.tasks.batch import IGNORE, pieces
 from mnemos.lab.tasks.recall import RecallConfig
 from mnemos.types import InputError, detach, reset
 
@@ -285,22 +285,6 @@ def test_evaluation_in_pieces_is_evaluation_whole(attention, segment):
     assert max(seen[4:]) <= segment
     assert split.pop("loss") == pytest.approx(whole.pop("loss"), rel=1e-12)
     assert split == whole
-
-
-def test_fewer_stored_states_change_nothing(tmp_path):
-    whole = run(tmp_path / "all", True, segment_length=2)
-    close(run(tmp_path / "few", True, segment_length=2, checkpoints=2, offload=True), whole, 1e-12)
-
-
-def test_pieces():
-    mask = torch.ones(3, 7, dtype=torch.bool)
-    batch = Batch(torch.arange(21).view(3, 7), -torch.arange(21).view(3, 7), mask)
-    found = list(pieces([batch, batch], 3))
-    assert [b.inputs.shape for b in found] == [(3, 3), (3, 3), (3, 1)] * 2
-    assert [b.reset.tolist() for b in found] == [[first] * 3 for first in (True, False, False)] * 2
-    for name in ("inputs", "targets", "mask"):
-        assert torch.equal(torch.cat([getattr(b, name) for b in found[:3]], 1), getattr(batch, name))
-    assert list(pieces([batch], 0)) == [batch]
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,6 @@ from mnemos.lab.run.weights import Start
 from mnemos.models.transformer import HeadConfig
 
 
-def test_a_model_is_loaded_from_its_run(text_run, tmp_path):
-    equal(mnemos.load(text_run).state_dict(), mnemos.load(text_run / "model").state_dict())
-    (tmp_path / "recipe.json").write_text("{}")
-    with pytest.raises(InputError, match=r"expected a finished run, .* --resume"):
-        mnemos.load(tmp_path)
-
-
 def test_a_run_is_scored_on_other_data(text_run, tmp_path, output, refused):
     own = evaluate_run(text_run)["as trained"]
     other = texts(tmp_path / "other", "xyzuvw")

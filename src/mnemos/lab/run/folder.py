@@ -107,37 +107,30 @@ class RunFolder:
 
     # --- going on from a checkpoint ---
 
-    def newest(self, weights: JSONObject | None = None) -> tuple[int, JSONObject | None]:
+    def newest(self) -> tuple[int, JSONObject | None]:
         """Read the checkpoint to continue from, and remove what was written after it: (step, checkpoint or None).
 
-        Prints what has changed since. weights: as of `resumed`.
+        Records in run.json that the run continues, and prints what has changed since.
         """
         newest = checkpoint.newest(self.checkpoints)
         step, saved, notes = newest or (0, None, ["no checkpoint yet: the run starts again from its first update"])
         for later in checkpoint.steps(self.checkpoints, "best"):  # the run evaluates after its best once more
             if later > (saved["best"]["step"] if saved else 0):
                 checkpoint.path_of(self.checkpoints, later, "best").unlink(missing_ok=True)
-        notes += self.resumed(step, weights)
-        self.trim(step, saved["evaluation"]["step"] if saved else 0)
-        for note in notes:
-            say(note, file=sys.stderr)
-        return step, saved
-
-    def resumed(self, step: int, weights: JSONObject | None = None) -> list[str]:
-        """Record in run.json that the run continues after `step`; returns a line for what has changed since.
-
-        weights: `Start.source` of a run that had no checkpoint and starts again from another run's weights.
-        """
         about, today = Provenance.read(self.folder), made_with()
-        notes = changed_since(about, today)
-        entry = {"step": step, "at": now(), "commit": today["commit"], "dirty": today["dirty"]}
-        entry["command"] = command_line()
-        if weights is not None and weights["sha256"] != (about.latest("weights") or {}).get("sha256"):
-            entry["weights"] = weights
-            notes.append(f"the weights of {weights['run']} have changed since the start; the run has the new ones")
+        entry = {
+            "step": step,
+            "at": now(),
+            "commit": today["commit"],
+            "dirty": today["dirty"],
+            "command": command_line(),
+        }
         entry |= {name: today[name] for name in ("source_sha256", "versions") if today[name] != about.latest(name)}
         replace(about, resumed=[*about.resumed, entry]).write(self.folder)
-        return notes
+        self.trim(step, saved["evaluation"]["step"] if saved else 0)
+        for note in [*notes, *changed_since(about, today)]:
+            say(note, file=sys.stderr)
+        return step, saved
 
     def trim(self, step: int, evaluated: int = 0) -> None:
         """Remove the lines of metrics.jsonl that were written after the checkpoint of `step`; the run repeats them.
