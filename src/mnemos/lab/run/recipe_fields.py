@@ -74,6 +74,9 @@ def _check_names(recipe: Recipe, words: list[str], program: str) -> None:
         named = [path for path in paths if path.rpartition(".")[2] == wrong.rpartition(".")[2]]
         near = difflib.get_close_matches(wrong, named or paths, 1, 0.0 if named else 0.75)
         hint = f"did you mean --{near[0].replace('_', '-')}?" if near else f"see {program} --help"
+        part = wrong.rpartition(".")[0]
+        if not near and (inside := [path for path in paths if part and path.rpartition(".")[0] == part]):
+            hint = f"--{part} has {', '.join(path.rpartition('.')[2] for path in inside)}".replace("_", "-")
         for path in _caches(recipe):
             if wrong.startswith(f"{path}.") and _value(recipe, path) is None:
                 hint = f"{recipe.name} has no cache: add --{path} {next(reversed(PRESETS))}"
