@@ -332,8 +332,6 @@ def test_nothing_half_written(tmp_path, monkeypatch, capsys):
     ):
         with pytest.raises(InputError, match=says):
             call()
-    assert main(["export", str(tmp_path), "--to", "onnx", "--push", "a/b"]) == 2
-    assert "--push" in capsys.readouterr().err
 
 
 def test_a_widened_state_is_read_as_the_state():

@@ -77,18 +77,3 @@ def test_the_baseline_of_equal_parameters_has_adapters_that_start_as_nothing():
     adapted(x)[0].square().sum().backward()
     assert adapted.host.encoder.layer[1].attention.self.adapter.second.weight.grad.abs().max() > 0
     assert not hasattr(adapted.host.encoder.layer[0].attention.self, "adapter")
-
-
-@pytest.mark.parametrize(
-    ("fields", "match"),
-    [
-        ({"cache": GRC(length=3)}, r"cache\.scope: expected stream"),
-        ({"segment": 600}, "at most the 512 positions of the host, found 600"),
-        ({"host": '{"model_type": "t5"}'}, "expected an encoder, found t5"),
-        ({"adapter": -1}, "adapter: expected at least 0"),
-    ],
-)
-@pytest.mark.each_value
-def test_settings_that_do_not_fit(fields, match):
-    with pytest.raises(InputError, match=match):
-        replace(PLAIN, **fields).build()

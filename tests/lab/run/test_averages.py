@@ -13,10 +13,8 @@ import mnemos
 from mnemos.lab.errors import Interrupted
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.run import checkpoint
-from mnemos.lab.run.checks import check_settings
 from mnemos.lab.run.recipe_files import read_recipe
 from mnemos.lab.run.weights import final_weights, trained_model
-from mnemos.types import InputError
 
 
 def of(recipe, **settings):
@@ -84,15 +82,3 @@ def test_a_resumed_and_a_longer_run_average_the_checkpoints_of_a_whole_one(avera
     longer = train(of(recipe, steps=8), run, resume=True, quiet=True, longer=True)
     assert longer["averaged_steps"] == [8, 6, 4]  # as a run of 8 updates has
     assert checkpoint.steps(run / "checkpoints", "averaged") == [8]
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"average": 2, "keep_best": True}, r"average: expected 0 beside train\.keep_best, found 2"),
-        ({"average": -1}, "average: expected at least 0, found -1"),
-    ],
-)
-def test_settings_that_do_not_go_together(base, settings, words):
-    with pytest.raises(InputError, match=rf"^train\.{words}"):
-        check_settings(of(base, **settings), 1)

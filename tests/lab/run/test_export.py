@@ -1,10 +1,8 @@
 """`mnemos export RUN --to hf`: what Transformers loads writes as the run's own model does, with the run's numbers."""
 
 import json
-import shutil
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ import mnemos
 from mnemos.config import to_dict
 from mnemos.lab.cli import main
 from mnemos.lab.evaluate.predict import predict
-from mnemos.lab.run.export import export_run, export_run_programs, exported_tokenizers, push
+from mnemos.lab.run.export import export_run_programs, exported_tokenizers
 from mnemos.lab.tasks.text import TextPreprocessing
 from mnemos.lab.tasks.vocabulary import Bytes, SubWords, Words
 from mnemos.lab.translation.translate import TranslationPreprocessing, beam_config
@@ -61,50 +59,10 @@ def test_the_card_has_the_run_s_own_numbers(exported):
     assert str(folder) not in card  # folders of this machine are no part of it
 
 
-def test_a_push_uploads_the_folder(exported, tmp_path, monkeypatch):
-    import huggingface_hub
-
-    made = []
-
-    class Hub:
-        def __init__(self, **named):
-            pass
-
-        def create_repo(self, name, **named):
-            made.append((name, named))
-            return type("Made", (str,), {"repo_id": name})(f"hub/{name}")
-
-        def upload_folder(self, repo_id, folder_path, **named):
-            shutil.copytree(folder_path, tmp_path / repo_id)
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
-    assert push(exported[1], "someone/model", private=True) == "hub/someone/model"
-    assert made == [("someone/model", {"exist_ok": True, "private": True})]
-    names = {path.name for path in (tmp_path / "someone" / "model").iterdir()}
-    assert {"README.md", "config.json", "model.safetensors", "modeling_mnemos.py", "tokenizer.json"} <= names
-
-
 def test_without_the_library_the_shipped_file_says_what_to_install(exported, monkeypatch):
     monkeypatch.setitem(sys.modules, "mnemos.hugging_face", None)
     with pytest.raises(ImportError, match=r"pip install '.\[hf\]' in a clone"):
         exec((exported[1] / "modeling_mnemos.py").read_text(), {})
-
-
-def test_a_failure_leaves_no_half_checkpoint(exported, tmp_path, monkeypatch):
-    def full(*given, **named):
-        raise OSError("no space left")
-
-    monkeypatch.setattr("mnemos.lab.run.export.model_card", full)
-    (tmp_path / "empty").mkdir()
-    for name in ("new", "empty"):
-        with pytest.raises(OSError, match="no space left"):
-            export_run(exported[0], tmp_path / name)
-    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
-    (tmp_path / "empty" / "kept").write_text("kept")
-    for write in (export_run, partial(export_run_programs, to="torch")):
-        with pytest.raises(InputError, match="new or empty folder"):
-            write(exported[0], out=tmp_path / "empty")
-    assert (tmp_path / "empty" / "kept").read_text() == "kept"
 
 
 def test_programs_have_the_tokenizer_of_their_run(exported, tmp_path, monkeypatch):
@@ -117,11 +75,6 @@ def test_programs_have_the_tokenizer_of_their_run(exported, tmp_path, monkeypatc
     ((model, to),) = made
     assert to == "onnx"
     assert model.config == mnemos.load(exported[0]).config
-
-
-def test_a_model_that_reads_no_tokens_is_refused(tmp_path, refused):
-    mnemos.save(ModelCase("vit", None, False).build(), tmp_path)
-    assert "reads images" in refused("export", tmp_path, "--out", tmp_path / "out")
 
 
 def test_no_word_is_special_where_the_vocabulary_lacks_unknown_words():

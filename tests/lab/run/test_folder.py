@@ -3,7 +3,6 @@
 Disks that refuse, files that are damaged, data and code that change are one line each, and nothing is half-written.
 """
 
-import errno
 import json
 import math
 import multiprocessing
@@ -12,7 +11,6 @@ import resource
 import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import processes
 import pytest
@@ -22,10 +20,9 @@ from train_standins import Toys, train
 from trained_runs import stopped, weights
 
 from mnemos import atomic
-from mnemos.config import to_dict
 from mnemos.lab.cli import main
 from mnemos.lab.errors import TrainingFailed, one_line
-from mnemos.lab.run import checkpoint, checks, folder, provenance
+from mnemos.lab.run import checkpoint, folder, provenance
 from mnemos.lab.run.files import Measurement, Provenance, Result
 from mnemos.lab.run.folder import RunFolder
 from mnemos.lab.run.learner import Best
@@ -99,8 +96,7 @@ def test_a_result_is_read_and_written_back(tmp_path):
     ("kind", "text"),
     [
         *((Result, json.dumps(WRITTEN | {"controls": {"emptied": wrong}})) for wrong in (5, None)),
-        *((Result, json.dumps(WRITTEN | wrong)) for wrong in ({"seconds": True}, {"along": {}})),
-        *((Provenance, text) for text in ("", "[]", '{"resumed": [1]}', '{"data": 5}', '{"started": 5}', "\0")),
+        *((Provenance, text) for text in ("", "[]", '{"resumed": [1]}')),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, kind, text):
@@ -168,10 +164,9 @@ def test_a_new_run_says_what_and_where_it_is(tmp_path):
     }  # fmt: skip
     assert written["warnings"] == ["equal files"]
     assert written["finished"] is None
-    assert run.result is None
     run.finish(Result(test={"loss": 1.0}))
     assert about(run.folder)["finished"] is not None
-    assert run.result == Result(test={"loss": 1.0})
+    assert Result.read(run.folder) == Result(test={"loss": 1.0})
     assert not list(run.folder.rglob("*.tmp"))
 
 
@@ -208,19 +203,9 @@ def test_measurements_are_cut_back_to_a_checkpoint(run):
     run.close()
     run.record([line("valid", 4)])
     assert contents(run.folder)[-1] == ("valid", 4)
-    path.write_text(line("train", 1).to_line().strip())
-    run.trim(9)
-    assert contents(run.folder) == [], "a last line without its end is written again"
     path.write_text(line("valid", 0).to_line())
     run.trim(0)
     assert contents(run.folder) == [], "the look before the first update is taken again"
-
-
-@pytest.mark.parametrize("bad", ["nonsense", '{"kind": "train"}'])
-def test_a_damaged_line_is_named(run, bad):
-    lines = [line("train", 1).to_line().strip(), bad, line("train", 2).to_line().strip()]
-    (run.folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    refuses(r"metrics.jsonl: line 2: expected a measurement", run.trim, 2)
 
 
 @pytest.mark.parametrize("room", [0, 5])
@@ -264,51 +249,6 @@ def test_one_writer_at_a_time(run, forks):
     RunFolder.resume(run.folder, RECIPE).close()
 
 
-def test_a_folder_that_could_not_be_opened_is_not_left_locked(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    for name, opened in (
-        ("write_json", lambda: RunFolder.start(tmp_path / "run", RECIPE, "cpu")),
-        ("remove_temporary", lambda: RunFolder.resume(tmp_path / "run", RECIPE)),
-    ):
-        with monkeypatch.context() as disk:
-            disk.setattr(folder, name, full)
-            with pytest.raises(OSError, match="No space"):
-                opened()
-        opened().close()
-
-
-def test_resuming_elsewhere_is_noted(run, monkeypatch):
-    assert run.resumed(3, RECIPE.data) == []
-    threads = about(run.folder)["threads"]
-    monkeypatch.setattr(folder.torch, "get_num_threads", lambda: threads + 1)
-    (note,) = run.resumed(5, RECIPE.data)
-    assert f"set OMP_NUM_THREADS={threads}" in note
-    resumed = about(run.folder)["resumed"]
-    assert [entry["step"] for entry in resumed] == [3, 5]
-    assert all({"commit", "dirty"} < set(entry) for entry in resumed)
-
-
-def test_of_averages_the_last_is_kept(run):
-    for step in (3, 5):
-        run.save_average(step, {"step": step})
-    assert checkpoint.steps(run.checkpoints, "averaged") == [5]
-
-
-def test_a_run_that_starts_again_from_other_weights_says_so(tmp_path):
-    """It had no checkpoint yet, and the run that it starts from was trained for longer in the meantime."""
-    source = {"run": "runs/one", "sha256": "1", "tensors": 3}
-    run = RunFolder.start(tmp_path / "a", RECIPE, "cpu", source)
-    assert run.resumed(0, RECIPE.data, source) == []
-    (note,) = run.resumed(0, RECIPE.data, {**source, "sha256": "2"})
-    assert note.startswith("the weights of runs/one have changed")
-    assert run.resumed(0, RECIPE.data, {**source, "sha256": "2"}) == []
-    run.close()
-    found = about(tmp_path / "a")
-    assert [one.get("weights", {}).get("sha256") for one in (found, *found["resumed"])] == ["1", None, "2", None]
-
-
 def _on_a_small_disk(done: str, other: str) -> None:
     sys.dont_write_bytecode = True  # Python would store cut files and later fail to read them
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -342,79 +282,30 @@ def test_what_the_system_refuses_is_one_line():
     assert one_line(RuntimeError("a fault of ours")) is None
 
 
-def test_changed_data_are_refused_unless_accepted_and_changed_code_is_said(unfinished, monkeypatch, capsys):
+def test_changed_data_are_refused_and_changed_code_is_said(unfinished, monkeypatch, capsys):
     of_version = lambda number: {"generated": {"settings": {}, "version": number}}  # noqa: E731
     (unfinished / "run.json").write_text(json.dumps(about(unfinished) | {"data": of_version(1)}))
     monkeypatch.setattr(folder, "data_read", lambda data: of_version(2))
     longer = replace(SHORT.recipe(), train=replace(SHORT.recipe().train, steps=6))
     files = sorted((path, path.read_bytes()) for path in unfinished.rglob("*") if path.is_file())
-    with pytest.raises(InputError, match=r"generated by version 1, found others, generated by version 2.*--accept-ch"):
+    with pytest.raises(InputError, match=r"generated by version 1, found others, generated by version 2; put"):
         train(longer, unfinished, resume=True, longer=True, quiet=True)
     assert files == sorted((path, path.read_bytes()) for path in unfinished.rglob("*") if path.is_file())
-    monkeypatch.setattr(folder, "source_hash", lambda: "other")
-    monkeypatch.setattr(folder, "versions", lambda: {**provenance.versions(), "numpy": "0.1"})
-    assert train(SHORT.recipe(), unfinished, resume=True, quiet=True, accept_changed_data=True)["steps"] == 4
+    monkeypatch.undo()
+    versions, threads = provenance.versions(), about(unfinished)["threads"]
+    monkeypatch.setattr(provenance, "source_hash", lambda: "other")
+    monkeypatch.setattr(provenance, "versions", lambda: {**versions, "numpy": "0.1"})
+    (unfinished / "run.json").write_text(json.dumps(about(unfinished) | {"threads": threads + 1, "data": {}}))
+    assert train(SHORT.recipe(), unfinished, resume=True, quiet=True)["steps"] == 4
     said = capsys.readouterr().err
-    for words in ("the code of mnemos has changed", "numpy has changed, from ", "generated by version 2"):
-        assert [words in text for text in said.splitlines()].count(True) == 1, said
-
-
-def test_what_counts_as_changed():
-    made = {"generated": {"settings": {"rows": 5}, "version": 1}}
-    upgraded = {"generated": {"settings": {"rows": 5, "new": 0}, "version": 1}}
-    provenance.check_data("runs/x", made, upgraded)
-    before = {"commit": "a" * 40, "source_sha256": "1", "versions": {"torch": "2.12", "numpy": "2.4", "timm": None}}
-    assert provenance.changes(before, {**before, "commit": "b" * 40, "dirty": True}) == []
-    (said,) = provenance.changes(before, {**before, "versions": {**before["versions"], "torch": "2.13"}})
-    assert said.startswith("torch has changed, from 2.12 to 2.13: ")
-
-
-def test_a_finished_run_on_a_disk_that_cannot_be_written_is_read(done, monkeypatch):
-    def closed(path, *_, **__):
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
-
-    for name in ("unlink", "write_bytes", "write_text"):
-        monkeypatch.setattr(Path, name, closed)
-    found = train(SHORT.recipe(), done, resume=True, quiet=True)
-    assert found == json.loads((done / "result.json").read_text())
-
-
-def test_a_lost_metrics_file_is_said(unfinished, capsys):
-    (unfinished / "metrics.jsonl").unlink()
-    train(SHORT.recipe(), unfinished, resume=True, quiet=True)
-    assert "metrics.jsonl: expected the measurements up to update 4, found no such file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        *(({part: None}, "expected") for part in ("recipe", "model", "optimiser", "generators")),
-        *(({"counters": wrong}, "update 4, found one of another update") for wrong in ({"step": 2}, 5)),
-        ({"recipe": to_dict(Toys(train={"seed": 1}).recipe())}, r"step-00000004\.safetensors: .*another recipe"),
-    ],
-)
-def test_a_checkpoint_without_a_part_or_of_another_run_is_one_line(unfinished, change, words):
-    path = checkpoint.path_of(unfinished / "checkpoints", 4)
-    saved = checkpoint.read(path) | change
-    checkpoint.write(path, {name: value for name, value in saved.items() if value is not None})
-    checkpoint.prune(unfinished / "checkpoints", 4, 1)
-    with pytest.raises(InputError, match=words) as refused:
-        train(SHORT.recipe(), unfinished, resume=True, quiet=True)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_damaged_checkpoint_is_named_when_it_is_passed_over(unfinished, capsys):
-    checkpoint.path_of(unfinished / "checkpoints", 4).write_bytes(b"short")
-    train(SHORT.recipe(), unfinished, resume=True, quiet=True)
-    (said,) = [text for text in capsys.readouterr().err.splitlines() if "damaged" in text]
-    assert "step-00000004.safetensors: " in said
-    assert said.endswith("step-00000002.safetensors")
+    for words in ("the code of mnemos (commit ", "numpy (", f"set OMP_NUM_THREADS={threads + 1}"):
+        assert words in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        (["--model.dim", "1000000"], "fits into the free memory"),
         (["--model.dim", str(10**20)], "expected sizes of which tensors can be made"),
         (["--train.devices", "1000"], "train.devices: expected at most"),
     ],
@@ -422,22 +313,6 @@ def test_a_damaged_checkpoint_is_named_when_it_is_passed_over(unfinished, capsys
 def test_a_model_that_does_not_fit_is_one_line_and_leaves_no_folder(fields, words, tmp_path, refused):
     assert words in refused("train", "short-listops", *FEW, *fields, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_run_whose_first_update_needs_too_much_memory_leaves_no_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("mnemos.lab.run.loop.update", lambda learner: torch.empty(2**50))
-    with pytest.raises(TrainingFailed, match="does not suffice"):
-        train(SHORT.recipe(), tmp_path / "run", quiet=True)
-    assert not (tmp_path / "run").exists()
-
-
-def test_frozen_weights_need_no_room_for_gradients(monkeypatch):
-    monkeypatch.setattr(checks, "free_bytes", lambda device: 40_000)
-    with torch.device("meta"):
-        model = torch.nn.Linear(99, 100)  # 10,000 weights: 40 kB, and 120 kB of gradients and moments
-    config = SHORT.recipe().train
-    refuses("10,000 parameters", checks.check_memory, model, config, torch.device("cpu"))
-    checks.check_memory(model.requires_grad_(False), config, torch.device("cpu"))
 
 
 def changed(text: str, field: str, value: object) -> str:
@@ -450,7 +325,7 @@ def changed(text: str, field: str, value: object) -> str:
     [
         ("report", "result.json", lambda text: "[" * 100_000),
         ("report", "metrics.jsonl", lambda text: changed(text.splitlines()[0], "step", 10**30)),
-        ("--resume", "result.json", lambda text: changed(text, "test", {})),
+        ("--resume", "result.json", lambda text: changed(text, "test", 5)),
         ("eval", "recipe.json", lambda text: "9" * 5000),
     ],
 )

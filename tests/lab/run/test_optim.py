@@ -10,6 +10,7 @@ from trained_runs import equal
 
 from mnemos.lab.run.optim import (
     Plateau,
+    check,
     factor,
     load_optimiser_state,
     make_optimiser,
@@ -195,10 +196,4 @@ def test_gates_have_a_rate_of_their_own(name, fused):
 )
 def test_wrong_settings(config, message):
     with pytest.raises(InputError, match=message):
-        make_optimiser(nn.Linear(2, 2), config)
-
-
-def test_state_of_another_model_is_refused():
-    layer = nn.Linear(2, 2)
-    with pytest.raises(InputError, match="found a state of 'other'"):
-        load_optimiser_state(layer, make_optimiser(layer, OptimConfig()), {"other": {"step": torch.tensor(1.0)}})
+        check(config)

@@ -25,7 +25,6 @@ from mnemos.lab.report import report
 from mnemos.lab.run.trained import sample_run
 from mnemos.lab.speech.audio import filterbanks, normalise
 from mnemos.lab.speech.ctc import Transcriber
-from mnemos.lab.tasks.preprocessing import Preprocessing
 from mnemos.lab.tasks.task import Sampling
 
 
@@ -64,13 +63,6 @@ def test_a_language_model_continues_files_and_the_standard_input(
     assert [one.problem for one in predict(text_run, files, length=7)] == [problem, ""]
 
 
-def test_a_preprocessing_without_endings_reads_all_files_of_a_folder(tmp_path):
-    refuses(r"expected files, found none", Preprocessing().paths, [tmp_path])
-    for name in ("b.txt", "a", ".hidden"):
-        (tmp_path / name).touch()
-    assert [path.name for path in Preprocessing().paths([tmp_path])] == ["a", "b.txt"]
-
-
 class Spy(Transcriber):
     def transcribe(self, frames: torch.Tensor, mask: torch.Tensor | None = None) -> list[list[int]]:
         self.frames = frames
@@ -102,11 +94,6 @@ def test_a_recogniser_writes_down_recordings(tmp_path, capsys, output):
     said = capsys.readouterr()
     assert said.err == f"mnemos: {tmp_path}/fast.wav: expected 8000 Hz as in training, found 16000 Hz; resample it\n"
     assert said.out.startswith(f"{file}:"), "the recording after it"
-
-
-def test_a_task_that_reads_no_files_says_so(classifier_run, refused):
-    said = refused("predict", classifier_run, "prompt.txt")
-    assert re.search(r"expected a model that reads files \(.*, text, .*\), found one whose task does not", said)
 
 
 SMALL = {"layers": 1, "dim": 16, "num_heads": 2, "mlp": 16}
@@ -142,14 +129,6 @@ def test_pictures_are_drawn_again_with_another_seed(pictures, output):
     for name in ("samples.png", "completions.png"):
         with Image.open(written / name) as image:
             assert image.size[0] > 500
-
-
-def test_pictures_whose_first_byte_is_drawn_too(tmp_path):
-    folder = trained("digits-pixels", tmp_path / "run", SMALL | {"max_length": 64}, {"start": True})
-    found = load_file(folder / "samples.safetensors")
-    assert found["samples"].shape == (24, 8, 8, 1)
-    assert len({int(picture[0, 0, 0]) for picture in found["samples"]}) > 4, "a fresh model draws it from all bytes"
-    assert (found["completions"][:, :, :4] == found["originals"][:, None, :4]).all()
 
 
 def test_text_goes_on_from_a_prompt(text_run, capsys, output, refused):

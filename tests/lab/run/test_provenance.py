@@ -73,15 +73,6 @@ def test_files_are_named_sized_and_hashed(tmp_path):
     assert data_read(TextConfig(path=str(tmp_path)))["sha256"] != total
 
 
-def test_files_may_be_named_by_relative_and_by_absolute_paths(tmp_path, monkeypatch):
-    """A vocabulary beside the user, for texts elsewhere."""
-    (tmp_path / "words.txt").write_text("text\n")
-    monkeypatch.chdir(tmp_path)
-    config = dataclasses.replace(_text(tmp_path / "texts"), tokens="words.txt")
-    names = [*(f"texts/{i}.txt" for i in range(4)), "words.txt"]
-    assert [one["name"] for one in data_read(config)["files"]] == names
-
-
 def test_generated_data_are_their_settings_and_what_says_nothing_is_not_taken_for_generated():
     assert data_read(RecallConfig()) == {"generated": {"settings": to_dict(RecallConfig()), "version": 1}}
     assert data_read(DataConfig()) == {"files": None}
@@ -142,13 +133,3 @@ def test_a_comparison_says_which_commit_trained_each_run_and_what_all_share(tmp_
     assert found["reported"] == source()
     assert found["data"] == {key: value for key, value in data.items() if key != "files"}
     assert (found["device"], found["started"], found["finished"]) == ("cpu", "2026-01-01", "2026-01-02")
-
-
-def test_a_command_has_no_folder_of_this_machine(monkeypatch):
-    for found, words in (
-        (["/opt/somewhere/bin/mnemos", "train", "demo"], ["mnemos", "train", "demo"]),
-        (["/lib/mnemos/__main__.py", "train"], ["python", "-m", "mnemos", "train"]),
-        (["benchmarks/replay.py"], ["benchmarks/replay.py"]),
-    ):
-        monkeypatch.setattr("sys.argv", found)
-        assert module.command_line() == words

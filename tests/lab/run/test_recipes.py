@@ -11,7 +11,6 @@ import torch
 from pairwise import cover
 from PIL import Image
 from spoken_standins import write_recordings
-from trained_runs import lines
 from translation_standins import write_pairs
 
 from mnemos import registry
@@ -19,7 +18,6 @@ from mnemos.config import from_dict, to_dict
 from mnemos.lab.measure.gradients import state_bytes
 from mnemos.lab.run.checks import check_settings, check_task, complete
 from mnemos.lab.run.recipe import Recipe
-from mnemos.lab.run.session import run
 from mnemos.lab.speech.spoken import SpokenConfig
 from mnemos.lab.tasks.images import CIFARConfig, MNISTConfig
 from mnemos.lab.tasks.listops import ListOpsConfig
@@ -32,7 +30,6 @@ from mnemos.lab.tasks.text_classes import TextClassesConfig
 from mnemos.lab.translation.translation import TranslationConfig
 from mnemos.lab.vision.detection.coco import COCOConfig
 from mnemos.lab.vision.detection.shapes import ShapesConfig
-from mnemos.types import InputError
 
 SHARED = Path(__file__).parents[3] / "../shared/data"
 
@@ -205,42 +202,3 @@ def test_memories_of_equal_state_have_equal_bytes_and_data():
     assert len(sizes) == 15
     for name, size in sizes.items():
         assert size == pytest.approx(2**15, rel=0.1), name
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("text-rmt", "copy"),
-        *(
-            pytest.param(name, marks=pytest.mark.exhaustive)
-            for name in (
-                *("recall", "digits", "text", "text-cached", "text-linear", "text-xl", "text-compressive", "text-lstm"),
-                *("text-memformer", "text-armt", "text-memory-transformer"),
-            )
-        ),
-    ],
-)
-def test_a_starter_learns(name, tmp_path, folder):
-    recipe = small(name, folder)
-    small_sizes = {"layers": 1, "encoder_layers": 1, "decoder_layers": 1, "dim": 32, "mlp": 32, "num_heads": 2}
-    fields = {f.name for f in dataclasses.fields(recipe.model)}
-    model = dataclasses.replace(recipe.model, **{k: v for k, v in small_sizes.items() if k in fields})
-    data = recipe.data
-    if name.startswith("text"):
-        for i in range(4):
-            (tmp_path / f"{i}.txt").write_text("the quick brown fox jumps over the lazy dog; " * 24)
-        data = dataclasses.replace(data, path=str(tmp_path), segment=64)
-    train = dataclasses.replace(recipe.train, steps=12, batch_size=8, eval_every=12, log_every=3, accelerator="cpu")
-    if train.rollout.segments > 2:
-        train = dataclasses.replace(train, rollout=dataclasses.replace(train.rollout, segments=2))
-    optim = dataclasses.replace(recipe.optim, lr=1e-2)
-    recipe = dataclasses.replace(recipe, model=model, data=data, train=train, optim=optim)
-    run(recipe, tmp_path / "run", quiet=True)
-    first, *_, last = lines(tmp_path / "run", "train")
-    assert last["loss"] < first["loss"]
-
-
-def test_a_language_model_is_not_given_classes(folder):
-    recipe = dataclasses.replace(small("digits", folder), model=registry.load("model", "lstm")(vocab_size=17))
-    with pytest.raises(InputError, match=r"classes 10, .* lstm .* classes 0"):
-        check_task(recipe, recipe.data.build())

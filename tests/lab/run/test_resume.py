@@ -15,7 +15,6 @@ from mnemos.lab.run import checkpoint
 from mnemos.lab.run import folder as run_folder
 from mnemos.lab.run.recipe import ScheduleConfig
 from mnemos.lab.run.weights import final_weights
-from mnemos.types import InputError
 
 LANGUAGE = Toys(language=True, train={"accumulate": 2, "checkpoint_every": 3, "log_every": 4})
 CLASSES = Toys(language=False, model={"cached": True}, optim={"name": "radam"})
@@ -42,7 +41,7 @@ def moments(numbers, *fast):
 
 
 # Checkpoints after 3, 6, 9, 12; looks and lines at 4, 8, 12. "fsync" counts files and their folders, "replace" files:
-# run.json, recipe.json, metrics.jsonl, then checkpoints. The fourth look is at the test split.
+# run.json, metrics.jsonl, recipe.json, then checkpoints. The fourth look is at the test split.
 KILLS = {
     "mid-update": (1, 2, 8), "saved": (3, 12), "half-written": (3, 9), "fsync": (1, 7, 8, 11),
     "replace": (1, 2, 3, 5), "pruning": (9,), "half-a-line": (4, 8), "looking": (2, 3, 4),
@@ -75,7 +74,7 @@ def test_killed_and_resumed(run_apart, references, tmp_path, moment, number):
     assert run_apart(folder, LANGUAGE, False, moment, number) == -9
     assert not (folder / "result.json").exists()
     begun = (folder / "recipe.json").exists()
-    assert begun == ((moment, number) not in [("replace", 1), ("replace", 2), ("fsync", 1)])
+    assert begun == ((moment, number) not in [("replace", 1), ("replace", 2), ("replace", 3), ("fsync", 1)])
     assert run_apart(folder, LANGUAGE, begun) == 0
     same(folder, references["language"])
 
@@ -164,17 +163,6 @@ def test_goes_on_from_the_newest_good_checkpoint(run_apart, references, tmp_path
     same(folder, references["language"])
 
 
-@pytest.mark.parametrize("moment", ["half-written", pytest.param("pruning", marks=pytest.mark.exhaustive)])
-def test_the_old_checkpoint_is_there_until_the_new_one_is(run_apart, tmp_path, moment):
-    toys = Toys(language=True, train={"keep": 1})
-    assert run_apart(tmp_path / "run", toys, False, moment, 8) == -9
-    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == ([4] if moment == "half-written" else [8, 4])
-    assert run_apart(tmp_path / "run", toys, True) == 0
-    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [12]
-    about = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert [entry["step"] for entry in about["resumed"]] == [4 if moment == "half-written" else 8]
-
-
 def test_looking_leaves_no_trace(run_apart, references, tmp_path):
     often = replace(LANGUAGE, train={**LANGUAGE.train, "eval_every": 1})
     assert run_apart(tmp_path / "run", often) == 0
@@ -208,12 +196,6 @@ def test_an_older_checkpoint_finds_its_best_weights(run_apart, references, tmp_p
     checkpoint.path_of(folder / "checkpoints", 6).write_bytes(b"")
     assert run_apart(folder, BEST, True) == 0
     same(folder, references["best"])
-    checkpoint.path_of(folder / "checkpoints", 4, "best").unlink()
-    (folder / "result.json").unlink()
-    with pytest.raises(
-        InputError, match=r"best-00000004.safetensors: expected .*; put the file back, or start another"
-    ):
-        train(BEST.recipe(), folder, resume=True)
 
 
 def test_a_run_goes_on_from_before_the_rate_fell(tmp_path):

@@ -7,11 +7,11 @@ import warnings
 
 import pytest
 import torch
-from train_standins import STILL, Toy, Toys, gradient_norm, look, train
+from train_standins import STILL, Toys, gradient_norm, look, train
 from trained_runs import equal, lines, weights
 
 from mnemos.lab.errors import TrainingFailed
-from mnemos.lab.run import checkpoint, devices, model_with_loss
+from mnemos.lab.run import checkpoint, devices, learner
 from mnemos.lab.run.learner import Learner
 from mnemos.lab.run.recipe import ScheduleConfig
 from mnemos.lab.run.run import Run
@@ -108,43 +108,6 @@ def test_micro_batches_train_as_the_whole_batch(tmp_path, language, accumulate):
             assert ours[key] == pytest.approx(theirs[key], rel=1e-6)
 
 
-def test_state_is_carried_and_reset(tmp_path, monkeypatch):
-    seen = []
-    original = Toy.forward
-
-    def forward(self, x, state=None, mask=None):
-        if self.training:
-            seen.append([0] * 4 if state is None else state.seen.tolist())
-            assert state is None or not state.hidden[0].requires_grad
-        return original(self, x, state, mask)
-
-    monkeypatch.setattr(Toy, "forward", forward)
-    quiet(tmp_path / "run", steps=10)
-    expected, task = [0] * 4, Toys(True).recipe().data.build()
-    for i, found in enumerate(seen):
-        fresh = task.train_batch(i, 4, 0).reset.tolist()
-        expected = [0 if row else count for row, count in zip(fresh, expected, strict=True)]
-        assert found == expected
-        expected = [count + 12 for count in expected]
-
-
-def test_clipping(tmp_path, monkeypatch):
-    norms = []
-    original = torch.optim.AdamW.step
-
-    def step(self, *arguments):
-        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        norms.append(torch.cat([g.flatten() for g in grads]).norm().item())
-        return original(self, *arguments)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    for clip in (0.01, 0.0):
-        quiet(tmp_path / str(clip), True, {}, {}, {"grad_clip": clip}, steps=4)
-    assert norms[:4] == pytest.approx([0.01] * 4, rel=1e-3)
-    assert min(norms[4:]) > 0.1
-    assert min(line["grad_norm"] for line in lines(tmp_path / "0.01", "train")) > 0.1  # the norm before clipping
-
-
 def test_a_loss_that_is_not_finite_stops_the_run_before_the_step(tmp_path):
     models, recipe = [], Toys().recipe()
 
@@ -159,24 +122,14 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_step(tmp_path):
     assert train(recipe, tmp_path / "run", resume=True, quiet=True)["steps"] == 12
 
 
-def test_scores_without_learning_that_fail_leave_a_trained_run_its_result(tmp_path, monkeypatch, capsys):
-    def fails(self):
-        raise MemoryError("too long")
-
-    monkeypatch.setattr(type(Toys().recipe().data.build()), "reference", property(fails, lambda self, value: None))
-    assert train(Toys().recipe(), tmp_path / "run", quiet=True)["reference"] == {}
-    assert (tmp_path / "run/result.json").exists()
-    assert "lacks the scores without learning, which failed: MemoryError: too long" in capsys.readouterr().err
-
-
 def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
-    original = model_with_loss.ModelWithLoss.forward
+    original = learner.ModelWithLoss.forward
 
     def forward(self, *arguments, **named):
         loss, right = original(self, *arguments, **named)
         return loss + torch.sqrt(self.model.mix.sum() * 0), right  # 0, with an infinite slope
 
-    monkeypatch.setattr(model_with_loss.ModelWithLoss, "forward", forward)
+    monkeypatch.setattr(learner.ModelWithLoss, "forward", forward)
     with pytest.raises(TrainingFailed, match=r"update 1: .*gradient norm nan.*optim\.grad_clip.*no checkpoint"):
         train(Toys().recipe(), tmp_path / "run", quiet=True)
 
@@ -241,7 +194,7 @@ def test_a_quick_run_scores_as_many_rows_as_it_says(tmp_path, capsys):
     rows = {split: sum(map(row_count, task.batches(split, 4))) for split in ("valid", "test")}
     assert whole["scored_rows"] == rows
     part = scoring(3)
-    assert "5 rows of the test split were scored, in whole batches; mnemos eval" in capsys.readouterr().out
+    assert "5 rows of the test split were scored; mnemos eval" in capsys.readouterr().out
     scoring(9999)
     assert "rows of the test split were scored" not in capsys.readouterr().out, "all of them were"
     assert part["scored_rows"]["valid"] == rows["valid"]
@@ -250,14 +203,12 @@ def test_a_quick_run_scores_as_many_rows_as_it_says(tmp_path, capsys):
     assert part["test"] != whole["test"]
 
 
-def test_a_warm_up_that_is_longer_than_the_run_is_a_warning(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64"})
+def test_a_warm_up_that_is_longer_than_the_run_is_a_warning(tmp_path, capsys):
     schedule = ScheduleConfig(name="cosine", warmup=48)
-    train(Toys(optim={"schedule": schedule}, train={"precision": "bf16-mixed"}).recipe(), tmp_path / "a")
-    first, second = (line for line in capsys.readouterr().err.splitlines() if "warning" in line)
+    train(Toys(optim={"schedule": schedule}).recipe(), tmp_path / "a")
+    (first,) = (line for line in capsys.readouterr().err.splitlines() if "warning" in line)
     assert "48 steps and the run has 12" in first
     assert "0.25 times optim.lr" in first
-    assert "bf16-mixed" in second
 
 
 # Auxiliary losses: once per update, however it is split, beside the loss and not in it.

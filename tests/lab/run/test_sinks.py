@@ -18,7 +18,9 @@ def test_tensorboard_has_the_metrics_of_a_resumed_run(run_apart, tmp_path):
     folder, toys = tmp_path / "run", Toys(train={"log": "tensorboard"})
     assert run_apart(folder, toys, False, "half-a-line", 8) == -9  # the newest checkpoint is of update 4
     assert run_apart(folder, toys, True) == 0
-    written = [(name, one.step, value) for one in Measurement.read_all(folder) for name, value in scalars(one)]
+    written = [
+        (name, one.step, value) for one in Measurement.read_all(folder) for name, value in scalars(one.values, one.kind)
+    ]
     assert {"train/loss", "train/lr", "valid/loss", "gates/layers/0"} <= {name for name, _, _ in written}
     rounded = sorted((name, step, torch.tensor(value).item()) for name, step, value in written)  # to float32
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()

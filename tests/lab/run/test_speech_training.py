@@ -1,6 +1,5 @@
 """Speech from recipe to report: what is trained, printed, compared and shown is the token error rate."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +8,6 @@ from spoken_standins import write_recordings
 from trained_runs import lines
 
 from mnemos import load, registry
-from mnemos.lab.compare.compare import compare
-from mnemos.lab.report import report
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.session import run
 from mnemos.lab.run.trained import evaluate_run
@@ -55,16 +52,3 @@ def test_a_run_tells_its_token_error_rate(spoken, tmp_path, capsys):
 
 def _frames(batch) -> int:
     return batch.inputs.shape[:2].numel() if batch.mask is None else int(batch.mask.sum())
-
-
-def test_arms_are_compared_and_reported_by_it(spoken, tmp_path):
-    variants = [small("softmax", spoken, 2), small("bilstm", spoken, 2)]
-    found = compare(variants, tmp_path / "all", seeds=1, of_claim=True)
-    assert (found["metric"], found["higher_is_better"]) == (RATE, False)
-    for row in found["rows"]:
-        result = json.loads((tmp_path / "all" / row["name"] / "seed-0" / "result.json").read_text())
-        assert row["mean"] == result["test"][RATE]
-        assert row["flops"] > 3e4
-    page = report([tmp_path / "all"]).read_text()
-    assert f"Test {RATE} (lower is better)" in page
-    assert page.count(f">{result['transcriptions'][0]['said']}<") >= 1

@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -95,27 +94,6 @@ def test_sentences_are_translated_from_python_and_the_command_line(plain, monkey
     said = output("translate", plain, tmp_path / "a.txt", "--beams", "4", "--n-best", "3").splitlines()
     assert [line.split(" ||| ")[:2] for line in said[3:6]] == [["1", one.text] for one in several[1]]
     assert output("predict", plain, tmp_path / "a.txt").splitlines()[1:] == [row["translation"] for row in found[1:]]
-
-
-def test_the_commands_divide_text_into_the_same_lines(plain, tmp_path, output):
-    """U+2028 and a form feed are part of a line."""
-    (tmp_path / "a.txt").write_text("one\u2028two\nthree\x0cfour.\n", encoding="utf-8")
-    translated = output("translate", plain, tmp_path / "a.txt")
-    assert output("predict", plain, tmp_path / "a.txt").split("\n")[1:] == translated.split("\n")[1:]
-    assert translated.count("\n") == 2
-
-
-def test_a_model_beside_the_tokenizer_of_another_vocabulary_does_not_translate(plain, tmp_path, capsys):
-    shutil.copytree(plain / "model", tmp_path / "model")
-    path = tmp_path / "model" / "preprocessing.json"
-    about = json.loads(path.read_text())
-    path.write_text(json.dumps(about | {"tokenizer": SubWordTokens.train(["one two three"] * 2, 16).content}))
-    (tmp_path / "a.txt").write_text("one.\n")
-    for command in ("translate", "predict"):
-        assert main([command, str(tmp_path / "model"), str(tmp_path / "a.txt")]) == 2
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert "preprocessing.json: expected 80 sub-words of the source, as the model has" in said.err
 
 
 def test_a_run_starts_from_one_with_the_same_sub_words_alone(plain, folder, tmp_path):

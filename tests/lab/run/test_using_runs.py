@@ -6,7 +6,6 @@ Then a run in words: scored with resets and carried, at other lengths, on other 
 import json
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,13 +25,6 @@ from mnemos.lab.run.weights import Start
 from mnemos.models.transformer import HeadConfig
 
 
-def test_a_model_is_loaded_from_its_run(text_run, tmp_path):
-    equal(mnemos.load(text_run).state_dict(), mnemos.load(text_run / "model").state_dict())
-    (tmp_path / "recipe.json").write_text("{}")
-    with pytest.raises(InputError, match=r"expected a finished run, .* --resume"):
-        mnemos.load(tmp_path)
-
-
 def test_a_run_is_scored_on_other_data(text_run, tmp_path, output, refused):
     own = evaluate_run(text_run)["as trained"]
     other = texts(tmp_path / "other", "xyzuvw")
@@ -46,31 +38,6 @@ def test_a_run_is_scored_on_other_data(text_run, tmp_path, output, refused):
         (["--data.segment", "64"], "fit the run's model: model.max_length is 32, but the data needs at least 64; c"),
     ):
         assert expected in refused("eval", text_run, *words)
-
-
-def test_other_data_are_scored_whole_unless_they_have_splits(text_run, tmp_path, output, refused):
-    scored = partial(output, "eval", text_run, "--data.path")
-    folder = Path(texts(tmp_path / "parts", "ABCD"))
-    one = scored(folder / "2.txt")
-    assert one.startswith("scored: the whole text, 1 file, 1,200 bytes: 2.txt\n")
-    assert "all 1,200 targets" in one
-    scores = {name: scored(folder / f"{name}.txt").split("loss ")[1][:6] for name in range(4)}
-    assert len({*scores.values()}) > 1
-    for split, name in (("test", 0), ("valid", 1)):
-        (folder / split).mkdir()
-        (folder / f"{name}.txt").rename(folder / split / "text.txt")
-        if split == "test":
-            assert scored(folder).startswith("scored: the whole text, 4 files"), "one split's folder divides nothing"
-    own = scored(folder)
-    assert own.startswith("scored: the test split, 1 file, 1,200 bytes: test/text.txt; left out: 2.txt, 3.txt\n")
-    assert "test split of 1,200 targets" in own
-    assert f"loss {scores[0]}" in own
-    assert f"loss {scores[1]}" in scored(folder, "--split", "valid")
-    (folder / "train").mkdir()
-    (folder / "2.txt").rename(folder / "train/text.txt")
-    (folder / "test/text.txt").unlink()
-    (folder / "test").rmdir()
-    assert "test split, found the splits train and valid; choose" in refused("eval", text_run, "--data.path", folder)
 
 
 def test_the_own_data_of_a_run_keep_its_splits_and_those_that_it_has_read_are_named(text_run, tmp_path, output):
@@ -100,13 +67,13 @@ def test_a_run_starts_from_the_weights_of_another(text_run, tmp_path, capsys, re
     assert "weights" not in json.loads((text_run / "run.json").read_text())
     complete = read_recipe(text_run).model
     model = complete.build()
-    Start.read(text_run, model).load(model)
+    Start.of(str(text_run), model).load(model)
     equal(model.state_dict(), weights(text_run, 4))
     (before, *first), untrained = lines(tmp_path / "next"), lines(text_run)
     assert first[0]["loss"] < untrained[0]["loss"] - 0.1
     assert (before["kind"], before["step"], before["loss"]) == ("valid", 0, untrained[-1]["loss"])
     assert "before training: valid loss" in said.err
-    deeper = Start.read(text_run, replace(complete, layers=2).build())
+    deeper = Start.of(str(text_run), replace(complete, layers=2).build())
     assert "; 9 of the 22 tensors, which it does not have, are new: blocks.1" in deeper.about
     new = ("train", "text", "--out", tmp_path / "other", "--from")
     assert "expected a folder after --out and --from" in refused(*new, "")
@@ -124,7 +91,7 @@ def test_a_cache_is_added_to_a_trained_model_or_removed(tmp_path, cached):
     ]
     (tmp_path / "checkpoints").mkdir()
     checkpoint.write(checkpoint.path_of(tmp_path / "checkpoints", 1), {"model": dict(models[0].state_dict())})
-    Start.read(tmp_path, models[1]).load(models[1])
+    Start.of(str(tmp_path), models[1]).load(models[1])
     plain, inside = (model.state_dict() for model in (models if not cached else models[::-1]))
     inside = {
         name.replace(".inner.", "."): value
@@ -178,24 +145,16 @@ def test_a_longer_run_keeps_what_the_shorter_one_evaluated(text_run, tmp_path):
         mnemos.load(folder)
 
 
-def test_a_run_that_goes_on_with_other_data_says_so(tmp_path, capsys):
+def test_a_run_does_not_go_on_with_other_data(tmp_path):
     folder = tmp_path / "run"
     run(recipe(texts(tmp_path / "texts", "abcd"), steps=2), folder, quiet=True)
     texts(tmp_path / "texts", "abcde")
-    with pytest.raises(InputError, match=r"trained on, 4 files of .* found others, 5 files of .*--accept-changed-data"):
+    with pytest.raises(InputError, match=r"trained on, 4 files of .* found others, 5 files of .* --from"):
         run(None, folder, resume=True, quiet=True, steps=3)
     assert read_recipe(folder).train.steps == 2, "nothing in the folder has changed"
-    assert main(["train", "--resume", str(folder), "--train.steps", "3", "--accept-changed-data"]) == 0
-    said = capsys.readouterr().err
-    assert "trained on, 4 files of " in said
-    assert "found others, 5 files of " in said
-    run(None, folder, resume=True, quiet=True, steps=4)  # on the data of the resumed run
-    assert "found others" not in capsys.readouterr().err
-    about = json.loads((folder / "run.json").read_text())
-    assert [one.get("data", {}).get("count") for one in (about, *about["resumed"])] == [4, 5, None]
 
 
-def test_the_best_weights_are_kept_and_a_run_stops_early(text_run, tmp_path, output):
+def test_the_best_weights_are_kept_and_a_run_stops_early(text_run, tmp_path):
     asked = recipe(str(text_run.parent / "texts"), steps=40, keep_best=True, patience=2, keep=99)
     asked = replace(asked, optim=OptimConfig(lr=0.3))  # far too high: the loss goes up and down
     whole = run(asked, tmp_path / "run", quiet=True)
@@ -210,8 +169,6 @@ def test_the_best_weights_are_kept_and_a_run_stops_early(text_run, tmp_path, out
     again = train(read_recipe(killed), killed, resume=True, quiet=True)
     assert all(again[key] == whole[key] for key in ("best_step", "steps", "test", "stopped_early"))
     assert main(["train", "--resume", str(tmp_path / "run"), "--train.steps", "90"]) == 2
-    said = output("train", "--resume", tmp_path / "run")
-    assert f"this run had stopped early; --from {tmp_path / 'run'} starts another" in said
 
 
 TEXT = " \n = {0} = \n \n The {0} is a {0} of two words , one of which is {0} . \n"

@@ -18,7 +18,6 @@ def train(
     start: Annotated[str | None, arg(name="from")] = None,
     log: Literal["tensorboard", "wandb", "mlflow"] | None = None,
     resume: str | None = None,
-    accept_changed_data: bool = False,
 ) -> int:
     """Train a recipe. The run is a folder with model, scores and checkpoints.
 
@@ -30,7 +29,6 @@ def train(
         log: send the measurements to this library as well, which must be installed
         resume: continue this run where it stopped; takes no other arguments, except --train.steps N to train it for
             longer
-        accept_changed_data: with --resume: continue although the data have changed since the run read them
     """
     from mnemos.lab.run.session import run, run_name
 
@@ -43,11 +41,8 @@ def train(
                 f"folder, found {' '.join([*names, *fields]) or 'other options'} too; leave it out, or start a new run "
                 f"with its weights: mnemos train {Path(resume) / 'recipe.json'} --from {resume}"
             )
-        steps = int(count) if fields else None
-        run(None, Path(resume), True, steps=steps, accept_changed_data=accept_changed_data)
+        run(None, Path(resume), True, steps=int(count) if fields else None)
         return 0
-    if accept_changed_data:
-        raise InputError("--accept-changed-data: expected --resume RUN beside it, found none; leave it out")
     if "" in (out, start):
         raise InputError("mnemos train: expected a folder after --out and --from, found an empty name; give its path")
     fields += ["--train.init-from", start] if start else []

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from mnemos.errors import InputError, say
+from mnemos.errors import say
 
 
 def predict(run: Path, files: list[str], *, top: int | None = None, length: int | None = None) -> int:
@@ -168,7 +168,6 @@ def export(
     *,
     to: Literal["hf", "onnx", "onnxruntime", "torch"] = "hf",
     out: Path | None = None,
-    push: str | None = None,
 ) -> int:
     """Write a run's model for other programs.
 
@@ -180,17 +179,8 @@ def export(
         to: hf: Hugging Face Transformers; onnx; onnxruntime: ONNX with ONNX Runtime's kernel of linear attention;
             torch: torch.export
         out: the new folder; by default RUN and the name of the format
-        push: with --to hf: also upload the folder to this repository of the Hub
     """
-    from mnemos.lab.run import export as exports
+    from mnemos.lab.run.export import export_run, export_run_programs
 
-    if to != "hf":
-        if push:
-            raise InputError(f"--push: expected --to hf beside it, found --to {to}; leave one out")
-        say(exports.export_run_programs(run, to, out))
-        return 0
-    folder = exports.export_run(run, out)
-    say(folder)
-    if push:
-        say(exports.push(folder, push))
+    say(export_run(run, out) if to == "hf" else export_run_programs(run, to, out))
     return 0

@@ -14,9 +14,9 @@ from mnemos.memory.key_values import KeyValues
 from mnemos.memory.row_blocks import CacheState
 from mnemos.models.shared import check_sizes
 from mnemos.registry import register
-from mnemos.types import Device, InputError, Splits, State, StateKind, check_token_ids, reset
+from mnemos.types import Device, Splits, State, StateKind, check_token_ids, reset
 
-from .hub import TIMM, host_config, host_of, host_weights
+from .hub import host_config, host_of, host_weights
 from .model import SMALL, check_segments, keep_tables
 
 if TYPE_CHECKING:
@@ -159,8 +159,6 @@ class HostedDecoder(nn.Module):
 
         Rows of tokens that the host does not have are copies of that of its first token of a document, or the mean.
         """
-        if source.startswith(TIMM):
-            raise InputError(f"{source}: expected a causal decoder of Hugging Face, found a model of timm; use hf:NAME")
         text = host_config(self.config.host).get_text_config(decoder=True)
         size, own = text.vocab_size, self.state_dict()
         first = next((i for i in (text.bos_token_id, text.eos_token_id) if isinstance(i, int) and i < size), None)

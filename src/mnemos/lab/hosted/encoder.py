@@ -20,7 +20,7 @@ from mnemos.ops.padding import take, valid_first
 from mnemos.registry import register
 from mnemos.types import InputError, check_token_ids, select
 
-from .hub import TIMM, host_config, host_of, host_weights
+from .hub import host_config, host_of, host_weights
 from .model import SMALL, Stateless, check_segments, keep_tables
 
 _AUTO = "AutoModel"
@@ -184,8 +184,6 @@ class HostedEncoder(Stateless, nn.Module):
         return (output.last_hidden_state * weight).sum(1) / weight.sum(1).clamp(min=1), state
 
     def pretrained(self, source: str) -> dict[str, Tensor]:
-        if source.startswith(TIMM):
-            raise InputError(f"{source}: expected an encoder of Hugging Face, found a model of timm; use hf:NAME")
         return {f"host.{name}": value for name, value in host_weights(_AUTO, source).items()}
 
 

@@ -160,20 +160,21 @@ def read_decoder(source: str, trust_remote_code: bool = False, **named: Any) -> 
 
 def check_folder(source: str, inside: str = "") -> None:
     """Raise InputError if a source is neither hf:NAME nor a saved model. inside: a folder in it that may be meant."""
-    if not source.startswith(HF) and "model_type" not in _saved_config(Path(source)):
-        folder = Path(source)
-        found, hint = "a folder without its config.json", "check the path"
-        parents = (folder, folder.parent) if folder.exists() else ()
-        run = next((one for one in parents if (one / "recipe.json").is_file()), None)
-        if inside and "model_type" in _saved_config(folder / inside):
-            hint = f"name {folder / inside}"
-        elif run is not None:
-            found = "a run of mnemos"
-            hint = f"mnemos sample {run} uses its model, mnemos export {run} makes it one of Transformers"
-        found = f"{found}; {hint}" if folder.is_dir() or run else registry.missing_folder(source)
-        raise InputError(
-            f"{source}: expected the folder of a saved model of Transformers, or {HF}NAME of the hub, found {found}"
-        )
+    folder = Path(source)
+    if source.startswith(HF) or "model_type" in _saved_config(folder):
+        return
+    run = next((one for one in (folder, folder.parent) if (one / "recipe.json").is_file()), None)
+    if inside and "model_type" in _saved_config(folder / inside):
+        found = f"a folder without its config.json; name {folder / inside}"
+    elif run is not None:
+        found = f"a run of mnemos; mnemos sample {run} uses its model, mnemos export {run} makes it one of Transformers"
+    elif folder.is_dir():
+        found = "a folder without its config.json; check the path"
+    else:
+        found = registry.missing_folder(source)
+    raise InputError(
+        f"{source}: expected the folder of a saved model of Transformers, or {HF}NAME of the hub, found {found}"
+    )
 
 
 def tokenizer_file(source: str) -> str:

@@ -55,7 +55,7 @@ def _key(name: str) -> str:
 
 
 class _Stage(Task):
-    """A stage's batches: update u reads part u mod n of group u div n, where n parts of `length` tokens are a piece."""
+    """Update u reads part u mod n of group u div n, where n parts of `length` tokens are a piece."""
 
     metrics = (LOSS,)
     has_test = False

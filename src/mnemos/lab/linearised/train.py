@@ -29,12 +29,12 @@ from mnemos.hosts.linearised_file import save_adapter
 from mnemos.lab.errors import Interrupted, TrainingFailed
 from mnemos.lab.hosted.hub import HF, check_folder, read_config, read_decoder, read_tokenizer
 from mnemos.lab.run import checkpoint
-from mnemos.lab.run.files import Measurement, Result, read_object
+from mnemos.lab.run.files import Measurement, read_object
 from mnemos.lab.run.fit import OwnData, OwnModel
 from mnemos.lab.run.progress import clock, progress
-from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig, as_json, differing
 from mnemos.lab.run.run import Run
-from mnemos.types import InputError, JSONObject, State, detach
+from mnemos.types import InputError, JSONObject
 
 from .assess import assess, plan_assessment
 from .ranked import choose_full
@@ -69,19 +69,13 @@ def train_folder(
     model = str(model)
     check_folder(model)
     check_settings(out, settings)
-    if links := [path for path in (out / "model").glob("*") if path.is_symlink()]:
-        raise InputError(f"{links[0]}: expected a file or a new name to write to, found a link; remove it")
     _say(f"reading the text of {', '.join(map(str, text))}")
     texts, tests = read_texts(text), read_texts(test)
     _say(f"loading {model}")
     config = read_config(model, trust_remote_code)
-    for is_so, what in (
-        (hasattr(config, RECORD), "one that is linearised"),
-        (hasattr(config, "mnemos"), "one with gated caches"),
-        (config.model_type.startswith("mnemos"), config.model_type),
-    ):
-        if is_so:
-            raise InputError(f"{model}: expected a decoder without a memory, found {what}; name its original")
+    if hasattr(config, RECORD) or hasattr(config, "mnemos"):
+        what = "that is linearised" if hasattr(config, RECORD) else "with gated caches"
+        raise InputError(f"{model}: expected a decoder without a memory, found one {what}; name its original")
     tokenizer = read_tokenizer(model, trust_remote_code)
     positions = getattr(config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
     plans = {name: plan_assessment(tokenizer, one, positions, f"--test {name}") for name, one in tests.items()}
@@ -148,11 +142,7 @@ class Training:
             "names": sorted(texts),
             "model": _sha256(decoder),
         }
-        check_settings(folder, settings)
-        if (folder / SETTINGS).is_file() and read_object(folder / SETTINGS)["model"] != self.about:
-            raise InputError(
-                f"{folder}: expected a training of this model and text, found one of others; name another folder"
-            )
+        check_settings(folder, settings, self.about)
         done = _updates_done(folder / "next_token")
         if done > self.updates("next_token"):
             raise InputError(
@@ -286,77 +276,59 @@ class Training:
 
     def _say_how_long(self, stages: Sequence[Stage]) -> None:
         """Say how long each stage will take: an update of each is timed, and undone."""
-        whole = 0.0
         for stage in stages:
             recipe, task, parameters = self.stage(stage)
-            rows, seed, done = recipe.train.batch_size, recipe.train.seed, _updates_done(self.folder / stage)
+            rows, done = recipe.train.batch_size, _updates_done(self.folder / stage)
             left = recipe.train.steps - done
-            if left < 0 or (not left and Result.exists(self.folder / stage)):
+            if left <= 0:
                 continue
 
             # --- the teacher's predictions of a piece that it has not kept ---
-            unseen: set[int] = set()
-            predicting = 0.0
+            predicting, about = 0.0, ""
             if isinstance(task, NextToken) and self.teacher is not None:
                 groups = range(done // task.parts, recipe.train.steps // task.parts)
                 numbers = {number for group in groups for number in self.pieces.group(group, rows)}
-                unseen = {number for number in numbers if not self.teacher.path(number).is_file()}
-                if unseen:
-                    began, piece = time.perf_counter(), [min(unseen)]
-                    self.teacher.predictions(piece, self.pieces.ids[piece])
-                    predicting = (time.perf_counter() - began) * len(unseen)
-
-            # --- forward and backward of an update; of a second one, where the first is quick, to be warm ---
-            state: State = None
-            with generators.preserve():
-                for index in (0, min(1, task.parts - 1)):
-                    batch = task.train_batch(index, rows, seed)
+                if unseen := [number for number in numbers if not self.teacher.path(number).is_file()]:
                     began = time.perf_counter()
-                    with torch.autocast("cpu", torch.bfloat16, enabled=recipe.train.precision == "bf16-mixed"):
-                        outputs, state = task.forward(parameters, batch, detach(state) if index else None)
-                        loss = task.loss(parameters, outputs, batch)
-                    loss.backward()
-                    seconds = time.perf_counter() - began
-                    del outputs, loss
-                    if seconds > 1:
-                        break
-            del state  # and with it the activations, before the next stage
+                    self.teacher.predictions(unseen[:1], self.pieces.ids[unseen[:1]])
+                    predicting = (time.perf_counter() - began) * len(unseen)
+                    about = f", {clock(predicting)} of it for what the decoder itself predicts"
+
+            # --- forward and backward of an update ---
+            with generators.preserve():
+                batch = task.train_batch(0, rows, recipe.train.seed)
+                began = time.perf_counter()
+                with torch.autocast("cpu", torch.bfloat16, enabled=recipe.train.precision == "bf16-mixed"):
+                    task.loss(parameters, task.forward(parameters, batch, None)[0], batch).backward()
+                seconds = time.perf_counter() - began
             for value in parameters.values():
                 value.grad = None
-
-            whole += seconds * left + predicting
-            about = f", {clock(predicting)} of it for what the decoder itself predicts" if unseen else ""
-            _say(
-                f"{stage.replace('_', ' ')}: {left:,} updates of {task.max_length:,} tokens, about "
-                f"{clock(seconds * left + predicting)}{about}"
-            )
-        if whole and len(stages) > 1:
-            _say(f"about {clock(whole)} in all, without the measurements after it")
+            whole = clock(seconds * left + predicting)
+            _say(f"{stage.replace('_', ' ')}: {left:,} updates of {task.max_length:,} tokens, about {whole}{about}")
 
 
 def _updates_done(folder: Path) -> int:
     return next(iter(checkpoint.steps(folder / "checkpoints")), 0)
 
 
-def check_settings(folder: Path, settings: LinearisedConfig) -> None:
-    """Raise InputError if a folder has a training with other settings than these; `tokens` may differ."""
+def check_settings(folder: Path, settings: LinearisedConfig, about: JSONObject | None = None) -> None:
+    """Raise InputError if a folder has a training with other settings than these; `tokens` may differ.
+
+    about: the model and text of the training, where they are known already.
+    """
     check_output_folder(folder)
     if not (folder / SETTINGS).is_file():
         return
-    # A folder from before there was a setting has its default.
-    default = asdict(LinearisedConfig()) | {"full": []}
-    before = default | read_object(folder / SETTINGS, {"settings": dict})["settings"]
-    own = asdict(settings) | {"full": [*settings.full]}
-    for name in {**own, **before}:
-        if name != "tokens" and before.get(name) != own.get(name):
-            wanted, found = (
-                " ".join(one) or "nothing" if isinstance(one, list) else repr(one)
-                for one in (own.get(name), before.get(name))
-            )
-            raise InputError(
-                f"{folder}: expected a training with {name} {wanted}, found one with {found}; set {name} to that of "
-                "the folder, or name another folder"
-            )
+    before = read_object(folder / SETTINGS, {"settings": dict, "model": dict})
+    own = {
+        "settings": asdict(settings) | {"tokens": before["settings"].get("tokens")},
+        "model": about or before["model"],
+    }
+    own |= {"full": before.get("full")}
+    if other := differing(before, as_json(own)):
+        raise InputError(
+            f"{folder}: the training has another {other}; set it to that of the folder, or name another folder"
+        )
 
 
 def _sha256(decoder: Any) -> str:

@@ -46,22 +46,22 @@ def scheduled(steps: list[int], every: int) -> list[int]:
 
 
 def newest(folder: Path) -> tuple[int, Any, list[str]] | None:
-    """Read the newest intact checkpoint: (step, value, one line per damaged checkpoint that was skipped); None without
-    any.
+    """Read the newest intact checkpoint: (step, value, a line for each damaged one that was skipped); None without any.
 
     Raises InputError if there are some and all are damaged.
     """
     problems: list[str] = []
-    known = steps(folder)
-    for step in known:
+    for step in steps(folder):
         try:
             value = read(path_of(folder, step))
         except InputError as error:
             problems.append(str(error).rpartition("; ")[0])
-            continue
-        return step, value, [f"{line}; continuing from {path_of(folder, step).name}" for line in problems]
-    if known:
-        raise InputError(f"{problems[0]}; all {len(known)} checkpoints are damaged: start a new run in another folder")
+        else:
+            return step, value, [f"{line}; continuing from {path_of(folder, step).name}" for line in problems]
+    if problems:
+        raise InputError(
+            f"{problems[0]}; all {len(problems)} checkpoints are damaged: start a new run in another folder"
+        )
     return None
 
 
@@ -91,17 +91,6 @@ def prune_best(folder: Path) -> None:
         path_of(folder, old, "best").unlink(missing_ok=True)
 
 
-def weights(path: Path, saved: Any) -> dict[str, Tensor]:
-    """The weights in a checkpoint, or in a file of best weights. Raises InputError if there are none."""
-    model = saved.get("model") if isinstance(saved, dict) else None
-    if not isinstance(model, dict) or not all(isinstance(value, Tensor) for value in model.values()):
-        raise InputError(
-            f"{path}: expected a checkpoint that mnemos train wrote, found none with the weights of a model; use an "
-            "earlier checkpoint"
-        )
-    return model
-
-
 def full(tensor: Tensor) -> Tensor:
     """The unsharded tensor, detached, on the CPU. Collective if it is sharded: every process must call."""
     whole = getattr(tensor, "full_tensor", None)  # a DTensor; builds of torch without distributed have none
@@ -124,15 +113,8 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_model_state(model: nn.Module, saved: dict[str, Tensor]) -> None:
-    """Load what `model_state` returned. Raises InputError as `check_model_state`."""
+    """Load what `model_state` returned. Raises InputError with the first tensor that not both have in one shape."""
     own = model.state_dict()
-    check_model_state(own, saved)
-    with torch.no_grad():
-        model.load_state_dict({name: place(value, own[name]) for name, value in saved.items()})
-
-
-def check_model_state(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
-    """Raise InputError with the first tensor that not both have in one shape. `own` may be on the meta device."""
     for name in [*own, *saved]:
         if name not in saved or name not in own:
             where = "have no" if name not in saved else "have a"
@@ -140,3 +122,5 @@ def check_model_state(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
         if own[name].shape != saved[name].shape:
             shapes = f"{name!r} of shape {tuple(own[name].shape)}, found {tuple(saved[name].shape)}"
             raise InputError(f"expected this model's weights, {shapes}; use the run's recipe")
+    with torch.no_grad():
+        model.load_state_dict({name: place(value, own[name]) for name, value in saved.items()})

@@ -1,11 +1,9 @@
-"""Checks before a run's first update: that settings, model and data fit together, and into this machine's memory."""
+"""Checks before a run's first update: that settings, model and data fit together."""
 
-import contextlib
 import dataclasses
-import operator
 import typing
 from dataclasses import replace
-from pathlib import Path
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from mnemos.lab.tasks.task import Task
 from mnemos.types import InputError
 
 from . import optim
-from .recipe import OWN, Recipe, TrainConfig
+from .recipe import Recipe, TrainConfig
 from .scored_batches import limited
 
 ANY = "any"  # `inputs` of a model that accepts every kind of input
@@ -35,9 +33,6 @@ _LEAST = {  # of the settings of training: the least value, and what to do below
     "patience": (0, "use 0 to train all steps"),
     "average": (0, "use 0 for no average"),
 }
-_BYTES = {"bf16-true": 2, "64-true": 8}  # of a weight, by precision; 4 for the others
-_TRAINED = 3  # tensors beside each trained weight: its gradient and two moments of the optimiser
-_GIB = 2**30
 
 
 def unresolved(recipe: Recipe) -> bool:
@@ -59,35 +54,30 @@ def complete(recipe: Recipe, task: Task) -> Recipe:
 def check_settings(recipe: Recipe, processes: int) -> None:
     """Raise InputError for training, rollout or optimiser settings out of range, or a log whose library is missing."""
     train, rollout = recipe.train, recipe.train.rollout
-
-    def check(name: str, right: bool, expected: str, fix: str) -> None:
-        if not right:
-            value = operator.attrgetter(name)(train)
-            raise InputError(f"train.{name}: expected {expected}, found {value!r}; {fix}")
-
-    for name, (least, fix) in _LEAST.items():
-        check(name, operator.attrgetter(name)(train) >= least, f"at least {least}", fix)
-    both = bool(train.average and train.keep_best)
-    check("average", not both, "0 beside train.keep_best", "use 0, or leave train.keep_best out")
-    fewer = rollout.slide <= rollout.segments
-    expected = f"at most train.rollout.segments, {rollout.segments}"
-    check("rollout.slide", fewer, expected, "use 0 for updates that share no batch")
-    states = rollout.checkpoints
+    states, pieces = rollout.checkpoints, processes * train.accumulate
     known = states in ("all", "sqrt") if isinstance(states, str) else states >= 2
-    check("rollout.checkpoints", known, "all, sqrt or an integer ≥ 2", "use all")
-    pieces = processes * train.accumulate
-    expected = f"a multiple of {pieces} ({processes} process(es) × {train.accumulate} micro-batch(es))"
-    near = max(1, round(train.batch_size / pieces)) * pieces
-    check("batch_size", not train.batch_size % pieces, expected, f"use {near}")
+    near = max(1, round(train.batch_size / max(1, pieces))) * pieces
+    of_processes = f"a multiple of {pieces} ({processes} process(es) × {train.accumulate} micro-batch(es))"
+    both, most = bool(train.average and train.keep_best), f"at most train.rollout.segments, {rollout.segments}"
     logs = typing.get_args(typing.get_type_hints(TrainConfig)["log"])
-    check("log", train.log in logs, f"one of {', '.join(logs)}", near_name(str(train.log), logs, "use one of them"))
+    nearest = near_name(str(train.log), logs, "use one of them")
+    for name, right, expected, fix in (
+        *((name, attrgetter(name)(train) >= n, f"at least {n}", fix) for name, (n, fix) in _LEAST.items()),
+        ("average", not both, "0 beside train.keep_best", "use 0, or leave train.keep_best out"),
+        ("rollout.slide", rollout.slide <= rollout.segments, most, "use 0 for updates that share no batch"),
+        ("rollout.checkpoints", known, "all, sqrt or an integer ≥ 2", "use all"),
+        ("batch_size", not train.batch_size % max(1, pieces), of_processes, f"use {near}"),
+        ("log", train.log in logs, f"one of {', '.join(logs)}", nearest),
+    ):
+        if not right:
+            raise InputError(f"train.{name}: expected {expected}, found {attrgetter(name)(train)!r}; {fix}")
     if train.log != "none":
         getattr(libraries, train.log)()  # or how to install it
     optim.check(recipe.optim)
 
 
-def check_run(recipe: Recipe, task: Task, model: nn.Module | None, processes: int, device: torch.device) -> nn.Module:
-    """Raise InputError unless recipe, data, batches and memory fit; returns `model`, or the recipe's on meta."""
+def check_run(recipe: Recipe, task: Task, model: nn.Module | None, processes: int) -> nn.Module:
+    """Raise InputError unless recipe, data and batches fit; returns `model`, or the recipe's on meta."""
     check_task(recipe, task)
     pieces, fewest = processes * recipe.train.accumulate, task.fewest_rows(recipe.train.batch_size)
     if fewest < pieces:
@@ -97,7 +87,6 @@ def check_run(recipe: Recipe, task: Task, model: nn.Module | None, processes: in
             "train.accumulate"
         )
     checked = on_meta(recipe.model) if model is None else model
-    check_memory(checked, recipe.train, device)
     check_state(checked, task)
     task.check_model(checked)
     return checked
@@ -110,27 +99,9 @@ def schedule_warning(recipe: Recipe) -> str | None:
     if warmup <= steps:
         return None
     highest = optim.factor(recipe.optim.schedule, steps, steps)
-    if recipe.model.name == OWN:  # of mnemos linearise, whose user sets neither steps nor schedule, or of mnemos.fit
-        return (
-            f"the learning rate rises for {warmup:,} updates and the training has {steps:,}: it ends at {highest:.2g} "
-            "times the highest rate; train on more tokens or for more updates"
-        )
     return (
         f"optim.schedule.warmup is {warmup:,} steps and the run has {steps:,}: it ends within the warm-up, at "
         f"{highest:.2g} times optim.lr; train for more steps, or lower optim.schedule.warmup"
-    )
-
-
-def precision_warning(recipe: Recipe, device: str) -> str | None:
-    """One line for bfloat16 on an x86 processor that has no instructions for it; None for any other."""
-    if device != "cpu" or not recipe.train.precision.startswith("bf16"):
-        return None
-    has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    if has.get("architecture") != "x86_64" or has.get("avx512_bf16") or has.get("amx_bf16"):
-        return None
-    return (
-        f"precision is {recipe.train.precision}, and this processor has no instructions for bfloat16, which can "
-        "take several times the time of 32-bit; use 32-true"
     )
 
 
@@ -228,44 +199,3 @@ def on_meta(config: ModelConfig) -> nn.Module:
         problem = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"model: expected sizes of which tensors can be made, found {problem}; lower them") from None
     return model
-
-
-def check_memory(model: nn.Module, config: TrainConfig, device: torch.device) -> None:
-    """Raise InputError if weights, gradients and optimiser need more than the free memory of the device's machine.
-
-    model: on the meta device, or made already, whose weights are then not counted. A lower bound of what training
-    needs: activations are not counted. On the CPU the processes of a machine share its memory.
-    """
-    size, needed, count, weights = _BYTES.get(config.precision, 4), 0, 0, 0
-    for parameter in model.parameters():
-        made = parameter.device.type == device.type
-        count += parameter.numel()
-        weights += parameter.numel() * size * (not made)
-        needed += parameter.numel() * size * ((not made) + _TRAINED * parameter.requires_grad)
-    if config.strategy == "fsdp":
-        needed = max(needed // config.processes, weights)
-    if device.type == "cpu":
-        needed *= config.devices
-    free = free_bytes(device)
-    if free is not None and needed > free:
-        raise InputError(
-            f"model: expected one that fits into the free memory, {free / _GIB:,.1f} GiB, found {count:,} parameters, "
-            f"whose training needs at least {needed / _GIB:,.1f} GiB; lower its sizes"
-        )
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """The free memory of a GPU, or of this machine or container with its swap; None if it is unknown."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    totals = []
-    with contextlib.suppress(OSError):  # not Linux
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
-        if "MemAvailable" in sizes:
-            totals.append(sizes["MemAvailable"] + sizes.get("SwapFree", 0))
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):  # of a control group
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number
-            totals.append(int(Path(path).read_text()))
-            break
-    return min(totals, default=None)

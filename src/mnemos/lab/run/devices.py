@@ -41,14 +41,7 @@ def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
     # Messages of Fabric and FSDP that a user cannot act on; our models do not write into what a block returns.
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", ".*FSDP2-wrapped module .* returned a view tensor.*")
-    kept = again = None
-    if resumed is not None:
-        again = f"mnemos train {Path(resumed) / 'recipe.json'} --from {resumed}"
-        kept = (
-            f"a run is resumed with its own number of processes, {config.processes}; with another, start a new run: "
-            f"{again} --train.devices N"
-        )
-    _check_processes(config, kept)
+    _check_processes(config, resumed)
     strategy: Any = "auto"
     if config.strategy == "fsdp":
         from lightning_fabric.strategies import ModelParallelStrategy
@@ -72,8 +65,7 @@ def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
         asked = f"{config.accelerator!r}, {config.devices} device(s), {config.strategy!r}, {config.precision!r}"
         problem = " ".join(str(error).split())
         raise InputError(
-            f"train: {asked} is not available on this machine ({problem}); "
-            "change train.accelerator or train.devices" + (f" in a new run: {again}" if again else "")
+            f"train: {asked} is not available on this machine ({problem}); change train.accelerator or train.devices"
         ) from None
     if fabric.world_size > 1:
         # The group is left at exit rather than after training: another training in this program uses the processes.
@@ -82,9 +74,17 @@ def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
     return fabric
 
 
-def _check_processes(config: TrainConfig, kept: str | None) -> None:
+def _check_processes(config: TrainConfig, resumed: str | Path | None) -> None:
     from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
+    kept = (
+        ""
+        if resumed is None
+        else (
+            f"a run is resumed with its own number of processes, {config.processes}; with another, start a new run: "
+            f"mnemos train {resumed}/recipe.json --from {resumed} --train.devices N"
+        )
+    )
     if TorchElasticEnvironment.detect():
         launcher, started, here = "torchrun", int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
     elif SLURMEnvironment.detect():

@@ -1,6 +1,5 @@
 """`mnemos export RUN`: a run's model as a checkpoint of Transformers, or as programs of torch.export or ONNX."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,16 @@ from mnemos.programs.export import Target, check_new, export
 from mnemos.types import InputError, JSONObject
 
 from .files import Provenance, Result
-from .recipe_files import UnreadableRecipeError, recipe_of_model
+from .recipe_files import recipe_of_model
 
 HF = "hf"  # of a run, where its checkpoint is by default
 BEGIN = "<|start|>"  # the token before a document, where the vocabulary has one of its own
 
-PIPELINES = {
-    "MnemosForCausalLM": "text-generation",
-    "MnemosForSeq2SeqLM": "translation",
-    "MnemosForSequenceClassification": "text-classification",
-}
-_AUTO = {
-    "MnemosForCausalLM": "AutoModelForCausalLM",
-    "MnemosForSeq2SeqLM": "AutoModelForSeq2SeqLM",
-    "MnemosForSequenceClassification": "AutoModelForSequenceClassification",
+# Of each class: the Auto class of Transformers, and what the Hub calls its work.
+_CLASSES = {
+    "MnemosForCausalLM": ("AutoModelForCausalLM", "text-generation"),
+    "MnemosForSeq2SeqLM": ("AutoModelForSeq2SeqLM", "translation"),
+    "MnemosForSequenceClassification": ("AutoModelForSequenceClassification", "text-classification"),
 }
 
 
@@ -64,18 +59,12 @@ def export_run(run: str | Path, out: str | Path | None = None) -> Path:
         generation.suppress_tokens = [PAD, START, UNKNOWN]
         generation.max_new_tokens = about.longest + 1
     # The folder of a model alone has no files of a run; a model or data of another package have no recipe here.
+    result = Result.read(run) if Result.exists(run) else None
+    made = Provenance.read(run) if Provenance.exists(run) else None
     try:
-        result = Result.read(run) if Result.exists(run) else None
-        made = Provenance.read(run) if Provenance.exists(run) else None
-        try:
-            recipe = to_dict(recipe_of_model(run))
-        except UnreadableRecipeError:
-            raise
-        except InputError:
-            recipe = {}
-    except InputError as error:
-        problem = str(error).rpartition(";")[0]
-        raise InputError(f"{problem}; remove it to export the model without what it says of the run") from None
+        recipe = to_dict(recipe_of_model(run))
+    except InputError:
+        recipe = {}
     name = run.resolve().name
     with whole_or_none(out):
         exported.save_pretrained(out)
@@ -103,20 +92,6 @@ def export_run_programs(run: str | Path, to: Target, out: str | Path | None = No
         for name, tokenizer in tokenizers.items():
             tokenizer.backend_tokenizer.save(str(out / f"{name or 'tokenizer'}.json"))
     return out
-
-
-def push(folder: str | Path, repository: str, **named: Any) -> str:
-    """Upload an exported folder to a repository of the Hub, which is made if it is missing; returns its address.
-
-    named: of `huggingface_hub.HfApi.create_repo`, such as private=True or token="...".
-    """
-    libraries.transformers()
-    from huggingface_hub import HfApi
-
-    library = HfApi(token=named.pop("token", None))
-    made = library.create_repo(repository, exist_ok=True, **named)
-    library.upload_folder(repo_id=made.repo_id, folder_path=str(folder), commit_message="A model of mnemos")
-    return str(made)
 
 
 def _architecture(model: Any) -> Any:
@@ -229,87 +204,48 @@ def model_card(
     """README.md of a checkpoint. recipe: JSON, or {}. reads: whether it has a tokenizer. No folder of the data is
     named.
     """
-    libraries.transformers()
-    from huggingface_hub import EvalResult, ModelCardData
-
-    scores = {"valid": result.valid, "test": result.test or {}} if result is not None else {}
-    metrics = list(dict.fromkeys(metric for of_split in scores.values() for metric in of_split))
-    data: JSONObject = run.data if run is not None else {}
-    files = ", ".join(str(one.get("name")) for one in (data.get("files") or [])[:5])
-    files += f" and {data['count'] - 5} more" if (data.get("count") or 0) > 5 and files else ""
-
-    # --- what the Hub reads ---
-    task, pipeline = str(recipe.get("data", {}).get("is", "data")), PIPELINES[architecture] if reads else None
-    evaluated = [
-        EvalResult(
-            task_type=pipeline or "other",
-            dataset_type=task,
-            dataset_name=files or task,
-            dataset_split=split,
-            metric_type=metric,
-            metric_value=value,
-        )
-        for split, of_split in scores.items()
-        for metric, value in of_split.items()
-        if not math.isnan(value)
-    ]
-    named: dict[str, Any] = {"model_name": name, "eval_results": evaluated} if evaluated else {}
-    head = ModelCardData(library_name="transformers", tags=["mnemos"], pipeline_tag=pipeline, **named).to_yaml()
-
-    # --- how it is used ---
+    # --- what the Hub reads, and how the checkpoint is used ---
+    auto, pipeline = _CLASSES[architecture]
+    tag = f"\npipeline_tag: {pipeline}" if reads else ""
     attention = getattr(config, "attention", None)
-    kind = f"`{config.name}`" + (f" with the attention `{attention.name}`" if attention is not None else "")
+    cls = f"`{config.name}`" + (f" with the attention `{attention.name}`" if attention is not None else "")
     code = [
-        f"from transformers import {_AUTO[architecture]}{', AutoTokenizer' if reads else ''}",
+        f"from transformers import {auto}{', AutoTokenizer' if reads else ''}",
         "",
         'folder = "."  # that of this file',
-        f"model = {_AUTO[architecture]}.from_pretrained(folder, trust_remote_code=True)",
+        f"model = {auto}.from_pretrained(folder, trust_remote_code=True)",
     ]
     if reads:
         code += ["tokenizer = AutoTokenizer.from_pretrained(folder)", 'inputs = tokenizer("...", return_tensors="pt")']
         if architecture != "MnemosForSequenceClassification":
             code.append("tokens = model.generate(**inputs, max_new_tokens=100)")
     parts = [
-        f"---\n{head}\n---",
+        f"---\nlibrary_name: transformers\ntags:\n- mnemos{tag}\n---",
         f"# {name}",
-        f"A model of the library mnemos: {kind}.",
+        f"A model of the library mnemos: {cls}.",
         "It needs the library mnemos; in a clone of it:\n\n```console\npip install '.[hf]'\n```",
         "\n".join(["```python", *code, "```"]),
         "The file modeling_mnemos.py of this checkpoint only imports that library. After `import mnemos.hugging_face` "
         "and `mnemos.hugging_face.register()` it is loaded without `trust_remote_code`.",
-        "## Numbers",
     ]
 
-    # --- its numbers ---
-    def text(value: float) -> str:
-        return "" if math.isnan(value) else f"{value:.6g}"
-
-    if result is not None and metrics:
-        rows = result.scored_rows
-        splits = (f"{split} ({rows[split]} rows)" if split in rows else split for split in scores)
-        table = ["| | " + " | ".join(splits) + " |", "|---|---|---|"]
-        for metric in metrics:
-            values = " | ".join(text(of_split.get(metric, math.nan)) for of_split in scores.values())
-            table.append(f"| {metric} | {values} |")
-        table += [f"| {guess} | | {text(value)} |" for guess, value in result.reference.items()]
-        sizes = {
-            "parameters": "parameters",
-            "state_bytes": "bytes of state per row",
-            "tokens": "tokens read in training",
-        }
-        counts = [f"{value:,} {what}" for key, what in sizes.items() if (value := getattr(result, key)) is not None]
-        parts += ["\n".join(table), *(["; ".join(counts) + "."] if counts else [])]
-    else:
-        parts.append("The exported folder has no numbers of a run.")
-
-    # --- where it comes from ---
+    # --- its numbers, and where it comes from ---
+    if result is not None:
+        scores = [result.valid, result.test or {}]
+        rows = [f"{split} ({result.scored_rows.get(split, 0):,} rows)" for split in ("valid", "test")]
+        table = ["| | " + " | ".join(rows) + " |", "|---|---|---|"]
+        for metric in result.scores:
+            values = (f"{of[metric]:.6g}" if metric in of else "" for of in scores)
+            table.append(f"| {metric} | {' | '.join(values)} |")
+        table += [f"| {guess} | | {value:.6g} |" for guess, value in result.reference.items()]
+        parts += ["## Numbers", "\n".join(table)]
     if run is not None:
-        steps = f", {result.steps:,} updates" if result is not None and result.steps else ""
-        commit = f" at commit {run.commit[:12]}{' with changes' if run.dirty else ''}" if run.commit else ""
-        origin = [f"Recipe `{recipe.get('name')}`, seed {run.seed}{steps}."]
-        origin += [f"Data: {files}; SHA-256 {data.get('sha256')}."] if files else []
+        origin = [f"Recipe `{recipe.get('name')}`, seed {run.seed}, {result.steps if result else 0:,} updates."]
+        if run.data.get("sha256"):
+            files = ", ".join(str(one["name"]) for one in (run.data.get("files") or [])[:5])
+            origin.append(f"Data: {run.data['count']:,} files ({files}, …); SHA-256 {run.data['sha256']}.")
         origin.append(
-            f"Code: mnemos {run.versions.get('mnemos')}{commit}, PyTorch {run.versions.get('torch')}, "
+            f"Code: mnemos {run.versions.get('mnemos')}, commit {run.commit}, PyTorch {run.versions.get('torch')}, "
             f"{run.threads} threads of {run.cpu}, device {run.device}."
         )
         parts += ["## Origin", "\n".join(origin)]

@@ -51,12 +51,7 @@ class _File:
             for name, value in content.items()
             if name in names and value is not None
         }
-        made = cls(**own, **{cls._OTHERS: {name: value for name, value in content.items() if name not in names}})
-        made.check(path)
-        return made
-
-    def check(self, path: Path) -> None:
-        """Raise InputError for entries that do not fit together."""
+        return cls(**own, **{cls._OTHERS: {name: value for name, value in content.items() if name not in names}})
 
     def to_json(self) -> JSONObject:
         content: JSONObject = {}
@@ -108,12 +103,6 @@ class Result(_File):
     FILE = "result.json"
     _OTHERS = "artifacts"
     _ALWAYS = {"valid", "scored_rows", "metrics", "reference", "majority", "epoch_seconds"}
-
-    def check(self, path: Path) -> None:
-        if "loss" not in self.scores:
-            raise damaged(path, f"no 'loss' in its {self.split!r}")
-        along = from_json(dict[str, Any], self.artifacts.get("along", {"values": []}), path, _REMEDY, "along")
-        from_json(list[tuple[float, float]], along.get("values"), path, _REMEDY, "along.values")
 
     @property
     def split(self) -> Literal["valid", "test"]:
@@ -173,13 +162,6 @@ class Provenance(_File):
     _OTHERS = "others"
     _ALWAYS = {"commit", "dirty", "finished", "resumed"}
 
-    def check(self, path: Path) -> None:
-        for entry in ({"data": self.data}, *self.resumed):
-            for name in ("data", "weights", "versions"):
-                part = from_json(dict[str, Any], entry.get(name) or {}, path, _REMEDY, name)
-                from_json(list[dict[str, Any]], part.get("files") or [], path, _REMEDY, f"{name}.files")
-                from_json(int, part.get("count") or 0, path, _REMEDY, f"{name}.count")
-
     def latest(self, name: str) -> Any:
         """An entry, such as "data", as the last process that continued the run with another one wrote it; or None."""
         own = getattr(self, name)
@@ -215,29 +197,18 @@ class Measurement:
             where = f"{path}, line {number}"
             try:
                 content = parse(line)
-            except ValueError as error:
-                if 1 < number == len(lines):
+            except ValueError:
+                if number == len(lines):
                     continue
-                raise _no_line(where, "one JSON object", error) from None
-            if not isinstance(content, dict):
-                raise _no_line(where, "one JSON object", repr(line[:40]))
-            yield cls.from_json(content, where)
-
-    @classmethod
-    def from_json(cls, content: JSONObject, where: str = "") -> Self:
-        kind, step = content.get("kind"), content.get("step")
-        if not isinstance(kind, str):
-            raise _no_line(where, '"kind" to be a name', repr(kind))
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**63:
-            raise _no_line(where, '"step" to be a count of updates', repr(step))
-        return cls(kind, step, {k: v for k, v in content.items() if k not in ("kind", "step")}, where)
+                content = line
+            values = dict(content) if isinstance(content, dict) else {}
+            kind, step = values.pop("kind", None), values.pop("step", None)
+            if not isinstance(kind, str) or type(step) is not int or not 0 <= step < 2**63:
+                raise InputError(f"{where}: expected a measurement, found {line[:40]!r}; repair or delete the line")
+            yield cls(kind, step, values, where)
 
     def to_line(self) -> str:
         return json.dumps({"kind": self.kind, "step": self.step, **self.values}) + "\n"
-
-
-def _no_line(where: str, expected: str, problem: object) -> InputError:
-    return InputError(f"{where}: expected {expected}, found {problem}; repair or delete the line")
 
 
 def read_object(path: Path, types: Types | None = None) -> JSONObject:

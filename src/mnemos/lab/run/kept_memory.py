@@ -2,10 +2,9 @@
 
 import ctypes
 import os
-import sys
+import platform
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # mallopt(3)
-_PREFIX = "MALLOC_"  # of the C library's own settings in the environment
 _PAD = 256 << 20  # bytes to ask the system for at a time
 
 
@@ -14,14 +13,10 @@ def keep_freed_memory() -> bool:
 
     By default glibc returns blocks above 32 MiB to the system, and each update's activations are mapped and cleared
     again: a quarter of a small translation model's update (log/2026-11-23-dropout-and-pages.md). Nothing happens with
-    another C library or allocator, or where the environment has settings of its own.
+    another C library, or where the environment has settings or an allocator of its own.
     """
-    ours = sys.platform == "linux" and not any(name.startswith(_PREFIX) for name in os.environ)
-    ours = ours and "glibc.malloc." not in os.environ.get("GLIBC_TUNABLES", "")
-    if not ours or os.environ.get("LD_PRELOAD"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
+    own = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in os.environ)
+    if own or platform.libc_ver()[0] != "glibc":
         return False
     settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_TOP_PAD, _PAD))
-    return all(mallopt(*setting) == 1 for setting in settings)
+    return all(ctypes.CDLL(None).mallopt(*setting) == 1 for setting in settings)

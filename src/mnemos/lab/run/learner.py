@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mnemos import generators
 from mnemos.config import to_dict
 from mnemos.lab.tasks.batch import each, to_device
-from mnemos.lab.tasks.metrics import Metric
+from mnemos.lab.tasks.metrics import Metric, called, sum_functions
 from mnemos.lab.tasks.task import Task
 from mnemos.memory.gated_cache import stored
-from mnemos.memory_replay.engine import CarriedStates, RolloutEngine
+from mnemos.memory_replay.engine import CarriedStates, RolloutEngine, read_in_turn
 from mnemos.memory_replay.steps import HALF
 from mnemos.modes import evaluating
-from mnemos.types import InputError, JSONObject, State
+from mnemos.types import Advances, JSONObject, State, collect_auxiliary_losses, leaves
 
 from . import devices
 from .checkpoint import load_model_state, model_state
-from .model_with_loss import ModelWithLoss
 from .optim import Plateau, load_optimiser_state, make_optimiser, optimiser_state
 from .recipe import Recipe
 
@@ -75,12 +75,99 @@ class Best:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The last evaluation of the validation split: its scores, and how many rows and targets were scored."""
+    """The scores of a split, and of how many rows and targets they are."""
 
-    step: int = 0  # 0: none yet
+    step: int = 0  # 0: none yet, or before training
     scores: dict[str, float] = field(default_factory=dict)
     rows: int = 0
     targets: int = 0
+
+
+class StateBox:
+    """The state that goes into a wrapped model, and those that come out of it, one for each segment.
+
+    The wrappers (precision, DDP, FSDP) convert tensors and pytrees that are passed through them, and leave this object:
+    a state stays in float32 under bfloat16 weights too.
+    """
+
+    __slots__ = ("after", "before")
+
+    def __init__(self, before: State) -> None:
+        self.before = before
+        self.after: list[State] = []
+
+
+class ModelWithLoss(nn.Module):
+    """Model and loss in one forward.
+
+    A segment without a counted target is read by the model's `advance`, if it has one. With several processes (`alone`
+    is False) every segment takes the whole forward: the rows of another process may have targets, and all must run the
+    same parts. searched: DDP searches each forward for parameters without a gradient, and prints a warning if there are
+    none; one parameter that is never used, and is not the model's, prevents it.
+    """
+
+    def __init__(self, model: nn.Module, task: Task, alone: bool, searched: bool = False) -> None:
+        super().__init__()
+        if searched:
+            self._never_used = nn.Parameter(torch.zeros(1))
+        self.model, self.task = model, task
+        self._skips = alone and isinstance(model, Advances)
+        self._functions = sum_functions(task.metrics, training=True)
+
+    def reads(self, batch: object) -> bool:
+        """Whether a batch takes the model's whole forward, and not `advance`."""
+        return not self._skips or self.task.count(batch) > 0
+
+    def forward(
+        self,
+        batches: Sequence[object],
+        box: StateBox,
+        weights: tuple[float, float] = (1.0, 0.0),
+        visible: bool = False,
+        advance: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """(loss, sums) of successive batches; the states are written to `box.after`.
+
+        weights: of the losses and of the auxiliary losses. loss: their weighted sum, a scalar. sums, without gradient:
+        [weight × Σ auxiliary losses, their number, the sums of the task's metrics]. visible: something that depends on
+        the last state, which will get a gradient, is returned too, by which DDP finds used parameters. advance: only
+        compute the new states, and return ().
+        """
+        added: list[Tensor] = []
+        sums: list[Tensor] = []
+
+        def step(batch: object, state: State) -> tuple[Tensor | None, State]:
+            if advance or not self.reads(batch):
+                return None, self.task.advance(self.model, batch, state)
+            with collect_auxiliary_losses() as auxiliary:
+                outputs, state = self.task.forward(self.model, batch, state)
+                loss = self.task.loss(self.model, outputs, batch)
+            added.extend(auxiliary)
+            with torch.no_grad():
+                functions = self._functions.items()
+                own = [x for f, width in functions for x in called(f, width, self.model, outputs, batch)]
+            if own:
+                sums.append(torch.stack([x.to(loss.device, torch.float32) for x in own]))
+            return loss, state
+
+        with collect_auxiliary_losses():  # auxiliary losses that `advance` or a metric adds are dropped
+            every, box.after = read_in_turn(step, ((x, self.task.resets(x)) for x in batches), box.before)
+        if advance:
+            return ()
+        losses = [loss for loss in every if loss is not None]
+        device = leaves(batches[-1])[0].device
+        none = torch.zeros((), device=device)
+        loss, extra = torch.stack(losses or [none]).sum() * weights[0], none
+        if added:
+            extra = torch.stack([x.to(loss.dtype) for x in added]).sum() * weights[1]
+            loss = loss + extra
+        head = torch.stack([extra.detach().to(device, torch.float32), torch.full_like(none, len(added))])
+        zeros = torch.zeros(sum(self._functions.values()), device=device)
+        summed = torch.cat([head, torch.stack(sums).sum(0) if sums else zeros])
+        if not visible:
+            return loss, summed
+        # DDP finds the used parameters from the tensors that a forward returns. These scalars have no other use.
+        return loss, summed, *(x.flatten()[:1].sum() for x in leaves(box.after[-1]) if x.requires_grad)
 
 
 class Learner:
@@ -144,10 +231,10 @@ class Learner:
             self._read_again = batches
         return list(batches.values())
 
-    def evaluated(self, valid: dict[str, float], rows: int, targets: int) -> None:
-        self.evaluation = Evaluation(self.count.step, dict(valid), rows, targets)
-        self.plateau = self.plateau.after(valid["loss"], self.recipe.optim.schedule)
-        self.best = self.best.after(self.count.step, valid, self.task.metrics[0])
+    def evaluated(self, valid: Evaluation) -> None:
+        self.evaluation = valid
+        self.plateau = self.plateau.after(valid.scores["loss"], self.recipe.optim.schedule)
+        self.best = self.best.after(valid.step, valid.scores, self.task.metrics[0])
 
     def peak(self) -> int:
         """The peak of the memory so far, in bytes, beyond what was in use before."""
@@ -174,24 +261,8 @@ class Learner:
         }
 
     def restore(self, saved: JSONObject) -> None:
-        """Restore a `snapshot`. Raises InputError for one of another model or number of processes, or made by hand."""
-        try:
-            self._restore(saved)
-        except InputError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-            raise InputError(
-                f"expected the checkpoint of this run, found one with other content ({type(error).__name__}: "
-                f"{(str(error).splitlines() or [''])[0]:.80}); use an earlier checkpoint"
-            ) from error
-
-    def _restore(self, saved: JSONObject) -> None:
-        states, taken, config = saved["states"], saved["generators"], self.recipe.train
-        if len(taken) != self.fabric.world_size:
-            raise InputError(
-                f"train.devices × train.num_nodes: expected {len(taken)} process(es), as the run was started with, "
-                f"found {self.fabric.world_size}; resume with {len(taken)}"
-            )
+        """Restore a `snapshot` of the same recipe, on as many processes."""
+        states, rank, count = saved["states"], self.fabric.global_rank, self.recipe.train.accumulate
         self.count, self.sums = Counters(**saved["counters"]), RunningSums(**saved["sums"])
         self.plateau, self.best = Plateau(**saved["plateau"]), Best(**saved["best"])
         self.evaluation = Evaluation(**saved["evaluation"])
@@ -206,8 +277,5 @@ class Learner:
                 return self.task.forward(self.model, row, None)[1]
 
         if states or (self.task.carries_state and self.count.step):
-            wanted, first = self.fabric.world_size * config.accumulate, self.fabric.global_rank * config.accumulate
-            if len(states) != wanted:
-                raise InputError(f"expected {wanted} carried states, found {len(states)}; use an earlier checkpoint")
-            self.carried.load_state_dict(states[first : first + config.accumulate], fresh, self.fabric.device)
-        generators.put(taken[self.fabric.global_rank])  # last: no code after it may draw random numbers
+            self.carried.load_state_dict(states[rank * count : (rank + 1) * count], fresh, self.fabric.device)
+        generators.put(saved["generators"][rank])  # last: no code after it may draw random numbers

@@ -23,8 +23,7 @@ from mnemos.types import Advances, InputError, JSONObject, State, leaves
 
 from . import devices
 from .files import Measurement
-from .learner import Counters, RunningSums
-from .model_with_loss import StateBox
+from .learner import Counters, Evaluation, RunningSums, StateBox
 from .optim import set_lr
 
 if TYPE_CHECKING:
@@ -46,36 +45,35 @@ def train(run: Run, on_evaluation: Callable[[nn.Module, int], JSONObject | None]
     def due(every: int) -> bool:
         return learner.count.step % every == 0 or learner.count.step == config.steps
 
-    def say(scores: dict[str, float], when: str = "") -> None:
-        text = f"{when}valid loss {scores['loss']:.4f}  {metrics_text(task, scores)}".rstrip()
+    def line(one: Evaluation, began: float) -> Measurement:
+        return Measurement("valid", one.step, {**one.scores, "seconds": round(time.perf_counter() - began, 3)})
+
+    def say(one: Evaluation, when: str = "") -> None:
+        text = f"{when}valid loss {one.scores['loss']:.4f}  {metrics_text(task, one.scores)}".rstrip()
         run.display.message(f"{run.recipe.name} {learner.count.step}: {text}")
 
     def evaluate() -> None:
         began, step = time.perf_counter(), learner.count.step
-        run.valid = run.scores("valid")
-        # After the scores and not before: an evaluation that is interrupted is repeated from its start.
-        learner.evaluated(run.valid, run.scored["valid"], run.scored_targets["valid"])
+        # Nothing is noted before all is scored: an evaluation that is interrupted is repeated from its start.
+        learner.evaluated(run.scores("valid"))
         if config.keep_best and learner.best.step == step:
             run.save_best()
-        lines = [Measurement("valid", step, {**run.valid, "seconds": round(time.perf_counter() - began, 3)})]
+        lines = [line(learner.evaluation, began)]
         if run.files is not None:
             with generators.preserve():
                 gates = on_evaluation(learner.model, step)
             if gates is not None:
                 lines.append(Measurement("gates", step, gates))
         run.record(lines)
-        say(run.valid)
+        say(learner.evaluation)
 
     # --- where the run stands ---
     if not learner.count.step and config.init_from is not None:  # so that it can be seen what training adds
         began = time.perf_counter()
-        scores = run.scores("valid")
-        run.record([Measurement("valid", 0, {**scores, "seconds": round(time.perf_counter() - began, 3)})])
-        say(scores, "before training: ")
-    elif learner.count.step == learner.evaluation.step:  # stopped after this step's validation scores
-        run.valid, run.scored["valid"] = learner.evaluation.scores, learner.evaluation.rows
-        run.scored_targets["valid"] = learner.evaluation.targets
-    elif run.ended or due(config.eval_every):
+        before = run.scores("valid")
+        run.record([line(before, began)])
+        say(before, "before training: ")
+    elif learner.count.step != learner.evaluation.step and (run.ended or due(config.eval_every)):
         evaluate()  # the checkpoint was saved before the evaluation at this step, which may not have ended
 
     # `patience` evaluations without a better score end the run.
@@ -87,14 +85,14 @@ def train(run: Run, on_evaluation: Callable[[nn.Module, int], JSONObject | None]
         if due(config.log_every):
             sums, learner.sums = learner.sums, RunningSums()
             learner.count.peak_bytes = learner.peak()  # read here and not at each update, because reading takes time
-            line = {"loss": sums.loss / sums.updates}
-            line |= {"auxiliary_loss": sums.auxiliary / sums.updates} if sums.auxiliaries else {}
+            means = {"loss": sums.loss / sums.updates}
+            means |= {"auxiliary_loss": sums.auxiliary / sums.updates} if sums.auxiliaries else {}
             rest = iter(sums.metrics)
             sums_of = {f: list(itertools.islice(rest, n)) for f, n in functions.items()}
-            line |= values(task.metrics, sums_of, (sums.loss, sums.updates), training=True)
-            line |= {"lr": numbers["lr"], "grad_norm": numbers["grad_norm"]}
-            line |= {"seconds": round(learner.count.seconds, 3), "tokens": learner.count.tokens}
-            run.record([Measurement("train", learner.count.step, line)])
+            means |= values(task.metrics, sums_of, (sums.loss, sums.updates), training=True)
+            means |= {"lr": numbers["lr"], "grad_norm": numbers["grad_norm"]}
+            means |= {"seconds": round(learner.count.seconds, 3), "tokens": learner.count.tokens}
+            run.record([Measurement("train", learner.count.step, means)])
         run.check_signals()
         if due(config.checkpoint_every) or learner.count.step == constant:
             run.save()

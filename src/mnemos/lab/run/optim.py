@@ -19,9 +19,8 @@ def make_optimiser(model: nn.Module, config: OptimConfig, fused: bool = True) ->
     """The optimiser of a recipe for a model's parameters, in the groups of `parameter_groups`.
 
     fused: one kernel over all parameters where PyTorch has one; off with a gradient scaler or sharded parameters, which
-    need each gradient by itself. Raises InputError for values out of range.
+    need each gradient by itself.
     """
-    check(config)
     groups = parameter_groups(model, 0.0 if config.name == "adam" else config.weight_decay, config.gate_lr_scale)
     common: JSONObject = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
     if config.name == "radam":
@@ -120,20 +119,12 @@ def optimiser_state(model: nn.Module, optimiser: Optimizer) -> dict[str, JSONObj
 
 
 def load_optimiser_state(model: nn.Module, optimiser: Optimizer, saved: dict[str, JSONObject]) -> None:
-    """Load what `optimiser_state` returned, bit for bit. Raises InputError for parameters that the model lacks."""
+    """Load what `optimiser_state` returned, bit for bit."""
     parameters = dict(model.named_parameters())
-    if foreign := sorted(set(saved) - set(parameters)):
-        raise InputError(f"expected this model's parameters, found a state of {foreign[0]!r}; use the run's own recipe")
     numbers = {id(p): i for i, p in enumerate(p for group in optimiser.param_groups for p in group["params"])}
     state = {}
     for name, values in saved.items():
         parameter = parameters[name]
-        shapes = [tuple(value.shape) for value in values.values() if isinstance(value, Tensor) and value.dim()]
-        if wrong := next((shape for shape in shapes if shape != tuple(parameter.shape)), None):
-            raise InputError(
-                f"expected the optimiser's state of {name!r}, {tuple(parameter.shape)}, found {wrong}; use an earlier "
-                "checkpoint"
-            )
         state[numbers[id(parameter)]] = {
             key: place(value, parameter) if isinstance(value, Tensor) else value for key, value in values.items()
         }

@@ -1,6 +1,5 @@
-"""Progress of a run: a bar on a terminal or in a notebook, a line every few seconds in a log, or nothing."""
+"""Progress of a run: a bar on a terminal, a line every few seconds in a log, or nothing."""
 
-import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -131,17 +130,14 @@ class BarProgress(NoProgress):
 
 
 def progress(quiet: bool, name: str, steps: int, step: int) -> NoProgress:
-    """A display of a run with so many steps, of which `step` are done: a bar on a terminal and in a notebook, or lines.
+    """A display of a run with so many steps, of which `step` are done: a bar on a terminal, or lines.
 
     quiet: none. steps 0: evaluations only. A run of a comparison has its number before the name.
     """
     number = RUN_NUMBER.get()
     if number is not None:
         name = f"[{number.number}/{number.of}] {name}"
-    # rich can draw in a notebook where the process belongs to a kernel, and ipywidgets is installed.
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    draws = sys.stderr.isatty() or (hasattr(shell, "kernel") and importlib.util.find_spec("ipywidgets") is not None)
-    display = NoProgress if quiet else BarProgress if draws else LogProgress
+    display = NoProgress if quiet else BarProgress if sys.stderr.isatty() else LogProgress
     return display(name, steps, step)
 
 

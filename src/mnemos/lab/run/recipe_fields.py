@@ -44,6 +44,7 @@ def with_fields(recipe: Recipe, words: Sequence[str], program: str) -> Recipe:
         before = f"{recipe.about}, " if recipe.about.startswith(changes) else changes
         recipe = replace(recipe, about=before + changed)
     recipe, words = with_parts(recipe, words)
+    _check_names(recipe, words, program)
     about = f"{shown.about}. Each setting of the recipe is an option: --field value."
     output = io.StringIO()
     try:
@@ -63,29 +64,38 @@ def with_fields(recipe: Recipe, words: Sequence[str], program: str) -> Recipe:
         raise InputError(_one_line(output.getvalue(), recipe, words, program)) from None
 
 
+def _check_names(recipe: Recipe, words: list[str], program: str) -> None:
+    """Raise InputError for an option that is no setting of the recipe, with the nearest one."""
+    paths = list(_paths(recipe))
+    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+        wrong = path_of(option)
+        if wrong == "help" or wrong in paths:
+            continue
+        named = [path for path in paths if path.rpartition(".")[2] == wrong.rpartition(".")[2]]
+        near = difflib.get_close_matches(wrong, named or paths, 1, 0.0 if named else 0.75)
+        hint = f"did you mean --{near[0].replace('_', '-')}?" if near else f"see {program} --help"
+        part = wrong.rpartition(".")[0]
+        if not near and (inside := [path for path in paths if part and path.rpartition(".")[0] == part]):
+            hint = f"--{part} has {', '.join(path.rpartition('.')[2] for path in inside)}".replace("_", "-")
+        for path in _caches(recipe):
+            if wrong.startswith(f"{path}.") and _value(recipe, path) is None:
+                hint = f"{recipe.name} has no cache: add --{path} {next(reversed(PRESETS))}"
+        raise InputError(f"expected a setting of {recipe.name}, found {option}; {hint}")
+
+
 def _one_line(message: str, recipe: Recipe, words: list[str], program: str) -> str:
     """tyro's boxed error message as one line of ours: what was expected, what was found, what to do."""
-    problem, meant = problem_of_tyro(message)
-    hint = f"did you mean {meant}?" if meant else f"see {program} --help"
+    problem, _ = problem_of_tyro(message)
     if problem.startswith("Unrecognized options:"):
-        unknown = problem.partition(":")[2].replace(",", "").split()
-        option = next((word for word in unknown if word.startswith("--")), None)
-        if option is None:
-            return f"expected settings --field value, found {' '.join(unknown)} without its field; {hint}"
-        near = _near_field(recipe, option)
-        part = _part_of(recipe, option)
-        fields = [path.rpartition(".") for path in _paths(recipe)]
-        names = ", ".join(name.replace("_", "-") for before, _, name in fields if before == part)
-        known = f"--{part.replace('_', '-')} has {names}" if part else f"see {program} --help"
-        hint = missing_cache(recipe, option) or (f"did you mean {near}?" if near else known)
-        return f"expected a setting of {recipe.name}, found {option}; {hint}"
+        words = problem.partition(":")[2].replace(",", "").split()
+        return f"expected settings --field value, found {' '.join(words)} without its field; see {program} --help"
     if refused := re.match(r"Error parsing ([\w.]+): (.*)", problem):  # by the settings themselves, such as GRC
         return _of_field(recipe, *refused.groups())
     wrong = re.match(r"(?:Error parsing|Missing value for|invalid choice .* for)(?: argument)? '?--([\w.-]+)", problem)
     expected = in_words(_annotation(recipe, path_of(wrong[1]).split("."))) if wrong else None
     if wrong is None or expected is None:
-        return f"{problem}; {hint}"
-    return f"--{wrong[1]}: expected {expected}, found {_given(words, wrong[1])}; {hint}"
+        return f"{problem}; see {program} --help"
+    return f"--{wrong[1]}: expected {expected}, found {_given(words, wrong[1])}; see {program} --help"
 
 
 def _of_field(recipe: Recipe, part: str, said: str) -> str:
@@ -99,14 +109,16 @@ def _of_field(recipe: Recipe, part: str, said: str) -> str:
 
 
 def _given(words: list[str], option: str) -> str:
-    found: list[str] = []
-    for i, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name.startswith("--") and path_of(name) == path_of(option):
-            after = words[i + 1 :]
-            end = next((j for j, other in enumerate(after) if other.startswith("--")), len(after))
-            found = [value] if equals else after[:end]
-    return repr(" ".join(found)) if found else "none"
+    values: dict[str, list[str]] = {}  # of each option; of one that is given twice, the last
+    path = ""
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            path = path_of(name)
+            values[path] = [value] if equals else []
+        else:
+            values.setdefault(path, []).append(word)
+    return repr(" ".join(values[path_of(option)])) if values.get(path_of(option)) else "none"
 
 
 def _annotation(value: object, path: list[str]) -> object:
@@ -179,39 +191,9 @@ def parts_help(recipe: Recipe) -> str:
     return f"{said}one, with the recipe's cache, and starts with its weights; --train.init-from None: with new ones."
 
 
-def missing_cache(recipe: Recipe, option: str) -> str | None:
-    """What adds the cache, for a setting of a cache that the recipe does not have; None for any other setting."""
-    for path in _caches(recipe):
-        if path_of(option).startswith(f"{path}.") and _value(recipe, path) is None:
-            return f"{recipe.name} has no cache: add --{path} {next(reversed(PRESETS))}"
-    return None
-
-
 def path_of(option: str) -> str:
     """The path of the field that an option names: --model.num-heads is model.num_heads."""
     return option.lstrip("-").replace("-", "_")
-
-
-def _near_field(recipe: Recipe, option: str) -> str | None:
-    """The option whose field has the most similar name, of those below the same part first, then the nearest."""
-    wrong, part = path_of(option.partition("=")[0]), _part_of(recipe, option)
-    name, everywhere = wrong.rpartition(".")[2], list(_paths(recipe))
-    inside = [path for path in everywhere if part and path.startswith(f"{part}.")]
-    # Where the part is right, a field of another part has to have the very name.
-    for paths, likeness in ((inside, 0.6), (everywhere, 1.0 if inside else 0.6)):
-        near = difflib.get_close_matches(name, {path.rpartition(".")[2] for path in paths}, 1, likeness)
-        if near:
-            alike = [path for path in paths if path.rpartition(".")[2] == near[0]]
-            return "--" + difflib.get_close_matches(wrong, alike, 1, 0)[0].replace("_", "-")
-    return None
-
-
-def _part_of(recipe: Recipe, option: str) -> str:
-    part = path_of(option.partition("=")[0])
-    parts = {path.rpartition(".")[0] for path in _paths(recipe)}
-    while part and part not in parts:
-        part = part.rpartition(".")[0]
-    return part
 
 
 def _paths(value: object, path: str = "") -> Iterator[str]:

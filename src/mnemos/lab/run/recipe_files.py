@@ -17,30 +17,14 @@ from mnemos.types import InputError
 
 from .recipe import OWN, Recipe
 
-_YAML = (".yaml", ".yml")
-
 
 class _Loader(yaml.SafeLoader):
-    """YAML as of version 1.2: 1e-3 is a number, 010 is 10; no, on, 1:30 and 2026-01-02 are texts: 1.1 has others."""
-
-    yaml_implicit_resolvers = {
-        first: [one for one in resolvers if one[0].rpartition(":")[2] in ("null", "merge")]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+    """YAML in which 1e-3 is a number, as it is since version 1.2."""
 
 
-_NUMBER = r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan)$"
-_INTEGER = re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INTEGER, list("-+0123456789"))
-_Loader.add_constructor(
-    "tag:yaml.org,2002:int", lambda _, node: int(node.value, 0 if node.value[:2] in ("0o", "0x") else 10)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9.]+[eE][-+]?[0-9]+$"), list("-+.0123456789")
 )
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_NUMBER), list("-+.0123456789"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(?:true|True|false|False)$"), list("tTfF"))
-
-
-class UnreadableRecipeError(InputError):
-    """A recipe's file that is no JSON, or cannot be read at all."""
 
 
 def find_recipe(name: str) -> Recipe:
@@ -52,7 +36,7 @@ def find_recipe(name: str) -> Recipe:
     file, colon, chosen = name.rpartition(":") if ".py:" in name else (name, "", "")
     if file.endswith(".py"):
         return _made(_recipe_of_file(file, chosen if colon else None), file)
-    if not name.endswith((".json", *_YAML)):
+    if not name.endswith((".json", ".yaml", ".yml")):
         if (Path(name) / "recipe.json").is_file():
             raise InputError(
                 f"{name}: expected a recipe, found the folder of a run; mnemos train --resume {name} continues it, and "
@@ -60,10 +44,9 @@ def find_recipe(name: str) -> Recipe:
             )
         return _made(name)
     path = Path(name)
-    try:
-        recipe = _read(path)
-    except FileNotFoundError:
-        raise InputError(f"{path}: expected a recipe's file, found no such file; mnemos show prints one") from None
+    if not path.exists():
+        raise InputError(f"{path}: expected a recipe's file, found no such file; mnemos show prints one")
+    recipe = _read(path)
     return recipe if recipe.name else replace(recipe, name=path.stem)
 
 
@@ -94,10 +77,15 @@ def _recipe_of_file(file: str, chosen: str | None) -> str:
     raise InputError(f"{file}: expected the name of one of its recipes, {found}; use one of {known}")
 
 
-def from_json(saved: object) -> Recipe:
-    """The recipe in the JSON of recipe.json. The plug-in files that it names are executed first, where they exist."""
-    for file in _plugin_files(saved):
+def from_json(saved: object, path: Path | None = None) -> Recipe:
+    """The recipe in the JSON of recipe.json. The plug-in files that it names are executed first, where they exist.
+
+    path: the file that it is from, for the line that says what is executed.
+    """
+    for file in dict.fromkeys(_plugin_files(saved)):
         if Path(file).is_file():  # else the name of the class is not known, and the error names the file
+            if path is not None and not registry.is_loaded(file):
+                say(f"mnemos: executing the plug-in {file}, which {path} names", file=sys.stderr)
             registry.load_file(file)
     recipe: Recipe = from_dict(Recipe, saved)
     return recipe
@@ -115,33 +103,23 @@ def _plugin_files(value: object) -> Iterator[str]:
 
 
 def read_recipe(folder: Path) -> Recipe:
-    """The recipe of a run folder. Raises InputError if it is missing, unreadable or of an incompatible version."""
-    if folder.is_file():
-        raise InputError(f"{folder}: expected the folder of a run, found a file; name a folder that mnemos train wrote")
-    finished, runs = (folder / "comparison.json").is_file(), list[str]()
-    if not (folder / "recipe.json").is_file():
-        runs = sorted(str(p.parent) for part in ("*", "*/*") for p in folder.glob(f"{part}/seed-*/recipe.json"))
-    if finished or runs:
-        found, example = "comparison" if finished else "folder of runs", f", for example {runs[0]}" if runs else ""
-        raise InputError(f"{folder}: expected a run, found a {found}; name one of its runs{example}")
-    try:
+    """The recipe of a run folder. Raises InputError, with what may be meant, if it has none or one that is damaged."""
+    if (folder / "recipe.json").is_file():
         return _read(folder / "recipe.json")
-    except FileNotFoundError:
-        if not folder.exists():
-            found = registry.missing_folder(folder)
-        else:
-            found = (
-                _of_model(folder) if is_model(folder) else "no recipe.json in it; name a folder that mnemos train wrote"
-            )
-        raise InputError(f"{folder}: expected a run, found {found}") from None
-
-
-def _of_model(folder: Path) -> str:
-    if (folder.parent / "recipe.json").is_file():
-        return f"its model; name {folder.parent}"
-    if b'"model_type"' in (folder / "config.json").read_bytes():
-        return f"a model of Transformers; mnemos chat {folder} uses it, mnemos train RECIPE --model {folder} trains it"
-    return "a model without its run; mnemos.load reads it in Python"
+    runs = sorted(str(path.parent) for part in ("*", "*/*") for path in folder.glob(f"{part}/seed-*/recipe.json"))
+    if runs:
+        found = f"a comparison; name one of its runs, for example {runs[0]}"
+    elif not folder.is_dir():
+        found = registry.missing_folder(folder)
+    elif not is_model(folder):
+        found = "no recipe.json in it; name a folder that mnemos train wrote"
+    elif (folder.parent / "recipe.json").is_file():
+        found = f"its model; name {folder.parent}"
+    elif b'"model_type"' in (folder / "config.json").read_bytes():
+        found = f"a model of Transformers; mnemos chat {folder} uses it, mnemos train RECIPE --model {folder} trains it"
+    else:
+        found = "a model without its run; mnemos.load reads it in Python"
+    raise InputError(f"{folder}: expected a run, found {found}")
 
 
 def is_model(folder: Path) -> bool:
@@ -155,44 +133,27 @@ def recipe_of_model(folder: Path) -> Recipe:
     return read_recipe(folder.parent if of_run else folder)
 
 
-def _parse_yaml(text: str) -> object:
-    try:
-        return yaml.load(text, _Loader)  # a safe loader: it makes no objects
-    except RecursionError:
-        raise yaml.YAMLError("lists or mappings that are nested too deeply") from None
-
-
 def _read(path: Path) -> Recipe:
     check_file(path)
     try:
-        saved = _parse_yaml(read_text(path)) if path.suffix in _YAML else parse(read_text(path))
+        text = read_text(path)
+        saved = parse(text) if path.suffix == ".json" else yaml.load(text, _Loader)  # safe: it makes no objects
         if not isinstance(saved, dict):
             raise InputError(f"expected a recipe, found {saved!r:.40}; mnemos show prints one")
-        model = saved.get("model")
-        if isinstance(model, dict) and model.get("is") == OWN:
+        if isinstance(model := saved.get("model"), dict) and model.get("is") == OWN:
             raise InputError(
                 "expected a registered model, found a run of mnemos.fit, whose model and data are not stored; continue "
                 "it with fit(..., resume=True)"
             )
-        for file in dict.fromkeys(_plugin_files(saved)):
-            if Path(file).is_file() and not registry.is_loaded(file):
-                say(f"mnemos: executing the plug-in {file}, which {path} names", file=sys.stderr)
-        recipe = from_json(saved)
-    except FileNotFoundError:
-        raise
+        return from_json(saved, path)
     except json.JSONDecodeError as error:
-        raise UnreadableRecipeError(
+        raise InputError(
             f"{path}: line {error.lineno}: expected JSON, found an error ({error.msg}); correct the file"
         ) from None
-    except yaml.MarkedYAMLError as error:
-        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise UnreadableRecipeError(
-            f"{path}: {line}expected YAML, found an error ({error.problem}); correct the file"
-        ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UnreadableRecipeError(
-            f"{path}: expected a recipe, found a file that cannot be read ({error}); name another"
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
+        problem = " ".join(str(error).split())
+        raise InputError(
+            f"{path}: expected a recipe, found a file that cannot be read ({problem}); correct it"
         ) from None
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    return recipe

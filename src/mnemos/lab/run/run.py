@@ -15,9 +15,9 @@ import contextlib
 import errno
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,11 +45,11 @@ from mnemos.types import InputError, JSONObject
 
 from . import checkpoint, devices, loop
 from .checkpoint import load_model_state, model_state
-from .checks import check_run, check_settings, complete, precision_warning, schedule_warning
-from .files import Measurement, Provenance, Result, Scores
+from .checks import check_run, check_settings, complete, schedule_warning
+from .files import Measurement, Provenance, Result
 from .flops import count_update_flops
 from .folder import RunFolder, check_unchanged, extend
-from .learner import Learner
+from .learner import Evaluation, Learner
 from .progress import RUN_NUMBER, NoProgress, progress
 from .recipe import Recipe
 from .recipe_files import read_recipe
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 EvaluationHook = Callable[[nn.Module, int], JSONObject | None]
-_SHARED_SECONDS = 10.0  # that a network file system may need
 _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}  # errors of a disk that is full or fails
 
 
@@ -79,9 +78,6 @@ class Run:
         self.files: RunFolder | None = None  # the folder, locked for this run; None on all other processes
         self.result: Result | None = None  # None until the run is trained
         self.saved = 0  # the step of the last checkpoint
-        self.valid: Scores = {}  # of the last evaluation
-        self.scored: dict[str, int] = {}  # rows of each split in its last evaluation
-        self.scored_targets: dict[str, int] = {}  # the counted targets in them
         self.ended = False  # the checkpoint is the last one of a run that is now trained for longer
         self.display = NoProgress()
         self._asked_to_stop = False
@@ -95,7 +91,6 @@ class Run:
         resume: bool = False,
         *,
         steps: int | None = None,
-        accept_changed_data: bool = False,
         task: Task | None = None,
         model: nn.Module | None = None,
         quiet: bool = False,
@@ -105,9 +100,8 @@ class Run:
 
         recipe: None to resume with the run's own. resume: continue from the newest intact checkpoint; a finished run
         has its `result`, and its weights are loaded into a given `model`. steps: train up to this number of steps, also
-        if the run is finished (`folder.extend`). accept_changed_data: resume although the data are others; a line says
-        so. task: the recipe's data if they are open already. model: one to train in place instead of building the
-        recipe's.
+        if the run is finished (`folder.extend`). task: the recipe's data if they are open already. model: one to train
+        in place instead of building the recipe's.
 
         With several devices and without torchrun, the other processes run this program from its start. Raises
         InputError if recipe, data, machine or folder do not fit, and TrainingFailed if the system refuses.
@@ -122,16 +116,16 @@ class Run:
         with devices.threads(recipe.train.threads):
             run = cls(recipe, recipe.data.build() if task is None else task, path, fabric, model, quiet)
             with run._closed_on_error():
-                run._open(resume, steps is not None, accept_changed_data)
+                run._open(resume, steps is not None)
         return run
 
-    def _open(self, resume: bool, longer: bool, accept_changed_data: bool) -> None:
+    def _open(self, resume: bool, longer: bool) -> None:
         self.recipe = recipe = complete(self.recipe, self.task)
-        model = check_run(recipe, self.task, self.model, self.fabric.world_size, self.fabric.device)
+        model = check_run(recipe, self.task, self.model, self.fabric.world_size)
         start = None
         if recipe.train.init_from is not None and not checkpoint.steps(self.path / "checkpoints"):
             start = Start.of(recipe.train.init_from, model, self.task.preprocessing())
-        saved = self._open_folder(resume, longer, accept_changed_data, start.source if start else None)
+        saved = self._open_folder(resume, longer, start.source if start else None)
         if self.result is not None:
             if self.model is not None:
                 load_model_state(self.model, final_weights(self.path))
@@ -151,48 +145,37 @@ class Run:
         elif start is not None:
             start.load(self.model)
         self.saved, self._generators = self.step, generators.take()
-        if self.files is not None and not self.quiet:
-            for warning in filter(None, (schedule_warning(recipe), precision_warning(recipe, self.fabric.device.type))):
-                say(f"{recipe.name}: warning: {warning}", file=sys.stderr)
+        if self.files is not None and not self.quiet and (warning := schedule_warning(recipe)):
+            say(f"{recipe.name}: warning: {warning}", file=sys.stderr)
 
-    def _open_folder(
-        self, resume: bool, longer: bool, accept_changed_data: bool, weights: JSONObject | None
-    ) -> JSONObject | None:
+    def _open_folder(self, resume: bool, longer: bool, weights: JSONObject | None) -> JSONObject | None:
         """Set `files` and `result`; returns the checkpoint to go on from. All processes raise the first one's error."""
-        saved, problem, refused, step = None, None, None, 0
-        dense: JSONObject = {}
+        saved, step, dense = None, 0, {}
+        error: Exception | None = None
         if self.first:
             try:
-                if resume and not accept_changed_data:  # before anything in the folder changes
+                if resume:  # before anything in the folder changes
                     check_unchanged(self.path, self.recipe.data, longer)
                 if longer:
                     extend(self.path, self.recipe.train.steps)
                 if resume:
                     self.files = RunFolder.resume(self.path, self.recipe)
-                    self.result = self.files.result
+                    self.result = Result.read(self.path) if Result.exists(self.path) else None
                     if self.result is None:
-                        step, saved = self.files.newest(weights, accept_changed_data)
+                        step, saved = self.files.newest()
                 else:
                     gpu = self.fabric.device.type == "cuda"
                     device = torch.cuda.get_device_name(self.fabric.device) if gpu else self.fabric.device.type
                     self.files = RunFolder.start(self.path, self.recipe, device, weights, self.task.about)
                 dense = Provenance.read(self.path).dense if Provenance.exists(self.path) else {}
-            except InputError as error:
-                problem = str(error)
-            except (OSError, TrainingFailed) as error:
-                refused = one_line(error) or str(error)
-        outcome = problem, refused, step, self.result, dense
-        problem, refused, step, self.result, dense = self.fabric.broadcast(outcome)
-        if problem is not None:
-            raise InputError(problem)
-        if refused is not None:
-            raise TrainingFailed(refused)
+            except InputError as problem:
+                error = problem
+            except (OSError, TrainingFailed) as problem:
+                error = TrainingFailed(one_line(problem) or str(problem))
+        error, step, self.result, dense = self.fabric.broadcast((error, step, self.result, dense))
+        if error is not None:
+            raise error
         self.dense = dense_layer.Choice.from_json(dense)
-        if self.recipe.train.num_nodes > 1 and devices.any_of(self.fabric, not _visible(self.path / "recipe.json")):
-            raise InputError(
-                f"{self.path}: expected a folder that every machine sees, because each reads the run's checkpoints "
-                "from it, found a machine without it; name a folder on a shared disk with --out"
-            )
         if step and saved is None:
             saved = checkpoint.read(checkpoint.path_of(self.path / "checkpoints", step))
         return saved
@@ -293,14 +276,9 @@ class Run:
         state = task_state_bytes(model, task, task.example(), length)
         names = control_names(model)
         with progress(self.quiet, recipe.name, 0, 0) as display:
-            left = iter(enumerate(names, 1))
-
-            def batches() -> Iterator[object]:
-                i, name = next(left)
-                number = f"control {i} of {len(names)}"
-                display.message(f"{recipe.name}: {number}: scoring the {split} split with the caches {name}")
-                return scored_segments(task, split, recipe.train, display)
-
+            if names:
+                display.message(f"{recipe.name}: scoring the {split} split with the caches {', '.join(names)}")
+            batches = partial(scored_segments, task, split, recipe.train, display)
             # In the precision of the score that they are compared with; weights of another type are float32 here.
             kind, _, mixed = recipe.train.precision.partition("-")
             half = torch.float16 if kind == "16" else torch.bfloat16
@@ -345,7 +323,24 @@ class Run:
         if self.files is not None:
             self.files.save_best(self.step, {"step": self.step, "model": weights})
 
-    def scores(self, split: HeldOut) -> dict[str, float]:
+    def scores(self, split: HeldOut) -> Evaluation:
+        """Score the rows of a split that the run scores; each process reads its share of every batch."""
+        rank, world, rows = self.fabric.global_rank, self.fabric.world_size, 0
+
+        def shares() -> Iterator[object]:
+            nonlocal rows
+            for i, batch in enumerate(scored_batches(self.task, split, self.recipe.train, self.display)):
+                self.check_signals()
+                self.task.check(batch, f"{split} batch {i}")
+                count = row_count(batch)
+                rows += count
+                # Every process must call the model. One without rows runs a row that another process counts.
+                span = slice(count * rank // world, count * (rank + 1) // world)
+                counted_here = span.start < span.stop
+                share = each(batch, lambda x, span=span if counted_here else slice(1): x[span])  # type: ignore[misc]
+                for part in self.task.segments(share, self.recipe.train.rollout.segment_length):
+                    yield part if counted_here else CountedElsewhere(part)
+
         def total(sums: torch.Tensor) -> torch.Tensor:
             device = self.fabric.device
             return self.fabric.all_reduce(sums.to(device), reduce_op="sum").cpu()  # type: ignore[union-attr]
@@ -354,26 +349,9 @@ class Run:
             return devices.gather(self.fabric, value)
 
         with generators.preserve(), self.fabric.autocast():
-            several = total if self.fabric.world_size > 1 else None
-            found = evaluate(self.learner.model, self._shares(split), self.task, several, gather)
-        self.scored_targets[split] = int(found.pop("count"))
-        return found
-
-    def _shares(self, split: HeldOut) -> Iterator[object]:
-        rank, world = self.fabric.global_rank, self.fabric.world_size
-        self.scored[split] = 0
-        for i, batch in enumerate(scored_batches(self.task, split, self.recipe.train, self.display)):
-            self.check_signals()
-            self.task.check(batch, f"{split} batch {i}")
-            rows = row_count(batch)
-            self.scored[split] += rows
-            first, end = rows * rank // world, rows * (rank + 1) // world
-            counted_here = first < end
-            # Every process must call the model. One without rows runs a row that another process counts.
-            span = slice(first, end) if counted_here else slice(0, 1)
-            share = each(batch, lambda x, span=span: x[span])  # type: ignore[misc]
-            for part in self.task.segments(share, self.recipe.train.rollout.segment_length):
-                yield part if counted_here else CountedElsewhere(part)
+            found = evaluate(self.learner.model, shares(), self.task, total if world > 1 else None, gather)
+        targets = int(found.pop("count"))
+        return Evaluation(self.step, found, rows, targets)
 
     def _stop(self) -> None:
         """Let the update that is running be completed first; a second Ctrl-C ends the program at once."""
@@ -388,7 +366,7 @@ class Run:
         learner, count = self.learner, self.learner.count
         epoch = self.task.epoch(self.recipe.train.batch_size)
         flops = count_update_flops(learner) if count_flops else None
-        config, folder = self.recipe.train, self.path / "checkpoints"
+        config, folder, valid = self.recipe.train, self.path / "checkpoints", learner.evaluation
         averaged: list[int] = []
 
         # --- the run's model: the weights of the best evaluation, a mean of checkpoints, the last ---
@@ -397,30 +375,25 @@ class Run:
         if config.keep_best and learner.best.step:
             best = checkpoint.path_of(folder, learner.best.step, "best")
             load_model_state(learner.model, checkpoint.read(best)["model"])
-            self.valid = learner.best.valid
         if config.average:
             mean, averaged = average(folder, config.average, learner.model, config.checkpoint_every)
             load_model_state(learner.model, mean)
             weights = model_state(learner.model)  # collective; they are not those of the last checkpoint
             if self.files is not None:
                 self.files.save_average(self.step, {"step": self.step, "steps": averaged, "model": weights})
-            self.valid = self.scores("valid")
+            valid = self.scores("valid")
 
-        reference: dict[str, float] = {}
-        try:
-            reference = dict(self.task.reference)
-        except Exception as error:  # of a plug-in's task it may be any; a run that is trained must get its result
-            problem = " ".join(f"{type(error).__name__}: {error}".split())
-            line = f"mnemos: warning: the result lacks the scores without learning, which failed: {problem}"
-            say(line, file=sys.stderr)
+        reference, of_rows = dict(self.task.reference), isinstance(self.task.metrics[0], CorpusMetric)
+        test = self.scores("test") if self.task.has_test else None
+        scored = {"valid": valid} | ({"test": test} if test else {})
         result = Result(
             recipe=self.recipe.name,
             seed=config.seed,
             steps=count.step,
-            test=self.scores("test") if self.task.has_test else None,
-            valid=self.valid,
-            scored_rows=self.scored,
-            scored_targets={} if isinstance(self.task.metrics[0], CorpusMetric) else self.scored_targets,
+            test=test.scores if test else None,
+            valid=learner.best.valid if config.keep_best and learner.best.step else valid.scores,
+            scored_rows={split: one.rows for split, one in scored.items()},
+            scored_targets={} if of_rows else {split: one.targets for split, one in scored.items()},
             metric=self.task.metrics[0].name,
             metrics={metric.name: metric.described() for metric in self.task.metrics},
             reference=reference,
@@ -438,16 +411,6 @@ class Run:
             stopped_early=count.step < config.steps,
         )
         return result if self.files is None else self.files.finish(result)
-
-
-def _visible(path: Path) -> bool:
-    """Whether a file exists. A network file system may show it to other machines some seconds after it was written."""
-    deadline = time.monotonic() + _SHARED_SECONDS
-    while not path.exists():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 class _StopRequestedError(Exception): ...

@@ -25,16 +25,14 @@ def run(
     resume: bool = False,
     quiet: bool = False,
     steps: int | None = None,
-    accept_changed_data: bool = False,
 ) -> JSONObject:
     """Train a recipe in a folder, measure the trained model, and return the content of its result.json (`Result`).
 
-    resume: continue the folder's run with its own recipe (`recipe` is ignored). steps, accept_changed_data: see
-    `Run.open`. quiet: print neither progress nor a summary. The model is saved in folder/model. Raises as `Run.open`
-    and `Run.train`.
+    resume: continue the folder's run with its own recipe (`recipe` is ignored). steps: see `Run.open`. quiet: print
+    neither progress nor a summary. The model is saved in folder/model. Raises as `Run.open` and `Run.train`.
     """
     recipe = None if resume else recipe
-    opened = Run.open(recipe, folder, resume, steps=steps, accept_changed_data=accept_changed_data, quiet=quiet)
+    opened = Run.open(recipe, folder, resume, steps=steps, quiet=quiet)
     return carry_out(opened).to_json()
 
 
@@ -44,22 +42,12 @@ def carry_out(run: Run, count_flops: bool = True) -> Result:
     run.train(count_flops=count_flops)
     result = run.assess()
     if run.first and not run.quiet:
-        name = run.recipe.name
-        wanted, rows = run.recipe.train.test_rows, result.scored_rows.get("test", 0)
-        if 0 < wanted <= rows:  # fewer than wanted are all rows of the split
-            rounded = ", in whole batches" if rows > wanted else ""
-            say(
-                f"{name}: {rows:,} rows of the test split were scored{rounded}; "
-                f"mnemos eval {run.path} --rows 0 scores all of it"
-            )
+        name, rows = run.recipe.name, result.scored_rows.get("test", 0)
+        if 0 < run.recipe.train.test_rows <= rows:  # fewer are all rows of the split
+            say(f"{name}: {rows:,} rows of the test split were scored; mnemos eval {run.path} --rows 0 scores all")
         if finished:
-            own = run.recipe.model.name == OWN
-            longer = "fit(..., steps=N, resume=True)" if own else "--train.steps N"
-            how = f"finished its {result.steps:,} steps; {longer} trains it for longer"
-            if result.stopped_early:
-                again = "fit(...) with this model in another folder" if own else f"--from {run.path}"
-                how = f"stopped early; {again} starts another with its weights"
-            say(f"{name}: this run had {how}")
+            more = "fit(..., steps=N, resume=True)" if run.recipe.model.name == OWN else "--train.steps N"
+            say(f"{name}: this run had finished its {result.steps:,} steps; {more} trains it for longer")
         _print_summary(result, run.task, run.path)
     return result
 

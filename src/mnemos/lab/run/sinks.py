@@ -6,7 +6,6 @@ A sink holds each number once, also after a run was killed and goes on. Only the
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 from mnemos import libraries
 from mnemos.atomic import parse, read_text, write_json
@@ -18,21 +17,14 @@ from .files import Measurement
 _ID = "log.json"  # in the folder of a run: its id in the log of a library that keeps many runs
 
 
-class Sink(Protocol):
-    """Takes the lines of metrics.jsonl, in their order."""
-
-    def write(self, lines: Sequence[Measurement]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def open_sink(log: str, folder: Path, step: int) -> Sink:
+def open_sink(log: str, folder: Path, step: int) -> "Sink":
     """The sink of a run that continues after the checkpoint of `step` (0: that starts); metrics.jsonl is trimmed to it.
 
     Raises InputError with the install command if the library is missing, and with its own reason if it refuses.
     """
+    sinks: dict[str, type[Sink]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
     try:
-        return _SINKS[log](folder, step)
+        return sinks[log](folder, step)
     except InputError:
         raise
     except Exception as error:  # the libraries raise errors of their own
@@ -57,7 +49,7 @@ class TensorBoard:
 
     def write(self, lines: Sequence[Measurement]) -> None:
         for line in lines:
-            for name, value in scalars(line):
+            for name, value in scalars(line.values, line.kind):
                 self._writer.add_scalar(name, value, line.step)
         self._writer.flush()
 
@@ -71,7 +63,7 @@ class WandB:
     def __init__(self, folder: Path, step: int) -> None:
         wandb, known = libraries.wandb(), _read_id(folder, "wandb")
         project = os.environ.get("WANDB_PROJECT", "mnemos")
-        settings = _recipe(folder)
+        settings = parse(read_text(folder / "recipe.json"))
         # An offline run has no server to resume from: its files are then those of each process, with one id.
         self._run = wandb.init(
             project=project, name=folder.name, dir=str(folder), config=settings, id=known, resume="allow"
@@ -81,7 +73,7 @@ class WandB:
     def write(self, lines: Sequence[Measurement]) -> None:
         for line in lines:
             if line.step >= self._run.step:  # what a killed process has logged is there, and equal
-                self._run.log(dict(scalars(line)), step=line.step)
+                self._run.log(dict(scalars(line.values, line.kind)), step=line.step)
 
     def close(self) -> None:
         self._run.finish()
@@ -99,7 +91,7 @@ class MLflow:
             number = experiment.experiment_id if experiment else self._client.create_experiment(name)
             known = self._client.create_run(number, run_name=folder.name).info.run_id
             write_json(folder / _ID, {"mlflow": known})
-            for name, value in flat(_recipe(folder)).items():
+            for name, value in flat(parse(read_text(folder / "recipe.json"))).items():
                 self._client.log_param(known, name, value)
         self._id: str = known
         names = self._client.get_run(known).data.metrics
@@ -108,7 +100,7 @@ class MLflow:
 
     def write(self, lines: Sequence[Measurement]) -> None:
         for line in lines:
-            for name, value in scalars(line):
+            for name, value in scalars(line.values, line.kind):
                 if (name, line.step) not in self._there:
                     self._client.log_metric(self._id, name, value, step=line.step)
 
@@ -116,7 +108,7 @@ class MLflow:
         self._client.set_terminated(self._id)
 
 
-_SINKS: dict[str, type[TensorBoard | WandB | MLflow]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+Sink = TensorBoard | WandB | MLflow
 
 
 def _read_id(folder: Path, log: str) -> str | None:
@@ -124,22 +116,14 @@ def _read_id(folder: Path, log: str) -> str | None:
     return parse(read_text(path)).get(log) if path.exists() else None
 
 
-def _recipe(folder: Path) -> Any:
-    return parse(read_text(folder / "recipe.json"))
-
-
-def scalars(line: Measurement) -> Iterator[tuple[str, float]]:
+def scalars(value: object, name: str) -> Iterator[tuple[str, float]]:
     """The numbers of a line of metrics.jsonl with names such as train/loss, or gates/blocks.0.attention/mix/0."""
-    yield from _numbers(line.values, line.kind)
-
-
-def _numbers(value: object, name: str) -> Iterator[tuple[str, float]]:
     if isinstance(value, dict):
         for key, part in value.items():
-            yield from _numbers(part, f"{name}/{key}")
+            yield from scalars(part, f"{name}/{key}")
     elif isinstance(value, list):
         for i, part in enumerate(value):
             own = part.get("name") if isinstance(part, dict) else None
-            yield from _numbers(part, f"{name}/{own or i}")
+            yield from scalars(part, f"{name}/{own or i}")
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield name, float(value)

@@ -15,8 +15,7 @@ from mnemos.models.store import load
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
-from .checkpoint import check_model_state, load_model_state, place
-from .checks import on_meta
+from .checkpoint import load_model_state, place
 from .recipe import Recipe
 from .recipe_files import is_model
 
@@ -39,10 +38,10 @@ def final_checkpoint(folder: Path) -> tuple[str, dict[str, Tensor]]:
         path, about = checkpoint.path_of(folder, best, "best"), f"the best checkpoint, of update {best:,}"
     elif (newest := checkpoint.newest(folder)) is not None:
         step, value, _ = newest
-        return f"the checkpoint of update {step:,}", checkpoint.weights(checkpoint.path_of(folder, step), value)
+        return f"the checkpoint of update {step:,}", value["model"]
     else:
         raise InputError(f"{folder.parent}: expected a checkpoint, found none; train the run first")
-    return about, checkpoint.weights(path, checkpoint.read(path))
+    return about, checkpoint.read(path)["model"]
 
 
 def trained_model(folder: Path, recipe: Recipe) -> nn.Module:
@@ -50,10 +49,8 @@ def trained_model(folder: Path, recipe: Recipe) -> nn.Module:
     if is_model(folder):
         saved: nn.Module = load(folder)
         return saved
-    weights = final_weights(folder)
-    check_model_state(on_meta(recipe.model).state_dict(), weights)  # before memory is used for the model
     model = recipe.model.build()
-    load_model_state(model, weights)
+    load_model_state(model, final_weights(folder))
     return model.eval()
 
 
@@ -70,43 +67,35 @@ class Start:
     source: JSONObject
 
     @classmethod
-    def of(cls, source: str, model: nn.Module, about: Preprocessing | None) -> "Start":
-        """The weights of the run or of the host model (`hub.is_source`) that `train.init_from` names.
-
-        about: the preprocessing of the data of the model that starts. Raises InputError if a run read its data as other
-        tokens.
-        """
-        if not is_source(source):
-            start = cls.read(Path(source), model)
-            problem = None
-            if about is not None and has_preprocessing(Path(source)):
-                problem = read_preprocessing(Path(source)).start_problem(about)
-            if problem is not None:
-                raise InputError(f"train.init_from: {problem}")
-            return start
-        if (pretrained := getattr(model, "pretrained", None)) is None:
-            raise InputError(
-                f"train.init_from: expected the folder of a run, found {source!r}, which is another kind of model; use "
-                f"--model {source}"
-            )
-        return cls._fitting(source, pretrained(source), model)
-
-    @classmethod
-    def read(cls, folder: Path, model: nn.Module) -> "Start":
-        """Read the tensors of a run that have the name and shape of one of the model's; others stay as they are new.
+    def of(cls, source: str, model: nn.Module, about: Preprocessing | None = None) -> "Start":
+        """The tensors of a run, or of a host model (`hub.is_source`), with name and shape of one of the model's.
 
         The attention inside a cache gets the weights of the run's attention, and the reverse. model: may be on the meta
         device; `weights_from` lets it start in part from another kind of model: the run's weights by its own names, and
-        the name of that part ("": all). Raises InputError without a checkpoint, or if less than half of the parameters
-        would be loaded.
+        the name of that part ("": all). about: the preprocessing of the data of the model that starts. Raises
+        InputError without a checkpoint, if less than half of the parameters would be loaded, and if a run read its data
+        as other tokens.
         """
-        if not folder.is_dir():
+        folder = Path(source)
+        if is_source(source):
+            if (pretrained := getattr(model, "pretrained", None)) is None:
+                raise InputError(
+                    f"train.init_from: expected the folder of a run, found {source!r}, which is another kind of model; "
+                    f"use --model {source}"
+                )
+            saved = pretrained(source)
+        elif folder.is_dir():
+            saved = final_weights(folder)
+            problem = None
+            if about is not None and has_preprocessing(folder):
+                problem = read_preprocessing(folder).start_problem(about)
+            if problem is not None:
+                raise InputError(f"train.init_from: {problem}")
+        else:
             found = registry.missing_folder(folder)
             raise InputError(f"train.init_from: {folder}: expected the folder of a run, found {found}")
-        return cls._fitting(str(folder), final_weights(folder), model)
 
-    @classmethod
-    def _fitting(cls, source: str, saved: dict[str, Tensor], model: nn.Module) -> "Start":
+        # --- by name and shape ---
         sha256, part, own = checkpoint.digest(saved, ""), "", model.state_dict()
         if (renames := getattr(model, "weights_from", None)) is not None:  # a model around another kind of model
             saved, part = renames(saved)
@@ -127,8 +116,11 @@ class Start:
         new = [name for name in own if name not in fitting]
         names = ", ".join(new[:2]) + (f" and {len(new) - 2} more" if len(new) > 2 else "")
         lacks = f"; {len(new)} of the {len(own)} tensors, which it does not have, are new: {names}" if new else ""
-        about = f"starts with the weights of {source}{lacks}"
-        return cls(fitting, about, {"run": source, "sha256": sha256, "tensors": len(fitting)})
+        return cls(
+            fitting,
+            f"starts with the weights of {source}{lacks}",
+            {"run": source, "sha256": sha256, "tensors": len(fitting)},
+        )
 
     def load(self, model: nn.Module) -> None:
         own = model.state_dict()
@@ -167,8 +159,7 @@ def average(folder: Path, count: int, model: nn.Module, every: int) -> tuple[dic
     sums: dict[str, Tensor] = {}
     newest: dict[str, Tensor] = {}
     for step in reversed(steps):
-        path = checkpoint.path_of(folder, step)
-        newest = checkpoint.weights(path, checkpoint.read(path))
+        newest = checkpoint.read(checkpoint.path_of(folder, step))["model"]
         for name, value in newest.items():
             if name in parameters and value.is_floating_point():
                 sums[name] = sums[name] + value.double() if name in sums else value.double()

@@ -198,7 +198,7 @@ def test_a_detector_starts_from_a_run_of_a_classifier_with_the_same_backbone_onl
     (tmp_path / "checkpoints").mkdir()
     checkpoint.write(checkpoint.path_of(tmp_path / "checkpoints", 1), {"model": dict(classifier.state_dict())})
     model = replace(detector(version=version), classes=4, backbone=backbone).build()
-    start = Start.read(tmp_path, model)
+    start = Start.of(str(tmp_path), model)
     names = [n for n, _ in model.host.backbone.backbone.named_parameters() if version == 1 or ".grc." not in n]
     assert sorted(start.weights) == sorted(f"host.backbone.backbone.{name}" for name in names)
     start.load(model)
@@ -212,7 +212,7 @@ def test_a_detector_starts_from_a_run_of_a_classifier_with_the_same_backbone_onl
     assert model.weights_from(own) == (own, "")
     deeper = replace(detector(version=version), classes=4, backbone=replace(backbone, depths=(1, 12))).build()
     with pytest.raises(InputError, match=r"parameters of host\.backbone\.backbone with their names and shapes"):
-        Start.read(tmp_path, deeper)
+        Start.of(str(tmp_path), deeper)
 
 
 def test_retinanet_can_begin_with_the_finest_map():
