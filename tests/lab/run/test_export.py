@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import mnemos
 from mnemos.config import to_dict
 from mnemos.lab.cli import main
 from mnemos.lab.evaluate.predict import predict
-from mnemos.lab.run.export import export_run_programs, exported_tokenizers
+from mnemos.lab.run.export import export_run, export_run_programs, exported_tokenizers
 from mnemos.lab.tasks.text import TextPreprocessing
 from mnemos.lab.tasks.vocabulary import Bytes, SubWords, Words
 from mnemos.lab.translation.translate import TranslationPreprocessing, beam_config
@@ -127,3 +128,25 @@ def test_a_translation_model_translates_the_same(tmp_path):
         assert best[1 : 1 + len(expected)] == expected
     with pytest.raises(InputError, match="decoder_start_token_id"):
         mnemos.hugging_face.MnemosForSeq2SeqLM.of(model)(inputs.input_ids, labels=inputs.input_ids)
+
+
+def test_a_failure_leaves_no_half_checkpoint(exported, tmp_path, monkeypatch):
+    def full(*given, **named):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("mnemos.lab.run.export.model_card", full)
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "empty"):
+        with pytest.raises(OSError, match="no space left"):
+            export_run(exported[0], tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+    (tmp_path / "empty" / "kept").write_text("kept")
+    for write in (export_run, partial(export_run_programs, to="torch")):
+        with pytest.raises(InputError, match="new or empty folder"):
+            write(exported[0], out=tmp_path / "empty")
+    assert (tmp_path / "empty" / "kept").read_text() == "kept"
+
+
+def test_a_model_that_reads_no_tokens_is_refused(tmp_path, refused):
+    mnemos.save(ModelCase("vit", None, False).build(), tmp_path)
+    assert "reads images" in refused("export", tmp_path, "--out", tmp_path / "out")

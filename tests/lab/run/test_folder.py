@@ -3,6 +3,7 @@
 Disks that refuse, files that are damaged, data and code that change are one line each, and nothing is half-written.
 """
 
+import errno
 import json
 import math
 import multiprocessing
@@ -334,3 +335,26 @@ def test_a_damaged_file_of_a_run_is_one_line(text_run, tmp_path, command, name, 
     shutil.copytree(text_run, run)
     (run / name).write_text(damage((run / name).read_text()))
     assert name in refused(*(("train",) if command == "--resume" else ()), command, run)
+
+
+def test_a_folder_that_could_not_be_opened_is_not_left_locked(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name, opened in (
+        ("write_json", lambda: RunFolder.start(tmp_path / "run", RECIPE, "cpu")),
+        ("remove_temporary", lambda: RunFolder.resume(tmp_path / "run", RECIPE)),
+    ):
+        with monkeypatch.context() as disk:
+            disk.setattr(folder, name, full)
+            with pytest.raises(OSError, match="No space"):
+                opened()
+        opened().close()
+
+
+def test_a_damaged_checkpoint_is_named_when_it_is_passed_over(unfinished, capsys):
+    checkpoint.path_of(unfinished / "checkpoints", 4).write_bytes(b"short")
+    train(SHORT.recipe(), unfinished, resume=True, quiet=True)
+    (said,) = [text for text in capsys.readouterr().err.splitlines() if "damaged" in text]
+    assert "step-00000004.safetensors: " in said
+    assert said.endswith("step-00000002.safetensors")

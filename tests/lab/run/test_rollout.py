@@ -12,17 +12,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning_fabric.plugins.precision.amp import MixedPrecision
-from train_standins import STILL, Toy, Toys, gradient_norm, train
+from train_standins import STILL, Swift, Toy, Toys, gradient_norm, train
 from trained_runs import lines, same, weights
 
 from mnemos import GRC, LinearConfig, RelativeConfig, SoftmaxConfig, Transformer, TransformerConfig
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.run import devices, loop, optim
 from mnemos.lab.run.checks import check_settings, check_state, check_task
-from mnemos.lab.run.learner import Learner
+from mnemos.lab.run.learner import Learner, ModelWithLoss, StateBox
 from mnemos.lab.run.loop import update
-from mnemos.lab.tasks.batch import IGNORE, pieces
+from mnemos.lab.tasks.batch import IGNORE, Batch, pieces
 from mnemos.lab.tasks.recall import RecallConfig
+from mnemos.lab.tasks.task import SUPERVISED
+from mnemos.memory_replay import rollout as replaying
 from mnemos.types import InputError, detach, reset
 
 
@@ -183,6 +185,24 @@ def test_compiled_trains_as_eager(monkeypatch, cached):
     close(found[1], found[0], 1e-5)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_the_models_own_advance_is_used(tmp_path, monkeypatch, dropout):
+    """With dropout it draws a prefix of what the whole step draws, or replay would say that it does not."""
+    model, calls = {**STILL, "cached": False, "dropout": dropout}, []
+    bptt = run(tmp_path / "bptt", True, model, segment_length=3, replay=False)
+    original = Swift.advance
+
+    def advance(self, x, state=None, mask=None):
+        calls.append(torch.is_grad_enabled())
+        return original(self, x, state, mask)
+
+    monkeypatch.setattr(Swift, "advance", advance)
+    advanced = run(tmp_path / "advanced", True, {**model, "advances": True}, segment_length=3)
+    assert calls == [False] * 4 * 3  # updates, steps but the last
+    if not dropout:
+        close(advanced, bptt, 1e-12)
+
+
 @pytest.mark.parametrize(("replay", "horizon"), [(True, 0), (True, 2), (False, 1)])
 def test_a_step_without_a_target_needs_its_state_alone(monkeypatch, replay, horizon):
     """It is read by the model's `advance`, with the same loss and gradients; and so it is where a split is scored."""
@@ -210,6 +230,58 @@ def test_a_step_without_a_target_needs_its_state_alone(monkeypatch, replay, hori
     assert once == 1
     assert evaluated[True] == (pytest.approx(evaluated[False][0], rel=1e-12), 1)
     assert evaluated[False][1] == 4
+
+
+@pytest.mark.parametrize(("alone", "forwards"), [(True, 0), (False, 1)])
+def test_processes_run_the_same_parts_of_a_model(monkeypatch, alone, forwards):
+    """Another's rows may have a target: it would wait for this one's share of the weights."""
+    reads = []
+    original = Toy.forward
+    monkeypatch.setattr(Toy, "forward", lambda *given, **named: reads.append(0) or original(*given, **named))
+    model = toys(True, {**STILL, "cached": False, "advances": True}).recipe().model.build()
+    inputs = torch.ones(2, 3, dtype=torch.int64)
+    batch, carry = Batch(inputs, torch.full_like(inputs, IGNORE)), StateBox(None)
+    loss, sums = ModelWithLoss(model, SUPERVISED, alone)([batch], carry)
+    assert (loss.item(), sums.tolist(), len(reads)) == (0, [0, 0, 0, 0], forwards)
+    assert carry.after[-1].seen.tolist() == [3, 3]
+    with contextlib.suppress(InputError):  # nothing is counted
+        evaluate(model, [batch], total=None if alone else lambda x: x)
+    assert len(reads) == 2 * forwards
+
+
+@pytest.mark.parametrize("cached", [True, False])  # whose buffers name the module, or do not
+def test_the_first_update_is_verified(monkeypatch, cached):
+    compared, original = [], replaying.compare
+    monkeypatch.setattr(replaying, "compare", lambda *given: compared.append(None) or original(*given))
+    found = {}
+    for verify in (True, False):
+        recipe = toys(True, {"cached": cached}, segment_length=3, verify=verify).recipe()
+        learner, found[verify] = learns(recipe), []
+        for _ in range(3):
+            compared.clear()
+            update(learner)
+            found[verify].append(bool(compared))
+    assert found == {True: [True, False, False], False: [False] * 3}
+
+
+@contextlib.contextmanager
+def kept_bytes(learner: Learner):
+    """The most bytes that graphs have held since the last backward pass ended."""
+    held, most = [0], [0]
+    original = learner.fabric.backward
+
+    def backward(*arguments):
+        original(*arguments)
+        held[0] = 0
+
+    def pack(x):
+        held[0] += x.numel() * x.element_size()
+        most[0] = max(most[0], held[0])
+        return x
+
+    learner.fabric.backward = backward
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        yield most
 
 
 def norms(recipe, updates: int, hook=None) -> list[float]:
@@ -265,6 +337,18 @@ def test_what_reaches_the_loss_by_the_state_alone_is_found(monkeypatch, horizon)
     assert found[1:] == [pytest.approx(found[0], rel=1e-9)] * 2
 
 
+def test_activations_do_not_grow_with_the_rollout():
+    def kept(distance: int, replay: bool) -> int:
+        learner = learns(transformer(distance, rollout={"segment_length": 16, "replay": replay}))
+        with kept_bytes(learner) as most:
+            update(learner)
+        return most[0]
+
+    short, long = (kept(16 * steps - 7, True) for steps in (4, 16))
+    assert long <= 1.01 * short
+    assert kept(16 * 16 - 7, False) > 3.5 * kept(16 * 4 - 7, False) > 10 * short / 1.5
+
+
 def transformer(distance: int, attention=None, **train):
     """A small Transformer on recall: rows of `distance` + 7 tokens."""
     sizes = {"vocab_size": 25, "dim": 16, "layers": 2, "num_heads": 2, "mlp": 32, "max_length": distance + 7}
@@ -285,6 +369,35 @@ def test_evaluation_in_pieces_is_evaluation_whole(attention, segment):
     assert max(seen[4:]) <= segment
     assert split.pop("loss") == pytest.approx(whole.pop("loss"), rel=1e-12)
     assert split == whole
+
+
+def test_training_reads_no_more_than_a_segment_anywhere(tmp_path, monkeypatch):
+    lengths = set()
+    original = Toy.forward
+
+    def forward(self, x, state=None, mask=None):
+        lengths.add((self.training, x.shape[1]))
+        return original(self, x, state, mask)
+
+    monkeypatch.setattr(Toy, "forward", forward)
+    run(tmp_path / "run", True, segment_length=5)
+    assert lengths == {(True, 5), (True, 2), (False, 5), (False, 2)}
+
+
+def test_fewer_stored_states_change_nothing(tmp_path):
+    whole = run(tmp_path / "all", True, segment_length=2)
+    close(run(tmp_path / "few", True, segment_length=2, checkpoints=2, offload=True), whole, 1e-12)
+
+
+def test_pieces():
+    mask = torch.ones(3, 7, dtype=torch.bool)
+    batch = Batch(torch.arange(21).view(3, 7), -torch.arange(21).view(3, 7), mask)
+    found = list(pieces([batch, batch], 3))
+    assert [b.inputs.shape for b in found] == [(3, 3), (3, 3), (3, 1)] * 2
+    assert [b.reset.tolist() for b in found] == [[first] * 3 for first in (True, False, False)] * 2
+    for name in ("inputs", "targets", "mask"):
+        assert torch.equal(torch.cat([getattr(b, name) for b in found[:3]], 1), getattr(batch, name))
+    assert list(pieces([batch], 0)) == [batch]
 
 
 @pytest.mark.parametrize(
@@ -319,6 +432,17 @@ def test_a_state_that_grows_is_refused_where_streams_have_no_end(attention, grow
     check_state(model, rows)
     with pytest.raises(InputError, match=r"model\.attention\.window") if grows else contextlib.nullcontext():
         check_state(model, streams)
+
+
+def test_models_whose_state_does_not_serve_are_refused_before_anything_is_written(tmp_path, monkeypatch):
+    model = TransformerConfig(vocab_size=11, dim=8, num_heads=2, layers=1, mlp=8, attention=SoftmaxConfig())
+    with pytest.raises(InputError, match=r"model\.attention\.window"):
+        train(dataclasses.replace(toys(False, segments=2).recipe(), model=model), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+    original = Toy.forward
+    monkeypatch.setattr(Toy, "forward", lambda *given, **named: (original(*given, **named)[0], None))
+    with pytest.raises(InputError, match="keeps a state"):
+        run(tmp_path / "run", True, segment_length=4)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from train_standins import STILL, Toys, gradient_norm, look, train
+from train_standins import STILL, Toy, Toys, gradient_norm, look, train
 from trained_runs import equal, lines, weights
 
 from mnemos.lab.errors import TrainingFailed
@@ -261,3 +261,40 @@ def test_it_counts_once_however_an_update_is_split(whole, tmp_path, name):
         assert ours["auxiliary_loss"] == pytest.approx(theirs["auxiliary_loss"], rel=tolerance)
     if name != "a horizon":  # which leaves out gradients of the main loss
         torch.testing.assert_close(weights(tmp_path / "run", 4), weights(whole, 4), rtol=0, atol=1e-11)
+
+
+def test_state_is_carried_and_reset(tmp_path, monkeypatch):
+    seen = []
+    original = Toy.forward
+
+    def forward(self, x, state=None, mask=None):
+        if self.training:
+            seen.append([0] * 4 if state is None else state.seen.tolist())
+            assert state is None or not state.hidden[0].requires_grad
+        return original(self, x, state, mask)
+
+    monkeypatch.setattr(Toy, "forward", forward)
+    quiet(tmp_path / "run", steps=10)
+    expected, task = [0] * 4, Toys(True).recipe().data.build()
+    for i, found in enumerate(seen):
+        fresh = task.train_batch(i, 4, 0).reset.tolist()
+        expected = [0 if row else count for row, count in zip(fresh, expected, strict=True)]
+        assert found == expected
+        expected = [count + 12 for count in expected]
+
+
+def test_clipping(tmp_path, monkeypatch):
+    norms = []
+    original = torch.optim.AdamW.step
+
+    def step(self, *arguments):
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(torch.cat([g.flatten() for g in grads]).norm().item())
+        return original(self, *arguments)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    for clip in (0.01, 0.0):
+        quiet(tmp_path / str(clip), True, {}, {}, {"grad_clip": clip}, steps=4)
+    assert norms[:4] == pytest.approx([0.01] * 4, rel=1e-3)
+    assert min(norms[4:]) > 0.1
+    assert min(line["grad_norm"] for line in lines(tmp_path / "0.01", "train")) > 0.1  # the norm before clipping
