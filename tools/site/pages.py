@@ -84,6 +84,7 @@ def places() -> dict[Path, str]:
     found |= {path: f"operators/{path.parent.name}" for path in (ROOT / "src/mnemos/ops").glob("*/README.md")}
     found |= {path: f"findings/{path.stem}" for path in (ROOT / "log").glob("*.md")}
     found |= {path: f"notebooks/{path.stem}" for path in (ROOT / "examples/notebooks").glob("*.ipynb")}
+    found |= {path: f"examples/{path.parent.name}" for path in (ROOT / "examples").glob("*/README.md")}
     found[ROOT / "log" / "README.md"] = "findings/index"
     return found
 
@@ -108,8 +109,8 @@ def write(folder: Path) -> None:
             text += "\n".join(_toctree(title, named) for title, named in sections().items())
         elif place == "findings/index":
             pass
-        elif place.startswith("findings/") or place == "pages":
-            text = f"---\norphan: true\n---\n\n{text}"  # the table of the log links findings, the README all pages
+        elif place.startswith(("findings/", "examples/")) or place == "pages":
+            text = f"---\norphan: true\n---\n\n{text}"  # other pages link them
         site.add(place, text)
     site.add("operators/index", _list("Operators", "The equations, costs and limits of each operator.", "operators"))
     site.add("api/index", reference.index())
@@ -208,6 +209,6 @@ def _list(title: str, said: str, folder: str) -> str:
 def command_line() -> str:
     """The page of the commands: what `mnemos --help` prints, and the exit codes."""
     verbs = source.PACKAGE["lab.cli.verbs"]
-    codes = next(block for block in verbs.docstring.value.split("\n\n") if block.startswith("Exit codes"))
+    codes = "Exit codes: " + verbs.docstring.value.split("\n\n")[1]
     about = "`mnemos --help` prints this, and `mnemos COMMAND --help` more."
     return f"# Command line\n\n{about}\n\n```text\n{usage()}```\n\n{codes}\n"
