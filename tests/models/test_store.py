@@ -2,10 +2,13 @@
 
 import hashlib
 import json
+import multiprocessing
+import resource
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from limited import limited
 from safetensors.torch import load_file, save_file
 
 import mnemos
@@ -15,6 +18,20 @@ from mnemos.models.lstm import LSTMConfig
 from mnemos.models.store import build_within, skeleton
 from mnemos.models.transformer import HeadConfig, Transformer, TransformerConfig
 from mnemos.types import InputError
+
+
+def limited(size: int, function: Callable[..., object], *arguments: object) -> int | None:
+    """The exit code of a child process in which a function runs, with at most `size` more bytes of memory than now."""
+
+    def run() -> None:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + size, used + size))
+        function(*arguments)
+
+    child = multiprocessing.get_context("fork").Process(target=run)
+    child.start()
+    child.join()
+    return child.exitcode
 
 
 def small(**settings):
@@ -201,7 +218,6 @@ def test_modules_names_and_shapes_of_a_skeleton_are_those_of_the_model(config):
 
 def test_no_memory_is_touched_and_no_random_number_is_drawn():
     before = torch.get_rng_state()
-    resource = pytest.importorskip("resource")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     bare = skeleton(TransformerConfig(vocab_size=300_000, dim=1024, layers=1, num_heads=2, max_length=8))
     assert sum(p.numel() for p in bare.parameters()) > 300_000_000  # 1.2 GB
