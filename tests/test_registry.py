@@ -9,9 +9,10 @@ from typing import ClassVar
 
 import processes
 import pytest
+from refusals import refuses
 
 import mnemos
-from mnemos import InputError, registry
+from mnemos import registry
 from mnemos.attention.linear import LinearConfig
 from mnemos.config import AttentionConfig, ModelConfig, from_dict, to_dict
 from mnemos.lab.recipes.small_tasks import short_listops
@@ -117,22 +118,18 @@ def test_a_class_from_outside_is_known_by_its_name(decay):
 
 def test_a_name_is_given_once(decay, monkeypatch):
     other = dataclass(frozen=True)(type("Other", (DecayConfig,), {"__module__": "elsewhere", "__doc__": "Other."}))
-    with pytest.raises(InputError, match=r"elsewhere:Other.*'decay'.*test_registry:DecayConfig"):
-        registry.register(other)
+    refuses(r"elsewhere:Other.*'decay'.*test_registry:DecayConfig", registry.register, other)
     other.name = "softmax"
-    with pytest.raises(InputError, match=r"elsewhere:Other.*'softmax'.*mnemos\.attention\.softmax:SoftmaxConfig"):
-        registry.register(other)
+    refuses(r"elsewhere:Other.*'softmax'.*mnemos\.attention\.softmax:SoftmaxConfig", registry.register, other)
 
     def mine() -> Recipe:
         """Mine."""
         return short_listops()
 
-    with pytest.raises(InputError, match=r"mine.*'short-listops'.*mnemos\.lab\.recipes\.small_tasks:short_listops"):
-        recipe("short-listops")(mine)
+    refuses(r"mine.*'short-listops'.*mnemos\.lab\.recipes\.small_tasks:short_listops", recipe("short-listops"), mine)
     monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry.KINDS})  # ours before it is imported
     other.name = "block-sparse"
-    with pytest.raises(InputError, match=r"elsewhere:Other.*'block-sparse'.*bigbird:BlockSparseConfig"):
-        registry.register(other)
+    refuses(r"elsewhere:Other.*'block-sparse'.*bigbird:BlockSparseConfig", registry.register, other)
 
 
 def test_a_recipe_from_outside():
@@ -147,8 +144,7 @@ def test_a_recipe_from_outside():
         assert found.model == short_listops().model
     finally:
         registry.remove("recipe", "my-listops")
-    with pytest.raises(InputError, match="'my-listops'"):
-        registry.load("recipe", "my-listops")
+    refuses("'my-listops'", registry.load, "recipe", "my-listops")
 
 
 def test_a_recipe_names_the_sizes_that_it_leaves_to_the_data():
@@ -167,16 +163,12 @@ def test_what_cannot_be_registered_is_refused():
         return short_listops()
 
     for function, found in ((needs, "steps"), (silent, "no docstring")):
-        with pytest.raises(InputError, match=found):
-            recipe(function)
+        refuses(found, recipe, function)
     for wrong in (int, short_listops, type("Nameless", (AttentionConfig,), {})):
-        with pytest.raises(InputError, match="class variable `name`"):
-            registry.register(wrong)
+        refuses("class variable `name`", registry.register, wrong)
     for name in ("demo", "nothing"):  # ours stays; there is no such
-        with pytest.raises(InputError, match=name):
-            registry.remove("recipe", name)
-    with pytest.raises(InputError, match="attention, model, data, recipe"):
-        registry.names("models")
+        refuses(name, registry.remove, "recipe", name)
+    refuses("attention, model, data, recipe", registry.names, "models")
 
 
 PLUGIN = """
