@@ -49,6 +49,7 @@ def told(tmp_path_factory) -> tuple[Path, str]:
     known = {"__name__": "__main__", "PLACES": [str(PLUGIN), str(folder / "site")]}
     done = processes.run(exec, DRIVER, known, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "; continue with: mnemos train --resume " in done.stderr
     return folder, done.stdout
 
 
