@@ -8,8 +8,8 @@ Known tools run the whole suite, or what a coverage run of hours has mapped, in 
 process imports PyTorch once and forks for each fault, and the order of the tests follows the folders, which mirror the
 package: most faults are found in seconds.
 
-The result, results/mutants.json, is written after each fault; the same command goes on from there, and one with another
-seed begins anew. `--retry` runs only the survivors again, after tests were added.
+The result, results/mutants.json, is written after each fault; the same command goes on from there, and tries survivors
+that nothing explains again, since tests may have been added. One with another seed begins anew.
 """
 
 import argparse
@@ -44,7 +44,6 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100, help="how many faults (100)")
     parser.add_argument("--seed", type=int, default=0, help="which faults (0)")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "mutants.json", help="the result file")
-    parser.add_argument("--retry", action="store_true", help="run the survivors of the result file again")
     options = parser.parse_args()
     written = json.loads(options.out.read_text()) if options.out.is_file() else {}
     mutants: list[dict[str, Any]] = written["mutants"] if written.get("seed") == options.seed else []
@@ -54,15 +53,12 @@ def main() -> None:
         import_libraries()
         if first_failure(tree, ["tests"], [], "--collect-only") is not None:
             raise SystemExit("expected tests that can be collected; pytest --collect-only tells which cannot")
-        if options.retry:
-            chosen = [fault for one in mutants if is_open(one) for fault in faults_of(tree, one)]
-        else:
-            chosen = choose(tree, options.count, options.seed)
-            mutants = [one for one in mutants if any(same(one, fault.record()) for fault in chosen)]
-            print(f"{len(mutants)} of {written.get('faults', 0)} recorded faults are still among those chosen")
+        chosen = choose(tree, options.count, options.seed)
+        mutants = [one for one in mutants if any(same(one, fault.record()) for fault in chosen)]
+        print(f"{len(mutants)} of {written.get('faults', 0)} recorded faults are still among those chosen")
         for fault in chosen:
             known = next((one for one in mutants if same(one, fault.record())), None)
-            if known is not None and not options.retry:
+            if known is not None and not is_open(known):
                 continue
             found_by, seconds = examine(fault, tree)
             if known is None:
@@ -79,13 +75,6 @@ def main() -> None:
 def is_open(one: dict[str, Any]) -> bool:
     """Whether a recorded fault is neither found nor explained."""
     return one["found_by"] is None and "explained" not in one
-
-
-def faults_of(tree: Path, one: dict[str, Any]) -> list[Fault]:
-    """The fault of a record; none where the line has changed since."""
-    path = tree / one["file"]
-    every = faults(path.read_text(), one["file"]) if path.is_file() else []
-    return [fault for fault in every if same(one, fault.record())][:1]
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
