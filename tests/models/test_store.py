@@ -2,10 +2,7 @@
 
 import hashlib
 import json
-import multiprocessing
 import resource
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,24 +12,9 @@ from safetensors.torch import load_file, save_file
 import mnemos
 from mnemos import GRC
 from mnemos.config import ModelConfig, from_dict, to_dict
-from mnemos.models.lstm import LSTMConfig
 from mnemos.models.store import build_within, skeleton
 from mnemos.models.transformer import HeadConfig, Transformer, TransformerConfig
 from mnemos.types import InputError
-
-
-def limited(size: int, function: Callable[..., object], *arguments: object) -> int | None:
-    """The exit code of a child process in which a function runs, with at most `size` more bytes of memory than now."""
-
-    def run() -> None:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + size, used + size))
-        function(*arguments)
-
-    child = multiprocessing.get_context("fork").Process(target=run)
-    child.start()
-    child.join()
-    return child.exitcode
 
 
 def small(**settings):
@@ -107,34 +89,14 @@ def test_other_weights_are_refused(tmp_path, name, value, words):
     refuses(rf"model.safetensors: expected this model's weights.*{words}", mnemos.load, tmp_path)
 
 
-def refused(folder, path, value):
-    """Load a model with another setting."""
-    file = folder / "config.json"
+@pytest.mark.parametrize(("field", "value"), [("layers", 10**12), ("dim", 10**12 + 1), ("vocab_size", 2**70)])
+def test_huge_settings_end_in_one_line(tmp_path, field, value):
+    mnemos.save(small(), tmp_path)
+    file = tmp_path / "config.json"
     about = json.loads(file.read_text())
-    part = about["model"]
-    for name in path[:-1]:
-        part = part[name]
-    part[path[-1]] = value
+    about["model"][field] = value
     file.write_text(json.dumps(about))
-    with pytest.raises(InputError, match=r"config\.json: ") as error:
-        mnemos.load(folder)
-    assert str(error.value).isprintable()
-
-
-HUGE = [
-    (small(), ["layers"], 10**12),
-    (small(), ["dim"], 10**12 + 1),
-    (small(), ["vocab_size"], 2**70),
-    (small(cache=GRC(length=3)), ["cache", "length"], 10**12),
-    (mnemos.Memformer(vocab_size=11, dim=16, num_heads=2, mlp=32), ["max_distance"], 10**12),
-    (LSTMConfig(vocab_size=11, dim=16).build(), ["layers"], 10**9),
-]
-
-
-@pytest.mark.parametrize(("model", "path", "value"), HUGE, ids=[f"{x[1][-1]}={x[2]}" for x in HUGE])
-def test_huge_settings_end_in_one_line(tmp_path, model, path, value):
-    mnemos.save(model, tmp_path)
-    assert limited(600 * 2**20, refused, tmp_path, path, value) == 0
+    refuses(r"config\.json: ", mnemos.load, tmp_path)
 
 
 def test_a_small_file_stops_many_layers_early(monkeypatch):
