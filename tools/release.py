@@ -238,7 +238,7 @@ def main() -> int:
             **({} if options.dist else {"build": lambda: build(dist)}),
             "contents": lambda: contents(dist),
             "tags": lambda: tags(dist, options.dist is not None),
-            "metadata": lambda: tool("twine", "check", "--strict", *sorted(dist.iterdir())).splitlines()[-1],
+            "metadata": lambda: tool("twine", "check", "--strict", *sorted(dist.iterdir())) and "twine check --strict",
             "smoke": lambda: smoke(dist),
             "address": address,
         }
