@@ -14,7 +14,7 @@ help:
 	@echo 'make site     the pages and the API reference as a site in build/site'
 	@echo 'make check    lint, types and one case of each fast test: under a minute'
 	@echo 'make slow     the suite, and tests/slow.txt, which names the tests that make check leaves out'
-	@echo 'make exhaustive  the suite with every case and combination, twenty minutes; writes results/exhaustive.json'
+	@echo 'make exhaustive  the suite with every case and combination, twenty minutes'
 	@echo 'make oldest   the tests of what meets other libraries, with the oldest versions that pyproject.toml takes'
 	@echo 'make newest   the same with the newest transformers and timm, where what is deprecated is an error'
 	@echo 'make sanitize  the kernels'"'"' tests with the sanitizers of g++ (memory, undefined behaviour, threads), two minutes'
@@ -41,7 +41,7 @@ test: $(READY)
 	$(TESTS) --durations 15
 
 exhaustive: $(READY)
-	$(TESTS) --exhaustive --record results/exhaustive.json
+	$(TESTS) --exhaustive
 
 # What meets other libraries. Ten minutes of one core each, and the installation; where the package index has PyTorch for
 # CUDA alone, `oldest` takes 7 GB. PEFT causes one warning of what is deprecated by itself.

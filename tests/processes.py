@@ -7,7 +7,6 @@ is tested of an interpreter itself (its launchers, its imports) still starts one
 import multiprocessing
 import os
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -83,18 +82,6 @@ def until(holds: Callable[[], Any], seconds: float = 120) -> None:
     while not holds():
         assert time.monotonic() < deadline, f"not so after {seconds} s"
         time.sleep(0.01)
-
-
-def mnemos(*arguments: str) -> Process:
-    """The command line in a process of its own."""
-    return Process(_command, arguments)
-
-
-def _command(arguments: tuple[str, ...]) -> None:
-    from mnemos.lab.cli import main
-
-    sys.argv = ["mnemos", *arguments]
-    raise SystemExit(main(list(arguments)))
 
 
 def together(function: Callable[..., Any], *arguments: Any, world: int = 2, timeout: float = 240) -> None:

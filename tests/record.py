@@ -1,56 +1,22 @@
-"""Files that a run of the suite leaves.
+"""`--write-slow FILE`: the tests of which even the quickest case took over a tenth of a second of the processor."""
 
-`--record FILE`: what it found, as JSON, for a claim that rests on the whole of it. `--write-slow FILE`: the tests of
-which even the quickest case took more than a tenth of a second of the processor.
-"""
-
-import json
-import subprocess
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 SLOW = 0.1  # seconds of the processor, which a busy machine changes the least
 BEGAN = pytest.StashKey[float]()
-OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--record", metavar="FILE", help="write date, commit, counts and seconds of this run there")
     parser.addoption("--write-slow", metavar="FILE", help="write the names of slow tests there")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
-    if config.getoption("record") and not hasattr(config, "workerinput"):  # with several processes the first writes
-        config.pluginmanager.register(Recorder(config.getoption("record")))
-    if config.getoption("write_slow") and not hasattr(config, "workerinput"):
+    if config.getoption("write_slow") and not hasattr(config, "workerinput"):  # with several processes the first writes
         config.pluginmanager.register(Slow(Path(config.getoption("write_slow"))))
-
-
-class Recorder:
-    """Writes the file when the run has ended."""
-
-    def __init__(self, path: str) -> None:
-        self.path, self.start = Path(path), time.monotonic()
-
-    def pytest_terminal_summary(self, terminalreporter, exitstatus, config):
-        counts = {name: len(terminalreporter.stats.get(name, ())) for name in OUTCOMES}
-        found = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": _git("rev-parse", "HEAD"),
-            "dirty": bool(_git("status", "--porcelain", "--", "src", "tests")),
-            "exhaustive": config.getoption("exhaustive"),
-            "processes": config.getoption("numprocesses", None) or 1,
-            "exit_code": int(exitstatus),
-            **counts,
-            "seconds": round(time.monotonic() - self.start, 1),
-        }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(found, indent=2) + "\n")
-        terminalreporter.write_line(f"wrote {self.path}")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -84,8 +50,3 @@ class Slow:
         names |= {name for name, seconds in quickest.items() if seconds > SLOW}
         self.path.write_text("".join(f"{name}\n" for name in sorted(names)))
         terminalreporter.write_line(f"wrote {len(names)} names to {self.path}")
-
-
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=Path(__file__).parent.parent, capture_output=True, text=True)
-    return done.stdout.strip()

@@ -1,12 +1,10 @@
 """Files that are replaced whole, and what is read by its name."""
 
-import ast
 import os
 import stat
 from pathlib import Path
 
 import pytest
-from sources import SOURCE, nodes
 
 from mnemos import atomic
 from mnemos.atomic import (
@@ -111,30 +109,3 @@ def test_what_is_no_file_is_neither_replaced_nor_read(kind, tmp_path):
     for read in (read_bytes, read_text, open_to_append):
         with pytest.raises(InputError if "folder" not in kind else OSError):
             read(path)
-
-
-def calls(path, *names):
-    """(name, text) of every call of functions and methods with these names."""
-    for node in nodes(path):
-        if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in names:
-                yield name, ast.unparse(node)
-
-
-def test_the_house_writes_through_this_module_alone():
-    """Libraries write to the path of `replacing`, or to a folder that was checked to be new (programs, export)."""
-    modes, libraries = ("'w", "'a", "'x", "'r+", "O_WRONLY", "O_RDWR"), ("save_file", "savefig", "memmap", "touch")
-    found = set()
-    for path in SOURCE.rglob("*.py"):
-        for name, text in calls(path, "open", "write_text", "write_bytes", *libraries):
-            opens = name == "open" and any(mode in text for mode in modes)
-            written = name in ("write_text", "write_bytes") and not text.startswith(name)  # a method of Path
-            library = name in libraries and "temporary" not in text
-            if opens or written or library:
-                found.add(path.relative_to(SOURCE).as_posix())
-    assert found <= {
-        "atomic.py",
-        "lab/cli/verbs.py",  # the null device
-        "lab/measure/peak.py",  # /proc/self
-    }

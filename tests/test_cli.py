@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from pairwise import cover
-from processes import Process, mnemos, until
+from processes import Process, until
 
 from mnemos import registry
 from mnemos.errors import InputError, say
@@ -373,31 +373,6 @@ def test_a_comparison_is_reported_and_its_runs_are_evaluated_and_loaded(comparis
         assert name in said
     assert load(run / "model")(torch.ones(1, 5, dtype=torch.int64))[0].shape == (1, 10)
     assert "found a comparison" in refused(capsys, "eval", str(comparison))
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_exits_130_and_goes_on_exactly(tmp_path):
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    fields = [*QUICK, *RARELY, "--train.steps", "40", "--train.log-every", "1"]
-    assert main(["train", "short-listops-cached", "--out", str(whole), *fields]) == 0
-    process = mnemos("train", "short-listops-cached", "--out", str(stopped), *fields)
-    metrics = stopped / "metrics.jsonl"
-    until(lambda: metrics.exists() and metrics.read_text().count("\n") > 8)
-    os.kill(process.pid, signal.SIGINT)
-    ended = process.wait(60)
-    assert ended.returncode == 130
-    assert f"; continue with: mnemos train --resume {stopped}\n" in ended.stderr
-    assert not (stopped / "result.json").exists()
-    assert main(["train", "--resume", str(stopped)]) == 0
-
-    def lines(folder: Path) -> list[dict]:
-        found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        return [{k: v for k, v in line.items() if k != "seconds"} for line in found]
-
-    assert lines(stopped) == lines(whole)
-    results = [json.loads((f / "result.json").read_text()) for f in (whole, stopped)]
-    assert results[0]["test"] == results[1]["test"]
-    assert results[0]["controls"] == results[1]["controls"]
 
 
 def test_the_version_and_a_closed_pipe(capsys):

@@ -1,4 +1,7 @@
-"""Another author's package adds a task, a model, an attention and recipes: trained, resumed, compared and reported."""
+"""Another author's package adds a task, a model, an attention and recipes: trained, resumed, compared and reported.
+
+Packages that fail beside it are named, and break nothing.
+"""
 
 import ast
 import json
@@ -10,6 +13,10 @@ import pytest
 pytestmark = pytest.mark.slow
 
 PLUGIN = Path(__file__).parent / "plugin"
+FAILING = {
+    "broken": "raise RuntimeError('two\\nlines')",
+    "doubled": "import mnemos\n@mnemos.recipe('demo')\ndef mine():\n    'Mine.'\n",
+}
 DRIVER = """
 import multiprocessing, os, sys
 sys.path[:0] = PLACES
@@ -39,17 +46,21 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory) -> tuple[Path, str]:
-    """The folder where everything was run in one process, and what was printed."""
+def told(tmp_path_factory) -> tuple[Path, str, str]:
+    """The folder where everything was run in one process, what was printed, and what was said of it."""
     folder = tmp_path_factory.mktemp("plugin")
-    about = folder / "site" / "toy_bags-1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-bags\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[mnemos.plugins]\ntoy = toy_bags\n")
+    for name in ("toy_bags", *FAILING):
+        about = folder / "site" / f"{name}-1.0.dist-info"
+        about.mkdir(parents=True)
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(f"[mnemos.plugins]\n{name} = {name}\n")
+    for name, source in FAILING.items():
+        (folder / "site" / f"{name}.py").write_text(source)
     known = {"__name__": "__main__", "PLACES": [str(PLUGIN), str(folder / "site")]}
     done = processes.run(exec, DRIVER, known, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder, done.stdout
+    assert "; continue with: mnemos train --resume " in done.stderr
+    return folder, done.stdout, done.stderr
 
 
 def test_every_verb_does_its_work_and_opens_the_task_once(told):
@@ -57,6 +68,12 @@ def test_every_verb_does_its_work_and_opens_the_task_once(told):
     assert codes == ["list 0 0", "train 0 1", "train 130 1", "train 0 1", "eval 0 1", "compare 0 1", "report 0 0"]
     for name in ("toy-bags-linear", "toy-weigher", "calm"):
         assert name in told[1]
+
+
+def test_packages_that_fail_are_named_in_a_line_each(told):
+    for name, words in {"broken": "RuntimeError: two lines", "doubled": "'demo'"}.items():
+        (said,) = {line for line in told[2].splitlines() if f"{name} 1.0" in line}
+        assert words in said
 
 
 def metrics(folder: Path) -> list[dict]:

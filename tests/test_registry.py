@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar
 
-import processes
 import pytest
+from refusals import refuses
 
 import mnemos
-from mnemos import InputError, registry
+from mnemos import registry
 from mnemos.attention.linear import LinearConfig
 from mnemos.config import AttentionConfig, ModelConfig, from_dict, to_dict
 from mnemos.lab.recipes.small_tasks import short_listops
@@ -117,22 +117,18 @@ def test_a_class_from_outside_is_known_by_its_name(decay):
 
 def test_a_name_is_given_once(decay, monkeypatch):
     other = dataclass(frozen=True)(type("Other", (DecayConfig,), {"__module__": "elsewhere", "__doc__": "Other."}))
-    with pytest.raises(InputError, match=r"elsewhere:Other.*'decay'.*test_registry:DecayConfig"):
-        registry.register(other)
+    refuses(r"elsewhere:Other.*'decay'.*test_registry:DecayConfig", registry.register, other)
     other.name = "softmax"
-    with pytest.raises(InputError, match=r"elsewhere:Other.*'softmax'.*mnemos\.attention\.softmax:SoftmaxConfig"):
-        registry.register(other)
+    refuses(r"elsewhere:Other.*'softmax'.*mnemos\.attention\.softmax:SoftmaxConfig", registry.register, other)
 
     def mine() -> Recipe:
         """Mine."""
         return short_listops()
 
-    with pytest.raises(InputError, match=r"mine.*'short-listops'.*mnemos\.lab\.recipes\.small_tasks:short_listops"):
-        recipe("short-listops")(mine)
+    refuses(r"mine.*'short-listops'.*mnemos\.lab\.recipes\.small_tasks:short_listops", recipe("short-listops"), mine)
     monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry.KINDS})  # ours before it is imported
     other.name = "block-sparse"
-    with pytest.raises(InputError, match=r"elsewhere:Other.*'block-sparse'.*bigbird:BlockSparseConfig"):
-        registry.register(other)
+    refuses(r"elsewhere:Other.*'block-sparse'.*bigbird:BlockSparseConfig", registry.register, other)
 
 
 def test_a_recipe_from_outside():
@@ -147,8 +143,7 @@ def test_a_recipe_from_outside():
         assert found.model == short_listops().model
     finally:
         registry.remove("recipe", "my-listops")
-    with pytest.raises(InputError, match="'my-listops'"):
-        registry.load("recipe", "my-listops")
+    refuses("'my-listops'", registry.load, "recipe", "my-listops")
 
 
 def test_a_recipe_names_the_sizes_that_it_leaves_to_the_data():
@@ -167,83 +162,12 @@ def test_what_cannot_be_registered_is_refused():
         return short_listops()
 
     for function, found in ((needs, "steps"), (silent, "no docstring")):
-        with pytest.raises(InputError, match=found):
-            recipe(function)
+        refuses(found, recipe, function)
     for wrong in (int, short_listops, type("Nameless", (AttentionConfig,), {})):
-        with pytest.raises(InputError, match="class variable `name`"):
-            registry.register(wrong)
+        refuses("class variable `name`", registry.register, wrong)
     for name in ("demo", "nothing"):  # ours stays; there is no such
-        with pytest.raises(InputError, match=name):
-            registry.remove("recipe", name)
-    with pytest.raises(InputError, match="attention, model, data, recipe"):
-        registry.names("models")
-
-
-PLUGIN = """
-from dataclasses import dataclass, replace
-from typing import ClassVar
-import mnemos
-from mnemos.attention.linear import LinearConfig
-from mnemos.lab.recipes.text import text
-
-@mnemos.register
-@dataclass(frozen=True)
-class DecayConfig(LinearConfig):
-    '''Linear attention that forgets.'''
-    name: ClassVar[str] = "decay"
-
-def later():
-    @mnemos.recipe
-    def text_decay():
-        '''text with attention that forgets.'''
-        return replace(text(), model=replace(text().model, attention=DecayConfig()))
-"""
-
-
-DRIVER = """
-import sys
-sys.path.insert(0, FOLDER)
-from mnemos import registry
-from mnemos.config import AttentionConfig, from_dict
-from mnemos.lab.cli import main
-registry._failures = None  # as in a new process
-print(main(["list", "--all"]))
-print("NAMES")
-print("NAMES", file=sys.stderr)
-print(from_dict(AttentionConfig, {"is": "decay", "eps": 0.5}))
-print(main(["show", "text-decay", "--model.attention.eps", "0.25"]))
-print(main(["show", "txt-decay"]))
-"""
-
-
-@pytest.mark.slow
-def test_installed_packages_add_names_and_cannot_break_the_list(tmp_path):
-    def install(name: str, points: str, source: str) -> None:
-        folder = tmp_path / f"{name}-1.5.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
-        (folder / "entry_points.txt").write_text(f"[mnemos.plugins]\n{points}\n")
-        (tmp_path / f"{name}.py").write_text(source)
-
-    install("decaying", "decay = decaying\nrecipes = decaying:later", PLUGIN)
-    install("broken", "broken = broken", "raise RuntimeError('two\\nlines')")
-    install("doubled", "doubled = doubled", PLUGIN.replace("decay", "linear"))
-    done = processes.run(exec, DRIVER, {"__name__": "__main__", "FOLDER": str(tmp_path)})
-    listed, _, named = done.stdout.partition("0\nNAMES\n")
-    warned, _, said = done.stderr.partition("NAMES\n")
-    assert re.search(r"^  decay +Linear attention that forgets$", listed, re.MULTILINE), done.stderr
-    assert "text with attention that forgets" in listed
-    assert "  demo " in listed
-    broken, doubled = sorted(warned.splitlines())
-    assert "broken 1.5" in broken
-    assert "RuntimeError: two lines" in broken
-    assert all(word in doubled for word in ("doubled 1.5", "doubled:DecayConfig", "mnemos.attention.linear"))
-    # Installed names are read from JSON, and shown.
-    first, shown, last = re.fullmatch(r"(.*?)\n(\{.*\})\n0\n(.*)\n", named, re.DOTALL).groups()
-    assert first.startswith("DecayConfig(")
-    attention = json.loads(shown)["model"]["attention"]
-    assert (attention["is"], attention["eps"], last) == ("decay", 0.25, "2")
-    assert "did you mean 'text-decay'?" in said
+        refuses(name, registry.remove, "recipe", name)
+    refuses("attention, model, data, recipe", registry.names, "models")
 
 
 @pytest.mark.parametrize(

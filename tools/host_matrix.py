@@ -1,4 +1,4 @@
-"""Check every architecture that `mnemos.cache` knows: `python tools/host_matrix.py [--only NAME ...] [--processes N]`.
+"""Check every architecture that `mnemos.cache` knows: `python tools/host_matrix.py [--only NAME ...]`.
 
 The checks are those of tests/hosts/matrix.py. Writes results/host_matrix.json and the lists in docs/hosts.md. Takes
 about ten minutes on one core. With --only, the named architectures are checked again and the others kept.
@@ -12,8 +12,6 @@ import subprocess
 import sys
 import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -23,19 +21,18 @@ BEGIN, END = "<!-- matrix -->", "<!-- /matrix -->"
 LIBRARIES = {"torch": "torch.nn", "torchvision": "torchvision", "timm": "timm", "hf": "Transformers"}
 
 
-def check(name: str) -> tuple[dict[str, str], float]:
-    """What each check says of an architecture, "yes", "no: why", or why it does not apply; and the seconds it took."""
-    warnings.simplefilter("ignore")
+def check(name: str) -> dict[str, str]:
+    """What each check says of an architecture, "yes", "no: why", or why it does not apply."""
     from matrix import CHECKS
 
-    start, answers = time.perf_counter(), {}
+    answers = {}
     for column, function in CHECKS.items():
         try:
             answers[column] = function(name) or "yes"
         except Exception as error:
             first = (str(error).strip().splitlines() or [""])[0]
             answers[column] = f"no: {type(error).__name__}: {first}"[:200]
-    return answers, time.perf_counter() - start
+    return answers
 
 
 def table(rows: dict[str, dict[str, str]]) -> str:
@@ -60,25 +57,18 @@ def table(rows: dict[str, dict[str, str]]) -> str:
 
 def main() -> None:
     """Run the checks and write both files."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", help="architectures, by their names in tests/hosts: hf_bert")
-    parser.add_argument("--processes", type=int, default=1, help="how many architectures are checked at a time (1)")
-    options = parser.parse_args()
     warnings.simplefilter("ignore")
     import torch
     from matrix import MODELS
 
-    if unknown := [name for name in options.only or () if name not in MODELS]:
-        parser.error(f"--only: expected names of {', '.join(MODELS)}, found {', '.join(unknown)}")
-    if strange := [name for name in MODELS if name.partition("_")[0] not in LIBRARIES]:
-        parser.error(f"expected names in tests/hosts that begin with {', '.join(LIBRARIES)} and _, found {strange[0]}")
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = {"choices": MODELS, "default": [*MODELS], "metavar": "NAME"}
+    parser.add_argument("--only", nargs="+", help="architectures, by their names in tests/hosts: hf_bert", **names)
     rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else {}
-    names = options.only or list(MODELS)
-    with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
-        for name, (answers, seconds) in zip(names, pool.map(check, names), strict=True):
-            rows[name] = answers
-            wrong = [f"{column} ({answer})" for column, answer in answers.items() if answer.startswith("no: ")]
-            print(f"{name:24s} {seconds:5.1f} s  {'; '.join(wrong) or 'all hold'}", flush=True)
+    for name in parser.parse_args().only:
+        start, rows[name] = time.perf_counter(), check(name)
+        wrong = [f"{column} ({answer})" for column, answer in rows[name].items() if answer.startswith("no: ")]
+        print(f"{name:24s} {time.perf_counter() - start:5.1f} s  {'; '.join(wrong) or 'all hold'}", flush=True)
     rows = {name: rows[name] for name in MODELS if name in rows}
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     made = {"command": "python tools/host_matrix.py", "commit": commit.strip(), "python": platform.python_version()}

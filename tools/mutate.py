@@ -3,15 +3,13 @@
 Each fault (see mutations.py) is made in a copy of the tree; the tests most likely to find it run first, then the
 contracts, then all others, until one fails. A fault that none finds is a survivor: a test is missing, or the fault
 changes nothing that is promised, which the field "explained" of the result then says. It is written by hand and kept.
-`--near` runs fast tests alone, and of these, for a fault, those that reach it in one run without faults (reached.py):
-it takes seconds per fault, and counts those as survivors that slow tests or processes of their own find.
 
 Known tools run the whole suite, or what a coverage run of hours has mapped, in a new interpreter per fault. Here one
 process imports PyTorch once and forks for each fault, and the order of the tests follows the folders, which mirror the
 package: most faults are found in seconds.
 
-The result, results/mutants.json, is written after each fault; the same command goes on from there, and one with another
-seed begins anew. `--retry` runs only the survivors again, after tests were added.
+The result, results/mutants.json, is written after each fault; the same command goes on from there, and tries survivors
+that nothing explains again, since tests may have been added. One with another seed begins anew.
 """
 
 import argparse
@@ -31,13 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from mutations import Fault, faults
-from reached import Tests, insert_probes, tests_of
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path("src/mnemos")
 ROOMS = ("ops", "memory", "attention", "models", "memory_replay", "lab/run", "hosts", "lab/tasks", "lab/evaluate")
 ROOMS += ("lab/compare", "lab/vision", "lab/translation", "lab/speech", "generate", "hugging_face", "trainers")
-FAST = ["-m", "not slow", "--timeout", "60"]
 LIMIT = 3600  # seconds for the tests of one stage; pytest's own limit per test finds endless loops long before
 CONTRACTS = ["tests/test_contracts.py", "tests/memory_replay/test_replay.py", "tests/test_auxiliary_losses.py"]
 
@@ -48,8 +44,6 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100, help="how many faults (100)")
     parser.add_argument("--seed", type=int, default=0, help="which faults (0)")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "mutants.json", help="the result file")
-    parser.add_argument("--retry", action="store_true", help="run the survivors of the result file again")
-    parser.add_argument("--near", action="store_true", help="only fast tests that reach the fault")
     options = parser.parse_args()
     written = json.loads(options.out.read_text()) if options.out.is_file() else {}
     mutants: list[dict[str, Any]] = written["mutants"] if written.get("seed") == options.seed else []
@@ -59,18 +53,14 @@ def main() -> None:
         import_libraries()
         if first_failure(tree, ["tests"], [], "--collect-only") is not None:
             raise SystemExit("expected tests that can be collected; pytest --collect-only tells which cannot")
-        if options.retry:
-            chosen = [fault for one in mutants if is_open(one) for fault in faults_of(tree, one)]
-        else:
-            chosen = choose(tree, options.count, options.seed)
-            mutants = [one for one in mutants if any(same(one, fault.record()) for fault in chosen)]
-            print(f"{len(mutants)} of {written.get('faults', 0)} recorded faults are still among those chosen")
-        reaching = find_reaching(Path(folder) / "probed", chosen) if options.near else {}
+        chosen = choose(tree, options.count, options.seed)
+        mutants = [one for one in mutants if any(same(one, fault.record()) for fault in chosen)]
+        print(f"{len(mutants)} of {written.get('faults', 0)} recorded faults are still among those chosen")
         for fault in chosen:
             known = next((one for one in mutants if same(one, fault.record())), None)
-            if known is not None and not options.retry:
+            if known is not None and not is_open(known):
                 continue
-            found_by, seconds = examine(fault, tree, options.near, reaching.get(fault))
+            found_by, seconds = examine(fault, tree)
             if known is None:
                 mutants.append(known := {})
             known |= {**fault.record(), "found_by": found_by, "seconds": round(seconds, 1), "commit": commit()}
@@ -85,13 +75,6 @@ def main() -> None:
 def is_open(one: dict[str, Any]) -> bool:
     """Whether a recorded fault is neither found nor explained."""
     return one["found_by"] is None and "explained" not in one
-
-
-def faults_of(tree: Path, one: dict[str, Any]) -> list[Fault]:
-    """The fault of a record; none where the line has changed since."""
-    path = tree / one["file"]
-    every = faults(path.read_text(), one["file"]) if path.is_file() else []
-    return [fault for fault in every if same(one, fault.record())][:1]
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -159,39 +142,24 @@ def stages(fault: Fault, tree: Path) -> list[list[str]]:
     return [stage for stage in lists if stage]
 
 
-def find_reaching(tree: Path, chosen: list[Fault]) -> dict[Fault, list[str]]:
-    """The fast tests that reach each fault, by one run of all."""
-    copy_tree(tree)
-    insert_probes(tree, chosen)
-    start = time.monotonic()
-    first_failure(tree, ["tests"], [], *FAST, "--maxfail", "10000", watch=Tests)
-    print(f"a run with probes took {time.monotonic() - start:.0f} s", flush=True)
-    return dict(zip(chosen, tests_of(tree, chosen), strict=True))
-
-
-def examine(fault: Fault, tree: Path, near: bool, reaching: list[str] | None = None) -> tuple[str | None, float]:
+def examine(fault: Fault, tree: Path) -> tuple[str | None, float]:
     """The first test that the fault fails, or None; and seconds. A test that fails without the fault does not count."""
     start = time.monotonic()
     path = tree / fault.file
     source = path.read_text()
     failing: list[str] = []
-    marks = FAST if near else []
-    lists = stages(fault, tree)
-    if reaching is not None:
-        own = [test for test in reaching if test.partition("::")[0] in lists[0]]
-        lists = [own, [test for test in reaching if test not in set(own)]]
-    for stage in filter(None, lists):
+    for stage in stages(fault, tree):
         while True:
             path.write_text(fault.apply(source))
             try:
-                test = first_failure(tree, stage, failing, *marks)
+                test = first_failure(tree, stage, failing)
             finally:
                 path.write_text(source)
             if test is None:
                 break
             if "::" not in test:  # without the fault it must not happen: libraries may have gone since the start
                 alone = ["--collect-only"] if test == "collection" else []
-                again = first_failure(tree, stage, failing, *marks, *alone)
+                again = first_failure(tree, stage, failing, *alone)
                 if again is None:
                     return test, time.monotonic() - start
                 if "::" not in again:
@@ -208,7 +176,7 @@ def examine(fault: Fault, tree: Path, near: bool, reaching: list[str] | None = N
 _SOUND: set[str] = set()  # tests that passed in the tree without a fault
 
 
-def first_failure(tree: Path, tests: list[str], without: list[str], *more: str, watch: Any = None) -> str | None:
+def first_failure(tree: Path, tests: list[str], without: list[str], *more: str) -> str | None:
     """The id of the first test that fails, "collection" or "crash" where none is known by name; None where all pass.
 
     Raises TimeoutError for a stage that has not ended after LIMIT: such a fault is neither found nor a survivor.
@@ -216,7 +184,7 @@ def first_failure(tree: Path, tests: list[str], without: list[str], *more: str, 
     with tempfile.NamedTemporaryFile() as note:
         child = os.fork()
         if child == 0:
-            _run(tree, tests, without, note.name, more, watch)
+            _run(tree, tests, without, note.name, more)
         deadline = time.monotonic() + LIMIT
         while True:
             ended, status = os.waitpid(child, os.WNOHANG)
@@ -235,7 +203,7 @@ def first_failure(tree: Path, tests: list[str], without: list[str], *more: str, 
         return Path(note.name).read_text().strip() or ("collection" if code > 0 else "crash")
 
 
-def _run(tree: Path, tests: list[str], without: list[str], note: str, more: tuple[str, ...], watch: Any) -> None:
+def _run(tree: Path, tests: list[str], without: list[str], note: str, more: tuple[str, ...]) -> None:
     """In a process of its own: the tests, until one fails, whose id is written to `note`."""
     import pytest
 
@@ -266,7 +234,7 @@ def _run(tree: Path, tests: list[str], without: list[str], note: str, more: tupl
     options += [word for name in without for word in ("--deselect", name)]
     code = 1
     try:
-        code = int(pytest.main([*files, *options], plugins=[First(), *([watch(tree)] if watch else [])]))
+        code = int(pytest.main([*files, *options], plugins=[First()]))
     finally:
         shutil.rmtree(f"{note}.tests", ignore_errors=True)
         os._exit(code)

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import tomllib
@@ -20,9 +21,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-from smoke import needed  # noqa: E402
-
 TOOLS = ROOT / ".venv-release" / "bin"
 SIZES = {".whl": 6e6, ".gz": 4e6}  # bytes
 PLATFORMS = {
@@ -206,31 +204,20 @@ def tags(dist: Path, complete: bool) -> str:
     return f"{', '.join(label for label in of if label not in missing)}" + ("" if complete else " (of this machine)")
 
 
-def metadata(dist: Path) -> str:
-    """The index takes the metadata and can show the description."""
-    tool("twine", "check", "--strict", *sorted(dist.iterdir()))
-    return "twine check --strict"
-
-
 def smoke(dist: Path) -> str:
-    """The wheel in a fresh environment that has what it needs and no more, without a compiler on the path."""
+    """The wheel in a fresh environment, whose other packages are this one's, without a compiler on the path."""
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=False)
         bin_, (site,) = Path(folder, "bin"), Path(folder).glob("lib/python*/site-packages")
-        name = project()["name"]
         offline = ["--no-index", "--no-deps", "--quiet", "--find-links", dist]
-        run(sys.executable, "-m", "pip", "--python", bin_ / "python", "install", *offline, name)
-        others = needed(name)
-        del others[name]
-        for one in others.values():
-            for top in {file.parts[0] for file in one.files or ()} - {"..", "__pycache__"}:
-                if not (site / top).exists():
-                    (site / top).symlink_to(Path(str(one.locate_file(top))).resolve())
+        run(sys.executable, "-m", "pip", "--python", bin_ / "python", "install", *offline, project()["name"])
+        (site / "others.pth").write_text(sysconfig.get_path("purelib"))  # behind its own
         kernels = ["--kernels"] if any("-any" not in path.name for path in dist.glob("*.whl")) else []
         environment = {"PATH": str(bin_), "OMP_NUM_THREADS": "1"}
         said = run(bin_ / "python", ROOT / "tools" / "smoke.py", *kernels, env=environment)
-        lines = dict(re.findall(r"^(\w+) +(.*)$", said, re.MULTILINE))
-        return f"{lines['stream']}; {lines['verified']}; kernels {lines['kernels']}"
+        if f"imported {folder}" not in said:
+            raise FailedError(f"expected the wheel's package, found {said.splitlines()[0]}")
+        return "; ".join(" ".join(line.split()) for line in said.splitlines()[1:])
 
 
 def main() -> int:
@@ -251,7 +238,7 @@ def main() -> int:
             **({} if options.dist else {"build": lambda: build(dist)}),
             "contents": lambda: contents(dist),
             "tags": lambda: tags(dist, options.dist is not None),
-            "metadata": lambda: metadata(dist),
+            "metadata": lambda: tool("twine", "check", "--strict", *sorted(dist.iterdir())) and "twine check --strict",
             "smoke": lambda: smoke(dist),
             "address": address,
         }

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from refusals import refuses
 from torch.utils.flop_counter import FlopCounterMode
 
-from mnemos import InputError
 from mnemos.attention import RelativeAttention, RelativeConfig
 from mnemos.memory import Segments
 from mnemos.ops.relative_position.reference import reference_relative_attention, reference_sinusoid
@@ -150,15 +150,12 @@ def test_training_goes_on_from_what_inference_left():
 
 
 def test_refuses_what_does_not_fit():
-    with pytest.raises(InputError, match="num_heads may be"):
-        RelativeAttention(10, 3)
+    refuses("num_heads may be", RelativeAttention, 10, 3)
     for settings in ({"memory": -1}, {"clamp": -1}):
-        with pytest.raises(InputError, match="at least 0"):
-            layer(**settings)
+        refuses("at least 0", layer, **settings)
     module = layer()
     for state in (Segments.empty(3, DIM), Segments.empty(2, 4), (1, 2)):
-        with pytest.raises(InputError, match="expected a state of inputs"):
-            module(tokens(3), state)
+        refuses("expected a state of inputs", module, tokens(3), state)
 
 
 def test_few_queries_project_nothing_of_the_memory():

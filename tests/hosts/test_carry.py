@@ -4,6 +4,7 @@ import pytest
 import torch
 from decoder_models import plain
 from hosts import build
+from refusals import refuses
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -110,18 +111,12 @@ def test_what_has_no_rows_to_carry_is_refused():
     model, decoder = bert(), plain("gpt2")
     mnemos.cache(decoder, STREAM)
     state = carry(model, None, x)[1]
-    with pytest.raises(InputError, match=r"expected a state of 2 rows of \[3, 12\], found \[3, 3, 12\]"):
-        carry(model, state, x[:2])
-    with pytest.raises(InputError, match=r"expected a state of encoder\..*, found other"):
-        carry(model, {"other": torch.zeros(3, 4, 12)}, x)
-    with pytest.raises(InputError, match="found caches that all rows share"):
-        carry(bert(GRC(length=4)), None, x)
-    with pytest.raises(InputError, match="found none of its caches"):
-        carry(bert(None), None, x)
-    with pytest.raises(InputError, match=r"causal decoder.*mnemos\.functional"):
-        carry(decoder, None, x)
-    with pytest.raises(InputError, match="windows of this attention are rows"):
-        mnemos.cache(build("timm_swin"), GRC(length=4, scope="stream"))
+    refuses(r"expected a state of 2 rows of \[3, 12\], found \[3, 3, 12\]", carry, model, state, x[:2])
+    refuses(r"expected a state of encoder\..*, found other", carry, model, {"other": torch.zeros(3, 4, 12)}, x)
+    refuses("found caches that all rows share", carry, bert(GRC(length=4)), None, x)
+    refuses("found none of its caches", carry, bert(None), None, x)
+    refuses(r"causal decoder.*mnemos\.functional", carry, decoder, None, x)
+    refuses("windows of this attention are rows", mnemos.cache, build("timm_swin"), GRC(length=4, scope="stream"))
 
 
 def test_activation_checkpointing_is_around_the_call_and_not_inside():

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hosts import build, close, open_caches
+from refusals import refuses
 from torch import Tensor, nn
 
 import mnemos
@@ -100,8 +101,7 @@ def test_a_module_that_is_not_what_it_was_taken_for():
         mnemos.cache(widening, GRC(length=3), where="0", example=X)
     mean = nn.Sequential(Reading("mean")).double()
     mnemos.cache(mean, GRC(length=3), where="0", example=X)
-    with pytest.raises(InputError, match=r"Reading: expected a call with \[B, T, D\] first"):
-        mean(X[0])
+    refuses(r"Reading: expected a call with \[B, T, D\] first", mean, X[0])
 
 
 class Reading(nn.Module):
@@ -162,8 +162,7 @@ class Around(nn.Module):
 )
 def test_a_module_that_reads_the_future_or_elsewhere_is_refused(kind, example, words):
     host, before = Around(kind).double(), torch.get_rng_state()
-    with pytest.raises(InputError, match=words):
-        mnemos.cache(host, GRC(length=3), where="inside", example=example)
+    refuses(words, mnemos.cache, host, GRC(length=3), where="inside", example=example)
     assert not caches(host)
     if kind in ("causal", "tokenwise"):  # nothing was drawn for a cache
         assert torch.equal(torch.get_rng_state(), before)
@@ -202,8 +201,7 @@ def test_padding_is_kept_out_of_a_named_modules_cache(name):
     found = [host.eval()(x, **{name: m if name == "mask" else ~m}) for x, m in zip((X, longer), masks, strict=True)]
     close(found[1][:, :7][valid], found[0][valid])
     causal = torch.ones(7, 7, dtype=torch.bool).tril()
-    with pytest.raises(InputError, match="causally"):
-        host(X, **{name: causal if name == "mask" else ~causal})
+    refuses("causally", host, X, **{name: causal if name == "mask" else ~causal})
 
 
 def test_an_example_shows_which_attentions_cannot_have_a_cache():
@@ -249,8 +247,7 @@ def test_a_class_of_another_package_is_registered(monkeypatch):
     monkeypatch.setattr(adapters, "_registered", {})
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(8, 8), Pooling()), torch.randn(2, 5, 8)
-    with pytest.raises(InputError, match="found none"):
-        mnemos.cache(model)
+    refuses("found none", mnemos.cache, model)
     kind, ours = f"{__name__}:Pooling", "torch.nn.modules.activation:MultiheadAttention"
     host = Host(kind, ("tokens",), width="width", heads="parts", call=lambda module, args, kwargs: Call(args[0]))
     assert mnemos.register_host(host) is host
@@ -260,5 +257,4 @@ def test_a_class_of_another_package_is_registered(monkeypatch):
     assert not torch.equal(model(x), before)
     assert torch.equal(mnemos.uncache(model)(x), before)
     for other, words in ((replace(host, width="dim"), "Pooling.*test_custom"), (replace(host, kind=ours), "adapters")):
-        with pytest.raises(InputError, match=words):
-            mnemos.register_host(other)
+        refuses(words, mnemos.register_host, other)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from decoder_models import FAMILIES, FEW, in_parts, logits, plain
 from hosts import close, open_caches
+from refusals import refuses
 from torch import Tensor
 
 import mnemos
@@ -214,19 +215,16 @@ def test_what_cannot_be_right_is_refused():
     model = cached("llama")
     given = ids(2, 8)
     foreign = prefilled(plain("llama"), given, torch.ones_like(given))
-    with pytest.raises(InputError, match="8 tokens this model's gated caches have read, found 0"):
-        logits(model, given, None, foreign)
+    refuses("8 tokens this model's gated caches have read, found 0", logits, model, given, None, foreign)
     past = prefilled(model, given, torch.ones_like(given))
     past.crop(0)
-    with pytest.raises(InputError, match="generate without drafts"):
-        past.crop(-2)
+    refuses("generate without drafts", past.crop, -2)
     with pytest.raises(InputError, match="generate without drafts"):
         model.generate(given[:1].repeat(1, 3), prompt_lookup_num_tokens=5, do_sample=False, max_new_tokens=30)
     assert not past.is_croppable
     for layer in past.layers:
         layer.keys, layer.values = layer.keys[:, :, :5], layer.values[:, :, :5]
-    with pytest.raises(InputError, match=r"5 tokens.*found 8"):
-        logits(model, given, None, past)
+    refuses(r"5 tokens.*found 8", logits, model, given, None, past)
     later = torch.ones(8, 8, dtype=torch.bool).triu(1)
     later[4:, :4] = True
     for packed in (
@@ -234,10 +232,8 @@ def test_what_cannot_be_right_is_refused():
         {"cu_seq_lens_q": torch.tensor([0, 4, 8])},
         {"attention_mask": torch.zeros(1, 1, 8, 8).double().masked_fill(later, -50.0)},
     ):
-        with pytest.raises(InputError, match="one sequence per row"):
-            model(given[:1], use_cache=False, **packed)
-    with pytest.raises(InputError, match="grid"):
-        mnemos.cache(plain("llama"), GRC(resample="grid"))
+        refuses("one sequence per row", model, given[:1], use_cache=False, **packed)
+    refuses("grid", mnemos.cache, plain("llama"), GRC(resample="grid"))
 
 
 def trained(model: Any, call: Any) -> list[Tensor]:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 from decoder_models import ids, in_parts, logits, plain
+from refusals import refuses
 from torch import Tensor
 
 import mnemos
-from mnemos import InputError
 from mnemos.hosts.linearised_cache import DRAFT
 from mnemos.libraries import transformers
 
@@ -118,14 +118,12 @@ def test_caches_of_other_heads_are_refused_and_an_emptied_one_is_new() -> None:
         for a, b in ((one, other), (other, one)):
             cache = transformers().DynamicCache()
             logits(made[a], x[:, :20], None, cache)
-            with pytest.raises(InputError, match=r"with the key heads \(\d,\) whole.* give a new"):
-                logits(made[b], x[:, 20:], None, cache)
+            refuses(r"with the key heads \(\d,\) whole.* give a new", logits, made[b], x[:, 20:], None, cache)
     step = mnemos.functional(model)
     _, state = step(x)
     mnemos.unlinearise(model)
     mnemos.linearise(model, window=7, sinks=2)
-    with pytest.raises(InputError, match="begin with state=None"):
-        step(x, state)
+    refuses("begin with state=None", step, x, state)
 
 
 def test_names_of_heads_and_the_report() -> None:
@@ -141,5 +139,4 @@ def test_names_of_heads_and_the_report() -> None:
         ("model.layers.0.self_attn:0-1", r'key heads as in "NAME:0,2", found .*:0-1'),
         ("model.layers.1.mlp:0", r"found 'model\.layers\.1\.mlp', which is none"),
     ):
-        with pytest.raises(InputError, match=words):
-            mnemos.linearise(plain("llama"), full=full)
+        refuses(words, mnemos.linearise, plain("llama"), full=full)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from decoder_models import plain
+from refusals import refuses
 
 import mnemos
-from mnemos import InputError
 from mnemos.hosts import load_adapter, save_adapter
 
 
@@ -64,8 +64,7 @@ def test_what_is_refused_leaves_the_model_as_it_was(tmp_path: Any) -> None:
         (different, r"at a distance of \d+\.\d\d of their size; load tiny"),
     ):
         names = list(other.state_dict())
-        with pytest.raises(InputError, match=words):
-            load_adapter(other, path)
+        refuses(words, load_adapter, other, path)
         assert list(other.state_dict()) == names
     model = plain("llama")
     mnemos.linearise(model, window=6, where="model.layers.0.self_attn")
@@ -74,21 +73,17 @@ def test_what_is_refused_leaves_the_model_as_it_was(tmp_path: Any) -> None:
     for number in (0, 1):  # the first state can be made, the second cannot
         other = plain("llama")
         other.model.layers[number].self_attn.forward = other.model.layers[number].self_attn.forward
-        with pytest.raises(InputError, match=rf"layers\.{number}\.self_attn was left \(its forward was replaced"):
-            load_adapter(other, path)
+        refuses(rf"layers\.{number}\.self_attn was left \(its forward was replaced", load_adapter, other, path)
         assert not any("linearised" in name for name, _ in other.named_modules())
         assert not hasattr(other.config, "mnemos_linearised")
     mnemos.unlinearise(model)
     mnemos.linearise(model, window=6)
     save_adapter(model, path)
-    with pytest.raises(InputError, match=r"linearise model\.layers\.1\.self_attn, found that its forward was replaced"):
-        load_adapter(other, path)
+    refuses(r"linearise model\.layers\.1\.self_attn, found that its forward was replaced", load_adapter, other, path)
     assert not any("linearised" in name for name, _ in other.named_modules())
-    with pytest.raises(InputError, match="found none of its states"):
-        save_adapter(plain("llama"), tmp_path / "no")
+    refuses("found none of its states", save_adapter, plain("llama"), tmp_path / "no")
     torch.save({}, tmp_path / "other")
-    with pytest.raises(InputError, match="expected a state-adapter"):
-        load_adapter(plain("llama"), tmp_path / "other")
+    refuses("expected a state-adapter", load_adapter, plain("llama"), tmp_path / "other")
 
 
 @pytest.mark.parametrize(("file", "whole"), [("hybrid-8", 8), ("constant", 0)])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from decoder_models import FAMILIES, FURTHER, ids, in_parts, logits, plain
+from refusals import refuses
 from torch import Tensor, nn
 
 import mnemos
@@ -154,8 +155,7 @@ def test_drafts_with_a_long_prompt(full: str | None) -> None:
     found = [logits(model, long[:, 36:], None, cache) for cache in caches]
     torch.testing.assert_close(*found, rtol=2e-5, atol=2e-5)
     logits(model, long, None, caches[1])
-    with pytest.raises(InputError, match=r"at most 64 tokens, of the last call alone.* found 65"):
-        caches[1].crop(-65)
+    refuses(r"at most 64 tokens, of the last call alone.* found 65", caches[1].crop, -65)
 
 
 @pytest.mark.parametrize(("before", "full"), [(3, None), (25, None), (25, WHOLE)])
@@ -276,12 +276,10 @@ def test_saved_and_loaded(cls: str, full: str | None, tmp_path: Any) -> None:
     kind = getattr(transformers(), cls)
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace('"sinks"', '"sources": 1, "sinks"'))
-    with pytest.raises(InputError, match="other settings than linearise"):
-        mnemos.hosts.from_pretrained(kind, tmp_path)
+    refuses("other settings than linearise", mnemos.hosts.from_pretrained, kind, tmp_path)
     mnemos.unlinearise(model)
     model.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="saved with its caches or linearised"):
-        mnemos.hosts.from_pretrained(kind, tmp_path)
+    refuses("saved with its caches or linearised", mnemos.hosts.from_pretrained, kind, tmp_path)
 
 
 def test_what_is_refused() -> None:
@@ -291,12 +289,9 @@ def test_what_is_refused() -> None:
         ("llama", {"half_life": 10**9}, "half_life: expected at most 1,048,576, found 1000000000; 0 never"),
         ("llama", {"window": 0}, "window: expected at least 1, found 0"),
     ):
-        with pytest.raises(InputError, match=words):
-            mnemos.linearise(plain(name), **options)
-    with pytest.raises(InputError, match="nothing to undo"):
-        mnemos.unlinearise(plain("llama"))
-    with pytest.raises(InputError, match="linearised already"):
-        mnemos.linearise(decoder("llama", -1.0), window=7)
+        refuses(words, mnemos.linearise, plain(name), **options)
+    refuses("nothing to undo", mnemos.unlinearise, plain("llama"))
+    refuses("linearised already", mnemos.linearise, decoder("llama", -1.0), window=7)
     report = mnemos.linearise(decoder("gemma3"), window=7)
     assert [one.why for one in report.left] == ["its own sliding window of 6 tokens is not longer than window=7"]
 
@@ -347,8 +342,7 @@ def test_low_rank_updates_and_adapters() -> None:
         for child in layer.self_attn.children():
             child.weight = nn.Parameter(child.weight.to(torch.uint8), False)
     assert {p.dtype for p in mnemos.linearise(model, rank=2).updates.values()} == {torch.float32}
-    with pytest.raises(InputError, match=r"expected weights \[24, 24\] of floating-point numbers, found q_proj"):
-        mnemos.hosts.merge_updates(model)
+    refuses(r"expected weights \[24, 24\] of floating-point numbers, found q_proj", mnemos.hosts.merge_updates, model)
     names = [name for name, _ in model.named_modules() if name.endswith(".q_proj")]
     assert not any("linearised" in name for name in names)
 
@@ -368,8 +362,7 @@ def test_updates_are_merged_into_the_weights(name: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     loaded = mnemos.hosts.from_pretrained(type(model), tmp_path).eval()
     assert torch.equal(logits(loaded, x), logits(model, x))
-    with pytest.raises(InputError, match="gave low-rank updates, found none"):
-        mnemos.hosts.merge_updates(model)
+    refuses("gave low-rank updates, found none", mnemos.hosts.merge_updates, model)
     mnemos.unlinearise(model)
     assert not torch.equal(logits(model, x[:, :7]), logits(decoder(name), x[:, :7]))
 
@@ -395,22 +388,18 @@ def test_attentions_of_other_forms_are_refused(
     mnemos.linearise(model, window=7)
     logits(model, ids(t=7))
     for cache in (None, new_cache()):
-        with pytest.raises(InputError, match=found):
-            logits(model, ids(), None, cache)
+        refuses(found, logits, model, ids(), None, cache)
 
 
 @torch.no_grad()
 def test_caches_of_others_are_refused() -> None:
     model, cache, x = decoder("llama", -1.0), new_cache(), ids(t=3)
     logits(decoder("llama"), x, None, cache)
-    with pytest.raises(InputError, match="empty layer 0"):
-        logits(model, x, None, cache)
+    refuses("empty layer 0", logits, model, x, None, cache)
     cache = new_cache()
     logits(model, x, None, cache)
-    with pytest.raises(InputError, match=r"window=9.*found one of.*window=7"):
-        logits(decoder("llama", -1.0, window=9), x, None, cache)
-    with pytest.raises(InputError, match="found that of a linearised one"):
-        logits(decoder("llama"), x, None, cache)
+    refuses(r"window=9.*found one of.*window=7", logits, decoder("llama", -1.0, window=9), x, None, cache)
+    refuses("found that of a linearised one", logits, decoder("llama"), x, None, cache)
     logits(model, ids(), None, cache)
     logits(model, x[:, :1], None, cache)
     with pytest.raises(InputError, match="found 2 tokens"):  # of two calls
@@ -427,15 +416,13 @@ def test_states_and_streams_of_other_settings_are_refused(tmp_path: Path) -> Non
         step = mnemos.functional(model)
         _, state = step(ids())
         mnemos.linearise(mnemos.unlinearise(model), **{"window": 6, **after})
-        with pytest.raises(InputError, match="state of LlamaForCausalLM"):
-            step(ids(), state)
+        refuses("state of LlamaForCausalLM", step, ids(), state)
     steps = []
     for heads in ("0", "1"):
         steps.append(mnemos.functional(model := decoder("llama")))
         mnemos.linearise(model, window=6, full=f"{full}:{heads}")
     mnemos.Stream(steps[0]).prefill(ids()).save(tmp_path / "stream")
-    with pytest.raises(InputError, match="configuration"):
-        mnemos.Stream.restore(steps[1], tmp_path / "stream")
+    refuses("configuration", mnemos.Stream.restore, steps[1], tmp_path / "stream")
     mnemos.linearise(model := decoder("llama"), window=6, full=f"{full}:0")
     mnemos.Stream.restore(mnemos.functional(model), tmp_path / "stream")
 
@@ -448,8 +435,7 @@ def test_a_mask_serves_other_rows_and_hides_no_packed_sequences_behind_padding()
     one = model(x[:1], attention_mask=mask, use_cache=False).logits
     torch.testing.assert_close(model(x, attention_mask=mask, use_cache=False).logits[:1], one, rtol=1e-5, atol=1e-5)
     mask[..., 20:, :20] = mask[..., 20, :] = mask[..., 20] = False
-    with pytest.raises(InputError, match="acked"):
-        model(x, attention_mask=mask, use_cache=False)
+    refuses("acked", model, x, attention_mask=mask, use_cache=False)
 
 
 @torch.no_grad()
@@ -457,8 +443,7 @@ def test_short_sequences_with_long_padding_between_are_packed() -> None:
     model, mask = decoder("llama", 0.0), torch.zeros(1, 1, 30, 30, dtype=torch.bool)
     for part in (slice(0, 11), slice(19, 30)):
         mask[0, 0, part, part] = torch.ones(11, 11, dtype=torch.bool).tril()
-    with pytest.raises(InputError, match="acked"):
-        model(ids(1, 30), attention_mask=mask, use_cache=False)
+    refuses("acked", model, ids(1, 30), attention_mask=mask, use_cache=False)
 
 
 @torch.no_grad()
@@ -474,8 +459,7 @@ def test_padding_longer_than_a_sliding_window_is_no_end_of_a_sequence() -> None:
 def test_crops_to_a_length_and_of_single_tokens_are_refused() -> None:
     model, cache = decoder("llama", 0.0), new_cache()
     model(ids(), past_key_values=cache)
-    with pytest.raises(InputError, match="expected a negative number, of tokens to take back, found 30"):
-        cache.crop(30)
+    refuses("expected a negative number, of tokens to take back, found 30", cache.crop, 30)
     with pytest.raises(InputError, match="an assistant_model that is not linearised"):  # it drafts token by token
         decoder("llama").generate(ids(1), max_new_tokens=20, do_sample=False, assistant_model=model)
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from hosts import build, close, libraries, open_caches
+from refusals import refuses
 from torch import Tensor, nn
 
 import mnemos
@@ -67,8 +68,7 @@ def test_which_masks_are_causal_or_packed(name):
         ):
             call = functools.partial(refuse_mask, mask, tokens(mask), hides)
             if name not in TAKEN:
-                with pytest.raises(InputError, match="causally" if name in HIDDEN else "one sequence per row"):
-                    call()
+                refuses("causally" if name in HIDDEN else "one sequence per row", call)
             else:
                 assert call() is None
 
@@ -110,8 +110,7 @@ def test_calls_of_hosts_with_causal_masks_or_packed_sequences_are_refused(name, 
     mnemos.cache(model, GRC(length=4))
     model.train(training)
     for hidden, words in ((PACKED["two blocks"], "one sequence per row"), (LATER, "causally")):
-        with pytest.raises(InputError, match=words):
-            call(model, name, hidden, low)
+        refuses(words, call, model, name, hidden, low)
     assert all(cache.pending_rows == 0 for cache in caches(model))
     call(model, name, TAKEN["a window"], low)
 
@@ -126,8 +125,7 @@ def test_calls_that_say_they_are_causal_are_refused():
         lambda: encoder.layers[0](x, src_mask=mask),
         lambda: vit.blocks[0].attn(torch.randn(2, T, 24).double(), is_causal=True),
     ):
-        with pytest.raises(InputError, match="causally"):
-            wrong()
+        refuses("causally", wrong)
 
 
 def test_masks_that_hide_no_future_hide_no_token_from_the_cache():
@@ -177,8 +175,7 @@ def test_masks_of_every_kind_are_read():
     assert valid_tokens(None, x) is None
     assert torch.equal(valid_tokens(valid[:1], x), valid[:1].expand(2, 4))
     for wrong in (valid[:, :3], valid[None], torch.ones(3, 4), torch.ones(4), "causal"):
-        with pytest.raises(InputError, match=r"attention mask \[2, 4\]"):
-            valid_tokens(wrong, x)
+        refuses(r"attention mask \[2, 4\]", valid_tokens, wrong, x)
 
 
 def test_what_an_additive_mask_hides_is_relative_to_each_query():
@@ -191,8 +188,7 @@ def test_what_an_additive_mask_hides_is_relative_to_each_query():
     assert valid_tokens(mask, x).tolist() == [[True] * 6 + [False], [True] * 7]
     mask[0] = torch.where(LATER, -50.0, 0.0)
     mask[0, :, :4] -= 30
-    with pytest.raises(InputError, match="causally"):
-        valid_tokens(mask, x)
+    refuses("causally", valid_tokens, mask, x)
 
 
 def test_what_raises_a_key_hides_no_other():
@@ -204,8 +200,7 @@ def test_what_raises_a_key_hides_no_other():
     assert valid_tokens(mask, x).tolist() == [[True] * 6 + [False], [True] * 7]
     grows = 5.0 * (torch.arange(T) + 3)
     for causal in (torch.where(LATER, -50.0, 0.0) + grows, torch.where(DISTANCE > 0, 25.0, 0.0)):
-        with pytest.raises(InputError, match="causally"):
-            valid_tokens(causal[None, None], x)
+        refuses("causally", valid_tokens, causal[None, None], x)
     decoder = torch.where(LATER, -torch.inf, 0.0)[None, None].repeat(2, 1, 1, 1)
     decoder[..., 0] += 25
     decoder[0, 0, 6, 6] = -50
@@ -223,8 +218,7 @@ def test_masks_of_every_head():
     """[B·H, T, T], as MultiheadAttention takes them: causal where no head sees a later token."""
     half = torch.stack([LATER, LATER & False]).repeat(3, 1, 1)
     assert refuse_mask(half, tokens(half), hides=True) is None
-    with pytest.raises(InputError, match="causally"):
-        refuse_mask(LATER.expand(6, T, T), tokens(half), hides=True)
+    refuses("causally", refuse_mask, LATER.expand(6, T, T), tokens(half), hides=True)
 
 
 @pytest.mark.parametrize("rows", [3, 6, 9])
@@ -232,8 +226,7 @@ def test_masks_of_every_window(rows):
     """[windows, T, T], of rows that are the windows of one image after another: each is judged by itself."""
     for hidden, match in ((BLOCKS != 0, "one sequence per row"), (LATER, "causally")):
         masks = torch.stack([LATER & False, hidden, LATER & False])
-        with pytest.raises(InputError, match=match):
-            refuse_mask(masks, torch.zeros(rows, T, 4), hides=True)
+        refuses(match, refuse_mask, masks, torch.zeros(rows, T, 4), hides=True)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 5])
@@ -242,22 +235,19 @@ def test_masks_of_every_head_are_not_divided_among_rows(rows):
     mnemos.cache(attention, GRC(length=4))
     x, heads = torch.zeros(rows, T, 12), torch.stack([LATER, LATER, LATER & False, LATER & False])
     attention(x, attn_mask=~heads)  # a later token is seen by two heads
-    with pytest.raises(InputError, match="causally"):
-        attention(x, attn_mask=~LATER.expand(4, T, T))
+    refuses("causally", attention, x, attn_mask=~LATER.expand(4, T, T))
 
 
 def test_a_mask_is_judged_again_when_it_is_written():
     mask = torch.zeros(T, T)
     assert refuse_mask(mask, tokens(mask)) is None
     mask.masked_fill_(LATER, -torch.inf)
-    with pytest.raises(InputError, match="causally"):
-        refuse_mask(mask, tokens(mask))
+    refuses("causally", refuse_mask, mask, tokens(mask))
     with torch.inference_mode():
         other = torch.zeros(T, T)
         assert refuse_mask(other, tokens(other)) is None
         other.masked_fill_(LATER, -torch.inf)
-        with pytest.raises(InputError, match="causally"):
-            refuse_mask(other, tokens(other))
+        refuses("causally", refuse_mask, other, tokens(other))
 
 
 class Calls(nn.Module):
@@ -318,5 +308,4 @@ def test_queries_and_keys_that_are_computed_twice():
     x[0, 0, 0] = torch.nan  # equal all the same
     assert attention(x + position, x + position, x)[0][1:].isfinite().all()
     for key in (q + 1, torch.cat([q, q], 1)):
-        with pytest.raises(InputError, match="the same values as query and key"):
-            attention(q, key, key)
+        refuses("the same values as query and key", attention, q, key, key)

@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 from hosts import build, cached, close, example, given, open_caches, run
 from matrix import CHECKS
+from refusals import refuses
 from torch import Tensor, nn
 
 import mnemos
-from mnemos import GRC, InputError
+from mnemos import GRC
 from mnemos.libraries import timm
 from mnemos.memory.gated_cache import caches, hold_caches
 
@@ -107,13 +108,10 @@ def test_what_holds_of_a_cached_host_holds_by_heads(check, monkeypatch):
 
 def test_hosts_without_heads_are_refused_with_what_to_do():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 2, 16, batch_first=True), 1)
-    with pytest.raises(InputError, match="torch MultiheadAttention, of which"):
-        mnemos.cache(encoder, MNEMOS)
+    refuses("torch MultiheadAttention, of which", mnemos.cache, encoder, MNEMOS)
     assert not caches(encoder)
-    with pytest.raises(InputError, match='source="input" and lift="project"'):
-        GRC(preset="official", mix="heads")
-    with pytest.raises(InputError, match="leave mix out"):
-        mnemos.attention.GatedCacheAttention(12, 2, grc=GRC(length=4, mix="channels"))
+    refuses('source="input" and lift="project"', GRC, preset="official", mix="heads")
+    refuses("leave mix out", mnemos.attention.GatedCacheAttention, 12, 2, grc=GRC(length=4, mix="channels"))
 
 
 def test_a_norm_between_heads_and_projection_is_refused():
@@ -121,8 +119,7 @@ def test_a_norm_between_heads_and_projection_is_refused():
     sizes = {"img_size": 28, "embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 5}
     plain, normed = (timm().create_model("eva02_base_patch14_224", scale_attn_inner=n, **sizes) for n in (False, True))
     mnemos.cache(plain, MNEMOS)
-    with pytest.raises(InputError, match="with norm before it"):
-        mnemos.cache(normed, MNEMOS)
+    refuses("with norm before it", mnemos.cache, normed, MNEMOS)
     assert not caches(normed)
 
 
@@ -173,8 +170,7 @@ def test_a_call_that_raised_leaves_nothing_behind():
         with pytest.raises(ZeroDivisionError):
             model(x)
         handle.remove()
-        with pytest.raises(InputError, match="in each call of its attention"):
-            attention.proj(torch.randn(2, 17, 24).double())
+        refuses("in each call of its attention", attention.proj, torch.randn(2, 17, 24).double())
     found = weakref.ref(model)
     del model, attention, handle, part
     gc.collect()

@@ -11,10 +11,11 @@ import hosts
 import pytest
 import torch
 from hosts import ZOO, close, few, loss, open_caches, run, twice
+from refusals import refuses
 from torch import nn
 
 import mnemos
-from mnemos import GRC, InputError
+from mnemos import GRC
 from mnemos.hosts import from_pretrained, load, save
 from mnemos.libraries import transformers
 from mnemos.memory.gated_cache import caches
@@ -208,13 +209,10 @@ def test_a_base_model_and_a_model_with_a_head(tmp_path):
 
 def test_what_is_not_there_is_said(tmp_path):
     model = build("hf_vit")
-    with pytest.raises(InputError, match=r"cache.. was called on, found none"):
-        save(model, tmp_path)
-    with pytest.raises(InputError, match=r"expected caches.json and model.safetensors"):
-        load(model, tmp_path)
+    refuses(r"cache.. was called on, found none", save, model, tmp_path)
+    refuses(r"expected caches.json and model.safetensors", load, model, tmp_path)
     model.save_pretrained(tmp_path / "plain")
-    with pytest.raises(InputError, match="found none recorded"):
-        from_pretrained(type(model), tmp_path / "plain")
+    refuses("found none recorded", from_pretrained, type(model), tmp_path / "plain")
     mnemos.cache(model, GRC(length=3))
     model.save_pretrained(tmp_path / "cached")
     record = json.loads((tmp_path / "cached" / "config.json").read_text())["mnemos"]
@@ -222,17 +220,14 @@ def test_what_is_not_there_is_said(tmp_path):
     mnemos.uncache(model)
     model.config.mnemos = record
     model.save_pretrained(tmp_path / "bare")  # the record without the weights
-    with pytest.raises(InputError, match=r"weights of 'vit.*found weights of no cache"):
-        from_pretrained(type(model), tmp_path / "bare")
+    refuses(r"weights of 'vit.*found weights of no cache", from_pretrained, type(model), tmp_path / "bare")
     model.config.mnemos = [{**record[0], "caches": {"nowhere": next(iter(record[0]["caches"].values()))}}]
     model.save_pretrained(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match="a module 'nowhere'"):
-        from_pretrained(type(model), tmp_path / "elsewhere")
+    refuses("a module 'nowhere'", from_pretrained, type(model), tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize("text", ['[{"grc": {}', "[3]", "[{}]", '[{"grc": {}, "caches": {"a": 3}}]', "[" * 100_000])
 def test_a_damaged_record_is_refused(text, tmp_path):
     save(trained("hf_vit"), tmp_path)
     (tmp_path / "caches.json").write_text(text)
-    with pytest.raises(InputError, match=r"caches\.json: expected"):
-        load(build("hf_vit"), tmp_path)
+    refuses(r"caches\.json: expected", load, build("hf_vit"), tmp_path)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from decoder_models import in_parts, logits, plain
+from refusals import refuses
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -156,8 +157,7 @@ def test_the_order_is_that_of_trying_each() -> None:
     assert ranking.closed(1) == pytest.approx((nats[0] - nats[1]) / (nats[0] - nats[4]))
     lines = str(ranking).splitlines()
     assert [line.split()[:2] for line in lines[3:7]] == [[str(n), name] for n, name in enumerate(order, 1)]
-    with pytest.raises(InputError, match="expected 0 to 4 attentions, found 5"):
-        ranking.full(5)
+    refuses("expected 0 to 4 attentions, found 5", ranking.full, 5)
 
     losses = sorted(((by_head[name][i], name, i) for name in by_head for i in (0, 1)), reverse=True)
     for count in range(9):
@@ -167,10 +167,8 @@ def test_the_order_is_that_of_trying_each() -> None:
             for name in ranking.names
             if (some := [i for i in (0, 1) if (name, i) in heads])
         )
-    with pytest.raises(InputError, match="expected 0 to 8 key heads, found 9"):
-        ranking.full_heads(9)
-    with pytest.raises(InputError, match="set heads=True"):
-        apart.full_heads(1)
+    refuses("expected 0 to 8 key heads, found 9", ranking.full_heads, 9)
+    refuses("set heads=True", apart.full_heads, 1)
     for wrong in (1.5, "2", True, -1):
         for ask in (ranking.full, ranking.full_heads, ranking.closed):
             with pytest.raises(InputError, match=f"found {wrong!r}; change it"):
@@ -222,8 +220,7 @@ def test_what_is_refused() -> None:
         ({"model": model.model, "window": 5}, "found a LlamaModel without logits"),
         ({"model": "llama", "window": 5}, "found a str; pass the model"),
     ):
-        with pytest.raises(InputError, match=message):
-            mnemos.rank_attentions(**{"model": model, "pieces": texts, "first": 3, **given})
+        refuses(message, mnemos.rank_attentions, **{"model": model, "pieces": texts, "first": 3, **given})
         assert not hasattr(model.config, "mnemos_linearised")
     ranking = mnemos.rank_attentions(model, texts, window=5, first=8)
     for full, message in (
@@ -240,5 +237,4 @@ def test_what_is_refused() -> None:
         with pytest.raises(InputError, match=message):
             mnemos.linearise(model, full=full)  # type: ignore[arg-type]
     mnemos.linearise(model, window=6)
-    with pytest.raises(InputError, match=r"found a linearised one; call mnemos\.unlinearise"):
-        mnemos.rank_attentions(model, texts, first=3)
+    refuses(r"found a linearised one; call mnemos\.unlinearise", mnemos.rank_attentions, model, texts, first=3)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from decoder_models import FAMILIES, FURTHER, config, plain
 from hosts import close
+from refusals import refuses
 from torch import nn
 from torch.nn import functional as F
 
 import mnemos
-from mnemos import InputError
 from mnemos.hosts.remembering import _KNOWN, Remembering
 from mnemos.libraries import transformers
 from mnemos.memory import TokenState
@@ -119,8 +119,7 @@ def test_segments_read_a_padded_row_as_alone():
     close(after[4], network(later[4:])[0][0])
     for found, one in zip(leaves(network(x, None, mask | True)[1]), leaves(network(x)[1]), strict=True):
         assert torch.equal(found, one)
-    with pytest.raises(InputError, match="T at least 1"):
-        network(x[:, :0])
+    refuses("T at least 1", network, x[:, :0])
 
 
 def test_it_declares_what_our_models_declare():
@@ -158,8 +157,7 @@ class Mean(nn.Module):
 
 def test_a_decoder_of_unknown_layout_needs_the_names_of_its_parts():
     model, x = Foreign(), ids(2, 5)
-    with pytest.raises(InputError, match=r"is known \(Cohere2.*GPT2LM.*LlamaFor.*found Foreign; name its parts"):
-        mnemos.remember(model)
+    refuses(r"is known \(Cohere2.*GPT2LM.*LlamaFor.*found Foreign; name its parts", mnemos.remember, model)
     network = mnemos.remember(model, 2, embedding="table", decoder="body", head="head")
     logits, state = network(x)
     embeds = torch.cat([network.memory.start.expand(2, -1, -1), model.table(x)], 1)
@@ -172,8 +170,7 @@ def test_a_decoder_of_unknown_layout_needs_the_names_of_its_parts():
         (lambda: mnemos.remember(Foreign(False), 2, "table", "body", "head"), "decoder='body': expected a causal"),
         (lambda: mnemos.remember(model, 2, "table", "head", "head"), "takes inputs_embeds=, found Linear"),
     ):
-        with pytest.raises(InputError, match=message):
-            wrong()
+        refuses(message, wrong)
 
 
 NAMED = {  # class: the names of its parts, and settings
@@ -236,12 +233,10 @@ def test_padding_takes_no_position_and_a_row_of_padding_keeps_its_memory(name):
 def test_parts_whose_logits_are_not_the_models_are_refused():
     model = plain("cohere")
     model.config.logit_scale = None  # no setting says it
-    with pytest.raises(InputError, match="that they differ by up to"):
-        mnemos.remember(model, 2, "model.embed_tokens", "model", "lm_head")
+    refuses("that they differ by up to", mnemos.remember, model, 2, "model.embed_tokens", "model", "lm_head")
     model = plain("gpt2")
     model.forward = lambda ids: torch.arange(480.0).view(2, 4, 60)
-    with pytest.raises(InputError, match="that they differ by up to"):
-        mnemos.remember(model, 2, "transformer.wte", "transformer", "lm_head")
+    refuses("that they differ by up to", mnemos.remember, model, 2, "transformer.wte", "transformer", "lm_head")
 
 
 def test_bad_input():
@@ -258,7 +253,6 @@ def test_bad_input():
         (lambda: network(x, None, x), "mask of booleans"),
         (lambda: network(x, (1, 2)), "found tuple"),
     ):
-        with pytest.raises(InputError, match=message):
-            wrong()
+        refuses(message, wrong)
     network.model.config.sliding_window = 0  # as configurations say that a window is not used
     close(network(x)[1].tokens, state.tokens)

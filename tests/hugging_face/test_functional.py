@@ -7,6 +7,7 @@ import pytest
 import torch
 from functional_models import CACHED, CAUSAL, FAMILIES, FURTHER, TOGETHER, build, copied, in_pieces, step_of, tokens
 from module_surgery import WAYS
+from refusals import refuses
 
 import mnemos
 from mnemos import BeamConfig, InputError, Stream
@@ -153,11 +154,9 @@ def test_a_stream_is_of_one_configuration(name, other, tmp_path):
     model.save_pretrained(tmp_path / "model")
     loaded = type(model).from_pretrained(tmp_path / "model").eval()
     assert torch.equal(Stream.restore(mnemos.functional(loaded), tmp_path / "stream").last, x[:, -1:])
-    with pytest.raises(InputError, match=r"mnemos\.functional\(model\)"):
-        Stream.restore(loaded, tmp_path / "stream")
+    refuses(r"mnemos\.functional\(model\)", Stream.restore, loaded, tmp_path / "stream")
     if other is not None:
-        with pytest.raises(InputError, match="another configuration"):
-            Stream.restore(mnemos.functional(build(name, **other)), tmp_path / "stream")
+        refuses("another configuration", Stream.restore, mnemos.functional(build(name, **other)), tmp_path / "stream")
 
 
 @pytest.mark.parametrize("name", ["Mamba", "Bamba", "Llama"])
@@ -207,8 +206,7 @@ def test_a_model_without_a_head_returns_hidden_states():
     step, x = mnemos.functional(base), tokens(2, 6)
     torch.testing.assert_close(in_pieces(step, x, [2, 4])[0], base(x).last_hidden_state, **CLOSE)
     assert not step.autoregressive
-    with pytest.raises(InputError, match="causal language model"):
-        Stream(step).prefill(x)
+    refuses("causal language model", Stream(step).prefill, x)
 
 
 def test_the_size_of_the_state_is_declared():
@@ -345,8 +343,7 @@ def test_rows_of_one_length_alone_are_read_where_positions_cannot_be_set(name):
         (mnemos.reset(state, torch.tensor([True, False])), None, "0 to 4 tokens"),
         (mnemos.select(joined, torch.tensor([2, 1])), None, "2 to 4 tokens"),
     ):
-        with pytest.raises(InputError, match=found):
-            step(x, given, mask)
+        refuses(found, step, x, given, mask)
 
 
 def test_half_precision_does_not_hide_where_positions_come_from():
@@ -358,5 +355,4 @@ def test_half_precision_does_not_hide_where_positions_come_from():
 def test_other_positions_are_refused():
     model = build("Roberta")
     model.config.pad_token_id = None  # of the configuration; its embeddings begin after token 1 as before
-    with pytest.raises(InputError, match="expected positions from 0"):
-        mnemos.functional(model)
+    refuses("expected positions from 0", mnemos.functional, model)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from refusals import refuses
 
 import mnemos
 from mnemos.hosts import Segmented
 from mnemos.hugging_face import RememberingForCausalLM
 from mnemos.libraries import transformers
-from mnemos.types import InputError
 
 SEGMENT, NEW = 4, 6
 IDS = torch.randint(2, 40, (2, 9), generator=torch.Generator().manual_seed(3))
@@ -106,9 +106,6 @@ def test_its_loss_is_that_of_the_segments(network):
 
 
 def test_bad_input(network):
-    with pytest.raises(InputError, match="segment"):
-        Segmented(network.remembering, 0)
-    with pytest.raises(InputError, match="state that this model returned"):
-        network.model(IDS, network.model.initial_state(3))
-    with pytest.raises(InputError, match=r"mnemos\.remember"):
-        RememberingForCausalLM.of(network.remembering.model)
+    refuses("segment", Segmented, network.remembering, 0)
+    refuses("state that this model returned", network.model, IDS, network.model.initial_state(3))
+    refuses(r"mnemos\.remember", RememberingForCausalLM.of, network.remembering.model)

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import pickle
 
-import processes
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -135,21 +134,6 @@ def test_a_forward_that_fails_half_way_commits_nothing():
         assert torch.equal(a, c.cache), "what the broken one left was not"
 
 
-def test_micro_batches_are_as_many_updates_or_one():
-    whole, parts, several = layer(), layer(), layer()
-    x = batch(6)
-    whole(x)
-    with accumulate_caches(parts):
-        for piece in x.split([1, 3, 2]):
-            parts(piece)
-    for piece in x.split([1, 3, 2]):
-        several(piece)
-    for module in (whole, parts, several):
-        module.eval()
-    torch.testing.assert_close(parts.cache, whole.cache)
-    assert not torch.allclose(several.cache, whole.cache)
-
-
 @pytest.mark.parametrize("failed", [0, 1, 2])
 def test_a_micro_batch_that_fails_drops_the_update_of_all(failed):
     module = layer()
@@ -206,36 +190,6 @@ def test_loading_forgets_what_was_pending():
     on_meta.load_state_dict(module.state_dict(), assign=True)
     on_meta.train()(batch())
     on_meta.eval()
-
-
-def _rank(rank, world, preset, shares, out):
-    module = layer(preset)
-    model = torch.nn.parallel.DistributedDataParallel(module)
-    for seed in (1, 2, 3):
-        x = batch(sum(shares), seed).split(shares)[rank]
-        module.zero_grad()
-        # The mean over all rows: each process's share of the sum, undone for DDP's mean over processes.
-        (model(x)[0].square().sum() * world / sum(shares)).backward()
-    if rank == 0:
-        module.eval()  # one process alone: must not wait for the others
-        grads = {name: p.grad for name, p in module.named_parameters()}
-        torch.save({"cache": module.cache, "grads": grads}, out)
-    torch.distributed.barrier()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["paper", "mnemos"])
-def test_two_processes_equal_one_with_the_whole_batch(preset, tmp_path):
-    shares = [1, 3]  # uneven
-    processes.together(_rank, preset, shares, str(tmp_path / "out"))
-    found = torch.load(tmp_path / "out")
-    module = layer(preset)
-    for seed in (1, 2, 3):
-        module.zero_grad()
-        (module(batch(4, seed))[0].square().sum() / 4).backward()
-    torch.testing.assert_close(module.eval().cache, found["cache"])
-    for name, parameter in module.named_parameters():
-        torch.testing.assert_close(parameter.grad, found["grads"][name], msg=name)
 
 
 @pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from refusals import refuses
 from replay_standins import agree, begin, cell, gradients, segments
 from torch import nn
 
@@ -85,15 +86,13 @@ def test_a_state_changed_in_place():
         state["seen"][0].add_(1)
         return loss, new
 
-    with pytest.raises(InputError, match=r"step 0: .* changed in place"):
-        replay(step, segments(), begin())
+    refuses(r"step 0: .* changed in place", replay, step, segments(), begin())
 
     def counting(x, state):
         loss, new = model(x, state)
         return loss, {**new, "seen": (state["seen"][0].add_(1), "rows")}
 
-    with pytest.raises(InputError, match=r"step 0: .* changed in place"):
-        replay(counting, segments(), begin())
+    refuses(r"step 0: .* changed in place", replay, counting, segments(), begin())
 
 
 def test_an_error_of_a_backward_pass_names_the_step():
@@ -120,8 +119,7 @@ def test_verification_is_as_strict_as_asked():
         state = model.advance(x, state)
         return {**state, "h": state["h"] * (1 + 1e-6)}
 
-    with pytest.raises(InputError, match="step 5"):
-        replay(model, segments(), begin(), advance=rounded)
+    refuses("step 5", replay, model, segments(), begin(), advance=rounded)
     replay(model, segments(), begin(), advance=rounded, tolerance=1e-5)
     replay(model, segments(), begin(), advance=rounded, verify=False)
     replay(model, segments(), begin(), advance=model.advance, tolerance=0.0)
@@ -170,10 +168,8 @@ def test_a_segment_of_one_row_for_a_state_of_several_is_refused():
     state = replay(step, segments, module=layer).state
     few = [x[:1] for x in segments]
     for given in (few, torch.stack(few), [{"x": x} for x in few]):
-        with pytest.raises(InputError, match="step 0: expected a segment of 4 rows"):
-            replay(step, given, state, module=layer)
-    with pytest.raises(InputError, match="step 2: expected a segment of 4 rows"):
-        replay(step, [*segments[:2], few[2]], module=layer)
+        refuses("step 0: expected a segment of 4 rows", replay, step, given, state, module=layer)
+    refuses("step 2: expected a segment of 4 rows", replay, step, [*segments[:2], few[2]], module=layer)
     with pytest.raises(InputError, match=r"step 2: expected a segment of 4 rows.*x\.expand\(4, -1, -1\)"):
         replay(step, [*segments[:2], few[2]], module=layer, batch_axis=0)
 
@@ -231,7 +227,6 @@ class Noisy(nn.Module):
 def test_a_nondeterministic_step_is_found_in_every_call_unless_nobody_looks(call):
     model = Noisy()
     for _ in range(2):
-        with pytest.raises(InputError, match=r"step \d: .* the state of the first pass"):
-            call(model)
+        refuses(r"step \d: .* the state of the first pass", call, model)
     call(model, verify=False)
     call(model, truncate_every=1)  # there is no first pass to compare with

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from refusals import refuses
 
 import mnemos
-from mnemos import InputError
 from mnemos.models.lstm import LSTM, LSTMState
 
 
@@ -75,12 +75,8 @@ def test_refuses_what_does_not_fit():
         ({"layers": "2"}, "model.layers"),
         ({"layer": 2}, "LSTM.*'layer'.*layers"),
     ):
-        with pytest.raises(InputError, match=message):
-            model(**fields)
+        refuses(message, model, **fields)
     network = model()
-    with pytest.raises(InputError, match=r"\(3, 2, 6\)"):
-        network(ids(), network.initial_state(2))
-    with pytest.raises(InputError, match="found tuple"):
-        network(ids(), (1, 2))
-    with pytest.raises(InputError, match="0 to 10, found 9"):
-        network(ids() + 9)
+    refuses(r"\(3, 2, 6\)", network, ids(), network.initial_state(2))
+    refuses("found tuple", network, ids(), (1, 2))
+    refuses("0 to 10, found 9", network, ids() + 9)

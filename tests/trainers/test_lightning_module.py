@@ -3,10 +3,10 @@
 import processes
 import pytest
 import torch
+from refusals import refuses
 
 from mnemos import libraries
 from mnemos.trainers import RolloutBatches, RolloutModule
-from mnemos.types import InputError
 
 libraries.torchvision()  # torchmetrics imports it
 pytest.importorskip("pytorch_lightning")
@@ -34,8 +34,7 @@ def test_resumed_it_is_bit_identical(tmp_path):
         trainer(tmp_path / name, max_steps=7).fit(resumed, batches(), ckpt_path=tmp_path / "whole" / f"{name}.ckpt")
         assert all(map(torch.equal, resumed.parameters(), whole.parameters()))
     first = tmp_path / "whole" / "epoch=0-step=2.ckpt"
-    with pytest.raises(InputError, match="rows"):
-        trainer(tmp_path, max_steps=7).fit(Language(), batches(1), ckpt_path=first)
+    refuses("rows", trainer(tmp_path, max_steps=7).fit, Language(), batches(1), ckpt_path=first)
     weights, others = Language.load_from_checkpoint(first), batches(1)
     for index in (1, 2):  # the rows of the checkpoint are not those of these data; a second fit goes on
         trainer(tmp_path / "others", max_steps=1).fit(weights, others)
@@ -131,20 +130,14 @@ def test_a_loss_of_ones_own(tmp_path):
 
 @pytest.mark.slow
 def test_other_loaders_are_refused(tmp_path):
-    with pytest.raises(InputError, match="RolloutBatches"):
-        trainer(tmp_path, max_steps=1).fit(Language(), torch.utils.data.DataLoader([1, 2]))
-    with pytest.raises(InputError, match="seed=None"):
-        trainer(tmp_path, max_steps=1).fit(Language(), batches(), batches())
+    refuses("RolloutBatches", trainer(tmp_path, max_steps=1).fit, Language(), torch.utils.data.DataLoader([1, 2]))
+    refuses("seed=None", trainer(tmp_path, max_steps=1).fit, Language(), batches(), batches())
 
 
 def test_a_module_that_lacks_a_part_is_refused():
-    with pytest.raises(InputError, match="RolloutModule before LightningModule"):
-        type("Reversed", (lightning.LightningModule, RolloutModule), {})
+    refuses("RolloutModule before LightningModule", type, "Reversed", (lightning.LightningModule, RolloutModule), {})
     module = Language()
-    with pytest.raises(InputError, match=r"super\(\)\.on_train_start"):
-        module.training_step(batches()[0], 0)
-    with pytest.raises(InputError, match=r"super\(\)\.on_validation_epoch_start"):
-        module.validation_step(batches()[0], 0)
+    refuses(r"super\(\)\.on_train_start", module.training_step, batches()[0], 0)
+    refuses(r"super\(\)\.on_validation_epoch_start", module.validation_step, batches()[0], 0)
     del module.model
-    with pytest.raises(InputError, match=r"self\.model"):
-        module.segment_loss(None, None, torch.ones(()))
+    refuses(r"self\.model", module.segment_loss, None, None, torch.ones(()))

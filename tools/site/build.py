@@ -22,7 +22,7 @@ def main() -> int:
     if sys.argv[1:] == ["--requirements"]:
         print(*tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["docs"])
         return 0
-    needed = ("sphinx", "myst_parser", "furo", "sphinx_copybutton", "griffe")
+    needed = ("sphinx", "myst_parser", "furo", "sphinx_copybutton")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         print(f"expected the extra docs, found no {missing[0]}; run: pip install '.[docs]'", file=sys.stderr)

@@ -1,21 +1,27 @@
 """The settings of Sphinx for the site. `make site` (tools/site/build.py) calls it."""
 
+import functools
 import re
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import reference
-import source
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
-from sphinx.transforms import SphinxTransform
+from sphinx.environment import BuildEnvironment
+from sphinx.transforms.post_transforms import SphinxPostTransform
+
+import mnemos
 
 project = "mnemos"
 author = copyright = "the authors of mnemos"
-release = version = source.PACKAGE["__version__"].value.strip("'\"")
+release = version = mnemos.__version__
 
-extensions = ["myst_parser", "sphinx_copybutton"]
-myst_enable_extensions = ["colon_fence", "deflist"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+autodoc_preserve_defaults = True
+autodoc_member_order = "bysource"
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]  # a page may go from # to ###
 smartquotes = False  # D' is a width
@@ -35,23 +41,46 @@ pygments_style = "default"
 pygments_dark_style = "monokai"
 
 
-class LinkedNames(SphinxTransform):
+SIGNATURE = addnodes.desc_signature
+UNLINKED = nodes.reference, nodes.title, addnodes.pending_xref, nodes.term
+
+
+@functools.cache
+def _targets(env: BuildEnvironment) -> dict[str, str]:
+    """What text may call an entry or a member: its paths, and its name, of a member with its class's, if it is one."""
+    paths, names = {}, defaultdict(set)
+    for path, entry in env.domains.python_domain.objects.items():
+        parts = 2 if entry.objtype in ("method", "property") else 1
+        names[".".join(path.split(".")[-parts:])].add(entry.node_id)
+        paths[path] = entry.node_id
+    return {name: min(ids) for name, ids in names.items() if len(ids) == 1} | paths
+
+
+class LinkedNames(SphinxPostTransform):
     """`mnemos.replay(...)` in a text is a link to its entry in the reference: on a page of docs/ the first time."""
 
     default_priority = 5
 
-    def apply(self, **_: Any) -> None:
+    def run(self, **_: Any) -> None:
         """Wrap the literals that name an entry."""
         in_reference = self.env.docname.startswith("api/")
-        targets, linked = reference.targets(), set()
+        targets, linked = _targets(self.env), set()
         for node in list(self.document.findall(nodes.literal)):
             match = re.fullmatch(r"([A-Za-z_][\w.]*)(\(.*\))?", node.astext(), re.DOTALL)
-            path = targets.get(match[1]) if match else None
-            if path is None or _inside(node, (nodes.reference, nodes.title, addnodes.pending_xref, nodes.term)):
+            name = match[1] if match else ""
+            path = targets.get(name) or (name.startswith("mnemos.") and targets.get(name.rpartition(".")[2]))
+            around = list(_around(node))
+            if not path or any(isinstance(one, UNLINKED) for one in around):
                 continue
             # Elsewhere a short name may be another library's, and in the reference that of a parameter.
-            short = re.match(r"[A-Z]\w*[a-z]|.*[._]" if in_reference else r"mnemos\.|\w+Config$", match[1])
-            if not short or path in linked or self._is_own(node, path):
+            short = re.match(r"[A-Z]\w*[a-z]|.*[._]" if in_reference else r"mnemos\.|\w+Config$", name)
+            own = (
+                sign.get("ids", ())
+                for one in around
+                if isinstance(one, addnodes.desc)
+                for sign in one.findall(SIGNATURE)
+            )
+            if not short or path in linked or any(path in ids for ids in own):
                 continue
             if not in_reference:
                 linked.add(path)
@@ -63,25 +92,19 @@ class LinkedNames(SphinxTransform):
         for node in self.document.findall(addnodes.pending_xref):
             node.attributes.pop("refspecific", None)  # a type of a signature is what its full name says
 
-    def _is_own(self, node: nodes.Node, path: str) -> bool:
-        """Whether the text is of the entry itself, or of one of its members."""
-        while node.parent is not None:
-            node = node.parent
-            if isinstance(node, addnodes.desc) and any(
-                path in one.get("ids", ()) for one in node.findall(addnodes.desc_signature)
-            ):
-                return True
-        return False
 
-
-def _inside(node: nodes.Node, kinds: tuple[type, ...]) -> bool:
+def _around(node: nodes.Node) -> Iterator[nodes.Node]:
     while node.parent is not None:
         node = node.parent
-        if isinstance(node, kinds):
-            return True
-    return False
+        yield node
+
+
+def _docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    said = reference.text_of("\n".join(lines), reference.parameters(name, obj), getattr(obj, "__module__", None) or "")
+    lines[:] = said.splitlines()
 
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
-    app.add_transform(LinkedNames)
+    app.connect("autodoc-process-docstring", _docstring)
+    app.add_post_transform(LinkedNames)

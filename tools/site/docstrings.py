@@ -1,20 +1,27 @@
-"""Docstrings as Markdown. They are plain text with `code`, indented equations, lists, and lines `name: what it is`."""
+"""Docstrings as reStructuredText. They are text with `code`, indented equations, lists, and `name: what it is`."""
 
 import inspect
 import re
+import textwrap
 
 _CODE = re.compile(r"(`[^`]*`)")
 
 
 def escape(text: str) -> str:
-    """Text in which Markdown finds nothing but `code`."""
+    """Text in which reStructuredText finds nothing but `code`."""
     parts = _CODE.split(text)
-    parts[::2] = [re.sub(r"([\\*<|~\[\]])|(?<!\w)_|_(?!\w)", lambda m: "\\" + m[0], part) for part in parts[::2]]
-    return "".join(parts)
+    parts[::2] = [re.sub(r"[\\*|`]|_(?!\w)|(?<!\w)_", lambda m: "\\" + m[0], part) for part in parts[::2]]
+    parts[1::2] = [f"\\ `{part}`\\ " for part in parts[1::2]]  # a letter may follow, as in `x`s
+    return re.sub(r"^\\ |(?<=[\s(\[])\\ |\\ (?=[\s.,:;)\]]|$)", "", "".join(parts))
 
 
-def markdown(documentation: str, known: set[str]) -> str:
-    """A docstring as Markdown. known: the names of parameters and fields; each that is explained begins an item."""
+def indented(text: str) -> str:
+    """The content of a directive, or of a definition."""
+    return textwrap.indent(text, "   ")
+
+
+def text_of(documentation: str, known: set[str]) -> str:
+    """A docstring. known: the names of parameters and fields; each that is explained begins an item."""
     blocks = re.split(r"\n\s*\n", inspect.cleandoc(documentation))
     merged: list[str] = []
     for block in blocks:  # equations with an empty line between them are one block
@@ -26,39 +33,31 @@ def markdown(documentation: str, known: set[str]) -> str:
 
 
 def _block(block: str, known: set[str]) -> str:
-    if block.startswith("    "):
-        return f"```text\n{inspect.cleandoc(block)}\n```"
-    first, _, rest = block.partition("\n")
-    if first == "Attributes:":
-        items = re.split(r"\n(?=\w)", inspect.cleandoc(rest))
+    if block.startswith("Attributes:\n"):
+        items = re.split(r"\n(?=\w)", inspect.cleandoc(block.partition("\n")[2]))
         return "\n\n".join(_item(name, "", said) for name, _, said in (item.partition(":") for item in items))
-    if _is_list(block):
-        items = re.split(r"\n(?=- |\d+\. )", block)
-        return "\n".join(re.sub(r"^(- |\d+\. )(.*)", lambda m: m[1] + escape(m[2]), " ".join(i.split())) for i in items)
-    lines = block.splitlines()
-    for number, line in enumerate(lines):  # an equation or a list right below a line
-        if line.startswith("    ") or (number and _is_list("\n".join(lines[number:]))):
-            before, after = "\n".join(lines[:number]), "\n".join(lines[number:])
-            return "\n\n".join(filter(None, [_paragraph(before, known), _rest(after, known)]))
-    return _paragraph(block, known)
+    lines, parts = block.splitlines(), []
+    while lines:  # an equation or a list may stand right below a line
+        form = _form(lines)
+        others = (n for n in range(1, len(lines)) if form != "list" and _form(lines[n:]) != form)
+        end = next(others, len(lines))
+        text, lines = "\n".join(lines[:end]), lines[end:]
+        if form == "equation":
+            parts.append("::\n\n" + indented(textwrap.dedent(text)))
+        elif form == "list":
+            items = (" ".join(item.split()) for item in re.split(r"\n(?=- |\d+\. )", text))
+            parts.append("\n".join(re.sub(r"^(- |\d+\. )(.*)", lambda m: m[1] + escape(m[2]), one) for one in items))
+        else:
+            parts.append(_paragraph(text, known))
+    return "\n\n".join(parts)
 
 
-def _is_list(text: str) -> bool:
-    """Whether a text begins a list. A line may begin with a number by chance, but a 2 follows the 1 of a list."""
-    return text.startswith("- ") or (text.startswith("1. ") and "\n2. " in text)
-
-
-def _rest(text: str, known: set[str]) -> str:
-    """Lines that begin with an indented block, perhaps with a paragraph below it."""
-    if not text.startswith("    "):
-        return _block(text, known)
-    lines = text.splitlines()
-    end = next((n for n, line in enumerate(lines) if not line.startswith("    ")), len(lines))
-    return "\n\n".join(filter(None, [_block("\n".join(lines[:end]), known), _rest_of(lines[end:], known)]))
-
-
-def _rest_of(lines: list[str], known: set[str]) -> str:
-    return _block("\n".join(lines), known) if lines else ""
+def _form(lines: list[str]) -> str:
+    """What lines begin with. One may begin with a number by chance, but a 2 follows the 1 of a list."""
+    if lines[0].startswith("    ") or not lines[0]:
+        return "equation"
+    numbered = lines[0].startswith("1. ") and any(line.startswith("2. ") for line in lines)
+    return "list" if lines[0].startswith("- ") or numbered else "text"
 
 
 _NAME = r"\*{0,2}[A-Za-z_]\w*"
@@ -98,9 +97,9 @@ def _item(names: str, shape: str, said: str) -> str:
         names, shape = f"`{names}{shape}`", ""
     else:
         names = re.sub(r"\*{0,2}\w+", lambda m: f"`{m[0]}`" if m[0] != "and" else "and", names)
-    return f"{names}{escape(shape)}\n: {_escape_start(escape(' '.join(said.split())))}"
+    return f"{escape(names + shape)}\n{indented(_escape_start(escape(' '.join(said.split()))))}"
 
 
 def _escape_start(text: str) -> str:
-    """What would begin a list, a heading or a quotation in Markdown."""
-    return re.sub(r"^([-+#>]|\d+(?=[.)] ))", lambda m: f"{m[1]}\\" if m[1].isdigit() else f"\\{m[1]}", text)
+    """What would begin a list, a heading or a quotation ."""
+    return re.sub(r"^([-+•>]|\w+(?=[.)] )|\.\.|::)", r"\\\1", text)

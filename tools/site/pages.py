@@ -12,67 +12,11 @@ import shutil
 from pathlib import Path
 
 import reference
-import source
-from source import ROOT
+from reference import ROOT
 
-from mnemos.lab.cli.verbs import usage
+from mnemos.lab.cli import verbs
 
-# The sections of the site, in order: page of docs/ (or its place on the site), and a short name where its title is
-# long. A page of docs/ that is named in none is put at the end of OTHERS.
-OTHERS = "Guides"
-SECTIONS: dict[str, dict[str, str]] = {
-    "Start": {"install": "", "first-hour": "", "choosing": ""},
-    OTHERS: {
-        "fast": "Fast on a CPU",
-        "replay": "Long sequences",
-        "streams": "Streams",
-        "linearise": "Linearise a decoder",
-        "cache": "Add a gated cache",
-        "pretrained": "A trained decoder",
-        "memory-tokens": "Memory tokens",
-        "compare": "Compare memories",
-        "text": "Your texts",
-        "images": "Your pictures",
-        "trainers": "Trainer and Lightning",
-        "export": "Export",
-        "look": "Look into a memory",
-        "own-memory": "A memory of your own",
-        "testing": "Laws of a memory",
-        "machines": "Several devices",
-        "translation": "Translation",
-        "detection": "Detection",
-    },
-    "Concepts": {
-        "state": "A state is a value",
-        "linear-attention": "Linear attention",
-        "gated-cache": "The gated cache",
-        "memformer": "Memformer and replay",
-        "forget-correct": "Forget and correct",
-        "reading-comparisons": "Reading a comparison",
-    },
-    "Results": {
-        "results": "",
-        "speed": "",
-        "memories": "",
-        "linearised": "Linearised decoders",
-        "claims": "",
-        "cached-transformers": "Cached Transformers",
-        "linear-transformers": "Transformers are RNNs",
-        "memformer-paper": "Memformer",
-        "findings/index": "Findings",
-    },
-    "Reference": {
-        "api/index": "",
-        "command-line": "",
-        "hugging-face": "",
-        "hosts": "",
-        "run-folder": "",
-        "datasets": "",
-        "operators/index": "",
-        "glossary": "",
-    },
-    "Project": {"reliability": "", "architecture": "", "policy": "", "contributing": "", "changelog": ""},
-}
+NAMED_LINK = r"\[([^\]]*)\]\(([^)#\s]+)\)"
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 FENCED = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 
@@ -84,18 +28,27 @@ def places() -> dict[Path, str]:
     found |= {path: f"operators/{path.parent.name}" for path in (ROOT / "src/mnemos/ops").glob("*/README.md")}
     found |= {path: f"findings/{path.stem}" for path in (ROOT / "log").glob("*.md")}
     found |= {path: f"notebooks/{path.stem}" for path in (ROOT / "examples/notebooks").glob("*.ipynb")}
+    found |= {path: f"examples/{path.parent.name}" for path in (ROOT / "examples").glob("*/README.md")}
     found[ROOT / "log" / "README.md"] = "findings/index"
     return found
 
 
 def sections() -> dict[str, dict[str, str]]:
-    """The sections with the pages that there are: those of docs/ that no section names too."""
-    pages = set(places().values()) | {"operators/index", "api/index", "command-line"}
-    found = {title: {p: label for p, label in named.items() if p in pages} for title, named in SECTIONS.items()}
-    named = {page for one in SECTIONS.values() for page in one}
-    found["Start"] |= {page: "" for page in sorted(pages) if page.startswith("notebooks/")}
-    found[OTHERS] |= {page: "" for page in sorted(pages - named - {"index", "pages"}) if "/" not in page}
-    return found
+    """The sections of docs/README.md, with the pages that each links and their short names; what is made here beside.
+
+    A page that it does not link is put at the end of the guides.
+    """
+    pages, found = places(), dict[str, dict[str, str]]()
+    for part in re.split(r"^(?=\*\*)", (ROOT / "docs" / "README.md").read_text(), flags=re.MULTILINE)[1:]:
+        links = ((name, Path(os.path.normpath(ROOT / "docs" / to))) for name, to in re.findall(NAMED_LINK, part))
+        found[part.split("**")[1]] = {pages[path]: " ".join(name.split()) for name, path in links if path in pages}
+    found["Reference"] |= {"api/index": "", "operators/index": "", "command-line": ""}
+    named = {page for section in found.values() for page in section}
+    found["Guides"] |= {
+        page: "" for page in pages.values() if "/" not in page and page not in named | {"index", "pages"}
+    }
+    # What stands in a sentence is no title: there the page's own serves.
+    return {title: {p: n if n[:1].isupper() else "" for p, n in section.items()} for title, section in found.items()}
 
 
 def write(folder: Path) -> None:
@@ -108,13 +61,13 @@ def write(folder: Path) -> None:
             text += "\n".join(_toctree(title, named) for title, named in sections().items())
         elif place == "findings/index":
             pass
-        elif place.startswith("findings/") or place == "pages":
-            text = f"---\norphan: true\n---\n\n{text}"  # the table of the log links findings, the README all pages
+        elif place.startswith(("findings/", "examples/")) or place == "pages":
+            text = f"---\norphan: true\n---\n\n{text}"  # other pages link them
         site.add(place, text)
     site.add("operators/index", _list("Operators", "The equations, costs and limits of each operator.", "operators"))
-    site.add("api/index", reference.index())
+    site.add("api/index", reference.index(), ".rst")
     for name in reference.PAGES:
-        site.add(f"api/{name}", reference.page(name))
+        site.add(f"api/{name}", reference.page(name), ".rst")
     site.add("command-line", command_line())
 
 
@@ -124,9 +77,9 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder, self.places = folder, places()
 
-    def add(self, place: str, text: str) -> None:
+    def add(self, place: str, text: str, ending: str = ".md") -> None:
         """A page."""
-        path = self.folder / f"{place}.md"
+        path = self.folder / f"{place}{ending}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
@@ -207,7 +160,6 @@ def _list(title: str, said: str, folder: str) -> str:
 
 def command_line() -> str:
     """The page of the commands: what `mnemos --help` prints, and the exit codes."""
-    verbs = source.PACKAGE["lab.cli.verbs"]
-    codes = next(block for block in verbs.docstring.value.split("\n\n") if block.startswith("Exit codes"))
+    codes = f"Exit codes: {(verbs.__doc__ or '').split(chr(10) * 2)[1]}"
     about = "`mnemos --help` prints this, and `mnemos COMMAND --help` more."
-    return f"# Command line\n\n{about}\n\n```text\n{usage()}```\n\n{codes}\n"
+    return f"# Command line\n\n{about}\n\n```text\n{verbs.usage()}```\n\n{codes}\n"

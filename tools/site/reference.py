@@ -1,19 +1,25 @@
-"""The pages of the API reference: every public name with its signature and its docstring, as Markdown for the site.
+"""The API reference: a page for each room, of directives by which Sphinx's autodoc writes what names are and take.
 
-Public are the names that docs/policy.md calls so: those of `mnemos.__all__`, of the `__all__` of its packages, and
-those that a page imports. A name has one entry, under its shortest path, on the page of the room that defines it.
+It has the names that the packages list, with all functions and classes of a few modules that list none, and those that
+a page imports. A name has one entry, under its shortest path, on the page of the room that defines it.
 """
 
+import contextlib
 import functools
+import importlib
+import inspect
+import pkgutil
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import docstrings
-import griffe
-import source
-from source import PACKAGE, ROOT, SOURCE
 
+import mnemos
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "mnemos"
 # A page: its title, and the rooms that are on it.
 PAGES = {
     "types": ("States and protocols", ("types", "state_file")),
@@ -32,204 +38,179 @@ PAGES = {
     "libraries": ("Kernels and optional libraries", ("native", "libraries")),
     "lab": ("The laboratory", ("lab",)),
 }
+PAGE_OF = {room: page for page, (_, rooms) in PAGES.items() for room in rooms}
 # Modules of which all functions and classes are public: `mnemos.__all__` names them, and they have no `__all__`.
 WHOLE = ("types", "registry", "libraries")
 
 
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """A public name: its definition, and its paths, the shortest first."""
+class Entry(NamedTuple):
+    """A public name: its path on the site, what it is, the module that defines it, and what it says of itself."""
 
-    definition: griffe.Object
-    paths: list[str]
-
-    @property
-    def path(self) -> str:
-        """The path that the entry has on the site."""
-        return self.paths[0]
+    path: str
+    what: Any
+    module: str
+    documentation: str
 
     @property
-    def module(self) -> str:
-        """The module that defines it."""
-        return self.definition.module.path
+    def kind(self) -> str:
+        """As Sphinx calls it."""
+        if not _is_ours(self.what):
+            return "data"
+        if inspect.isclass(self.what):
+            return "exception" if issubclass(self.what, BaseException) else "class"
+        return "function"
 
     @property
-    def page(self) -> str:
-        """The page that the entry is on."""
-        room = self.module.split(".")[1]
-        found = [page for page, (_, rooms) in PAGES.items() if room in rooms]
-        if not found:
-            raise ValueError(f"{self.path}: expected room {room} on a page, found it on none; see PAGES in {__file__}")
-        return found[0]
-
-    @functools.cached_property
-    def members(self) -> list[griffe.Object]:
-        """The methods and properties of a class."""
-        return source.members(self.definition) if self.definition.is_class else []
+    def members(self) -> list[str]:
+        """The methods and properties of a class that say what they do, with those of its private bases."""
+        properties = property, functools.cached_property, classmethod, staticmethod
+        owners = [one for one in _bases(self.what) if one is self.what or _is_private(one)]
+        found = {name: one for owner in reversed(owners) for name, one in vars(owner).items() if name[0] != "_"}
+        return [n for n, x in found.items() if x.__doc__ and (inspect.isroutine(x) or isinstance(x, properties))]
 
 
-def public_paths() -> list[str]:
-    """The full paths of all public names, the shortest first."""
-    found = {path for path in imported_by_pages() if source.find(path) is not None}
-    for package in [PACKAGE, *_packages(PACKAGE)]:
-        names = package.exports
-        if "lazy" in package.members:  # of mnemos.face: what is imported for type checkers, and its own functions
-            every = {name: one for name, one in package.members.items() if name[0] != "_" and name != "lazy"}
-            names = [name for name, one in every.items() if (_is_of(one, package) if one.is_alias else one.is_function)]
-        found |= {f"{package.path}.{name}" for name in names or () if name != "BACKENDS"}
+def resolve(path: str) -> Any:
+    """The object of a full path; None where there is none."""
+    module, _, name = path.rpartition(".")
+    with contextlib.suppress(ImportError, AttributeError, ValueError):
+        return getattr(importlib.import_module(module), name)
+    return None
+
+
+def _is_ours(what: Any) -> bool:
+    """Whether it is a class or a function of this package, and no value."""
+    return hasattr(what, "__qualname__") and (what.__module__ or "").startswith("mnemos")
+
+
+def _is_private(cls: type) -> bool:
+    return "._" in f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _bases(what: Any) -> list[type]:
+    """A class and its bases, those of this package."""
+    return [one for one in what.__mro__ if _is_ours(one)] if inspect.isclass(what) else []
+
+
+def _entry(path: str, what: Any) -> Entry:
+    if _is_ours(what):
+        return Entry(path, what, what.__module__, what.__doc__ or "")
+    # A value says what it is in a comment beside or above it, in a file of the room that lists it.
+    name, room = path.rpartition(".")[2], path.split(".")[1]
+    line = re.compile(rf"((?:^# .*\n)*)^{name}\b[^=\n]*= .*?(?:  # (.*))?$", re.MULTILINE)
+    for file in [PACKAGE / "types.py", *sorted((PACKAGE / room).rglob("*.py"))]:
+        if match := line.search(file.read_text()):
+            module = ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+            return Entry(path, what, module, match[2] or re.sub("^# ", "", match[1], flags=re.MULTILINE))
+    raise ValueError(f"{path}: it is listed as public, and no file of {room} assigns it")
+
+
+def _public_paths() -> Iterator[str]:
+    """The full paths of all public names; some of them are modules."""
+    packages = [one.name for one in pkgutil.walk_packages(mnemos.__path__, "mnemos.") if one.ispkg]
+    for package in ("mnemos", *packages):
+        listed = getattr(importlib.import_module(package), "__all__", ())
+        yield from (f"{package}.{name}" for name in listed if name[0] != "_" and name != "BACKENDS")
     for room in WHOLE:
-        own = (one for one in PACKAGE[room].members.values() if not one.is_alias and one.name[0] != "_")
-        found |= {one.path for one in own if one.is_class or one.is_function}
-    return sorted(found, key=lambda path: (path.count("."), path))
-
-
-def _is_of(name: griffe.Alias, package: griffe.Module) -> bool:
-    found = source.find(name.path)
-    return found is not None and found.path.startswith(f"{package.path}.")
-
-
-def _packages(package: griffe.Module) -> Iterator[griffe.Module]:
-    for one in package.modules.values():
-        if one.is_package or one.is_subpackage:
-            yield one
-            yield from _packages(one)
-
-
-def imported_by_pages() -> set[str]:
-    """The full paths that README, CONTRIBUTING and the pages of docs/ import, or name in full."""
+        own = vars(importlib.import_module(f"mnemos.{room}")).items()
+        of_room = (name for name, x in own if _is_ours(x) and x.__module__ == f"mnemos.{room}")
+        yield from (f"mnemos.{room}.{name}" for name in of_room if name[0] != "_")
+    # What README, CONTRIBUTING and the pages of docs/ import, or name in full.
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     text = "\n".join(page.read_text() for page in pages)
-    found = set(re.findall(r"\bmnemos(?:\.[a-z_]+)+\.[A-Za-z]\w+\b", text))
+    yield from re.findall(r"\bmnemos(?:\.[a-z_]+)+\.[A-Za-z]\w+\b", text)
     for module, names in re.findall(r"^\s*from (mnemos[\w.]*) import ([\w, ]+)", text, re.MULTILINE):
-        found |= {f"{module}.{name}" for name in re.split(r"[, ]+", names) if name}
-    return found
+        yield from (f"{module}.{name}" for name in re.split(r"[, ]+", names) if name)
 
 
 @functools.cache
 def entries() -> list[Entry]:
-    """The entries of all pages, by page, module and name; also the bases of public classes."""
-    found: dict[str, Entry] = {}
-    for path in public_paths():
-        definition = source.find(path)
-        if definition is None:
-            raise ValueError(f"{path}: it is listed as public, and no file defines it")
-        found.setdefault(definition.path, Entry(definition, [])).paths.append(path)
+    """The entries of all pages, by module and name; also the public bases of public classes."""
+    found: dict[tuple[str, str], Entry] = {}
+
+    def add(path: str, what: Any) -> None:
+        if what is not None and not inspect.ismodule(what):
+            entry = _entry(path, what)
+            found.setdefault((entry.module, path.rpartition(".")[2]), entry)
+
+    for path in sorted(set(_public_paths()), key=lambda path: (path.count("."), path)):
+        add(path, resolve(path))
     for entry in list(found.values()):
-        for base in entry.definition.mro() if entry.definition.is_class else ():
-            if not source.is_private(base):
-                found.setdefault(base.path, Entry(base, [base.path]))
-    order = list(PAGES)
-    return sorted(found.values(), key=lambda e: (order.index(e.page), e.module, e.definition.name.lower()))
+        for base in _bases(entry.what):
+            if not _is_private(base):
+                add(f"{base.__module__}.{base.__qualname__}", base)
+    return sorted(found.values(), key=lambda entry: (entry.module, entry.path.rpartition(".")[2].lower()))
 
 
-@functools.cache
-def targets() -> dict[str, str]:
-    """What text may call an entry or a member: all of its paths, and a short name that no other has; its path."""
-    found, short = {}, {}
-    for entry in entries():
-        name = entry.path.rpartition(".")[2]
-        for suffix in ("", *(f".{member.name}" for member in entry.members)):
-            for path in [*entry.paths, entry.definition.path]:
-                found[path + suffix] = entry.path + suffix
-            short.setdefault(name + suffix, set()).add(entry.path + suffix)
-    return {**{name: min(paths) for name, paths in short.items() if len(paths) == 1}, **found}
+def parameters(path: str, what: Any) -> set[str]:
+    """The names that the docstring of an object may explain: its parameters, and the fields of its class."""
+    found: set[str] = set()
+    for one in (what, resolve(path.rpartition(".")[0])):
+        with contextlib.suppress(TypeError, ValueError):
+            found |= set(inspect.signature(one).parameters)
+        for base in _bases(one):
+            found |= set(vars(base).get("__annotations__", ()))
+    return found
 
 
-# ---- Markdown
+# ---- reStructuredText
 
 
-def _directive(kind: str, head: str, body: str, depth: int, **options: str) -> str:
-    lines = [f":{name}: {value}".rstrip() for name, value in options.items()]
-    inner = "\n".join([*lines, "", body.strip()]).rstrip()
-    return f"{':' * depth}{{py:{kind}}} {head}\n{inner}\n{':' * depth}"
-
-
-def _parameters(signature: str) -> set[str]:
-    return set(re.findall(r"[(,*]\s*\*{0,2}([A-Za-z_]\w*)", signature))
-
-
-def _clear(signature: str, module: str) -> str:
-    """A signature in which the types that have an entry are named in full, as Sphinx links them."""
-
-    def full(match: re.Match[str]) -> str:
-        found = source.find(f"{module}.{match[0]}")
-        return match[0] if found is None else targets().get(found.path, match[0])
-
-    return re.sub(r"(?<![\w.'\"])[A-Z]\w+(?![\w('\"])", full, signature)
-
-
-def _member(member: griffe.Object, known: set[str], module: str) -> str:
-    name, said = member.name, source.documentation(member)
-    if not member.is_function:
-        kind, options = "property", {"type": _clear(str(member.annotation or ""), module)}
-    else:
-        kind, options = "method", dict.fromkeys(member.labels & {"staticmethod", "classmethod"}, "")
-        name += _clear(source.signature(member, "staticmethod" not in options), module)
-    return _directive(kind, name, docstrings.markdown(said, known | _parameters(name)), 3, **options)
-
-
-def _entry(entry: Entry) -> str:
-    definition, kind = entry.definition, source.kind(entry.definition)
-    options = {"canonical": definition.path} if definition.path != entry.path else {}
-    said, head = source.documentation(definition), ""
-    if kind == "function":
-        head = source.signature(definition)
-    elif kind != "data":
-        head = source.class_signature(definition)
-    head = _clear(head, entry.module)
-    known = _parameters(head) | set(source.fields(definition) if definition.is_class else ())
-    body = [docstrings.markdown(said, known)]
-    if definition.is_class:
-        inherits = [base.path for base in definition.resolved_bases if not source.is_private(base)]
-        body += ["Base: " + ", ".join(f"`{path}`" for path in inherits) + "."] * bool(inherits)
-        body += [_member(member, known, entry.module) for member in entry.members]
-    return _directive(kind, entry.path + head, "\n\n".join(body), 4, **options)
+def text_of(documentation: str, known: set[str], module: str) -> str:
+    """A docstring, in which the README.md of an operator is a link to its page."""
+    text = docstrings.text_of(documentation, known)
+    operator = re.match(r"mnemos\.ops\.(\w+)", module)
+    if operator is None or not (PACKAGE / "ops" / operator[1] / "README.md").exists():
+        return text
+    return re.sub(r"(?<![`/\w])README\.md", f":doc:`README.md </operators/{operator[1]}>`", text)
 
 
 def page(name: str) -> str:
     """A page of the reference."""
     title, rooms = PAGES[name]
-    found = [entry for entry in entries() if entry.page == name]
-    text = [f"# {title}"]
-    text += [docstrings.markdown(PACKAGE[room].docstring.value, set()) for room in rooms]
-    module = ""
-    for entry in found:
+    text, module = [_heading(title, "=")], ""
+    text += [docstrings.text_of(importlib.import_module(f"mnemos.{room}").__doc__ or "", set()) for room in rooms]
+    for entry in entries():
+        _, room, *inside = entry.module.split(".")
+        if room not in PAGE_OF:
+            raise ValueError(f"{entry.path}: expected room {room} on a page, found it on none; see PAGES in {__file__}")
+        if room not in rooms:
+            continue
         if entry.module != module:
             module = entry.module
-            text.append(f"## {module.removeprefix('mnemos.')}")
-            if module.removeprefix("mnemos.") not in rooms:
-                said = PACKAGE[module.removeprefix("mnemos.")].docstring.value.split("\n\n")[0]
-                text.append(_with_operator(docstrings.markdown(said, set()), module))
-        text.append(_with_operator(_entry(entry), module))
+            text.append(_heading(module.removeprefix("mnemos."), "-"))
+            said = (importlib.import_module(module).__doc__ or "").split("\n\n")[0]
+            text += [text_of(said, set(), module)] if inside else []
+        text.append(_directive(entry))
     return "\n\n".join(text) + "\n"
 
 
-def _with_operator(text: str, module: str) -> str:
-    """A text in which the README.md of an operator is a link to its page."""
-    operator = re.match(r"mnemos\.ops\.(\w+)", module)
-    if operator is None or not (SOURCE / "mnemos" / "ops" / operator[1] / "README.md").exists():
-        return text
-    return re.sub(r"(?<![`/\w])README\.md", f"[README.md](../operators/{operator[1]}.md)", text)
+def _heading(title: str, under: str) -> str:
+    return f"{title}\n{under * len(title)}"
 
 
-def first_sentence(documentation: str) -> str:
-    """The first sentence of a docstring, as Markdown for a table."""
-    first = " ".join(documentation.split("\n\n")[0].split())
-    return docstrings.escape(re.split(r"(?<=\.) (?=[A-Z])|: (?=`)|:$|\.$", first)[0])
+def _directive(entry: Entry) -> str:
+    if entry.kind == "data":
+        return f".. py:data:: {entry.path}\n\n" + docstrings.indented(text_of(entry.documentation, set(), entry.module))
+    bases = [one for one in _bases(entry.what) if one is not entry.what and not _is_private(one)]
+    options = ["   :show-inheritance:"] if bases else []
+    options += [f"   :members: {', '.join(entry.members)}"] if entry.members else []
+    return "\n".join([f".. auto{entry.kind}:: {entry.path}", *options])
 
 
 def index() -> str:
     """The first page of the reference: its pages, and the names of `mnemos` itself."""
-    toctree = "\n".join(f"{title} <{name}>" for name, (title, _) in PAGES.items())
-    names = sorted((e for e in entries() if e.path.count(".") == 1), key=lambda e: e.path.lower())
-    rows = [f"| `{entry.path}` | {first_sentence(source.documentation(entry.definition))} |" for entry in names]
-    return "\n".join([
-        "# API reference\n",
-        "All [public names](../policy.md), written from their docstrings. Axes of shapes, in this order: B batch, "
-        "T tokens, D width, H heads, M width of a head's values; N sequence length, K slots.\n",
-        f"```{{toctree}}\n:maxdepth: 1\n\n{toctree}\n```\n",
-        "## The names of mnemos\n",
-        "`import mnemos` has these. Each package has more, on its page.\n",
-        "| name | what it is |\n|---|---|",
-        *rows,
+    toctree = "\n".join(f"   {title} <{name}>" for name, (title, _) in PAGES.items())
+    rows = []
+    for entry in sorted((e for e in entries() if e.path.count(".") == 1), key=lambda e: e.path.lower()):
+        first = " ".join(entry.documentation.split("\n\n")[0].split())
+        first = docstrings.escape(re.split(r"(?<=\.) (?=[A-Z])|: (?=`)|:$|\.$", first)[0])
+        rows.append(f"   * - ``{entry.path}``\n     - {first}")
+    return "\n\n".join([
+        _heading("API reference", "="),
+        "All :doc:`public names </policy>`, written from their docstrings. Axes of shapes, in this order: B batch, "
+        "T tokens, D width, H heads, M width of a head's values; N sequence length, K slots.",
+        f".. toctree::\n   :maxdepth: 1\n\n{toctree}",
+        _heading("The names of mnemos", "-"),
+        "``import mnemos`` has these. Each package has more, on its page.",
+        ".. list-table::\n   :header-rows: 1\n\n   * - name\n     - what it is\n" + "\n".join(rows),
     ]) + "\n"  # fmt: skip
