@@ -14,7 +14,6 @@ from browser import browser
 import mnemos
 from mnemos.lab.look import page as pages
 from mnemos.lab.look.effects import Change, Effect, Prediction
-from mnemos.lab.look.images import PictureLayer, PictureRecording
 from mnemos.lab.look.memories import Memory, Sources
 from mnemos.lab.look.pack import LEVELS, dense, pack, strongest
 from mnemos.lab.look.page import page
@@ -58,14 +57,6 @@ def asked(*known):
     return one
 
 
-def pictured():
-    """Two pictures of random numbers."""
-    some = np.random.default_rng(0).random
-    layer = PictureLayer(HOSTILE, 0.3, 0.5, some((2, 4, 4)), some((2, 4, 4)), (3, 1), some((2, 2, 4, 4)), 5)
-    pixels = (255 * some((2, 8, 8, 1))).astype(np.uint8)
-    return PictureRecording(HOSTILE, "", (HOSTILE, "b"), ("a", "b"), pixels, [layer])
-
-
 def values(packed):
     return np.frombuffer(base64.b64decode(packed["bytes"]), np.uint8) / LEVELS * packed["most"]
 
@@ -96,15 +87,15 @@ def test_a_memory_has_its_part_in_the_sources_of_its_own_layer():
 
 
 def test_what_a_data_set_says_stays_text():
-    text = page([made()], [pictured()])
+    text = page([made()])
     assert "<img" not in text
-    assert len(re.findall("</script", text)) == len(re.findall("<script", text)) == 3
+    assert len(re.findall("</script", text)) == len(re.findall("<script", text)) == 2
     assert not re.search(r"(src|href)=.?(http|//)|@import|url\(", text)
     (data,) = re.findall(r'<script type="application/json" class="look-run">(.*?)</script>', text)
     assert json.loads(data)["words"][3] == HOSTILE
     for one in ("In short", "Predictions with a part emptied"):  # readable without scripts
         assert one in text
-    assert text == page([made()], [pictured()])
+    assert text == page([made()])
 
 
 def test_the_longest_document_is_below_five_megabytes():
@@ -166,7 +157,7 @@ def reach(view, name):
 
 @pytest.mark.slow
 def test_every_control_is_operated_by_keys_alone(tmp_path, view):
-    path = Look([made(), made(2)], [pictured()]).write(tmp_path / "look.html")
+    path = Look([made(), made(2)]).write(tmp_path / "look.html")
     view.open(path.as_uri())
     for name, key, output in (("the next segment", "Enter", 2), ("the next segment", "ArrowLeft", 1)):
         reach(view, name)

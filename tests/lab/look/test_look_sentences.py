@@ -7,11 +7,10 @@ import pytest
 
 import mnemos
 from mnemos.lab.look.effects import WHOLE, Change, Effect, Prediction
-from mnemos.lab.look.images import PictureLayer, PictureRecording
 from mnemos.lab.look.memories import Memory
 from mnemos.lab.look.readers import readers_of
 from mnemos.lab.look.record import Asked, Document, Recording
-from mnemos.lab.look.summary import picture_sentences, sentences
+from mnemos.lab.look.summary import sentences
 from mnemos.lab.tasks.task import Question
 
 UNITS = 8
@@ -97,22 +96,6 @@ def test_boundaries_are_joined_where_the_same_is_needed():
     ]
     found = sentences(one)[-1]
     assert found.startswith("Before segments 2 to 3 the answer is lost without slot 1; before segment 4 the answer is")
-
-
-def pictures(*shares):
-    some = np.random.default_rng(0).random
-    layers = [
-        PictureLayer(f"layer {i + 1}", share, 0.5, some((2, 4, 4)), some((2, 4, 4)), (0,), some((2, 1, 4, 4)), 5)
-        for i, share in enumerate(shares)
-    ]
-    return PictureRecording("", "", ("a", "a"), ("a", "b"), np.zeros((2, 8, 8, 1), np.uint8), layers)
-
-
-def test_the_share_of_a_branch_is_its_size_and_not_its_gate():
-    (found,) = picture_sentences(pictures(0.13, 0.31))
-    assert "0.31 in layer 2 and of 0.13 in layer 1" in found
-    assert "0.5" not in found
-    assert "2 pictures, 1 classified correctly." in found
 
 
 SIZES = {"vocab_size": 9, "dim": 8, "num_heads": 2, "mlp": 8}

@@ -159,8 +159,7 @@ def look(
 ) -> int:
     """Write a page on which one looks, segment by segment, at what the memories of trained models hold.
 
-    It shows what was written and read, what a prediction used, and what is lost when a part is emptied. Of a run of
-    images, the page has the two branches of each cached layer and the slots that answered.
+    It shows what was written and read, what a prediction used, and what is lost when a part is emptied.
 
     Args:
         runs: the folder of a run or of a comparison (one run of each recipe), or a decoder of Transformers with --text

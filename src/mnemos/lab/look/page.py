@@ -7,45 +7,41 @@ import numpy as np
 
 from mnemos.errors import plural
 from mnemos.lab.report.charts import Axis, Chart, chart_figure, variant
-from mnemos.lab.report.markup import decimal, escape, listed, paragraph, table, table_of
+from mnemos.lab.report.markup import decimal, escape, listed, paragraph, table
 from mnemos.lab.report.shell import chart_library, embedded, html_page, script
 
-from .images import PictureRecording
-from .pack import pack, pack_pictures
+from .pack import pack
 from .record import PARTS, Recording
-from .summary import explained, picture_sentences, sentences, thresholds
+from .summary import explained, sentences, thresholds
 
 _SHOWN = 12  # rows of a static table
 
 
-def page(
-    recordings: Sequence[Recording], pictures: Sequence[PictureRecording] = (), title: str = "What the memory holds"
-) -> str:
+def page(recordings: Sequence[Recording]) -> str:
     """The page of some recordings as HTML. The same recordings give the same text."""
     sections = {
-        ("short", "In short"): _short(recordings, pictures),
+        ("short", "In short"): _short(recordings),
         ("asked", "When it is known"): (asked := _asked(recordings)),
         ("viewer", "Segment by segment"): _viewer(recordings),
         ("emptied", "Predictions with a part emptied"): _emptied(recordings),
-        ("images", "Image by image"): _pictures(pictures),
     }
     body = "\n".join(
         f'<section id="{slug}"><h2>{escape(name)}</h2>\n{text}</section>'
         for (slug, name), text in sections.items()
         if text
     )
-    byline = "pictures of the test split"
-    if recordings:
-        document = recordings[0].document
-        parts = [document.about, f"{len(document.tokens):,} tokens"]
-        lengths = dict.fromkeys(f"{plural(one.segments, 'segment')} of {one.length}" for one in recordings)
-        byline = " · ".join([part for part in parts if part] + [listed(list(lengths))])
+    document = recordings[0].document
+    lengths = dict.fromkeys(f"{plural(one.segments, 'segment')} of {one.length}" for one in recordings)
+    parts = [document.about, f"{len(document.tokens):,} tokens", listed(list(lengths))]
+    byline = " · ".join(filter(None, parts))
     own = partial(script, package="mnemos.lab.look")
     charts = [chart_library(), script("page.js")] if asked else []
-    return html_page(title, body, paragraph(byline, "byline"), [*charts, own("look.js")], own("look.css"))
+    return html_page(
+        "What the memory holds", body, paragraph(byline, "byline"), [*charts, own("look.js")], own("look.css")
+    )
 
 
-def _short(recordings: Sequence[Recording], pictures: Sequence[PictureRecording]) -> str:
+def _short(recordings: Sequence[Recording]) -> str:
     # --- what was told and what is asked, in the document's words ---
     passage = ""
     one = next((one for one in recordings if one.document.question is not None), None)
@@ -56,13 +52,11 @@ def _short(recordings: Sequence[Recording], pictures: Sequence[PictureRecording]
         passage = paragraph(f"Told: “{fact}” Asked {apart} tokens later: “{asked}”", "lead")
 
     # --- the sentences of each recording ---
-    entries = [(one.name, one.about, sentences(one)) for one in recordings]
-    entries += [(one.name, one.about, picture_sentences(one)) for one in pictures]
     parts = ""
-    for name, about, texts in entries:
-        heading = f"<h3>{escape(name)}</h3>" if name else ""
-        note = paragraph(about, "note") if about else ""
-        parts += f"<div>{heading}{note}{''.join(map(paragraph, texts))}</div>"
+    for one in recordings:
+        heading = f"<h3>{escape(one.name)}</h3>" if one.name else ""
+        note = paragraph(one.about, "note") if one.about else ""
+        parts += f"<div>{heading}{note}{''.join(map(paragraph, sentences(one)))}</div>"
     words = paragraph(thresholds(), "note") if any(one.asked for one in recordings) else ""
     return f'{passage}<div class="look-short">{parts}</div>{words}'
 
@@ -91,8 +85,6 @@ def _asked(recordings: Sequence[Recording]) -> str:
 
 
 def _viewer(recordings: Sequence[Recording]) -> str:
-    if not recordings:
-        return ""
     data = "\n".join(embedded(pack(one, 1 / len(recordings)), "look-run") for one in recordings)
     note = "The viewer needs scripts, which this browser does not run. The tables below need none."
     document, words = recordings[0].document, ""
@@ -127,34 +119,3 @@ def _emptied(recordings: Sequence[Recording]) -> str:
         tables.append(f"<details{'' if tables else ' open'}><summary>{title}</summary>{html}</details>")
     texts = dict.fromkeys(paragraph(explained(one.document)) for one in recordings)
     return "\n".join([*texts, *tables]) if tables else ""
-
-
-def _pictures(pictures: Sequence[PictureRecording]) -> str:
-    if not pictures:
-        return ""
-    layers = []
-    for one in pictures:
-        for layer in one.layers:
-            name, weights = f"{one.name}, {layer.name}" if pictures[1:] else layer.name, layer.answered.mean((0, 2, 3))
-            first = int(weights.argmax())
-            layers.append((name, layer, f"slot {layer.slots[first] + 1} ({decimal(float(weights[first]))})"))
-    numbers = table_of(
-        "Each cached layer: the share of its memory by size, σ(λ)·o_mem beside (1 − σ(λ))·o_self; the mean gate σ(λ); "
-        "its slots; the weight that each would have if all were read alike; the slot that is read most, with its mean "
-        "weight.",
-        layers,
-        {
-            "layer": lambda one: escape(one[0]),
-            "share by size": lambda one: decimal(one[1].share),
-            "gate σ(λ)": lambda one: decimal(one[1].gate),
-            "slots": lambda one: str(one[1].count),
-            "read alike": lambda one: decimal(1 / one[1].count),
-            "read most": lambda one: escape(one[2]),
-        },
-    )
-    data = "\n".join(embedded(pack_pictures(one), "look-pictures") for one in pictures)
-    text = (
-        "o_self is the layer's own attention; o_mem is what each patch reads from the slots of its cache. The layer "
-        "adds (1 − σ(λ))·o_self and σ(λ)·o_mem. The fuller a colour, the greater."
-    )
-    return f'{paragraph(text)}<div id="look-images"></div>\n{data}\n{numbers}'

@@ -155,8 +155,8 @@ def record(
     """
     if getattr(model, "state_kind", "none") == "none" or not getattr(model, "autoregressive", False):
         raise InputError(
-            "look: expected a model that reads tokens with a state and predicts the next one, found another; its "
-            "images, if it reads them, are shown with mnemos look RUN"
+            "look: expected a model that reads tokens with a state and predicts the next one, found another; "
+            "mnemos report RUN shows what its memory is worth"
         )
     if not document.tokens:
         raise InputError("look: expected a document of at least one token, found none; add text to it")

@@ -2,11 +2,9 @@
 
 import numpy as np
 
-from mnemos.errors import plural
 from mnemos.lab.report.markup import capital, listed
 
 from .effects import KNOWN, LOST, WHOLE, Prediction
-from .images import PictureRecording
 from .record import Document, Recording
 
 
@@ -103,13 +101,3 @@ def _needed(one: Recording, prediction: Prediction, i: int) -> str:
     tried = f"{len(alone)} units" if len(alone) == units else f"{len(alone)} units tried, of {units},"
     enough = [change.name if memories[1:] else change.name.rpartition(": ")[2] for change, p in alone if p >= least]
     return f"{text}, of whose {tried} {listed(enough, 'or') or 'none'} is enough alone"
-
-
-def picture_sentences(one: PictureRecording) -> list[str]:
-    """How many pictures, and in which layers the memory's branch is greatest beside the layer's own."""
-    right = sum(label == guess for label, guess in zip(one.labels, one.guesses, strict=True))
-    text = f"{plural(len(one.labels), 'picture')}, {right} classified correctly"
-    shares = [(layer.share, layer.name) for layer in one.layers]
-    (most, first), (least, end) = max(shares), min(shares)
-    text += f". The memory's branch has a share by size of {most:.2f} in {first}"
-    return [text + (f" and of {least:.2f} in {end}, the greatest and the least." if shares[1:] else ".")]

@@ -4,13 +4,12 @@ import html
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mnemos.atomic import check_output_file, write_text
-from mnemos.attention.gated import GatedBranch
 from mnemos.errors import say
 from mnemos.generate.stream import Stream
 from mnemos.lab.evaluate.write_attention import documents
@@ -28,7 +27,6 @@ from mnemos.modes import evaluating
 from mnemos.types import InputError, reset
 
 from .effects import KNOWN, LOST, log_probabilities, read_segments
-from .images import PictureRecording, record_pictures
 from .page import page
 from .record import Document, Recording, record, segment_length, shown_words
 
@@ -36,14 +34,13 @@ PAGE = "look.html"
 SEGMENTS = 200  # at most, unless the caller says
 TOKENS = 40_000  # of all models together, at most, for a page below 5 MB
 ROWS = 64  # of a task whose rows ask a question, among which one is chosen
-_Recording = TypeVar("_Recording")
 
 
 class Look:
     """What `look` returns: its recordings, and the page as `html`, which a notebook shows."""
 
-    def __init__(self, recordings: Sequence[Recording], pictures: Sequence[PictureRecording] = ()) -> None:
-        self.recordings, self.pictures, self.html = list(recordings), list(pictures), page(recordings, pictures)
+    def __init__(self, recordings: Sequence[Recording]) -> None:
+        self.recordings, self.html = list(recordings), page(recordings)
 
     def write(self, path: str | Path) -> Path:
         out = Path(path)
@@ -97,10 +94,9 @@ class Opened(NamedTuple):
     length: int  # tokens of a segment
     folder: Path = Path()  # what errors name
 
-    def record(self, how: Callable[..., _Recording], *arguments: object) -> _Recording:
-        """What a function records of the model. Its errors name the folder."""
+    def record(self, document: Document) -> Recording:
         try:
-            return how(self.model, *arguments)
+            return record(self.model, document, self.name, self.about, self.length)
         except InputError as error:
             raise InputError(f"{self.folder}: {str(error).removeprefix('look: ')}") from None
 
@@ -125,11 +121,6 @@ def look_at_runs(
     if out is not None:
         check_output_file(target)
     opened = [_open(run, text) for folder in folders for run in find_runs(Path(folder))]
-    pictured = [one for one in opened if getattr(one.model, "state_kind", "none") == "none"]
-    if len(pictured) == len(opened):
-        cached = [one for one in opened if any(isinstance(module, GatedBranch) for module in one.model.modules())]
-        pictures = [one.record(record_pictures, one.task, one.name, one.about) for one in cached or opened]
-        return Look([], pictures).write(target)
     if other := next((one for one in opened if one.data != opened[0].data), None):
         raise InputError(
             f"look: expected runs with the same data, found others for {opened[0].name} and {other.name}; look at one "
@@ -148,7 +139,7 @@ def look_at_runs(
             f"report {folders[0]} shows what its memory is worth"
         )
     document = document_of(opened, max(one.length for one in opened), text, number, segments)
-    return Look([one.record(record, document, one.name, one.about, one.length) for one in opened]).write(target)
+    return Look([one.record(document) for one in opened]).write(target)
 
 
 def _open(folder: Path, text: str | Path | None) -> Opened:
