@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mnemos.lab.compare.comparison import Row
+from mnemos.lab.compare.comparison import MetricByX, Row, ScoreAt
 from mnemos.lab.compare.significance import UNBOUNDED, compared, spread
 from mnemos.lab.report.read import Results
 from mnemos.lab.report.run_records import RunRecord
@@ -178,21 +178,18 @@ def test_an_interval_is_never_narrower_than_that_of_one_comparison():
 def test_scores_along_an_axis_are_ranked_by_their_own_direction(described, order):
     """A comparison by a loss, whose axis has an accuracy; a metric of unknown direction is not ranked."""
     metric = "reach" if described is None else "accuracy"
-    along = {name: {"metric": metric, "x": "words", "values": [[4, x]]} for name, x in (("near", 0.8), ("far", 0.9))}
-    records = {name: (with_result(Result(test={}, artifacts={"along": one})),) for name, one in along.items()}
-    rows = [replace(PLAIN, name=name) for name in records]
-    assert order in headline(made(*rows, higher=False, records=records))
+    rows = [
+        replace(PLAIN, name=name, along=MetricByX(metric, "words", (ScoreAt(4, x, math.nan, 1),)))
+        for name, x in (("near", 0.8), ("far", 0.9))
+    ]
+    assert order in headline(made(*rows, higher=False, records=of_rows(rows, (9, 9))))
 
 
-@pytest.mark.parametrize(
-    ("majority", "rows", "interval"), [(0.1, None, True), (None, None, False), (None, [10, 30], True)]
-)
-def test_only_a_share_of_rows_has_an_interval_of_rows(majority, rows, interval):
+@pytest.mark.parametrize(("targets", "interval"), [(1, True), (3, False)])
+def test_only_a_share_of_rows_has_an_interval_of_rows(targets, interval):
     """An accuracy of 1 is a whole number of rows, also where it is one of the tokens in them."""
-    along = {"along": {"metric": "accuracy", "x": "d", "values": [[1, 1.0], [2, 1.0]], "rows": rows}}
-    one = Result(test={"accuracy": 1.0}, scored_rows={"test": 40}, artifacts=along if rows else {})
     row = replace(PLAIN, mean=1.0, seeds=1)
-    said = summary_table(made(row, majority=majority, records={"north": (with_result(one),)}))
+    said = summary_table(made(row, records=of_rows([row], [40], targets)))
     assert ("0.912 to 1.000" in said) == interval
     assert ("Wilson" in said) == interval
 

@@ -12,7 +12,7 @@ from . import costs, curves, gated_caches, memory_use, outputs, provenance, scor
 from .markup import contents, escape, folded, listed, own_ids, paragraph, prose
 from .read import Results, read_tasks, task_differences
 from .shell import chart_library, html_page, script
-from .verdict import caveats, headline, scored_of, summary_table
+from .verdict import caveats, headline, summary_table
 
 Section = Callable[[Results], str]
 # The first of these that a report has stands on its first screen.
@@ -46,7 +46,7 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> tuple[Path, str]:
-    """As `report`; returns the path, and a sentence that says what to look at first."""
+    """As `report`; returns the path, and a sentence that says what came out."""
     folders = [Path(folder) for folder in folders]
     if out is not None:
         check_output_file(out)
@@ -56,16 +56,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> tuple[Path
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, assemble(tasks))
-    if len(tasks) > 1:
-        return out, "Look first at the table of all runs; each task has a part of its own below."
-    results = tasks[0]
-    if (by_x := curves.read_by_x(results)) is not None:
-        picture = f"the picture of {by_x.metric} by {by_x.x}"
-    elif scores.seeds(results):
-        picture = "the picture of the score of every seed"
-    else:
-        picture = "the learning curves" if "<figure" in curves.section(results) else ""
-    return out, (f"Look first at {picture}. " if picture else "") + headline(results)
+    return out, headline(tasks[0]) if len(tasks) == 1 else f"Each of {len(tasks)} tasks has a part of its own."
 
 
 def assemble(tasks: Sequence[Results]) -> str:
@@ -83,7 +74,7 @@ def assemble(tasks: Sequence[Results]) -> str:
         )
         links = contents((f"task-{i + 1}-task", _title([one])) for i, one in enumerate(tasks))
         opening = "\n".join([paragraph(lead, "lead"), paragraph(why), links])
-        parts = [folded("tasks", "All runs", scores.side_by_side(tasks), opened=True)]
+        parts = []
         for i, one in enumerate(tasks):
             own, sections = _parts(one)
             part = f'<section id="task"><h2>{escape(_title([one]))}</h2>\n{own}</section>\n{sections}'
@@ -134,11 +125,6 @@ def _byline(tasks: Sequence[Results]) -> str:
     parts = [plural(len(runs) or sum(row.seeds for row in rows), "run")]
     seeds = {row.seeds for row in rows}
     parts += [f"{max(seeds)} seeds of each variant"] if len(seeds) == 1 and max(seeds) > 1 and len(rows) > 1 else []
-    steps = {run.result.steps if run.result else None for run in runs}
-    if len(steps) == 1 and (number := steps.pop()):
-        parts.append(plural(number, "update") + (" each" if len(runs) > 1 else ""))
-    tested = {scored_of(one, "test") for one in tasks if one.finished()}
-    parts += [plural(over.number, f"test {over.noun}")] if len(tested) == 1 and (over := tested.pop()) else []
     about = [run.provenance.to_json() for run in runs if run.provenance] or [one.provenance for one in tasks]
     ends = sorted(str(a["finished"])[:10] for a in about if a.get("finished"))
     parts += [f"finished {ends[-1]}"] if ends else []

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from mnemos import registry
 from mnemos.config import from_dict, to_dict
-from mnemos.lab.compare.baselines import CACHE, roles_of
+from mnemos.lab.compare.baselines import roles_of
 from mnemos.lab.compare.comparison import FILE, Comparison, controls_of, read_comparison, rows_of
-from mnemos.lab.compare.significance import Difference, Spread, paired, spread, welch
-from mnemos.lab.evaluate.recorded import Left, StateControls
+from mnemos.lab.compare.significance import Difference, Spread, paired, spread
+from mnemos.lab.evaluate.recorded import StateControls
 from mnemos.lab.evaluate.records import flat
 from mnemos.lab.run.files import PLACES, Provenance, Result
 from mnemos.lab.run.recipe import Recipe
@@ -58,11 +58,6 @@ class Results(Comparison):
         runs = ((name, next(filter(has, self.runs_of(name)), None)) for name in self.names)
         return [(name, run) for name, run in runs if run is not None]
 
-    def cached(self) -> list[str]:
-        """The rows with a gated cache that is written, and those with gates or controls of one that is not."""
-        written = {row.name for row in self.rows if row.memory == CACHE} | {control.name for control in self.controls}
-        return [name for name in self.names if name in written or any(run.gates for run in self.runs_of(name))]
-
     def described(self, metric: str) -> JSONObject | None:
         """Direction and bounds of a metric, as `Metric.described`; None where no run says them."""
         if metric == self.metric:
@@ -70,25 +65,14 @@ class Results(Comparison):
         return next(filter(None, (described_in(result.metrics, metric) for result in self.finished())), None)
 
     def effect(self, name: str, control: str = "emptied") -> Difference | None:
-        """What a control of stored caches changes: by run where results are at hand, else by means; None: not run."""
+        """What a control of stored caches changes, run by run; None: it was not run."""
         scores = [(run.result.scores, run.result.controls.get(control, {})) for run in self.runs_of(name) if run.result]
         changes = [b[self.metric] - a[self.metric] for a, b in scores if self.metric in a and self.metric in b]
-        if by_run := paired(changes, self.bounds):
-            return by_run
-        for one in self.controls:
-            if (one.name, one.control) == (name, control) and math.isfinite(one.mean):
-                return welch(one, next(row for row in self.rows if row.name == name), self.bounds)
-        return None
+        return paired(changes, self.bounds)
 
     def state_controls(self, name: str) -> list[tuple[RunRecord, StateControls]]:
         explained = [(run, run.explained.memory) for run in self.runs_of(name) if run.explained]
         return [(run, memory) for run, memory in explained if isinstance(memory, StateControls)]
-
-    def uncontrolled(self, name: str) -> str | None:
-        """Why no run of a row scored controls of its state; None if one did, or none recorded a reason."""
-        memories = [run.explained.memory for run in self.runs_of(name) if run.explained]
-        reasons = [memory.left for memory in memories if isinstance(memory, Left)]
-        return reasons[0] if reasons and not self.state_controls(name) else None
 
     def memory_effect(self, name: str, memory: str, control: str) -> Difference | None:
         """What a control of one memory of the state changes, run by run; None where it was not run."""

@@ -1,18 +1,16 @@
-"""The results in numbers: scores of every variant, the controls of caches, a dot for each seed."""
+"""The results in numbers: further metrics of every variant, the controls of caches, a dot for each seed."""
 
 import math
-from collections.abc import Sequence
 
 from mnemos.errors import plural
 from mnemos.lab.compare.significance import Difference
-from mnemos.lab.evaluate.records import flat
 
 from .charts import Axis, Chart, chart_figure, variant
 from .curves import seed_names
-from .markup import OPERATIONS, capital, count, decimal, escape, memory, missing, operations, table, table_of
+from .markup import capital, decimal, escape, table, table_of
 from .read import Results, finite_spread
 from .shell import variant_name
-from .verdict import mean_and_spread, without_learning
+from .verdict import mean_and_spread
 
 _ACROSS = 8  # metrics in columns; more are rows
 CONTROLS = {"emptied": "cache emptied", "exchanged": "cache exchanged for noise", "closed": "gate closed"}
@@ -24,23 +22,8 @@ _MEANINGS = {
 
 
 def section(results: Results) -> str:
-    """Tables of variants, of their other metrics and of the controls; lines say what is missing."""
-    better = "higher" if results.higher_is_better else "lower"
-    head = ["variant", results.score, "seeds", "parameters", "FLOPs of a row", "state"]
-    rows = []
-    for i, row in enumerate(results.rows):
-        costs = [count(row.parameters), operations(row.flops), memory(row.state_bytes or math.nan)]
-        rows.append([variant_name(i, row.name), mean_and_spread(row), str(row.seeds), *costs])
-    rows += [[escape(name), decimal(one), *[""] * 4] for name, one in without_learning(results).items()]
-    caption = (
-        f"{capital(results.score)} ({better} is better), mean ± sample standard deviation over seeds, and the size of "
-        f"the models. {OPERATIONS} State: bytes per stream after a row of the greatest length that the settings of the "
-        f"data allow, of an encoder-decoder its source and its output. From {results.source}."
-    )
-    parts = [table(caption, head, rows), _other_metrics(results)]
-    if not _tested(results):
-        parts.append(missing(f"No result.json gives a {results.score}, so single seeds cannot be drawn."))
-    return "\n".join(filter(None, [*parts, _controls(results)]))
+    """Tables of the variants' other metrics and of the controls of caches."""
+    return "\n".join(filter(None, [_other_metrics(results), _controls(results)]))
 
 
 def _other_metrics(results: Results) -> str:
@@ -64,28 +47,6 @@ def _other_metrics(results: Results) -> str:
     names = {name: variant_name(results.names.index(name), name) for name in scores}
     rows = [[names[name], *map(mean_and_spread, of_one)] for name, of_one in scores.items()]
     return table(caption, ["variant", *about], rows)
-
-
-def side_by_side(tasks: Sequence[Results]) -> str:
-    """One table of the variants of several tasks, each with the metric of its task."""
-
-    def task(results: Results) -> str:
-        return next((str(flat(run.recipe).get("data.is", "–")) for run in results.all_runs()), "–")
-
-    return table_of(
-        "All variants, mean ± sample standard deviation over seeds of their task's metric. Rows of different tasks "
-        "cannot be compared. From the runs' result.json.",
-        [(results, row) for results in tasks for row in results.rows],
-        {
-            "variant": lambda one: escape(one[1].name),
-            "task": lambda one: escape(task(one[0])),
-            "metric": lambda one: escape(one[0].metric),
-            "value": lambda one: mean_and_spread(one[1]),
-            "seeds": lambda one: str(one[1].seeds),
-            "parameters": lambda one: count(one[1].parameters),
-        },
-        "runs",
-    )
 
 
 def _tested(results: Results, control: str | None = None) -> list[str]:
@@ -121,13 +82,6 @@ def seeds(results: Results) -> str:
 
 
 def _controls(results: Results) -> str:
-    if not results.controls:
-        if any(results.state_controls(name) or results.uncontrolled(name) for name in results.names):
-            return ""  # a section of its own has the controls of the state
-        if not results.cached() and not any(row.memory for row in results.rows):
-            return ""
-        return missing("No control was run, so these results do not show whether the models use their memory.")
-
     changes = [(one, results.effect(one.name, one.control) or Difference(math.nan)) for one in results.controls]
     meanings = [text for name, text in _MEANINGS.items() if name in {one.control for one in results.controls}]
     spread = "; its 95% interval comes from the spread between seeds" * any(one.interval for _, one in changes)

@@ -12,7 +12,7 @@ from mnemos.lab.compare.significance import BETTER, NO_DIFFERENCE, WORSE, Differ
 from mnemos.lab.tasks.metrics import ACCURACY, GUESS, MAJORITY, TOP5
 from mnemos.lab.tasks.no_learning import no_better
 
-from .curves import read_by_x, rows_by_x
+from .curves import read_by_x
 from .markup import capital, decimal, duration, escape, listed, memory, table
 from .read import Results
 from .shell import variant_name
@@ -170,6 +170,7 @@ def summary_table(results: Results) -> str:
     if not rows:
         return ""
     tests, by_x = differences_of(results), read_by_x(results)
+    better = "higher" if results.higher_is_better else "lower"
     last = by_x.at_the_end() if by_x and by_x.metric == results.metric and len(by_x.xs) > 1 else {}
     of_seeds = {row.name: interval(row, results.bounds) for row in rows}
     of_rows = {row.name: _interval_of_rows(results, row) for row in rows if of_seeds[row.name] is None}
@@ -193,7 +194,8 @@ def summary_table(results: Results) -> str:
 
     # --- the caption says what is in the table and no more ---
     end = f"at {by_x.xs[-1]:,g}" if by_x and last else ""
-    sentences = [capital(_scored(results)) + (f"; {end}: with that many {by_x.x}" if by_x and last else "")]
+    sentences = [f"{capital(_scored(results))} ({better} is better)"]
+    sentences[0] += f"; {end}: with that many {by_x.x}" if by_x and last else ""
     ranges = ["Student's t over seeds"] * any(of_seeds.values())
     ranges += ["Wilson's, of the scored rows, and not of seeds"] * any(of_rows.values())
     if ranges:
@@ -215,9 +217,8 @@ def _interval_of_rows(results: Results, row: Row) -> tuple[float, float] | None:
     split = "valid" if results.split == "validation" else "test"
     if len(runs) != 1 or not runs[0].result or results.metric not in (ACCURACY.name, TOP5.name):
         return None
-    of = runs[0].result.scored_rows.get(split, 0)
-    one_each = results.majority is not None or (split == "test" and rows_by_x(runs[0], results.metric) == of)
-    return wilson(round(row.mean * of), of) if of and one_each and 0 <= row.mean <= 1 else None
+    of, targets = (counts.get(split, 0) for counts in (runs[0].result.scored_rows, runs[0].result.scored_targets))
+    return wilson(round(row.mean * of), of) if of and of == targets and 0 <= row.mean <= 1 else None
 
 
 def mean_and_spread(score: Scored) -> str:
