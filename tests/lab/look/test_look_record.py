@@ -341,12 +341,13 @@ def test_a_linearised_decoder_says_what_window_and_sums_gave(rotary):
     scores = (q @ k.T * call.sizes.scale).masked_fill((distance < 0) | (distance >= 5), -torch.inf)
     near = torch.exp(scores - scores.amax(-1, keepdim=True))
     kernel = (far.query(raw_q)[0] @ far.key(raw_k)[0, 0].T) * 2 ** ((5 - distance) / 4)
-    sums = kernel.masked_fill(distance < 5, 0).sum(-1) * far.gamma[:, None]
-    share = (sums / (sums + near.sum(-1))).mean(0)
+    weights = near + kernel.masked_fill(distance < 5, 0) * far.gamma[:, None, None]
+    weights = weights / weights.sum(-1, keepdim=True)
+    place = torch.arange(21) - torch.arange(21)[:, None] // 5 * 5  # of each word, from the beginning of the segment
     assert found.length == 5
-    torch.testing.assert_close(torch.tensor(found.sources[0].share[:, 3]), share, rtol=1e-3, atol=1e-5)
-    own = (near.masked_fill(distance >= torch.arange(21)[:, None] % 5 + 1, 0).sum(-1) / (sums + near.sum(-1))).mean(0)
-    torch.testing.assert_close(torch.tensor(found.sources[0].share[:, 0]), own, rtol=1e-3, atol=1e-5)
+    for i, part in ((0, place >= 0), (1, (place < 0) & (place >= -5)), (3, place < -5)):
+        share = weights.masked_fill(~part, 0).sum(-1).mean(0)
+        torch.testing.assert_close(torch.tensor(found.sources[0].share[:, i]), share, rtol=1e-3, atol=1e-5)
     assert found.memories[0].kind == "sums"
     assert found.predictions
 

@@ -205,56 +205,20 @@ class LinearisedReader(SumsReader):
 
 
 def _shares(layer: Linearised, call: Windowed) -> list[Tensor]:
-    """The weights of this call's words, of the window's earlier ones, of the sinks and of the sums, [T] each.
+    """The weights of what the call's words, its window, its sinks and its sums held when it began, [T] each.
 
-    Means over heads of the terms of the common denominator (`mnemos.ops.window_state`). The sinks that have left the
-    window are met by the query at its own position here, where the layer lets it meet them at the window's end. With
-    the delta rule, the sums are those before the call.
+    The outputs are sums of values with these weights, so the layer itself computes them from values that say where they
+    were: (1, 0, 0, 0) of the call's own words, (0, 1, 0, 0) of those in the window, and so on. Means over heads.
     """
-    tokens, state = call.tokens, None if call.state is None else call.state.window
-    q, own, sizes = tokens.q[0].float(), tokens.k[0].float(), tokens.sizes
-    raw_q, raw_k = (tokens.unrotated if layer.raw else None) or (tokens.q, tokens.k)
-    group, t, w = q.shape[0] // own.shape[0], q.shape[1], sizes.window
-
-    # --- the keys of the window before the call, and of the call ---
-    features, keys, seen, earlier = raw_k[0].float(), own, 0, 0
+    own, window, sinks, sums = torch.eye(4, device=call.tokens.v.device)
+    tokens, state = call.tokens._replace(v=own.expand(*call.tokens.v.shape[:-1], 4)), call.state
     if state is not None:
-        seen = int(state.seen)
-        earlier = min(seen, w)
-        past = state.k.shape[2] - earlier
-        keys = torch.cat([state.k[0, :, past:].float(), own], 1)
-        old = state.raw if state.raw.shape[-1] else state.k
-        features = torch.cat([old[0, :, past:].float(), features], 1)
-
-    def score(those: Tensor) -> Tensor:
-        product = q @ those.repeat_interleave(group, 0).mT * sizes.scale
-        return product if sizes.softcap is None else sizes.softcap * torch.tanh(product / sizes.softcap)
-
-    # --- softmax over the window and the sinks ---
-    number = torch.arange(earlier + t, device=q.device) + seen - earlier  # of each key in the row
-    distance = torch.arange(earlier, earlier + t, device=q.device)[:, None] - torch.arange(earlier + t, device=q.device)
-    near, left = (distance >= 0) & (distance < w), distance >= w
-    scores = score(keys).masked_fill(~(near | (left & (number < sizes.sinks))), -torch.inf)
-    gone_before = min(sizes.sinks, seen - earlier)  # sinks that had left before the call
-    sinks = q.new_zeros(len(q), t, 0)
-    if state is not None and gone_before:
-        sinks = score(state.sink_k[0, :, :gone_before].float())
-    top = torch.cat([scores, sinks], -1).amax(-1, keepdim=True)
-    weights = torch.exp(scores - top)
-    first = torch.exp(sinks - top).sum(-1) + weights.masked_fill(near, 0).sum(-1)
-    weights = weights.masked_fill(~near, 0)
-
-    # --- the sums of what left the window, before the call and in it ---
-    far = torch.zeros_like(first)
-    if (maps := layer.far()) is not None:
-        mapped, gone = maps.query(raw_q.float())[0], left & (number >= sizes.sinks)
-        if state is not None:
-            far = (mapped * state.z[0].float().repeat_interleave(group, 0)[:, None]).sum(-1)
-            far = far * torch.exp(maps.decay * gone.sum(-1))
-        if maps.beta is None:
-            kernel = mapped @ maps.key(features[None])[0].repeat_interleave(group, 0).mT
-            kernel = kernel * torch.exp(maps.decay * (distance - w).clamp(min=0))
-            far = far + kernel.masked_fill(~gone, 0).sum(-1)
-        far = maps.gamma.float()[:, None] * far.clamp(min=0)
-    masses = torch.stack([weights[..., earlier:].sum(-1), weights[..., :earlier].sum(-1), first, far])
-    return list((masses / masses.sum(0)).mean(1))
+        held = state.window
+        marked = held._replace(
+            v=window.expand(*held.v.shape[:-1], 4),
+            sink_v=sinks.expand(*held.sink_v.shape[:-1], 4),
+            s=held.z[..., None] * sums,
+        )
+        state = state._replace(window=marked)
+    shares, _ = Linearised.read(layer, tokens, state)  # not the observed one
+    return list(shares[0].float().mean(1).T)
