@@ -43,10 +43,10 @@ def test_recorded_branches_of_a_layer_of_ours():
         for _ in range(2):
             layer(torch.randn(3, 7, 12))
         layer.eval()
-        x, found = torch.randn(2, 7, 12), {}
-        with torch.no_grad(), observe_mixing(layer, lambda *both: found.update(it=BranchOutputs(*both))):
+        x, found = torch.randn(2, 7, 12), []
+        with torch.no_grad(), observe_mixing(layer, lambda *both, found=found: found.append(BranchOutputs(*both))):
             y, _ = layer(x)
-            one = found["it"]
+            (one,) = found
             share = torch.sigmoid(layer.mix).repeat_interleave(6)
             mixed = share * one.o_mem + (1 - share) * one.o_self
             torch.testing.assert_close(layer.project(mixed.unflatten(-1, (2, 6))), y)

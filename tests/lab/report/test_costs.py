@@ -3,10 +3,10 @@
 import json
 import re
 
-from synthetic_runs import edited, write_comparison, write_run
+from synthetic_runs import edited, read, write_comparison, write_run
 
 from mnemos.lab.report.costs import section
-from mnemos.lab.report.read import read, read_results
+from mnemos.lab.report.read import read_results
 from mnemos.lab.report.scores import section as results
 
 EQUAL = {"equal": "time", "budget": 60.0, "unit": "seconds", "first": "demo", "clock": "CPU time", "minutes": 1.0}

@@ -4,10 +4,10 @@ import json
 import re
 
 import pytest
-from synthetic_runs import write_run
+from synthetic_runs import read, write_run
 
 from mnemos.lab.report.memory_use import rounded, section
-from mnemos.lab.report.read import read, read_run, results_of
+from mnemos.lab.report.read import read_run, results_of
 from mnemos.types import InputError
 
 

@@ -5,12 +5,11 @@ import math
 import re
 
 import pytest
-from synthetic_runs import edited, write_run
+from synthetic_runs import edited, read, write_run
 
 from mnemos import InputError
 from mnemos.lab.compare.comparison import read_comparison, show, summarise
 from mnemos.lab.report.curves import by_x_figure, by_x_table, read_by_x
-from mnemos.lab.report.read import read
 
 
 def section(results):

@@ -5,11 +5,10 @@ import math
 import re
 
 import pytest
-from synthetic_runs import LAYERS, edited, write_comparison, write_run
+from synthetic_runs import LAYERS, edited, read, write_comparison, write_run
 
 from mnemos.lab.report import report
 from mnemos.lab.report.gated_caches import map_section
-from mnemos.lab.report.read import read
 from mnemos.types import InputError
 
 

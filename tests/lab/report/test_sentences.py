@@ -3,13 +3,13 @@
 import re
 
 import pytest
-from synthetic_runs import edited, write_run
+from synthetic_runs import edited, read, write_run
 
 from mnemos import registry
 from mnemos.lab.papers.reproduce import Options
 from mnemos.lab.papers.small_runs import caution
 from mnemos.lab.report import provenance
-from mnemos.lab.report.read import read, read_run, results_of
+from mnemos.lab.report.read import read_run, results_of
 from mnemos.lab.run.recipe_fields import with_fields
 
 LINEAR = "one matrix per head"

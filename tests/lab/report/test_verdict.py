@@ -56,8 +56,8 @@ def at(row, mean, **fields):
     return replace(row, mean=mean, **fields)
 
 
-def scored(*counts, targets=0):
-    return made(*WHOLE, records=of_rows(WHOLE, counts, targets))
+def scored(rows, targets=0):
+    return made(*WHOLE, scored_rows={"test": rows}, scored_targets={"test": targets} if targets else {})
 
 
 def ran(provenance):
@@ -74,9 +74,9 @@ HEADLINES = {
     "equal seeds": ("without a spread", made(*(replace(row, std=0.0) for row in WHOLE)), made(*ONE_SEED)),
     "baseline": ("0.550 of its never-written baseline west", made(*WHOLE), made(PLAIN, CACHED)),
     "several": ("east helps (+0.050", made(*WHOLE, *FAR), made(*FAR)),
-    "rows": ("over 40 rows", scored(40, 40, targets=1), scored(40, 50, targets=1)),
-    "rows that hold what is averaged": ("accuracy of 40 rows", scored(40, 40), scored(40, 40, targets=3)),
-    "targets": ("over 120 targets", scored(40, 40, targets=3), scored(40, 40)),
+    "rows": ("over 40 rows", scored(40, 40), scored(50, 50)),
+    "rows that hold what is averaged": ("accuracy of 40 rows", scored(40), scored(40, 120)),
+    "targets": ("over 120 targets", scored(40, 120), scored(40)),
     "without learning": (
         "Without learning: byte bigrams 0.300, byte unigrams 0.500.",
         made(PLAIN, higher=False, reference={"byte unigrams": 0.5, "byte bigrams": 0.3}),

@@ -141,11 +141,11 @@ def report(runs: list[Path], *, out: Path | None = None) -> int:
         runs: the folder of a run or of a comparison
         out: the page; by default report.html in the first folder
     """
-    from mnemos.lab.report.page import write_report
+    from mnemos.lab.report import report as write_report
 
-    page, first = write_report(runs, out)
+    page = write_report(runs, out)
     say(page)
-    say(f"Open {page.resolve().as_uri()} in a browser.\n{first}")
+    say(f"Open {page.resolve().as_uri()} in a browser.")
     return 0
 
 

@@ -37,26 +37,17 @@ _NAMED = 2  # variants at most that a title names; the others are named by the f
 def report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write one self-contained HTML report of runs and return its path.
 
-    folders: run folders and comparison folders. Runs whose data, splits or metrics differ are not ranked: each task has
-    its own part. out: the file to write; by default report.html in the folder of the comparison, otherwise of the first
-    run. The same input gives the same bytes. Raises InputError, with file and line, for input that is missing or
-    malformed.
+    folders: run folders, or comparison folders. Runs whose data, splits or metrics differ are not ranked: each task has
+    its own part. out: the file to write; by default report.html in the first folder. The same input gives the same
+    bytes. Raises InputError, with file and line, for input that is missing or malformed.
     """
-    return write_report(folders, out)[0]
-
-
-def write_report(folders: Sequence[Path], out: Path | None = None) -> tuple[Path, str]:
-    """As `report`; returns the path, and a sentence that says what came out."""
-    folders = [Path(folder) for folder in folders]
     if out is not None:
         check_output_file(out)
     tasks = read_tasks(folders)
-    if out is None:
-        out = next((f for f in folders if (f / "comparison.json").is_file()), folders[0]) / "report.html"
-    out = Path(out)
+    out = Path(folders[0]) / "report.html" if out is None else Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, assemble(tasks))
-    return out, headline(tasks[0]) if len(tasks) == 1 else f"Each of {len(tasks)} tasks has a part of its own."
+    return out
 
 
 def assemble(tasks: Sequence[Results]) -> str:

@@ -92,14 +92,6 @@ def finite_spread(values: Iterable[float]) -> Spread:
     return spread(list(filter(math.isfinite, values)))
 
 
-def read(folders: Sequence[Path]) -> Results:
-    """The results of runs of one task, as `read_tasks` reads them. Raises InputError if there are several tasks."""
-    tasks = read_tasks(folders)
-    if len(tasks) > 1:
-        raise InputError(f"expected runs of one task, found {len(tasks)}: {task_differences(tasks)}; name those of one")
-    return tasks[0]
-
-
 def read_tasks(folders: Sequence[Path]) -> list[Results]:
     """The results of comparison folders, each of a task of its own, or of run folders: a result for each task.
 
@@ -206,6 +198,8 @@ def results_of(runs: Sequence[RunRecord]) -> Results:
         reference={name: one for name, one in first.reference.items() if name != MAJORITY and math.isfinite(one)},
         against=against,
         unit=first.unit,
+        scored_rows=first.scored_rows,
+        scored_targets=first.scored_targets,
         controls=controls_of(results, metric),
         records=records,
         source="the runs' result.json",

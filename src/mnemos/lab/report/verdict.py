@@ -3,8 +3,7 @@ The memory is credited only with what a row gains over its never-written baselin
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from mnemos.errors import plural
 from mnemos.lab.compare.comparison import Row, cut_note
@@ -95,33 +94,13 @@ def _finite(results: Results) -> list[Row]:
     return [row for row in results.rows if math.isfinite(row.mean)]
 
 
-class Over(NamedTuple):
-    """What was scored of a split. averaged: the scores are means over these; else the rows hold what is averaged."""
-
-    number: int
-    noun: str
-    averaged: bool
-
-
-def scored_of(results: Results, split: str) -> Over | None:
-    """What the scores of a split ("valid" or "test") are averaged over, where the runs say so and agree."""
-
-    def agreed(counts: Sequence[int | None], otherwise: int | None) -> int | None:
-        numbers = set(counts or [otherwise])
-        return numbers.pop() if len(numbers) == 1 else None
-
-    finished = results.finished()
-    rows = agreed([one.scored_rows.get(split) for one in finished], results.scored_rows.get(split))
-    targets = agreed([one.scored_targets.get(split) for one in finished], results.scored_targets.get(split))
-    if targets and targets != rows:
-        return Over(targets, "step" if results.unit == "steps" else "target", True)  # a step may have several numbers
-    return Over(rows, "row", bool(targets)) if rows else None
-
-
 def _scored(results: Results) -> str:
-    over = scored_of(results, "valid" if results.split == "validation" else "test")
-    of = f" {'over' if over.averaged else 'of'} {plural(over.number, over.noun)}" if over else ""
-    return f"{results.score}{of}"
+    """The score, and over what: the counted targets that it is a mean of, or else the rows that hold them."""
+    split = "valid" if results.split == "validation" else "test"
+    rows, targets = results.scored_rows.get(split), results.scored_targets.get(split)
+    if targets and targets != rows:  # a step may have several numbers
+        return f"{results.score} over {plural(targets, 'step' if results.unit == 'steps' else 'target')}"
+    return f"{results.score} {'over' if targets else 'of'} {plural(rows, 'row')}" if rows else results.score
 
 
 def without_learning(results: Results) -> dict[str, float]:
