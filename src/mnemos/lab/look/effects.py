@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mnemos.types import InputError, State, join, leaves, likelihood_of, reset
+from mnemos.types import InputError, State, join, leaves, likelihood_of, reset, select
 
 from .memories import Array, Memory, Reader
 
@@ -103,51 +103,61 @@ def look_at_targets(
     parameters = sum(p.numel() for p in model.parameters())
     rows_most = int(WORK / (2 * parameters * length))  # segments of one row that may be read with an emptied part
     wanted = list(wanted)[: max(1, rows_most // _LEAST)]
-    of_target = rows_most // max(1, len(wanted))
-    units_most = max(4, min(UNITS, of_target // 2 - len(readers), sum(len(one.units) for one in memories)))
-    reach = max(1, min(TRACED, of_target // (2 * (units_most + len(readers))))) if emptied else 1
+    units_most = max(4, min(UNITS, (rows_most // max(1, len(wanted)) - 2 * len(readers)) // 2))
+    by_segment: dict[int, list[int]] = {}
+    for i in wanted:
+        by_segment.setdefault(i // length, []).append(i)
 
-    # --- the states at the boundaries before the targets ---
-    near = {i: range(max(0, i // length - reach + 1), i // length + 1) for i in wanted}
-    states: dict[int, State] = {}
-    for segment in range(max((span.stop for span in near.values()), default=0)):
-        if any(segment in span for span in near.values()):
-            states[segment] = state
-        _, state = model(tokens[:, segment * length : (segment + 1) * length], state)
+    predictions: list[Prediction] = []
+    running: list[tuple[int, list[Change], State]] = []  # boundary, what was emptied, and the state of these rows
+    reach = TRACED  # segments that a row with an emptied part is read over
+    for segment in range(max(by_segment, default=-1) + 1):
+        x = tokens[:, segment * length : (segment + 1) * length]
 
-    predictions = []
-    for i, boundaries in near.items():
-        last = boundaries.stop * length
-        outputs, _ = model(tokens[:, last - length : last], states[boundaries[-1]])
-        p = log_probabilities(model, outputs[0, i % length]).exp()
-        answer, guess = int(targets[i]), int(p.argmax())
-        one = Prediction(i + 1, answer, float(p[answer]), guess, float(p[guess]))
-        predictions.append(one)
+        # --- rows that begin here, with a part emptied; those that no target waits for end ---
+        near = [s for s in by_segment if segment <= s < segment + TRACED]
+        if emptied and near and state is not None:
+            # Units are emptied one by one: all of them, or those that the target's segment read most.
+            read = {
+                (m, u): float(one.readers[near[0], :, u].sum()) if one.readers.size else 0.0
+                for m, one in enumerate(memories)
+                for u in range(len(one.units))
+            }
+            chosen = set(sorted(read, key=lambda key: -read[key])[:units_most])
+            states = _emptied_states(readers, every, state, chosen)
+            most = BYTES // max(1, _bytes(state) * len(states))
+            most = max(1, min(TRACED, most, rows_most // len(wanted) // len(states)))
+            if near[0] - segment < most:
+                running.append((segment, list(states), join(list(states.values()))))
+                reach = most
+        running = [one for one in running if any(segment <= s < one[0] + reach for s in by_segment)]
 
-        # --- from each boundary on, rows with a part emptied, in batches of at most `BYTES` of states ---
-        # Units are emptied one by one: all of them, or those that the target's segment read most.
-        read = {
-            (m, u): float(memory.readers[boundaries[-1], :, u].sum()) if memory.readers.size else 0.0
-            for m, memory in enumerate(memories)
-            for u in range(len(memory.units))
-        }
-        units = set(sorted(read, key=lambda key: -read[key])[:units_most])
-        effects: dict[Change, list[float]] = {}
-        for boundary in boundaries if emptied else ():
-            if states[boundary] is None:
-                continue
-            changed = _emptied_states(readers, every, states[boundary], units)
-            size = max(1, BYTES // max(1, _bytes(states[boundary])))
-            for start in range(0, len(changed), size):
-                part = dict(list(changed.items())[start : start + size])
-                x = tokens[:, boundary * length : last].expand(len(part), -1)
-                outputs, _ = read_segments(model, x, join(list(part.values())), length)
-                values = log_probabilities(model, outputs[:, i % length])[:, answer].exp().tolist()
-                for change, value in zip(part, values, strict=True):
-                    before = effects.setdefault(change, [])
+        # --- the segment as it is, and its predictions ---
+        outputs, state = model(x, state)
+        of_segment = []
+        for i in by_segment.get(segment, ()):
+            p = log_probabilities(model, outputs[0, i - segment * length]).exp()
+            target, guess = int(targets[i]), int(p.argmax())
+            of_segment.append(Prediction(i + 1, target, float(p[target]), guess, float(p[guess])))
+        predictions += of_segment
+
+        # --- the same from every row with a part emptied, in batches of at most `BYTES` of states ---
+        effects: list[dict[Change, list[float]]] = [{} for _ in of_segment]
+        for number, (boundary, changes, rows) in enumerate(running):
+            size = max(1, BYTES // 4 // max(1, _bytes(rows) // len(changes)))
+            batches = torch.arange(len(changes), device=x.device).split(size)
+            answers = [model(x.expand(len(part), -1), select(rows, part)) for part in batches]
+            after = [rows_after for _, rows_after in answers]
+            running[number] = (boundary, changes, after[0] if len(after) == 1 else join(after))
+            for one, of_one in zip(of_segment, effects, strict=True):
+                at = one.token - 1 - segment * length
+                p = torch.cat([log_probabilities(model, y[:, at])[:, one.answer].exp() for y, _ in answers])
+                for change, value in zip(changes, p.tolist(), strict=True):
+                    before = of_one.setdefault(change, [])
                     before += [np.nan] * (len(one.boundaries) - len(before)) + [value]
-            one.boundaries.append(boundary)
-        one.effects = [Effect(change, np.array(values)) for change, values in effects.items()]
+                one.boundaries.append(boundary)
+        for one, of_one in zip(of_segment, effects, strict=True):
+            one.effects = [Effect(change, np.array(values)) for change, values in of_one.items()]
     return predictions
 
 
