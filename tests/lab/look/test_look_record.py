@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -201,25 +200,6 @@ def test_positions_stay_where_keys_and_values_are_emptied(position):
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("segment", "segments", "model", "length"),
-    [(128, 0, {"cache": GRC(block=64)}, 128), (256, 0, {}, 256), (0, 0, {"cache": GRC(block=64)}, 64), (0, 32, {}, 32)],
-)
-def test_a_run_is_looked_at_in_the_segments_of_its_training(segment, segments, model, length, monkeypatch, tmp_path):
-    (tmp_path / "recipe.json").touch()
-    recipe = mnemos.registry.load("recipe", "text-cached")()
-    recipe = replace(
-        recipe, train=replace(recipe.train, rollout=replace(recipe.train.rollout, segment_length=segments))
-    )
-    task = Task()
-    task.carries_state, task.max_length = segment > 0, segment
-    made = mnemos.Transformer(**SIZES, attention=mnemos.SoftmaxConfig(window=99), **model)
-    monkeypatch.setattr(viewer, "open_run", lambda folder: (recipe, task, made))
-    opened = viewer._open(tmp_path, None)
-    assert opened.length == length
-    assert opened.about == f"run {'/'.join(tmp_path.parts[-2:])}"
-
-
 def test_what_did_not_happen_has_no_number():
     """The encoder does not read an unfinished segment, and no block of five tokens ends in a segment of three."""
     found = record(build("memformer"), Document.of_text(TOKENS[0].tolist()))
@@ -283,14 +263,6 @@ def test_an_emptied_slot_is_its_start_and_nothing_else_changes():
         y, _ = model(TOKENS[:, 10:], state._replace(memory=state.memory._replace(slots=changed)))
         (effect,) = [one for one in place.effects if one.change[1:] == (0, 1, is_alone)]
         assert math.isclose(effect.probability[1], float(torch.softmax(y[0, -1], -1)[7]), rel_tol=1e-4)
-
-
-def test_the_question_of_a_row_is_its_own_with_what_tells_the_answer():
-    task = ToldConfig(distances=(8, 16), words=20, rows=4).build()
-    row = next(iter(task.batches("test", 4))).inputs[0].tolist()
-    question = task.question(row)
-    assert question.ask == tuple(row[-3:])
-    assert (row[question.fact[0]], row[question.fact[0] + 2]) == (row[-2], question.answer)
 
 
 def test_asking_does_not_change_the_segments_that_are_read():
@@ -434,13 +406,6 @@ def test_folders_that_are_no_finished_run_are_refused(tmp_path):
         of.write_text("{}")
         refuses(re.escape(f"{model}: expected the folder of a run, found its model; n"), viewer.look_at_runs, [model])
         assert not (model / viewer.PAGE).exists()
-
-
-def test_control_characters_are_shown_as_escapes():
-    text = "\0a\x1b[1m\u2400\x85 é\n\t"
-    found = Document.of_text([1], lambda tokens: [(text, 1)])
-    assert found.words == (("\\0a\\x1b[1m\\0\\x85 é\n\t", 1),)
-    assert found.name(1) == found.words[0][0]
 
 
 def test_a_text_without_a_word_is_refused(tmp_path):
