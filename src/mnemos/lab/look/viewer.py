@@ -131,12 +131,9 @@ def look_at_runs(
     inputs = None if decoder else getattr(opened[0].task.example(), "inputs", None)
     tokens = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
     if not decoder and not tokens:
-        reads = "one that reads other inputs"
-        if isinstance(inputs, Tensor) and inputs.dim() == 3:
-            reads = f"one that reads {inputs.shape[-1]} numbers at each step"
         raise InputError(
-            f"{folders[0]}: expected a run whose model reads tokens, found {reads}, which look does not show; mnemos "
-            f"report {folders[0]} shows what its memory is worth"
+            f"{folders[0]}: expected a run whose model reads tokens, found one that reads other inputs, which look "
+            f"does not show; mnemos report {folders[0]} shows what its memory is worth"
         )
     document = document_of(opened, max(one.length for one in opened), text, number, segments)
     return Look([one.record(document) for one in opened]).write(target)

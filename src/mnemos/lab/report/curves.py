@@ -176,7 +176,6 @@ def by_x_figure(results: Results) -> str:
         logarithmic=xs[0] > 0 and xs[-1] / xs[0] >= _OCTAVES,
         ticks=xs if len(xs) <= 12 else (),
         references=[("a guess", by_x.chance)] if math.isfinite(by_x.chance) else [],
-        label=label,
     )
     for index, runs in enumerate(runs_of.values()):
         for run in runs:

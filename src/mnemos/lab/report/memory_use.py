@@ -43,8 +43,6 @@ def _by_segment(results: Results, scored: list[str]) -> str:
                 [run.label],
                 [Axis("segment", WHOLE)],
                 references=[("as carried", 0.0)],
-                label=f"Change of the {results.split} {controls.metric} of {name} by segment, with its {memory.name} "
-                "changed",
             )
             for series, one in enumerate(scores.values()):
                 chart.add(series, 0, one.by_segment - controls.carried.by_segment, controls.segments)

@@ -237,9 +237,9 @@ def task_key(run: RunRecord, metric: str | None = None) -> dict[str, str | None]
     settings["starting weights"] = of_run if path else "random"
     key: dict[str, str | None] = {name: str(value) for name, value in settings.items()}
     key["metric"] = metric or (run.result.metric if run.result else None)
-    if rows and run.result is None:
+    if rows and not run.result:
         key["train.batch_size"] = None
-    elif rows and run.result.scored_rows.get("test", rows) >= rows:  # fewer are all rows of the split
+    elif rows and run.result and run.result.scored_rows.get("test", rows) >= rows:  # fewer are all rows of the split
         key["train.batch_size"] = str(training.get("batch_size"))
     return key
 

@@ -49,36 +49,26 @@ def _other_metrics(results: Results) -> str:
     return table(caption, ["variant", *about], rows)
 
 
-def _tested(results: Results, control: str | None = None) -> list[str]:
-    runs = {name: results.runs_of(name) for name in results.names}
-    return [name for name in runs if any(math.isfinite(run.tested(results.metric, control)) for run in runs[name])]
-
-
 def seeds(results: Results) -> str:
     """The figure of seeds; "" for fewer than two runs."""
-    variants, emptied = _tested(results), _tested(results, "emptied")
-    if not variants or len(results.all_runs()) < 2:
+    runs = [run for run in results.all_runs() if math.isfinite(run.tested(results.metric))]
+    if len(runs) < 2:
         return ""
-    shown: dict[str, tuple[str, str | None]] = {}  # by name: the variant, and its control
-    for name in variants:
-        shown |= {name: (name, None)} | ({f"{name}, cache emptied": (name, "emptied")} if name in emptied else {})
-    called = seed_names(run for name in variants for run in results.runs_of(name))
+    called = seed_names(runs)
     chart = Chart(
-        *("seeds", "", results.score),
-        [variant(label, results.names.index(name)) for label, (name, _) in shown.items()],
+        *("seeds", f"{capital(results.score)} by variant and seed", results.score),
+        [variant(name, i) for i, name in enumerate(results.names)],
         list(dict.fromkeys(called.values())),
         [Axis(results.score)],
         "strip",
         references=[("majority class", results.majority)] if results.majority is not None else [],
-        label=f"{capital(results.score)} by variant and seed",
     )
-    for index, (name, control) in enumerate(shown.values()):
+    for index, name in enumerate(results.names):
         for run in results.runs_of(name):
-            if math.isfinite(value := run.tested(results.metric, control)):
-                chart.add(index, chart.runs.index(called[run.folder]), 0.0, value)
-    caption = f"{capital(results.score)}: marks are seeds, the bar is their mean"
-    caption += ", cache emptied: the same trained models" * bool(emptied)
-    return chart_figure([chart], f"{caption}. From result.json of {plural(len(results.all_runs()), 'run')}.", "wide")
+            if run.folder in called:
+                chart.add(index, chart.runs.index(called[run.folder]), 0.0, run.tested(results.metric))
+    caption = f"Marks are seeds, the bar is their mean. From result.json of {plural(len(runs), 'run')}."
+    return chart_figure([chart], caption, "wide")
 
 
 def _controls(results: Results) -> str:
