@@ -8,9 +8,9 @@ import pytest
 import mnemos
 from mnemos.lab.look.effects import WHOLE, Change, Effect, Prediction
 from mnemos.lab.look.memories import Memory
+from mnemos.lab.look.page import sentences
 from mnemos.lab.look.readers import readers_of
 from mnemos.lab.look.record import Asked, Document, Recording
-from mnemos.lab.look.summary import sentences
 from mnemos.lab.tasks.task import Question
 
 UNITS = 8

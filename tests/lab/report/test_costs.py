@@ -5,8 +5,8 @@ import re
 
 from synthetic_runs import edited, read, write_comparison, write_run
 
-from mnemos.lab.report.costs import section
 from mnemos.lab.report.read import read_results
+from mnemos.lab.report.scores import costs as section
 from mnemos.lab.report.scores import section as results
 
 EQUAL = {"equal": "time", "budget": 60.0, "unit": "seconds", "first": "demo", "clock": "CPU time", "minutes": 1.0}

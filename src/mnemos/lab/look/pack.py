@@ -8,8 +8,7 @@ import numpy as np
 from mnemos.types import JSONObject
 
 from .memories import Array
-from .record import Recording
-from .summary import explained
+from .record import Document, Recording
 
 BYTES = 2_500_000  # of arrays in a page, before base64
 LEVELS = 254  # of a value; 255 is NaN
@@ -79,6 +78,17 @@ def pack(recording: Recording, share: float = 1.0) -> JSONObject:
             }
         )
     return packed
+
+
+def explained(document: Document) -> str:
+    """What it means to empty a part, and what a guess is."""
+    text = (
+        "Emptied: as before the first token of a row, the position too where it is the whole state; the reading goes "
+        "on from there."
+    )
+    if document.guess is not None:
+        text += f" A guess, {document.guess:.2f}, is what an answer picked at random has."
+    return text
 
 
 def dense(array: Array, most: float | None = None) -> JSONObject | None:

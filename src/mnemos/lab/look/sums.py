@@ -1,7 +1,7 @@
 """Readers of the sums of linear attentions, by their strongest directions: what words add to them and read."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,17 +35,19 @@ class SumsReader(Reader):
     plural = "sums"
     own = ("sums of earlier segments",)
     about = "Each head keeps one matrix, of which the strongest directions are shown."
+    of: ClassVar[type] = LinearState  # the part of a state that has them, and their field in it
+    field: ClassVar[str] = "s"
 
     def __init__(self, name: str, title: str, layer: Any, index: int) -> None:
         super().__init__(f"{title}, sums")  # the first read names the units: layers do not say how many heads they have
         self.module, self.title, self.index = name, title, index
 
     def sums(self, state: State) -> Any:
-        every = nodes(state, LinearState)
+        every = nodes(state, self.of)
         return every[self.index] if every else None
 
     def matrix(self, sums: Any) -> Tensor:
-        s: Tensor = sums.s[0]
+        s: Tensor = getattr(sums, self.field)[0]
         return s
 
     def numbers(self, heads: int) -> Sequence[int]:
@@ -53,11 +55,13 @@ class SumsReader(Reader):
         return range(1, heads + 1)
 
     def with_matrix(self, state: State, s: Tensor, heads: Sequence[int] = ()) -> State:
-        """The state with another S [H, D, M], and with z = 0 in some heads."""
+        """The state with another S [H, D, M], and with z = 0 in some heads, where it has one."""
         sums = self.sums(state)
-        z = sums.z.clone()
-        z[:, list(heads)] = 0
-        return replaced(state, sums, sums._replace(s=s[None], z=z))
+        new = {self.field: s[None]}
+        if hasattr(sums, "z"):
+            new["z"] = sums.z.clone()
+            new["z"][:, list(heads)] = 0
+        return replaced(state, sums, sums._replace(**new))
 
     def terms(self, calls: Calls, old: Any, count: int) -> Terms | None:
         """What the segment asked and added, with its shares kept; None: not known. old: the sums before, or None."""
@@ -147,17 +151,7 @@ def _direction(s: Tensor, unit: int) -> tuple[int, Tensor]:
 class RecurrentReader(SumsReader):
     """The sums of a layer that decays or corrects them: their directions alone, without the words' shares."""
 
-    def sums(self, state: State) -> Any:
-        every = nodes(state, RecurrentSums)
-        return every[self.index] if every else None
-
-    def matrix(self, sums: Any) -> Tensor:
-        s: Tensor = sums.sums[0]
-        return s
-
-    def with_matrix(self, state: State, s: Tensor, heads: Sequence[int] = ()) -> State:
-        sums = self.sums(state)
-        return replaced(state, sums, sums._replace(sums=s[None]))
+    of, field = RecurrentSums, "sums"
 
     def terms(self, calls: Calls, old: Any, count: int) -> Terms | None:
         return None

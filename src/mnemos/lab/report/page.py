@@ -8,7 +8,7 @@ from mnemos.atomic import check_output_file, write_text
 from mnemos.errors import plural
 from mnemos.lab.evaluate.records import flat
 
-from . import costs, curves, gated_caches, memory_use, outputs, provenance, scores
+from . import curves, gated_caches, memory_use, outputs, provenance, scores
 from .markup import contents, escape, folded, listed, own_ids, paragraph, prose
 from .read import Results, read_tasks, task_differences
 from .shell import chart_library, html_page, script
@@ -28,7 +28,7 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("examples", "Examples", outputs.example_section),
     ("gates", "The gates", gated_caches.gate_section),
     ("maps", "Self-attention and memory", gated_caches.map_section),
-    ("costs", "What it costs", costs.section),
+    ("costs", "What it costs", scores.costs),
     ("provenance", "Provenance", provenance.section),
 )
 _NAMED = 2  # variants at most that a title names; the others are named by the first table
