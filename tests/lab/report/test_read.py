@@ -91,7 +91,7 @@ def test_what_is_no_run_is_refused(tmp_path):
     refused(tmp_path / "nowhere", "no such folder")
     run = write_run(tmp_path / "texts/recipe/seed-0")
     for folder in (tmp_path, tmp_path / "texts", run.parent):
-        refused(folder, f"a folder of runs that no comparison has ended in; name some of them, for example {run}")
+        refused(folder, f"a folder of runs without comparison.json; name some of them, for example {run}, or")
     (run / "model").mkdir()
     refused(run / "model", f"a part of a run; name {run}")
     with pytest.raises(InputError, match="at least one"):

@@ -140,7 +140,10 @@ def _instead(folder: Path) -> str:
         return registry.missing_folder(folder)
     depths = ("*", "*/*", "*/*/*")
     if inside := [path.parent for depth in depths for path in sorted(folder.glob(f"{depth}/recipe.json"))]:
-        return f"a folder of runs that no comparison has ended in; name some of them, for example {inside[0]}"
+        return (
+            f"a folder of runs without {FILE}; name some of them, for example {inside[0]}, or end a comparison that is "
+            "not finished with the command that began it"
+        )
     if (folder.parent / "recipe.json").is_file():
         return f"a part of a run; name {folder.parent}"
     return "neither file; name the folder that a run wrote"
