@@ -436,3 +436,10 @@ def test_heads_of_a_hybrid_have_their_own_numbers():
     reader = LinearisedReader("", "layer 1", model.model.layers[0].self_attn.linearised, 0)
     assert [*reader.numbers(1)] == [2]
     assert reader.about.endswith("Not its key heads 1: these keep all words and are not shown.")
+
+
+def test_control_characters_are_shown_as_escapes():
+    text = "\0a\x1b[1m\u2400\x85 é\n\t"
+    found = Document.of_text([1], lambda tokens: [(text, 1)])
+    assert found.words == (("\\0a\\x1b[1m\\0\\x85 é\n\t", 1),)
+    assert found.name(1) == found.words[0][0]

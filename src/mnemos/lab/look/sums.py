@@ -43,7 +43,7 @@ class SumsReader(Reader):
         self.module, self.title, self.index = name, title, index
 
     def sums(self, state: State) -> Any:
-        every = nodes(state, self.of)
+        every: list[Any] = nodes(state, self.of)
         return every[self.index] if every else None
 
     def matrix(self, sums: Any) -> Tensor:
