@@ -113,12 +113,8 @@ def _title(tasks: Sequence[Results]) -> str:
 
 def _byline(tasks: Sequence[Results]) -> str:
     runs, rows = [run for one in tasks for run in one.all_runs()], [row for one in tasks for row in one.rows]
-    parts = [plural(len(runs) or sum(row.seeds for row in rows), "run")]
     seeds = {row.seeds for row in rows}
+    parts = [plural(len(runs) or sum(row.seeds for row in rows), "run")]
     parts += [f"{max(seeds)} seeds of each variant"] if len(seeds) == 1 and max(seeds) > 1 and len(rows) > 1 else []
-    about = [run.provenance.to_json() for run in runs if run.provenance] or [one.provenance for one in tasks]
-    ends = sorted(str(a["finished"])[:10] for a in about if a.get("finished"))
-    parts += [f"finished {ends[-1]}"] if ends else []
-    commits = list(dict.fromkeys(str(a["commit"])[:10] for a in about if a.get("commit")))
-    parts += [f"commit {listed(commits)}"] if commits else []
-    return " · ".join(parts)
+    ends = sorted(run.provenance.finished[:10] for run in runs if run.provenance and run.provenance.finished)
+    return " · ".join([*parts, *(f"finished {end}" for end in ends[-1:])])
