@@ -173,7 +173,7 @@ def summary_table(results: Results) -> str:
 
     # --- the caption says what is in the table and no more ---
     end = f"at {by_x.xs[-1]:,g}" if by_x and last else ""
-    sentences = [f"{capital(_scored(results))} ({better} is better)"]
+    sentences = [capital(_scored(results)).replace(results.metric, f"{results.metric} ({better} is better)", 1)]
     sentences[0] += f"; {end}: with that many {by_x.x}" if by_x and last else ""
     ranges = ["Student's t over seeds"] * any(of_seeds.values())
     ranges += ["Wilson's, of the scored rows, and not of seeds"] * any(of_rows.values())
