@@ -361,10 +361,9 @@ def test_a_comparison_is_reported_and_its_runs_are_evaluated_and_loaded(comparis
     from mnemos import load
 
     assert main(["report", str(comparison)]) == 0
-    path, opened, first = capsys.readouterr().out.splitlines()
+    path, opened = capsys.readouterr().out.splitlines()
     assert Path(path).parent == comparison
     assert opened.startswith("Open file://")
-    assert first.startswith("Look first at ")
     assert "short-listops-cached" in Path(path).read_text()
     run = comparison / "short-listops-cached/seed-0"
     assert main(["eval", str(run)]) == 0

@@ -205,12 +205,6 @@ def test_what_slots_listened_to(kind):
     assert weights.shape == (2, 3, network.memory.num_heads, slots, 1 + 4 + network.config.cls)
     close(weights.sum(-1), torch.ones_like(weights[..., 0]))
     same(state, network.advance(x))
-    mask = torch.ones(2, 12, dtype=torch.bool)
-    mask[0, 5] = mask[1, 3:8] = False
-    padded = writing(network, x, None, mask)[0]
-    for row, whole in enumerate((2, 1)):  # segments
-        close(padded[row, :whole], writing(network, x[row : row + 1, mask[row]])[0][0])
-    assert not padded[1, 1].any()
 
 
 def test_flops_are_counted_and_are_those_of_the_formulas():

@@ -7,7 +7,7 @@ import torch
 
 from mnemos import GRC
 from mnemos.attention.gated import GatedBranch
-from mnemos.lab.evaluate.branches import observe_branches
+from mnemos.lab.evaluate.branches import first_calls
 from mnemos.lab.tasks.augment import AugmentConfig
 from mnemos.lab.tasks.image_task import Colours, ImageTask, View
 from mnemos.lab.tasks.pictures import ArrayPictures
@@ -49,7 +49,5 @@ def layers(model):
 
 
 def seen(model, inputs):
-    found = {}
-    with torch.no_grad(), observe_branches(layers(model), found.__setitem__):
-        model(inputs)
-    return found
+    with torch.no_grad():
+        return first_calls(model, layers(model), inputs)

@@ -11,7 +11,7 @@ from mnemos.attention import LinearConfig, RelativeConfig, SoftmaxConfig
 from mnemos.lab.evaluate import controls
 from mnemos.lab.evaluate.controls import ROWS, SEGMENTS, WHOLE
 from mnemos.lab.evaluate.records import to_json
-from mnemos.lab.tasks.batch import IGNORE, Batch, each
+from mnemos.lab.tasks.batch import IGNORE, Batch
 from mnemos.lab.tasks.recall import RecallConfig
 from mnemos.lab.tasks.task import SPLITS, Task
 from mnemos.lab.tasks.token_task import SegmentedTask
@@ -149,26 +149,6 @@ def test_rows_that_end_leave_the_reading():
     assert found["segments"] == [2, 3, 4]
     assert found["targets"] == 3 * T + 2 * T + (2 * T - 1)
     assert found["rows"] == 3
-
-
-class Flipped(SegmentedTask):
-    """The rows of a task in the opposite order, so that the first rows end first."""
-
-    def batches(self, split, batch_size):
-        return (each(batch, lambda x: x.flip(0)) for batch in super().batches(split, batch_size))
-
-
-def test_the_order_in_which_rows_end_changes_nothing():
-    draw = np.random.default_rng(0)
-    documents = [draw.integers(1, VOCABULARY, n * T) for n in (7, 7, 4, 3)]
-    plain, flipped = (
-        state_controls(built("sums"), kind(dict.fromkeys(SPLITS, documents), VOCABULARY, T))
-        for kind in (SegmentedTask, Flipped)
-    )
-    assert plain["segments"] == flipped["segments"] == [2, 3, 4, 5, 6, 7]
-    for control in ("emptied", "frozen"):
-        found = [one["memories"][0][control]["scores"]["loss"] for one in (plain, flipped)]
-        assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
 def test_reading_stops_after_enough_segments(monkeypatch):

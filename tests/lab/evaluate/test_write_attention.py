@@ -114,13 +114,3 @@ def test_models_that_write_no_slots_are_left_alone():
     task = text_task()[0]
     for network in (Transformer(dim=8, num_heads=2, mlp=8, layers=1), model(write=False), torch.nn.Linear(2, 2)):
         assert measured(network, task) is None
-
-
-def test_words_lose_nothing():
-    task, _ = text_task()
-    text = "\0def naïve_2(x):\n\t return x"
-    words = task.words(list(text.encode()))
-    assert [word for word, _ in words][:6] == ["␀", "def", " ", "naïve_2", "(", "x"]
-    assert "".join(word for word, _ in words) == text.replace("\0", "␀")
-    assert sum(length for _, length in words) == len(text.encode())
-    assert task.words("ü".encode()[:1])[0] == ("�", 1)

@@ -12,16 +12,13 @@ import torch
 from browser import browser
 
 import mnemos
-from mnemos.lab.look import page as pages
 from mnemos.lab.look.effects import Change, Effect, Prediction
-from mnemos.lab.look.images import PictureLayer, PictureRecording
 from mnemos.lab.look.memories import Memory, Sources
 from mnemos.lab.look.pack import LEVELS, dense, pack, strongest
 from mnemos.lab.look.page import page
-from mnemos.lab.look.record import Asked, Document, Recording
+from mnemos.lab.look.record import Document, Recording
 from mnemos.lab.look.viewer import TOKENS, Look
 from mnemos.lab.report.markup import decimal
-from mnemos.lab.tasks.task import Question
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&'\"\u2028"
 
@@ -48,22 +45,6 @@ def made(segments=3, length=32, units=8, layers=1):
     sources = [Sources(HOSTILE, ("this segment", "cache"), some((n, 2)))]
     document = Document((1,) * n, words, (-1,) * n, HOSTILE)
     return Recording(HOSTILE, HOSTILE, document, length, memories, sources, some(n), {"caches": some(n)}, [last])
-
-
-def asked(*known):
-    """A recording whose document asks a question; the probabilities of the answer."""
-    one = made()
-    one.document = replace(one.document, question=Question((0, 4), (1,), 1))
-    one.asked = Asked([4, 12, 20], list(known))
-    return one
-
-
-def pictured():
-    """Two pictures of random numbers."""
-    some = np.random.default_rng(0).random
-    layer = PictureLayer(HOSTILE, 0.3, 0.5, some((2, 4, 4)), some((2, 4, 4)), (3, 1), some((2, 2, 4, 4)), 5)
-    pixels = (255 * some((2, 8, 8, 1))).astype(np.uint8)
-    return PictureRecording(HOSTILE, "", (HOSTILE, "b"), ("a", "b"), pixels, [layer])
 
 
 def values(packed):
@@ -96,15 +77,15 @@ def test_a_memory_has_its_part_in_the_sources_of_its_own_layer():
 
 
 def test_what_a_data_set_says_stays_text():
-    text = page([made()], [pictured()])
+    text = page([made()])
     assert "<img" not in text
-    assert len(re.findall("</script", text)) == len(re.findall("<script", text)) == 3
+    assert len(re.findall("</script", text)) == len(re.findall("<script", text)) == 2
     assert not re.search(r"(src|href)=.?(http|//)|@import|url\(", text)
     (data,) = re.findall(r'<script type="application/json" class="look-run">(.*?)</script>', text)
     assert json.loads(data)["words"][3] == HOSTILE
     for one in ("In short", "Predictions with a part emptied"):  # readable without scripts
         assert one in text
-    assert text == page([made()], [pictured()])
+    assert text == page([made()])
 
 
 def test_the_longest_document_is_below_five_megabytes():
@@ -166,7 +147,7 @@ def reach(view, name):
 
 @pytest.mark.slow
 def test_every_control_is_operated_by_keys_alone(tmp_path, view):
-    path = Look([made(), made(2)], [pictured()]).write(tmp_path / "look.html")
+    path = Look([made(), made(2)]).write(tmp_path / "look.html")
     view.open(path.as_uri())
     for name, key, output in (("the next segment", "Enter", 2), ("the next segment", "ArrowLeft", 1)):
         reach(view, name)
@@ -198,22 +179,6 @@ def test_every_control_is_operated_by_keys_alone(tmp_path, view):
     view.key("Enter")
     assert not view.run("document.querySelector('#emptied details').open")
     assert view.errors == []  # the page's policy tells of requests here too
-
-
-@pytest.mark.slow
-def test_the_viewer_opens_at_what_is_asked_of_the_first_model_that_knows_it(tmp_path, view, monkeypatch, chart_library):
-    monkeypatch.setattr(pages, "chart_library", lambda: chart_library)
-    path = Look([asked(0.1, 0.1, 0.1), asked(0.9, 0.9, 0.9)]).write(tmp_path / "look.html")
-    view.open(path.as_uri())
-    assert view.run("mnemosLook.state.run") == 1
-    assert view.run("document.querySelector('input[name=look-model]:checked').value") == "1"
-    assert view.run(OUTPUT).startswith("segment 3 of 3")
-    assert view.run("mnemosLook.state.word") == 95
-    view.run("document.querySelector('#asked [tabindex]').focus()")
-    view.wait("document.querySelector('#asked .readout').textContent.includes('0.9')")  # values by keyboard
-    view.size(420, 900)
-    assert view.run(TOO_WIDE) <= 0
-    assert view.errors == []
 
 
 @pytest.mark.slow

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from mnemos.lab.report.read import read_tasks
+
 LAYERS = ("blocks.0.attention", "blocks.1.attention")
 COMMIT = "5bb3d1d0c0ffee5bb3d1d0c0ffee5bb3d1d0c0ff"
 VARIANTS = {
@@ -13,6 +15,12 @@ VARIANTS = {
     "demo-cached": {"end": 0.559, "spread": 0.007, "parameters": 91402},
     "demo-wider": {"end": 0.552, "spread": 0.014, "parameters": 91146},
 }
+
+
+def read(folders):
+    """The results of runs of one task."""
+    (results,) = read_tasks(folders)
+    return results
 
 
 def edited(path, **fields):

@@ -1,26 +1,21 @@
 import math
 
 import numpy as np
-import pytest
 
 from mnemos.lab.report.charts import Series
-from mnemos.lab.report.curves import intervals, means
+from mnemos.lab.report.curves import every_nth
 from mnemos.lab.report.gated_caches import gate_chart, grey
 from mnemos.lab.report.markup import decimal, duration, listed, memory, operations, short, shortened
-from mnemos.lab.report.memory_use import extent
 from mnemos.lab.report.run_records import GateCurves
 
 
-def test_long_curves_of_seeds_share_their_intervals():
+def test_long_curves_of_seeds_share_their_steps():
     """Where one seed has more records than the other, the mean of both is that of equal steps."""
     steps = [np.arange(10, 10010, 10), np.arange(10, 7010, 10)]
-    long, short = [means(step, parts) for step, parts in zip(steps, intervals(steps, 400), strict=True)]
+    long, short = [step[every_nth(steps, 400)] for step in steps]
     assert len(long) <= 400
     np.testing.assert_array_equal(long[: len(short)], short)
-    assert (long[-1], len(long), len(short)) == (9990, 334, 234)
-    assert [len(part) for part in intervals(steps, 1000)[1]] == [1] * 700, "short curves are their records"
-    apart = intervals([np.arange(0, 50), np.arange(50, 90)], 10)
-    assert [sum(map(len, parts)) for parts in apart] == [50, 40], "without a common step each has its own"
+    assert every_nth(steps, 1000) == slice(0, None, 1), "short curves are their records"
 
 
 def test_the_gates_of_seeds_are_drawn_at_equal_updates():
@@ -32,14 +27,7 @@ def test_the_gates_of_seeds_are_drawn_at_equal_updates():
         long, short = ({x for r, x in points if r == run} for run in (0, len(chart.runs) - 1))
         assert short < long
         assert 100 < len(short) <= 200
-    assert chart.columns["y"] == chart.columns["x0"], "a point is the mean of its records"
     assert chart.runs == ["seed 5", "seed 7"]
-
-
-def test_axis_does_not_magnify_noise():
-    low, high = extent(np.array([0.5, 0.5001]), 0.2)
-    assert high - low == pytest.approx(0.2)
-    assert extent(np.array([math.nan]), 0.2) == (0.0, 1.0)
 
 
 def test_numbers_as_a_paper_prints_them():

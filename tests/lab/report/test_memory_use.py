@@ -4,10 +4,10 @@ import json
 import re
 
 import pytest
-from synthetic_runs import write_run
+from synthetic_runs import read, write_run
 
 from mnemos.lab.report.memory_use import rounded, section
-from mnemos.lab.report.read import read, read_run, results_of
+from mnemos.lab.report.read import read_run, results_of
 from mnemos.types import InputError
 
 
@@ -54,18 +54,6 @@ def test_several_seeds_give_an_interval(tmp_path):
     assert [difference.finding(higher) for higher in (True, False)] == ["worse", "better"]
 
 
-def test_a_memory_that_no_target_reads_over_a_cut_is_not_called_unused(tmp_path):
-    window = {"name": "window", **dict.fromkeys(("emptied", "exchanged", "frozen"), entry(0.5))}
-    blind = measured(cut=130, memories=[window])
-    found = part([run_with(tmp_path / "a", blind)])
-    assert re.findall(r'<td data-head="(?:emp|exch|fro).*?">(.*?)<', found) == []
-    assert "demo, window not tested: rows were cut into segments of 130 tokens" in found
-    read = part([run_with(tmp_path / "b", measured(cut=130))])
-    assert "not tested" not in read, "a control changed a score"
-    whole = part([run_with(tmp_path / "c", measured(memories=[window]))])
-    assert "not tested" not in whole, "the model's own segments"
-
-
 def test_an_interval_is_rounded_once():
     assert [rounded(one) for one in (-0.62749, -0.627496, -0.62751)] == ["−0.627", "−0.627", "−0.628"]
     assert rounded(-0.00004) == "+0.000"
@@ -78,14 +66,6 @@ def test_a_control_that_lacks_the_metric_has_no_change(tmp_path):
     assert re.findall(r'<td data-head="(?:emp|exch|fro).*?">(.*?)<', found) == ["+0.000", "−0.125"]
     less = {"scores": {"loss": 1.0}, "by_segment": [0.5] * 3}
     assert "controls" in part([run_with(tmp_path / "b", measured(carried=less))]), "nothing has the metric"
-
-
-def test_a_control_that_breaks_a_seed_has_no_change_of_the_others(tmp_path):
-    runs = [run_with(tmp_path / str(s), measured(s / 100), seed=s) for s in range(3)]
-    broken = measured()
-    broken["memories"][0]["emptied"]["scores"]["accuracy"] = None
-    run_with(tmp_path / "1", broken, seed=1)
-    assert re.findall(r'<td data-head="(?:emp|exch|fro).*?">(.*?)<', part(runs)) == ["+0.000", "−0.125"]
 
 
 def test_runs_without_controls_have_no_section(tmp_path):

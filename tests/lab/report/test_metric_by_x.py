@@ -5,12 +5,11 @@ import math
 import re
 
 import pytest
-from synthetic_runs import edited, write_run
+from synthetic_runs import edited, read, write_run
 
 from mnemos import InputError
 from mnemos.lab.compare.comparison import read_comparison, show, summarise
 from mnemos.lab.report.curves import by_x_figure, by_x_table, read_by_x
-from mnemos.lab.report.read import read
 
 
 def section(results):
@@ -35,8 +34,8 @@ def test_variants_and_seeds_are_drawn_and_listed(tmp_path):
     ]
     comparison = read(folders)
     found = read_by_x(comparison)
-    assert [found.values("demo", x) for x in found.xs] == [[1.0, 0.5], [0.25, 0.75]]
-    assert (found.values("demo-<b>", 32), found.xs, found.chance) == ([1.0], [32, 512], 0.1)
+    assert [found.rows["demo"][x].mean for x in found.xs] == [0.75, 0.5]
+    assert (found.rows["demo-<b>"][32].mean, found.xs, found.chance) == (1.0, [32, 512], 0.1)
     html = section(comparison)
     assert "0.750 ± 0.354" in html
     assert "0.500 ± 0.354" in html
@@ -59,7 +58,7 @@ def test_runs_without_an_axis_have_no_section_and_a_wrong_value_is_named(tmp_pat
     assert section(read([run(tmp_path / "none", "demo", [])])) == "", "an axis without values"
     other = run(tmp_path / "other", "demo-cached", [[1, 0.5]], x="bytes")
     first = run(tmp_path / "first", "demo", [[1, 0.5]])
-    assert list(read_by_x(read([first, other])).points) == ["demo"]
+    assert list(read_by_x(read([first, other])).rows) == ["demo"]
     with pytest.raises(InputError, match=r"along\.values"):
         section(read([run(tmp_path / "wrong", "demo", [[1, "high"]])]))
 

@@ -2,10 +2,9 @@
 
 import re
 
-from synthetic_runs import COMMIT, edited, write_comparison
+from synthetic_runs import COMMIT, edited, read, write_comparison
 
 from mnemos.lab.report.provenance import section
-from mnemos.lab.report.read import read
 
 OTHER = "0123456789" * 4
 

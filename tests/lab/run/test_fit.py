@@ -15,7 +15,7 @@ from trained_runs import equal, numbers, stopped, weights
 import mnemos
 from mnemos.lab.compare.comparison import summarise
 from mnemos.lab.evaluate.scores import evaluate
-from mnemos.lab.report.read import read
+from mnemos.lab.report.read import read_tasks
 from mnemos.lab.run.recipe import OptimConfig, ScheduleConfig, TrainConfig
 from mnemos.lab.run.trained import open_run
 from mnemos.lab.tasks.metrics import LOSS
@@ -108,7 +108,7 @@ def test_it_trains_as_a_plain_loop_does(tmp_path, capsys):
     assert "test" not in result, "no test data were given"
     assert "valid loss " in (said := capsys.readouterr().out)
     assert "test" not in said.replace(str(tmp_path), "")
-    assert read([tmp_path / "run"]).split == "validation"
+    assert read_tasks([tmp_path / "run"])[0].split == "validation"
     assert summarise({"own": [tmp_path / "run"]}, tmp_path).rows[0].mean == score["accuracy"]
 
 

@@ -141,11 +141,11 @@ def report(runs: list[Path], *, out: Path | None = None) -> int:
         runs: the folder of a run or of a comparison
         out: the page; by default report.html in the first folder
     """
-    from mnemos.lab.report.page import write_report
+    from mnemos.lab.report import report as write_report
 
-    page, first = write_report(runs, out)
+    page = write_report(runs, out)
     say(page)
-    say(f"Open {page.resolve().as_uri()} in a browser.\n{first}")
+    say(f"Open {page.resolve().as_uri()} in a browser.")
     return 0
 
 
@@ -159,8 +159,7 @@ def look(
 ) -> int:
     """Write a page on which one looks, segment by segment, at what the memories of trained models hold.
 
-    It shows what was written and read, what a prediction used, and what is lost when a part is emptied. Of a run of
-    images, the page has the two branches of each cached layer and the slots that answered.
+    It shows what was written and read, what a prediction used, and what is lost when a part is emptied.
 
     Args:
         runs: the folder of a run or of a comparison (one run of each recipe), or a decoder of Transformers with --text

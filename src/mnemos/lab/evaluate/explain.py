@@ -13,7 +13,7 @@ from mnemos.attention.gated import GatedBranch
 from mnemos.lab.tasks.task import Task
 from mnemos.modes import evaluating
 
-from .branches import first_calls, maps, positions_of
+from .branches import first_calls, maps, picture_grid
 from .controls import SEGMENTS, state_controls
 from .recorded import NO_PICTURES, CachedLayer, Explanation, Left, Pictures
 
@@ -57,25 +57,24 @@ def _record_pictures(
     model: nn.Module, task: Any, caches: dict[str, GatedBranch], shown: dict[str, dict[str, Any]]
 ) -> tuple[Pictures | None, str, int | None]:
     """Add maps of each layer to `shown`; the pictures or why there are none, and the middle layer's number."""
-    # --- both branches of each layer, as images ---
-    observed = {}
-    for name, layer in caches.items():
-        if layer.grc.scope == "stream" or getattr(layer, "causal", False):
-            shown[name]["maps"] = Left("its cache changes along the sequence")
-        else:
-            observed[name] = layer
+    # --- both branches of each layer, as images; a window is a row of its own, whose position is not known ---
     index, label, inputs = choose_pictures(task)
-    pixels = read_pictures(task, index)
-    calls = first_calls(model, observed, inputs)
-    mapped = []
-    size = (pixels.shape[1], pixels.shape[2])
-    for name, positions in positions_of(model, calls, observed, len(index), size).items():
-        if isinstance(positions, str):
-            shown[name]["maps"] = Left(positions)
-            continue
-        mapped.append(name)
-        numbers, own, memory = maps(observed[name], positions, calls[name])
-        shown[name] |= {"maps": numbers, "self_map": own.numpy(), "memory_map": memory.numpy()}
+    pixels = torch.stack([torch.as_tensor(task.picture("test", i)) for i in index])  # [N, H, W, 1 or 3]
+    changing = {n for n, one in caches.items() if one.grc.scope == "stream" or getattr(one, "causal", False)}
+    calls, mapped = first_calls(model, {n: one for n, one in caches.items() if n not in changing}, inputs), []
+    for name, layer in caches.items():
+        if name in changing:
+            shown[name]["maps"] = Left("its cache changes along the sequence")
+        elif name not in calls:
+            shown[name]["maps"] = Left("the model did not call it")
+        elif len(calls[name].o_self) != len(index):
+            shown[name]["maps"] = Left("its windows have unknown positions in the picture")
+        elif isinstance(grid := picture_grid(layer, calls[name], (pixels.shape[1], pixels.shape[2])), str):
+            shown[name]["maps"] = Left(grid)
+        else:
+            mapped.append(name)
+            numbers, own, memory = maps(layer, grid, calls[name])
+            shown[name] |= {"maps": numbers, "self_map": own.numpy(), "memory_map": memory.numpy()}
     if not mapped:
         return None, "no layer's tokens have known positions in the picture", None
 
@@ -112,8 +111,3 @@ def choose_pictures(task: Task) -> tuple[list[int], list[int], Tensor]:
     order = sorted((turn, label, i, x) for label, rows in by_class.items() for turn, (i, x) in enumerate(rows))
     chosen = sorted((label, i, x) for _, label, i, x in order[:PICTURES])
     return [i for _, i, _ in chosen], [label for label, _, _ in chosen], torch.stack([x for _, _, x in chosen])
-
-
-def read_pictures(task: Any, index: list[int]) -> Tensor:
-    """Pictures of the test split as uint8 [N, H, W, 1 or 3]."""
-    return torch.stack([torch.as_tensor(task.picture("test", i)) for i in index])

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.lab.tasks.task import Task
-from mnemos.memory.grid import stretches
 from mnemos.memory.slots import SlotMemory, SlotState
 from mnemos.models.memformer import Memformer, MemformerState
 from mnemos.modes import evaluating
-from mnemos.ops.padding import PackedRows
+from mnemos.types import select
 
 Kind = Literal["holds", "mixes", "overwrites"]
 KINDS: tuple[Kind, ...] = ("holds", "mixes", "overwrites")  # of slots, by their weight on themselves
@@ -93,13 +92,16 @@ def measure_write_attention(model: nn.Module, task: Task, rows: int = DOCUMENTS)
     start = count // 2
     end = min(count, start + max(1, SHOWN // length))
     device = next(model.parameters()).device
-    state, on_itself, shown = None, [], []
+    on_itself = torch.zeros(*read.shape, model.config.memory.slots)
+    state, rows_before, shown = None, torch.arange(len(read)), []
     with evaluating(model):
-        for i in range(whole // length):
-            span = slice(i * length, (i + 1) * length)
-            weights, state = writing(model, tokens[:, span].to(device), state, valid[:, span].to(device))
+        for i in range(int(read.any(0).sum())):
+            going = read[rows_before, i]
+            state, rows_before = (state if state is None else select(state, going.nonzero()[:, 0])), rows_before[going]
+            x = tokens[rows_before, i * length : (i + 1) * length]
+            weights, state = writing(model, x.to(device), state)
             weights = weights[:, 0].float().mean(1).cpu()
-            on_itself.append(weights[..., 0])
+            on_itself[rows_before, i] = weights[..., 0]
             if start <= i < end:
                 shown.append(weights[0])
     bias, span = model.memory.bias.float().norm(dim=-1).cpu(), slice(start * length, end * length)
@@ -109,7 +111,7 @@ def measure_write_attention(model: nn.Module, task: Task, rows: int = DOCUMENTS)
         slots=len(bias),
         radius=model.memory.radius,
         thresholds=(OVERWRITES, HOLDS),
-        **summary(torch.stack(on_itself, 1), read, bias),
+        **summary(on_itself, read, bias),
         shown=_shown(task, start, count, tokens[0, span], valid[0, span], torch.stack(shown)),
         split="test" if task.has_test else "valid",
     )
@@ -161,34 +163,24 @@ def kinds(self_weight: Tensor) -> Tensor:
     return 1 - (self_weight > HOLDS).long() + (self_weight < OVERWRITES).long()
 
 
-def writing(
-    model: Memformer, x: Tensor, state: MemformerState | None = None, mask: Tensor | None = None
-) -> tuple[Tensor, MemformerState]:
+def writing(model: Memformer, x: Tensor, state: MemformerState | None = None) -> tuple[Tensor, MemformerState]:
     """`advance` of a model with slots, and the writer's attention: weights [B, S, H, K, 1 + L + cls] of S segments.
 
-    Column 0 is the slot itself: weight 1 keeps the slot, 0 overwrites it. A row that completes fewer segments than
-    another has zeros behind them. The call has a whole segment at least.
+    Column 0 is the slot itself: weight 1 keeps the slot, 0 overwrites it. The rows are at the same place of their
+    segments, and the call has a whole segment at least.
     """
     assert model.memory is not None
-    length, writes = model.config.segment, list[Tensor]()
+    writes: list[Tensor] = []
 
     def listen(memory: SlotMemory, inputs: tuple[SlotState, Tensor, Tensor | None]) -> None:
         writes.append(memory.write_attention(*inputs[:3]))
 
     hook = model.memory.register_forward_pre_hook(listen)
     try:
-        after = model.advance(x, state, mask)
+        after = model.advance(x, state)
     finally:
         hook.remove()
-    read = [0] * len(x) if state is None else (state.seen % length).tolist()  # tokens of the segment so far
-    steps = [step for step in stretches(read, PackedRows.of(x, mask).counts, length) if any(step.done)]
-    most = max(sum(row) for row in zip(*(step.done for step in steps), strict=True))
-    weights, written = writes[0].new_zeros(len(x), most, *writes[0].shape[1:]), [0] * len(x)
-    for step, new in zip(steps, writes, strict=True):
-        for row, one in zip((row for row, done in enumerate(step.done) if done), new, strict=True):
-            weights[row, written[row]] = one
-            written[row] += 1
-    return weights, after
+    return torch.stack(writes, 1), after
 
 
 def _shown(task: Task, segment: int, of: int, tokens: Tensor, valid: Tensor, weights: Tensor) -> ShownSegment:

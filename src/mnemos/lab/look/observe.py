@@ -55,10 +55,9 @@ class Summed(NamedTuple):
 
 
 class SlotsWritten(NamedTuple):
-    """A write to slots: weights [B, H, K, 1 + L], column 0 the slot itself, and the slots before, [B, K, D]."""
+    """A write to slots: weights [B, H, K, 1 + L], column 0 the slot itself."""
 
     weights: Tensor
-    before: Tensor
 
 
 class CacheWritten(NamedTuple):
@@ -158,7 +157,7 @@ def _observe(module: nn.Module, record: Callable[[Call], None], undo: contextlib
     if isinstance(module, SlotMemory) and module.config.write:
 
         def write(memory: Any, arguments: tuple[Any, ...]) -> None:
-            record(SlotsWritten(memory.write_attention(*arguments[:3]), memory.contents(arguments[0])))
+            record(SlotsWritten(memory.write_attention(*arguments[:3])))
 
         undo.callback(module.register_forward_pre_hook(write).remove)
     if isinstance(module, GatedCache):

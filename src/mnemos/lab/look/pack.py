@@ -7,10 +7,8 @@ import numpy as np
 
 from mnemos.types import JSONObject
 
-from .images import PictureRecording
 from .memories import Array
-from .record import Recording
-from .summary import explained
+from .record import Document, Recording
 
 BYTES = 2_500_000  # of arrays in a page, before base64
 LEVELS = 254  # of a value; 255 is NaN
@@ -82,26 +80,15 @@ def pack(recording: Recording, share: float = 1.0) -> JSONObject:
     return packed
 
 
-def pack_pictures(recording: PictureRecording) -> JSONObject:
-    """What a page shows of pictures: at most 8 of 96 × 96 pixels, and 6 layers of 64 slots."""
-
-    def scaled(maps: Array) -> JSONObject | None:  # each map to [0, 1] on its own
-        low, high = maps.min((1, 2), keepdims=True), maps.max((1, 2), keepdims=True)
-        return dense((maps - low) / np.maximum(high - low, 1e-12), 1.0)
-
-    pixels = recording.pixels
-    return {
-        **{"name": recording.name, "labels": list(recording.labels), "guesses": list(recording.guesses)},
-        "pixels": {"shape": list(pixels.shape), "most": 255, "bytes": _text(pixels)},
-        "layers": [
-            {
-                **{"name": layer.name, "share": round(layer.share, 4)},
-                **{"slots": [slot + 1 for slot in layer.slots], "count": layer.count},
-                **{"own": scaled(layer.own), "memory": scaled(layer.memory), "answered": dense(layer.answered)},
-            }
-            for layer in recording.layers
-        ],
-    }
+def explained(document: Document) -> str:
+    """What it means to empty a part, and what a guess is."""
+    text = (
+        "Emptied: as before the first token of a row, the position too where it is the whole state; the reading goes "
+        "on from there."
+    )
+    if document.guess is not None:
+        text += f" A guess, {document.guess:.2f}, is what an answer picked at random has."
+    return text
 
 
 def dense(array: Array, most: float | None = None) -> JSONObject | None:

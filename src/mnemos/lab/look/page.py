@@ -6,46 +6,37 @@ from functools import partial
 import numpy as np
 
 from mnemos.errors import plural
-from mnemos.lab.report.charts import Axis, Chart, chart_figure, variant
-from mnemos.lab.report.markup import decimal, escape, listed, paragraph, table, table_of
-from mnemos.lab.report.shell import chart_library, embedded, html_page, script
+from mnemos.lab.report.markup import decimal, escape, listed, paragraph, table
+from mnemos.lab.report.shell import embedded, html_page, script
 
-from .images import PictureRecording
-from .pack import pack, pack_pictures
-from .record import PARTS, Recording
-from .summary import explained, picture_sentences, sentences, thresholds
+from .effects import KNOWN, LOST, WHOLE, Prediction
+from .pack import explained, pack
+from .record import Recording
 
 _SHOWN = 12  # rows of a static table
 
 
-def page(
-    recordings: Sequence[Recording], pictures: Sequence[PictureRecording] = (), title: str = "What the memory holds"
-) -> str:
+def page(recordings: Sequence[Recording]) -> str:
     """The page of some recordings as HTML. The same recordings give the same text."""
     sections = {
-        ("short", "In short"): _short(recordings, pictures),
-        ("asked", "When it is known"): (asked := _asked(recordings)),
+        ("short", "In short"): _short(recordings),
         ("viewer", "Segment by segment"): _viewer(recordings),
         ("emptied", "Predictions with a part emptied"): _emptied(recordings),
-        ("images", "Image by image"): _pictures(pictures),
     }
     body = "\n".join(
         f'<section id="{slug}"><h2>{escape(name)}</h2>\n{text}</section>'
         for (slug, name), text in sections.items()
         if text
     )
-    byline = "pictures of the test split"
-    if recordings:
-        document = recordings[0].document
-        parts = [document.about, f"{len(document.tokens):,} tokens"]
-        lengths = dict.fromkeys(f"{plural(one.segments, 'segment')} of {one.length}" for one in recordings)
-        byline = " · ".join([part for part in parts if part] + [listed(list(lengths))])
+    document = recordings[0].document
+    lengths = dict.fromkeys(f"{plural(one.segments, 'segment')} of {one.length}" for one in recordings)
+    parts = [document.about, f"{len(document.tokens):,} tokens", listed(list(lengths))]
+    byline = " · ".join(filter(None, parts))
     own = partial(script, package="mnemos.lab.look")
-    charts = [chart_library(), script("page.js")] if asked else []
-    return html_page(title, body, paragraph(byline, "byline"), [*charts, own("look.js")], own("look.css"))
+    return html_page("What the memory holds", body, paragraph(byline, "byline"), [own("look.js")], own("look.css"))
 
 
-def _short(recordings: Sequence[Recording], pictures: Sequence[PictureRecording]) -> str:
+def _short(recordings: Sequence[Recording]) -> str:
     # --- what was told and what is asked, in the document's words ---
     passage = ""
     one = next((one for one in recordings if one.document.question is not None), None)
@@ -56,43 +47,16 @@ def _short(recordings: Sequence[Recording], pictures: Sequence[PictureRecording]
         passage = paragraph(f"Told: “{fact}” Asked {apart} tokens later: “{asked}”", "lead")
 
     # --- the sentences of each recording ---
-    entries = [(one.name, one.about, sentences(one)) for one in recordings]
-    entries += [(one.name, one.about, picture_sentences(one)) for one in pictures]
     parts = ""
-    for name, about, texts in entries:
-        heading = f"<h3>{escape(name)}</h3>" if name else ""
-        note = paragraph(about, "note") if about else ""
-        parts += f"<div>{heading}{note}{''.join(map(paragraph, texts))}</div>"
+    for one in recordings:
+        heading = f"<h3>{escape(one.name)}</h3>" if one.name else ""
+        note = paragraph(one.about, "note") if one.about else ""
+        parts += f"<div>{heading}{note}{''.join(map(paragraph, sentences(one)))}</div>"
     words = paragraph(thresholds(), "note") if any(one.asked for one in recordings) else ""
     return f'{passage}<div class="look-short">{parts}</div>{words}'
 
 
-def _asked(recordings: Sequence[Recording]) -> str:
-    asked = [(one, one.asked, one.document.question) for one in recordings]
-    answered = [(one, ask, question) for one, ask, question in asked if ask is not None and question is not None]
-    if not answered:
-        return ""
-    guess = answered[0][0].document.guess
-    series = [variant(one.name, i) for i, (one, _, _) in enumerate(answered)]
-    chart = Chart(
-        *("asked", "", "probability of the answer", series, [""]),
-        [Axis("tokens between what was told and the question", ",d")],
-        limits=(0.0, 1.0),
-        references=[] if guess is None else [("a guess", guess)],
-    )
-    for i, (_, ask, question) in enumerate(answered):
-        chart.add(i, 0, ask.probability, [after - question.fact[1] for after in ask.after])
-    steps = listed([f"{step:,}" for step in dict.fromkeys(max(1, one.length // PARTS) for one, _, _ in answered)])
-    caption = (
-        f"The question is asked after every {steps} tokens of this one row, and the probability of the right answer is "
-        f"drawn.{'' if guess is None else ' Dotted: a guess.'}"
-    )
-    return chart_figure([chart], caption, "wide")
-
-
 def _viewer(recordings: Sequence[Recording]) -> str:
-    if not recordings:
-        return ""
     data = "\n".join(embedded(pack(one, 1 / len(recordings)), "look-run") for one in recordings)
     note = "The viewer needs scripts, which this browser does not run. The tables below need none."
     document, words = recordings[0].document, ""
@@ -129,32 +93,70 @@ def _emptied(recordings: Sequence[Recording]) -> str:
     return "\n".join([*texts, *tables]) if tables else ""
 
 
-def _pictures(pictures: Sequence[PictureRecording]) -> str:
-    if not pictures:
-        return ""
-    layers = []
-    for one in pictures:
-        for layer in one.layers:
-            name, weights = f"{one.name}, {layer.name}" if pictures[1:] else layer.name, layer.answered.mean((0, 2, 3))
-            first = int(weights.argmax())
-            layers.append((name, layer, f"slot {layer.slots[first] + 1} ({decimal(float(weights[first]))})"))
-    numbers = table_of(
-        "Each cached layer: the share of its memory by size, σ(λ)·o_mem beside (1 − σ(λ))·o_self; the mean gate σ(λ); "
-        "its slots; the weight that each would have if all were read alike; the slot that is read most, with its mean "
-        "weight.",
-        layers,
-        {
-            "layer": lambda one: escape(one[0]),
-            "share by size": lambda one: decimal(one[1].share),
-            "gate σ(λ)": lambda one: decimal(one[1].gate),
-            "slots": lambda one: str(one[1].count),
-            "read alike": lambda one: decimal(1 / one[1].count),
-            "read most": lambda one: escape(one[2]),
-        },
+# --- what a recording shows, in sentences that say what was measured and no more ---
+
+
+def sentences(one: Recording) -> list[str]:
+    """What to say of a recording, the most important first."""
+    # The memories on the page come first, so that the parts have been named before they are spoken of.
+    names = []
+    for kind in dict.fromkeys(memory.kind for memory in one.memories):
+        alike = [memory for memory in one.memories if memory.kind == kind]
+        all_layers = one.layers.get(kind, len(alike))
+        layers = f"{len(alike)} of {all_layers}" if len(alike) < all_layers else all_layers
+        name = alike[0].name
+        names.append(name if all_layers == 1 else f"{name.rsplit(', ', 1)[-1]} of {layers} layers")
+    shown = f"Shown: {'; '.join(names) or 'the text alone, as its memory has no reader here'}."
+    if one.asked is not None:
+        return [_when(one), shown, *(_where(one, prediction) for prediction in one.predictions[:1])]
+    counted = ~np.isnan(one.surprise)
+    if not counted.any() or not one.emptied:
+        return [shown]
+    parts = [f"{array[counted].mean():.3f} with the {kind} emptied" for kind, array in one.emptied.items()]
+    nats = (
+        f"Nats a token: {one.surprise[counted].mean():.3f} as read; {', '.join(parts)}, each time before a segment of "
+        f"{one.length} tokens, with everything else as it was."
     )
-    data = "\n".join(embedded(pack_pictures(one), "look-pictures") for one in pictures)
-    text = (
-        "o_self is the layer's own attention; o_mem is what each patch reads from the slots of its cache. The layer "
-        "adds (1 − σ(λ))·o_self and σ(λ)·o_mem. The fuller a colour, the greater."
+    return [shown, nats]
+
+
+def thresholds() -> str:
+    """From which probability on an answer is called known, lost, and held by a unit alone."""
+    return (
+        f"Known: at least {LOST:.2f} times the greatest probability that it has when asked, if that is {KNOWN:.2f} or "
+        f"more. Lost with a part emptied: less than {LOST:.2f} times what it has as read. Enough alone: at least that, "
+        "with the other units of the memory emptied."
     )
-    return f'{paragraph(text)}<div id="look-images"></div>\n{data}\n{numbers}'
+
+
+def _when(one: Recording) -> str:
+    assert one.asked is not None
+    first, *_, last = one.asked.probability
+    return f"Asked right after it was told, the answer has a probability of {first:.2f}, at the end one of {last:.2f}."
+
+
+def _where(one: Recording, prediction: Prediction) -> str:
+    """Without which parts the answer is lost, if they are emptied before its segment."""
+    if one.asked is not None and not one.asked.known_at_end:
+        return "The answer is not known at the end, so nothing was emptied."
+    if not prediction.boundaries:
+        return "No segment comes before the question, so nothing was emptied."
+    # Segments count from 1 on the page; a boundary is before the segment of its number.
+    when, least = f"Before segment {prediction.boundaries[-1] + 1}", LOST * prediction.probability
+    at = [(change, float(p[-1])) for change, p in prediction.effects if len(p) == len(prediction.boundaries)]
+    gone = [change for change, p in at if p < least and not change.alone]
+    memories = [change for change in gone if change.memory is not None]
+    parts = [change for change in memories if change.unit is not None]
+    parts = parts or [change for change in memories if ": " in change.name]
+    if not memories:
+        lost = f"lost without {gone[0].name}, but not without any one memory" if gone else ""
+        return f"{when} the answer is {lost or f'given even without {WHOLE}'}."
+    text = f"{when} the answer is lost without {listed([change.name for change in parts or memories], 'or')}"
+    numbers = {change.memory for change in memories}
+    alone = [(change, p) for change, p in at if change.alone and change.memory in numbers and not np.isnan(p)]
+    if parts or not alone:
+        return f"{text}."
+    units = sum(len(one.memories[number].units) for number in numbers if number is not None)
+    tried = f"{len(alone)} units" if len(alone) == units else f"{len(alone)} units tried, of {units},"
+    enough = [change.name if memories[1:] else change.name.rpartition(": ")[2] for change, p in alone if p >= least]
+    return f"{text}, of whose {tried} {listed(enough, 'or') or 'none'} is enough alone."

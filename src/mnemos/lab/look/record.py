@@ -36,7 +36,6 @@ from .readers import WindowReader, readers_of
 
 LAYERS = 6  # with a memory, that are recorded, evenly spaced
 SEGMENT = 32  # tokens, of a model that has no segments, blocks or window
-PARTS = 4  # parts of a segment; the question is asked after each of them
 
 
 @dataclass(frozen=True)
@@ -88,21 +87,10 @@ class Asked(NamedTuple):
     after: list[int]
     probability: list[float]
 
-    def known(self, probability: float) -> bool:
-        """Whether the answer with a probability is known: half of the greatest that it has, if that is an answer."""
-        return max(self.probability) >= KNOWN and probability >= LOST * max(self.probability)
-
     @property
     def known_at_end(self) -> bool:
-        return self.known(self.probability[-1])
-
-    @property
-    def lost(self) -> int | None:
-        """The first of `after` at which the answer was known before and is not now; None: it is not lost."""
-        until = (Asked(self.after[: i + 1], self.probability[: i + 1]) for i in range(len(self.after)))
-        return next(
-            (i for i, one in enumerate(until) if one.known(max(one.probability)) and not one.known_at_end), None
-        )
+        """Whether it has half of the greatest probability that it has anywhere, if that is an answer."""
+        return max(self.probability) >= KNOWN and self.probability[-1] >= LOST * max(self.probability)
 
 
 @dataclass
@@ -155,8 +143,8 @@ def record(
     """
     if getattr(model, "state_kind", "none") == "none" or not getattr(model, "autoregressive", False):
         raise InputError(
-            "look: expected a model that reads tokens with a state and predicts the next one, found another; its "
-            "images, if it reads them, are shown with mnemos look RUN"
+            "look: expected a model that reads tokens with a state and predicts the next one, found another; "
+            "mnemos report RUN shows what its memory is worth"
         )
     if not document.tokens:
         raise InputError("look: expected a document of at least one token, found none; add text to it")
@@ -232,17 +220,10 @@ def _read(
 
 
 def _ask(model: nn.Module, tokens: Tensor, question: Question, length: int, state: State) -> Asked:
-    """Ask after every part of a segment from the told words on: each time as of a row that ends with this question."""
-    step, ask = max(1, length // PARTS), torch.tensor([question.ask], device=tokens.device)
-    after, probability = [], []
-    end = tokens.shape[1] - len(question.ask)
-    first = 0  # what `state` has read, whole segments
-    for position in [question.fact[1], *(i for i in range(step, end, step) if i > question.fact[1]), end]:
-        whole = position // length * length
-        if whole > first:
-            _, state = read_segments(model, tokens[:, first:whole], state, length)
-            first = whole
-        outputs, _ = read_segments(model, torch.cat([tokens[:, first:position], ask], 1), state, length)
+    """Ask right after the told words, and at the end: each time as of a row that ends with this question."""
+    ask = torch.tensor([question.ask], device=tokens.device)
+    after, probability = [question.fact[1], tokens.shape[1] - len(question.ask)], []
+    for position in after:
+        outputs, _ = read_segments(model, torch.cat([tokens[:, :position], ask], 1), state, length)
         probability.append(float(log_probabilities(model, outputs[0, -1])[question.answer].exp()))
-        after.append(position)
     return Asked(after, probability)

@@ -1,7 +1,7 @@
 """Readers of the sums of linear attentions, by their strongest directions: what words add to them and read."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,17 +35,19 @@ class SumsReader(Reader):
     plural = "sums"
     own = ("sums of earlier segments",)
     about = "Each head keeps one matrix, of which the strongest directions are shown."
+    of: ClassVar[type] = LinearState  # the part of a state that has them, and their field in it
+    field: ClassVar[str] = "s"
 
     def __init__(self, name: str, title: str, layer: Any, index: int) -> None:
         super().__init__(f"{title}, sums")  # the first read names the units: layers do not say how many heads they have
         self.module, self.title, self.index = name, title, index
 
     def sums(self, state: State) -> Any:
-        every = nodes(state, LinearState)
+        every: list[Any] = nodes(state, self.of)
         return every[self.index] if every else None
 
     def matrix(self, sums: Any) -> Tensor:
-        s: Tensor = sums.s[0]
+        s: Tensor = getattr(sums, self.field)[0]
         return s
 
     def numbers(self, heads: int) -> Sequence[int]:
@@ -53,11 +55,13 @@ class SumsReader(Reader):
         return range(1, heads + 1)
 
     def with_matrix(self, state: State, s: Tensor, heads: Sequence[int] = ()) -> State:
-        """The state with another S [H, D, M], and with z = 0 in some heads."""
+        """The state with another S [H, D, M], and with z = 0 in some heads, where it has one."""
         sums = self.sums(state)
-        z = sums.z.clone()
-        z[:, list(heads)] = 0
-        return replaced(state, sums, sums._replace(s=s[None], z=z))
+        new = {self.field: s[None]}
+        if hasattr(sums, "z"):
+            new["z"] = sums.z.clone()
+            new["z"][:, list(heads)] = 0
+        return replaced(state, sums, sums._replace(**new))
 
     def terms(self, calls: Calls, old: Any, count: int) -> Terms | None:
         """What the segment asked and added, with its shares kept; None: not known. old: the sums before, or None."""
@@ -147,17 +151,7 @@ def _direction(s: Tensor, unit: int) -> tuple[int, Tensor]:
 class RecurrentReader(SumsReader):
     """The sums of a layer that decays or corrects them: their directions alone, without the words' shares."""
 
-    def sums(self, state: State) -> Any:
-        every = nodes(state, RecurrentSums)
-        return every[self.index] if every else None
-
-    def matrix(self, sums: Any) -> Tensor:
-        s: Tensor = sums.sums[0]
-        return s
-
-    def with_matrix(self, state: State, s: Tensor, heads: Sequence[int] = ()) -> State:
-        sums = self.sums(state)
-        return replaced(state, sums, sums._replace(sums=s[None]))
+    of, field = RecurrentSums, "sums"
 
     def terms(self, calls: Calls, old: Any, count: int) -> Terms | None:
         return None
@@ -205,56 +199,20 @@ class LinearisedReader(SumsReader):
 
 
 def _shares(layer: Linearised, call: Windowed) -> list[Tensor]:
-    """The weights of this call's words, of the window's earlier ones, of the sinks and of the sums, [T] each.
+    """The weights of what the call's words, its window, its sinks and its sums held when it began, [T] each.
 
-    Means over heads of the terms of the common denominator (`mnemos.ops.window_state`). The sinks that have left the
-    window are met by the query at its own position here, where the layer lets it meet them at the window's end. With
-    the delta rule, the sums are those before the call.
+    The outputs are sums of values with these weights, so the layer itself computes them from values that say where they
+    were: (1, 0, 0, 0) of the call's own words, (0, 1, 0, 0) of those in the window, and so on. Means over heads.
     """
-    tokens, state = call.tokens, None if call.state is None else call.state.window
-    q, own, sizes = tokens.q[0].float(), tokens.k[0].float(), tokens.sizes
-    raw_q, raw_k = (tokens.unrotated if layer.raw else None) or (tokens.q, tokens.k)
-    group, t, w = q.shape[0] // own.shape[0], q.shape[1], sizes.window
-
-    # --- the keys of the window before the call, and of the call ---
-    features, keys, seen, earlier = raw_k[0].float(), own, 0, 0
+    own, window, sinks, sums = torch.eye(4, device=call.tokens.v.device)
+    tokens, state = call.tokens._replace(v=own.expand(*call.tokens.v.shape[:-1], 4)), call.state
     if state is not None:
-        seen = int(state.seen)
-        earlier = min(seen, w)
-        past = state.k.shape[2] - earlier
-        keys = torch.cat([state.k[0, :, past:].float(), own], 1)
-        old = state.raw if state.raw.shape[-1] else state.k
-        features = torch.cat([old[0, :, past:].float(), features], 1)
-
-    def score(those: Tensor) -> Tensor:
-        product = q @ those.repeat_interleave(group, 0).mT * sizes.scale
-        return product if sizes.softcap is None else sizes.softcap * torch.tanh(product / sizes.softcap)
-
-    # --- softmax over the window and the sinks ---
-    number = torch.arange(earlier + t, device=q.device) + seen - earlier  # of each key in the row
-    distance = torch.arange(earlier, earlier + t, device=q.device)[:, None] - torch.arange(earlier + t, device=q.device)
-    near, left = (distance >= 0) & (distance < w), distance >= w
-    scores = score(keys).masked_fill(~(near | (left & (number < sizes.sinks))), -torch.inf)
-    gone_before = min(sizes.sinks, seen - earlier)  # sinks that had left before the call
-    sinks = q.new_zeros(len(q), t, 0)
-    if state is not None and gone_before:
-        sinks = score(state.sink_k[0, :, :gone_before].float())
-    top = torch.cat([scores, sinks], -1).amax(-1, keepdim=True)
-    weights = torch.exp(scores - top)
-    first = torch.exp(sinks - top).sum(-1) + weights.masked_fill(near, 0).sum(-1)
-    weights = weights.masked_fill(~near, 0)
-
-    # --- the sums of what left the window, before the call and in it ---
-    far = torch.zeros_like(first)
-    if (maps := layer.far()) is not None:
-        mapped, gone = maps.query(raw_q.float())[0], left & (number >= sizes.sinks)
-        if state is not None:
-            far = (mapped * state.z[0].float().repeat_interleave(group, 0)[:, None]).sum(-1)
-            far = far * torch.exp(maps.decay * gone.sum(-1))
-        if maps.beta is None:
-            kernel = mapped @ maps.key(features[None])[0].repeat_interleave(group, 0).mT
-            kernel = kernel * torch.exp(maps.decay * (distance - w).clamp(min=0))
-            far = far + kernel.masked_fill(~gone, 0).sum(-1)
-        far = maps.gamma.float()[:, None] * far.clamp(min=0)
-    masses = torch.stack([weights[..., earlier:].sum(-1), weights[..., :earlier].sum(-1), first, far])
-    return list((masses / masses.sum(0)).mean(1))
+        held = state.window
+        marked = held._replace(
+            v=window.expand(*held.v.shape[:-1], 4),
+            sink_v=sinks.expand(*held.sink_v.shape[:-1], 4),
+            s=held.z[..., None] * sums,
+        )
+        state = state._replace(window=marked)
+    shares, _ = Linearised.read(layer, tokens, state)  # not the observed one
+    return list(shares[0].float().mean(1).T)

@@ -4,13 +4,12 @@ import html
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mnemos.atomic import check_output_file, write_text
-from mnemos.attention.gated import GatedBranch
 from mnemos.errors import say
 from mnemos.generate.stream import Stream
 from mnemos.lab.evaluate.write_attention import documents
@@ -25,10 +24,9 @@ from mnemos.lab.tasks.files import check_text, read_bytes
 from mnemos.lab.tasks.metrics import GUESS
 from mnemos.lab.tasks.task import Task
 from mnemos.modes import evaluating
-from mnemos.types import InputError, reset
+from mnemos.types import InputError
 
-from .effects import KNOWN, LOST, log_probabilities, read_segments
-from .images import PictureRecording, record_pictures
+from .effects import log_probabilities, read_segments
 from .page import page
 from .record import Document, Recording, record, segment_length, shown_words
 
@@ -36,14 +34,13 @@ PAGE = "look.html"
 SEGMENTS = 200  # at most, unless the caller says
 TOKENS = 40_000  # of all models together, at most, for a page below 5 MB
 ROWS = 64  # of a task whose rows ask a question, among which one is chosen
-_Recording = TypeVar("_Recording")
 
 
 class Look:
     """What `look` returns: its recordings, and the page as `html`, which a notebook shows."""
 
-    def __init__(self, recordings: Sequence[Recording], pictures: Sequence[PictureRecording] = ()) -> None:
-        self.recordings, self.pictures, self.html = list(recordings), list(pictures), page(recordings, pictures)
+    def __init__(self, recordings: Sequence[Recording]) -> None:
+        self.recordings, self.html = list(recordings), page(recordings)
 
     def write(self, path: str | Path) -> Path:
         out = Path(path)
@@ -97,10 +94,9 @@ class Opened(NamedTuple):
     length: int  # tokens of a segment
     folder: Path = Path()  # what errors name
 
-    def record(self, how: Callable[..., _Recording], *arguments: object) -> _Recording:
-        """What a function records of the model. Its errors name the folder."""
+    def record(self, document: Document) -> Recording:
         try:
-            return how(self.model, *arguments)
+            return record(self.model, document, self.name, self.about, self.length)
         except InputError as error:
             raise InputError(f"{self.folder}: {str(error).removeprefix('look: ')}") from None
 
@@ -125,11 +121,6 @@ def look_at_runs(
     if out is not None:
         check_output_file(target)
     opened = [_open(run, text) for folder in folders for run in find_runs(Path(folder))]
-    pictured = [one for one in opened if getattr(one.model, "state_kind", "none") == "none"]
-    if len(pictured) == len(opened):
-        cached = [one for one in opened if any(isinstance(module, GatedBranch) for module in one.model.modules())]
-        pictures = [one.record(record_pictures, one.task, one.name, one.about) for one in cached or opened]
-        return Look([], pictures).write(target)
     if other := next((one for one in opened if one.data != opened[0].data), None):
         raise InputError(
             f"look: expected runs with the same data, found others for {opened[0].name} and {other.name}; look at one "
@@ -140,15 +131,12 @@ def look_at_runs(
     inputs = None if decoder else getattr(opened[0].task.example(), "inputs", None)
     tokens = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
     if not decoder and not tokens:
-        reads = "one that reads other inputs"
-        if isinstance(inputs, Tensor) and inputs.dim() == 3:
-            reads = f"one that reads {inputs.shape[-1]} numbers at each step"
         raise InputError(
-            f"{folders[0]}: expected a run whose model reads tokens, found {reads}, which look does not show; mnemos "
-            f"report {folders[0]} shows what its memory is worth"
+            f"{folders[0]}: expected a run whose model reads tokens, found one that reads other inputs, which look "
+            f"does not show; mnemos report {folders[0]} shows what its memory is worth"
         )
     document = document_of(opened, max(one.length for one in opened), text, number, segments)
-    return Look([one.record(record, document, one.name, one.about, one.length) for one in opened]).write(target)
+    return Look([one.record(document) for one in opened]).write(target)
 
 
 def _open(folder: Path, text: str | Path | None) -> Opened:
@@ -186,12 +174,10 @@ def trained(run: Path, recipe: Recipe, task: Task) -> str:
     """How far a run was trained, and its score; a line on the terminal if it is not finished."""
     if Result.exists(run):
         result, metric = Result.read(run), task.metrics[0]
-        split, scores = ("validation", result.valid) if result.test is None else ("test", result.test)
-        parts = [f"trained with {result.steps:,} updates" if result.steps else "trained"]
-        parts += [f"{metric.text(scores[metric.name])} on the {split} split"] if metric.name in scores else []
-        without = result.controls.get("emptied", {})
-        parts += [f"{metric.text(without[metric.name])} with the caches emptied"] if metric.name in without else []
-        return ", ".join(parts)
+        split = "validation" if result.test is None else "test"
+        return (
+            f"trained with {result.steps or 0:,} updates, {metric.text(result.score(metric.name))} on the {split} split"
+        )
     if not steps(run / "checkpoints") and not steps(run / "checkpoints", "best"):
         return ""
     unfinished = f"not finished: {final_checkpoint(run)[0]} of {recipe.train.steps:,}"
@@ -264,42 +250,18 @@ def document_of(
 
 @torch.no_grad()
 def choose_row(task: Task, models: Sequence[tuple[nn.Module, int]], batch: Any) -> tuple[int, str]:
-    """Of rows that ask a question: the first of those told farthest back whose answer needs the state; else row 0; and
-    why.
-
-    models: each with the tokens of its segments. An answer needs the state if no model that knows it gives it half of
-    that probability without its state. Of these rows, one is taken whose answer is not the likeliest token of a model
-    that does not know it, if there is one.
+    """Of rows that ask a question, of those told farthest back, the one whose answer a model knows best; else row 0;
+    and why. models: each with the tokens of its segments.
     """
     questions = [task.question(row.tolist()) for row in batch.inputs]
     apart = [-1 if one is None else batch.inputs.shape[1] - len(one.ask) - one.fact[1] for one in questions]
     if (far := max(apart)) < 0:
         return 0, "the first"
     rows = [i for i, words in enumerate(apart) if words == far]
-    why = f"the first of those told {far:,} tokens before the question"
-    inputs, targets = batch.inputs[rows], batch.targets[rows, -1]
-    heard = max(one.fact[1] for i, one in enumerate(questions) if one is not None and i in rows)
-    fits, unlikely, needed = torch.ones(len(rows), dtype=torch.bool), torch.ones(len(rows), dtype=torch.bool), False
+    known = torch.zeros(len(rows))
     for model, length in models:
-        if not (cut := (inputs.shape[1] - 1) // length * length):  # one segment has the whole row: no state is needed
-            return rows[0], why
-        begin = min(cut, -(-heard // length) * length)
         with evaluating(model):
-            _, state = read_segments(model, inputs[:, :cut], None, length)
-            fresh = reset(state, torch.ones(len(rows), dtype=torch.bool))
-            # Guessed: with the state emptied before the question, or so early that the rest of the text was read again.
-            answers = [
-                log_probabilities(model, read_segments(model, inputs[:, first:], one, length)[0][:, -1])
-                for first, one in ((cut, state), (cut, fresh), (begin, fresh))
-            ]
-        known, late, early = (one.gather(1, targets[:, None])[:, 0].exp() for one in answers)
-        unlikely &= (known >= KNOWN) | (answers[0].argmax(-1) != targets)
-        if (known >= KNOWN).any():
-            fits &= (known >= KNOWN) & (torch.maximum(late, early) < LOST * known)
-            needed = True
-    if not (needed and fits.any()):
-        return rows[0], why
-    why += " whose answer is known with the state and not guessed without it"
-    if (best := fits & unlikely).any():
-        return rows[int(best.nonzero()[0])], why
-    return rows[int(fits.nonzero()[0])], f"{why}, but the likeliest token of a model that does not know it"
+            outputs, _ = read_segments(model, batch.inputs[rows], None, length)
+            answers = log_probabilities(model, outputs[:, -1]).gather(1, batch.targets[rows, -1:])
+        known = torch.maximum(known, answers[:, 0].exp().nan_to_num(0.0))
+    return rows[int(known.argmax())], f"of those told {far:,} tokens before the question the one known best"

@@ -79,7 +79,6 @@ class Chart:
     ticks: Sequence[float] = ()  # values of x that have one, instead of round ones
     references: Sequence[tuple[str, float]] = ()  # of dotted lines across, which the legend names
     limits: tuple[float, float] | None = None  # of y
-    label: str = ""  # what is read aloud
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
     def add(self, series: int, run: int, y: Any, *x: Any, interval: tuple[float, float] | None = None) -> None:
@@ -118,7 +117,7 @@ def chart_figure(charts: Sequence[Chart], caption: str, style: str = "") -> str:
     panels = []
     for chart in charts:
         title = f'<p class="title">{escape(chart.title)}</p>' if chart.title else ""
-        aloud = chart.label or f"{chart.title or chart.y} by {chart.axes[0].name}"
+        aloud = chart.title if chart.mode == "strip" else f"{chart.title or chart.y} by {chart.axes[0].name}"
         data = {
             **{name: getattr(chart, name) for name in ("slug", "title", "y", "mode", "columns")},
             "series": [{"name": one.name, "colour": f"var(--{one.colour})"} for one in chart.series],

@@ -5,10 +5,9 @@ import math
 import numpy as np
 
 from mnemos.errors import plural
-from mnemos.lab.evaluate.recorded import ControlledMemory, StateControls
 
 from .charts import WHOLE, Axis, Chart, chart_figure, variant
-from .markup import capital, decimal, escape, listed, missing, paragraph, short, table
+from .markup import decimal, escape, missing, paragraph, short, table
 from .read import Results
 from .shell import variant_name
 
@@ -24,16 +23,9 @@ _SAYS = (
 def section(results: Results) -> str:
     """A figure by segment and a table of controls of a state; "" where no run recorded them."""
     scored = [name for name in results.names if results.state_controls(name)]
-    by_reason: dict[str, list[str]] = {}
-    for name in results.names:
-        if reason := results.uncontrolled(name):
-            by_reason.setdefault(reason, []).append(name)
-    whys = [missing(f"{listed(names)}: {why}, so no control of a state was run.") for why, names in by_reason.items()]
-    if any(control.name in names for control in results.controls for names in by_reason.values()):
-        whys.append(missing("The controls of caches that the model stores are in the table of controls above."))
     if not scored:
-        return "" if results.controls else "\n".join(whys)
-    return "\n".join(filter(None, [paragraph(_SAYS), _by_segment(results, scored), _table(results, scored), *whys]))
+        return ""
+    return "\n".join(filter(None, [paragraph(_SAYS), _by_segment(results, scored), _table(results, scored)]))
 
 
 def _by_segment(results: Results, scored: list[str]) -> str:
@@ -43,25 +35,17 @@ def _by_segment(results: Results, scored: list[str]) -> str:
         if len(controls.segments) < 2:
             continue
         index = results.names.index(name)
-        carried = controls.carried.by_segment
-        changes = [
-            {control: one.by_segment - carried for control, one in memory.scored().items()}
-            for memory in controls.memories
-        ]
-        limits = extent(np.concatenate([np.zeros(1), *(values for one in changes for values in one.values())]), 0.02)
-        for i, (memory, of_memory) in enumerate(zip(controls.memories, changes, strict=True)):
+        for i, memory in enumerate(controls.memories):
+            scores = memory.scored()
             chart = Chart(
                 *(f"memory-{index}-{i}", f"{short(name)}: {memory.name}", f"change of {controls.metric}"),
-                [variant(WORDS[control], _COLOURS[control]) for control in of_memory],
+                [variant(WORDS[control], _COLOURS[control]) for control in scores],
                 [run.label],
                 [Axis("segment", WHOLE)],
                 references=[("as carried", 0.0)],
-                limits=limits,
-                label=f"Change of the {results.split} {controls.metric} of {name} by segment, with its {memory.name} "
-                "changed",
             )
-            for series, values in enumerate(of_memory.values()):
-                chart.add(series, 0, values, controls.segments)
+            for series, one in enumerate(scores.values()):
+                chart.add(series, 0, one.by_segment - controls.carried.by_segment, controls.segments)
             charts.append(chart)
         cut = "" if controls.cut is None else f"Rows are cut into segments of {controls.cut} tokens for this. "
         sizes = f"{plural(controls.rows, 'row')} at once, {plural(controls.targets, 'target')} in"
@@ -69,46 +53,26 @@ def _by_segment(results: Results, scored: list[str]) -> str:
             f"{name}: {cut}{sizes} {plural(len(controls.segments), 'segment')}. From {run.label}/explain.json."
         )
     caption = (
-        f"Change of the {results.split} metric by segment of a row, against the state as carried; panels of one "
-        "variant have one scale. The memory is replaced before each segment after the first, which reads none. "
-        "Emptied: by that of a new row. Exchanged: by that which another row has at this segment. Frozen: by the row's "
-        f"own after its first segment. {' '.join(sources)}"
+        f"Change of the {results.split} metric by segment of a row, against the state as carried. The memory is "
+        "replaced before each segment after the first, which reads none. Emptied: by that of a new row. Exchanged: by "
+        "that which another row has at this segment. Frozen: by the row's own after its first segment. "
+        + " ".join(sources)
     )
     return chart_figure(charts, caption)
 
 
-def extent(values: np.ndarray, least: float) -> tuple[float, float]:
-    """Axis limits that include all finite values and span at least `least`, so that noise is not magnified."""
-    finite = values[np.isfinite(values)]
-    if not finite.size:
-        return 0.0, 1.0
-    low, high = float(finite.min()), float(finite.max())
-    pad = max(0.06 * (high - low), (least - (high - low)) / 2)
-    return low - pad, high + pad
-
-
 def _table(results: Results, scored: list[str]) -> str:
-    rows, notes, intervals, better = [], [], 0, {}
+    rows, notes, intervals = [], [], 0
     for name in scored:
         runs = results.state_controls(name)
         controls = runs[0][1]
         metric = results.metric if results.metric in controls.carried.scores else controls.metric
         carried = float(np.mean([of_run.carried.scores.get(metric, math.nan) for _, of_run in runs]))
-        better[metric] = (results.described(metric) or {}).get("higher_is_better")
         facts = [metric, str(len(runs)), f"{controls.rows:,}", f"{controls.targets:,}"]
         memories = {memory.name: memory for _, of_run in reversed(runs) for memory in of_run.memories}
         for memory in memories.values():
             notes += [f"{name}, {memory.name} not {what}: {why}." for what, why in memory.unscored().items()]
             changes = [results.memory_effect(name, memory.name, control) for control in WORDS]
-            of_name = [(of_run, one) for _, of_run in runs for one in of_run.memories if one.name == memory.name]
-            if len(of_name) == len(runs) and all(_unread(*one) for one in of_name):
-                changes = [None] * len(WORDS)
-                notes.append(
-                    f"{name}, {memory.name} not tested: rows were cut into segments of {controls.cut} tokens for the "
-                    "controls, and no control changes the loss. The scored targets do not depend on what is carried "
-                    "over a cut, as with a window that is shorter than a segment; inside of a segment the memory may "
-                    "be used."
-                )
             cells = []
             for change in changes:
                 ends = change.interval if change else None
@@ -120,28 +84,11 @@ def _table(results: Results, scored: list[str]) -> str:
     caption = (
         f"The {results.split} score of the segments after a row's first, with the memory as carried, and its change "
         "where the memory is replaced before each of these segments: the mean over seeds"
-        f"{', below it the 95% interval where there is one' if intervals else ''}. Rows are read at once."
+        f"{', below it the 95% interval where there is one' if intervals else ''}. Rows are read at once. "
+        "From the runs' explain.json."
     )
-    directions = [
-        f"{capital(name)}: {'higher' if up else 'lower'} is better." for name, up in better.items() if up is not None
-    ]
-    caption = " ".join([caption, *directions, "From the runs' explain.json."])
     head = ["variant", "memory", "metric", "seeds", "rows", "targets", "as carried", *WORDS.values()]
     return table(caption, head, rows, "controls") + "\n".join(map(missing, notes))
-
-
-def _unread(controls: StateControls, memory: ControlledMemory) -> bool:
-    """Whether rows were cut, and no control of a memory changed the loss."""
-    loss, by_segment = controls.carried.scores.get("loss", math.nan), controls.carried.by_segment
-    return (
-        controls.cut is not None
-        and bool(memory.scored())
-        and all(
-            math.isclose(one.scores.get("loss", math.nan), loss, rel_tol=1e-6)
-            and np.array_equal(one.by_segment, by_segment)
-            for one in memory.scored().values()
-        )
-    )
 
 
 def rounded(value: float) -> str:

@@ -2,8 +2,8 @@
 
 import base64
 import difflib
+import json
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,67 +13,51 @@ from mnemos.types import JSONObject
 
 from .markup import decimal, escape, figure, img, paragraph, png, table
 from .read import Results
-from .run_records import DETECTIONS, Generated, RunRecord, read_generated
+from .run_records import DETECTIONS, Generated, read_generated
 
 COLUMNS = 12  # of generated pictures
 PIXELS = 960  # approximate width of a grid of pictures
 GAP = 0.08  # between pictures, in units of a picture
 
 
-class _Examples(NamedTuple):
-    """How examples of one kind are described (`Task.artifacts`). exact: an output should equal what was given, and is
-    bold where not. compared: bold are the words in which it differs from that of the first variant.
-    """
-
-    title: str
-    given: str
-    found: str
-    about: str
-    beside: str
-    exact: bool
-    compared: bool
-
-
 def example_section(results: Results) -> str:
-    """One table per kind of example, for all variants with the same references, from their first runs; "" if none."""
+    """One table per kind of example, for all variants with the same references, from their first runs; "" if none.
+
+    A result describes its examples (`Task.artifacts`). "exact": an output should equal what was given, and is bold
+    where not. "compared": bold are the words in which it differs from that of the first variant.
+    """
     # --- by description and references: the outputs of each variant ---
-    tables: dict[tuple[_Examples, tuple[tuple[str, str], ...]], dict[str, list[str]]] = {}
+    tables: dict[str, tuple[JSONObject, list[tuple[str, str]], dict[str, list[str]]]] = {}
     for name in results.names:
         for run in results.runs_of(name)[:1]:
-            described = run.artifacts.get("examples")
-            for entry, fields in described.items() if isinstance(described, dict) else ():
+            for entry, about in run.artifacts.get("examples", {}).items():
                 lines = run.artifacts.get(entry)
-                if not isinstance(fields, dict) or not isinstance(lines, list):
-                    continue
-                texts = {key: str(fields.get(key, "")) for key in ("title", "given", "found", "about", "beside")}
-                exact, compared = fields.get("exact") is not False, fields.get("compared") is True
-                about = _Examples(exact=exact, compared=compared, **texts)
-                lines = [line for line in lines if isinstance(line, dict)]
-                references = tuple((str(line.get(about.beside, "")), str(line.get(about.given, ""))) for line in lines)
-                if lines:
-                    outputs = [str(line.get(about.found, "")) for line in lines]
-                    tables.setdefault((about, references), {})[name] = outputs
+                if lines and isinstance(lines, list):
+                    given = [(str(one.get(about.get("beside"), "")), str(one.get(about["given"], ""))) for one in lines]
+                    outputs = [str(one.get(about["found"], "")) for one in lines]
+                    tables.setdefault(json.dumps([about, given]), (about, given, {}))[2][name] = outputs
 
     parts = []
-    for (about, references), variants in tables.items():
+    for about, references, variants in tables.values():
+        exact, compared, beside = about.get("exact", True), about.get("compared", False), about.get("beside", "")
 
-        def marked(reference: str, output: str, first: str | None, about: _Examples = about) -> str:
+        def marked(reference: str, output: str, first: str, exact: bool = exact, compared: bool = compared) -> str:
             text = escape(output) or "nothing"
-            if about.compared and first is not None:
+            if compared and output != first:
                 return differing(output, first) or text
-            return text if reference == output or not about.exact else f"<b>{text}</b>"
+            return text if reference == output or not exact else f"<b>{text}</b>"
 
-        caption = f"{about.about} First what was {about.given}, then what the first run of each variant {about.found}"
-        caption += "; bold where it differs" * about.exact
-        caption += "; bold: words that the first variant does not have there" * (about.compared and len(variants) > 1)
+        caption = f"{about['about']} First what was {about['given']}, then what the first run of each variant "
+        caption += about["found"] + "; bold where it differs" * exact
+        caption += "; bold: words that the first variant does not have there" * (compared and len(variants) > 1)
         rows = []
-        for i, (beside, reference) in enumerate(references):
-            first, *others = (outputs[i] for outputs in variants.values())
-            cells = [marked(reference, first, None), *(marked(reference, other, first) for other in others)]
-            rows.append([escape(beside)] * bool(about.beside) + [escape(reference), *cells])
-        head = [about.beside] * bool(about.beside) + [about.given, *variants]
-        style = "examples" if about.exact else "examples texts"
-        parts += [paragraph(about.title), table(f"{caption}. From result.json.".strip(), head, rows, style)]
+        for i, (given_beside, reference) in enumerate(references):
+            outputs = [of_variant[i] for of_variant in variants.values()]
+            cells = [marked(reference, output, outputs[0]) for output in outputs]
+            rows.append([escape(given_beside)] * bool(beside) + [escape(reference), *cells])
+        head = [beside] * bool(beside) + [about["given"], *variants]
+        style = "examples" if exact else "examples texts"
+        parts += [paragraph(about["title"]), table(f"{caption}. From result.json.", head, rows, style)]
     return "\n".join(parts)
 
 
@@ -90,15 +74,11 @@ def differing(text: str, other: str) -> str:
 def detection_section(results: Results) -> str:
     """For the first run of each variant that has them: its photos, and a table of its classes; "" if none has any."""
 
-    def by_class(run: RunRecord) -> list[JSONObject]:
-        rows = run.artifacts.get("by_class")
-        return [one for one in rows if isinstance(one, dict) and "class" in one] if isinstance(rows, list) else []
-
-    def precision(value: object) -> str:
-        return decimal(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else "–"
+    def precision(value: float | None) -> str:
+        return "–" if value is None else decimal(value)
 
     parts = []
-    for name, run in results.first_runs(lambda run: run.detected or by_class(run)):
+    for name, run in results.first_runs(lambda run: run.detected or run.artifacts.get("by_class")):
         if run.detected:
             panels = []
             for file, photo in run.detected:
@@ -110,18 +90,17 @@ def detection_section(results: Results) -> str:
                 f"one colour. From {run.label}/{DETECTIONS}."
             )
             parts.append(figure(panels, caption, "pairs"))
-        if classes := by_class(run):
+        if classes := run.artifacts.get("by_class"):
             columns = [column for column in classes[0] if column != "class"]
             scored = [one for one in classes if any(one.get(column) is not None for column in columns)]
             caption = (
                 f"{name}: average precision of each class on the scored pictures of the test split, in per cent, by "
                 "overlap and by size of the objects as in the table of metrics; – where the pictures have no such "
-                "object."
+                f"object. Left out are {len(classes) - len(scored):,} of {len(classes):,} classes, of which they have "
+                f"none. From {run.label}/result.json."
             )
-            if absent := len(classes) - len(scored):
-                caption += f" {absent:,} of {len(classes):,} classes, of which they have no object, are left out."
             rows = [[escape(one["class"]), *(precision(one.get(column)) for column in columns)] for one in scored]
-            parts.append(table(f"{caption} From {run.label}/result.json.", ["class", *columns], rows, "classes"))
+            parts.append(table(caption, ["class", *columns], rows, "classes"))
     return "\n".join(parts)
 
 
@@ -153,8 +132,8 @@ def sample_grid(samples: np.ndarray) -> np.ndarray:
     """Pictures [N, H, W, C] in rows of at most `COLUMNS`."""
     columns = min(COLUMNS, len(samples))
     rows = -(-len(samples) // columns)
-    blank = np.zeros((rows * columns - len(samples), *samples.shape[1:]), np.uint8)
-    return grid(np.concatenate([samples, blank]).reshape(rows, columns, *samples.shape[1:]), len(samples))
+    blank = np.full((rows * columns - len(samples), *samples.shape[1:]), 255, np.uint8)
+    return grid(np.concatenate([samples, blank]).reshape(rows, columns, *samples.shape[1:]))
 
 
 def completion_grid(generated: Generated) -> np.ndarray:
@@ -166,21 +145,15 @@ def completion_grid(generated: Generated) -> np.ndarray:
     return grid(np.stack([halves, *generated.completions.swapaxes(0, 1), generated.originals]))
 
 
-def grid(pictures: np.ndarray, count: int | None = None) -> np.ndarray:
-    """Pictures [rows, columns, H, W, C] uint8 as one image [.., .., 4], enlarged without smoothing.
-
-    count: the number of pictures if the last row is not full.
-    """
-    rows, columns, height, width, _ = pictures.shape
+def grid(pictures: np.ndarray) -> np.ndarray:
+    """Pictures [rows, columns, H, W, C] uint8 as one image [.., .., C] on white, enlarged without smoothing."""
+    rows, columns, _, width, channels = pictures.shape
     scale = max(1, round(PIXELS / (columns * width * (1 + GAP))))
     gap = max(1, round(GAP * width * scale))
-    page = np.zeros((rows * (height * scale + gap) - gap, columns * (width * scale + gap) - gap, 4), np.uint8)
-    for i in range(rows):
-        for j in range(columns if count is None else min(columns, count - i * columns)):
-            top, left = i * (height * scale + gap), j * (width * scale + gap)
-            cell = page[top : top + height * scale, left : left + width * scale]
-            cell[..., :3], cell[..., 3] = pictures[i, j].repeat(scale, 0).repeat(scale, 1), 255
-    return page
+    large = pictures.repeat(scale, 2).repeat(scale, 3)
+    apart = np.pad(large, ((0, 0), (0, 0), (0, gap), (0, gap), (0, 0)), constant_values=255)
+    page = apart.swapaxes(1, 2).reshape(rows * apart.shape[2], columns * apart.shape[3], channels)
+    return page[:-gap, :-gap]
 
 
 def write_grids(folder: Path) -> list[Path]:

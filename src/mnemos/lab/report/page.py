@@ -8,11 +8,11 @@ from mnemos.atomic import check_output_file, write_text
 from mnemos.errors import plural
 from mnemos.lab.evaluate.records import flat
 
-from . import costs, curves, gated_caches, memory_use, outputs, provenance, scores
+from . import curves, gated_caches, memory_use, outputs, provenance, scores
 from .markup import contents, escape, folded, listed, own_ids, paragraph, prose
 from .read import Results, read_tasks, task_differences
 from .shell import chart_library, html_page, script
-from .verdict import caveats, headline, scored_of, summary_table
+from .verdict import caveats, headline, summary_table
 
 Section = Callable[[Results], str]
 # The first of these that a report has stands on its first screen.
@@ -28,7 +28,7 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("examples", "Examples", outputs.example_section),
     ("gates", "The gates", gated_caches.gate_section),
     ("maps", "Self-attention and memory", gated_caches.map_section),
-    ("costs", "What it costs", costs.section),
+    ("costs", "What it costs", scores.costs),
     ("provenance", "Provenance", provenance.section),
 )
 _NAMED = 2  # variants at most that a title names; the others are named by the first table
@@ -37,35 +37,17 @@ _NAMED = 2  # variants at most that a title names; the others are named by the f
 def report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write one self-contained HTML report of runs and return its path.
 
-    folders: run folders and comparison folders. Runs whose data, splits or metrics differ are not ranked: each task has
-    its own part. out: the file to write; by default report.html in the folder of the comparison, otherwise of the first
-    run. The same input gives the same bytes. Raises InputError, with file and line, for input that is missing or
-    malformed.
+    folders: run folders, or comparison folders. Runs whose data, splits or metrics differ are not ranked: each task has
+    its own part. out: the file to write; by default report.html in the first folder. The same input gives the same
+    bytes. Raises InputError, with file and line, for input that is missing or malformed.
     """
-    return write_report(folders, out)[0]
-
-
-def write_report(folders: Sequence[Path], out: Path | None = None) -> tuple[Path, str]:
-    """As `report`; returns the path, and a sentence that says what to look at first."""
-    folders = [Path(folder) for folder in folders]
     if out is not None:
         check_output_file(out)
     tasks = read_tasks(folders)
-    if out is None:
-        out = next((f for f in folders if (f / "comparison.json").is_file()), folders[0]) / "report.html"
-    out = Path(out)
+    out = Path(folders[0]) / "report.html" if out is None else Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, assemble(tasks))
-    if len(tasks) > 1:
-        return out, "Look first at the table of all runs; each task has a part of its own below."
-    results = tasks[0]
-    if (by_x := curves.read_by_x(results)) is not None:
-        picture = f"the picture of {by_x.metric} by {by_x.x}"
-    elif scores.seeds(results):
-        picture = "the picture of the score of every seed"
-    else:
-        picture = "the learning curves" if "<figure" in curves.section(results) else ""
-    return out, (f"Look first at {picture}. " if picture else "") + headline(results)
+    return out
 
 
 def assemble(tasks: Sequence[Results]) -> str:
@@ -83,7 +65,7 @@ def assemble(tasks: Sequence[Results]) -> str:
         )
         links = contents((f"task-{i + 1}-task", _title([one])) for i, one in enumerate(tasks))
         opening = "\n".join([paragraph(lead, "lead"), paragraph(why), links])
-        parts = [folded("tasks", "All runs", scores.side_by_side(tasks), opened=True)]
+        parts = []
         for i, one in enumerate(tasks):
             own, sections = _parts(one)
             part = f'<section id="task"><h2>{escape(_title([one]))}</h2>\n{own}</section>\n{sections}'
@@ -131,17 +113,8 @@ def _title(tasks: Sequence[Results]) -> str:
 
 def _byline(tasks: Sequence[Results]) -> str:
     runs, rows = [run for one in tasks for run in one.all_runs()], [row for one in tasks for row in one.rows]
-    parts = [plural(len(runs) or sum(row.seeds for row in rows), "run")]
     seeds = {row.seeds for row in rows}
+    parts = [plural(len(runs) or sum(row.seeds for row in rows), "run")]
     parts += [f"{max(seeds)} seeds of each variant"] if len(seeds) == 1 and max(seeds) > 1 and len(rows) > 1 else []
-    steps = {run.result.steps if run.result else None for run in runs}
-    if len(steps) == 1 and (number := steps.pop()):
-        parts.append(plural(number, "update") + (" each" if len(runs) > 1 else ""))
-    tested = {scored_of(one, "test") for one in tasks if one.finished()}
-    parts += [plural(over.number, f"test {over.noun}")] if len(tested) == 1 and (over := tested.pop()) else []
-    about = [run.provenance.to_json() for run in runs if run.provenance] or [one.provenance for one in tasks]
-    ends = sorted(str(a["finished"])[:10] for a in about if a.get("finished"))
-    parts += [f"finished {ends[-1]}"] if ends else []
-    commits = list(dict.fromkeys(str(a["commit"])[:10] for a in about if a.get("commit")))
-    parts += [f"commit {listed(commits)}"] if commits else []
-    return " · ".join(parts)
+    ends = sorted(run.provenance.finished[:10] for run in runs if run.provenance and run.provenance.finished)
+    return " · ".join([*parts, *(f"finished {end}" for end in ends[-1:])])

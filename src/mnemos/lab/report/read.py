@@ -1,19 +1,17 @@
-"""Run folders and comparison folders as the results of one page: runs of one task are compared, others are not."""
+"""Run folders or comparison folders as the results of one page: runs of one task are compared, others are not."""
 
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from mnemos import registry
 from mnemos.config import from_dict, to_dict
-from mnemos.lab.compare.baselines import CACHE, roles_of
-from mnemos.lab.compare.budgets import FILE as BUDGET
+from mnemos.lab.compare.baselines import roles_of
 from mnemos.lab.compare.comparison import FILE, Comparison, controls_of, read_comparison, rows_of
-from mnemos.lab.compare.significance import Difference, Spread, paired, spread, welch
-from mnemos.lab.evaluate.recorded import Left, StateControls
+from mnemos.lab.compare.significance import Difference, Spread, paired, spread
+from mnemos.lab.evaluate.recorded import StateControls
 from mnemos.lab.evaluate.records import flat
 from mnemos.lab.run.files import PLACES, Provenance, Result
 from mnemos.lab.run.recipe import Recipe
@@ -60,11 +58,6 @@ class Results(Comparison):
         runs = ((name, next(filter(has, self.runs_of(name)), None)) for name in self.names)
         return [(name, run) for name, run in runs if run is not None]
 
-    def cached(self) -> list[str]:
-        """The rows with a gated cache that is written, and those with gates or controls of one that is not."""
-        written = {row.name for row in self.rows if row.memory == CACHE} | {control.name for control in self.controls}
-        return [name for name in self.names if name in written or any(run.gates for run in self.runs_of(name))]
-
     def described(self, metric: str) -> JSONObject | None:
         """Direction and bounds of a metric, as `Metric.described`; None where no run says them."""
         if metric == self.metric:
@@ -72,25 +65,14 @@ class Results(Comparison):
         return next(filter(None, (described_in(result.metrics, metric) for result in self.finished())), None)
 
     def effect(self, name: str, control: str = "emptied") -> Difference | None:
-        """What a control of stored caches changes: by run where results are at hand, else by means; None: not run."""
+        """What a control of stored caches changes, run by run; None: it was not run."""
         scores = [(run.result.scores, run.result.controls.get(control, {})) for run in self.runs_of(name) if run.result]
         changes = [b[self.metric] - a[self.metric] for a, b in scores if self.metric in a and self.metric in b]
-        if by_run := paired(changes, self.bounds):
-            return by_run
-        for one in self.controls:
-            if (one.name, one.control) == (name, control) and math.isfinite(one.mean):
-                return welch(one, next(row for row in self.rows if row.name == name), self.bounds)
-        return None
+        return paired(changes, self.bounds)
 
     def state_controls(self, name: str) -> list[tuple[RunRecord, StateControls]]:
         explained = [(run, run.explained.memory) for run in self.runs_of(name) if run.explained]
         return [(run, memory) for run, memory in explained if isinstance(memory, StateControls)]
-
-    def uncontrolled(self, name: str) -> str | None:
-        """Why no run of a row scored controls of its state; None if one did, or none recorded a reason."""
-        memories = [run.explained.memory for run in self.runs_of(name) if run.explained]
-        reasons = [memory.left for memory in memories if isinstance(memory, Left)]
-        return reasons[0] if reasons and not self.state_controls(name) else None
 
     def memory_effect(self, name: str, memory: str, control: str) -> Difference | None:
         """What a control of one memory of the state changes, run by run; None where it was not run."""
@@ -110,86 +92,58 @@ def finite_spread(values: Iterable[float]) -> Spread:
     return spread(list(filter(math.isfinite, values)))
 
 
-def read(folders: Sequence[Path]) -> Results:
-    """The results of runs of one task, as `read_tasks` reads them. Raises InputError if there are several tasks."""
-    tasks = read_tasks(folders)
-    if len(tasks) > 1:
-        raise InputError(f"expected runs of one task, found {len(tasks)}: {task_differences(tasks)}; name those of one")
-    return tasks[0]
-
-
 def read_tasks(folders: Sequence[Path]) -> list[Results]:
-    """The results of each task (`TaskKey`) of any number of run folders and comparison folders.
+    """The results of comparison folders, each of a task of its own, or of run folders: a result for each task.
 
-    Single runs become rows of the comparison of their task; those that differ only in the seed are one row. Raises
-    InputError, also for two comparisons of one task.
+    Runs that differ only in the seed are one row. Raises InputError, also for comparisons beside runs.
     """
     if not folders:
         raise InputError("report: expected at least one run folder or comparison folder, found none; name one")
-
-    # --- read each folder ---
-    comparisons: list[Results] = []
-    groups: list[tuple[TaskKey | None, list[RunRecord]]] = []  # the single runs of each task; a comparison may lack one
-    runs: list[RunRecord] = []
-    for folder, name in {Path(f).resolve(): f for f in folders}.items():
-        if (folder / FILE).is_file():
-            results = read_results(folder)
-            key = next((task_key(run, results.metric) for run in results.all_runs()), None)
-            if key is not None and any(key == other for other, _ in groups):
-                raise InputError(f"{folder}: expected one comparison of this task, found a second; report each alone")
-            comparisons.append(results)
-            groups.append((key, []))
-        elif (folder / "recipe.json").is_file():
-            runs.append(read_run(folder, folder.name))
-        else:
+    names = list({Path(f).resolve(): Path(f) for f in folders}.values())
+    compared = [folder for folder in names if (folder / FILE).is_file()]
+    for folder in names:
+        if folder not in compared and not (folder / "recipe.json").is_file():
             raise InputError(
-                f"{name}: expected a run folder (with recipe.json) or a comparison folder (with comparison.json), "
-                f"found {_instead(Path(name))}"
+                f"{folder}: expected a run folder (with recipe.json) or a comparison folder (with comparison.json), "
+                f"found {_instead(folder)}"
             )
 
-    # --- the single runs of each task: of the comparisons', then of others as they come ---
-    inside = {run.folder for comparison in comparisons for run in comparison.all_runs()}
-    single = [run for run in runs if run.folder not in inside]
-    # A run that is not finished joins a task whose metric a finished one has named.
-    for run in sorted(single, key=lambda run: run.result is None):
-        key = task_key(run)
-        members = next((members for task, members in groups if task is not None and task.holds(key)), None)
-        if members is None:
-            groups.append((key, members := []))
-        members.append(run)
-    order = {id(run): i for i, run in enumerate(single)}
-    for _, members in groups:
-        members.sort(key=lambda run: order[id(run)])
+    # --- comparisons ---
+    if compared:
+        if alone := next((folder for folder in names if folder not in compared), None):
+            raise InputError(
+                f"report: expected comparisons alone or runs alone, found the comparison {compared[0]} and the run "
+                f"{alone}; name the runs of the comparison in its place"
+            )
+        comparisons: list[Results] = []
+        for folder in compared:
+            one = read_results(folder)
+            if any(_same_task(_key_of(one), _key_of(other)) for other in comparisons if one.records and other.records):
+                raise InputError(f"{folder}: expected one comparison of this task, found a second; report each alone")
+            comparisons.append(one)
+        return comparisons
 
-    # --- they become rows of the comparison, or results of their own ---
-    tasks = []
-    for i, (_, members) in enumerate(groups):
-        if i >= len(comparisons):
-            tasks.append(_with_roles(results_of(members)))
-        elif members:
-            one = comparisons[i]
-            more = results_of(members, one.metric)
-            if twice := next((name for name in more.names if name in one.names), None):
-                raise InputError(f"{one.source}: expected new variants beside it, found {twice!r} twice; compare again")
-            rows, controls, records = one.rows + more.rows, one.controls + more.controls, one.records | more.records
-            source = f"{one.source} and {more.source}"
-            joined = replace(one, rows=rows, controls=controls, records=records, source=source, equal=None)
-            tasks.append(_with_roles(joined))
+    # --- single runs; one that is not finished joins a task whose metric a finished one has named ---
+    runs = [read_run(folder.resolve(), folder.resolve().name) for folder in names]
+    groups: list[list[RunRecord]] = []
+    for run in sorted(runs, key=lambda run: run.result is None):
+        group = next((group for group in groups if _same_task(task_key(group[0]), task_key(run))), None)
+        if group is None:
+            groups.append([run])
         else:
-            tasks.append(comparisons[i])
-    return tasks
+            group.append(run)
+    return [results_of([run for run in runs if run in group]) for group in groups]
 
 
 def _instead(folder: Path) -> str:
     if not folder.is_dir():
         return registry.missing_folder(folder)
-    if (folder / "benchmarks.json").is_file():
-        return "the results of bench-memory, whose page is benchmarks.html; name the folder of a task in it"
-    inside = {path.parent for name in (FILE, "recipe.json") for path in folder.glob(f"*/{name}")}
-    if inside:
-        return f"a folder of runs; name some of them, for example {min(inside)}"
-    if (folder / BUDGET).is_file() or any(any(folder.glob(f"{part}seed-*/recipe.json")) for part in ("*/", "*/*/")):
-        return "a comparison that is not finished; continue it with the command that began it, or name single runs"
+    depths = ("*", "*/*", "*/*/*")
+    if inside := [path.parent for depth in depths for path in sorted(folder.glob(f"{depth}/recipe.json"))]:
+        return (
+            f"a folder of runs without {FILE}; name some of them, for example {inside[0]}, or end a comparison that is "
+            "not finished with the command that began it"
+        )
     if (folder.parent / "recipe.json").is_file():
         return f"a part of a run; name {folder.parent}"
     return "neither file; name the folder that a run wrote"
@@ -207,132 +161,108 @@ def read_results(folder: Path) -> Results:
     content = {one.name: getattr(comparison, one.name) for one in fields(comparison)}
     content["reference"] = {name: value for name, value in comparison.reference.items() if name != MAJORITY}
     content["against"] = comparison.against or comparison.rows[0].name
-    return Results(**content, records=records, source=f"{folder.name}/{FILE}")
+    return Results(**content, records=records, source=f"{folder.resolve().name}/{FILE}")
 
 
-def results_of(runs: Sequence[RunRecord], metric: str | None = None) -> Results:
-    """Results computed from runs of one task: by its first metric, or by the loss if a result lacks that."""
+def results_of(runs: Sequence[RunRecord]) -> Results:
+    """Results computed from runs of one task, with the memories and baselines that their recipes say."""
     finished = [run for run in runs if run.result]
     first = finished[0].result or Result() if finished else Result()
-    own = first.metric or "loss"
-    if metric is None:
-        metric = own if all(math.isfinite(run.tested(own)) for run in finished) else "loss"
+    metric = first.metric or "loss"
     described: JSONObject = {"higher_is_better": False, "about": "", "bounds": None}
-    if finished and metric != "loss":
+    if metric != "loss":
         described |= first.description(metric, finished[0].folder)
 
     # --- runs whose recipes differ only in the seed, and in how they are described, are one row ---
     alike: dict[str, list[RunRecord]] = {}
     for run in runs:
-        training = run.recipe.get("train")
-        training = {k: v for k, v in training.items() if k != "seed"} if isinstance(training, dict) else training
-        recipe = json.dumps({**run.recipe, "train": training, "about": ""}, sort_keys=True)
-        alike.setdefault(recipe, []).append(run)
+        recipe = {name: value for name, value in flat(run.recipe).items() if name not in ("about", "train.seed")}
+        alike.setdefault(json.dumps(recipe, sort_keys=True), []).append(run)
     records: dict[str, tuple[RunRecord, ...]] = {}
     for members in alike.values():
         base = str(members[0].recipe.get("name", members[0].label))
-        name = base if base not in records else f"{base} ({sum(n.split(' (')[0] == base for n in records) + 1})"
-        records[name] = tuple(members)
+        number = sum(name.split(" (")[0] == base for name in records)
+        records[f"{base} ({number + 1})" if number else base] = tuple(members)
 
     results = {name: [run.result for run in members if run.result] for name, members in records.items()}
-    bounds = bounds_of(described["bounds"])
-    rows = rows_of(results, metric, next(iter(records)), bounds=bounds)
-    reference = first.reference if metric == own else {}
+    try:
+        recipes = [replace(from_dict(Recipe, members[0].recipe), name=name) for name, members in records.items()]
+        roles = roles_of(recipes)
+    except InputError:  # of a plug-in that is not here
+        roles = {}
+    bounds, against = bounds_of(described["bounds"]), next(iter(records))
     return Results(
         metric=metric,
         higher_is_better=described["higher_is_better"],
-        rows=rows,
+        rows=rows_of(results, metric, against, roles, bounds=bounds),
         about=described["about"],
         bounds=bounds,
-        majority=first.majority if metric == own else None,  # of the metric, and not of the loss instead
-        reference={name: value for name, value in reference.items() if name != MAJORITY and math.isfinite(value)},
-        against=rows[0].name,
+        majority=first.majority,
+        reference={name: one for name, one in first.reference.items() if name != MAJORITY and math.isfinite(one)},
+        against=against,
         unit=first.unit,
+        scored_rows=first.scored_rows,
+        scored_targets=first.scored_targets,
         controls=controls_of(results, metric),
         records=records,
         source="the runs' result.json",
     )
 
 
-def _with_roles(results: Results) -> Results:
-    """Results with the memory of each row, and whose baseline it is, from the recipes of runs that nothing compared."""
-    if not all(map(results.runs_of, results.names)):
-        return results
-    try:
-        recipes = [replace(from_dict(Recipe, results.runs_of(n)[0].recipe), name=n) for n in results.names]
-    except InputError:
-        return results
-    roles, rows = roles_of(recipes), []
-    for row in results.rows:
-        role = roles[row.name]
-        rows.append(replace(row, memory=role.memory, baseline_of=role.baseline_of or row.baseline_of))
-    return replace(results, rows=tuple(rows))
-
-
-class TaskKey(NamedTuple):
-    """What decides whether two runs can be ranked."""
-
-    # Settings and hash of the data, the rows scored, and the hash of the weights that training started from.
-    data: tuple[tuple[str, str], ...]
-    metric: str | None  # None for a run that is not finished, which belongs to any task with its data
-    batch: int | None = 0  # decides what a part of the test split is; 0: all of it is scored; None: not finished
-
-    def holds(self, other: "TaskKey") -> bool:
-        """Whether a run with the key `other` belongs to this task."""
-        pairs = (self.metric, other.metric), (self.batch, other.batch)
-        return self.data == other.data and all(None in pair or pair[0] == pair[1] for pair in pairs)
-
-
-def task_key(run: RunRecord, metric: str | None = None) -> TaskKey:
-    """The key of a run's task. metric: the one that the run's comparison uses, by default the run's own."""
-    data, training = run.recipe.get("data"), run.recipe.get("train")
-    training = training if isinstance(training, dict) else {}
+def task_key(run: RunRecord, metric: str | None = None) -> dict[str, str | None]:
+    """What decides whether two runs can be ranked: the settings and the hash of the data, the rows scored, the weights
+    that training started from, and the metric (by default the run's own). None: not known before the run is finished.
+    """
+    data, training = run.recipe.get("data"), run.recipe.get("train") or {}
     about = run.provenance or Provenance()
 
     # --- the settings that decide what is scored; all as they are if they cannot be read, as without a plug-in ---
     try:
         config = from_dict(DataConfig, data)
-        scored = {name: value for name, value in to_dict(config).items() if name not in config.unscored()}
+        data = {name: value for name, value in to_dict(config).items() if name not in config.unscored()}
     except InputError:
-        scored = data if isinstance(data, dict) else {}
-    settings = flat(scored, "data")
+        pass
+    settings = flat(data, "data")
 
     # --- where the files are hashed, the hash says what they are ---
-    files = about.latest("data")  # that the run was scored on
-    if isinstance(files, dict) and files.get("sha256"):
+    files = about.latest("data") or {}  # that the run was scored on
+    if files.get("sha256"):
         settings = {name: value for name, value in settings.items() if name.split(".")[-1] not in PLACES}
         settings["hash of the files"] = str(files["sha256"])[:12]
-    elif isinstance(files, dict) and isinstance(files.get("generated"), dict):
-        settings["generator's version"] = files["generated"].get("version")
-    batch: int | None = 0
+    elif generated := files.get("generated"):
+        settings["generator's version"] = generated.get("version")
     if rows := training.get("test_rows"):  # scored on a part of the test split, which depends on its batches
         settings["train.test_rows"] = rows
-        if run.result is None:
-            batch = None
-        elif run.result.scored_rows.get("test", rows) >= rows:  # fewer are all rows of the split
-            batch = training.get("batch_size", 0)
 
     # --- the weights that it started from: random ones, or those of another run by their hash ---
-    weights, path = about.latest("weights"), training.get("init_from")
-    digest = isinstance(weights, dict) and weights.get("sha256")
-    of_run = f"of {str(digest)[:12]}" if digest else f"of {path}, without a hash"  # without a run.json
+    weights, path = about.latest("weights") or {}, training.get("init_from")
+    of_run = f"of {str(weights['sha256'])[:12]}" if weights.get("sha256") else f"of {path}, without a hash"
     settings["starting weights"] = of_run if path else "random"
-    values = tuple(sorted((name, str(value)) for name, value in settings.items()))
-    return TaskKey(values, metric or (run.result.metric if run.result else None), batch)
+    key: dict[str, str | None] = {name: str(value) for name, value in settings.items()}
+    key["metric"] = metric or (run.result.metric if run.result else None)
+    if rows and not run.result:
+        key["train.batch_size"] = None
+    elif rows and run.result and run.result.scored_rows.get("test", rows) >= rows:  # fewer are all rows of the split
+        key["train.batch_size"] = str(training.get("batch_size"))
+    return key
+
+
+def _same_task(one: dict[str, str | None], other: dict[str, str | None]) -> bool:
+    pairs = ((one.get(name, "not set"), other.get(name, "not set")) for name in {**one, **other})
+    return all(a == b or None in (a, b) for a, b in pairs)
+
+
+def _key_of(task: Results) -> dict[str, str | None]:
+    runs = task.all_runs()
+    return task_key(runs[0], task.metric) if runs else {"metric": task.metric}
 
 
 def task_differences(tasks: Sequence[Results]) -> str:
     """In which settings of data, files or metric several tasks differ: at most four, with the values of each task."""
-    tables = []
-    for one in tasks:
-        runs = one.all_runs()
-        keys = [task_key(run) for run in runs]
-        batch = next((key.batch for key in keys if key.batch), None)
-        tables.append({**dict(keys[0].data if keys else ()), "metric": one.metric})
-        tables[-1] |= {} if batch is None else {"train.batch_size": str(batch)}
-    names = dict.fromkeys(name for table in tables for name in table)
-    if any(table.get("data.is") != tables[0].get("data.is") for table in tables):
+    keys = [_key_of(one) for one in tasks]
+    names = dict.fromkeys(name for key in keys for name in key)
+    if len({key.get("data.is") for key in keys}) > 1:
         names = dict.fromkeys(["data.is", "metric"])  # other tasks have other settings; to name them says nothing more
-    apart = [name for name in names if len({table.get(name) for table in tables}) > 1]
-    values = [f"{name}: {listed([table.get(name, 'not set') for table in tables])}" for name in apart[:4]]
+    apart = [name for name in names if len({key.get(name) for key in keys}) > 1]
+    values = [f"{name}: {listed([key.get(name) or 'not set' for key in keys])}" for name in apart[:4]]
     return "; ".join(values) + (f"; and {len(apart) - 4} more" if len(apart) > 4 else "")

@@ -1,18 +1,19 @@
-"""The results in numbers: scores of every variant, the controls of caches, a dot for each seed."""
+"""The results in numbers: further metrics, the controls of caches, a dot for each seed, and what the runs cost."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from mnemos.errors import plural
-from mnemos.lab.compare.significance import Difference
-from mnemos.lab.evaluate.records import flat
+from mnemos.lab.compare.budgets import budget_text
+from mnemos.lab.compare.comparison import Row
+from mnemos.lab.compare.significance import Difference, interval
 
 from .charts import Axis, Chart, chart_figure, variant
 from .curves import seed_names
-from .markup import OPERATIONS, capital, count, decimal, escape, memory, missing, operations, table, table_of
+from .markup import OPERATIONS, capital, count, decimal, duration, escape, memory, operations, table, table_of
 from .read import Results, finite_spread
 from .shell import variant_name
-from .verdict import mean_and_spread, without_learning
+from .verdict import mean_and_spread
 
 _ACROSS = 8  # metrics in columns; more are rows
 CONTROLS = {"emptied": "cache emptied", "exchanged": "cache exchanged for noise", "closed": "gate closed"}
@@ -24,23 +25,8 @@ _MEANINGS = {
 
 
 def section(results: Results) -> str:
-    """Tables of variants, of their other metrics and of the controls; lines say what is missing."""
-    better = "higher" if results.higher_is_better else "lower"
-    head = ["variant", results.score, "seeds", "parameters", "FLOPs of a row", "state"]
-    rows = []
-    for i, row in enumerate(results.rows):
-        costs = [count(row.parameters), operations(row.flops), memory(row.state_bytes or math.nan)]
-        rows.append([variant_name(i, row.name), mean_and_spread(row), str(row.seeds), *costs])
-    rows += [[escape(name), decimal(one), *[""] * 4] for name, one in without_learning(results).items()]
-    caption = (
-        f"{capital(results.score)} ({better} is better), mean ± sample standard deviation over seeds, and the size of "
-        f"the models. {OPERATIONS} State: bytes per stream after a row of the greatest length that the settings of the "
-        f"data allow, of an encoder-decoder its source and its output. From {results.source}."
-    )
-    parts = [table(caption, head, rows), _other_metrics(results)]
-    if not _tested(results):
-        parts.append(missing(f"No result.json gives a {results.score}, so single seeds cannot be drawn."))
-    return "\n".join(filter(None, [*parts, _controls(results)]))
+    """Tables of the variants' other metrics and of the controls of caches."""
+    return "\n".join(filter(None, [_other_metrics(results), _controls(results)]))
 
 
 def _other_metrics(results: Results) -> str:
@@ -66,68 +52,29 @@ def _other_metrics(results: Results) -> str:
     return table(caption, ["variant", *about], rows)
 
 
-def side_by_side(tasks: Sequence[Results]) -> str:
-    """One table of the variants of several tasks, each with the metric of its task."""
-
-    def task(results: Results) -> str:
-        return next((str(flat(run.recipe).get("data.is", "–")) for run in results.all_runs()), "–")
-
-    return table_of(
-        "All variants, mean ± sample standard deviation over seeds of their task's metric. Rows of different tasks "
-        "cannot be compared. From the runs' result.json.",
-        [(results, row) for results in tasks for row in results.rows],
-        {
-            "variant": lambda one: escape(one[1].name),
-            "task": lambda one: escape(task(one[0])),
-            "metric": lambda one: escape(one[0].metric),
-            "value": lambda one: mean_and_spread(one[1]),
-            "seeds": lambda one: str(one[1].seeds),
-            "parameters": lambda one: count(one[1].parameters),
-        },
-        "runs",
-    )
-
-
-def _tested(results: Results, control: str | None = None) -> list[str]:
-    runs = {name: results.runs_of(name) for name in results.names}
-    return [name for name in runs if any(math.isfinite(run.tested(results.metric, control)) for run in runs[name])]
-
-
 def seeds(results: Results) -> str:
     """The figure of seeds; "" for fewer than two runs."""
-    variants, emptied = _tested(results), _tested(results, "emptied")
-    if not variants or len(results.all_runs()) < 2:
+    runs = [run for run in results.all_runs() if math.isfinite(run.tested(results.metric))]
+    if len(runs) < 2:
         return ""
-    shown: dict[str, tuple[str, str | None]] = {}  # by name: the variant, and its control
-    for name in variants:
-        shown |= {name: (name, None)} | ({f"{name}, cache emptied": (name, "emptied")} if name in emptied else {})
-    called = seed_names(run for name in variants for run in results.runs_of(name))
+    called = seed_names(runs)
     chart = Chart(
-        *("seeds", "", results.score),
-        [variant(label, results.names.index(name)) for label, (name, _) in shown.items()],
+        *("seeds", f"{capital(results.score)} by variant and seed", results.score),
+        [variant(name, i) for i, name in enumerate(results.names)],
         list(dict.fromkeys(called.values())),
         [Axis(results.score)],
         "strip",
         references=[("majority class", results.majority)] if results.majority is not None else [],
-        label=f"{capital(results.score)} by variant and seed",
     )
-    for index, (name, control) in enumerate(shown.values()):
+    for index, name in enumerate(results.names):
         for run in results.runs_of(name):
-            if math.isfinite(value := run.tested(results.metric, control)):
-                chart.add(index, chart.runs.index(called[run.folder]), 0.0, value)
-    caption = f"{capital(results.score)}: marks are seeds, the bar is their mean"
-    caption += ", cache emptied: the same trained models" * bool(emptied)
-    return chart_figure([chart], f"{caption}. From result.json of {plural(len(results.all_runs()), 'run')}.", "wide")
+            if run.folder in called:
+                chart.add(index, chart.runs.index(called[run.folder]), 0.0, run.tested(results.metric))
+    caption = f"Marks are seeds, the bar is their mean. From result.json of {plural(len(runs), 'run')}."
+    return chart_figure([chart], caption, "wide")
 
 
 def _controls(results: Results) -> str:
-    if not results.controls:
-        if any(results.state_controls(name) or results.uncontrolled(name) for name in results.names):
-            return ""  # a section of its own has the controls of the state
-        if not results.cached() and not any(row.memory for row in results.rows):
-            return ""
-        return missing("No control was run, so these results do not show whether the models use their memory.")
-
     changes = [(one, results.effect(one.name, one.control) or Difference(math.nan)) for one in results.controls]
     meanings = [text for name, text in _MEANINGS.items() if name in {one.control for one in results.controls}]
     spread = "; its 95% interval comes from the spread between seeds" * any(one.interval for _, one in changes)
@@ -146,3 +93,72 @@ def _controls(results: Results) -> str:
         },
         "controls",
     )
+
+
+# --- what the runs cost, and their scores against it ---
+
+
+def costs(results: Results) -> str:
+    """What each variant spent, and its score against that."""
+    return "\n".join(filter(None, [_spent(results), _score_against_cost(results)]))
+
+
+def _spent(results: Results) -> str:
+    rows = results.rows
+    reference = next((row for row in rows if row.name == results.against), rows[0])
+
+    def per_update(row: Row) -> str:
+        own, other = (one.seconds / (one.steps or math.nan) for one in (row, reference))
+        ratio = (
+            f"<small>{own / other:.2f}×</small>" if len(rows) > 1 and math.isfinite(own / (other or math.nan)) else ""
+        )
+        return f"{duration(own)}{ratio}"
+
+    equal = f"{capital(budget_text(results.equal))}. " if results.equal else ""
+    ratios = f", below it the ratio to {reference.name}" if len(rows) > 1 else ""
+    caption = (
+        f"What a run spent. {equal}What updates read is counted without padding, and twice if two updates read it. "
+        f"{OPERATIONS} Time: the seconds of all updates that passed; per update: of one{ratios}. State: bytes per "
+        "stream after a row of the greatest length that the settings of the data allow, of an encoder-decoder its "
+        f"source and its output. Times from a busy machine mean little. Means over seeds. From {results.source}."
+    )
+    columns: dict[str, Callable[[Row], str]] = {
+        "variant": lambda row: variant_name(results.names.index(row.name), row.name),
+        "seeds": lambda row: str(row.seeds),
+        "parameters": lambda row: count(row.parameters),
+        "FLOPs of a row": lambda row: operations(row.flops),
+        "state": lambda row: memory(row.state_bytes or math.nan),
+        "updates": lambda row: count(row.steps),
+        f"{results.unit} read": lambda row: count(row.tokens),
+        "FLOPs of all updates": lambda row: operations(row.train_flops),
+        "time": lambda row: duration(row.seconds),
+        "per update": per_update,
+        "peak memory": lambda row: memory(row.peak_bytes),
+    }
+    return table_of(caption, rows, columns)
+
+
+def _score_against_cost(results: Results) -> str:
+    rows = [row for row in results.rows if math.isfinite(row.mean)]
+    if len(rows) < 2:
+        return ""
+    charts = []
+    for name, axis in (
+        ("seconds", Axis("seconds of updates", ",~f")),
+        ("train_flops", Axis("FLOPs of all updates", "~s")),
+    ):
+        series = [variant(row.name, results.names.index(row.name)) for row in rows]
+        title = f"{capital(results.score)} against {axis.name}"
+        chart = Chart(f"cost-{name}", title, results.score, series, ["mean"], [axis], "marks", logarithmic=True)
+        for index, row in enumerate(rows):
+            if (cost := getattr(row, name)) > 0:
+                chart.add(index, 0, row.mean, cost, interval=interval(row, results.bounds) or (row.mean, row.mean))
+        charts.append(chart)
+    bars = ", with the 95% interval" if any(interval(row, results.bounds) for row in rows) else ""
+    caption = (
+        f"Quality against cost: the mean {results.score}{bars}, against the seconds of updates and the floating-point "
+        "operations (FLOPs) of its updates: forward, backward, and the forwards that memory replay computes again; a "
+        "multiply-add is 2. Seconds are those that passed, so they grow on a busy machine. From "
+        f"{results.source}."
+    )
+    return chart_figure(charts, caption)

@@ -40,7 +40,6 @@ VARIABLES = {
     **{"ink": INK, "muted": MUTED, "rule": RULE, "negative": NEGATIVE, "positive": POSITIVE},
     **{f"variant-{i}": pair for i, pair in enumerate(VARIANTS)},
     **{f"layer-{i}": pair for i, pair in enumerate(RAMP)},
-    **{f"head-{i}": pair for i, pair in enumerate(HEADS)},
 }
 
 

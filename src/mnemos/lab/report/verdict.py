@@ -3,8 +3,7 @@ The memory is credited only with what a row gains over its never-written baselin
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from mnemos.errors import plural
 from mnemos.lab.compare.comparison import Row, cut_note
@@ -12,7 +11,7 @@ from mnemos.lab.compare.significance import BETTER, NO_DIFFERENCE, WORSE, Differ
 from mnemos.lab.tasks.metrics import ACCURACY, GUESS, MAJORITY, TOP5
 from mnemos.lab.tasks.no_learning import no_better
 
-from .curves import read_by_x, rows_by_x
+from .curves import read_by_x
 from .markup import capital, decimal, duration, escape, listed, memory, table
 from .read import Results
 from .shell import variant_name
@@ -95,33 +94,13 @@ def _finite(results: Results) -> list[Row]:
     return [row for row in results.rows if math.isfinite(row.mean)]
 
 
-class Over(NamedTuple):
-    """What was scored of a split. averaged: the scores are means over these; else the rows hold what is averaged."""
-
-    number: int
-    noun: str
-    averaged: bool
-
-
-def scored_of(results: Results, split: str) -> Over | None:
-    """What the scores of a split ("valid" or "test") are averaged over, where the runs say so and agree."""
-
-    def agreed(counts: Sequence[int | None], otherwise: int | None) -> int | None:
-        numbers = set(counts or [otherwise])
-        return numbers.pop() if len(numbers) == 1 else None
-
-    finished = results.finished()
-    rows = agreed([one.scored_rows.get(split) for one in finished], results.scored_rows.get(split))
-    targets = agreed([one.scored_targets.get(split) for one in finished], results.scored_targets.get(split))
-    if targets and targets != rows:
-        return Over(targets, "step" if results.unit == "steps" else "target", True)  # a step may have several numbers
-    return Over(rows, "row", bool(targets)) if rows else None
-
-
 def _scored(results: Results) -> str:
-    over = scored_of(results, "valid" if results.split == "validation" else "test")
-    of = f" {'over' if over.averaged else 'of'} {plural(over.number, over.noun)}" if over else ""
-    return f"{results.score}{of}"
+    """The score, and over what: the counted targets that it is a mean of, or else the rows that hold them."""
+    split = "valid" if results.split == "validation" else "test"
+    rows, targets = results.scored_rows.get(split), results.scored_targets.get(split)
+    if targets and targets != rows:  # a step may have several numbers
+        return f"{results.score} over {plural(targets, 'step' if results.unit == 'steps' else 'target')}"
+    return f"{results.score} {'over' if targets else 'of'} {plural(rows, 'row')}" if rows else results.score
 
 
 def without_learning(results: Results) -> dict[str, float]:
@@ -170,6 +149,7 @@ def summary_table(results: Results) -> str:
     if not rows:
         return ""
     tests, by_x = differences_of(results), read_by_x(results)
+    better = "higher" if results.higher_is_better else "lower"
     last = by_x.at_the_end() if by_x and by_x.metric == results.metric and len(by_x.xs) > 1 else {}
     of_seeds = {row.name: interval(row, results.bounds) for row in rows}
     of_rows = {row.name: _interval_of_rows(results, row) for row in rows if of_seeds[row.name] is None}
@@ -193,7 +173,8 @@ def summary_table(results: Results) -> str:
 
     # --- the caption says what is in the table and no more ---
     end = f"at {by_x.xs[-1]:,g}" if by_x and last else ""
-    sentences = [capital(_scored(results)) + (f"; {end}: with that many {by_x.x}" if by_x and last else "")]
+    sentences = [capital(_scored(results)).replace(results.metric, f"{results.metric} ({better} is better)", 1)]
+    sentences[0] += f"; {end}: with that many {by_x.x}" if by_x and last else ""
     ranges = ["Student's t over seeds"] * any(of_seeds.values())
     ranges += ["Wilson's, of the scored rows, and not of seeds"] * any(of_rows.values())
     if ranges:
@@ -215,9 +196,8 @@ def _interval_of_rows(results: Results, row: Row) -> tuple[float, float] | None:
     split = "valid" if results.split == "validation" else "test"
     if len(runs) != 1 or not runs[0].result or results.metric not in (ACCURACY.name, TOP5.name):
         return None
-    of = runs[0].result.scored_rows.get(split, 0)
-    one_each = results.majority is not None or (split == "test" and rows_by_x(runs[0], results.metric) == of)
-    return wilson(round(row.mean * of), of) if of and one_each and 0 <= row.mean <= 1 else None
+    of, targets = (counts.get(split, 0) for counts in (runs[0].result.scored_rows, runs[0].result.scored_targets))
+    return wilson(round(row.mean * of), of) if of and of == targets and 0 <= row.mean <= 1 else None
 
 
 def mean_and_spread(score: Scored) -> str:
