@@ -172,6 +172,26 @@ def test_a_report_shows_sources_and_marks_where_variants_differ(plain, cached, t
     assert differing("a b x d", "a b c d e") == "a b <b>x</b> d"
 
 
+def test_runs_averaged_models_and_files_are_scored_beside_each_other(plain, cached, tmp_path, output, refused):
+    first, second = result(plain)["test"], result(cached)["test"]
+    averaged, written = tmp_path / "averaged", tmp_path / "out.de"
+    (tmp_path / "test.en").write_text("".join(row["source"] + "\n" for row in rows(plain)))
+    assert main(["average", str(plain), "--last", "2", "--out", str(averaged)]) == 0  # the run's model is this one
+    written.write_text(output("translate", averaged, tmp_path / "test.en"))
+    said = output("score", plain, cached, written, "--samples", "50").splitlines()
+    for line, path, test in ((0, plain, first), (1, cached, second), (5, written, first)):
+        assert said[line].startswith(f"{path}: BLEU {test['BLEU']:.2f}, chrF {test['chrF']:.2f}, tokenised BLEU ")
+    assert said[2].startswith(f"  BLEU {second['BLEU'] - first['BLEU']:+.2f} against the first; p = ")
+    assert said[6] == "  BLEU +0.00 against the first; p = 1.000 by paired bootstrap"
+    assert "sacremoses" in said[-1]
+    written.write_text("a\n")
+    assert "out.de: expected a line for each of the 16 test sentences" in refused("score", plain, written)
+    assert "found no translations.jsonl; train one to its end, or write a file" in refused("score", averaged)
+    shutil.copytree(cached, tmp_path / "other")
+    (tmp_path / "other/translations.jsonl").write_text((cached / "translations.jsonl").read_text().split("\n", 1)[1])
+    assert "expected translations of the sentences of" in refused("score", plain, tmp_path / "other")
+
+
 def test_a_run_is_evaluated_on_its_own_and_on_other_text(plain, tmp_path, output, refused):
     assert "nrefs:1|case:lc" in output("eval", plain, "--split", "valid")
     other = write_pairs(tmp_path / "other", rows=50)

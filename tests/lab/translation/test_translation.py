@@ -195,6 +195,15 @@ def test_scores_are_those_of_sacrebleu_with_their_signatures():
     assert scorer.score(BLEU, upper, REFERENCES) < 50
 
 
+def test_the_paired_bootstrap_tells_systems_apart():
+    found = Scorer("de").paired(BLEU, [["Ein Hund."] * 60, OURS * 20, ["Ein Hund."] * 60], REFERENCES * 20, 100)
+    (worse, _), (better, p), same = found
+    assert better == pytest.approx(sacrebleu.corpus_bleu(OURS * 20, [REFERENCES * 20]).score)
+    assert better > worse + 10
+    assert p < 0.05
+    assert same == (worse, 1.0)  # sacrebleu's own p of equal systems is the least there is
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -23,11 +23,10 @@ from mnemos.types import InputError, JSONObject, likelihood_of
 from .parallel_corpus import Corpus, TokenBatches, Vocabularies
 from .parallel_text import STEMS, PairedFiles, SentencePair, find_pairs, pairs
 from .translate import TranslationPreprocessing, Translator, beam_config, pad, search
-from .translation_scores import BLEU, CHRF, TOKENISED, Scorer
+from .translation_scores import BLEU, CHRF, TOKENISED, TRANSLATIONS, Scorer
 from .translation_vocabulary import END, START, SubWordTokens
 
 SHOWN = 8
-TRANSLATIONS = "translations.jsonl"  # in a run's folder: the test split, translated
 _ABOUT = {
     BLEU: "Share of common word sequences with the reference, 0 to 100, of detokenised text.",
     CHRF: "F-score of common sequences of characters, 0 to 100.",
