@@ -74,7 +74,7 @@ class Scorer:
 
         named: Any = [(str(number), self._prepare(name, one)) for number, one in enumerate(systems)]
         test = PairedTest(named, {name: self._metrics[name]}, [self._prepare(name, references)], "bs", samples)
-        results = next(values for key, values in test()[1].items() if key != "System")
+        results: Any = next(values for key, values in test()[1].items() if key != "System")
         # sacrebleu counts draws above the difference. Equal systems have none, and would get the least p there is.
         same = results[0].score
         return [(float(one.score), float(one.p_value) if one.score != same else 1.0) for one in results]
