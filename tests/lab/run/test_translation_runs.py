@@ -75,7 +75,7 @@ def test_an_interrupted_run_continues_bit_for_bit(plain, tmp_path):
     assert rows(tmp_path / "run") == rows(plain)
 
 
-def test_sentences_are_translated_from_python_and_the_command_line(plain, monkeypatch, tmp_path, output):
+def test_sentences_are_translated_from_python_and_the_command_line(plain, monkeypatch, tmp_path, output, refused):
     found = rows(plain)[:5]
     sentences = [row["source"] for row in found]
     done = []
@@ -94,28 +94,19 @@ def test_sentences_are_translated_from_python_and_the_command_line(plain, monkey
     (tmp_path / "a.txt").write_text("\n".join(sentences))
     said = output("translate", plain, tmp_path / "a.txt", "--beams", "4", "--n-best", "3").splitlines()
     assert [line.split(" ||| ")[:2] for line in said[3:6]] == [["1", one.text] for one in several[1]]
-    assert output("predict", plain, tmp_path / "a.txt").splitlines()[1:] == [row["translation"] for row in found[1:]]
-
-
-def test_the_commands_divide_text_into_the_same_lines(plain, tmp_path, output):
-    """U+2028 and a form feed are part of a line."""
+    assert "found one that translates; use mnemos translate" in refused("predict", plain, tmp_path / "a.txt")
     (tmp_path / "a.txt").write_text("one\u2028two\nthree\x0cfour.\n", encoding="utf-8")
-    translated = output("translate", plain, tmp_path / "a.txt")
-    assert output("predict", plain, tmp_path / "a.txt").split("\n")[1:] == translated.split("\n")[1:]
-    assert translated.count("\n") == 2
+    assert output("translate", plain, tmp_path / "a.txt").count("\n") == 2  # neither is a line's end
 
 
-def test_a_model_beside_the_tokenizer_of_another_vocabulary_does_not_translate(plain, tmp_path, capsys):
+def test_a_model_beside_the_tokenizer_of_another_vocabulary_does_not_translate(plain, tmp_path, refused):
     shutil.copytree(plain / "model", tmp_path / "model")
     path = tmp_path / "model" / "preprocessing.json"
     about = json.loads(path.read_text())
     path.write_text(json.dumps(about | {"tokenizer": SubWordTokens.train(["one two three"] * 2, 16).content}))
     (tmp_path / "a.txt").write_text("one.\n")
-    for command in ("translate", "predict"):
-        assert main([command, str(tmp_path / "model"), str(tmp_path / "a.txt")]) == 2
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert "preprocessing.json: expected 80 sub-words of the source, as the model has" in said.err
+    said = refused("translate", tmp_path / "model", tmp_path / "a.txt")
+    assert "preprocessing.json: expected 80 sub-words of the source, as the model has" in said
 
 
 def test_a_run_starts_from_one_with_the_same_sub_words_alone(plain, folder, tmp_path):
@@ -137,7 +128,7 @@ def test_a_sentence_that_is_too_long_writes_nothing(plain, tmp_path, capsys):
     assert "a.txt: line 4: expected a sentence of at most 40 sub-words" in said.err
     with pytest.raises(InputError, match="sentence 2: expected a sentence"):
         mnemos.translate(plain, ["one", "one " * 60])
-    with pytest.raises(InputError, match="n_best: expected 1 to 5, the number of beams, found 6; change n_best"):
+    with pytest.raises(InputError, match="n_best: expected at most beams, 5, found 6; lower it"):
         mnemos.translate(plain, ["one"], n_best=6)
     assert main(["translate", str(tmp_path / "nothing")]) == 2
     assert "nothing: expected" in (said := capsys.readouterr().err)

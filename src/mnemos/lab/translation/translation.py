@@ -18,7 +18,7 @@ from mnemos.lab.tasks.metrics import PERPLEXITY, CorpusMetric, negative_log_like
 from mnemos.lab.tasks.task import DataConfig, HeldOut, Split, Task
 from mnemos.models.encoder_decoder import Pair
 from mnemos.registry import register
-from mnemos.types import InputError, JSONObject, likelihood_of
+from mnemos.types import InputError, JSONObject
 
 from .parallel_corpus import Corpus, TokenBatches, Vocabularies
 from .parallel_text import STEMS, PairedFiles, SentencePair, find_pairs, pairs
@@ -45,10 +45,9 @@ class TranslationConfig(DataConfig):
     the splits' files, such as test_2016_flickr; * joins several. "" finds the usual names (`parallel_text.STEMS`).
     `held_out`: every n-th pair of the training files is for validation, instead of files of its own, as fairseq's
     scripts take every 23rd. 0: none.
-    `tokenizer`: a tokenizer.json, as `mnemos tokenizer` writes it, for both languages, or for the source
-    where `target_tokenizer` names another. "": byte-pair encoding with `subwords` sub-words is learned from the
-    training split, one for both languages (`joint`) or one each. `lowercase`: of such a tokenizer; a file's
-    tokenizer must then lower-case too. Scores ignore case if the tokenizer of the target lower-cases.
+    `tokenizer`: a tokenizer.json, as `mnemos tokenizer` writes it, for both languages. "": byte-pair encoding with
+    `subwords` sub-words is learned from the training split, one for both languages (`joint`) or one each. `lowercase`:
+    of such a tokenizer; a file's tokenizer must then lower-case too. Scores ignore case if the tokenizer lower-cases.
     Of the training pairs those with an empty side, with more than `longest` sub-words, or with more than `ratio` times
     as many sub-words on one side (0: any) are left out and counted. A held-out pair that is empty or too long is an
     error.
@@ -68,7 +67,6 @@ class TranslationConfig(DataConfig):
     test: str = ""
     held_out: int = 0
     tokenizer: str = ""
-    target_tokenizer: str = ""
     subwords: int = 10_000
     joint: bool = True
     lowercase: bool = False
@@ -82,7 +80,7 @@ class TranslationConfig(DataConfig):
 
     def files(self) -> list[Path]:
         sides = [side for split in STEMS for text in self._find(split) for side in (text.source, text.target)]
-        return [*dict.fromkeys(sides), *(Path(name) for name in (self.tokenizer, self.target_tokenizer) if name)]
+        return [*dict.fromkeys(sides), *([Path(self.tokenizer)] if self.tokenizer else [])]
 
     def build(self) -> "TranslationTask":
         """Read the texts, learn the sub-words if no tokenizer is given, and return the task.
@@ -129,7 +127,6 @@ class TranslationConfig(DataConfig):
             "held_out == 0 or held_out >= 2",
             "not (valid and held_out)",  # which takes training pairs
             "target != source",
-            "tokenizer or not target_tokenizer",
         )
 
     def _find(self, split: Split, needed: bool = False) -> list[PairedFiles]:
@@ -147,20 +144,18 @@ class TranslationConfig(DataConfig):
         )
 
     def _vocabularies(self, texts: Sequence[PairedFiles]) -> Vocabularies:
-        files = [name for name in (self.tokenizer, self.target_tokenizer) if name]
-        if not files:
+        if not self.tokenizer:
             state = tuple((file, file.stat().st_mtime_ns) for text in texts for file in (text.source, text.target))
             sides = [(0, 1)] if self.joint else [(0,), (1,)]
             learned = [_learn((*texts,), state, side, self.subwords, self.lowercase, self.held_out) for side in sides]
             return Vocabularies(learned[0], learned[-1])
-        read = [SubWordTokens.read(name) for name in files]
-        for name, one in zip(files, read, strict=True):
-            if self.lowercase and not one.lowercase:
-                raise InputError(
-                    f"data.lowercase: expected a tokenizer that lower-cases, found {name}, which keeps the case; "
-                    "make it with mnemos tokenizer --lowercase, or set data.lowercase False"
-                )
-        return Vocabularies(read[0], read[-1])
+        read = SubWordTokens.read(self.tokenizer)
+        if self.lowercase and not read.lowercase:
+            raise InputError(
+                f"data.lowercase: expected a tokenizer that lower-cases, found {self.tokenizer}, which keeps the case; "
+                "make it with mnemos tokenizer --lowercase, or set data.lowercase False"
+            )
+        return Vocabularies(read, read)
 
 
 @lru_cache(maxsize=4)  # runs that are compared open the same data one after the other
@@ -266,8 +261,8 @@ class TranslationTask(Task):
     def _batch(self, split: Split, rows: Any) -> PairBatch:
         """The pairs with these numbers."""
         corpus, numbers = self.corpora[split], torch.as_tensor(rows)
-        source, source_mask = pad([corpus.source.row(row) for row in numbers.tolist()], END)
-        targets, mask = pad([corpus.target.row(row) for row in numbers.tolist()], END)
+        source, source_mask = pad([corpus.source[row] for row in numbers.tolist()], END)
+        targets, mask = pad([corpus.target[row] for row in numbers.tolist()], END)
         shown = torch.cat([torch.full((len(targets), 1), START), targets[:, :-1]], 1)
         if mask is not None:
             targets = torch.where(mask, targets, IGNORE)
@@ -309,18 +304,8 @@ class TranslationTask(Task):
         smoothing = self.config.label_smoothing if model.training else 0.0
         if not smoothing:
             return negative_log_likelihood(model, outputs, batch)  # type: ignore[arg-type]
-        if likelihood_of(model) is not None:
-            raise InputError(
-                f"data.label_smoothing: expected 0 for {type(model).__name__}, whose outputs are no logits, found "
-                f"{smoothing}; use 0"
-            )
-        return F.cross_entropy(
-            outputs.flatten(0, -2),
-            batch.targets.flatten(),
-            ignore_index=IGNORE,
-            reduction="sum",
-            label_smoothing=smoothing,
-        )
+        logits, targets = outputs.flatten(0, -2), batch.targets.flatten()
+        return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
 
     def count(self, batch: PairBatch) -> int:
         return int(counted(batch.targets))
@@ -387,7 +372,7 @@ class TranslationTask(Task):
     def _translations(self, model: nn.Module, split: HeldOut, numbers: Sequence[int]) -> Iterator[JSONObject]:
         """{"source", "reference", "translation", "score"} of pairs of a split, in the order of `numbers`."""
         corpus = self.corpora[split]
-        rows = [corpus.source.row(number) for number in numbers]
+        rows = [corpus.source[number] for number in numbers]
         done = dict(Translator(model, self.vocabularies, self.config.longest).translate_rows(rows, self.decoding))
         for i, number in enumerate(numbers):
             text, score = done[i][0]
