@@ -11,6 +11,8 @@ from mnemos.registry import register
 from .batch import IGNORE
 from .generated import Draw, GeneratedConfig, Rows
 
+NOISE = 16  # tokens of noise
+
 
 @register
 @dataclass(frozen=True)
@@ -21,10 +23,10 @@ class MADRecallConfig(GeneratedConfig):
     `vocabulary` tokens, values over the upper half. A key's first value of the row stays its value. The key of the last
     pair is uniform over those before. Held-out targets are the values of keys that were seen before; training targets
     are all next tokens, as in the published task. `noise` > 0 is MAD's noisy recall: each pair but a random one and the
-    last is replaced by two of `noise_vocabulary` further tokens with this probability.
+    last is replaced by two of 16 further tokens with this probability.
 
     MAD's settings: vocabulary 16, length 128, `examples` = 12,800 training rows (0: new rows for every update); noisy:
-    noise .2 and 16 noise tokens.
+    noise .2.
     """
 
     name: ClassVar[str] = "mad-recall"
@@ -32,20 +34,18 @@ class MADRecallConfig(GeneratedConfig):
         "length >= 4 and length % 2 == 0",
         "vocabulary >= 2 and vocabulary % 2 == 0",
         "0 <= noise < 1",
-        "noise_vocabulary >= 1",
     )
 
     length: int = 128
     vocabulary: int = 16
     noise: float = 0.0
-    noise_vocabulary: int = 16
     examples: int = 12_800
     rows: int = 1280  # of the validation split, and of the test split
     seed: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.vocabulary + (self.noise_vocabulary if self.noise else 0), self.length - 1
+        return self.vocabulary + (NOISE if self.noise else 0), self.length - 1
 
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
         tokens, answers = self._rows_and_answers(random, rows)
@@ -78,7 +78,7 @@ class MADRecallConfig(GeneratedConfig):
         answers = np.zeros((rows, n, 2), bool)
         answers[:, :, 1] = (same & ~hidden[:, None, :]).any(2) & ~hidden
         pairs = np.stack([keys, np.take_along_axis(table, keys, 1)], 2)
-        pairs[hidden] = self.vocabulary + random.integers(0, self.noise_vocabulary, (int(hidden.sum()), 2))
+        pairs[hidden] = self.vocabulary + random.integers(0, NOISE, (int(hidden.sum()), 2))
         return pairs.reshape(rows, -1), answers.reshape(rows, -1)
 
 
@@ -88,8 +88,8 @@ class MADCopyingConfig(GeneratedConfig):
     """MAD's copying: read `tokens` tokens among blanks, and after the copy token write them in order.
 
     A row has `length` tokens: the tokens to copy, uniform over `vocabulary` − 2, and blanks; the copy token; `tokens`
-    blanks, at which the targets are the tokens. selective=True: each blank of the first part stands before one of the
-    tokens, uniform. selective=False: all blanks follow the tokens. The blank is vocabulary − 2, the copy token
+    blanks, at which the targets are the tokens. Each blank of the first part stands before one of the tokens, uniform
+    ("selective" copying). The blank is vocabulary − 2, the copy token
     vocabulary − 1. MAD's settings are the defaults (`examples` = 0: new rows for every update).
     """
 
@@ -99,7 +99,6 @@ class MADCopyingConfig(GeneratedConfig):
     length: int = 256
     vocabulary: int = 16
     tokens: int = 16
-    selective: bool = True
     examples: int = 12_800
     rows: int = 1280  # of the validation split, and of the test split
     seed: int = 0
@@ -107,9 +106,7 @@ class MADCopyingConfig(GeneratedConfig):
     def draw(self, random: np.random.Generator, rows: int) -> Rows:
         n, first = self.tokens, self.length - self.tokens - 1
         word = random.integers(0, self.vocabulary - 2, (rows, n))
-        positions = np.broadcast_to(np.arange(n), (rows, n))
-        if self.selective:
-            positions = positions + random.multinomial(first - n, np.full(n, 1 / n), rows).cumsum(1)
+        positions = np.arange(n) + random.multinomial(first - n, np.full(n, 1 / n), rows).cumsum(1)
         inputs = np.full((rows, self.length), self.vocabulary - 2)
         np.put_along_axis(inputs, positions, word, 1)
         inputs[:, first] = self.vocabulary - 1
