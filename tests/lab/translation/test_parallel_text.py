@@ -82,7 +82,6 @@ LONE = {"train_en": "a\n", "train_fr": "a\n", "test__2016_en": "a\n", "test__201
     [
         (LONE, (), r"expected train\.de beside train\.en, found none"),
         ({**LONE, "test__2016_de": "", "test__2017_de": ""}, ("test",), "one test split, found test-2016, test-2017"),
-        (LONE, ("test", "news"), r"expected news\.en and news\.de .* found test-2016, test-2017, train"),
     ],
 )
 def test_files_that_are_no_pair_of_languages(tmp_path, files, arguments, words):

@@ -38,13 +38,12 @@ class PairedFiles(NamedTuple):
 
 
 def find_pairs(folder: str | Path, split: Split, languages: tuple[str, str], stem: str = "") -> list[PairedFiles]:
-    """The parallel texts of a split, in the order of their names; [] if the folder has none and `stem` is "".
+    """The parallel texts of a split, in the order of their names; [] if the folder has none.
 
     languages: (source, target), the endings of the files' names: STEM.en and STEM.de, STEM.de-en.en.xml, or TED's
     train.tags.de-en.en; each may end in .gz. stem: those of the split's files, which may hold * and ?; by default the
     usual names of the split (`STEMS`). Several texts that * or ? find are one split; without a stem, several are an
-    error. Raises InputError for a path that is no folder, for a stem without files, and for a text with one side
-    missing.
+    error. Raises InputError for a path that is no folder, and for a text with one side missing.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -57,13 +56,7 @@ def find_pairs(folder: str | Path, split: Split, languages: tuple[str, str], ste
     for name in sorted(os.listdir(folder)):
         match = ending.fullmatch(name)
         if match and (folder / name).is_file():
-            sides = texts.setdefault(match[1], {})
-            if match[2] in sides:
-                raise InputError(
-                    f"{folder}: expected one file for each language, found {sides[match[2]].name} and {name}; remove "
-                    "one"
-                )
-            sides[match[2]] = folder / name
+            texts.setdefault(match[1], {})[match[2]] = folder / name
 
     # --- the stems of the split ---
     for pattern in (stem,) if stem else STEMS[split]:
@@ -73,13 +66,6 @@ def find_pairs(folder: str | Path, split: Split, languages: tuple[str, str], ste
     if len(stems) > 1 and not stem and not pattern.startswith(("*", "train.tags")):
         raise InputError(
             f"{folder}: expected one {split} split, found {first_names(stems)}; choose one with data.{split}"
-        )
-    source, target = languages
-    if stem and not stems:
-        raise InputError(
-            f"{folder}: expected {stem}.{source} and {stem}.{target} (or .xml, with or without .gz) for "
-            f"data.{split}, found {first_names(sorted(texts)) or 'no text of these languages'}; correct data.{split}, "
-            "data.source or data.target"
         )
 
     # --- the two sides of each ---

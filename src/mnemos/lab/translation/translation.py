@@ -1,6 +1,7 @@
 """Translation: parallel text in sub-words, batches by tokens, label smoothing, and BLEU by beam search."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from mnemos.atomic import write_text
 from mnemos.lab.tasks.batch import IGNORE, counted
+from mnemos.lab.tasks.files import first_names
 from mnemos.lab.tasks.metrics import PERPLEXITY, CorpusMetric, negative_log_likelihood
 from mnemos.lab.tasks.task import DataConfig, HeldOut, Split, Task
 from mnemos.models.encoder_decoder import Pair
@@ -136,11 +138,13 @@ class TranslationConfig(DataConfig):
         texts = find_pairs(self.path, split, (self.source, self.target), getattr(self, split))
         if texts or not needed:
             return texts
-        stem = STEMS[split][0]
+        stem = getattr(self, split) or STEMS[split][0]
+        names = first_names(sorted(os.listdir(self.path)))
         more = ", or set data.held_out" if split == "valid" else ""
         raise InputError(
             f"{self.path}: expected {stem}.{self.source} and {stem}.{self.target} (or .xml, with or without "
-            f".gz), found no {split} split of these languages; name its files with data.{split}{more}"
+            f".gz), found no {split} split of these languages among {names or 'no files'}; name its files with data.{split}, or correct "
+            f"data.source and data.target{more}"
         )
 
     def _vocabularies(self, texts: Sequence[PairedFiles]) -> Vocabularies:
