@@ -11,7 +11,6 @@ import torch
 import mnemos
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.fact_recall import ToldConfig
-from mnemos.lab.tasks.generated import CopyConfig
 from mnemos.lab.tasks.mad import MADCopyingConfig, MADRecallConfig
 from mnemos.lab.tasks.metrics import right_predictions
 from mnemos.lab.tasks.recall import MQARConfig, RecallConfig
@@ -180,15 +179,11 @@ def test_a_fixed_training_set_is_read_once_an_epoch():
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
-        (CopyConfig(length=3), "length"),
         (RecallConfig(distance=4, distractors=0), "distractors"),
         (RecallConfig(distance=4, shortest=5), "shortest"),
         (MQARConfig(512, 64, 64), "vocabulary"),
-        (MQARConfig(64, 12, rewritten=9), "length"),
         (MQARConfig(pairs=8, key_tokens=2), "key_tokens"),
         (MQARConfig(counted="old"), "counted"),
-        (MADCopyingConfig(32), "length"),
-        (ToldConfig(distances=(2, 8)), "distances"),
         (ToldConfig(distances=(8.0, 16)), r"data.distances\[0\]"),
         (ToldConfig(distances=(100_000,)), "lower data.distances"),
     ],

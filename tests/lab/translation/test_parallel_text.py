@@ -1,12 +1,11 @@
 """Parallel text: every format gives the same pairs, and every fault is named with its file and line."""
 
 import gzip
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from mnemos.lab.translation.parallel_text import find_pairs, pairs, read_lines
+from mnemos.lab.translation.parallel_text import find_pairs, pairs
 from mnemos.types import InputError
 
 PAIRS = [("A man & a dog.", "Ein Mann & ein Hund."), ("Two  birds\tfly.", "Zwei Vögel fliegen."), ("", "Nichts.")]
@@ -89,13 +88,3 @@ def test_files_that_are_no_pair_of_languages(tmp_path, files, arguments, words):
     assert find_pairs(tmp_path, "valid", LANGUAGES) == []
     with pytest.raises(InputError, match=words):
         read(tmp_path, *arguments)
-
-
-def test_lines_pass_by(tmp_path):
-    """The first lines of a damaged file come before its fault, so no more than a block is in memory."""
-    packed = gzip.compress(b"the same sentence again and again, with its end ....\n" * 40_000)
-    (tmp_path / "train.en").write_bytes(packed[:-9])
-    lines = read_lines(tmp_path / "train.en")
-    assert sum(1 for _ in islice(lines, 20_000)) == 20_000
-    with pytest.raises(InputError, match="whole gzip file"):
-        list(lines)

@@ -210,7 +210,6 @@ def test_the_paired_bootstrap_tells_systems_apart():
             {"valid": "dev"},
             r"expected dev\.en and dev\.de .* found no valid split .* among test\.de, .* data\.valid, or correct",
         ),
-        ({"ratio": 0.5}, r"data\.ratio: expected ratio == 0 or ratio >= 1"),
         ({"held_out": 10, "valid": "val"}, r"data\.valid: expected not .valid and held_out."),
     ],
 )

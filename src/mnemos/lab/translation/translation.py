@@ -142,9 +142,9 @@ class TranslationConfig(DataConfig):
         names = first_names(sorted(os.listdir(self.path)))
         more = ", or set data.held_out" if split == "valid" else ""
         raise InputError(
-            f"{self.path}: expected {stem}.{self.source} and {stem}.{self.target} (or .xml, with or without "
-            f".gz), found no {split} split of these languages among {names or 'no files'}; name its files with data.{split}, or correct "
-            f"data.source and data.target{more}"
+            f"{self.path}: expected {stem}.{self.source} and {stem}.{self.target} (or .xml, with or without .gz), "
+            f"found no {split} split of these languages among {names or 'no files'}; name its files with "
+            f"data.{split}, or correct data.source and data.target{more}"
         )
 
     def _vocabularies(self, texts: Sequence[PairedFiles]) -> Vocabularies:
