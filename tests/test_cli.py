@@ -60,7 +60,7 @@ def refused(capsys, *arguments: str) -> str:
 # Of each verb a word of its help.
 OPTIONS = """list --all, show RECIPE, eval --split, predict --top, detect --json, sample --top-k, chat --window,
 report --out, look --text, train --from, compare --seeds, reproduce --seeds, bench-memory --quick,
-verify OPERATION, translate --n-best, linearise --half-life, export --to,
+verify OPERATION, translate --n-best, score --samples, average --last, linearise --half-life, export --to,
 tokenizer --lowercase"""
 OPTIONS = dict(pair.split() for pair in OPTIONS.split(","))
 

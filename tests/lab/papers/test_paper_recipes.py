@@ -216,15 +216,7 @@ def test_each_combination_of_values_is_a_recipe(removed, capsys):
         load("small-images")  # a family is no recipe
 
 
-def test_what_is_no_family_is_refused(removed):
-    def silent(memory: str) -> Recipe:
-        """A family whose recipes say nothing of themselves."""
-        return Recipe(listops("8", "").model, listops("8", "").data)
-
-    with pytest.raises(InputError, match="'some-silent'"):
-        family("some-{memory}", memory=("silent",))(silent)
-    with pytest.raises(InputError, match=r"'some-8': .*another.*'unwritten'.*name every axis"):
-        family("some-{slots}", slots=("8",), memory=("", "unwritten"))(listops)
+def test_a_family_does_not_take_a_name(removed):
     with pytest.raises(InputError, match="'short-listops-wider'"):
         family("short-listops-{memory}", memory=("wider",))(lambda memory: listops("8", memory))
 

@@ -10,6 +10,7 @@ from train_standins import train
 from trained_runs import equal, numbers, stopped, text_recipe, texts, weights
 
 import mnemos
+from mnemos.lab.cli import main
 from mnemos.lab.errors import Interrupted
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.run import checkpoint
@@ -82,3 +83,17 @@ def test_a_resumed_and_a_longer_run_average_the_checkpoints_of_a_whole_one(avera
     longer = train(of(recipe, steps=8), run, resume=True, quiet=True, longer=True)
     assert longer["averaged_steps"] == [8, 6, 4]  # as a run of 8 updates has
     assert checkpoint.steps(run / "checkpoints", "averaged") == [8]
+
+
+def test_the_command_writes_the_mean_as_a_model(averaged, tmp_path, output, refused):
+    recipe, result, folder = averaged
+    same, two = tmp_path / "same", tmp_path / "two"
+    assert main(["average", str(folder), "--last", "3", "--out", str(same)]) == 0
+    equal(mnemos.load(same).state_dict(), final_weights(folder))  # the run averages three too
+    assert f"loss {result['test']['loss']:.4f}" in output("eval", same)
+    assert main(["average", str(folder), "--last", "2", "--out", str(two)]) == 0
+    name = next(iter(dict(recipe.model.build().named_parameters())))
+    mean = (weights(folder, 6)[name].double() + weights(folder, 7)[name].double()) / 2
+    assert torch.equal(mnemos.load(two).state_dict()[name], mean.to(torch.float32))
+    assert "expected a new folder" in refused("average", folder, "--last", "2", "--out", two)
+    assert "expected 9 checkpoints, found 3" in refused("average", folder, "--last", "9")

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +75,7 @@ def test_an_interrupted_run_continues_bit_for_bit(plain, tmp_path):
     assert rows(tmp_path / "run") == rows(plain)
 
 
-def test_sentences_are_translated_from_python_and_the_command_line(plain, monkeypatch, tmp_path, output):
+def test_sentences_are_translated_from_python_and_the_command_line(plain, monkeypatch, tmp_path, output, refused):
     found = rows(plain)[:5]
     sentences = [row["source"] for row in found]
     done = []
@@ -93,7 +94,9 @@ def test_sentences_are_translated_from_python_and_the_command_line(plain, monkey
     (tmp_path / "a.txt").write_text("\n".join(sentences))
     said = output("translate", plain, tmp_path / "a.txt", "--beams", "4", "--n-best", "3").splitlines()
     assert [line.split(" ||| ")[:2] for line in said[3:6]] == [["1", one.text] for one in several[1]]
-    assert output("predict", plain, tmp_path / "a.txt").splitlines()[1:] == [row["translation"] for row in found[1:]]
+    assert "found one that translates; use mnemos translate" in refused("predict", plain, tmp_path / "a.txt")
+    (tmp_path / "a.txt").write_text("one\u2028two\nthree\x0cfour.\n", encoding="utf-8")
+    assert output("translate", plain, tmp_path / "a.txt").count("\n") == 2  # neither is a line's end
 
 
 def test_a_run_starts_from_one_with_the_same_sub_words_alone(plain, folder, tmp_path):
@@ -115,7 +118,7 @@ def test_a_sentence_that_is_too_long_writes_nothing(plain, tmp_path, capsys):
     assert "a.txt: line 4: expected a sentence of at most 40 sub-words" in said.err
     with pytest.raises(InputError, match="sentence 2: expected a sentence"):
         mnemos.translate(plain, ["one", "one " * 60])
-    with pytest.raises(InputError, match="n_best: expected 1 to 5, the number of beams, found 6; change n_best"):
+    with pytest.raises(InputError, match="n_best: expected at most beams, 5, found 6; lower it"):
         mnemos.translate(plain, ["one"], n_best=6)
     assert main(["translate", str(tmp_path / "nothing")]) == 2
     assert "nothing: expected" in (said := capsys.readouterr().err)
@@ -148,6 +151,26 @@ def test_a_report_shows_sources_and_marks_where_variants_differ(plain, cached, t
     assert "words that the first variant does not have there" in part
     assert "Validation BLEU" in page
     assert differing("a b x d", "a b c d e") == "a b <b>x</b> d"
+
+
+def test_runs_averaged_models_and_files_are_scored_beside_each_other(plain, cached, tmp_path, output, refused):
+    first, second = result(plain)["test"], result(cached)["test"]
+    averaged, written = tmp_path / "averaged", tmp_path / "out.de"
+    (tmp_path / "test.en").write_text("".join(row["source"] + "\n" for row in rows(plain)))
+    assert main(["average", str(plain), "--last", "2", "--out", str(averaged)]) == 0  # the run's model is this one
+    written.write_text(output("translate", averaged, tmp_path / "test.en"))
+    said = output("score", plain, cached, written, "--samples", "50").splitlines()
+    for line, path, test in ((0, plain, first), (1, cached, second), (5, written, first)):
+        assert said[line].startswith(f"{path}: BLEU {test['BLEU']:.2f}, chrF {test['chrF']:.2f}, tokenised BLEU ")
+    assert said[2].startswith(f"  BLEU {second['BLEU'] - first['BLEU']:+.2f} against the first; p = ")
+    assert said[6] == "  BLEU +0.00 against the first; p = 1.000 by paired bootstrap"
+    assert "sacremoses" in said[-1]
+    written.write_text("a\n")
+    assert "out.de: expected a line for each of the 16 test sentences" in refused("score", plain, written)
+    assert "found no translations.jsonl; train one to its end, or write a file" in refused("score", averaged)
+    shutil.copytree(cached, tmp_path / "other")
+    (tmp_path / "other/translations.jsonl").write_text((cached / "translations.jsonl").read_text().split("\n", 1)[1])
+    assert "expected translations of the sentences of" in refused("score", plain, tmp_path / "other")
 
 
 def test_a_run_is_evaluated_on_its_own_and_on_other_text(plain, tmp_path, output, refused):

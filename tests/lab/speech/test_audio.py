@@ -59,7 +59,7 @@ def test_pcm_in_the_extensible_format_is_read():
         (wav(np.arange(2000) % 200, width=1), "of uint8"),
         (wav(np.arange(2000), 44100), "44100 Hz"),
         (wav(np.arange(2000))[:-500], "expected a whole wav file"),
-        (wav(np.zeros(8000 * 61)), "0.025 to 60 seconds, found 61"),
+        (wav(np.arange(150)), "expected at least 0.025 seconds, found 0.0187"),
         (b"ID3 what is this", "expected a whole wav file"),
     ],
 )
@@ -75,7 +75,6 @@ def test_wrong_folders_raise(tmp_path):
         read_recordings(tmp_path)
     folder = write_recordings(tmp_path / "a", takes=1)
     for name, content, match in (
-        ("low_ann_0.wav", wav(np.arange(800)), r"low_ann_0\.wav: .*low_ann_0\.wav"),
         ("word.wav", wav(np.arange(800)), "LABEL_SPEAKER_TAKE"),
         ("low_ann_9.wav", wav(np.arange(800), 16000), r"\.wav: expected (8000|16000) Hz"),
     ):

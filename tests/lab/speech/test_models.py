@@ -10,7 +10,6 @@ from mnemos import registry
 from mnemos.lab.evaluate.scores import evaluate, metrics_text
 from mnemos.lab.speech.ctc import best_path, edit_distance
 from mnemos.lab.speech.models import BiLSTMConfig, SpeechConfig, SpeechRecogniser
-from mnemos.lab.speech.spoken import _SHOWN, transcriptions
 from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.metrics import ACCURACY, TOKEN_ERROR_RATE
 from mnemos.lab.tasks.task import Task
@@ -179,13 +178,3 @@ def test_evaluate_counts_errors_over_all_tokens():
     assert found["token error rate"] == pytest.approx(edits / 15)
     assert found["accuracy"] == pytest.approx(1 - edits / 15)
     assert metrics_text(task, found) == f"token error rate {edits / 15:.4f}  accuracy {1 - edits / 15:.4f}"
-
-
-def test_transcriptions_are_spread_over_the_batches():
-    model = MODELS["recurrent"].build().train()
-    batches = [Batch(torch.randn(2, 9, 5), torch.tensor([[i % 4, -100], [3, 3]])) for i in range(4 * _SHOWN - 3)]
-    found = transcriptions(model, batches, ["zero", "one", "two", "three"])
-    assert [one["said"] for one in found] == ["zero"] * _SHOWN
-    assert len(transcriptions(model, batches[:2], list("0123"))) == 2
-    assert model.training
-    assert transcriptions(torch.nn.Linear(2, 2), batches, []) == []

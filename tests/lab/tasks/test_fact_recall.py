@@ -98,11 +98,3 @@ def test_a_text_has_the_words_of_facts_whole(task):
     said = task.encode(b"Anna is  in\nthe garden. This is in theory\n there. Where is Anna?", "")
     assert [task.names[i] for i in said[:4]] == ["Anna", TOLD, "garden", "."]
     assert said.count(task.names.index(TOLD)) == said.count(task.names.index(ASKED)) == 1
-
-
-def test_text_of_a_folder(tmp_path):
-    for i in range(12):
-        (tmp_path / f"{i}.txt").write_text("The cat sat on the mat, and the dog did not. " * 30)
-    config = ToldConfig(distances=(4, 30), path=str(tmp_path), rows=4, words=5)
-    assert len(config.files()) == 12
-    assert config.build().names[0] == "the"

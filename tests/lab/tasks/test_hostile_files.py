@@ -18,7 +18,6 @@ from mnemos.lab.run.files import read_object
 from mnemos.lab.run.recipe_files import find_recipe
 from mnemos.lab.speech.audio import read_recordings
 from mnemos.lab.tasks.files import archive_members, read_bytes
-from mnemos.lab.tasks.listops import read_tsv
 from mnemos.lab.tasks.photos import scan
 from mnemos.lab.tasks.pictures import check_image_files, read_image
 from mnemos.lab.tasks.text import TextConfig
@@ -28,7 +27,6 @@ from mnemos.types import InputError
 READERS = {
     "texts": lambda path: TextConfig(str(path)).build(),
     "bytes": read_bytes,
-    "ListOps": read_tsv,
     "a picture": read_image,
     "pictures": lambda path: check_image_files([str(path)]),
     "an archive": lambda path: list(archive_members(path, bool)),

@@ -1,24 +1,19 @@
-"""ListOps: the vectorised generator against a recursive one and exact probabilities; the task; the text of files."""
+"""ListOps: the vectorised generator against a recursive one and exact probabilities; the task."""
 
-import csv
 import dataclasses
 import hashlib
 import math
-import os
 import random
-import time
 
 import numpy as np
 import pytest
-import torch
-from listops_oracle import evaluate, to_text, write_tsv
 
 from mnemos.lab.tasks import listops
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.listops import (
     EQUALS,
-    FILES,
     MIN,
+    VOCABULARY,
     ZERO,
     ListOpsAnswersConfig,
     ListOpsConfig,
@@ -26,13 +21,40 @@ from mnemos.lab.tasks.listops import (
     draws,
     generate,
     generate_block,
-    read_tsv,
 )
 from mnemos.types import InputError
 
 CONFIG = ListOpsConfig(4, 25, 3, 4, 0.5, train_size=2000, valid_size=200, test_size=300)
 SHORT = Rules(4, 25, 3, 4, 0.5)
 LONG = Rules()
+
+
+def evaluate(source):
+    """The value (0 to 9) of a ListOps text."""
+    open_lists = [[]]
+    for word in source.split():
+        if word.startswith("["):
+            open_lists.append([word])
+            continue
+        if word == "]":
+            operator, *arguments = open_lists.pop()
+            word = apply(operator, sorted(arguments))
+        open_lists[-1].append(int(word))
+    ((value,),) = open_lists
+    return value
+
+
+def apply(operator, ordered):
+    if operator == "[SM":
+        return sum(ordered) % 10
+    middle = len(ordered) // 2
+    median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) // 2
+    return {"[MIN": ordered[0], "[MAX": ordered[-1], "[MED": median}[operator]
+
+
+def to_text(tokens):
+    """The text of one sample's tokens [T]."""
+    return " ".join(VOCABULARY[token] for token in tokens)
 
 
 def texts(rows):
@@ -89,7 +111,7 @@ def test_labels_and_lengths_are_those_of_the_text(rules):
     for end, length, label in zip(ends, block.lengths, block.labels, strict=True):
         text = to_text(block.tokens[end - length : end])
         assert rules.min_length < length < rules.max_length
-        assert length == sum(word not in "()" for word in text.split())
+        assert length == len(text.split())
         assert evaluate(text) == label
 
 
@@ -138,7 +160,7 @@ def test_operators_digits_and_arities_are_uniform():
 def test_the_samples_of_a_seed_never_change():
     """Stored values: a data set named by its seed is the same on every machine and in every version."""
     rows = generate(SHORT, 0, 3)
-    assert [(to_text(rows.row(i), parentheses=False), rows.labels[i]) for i in range(3)] == [
+    assert [(to_text(rows.row(i)), rows.labels[i]) for i in range(3)] == [
         ("[MAX [MED 2 8 9 3 ] [SM 8 6 ] 0 [MED 9 3 0 ] ]", 5),
         ("[MAX [MED 4 8 9 7 ] [MIN 9 1 ] [SM 6 7 2 ] [SM 2 0 0 5 ] ]", 7),
         ("[MIN [MIN 0 6 1 3 ] 6 6 [MAX 2 5 3 4 ] ]", 0),
@@ -150,19 +172,6 @@ def test_the_samples_of_a_seed_never_change():
 
 
 # The stream of distinct samples.
-
-
-def test_samples_do_not_depend_on_the_number_of_workers():
-    alone, other = (generate(SHORT, 7, 3000, workers=workers) for workers in (1, 2))
-    assert texts(alone)[:500] == texts(generate(SHORT, 7, 500))
-    assert texts(alone) == texts(other)
-    assert np.array_equal(alone.labels, other.labels)
-
-
-def test_a_dead_worker_is_an_error_not_a_short_answer(monkeypatch):
-    monkeypatch.setattr(listops, "generate_block", lambda *rules: os._exit(1) if rules[-1] else time.sleep(0.3))
-    with pytest.raises(InputError, match=r"data.workers: .*died.*; set fewer workers$"):  # 0 would be one per core
-        generate(SHORT, 0, 10, workers=2)
 
 
 def test_no_sample_comes_twice(monkeypatch):
@@ -242,74 +251,10 @@ def test_answers_are_the_values_of_the_same_expressions():
     ("change", "words"),
     [
         ({"seed": -1}, "data.seed.*found seed -1"),
-        ({"path": "no/such/folder"}, "no/such/folder/basic_train.tsv: .*No such file"),
         ({"max_length": 5}, "max_length 5"),
-        ({"digit_probability": 1.5}, "data.digit_probability: expected .*found"),
         ({"min_length": 500, "max_length": 2000, "max_arguments": 10}, "data.min_length: expected .*found"),
     ],
 )
 def test_wrong_settings(change, words):
     with pytest.raises(InputError, match=words):
         dataclasses.replace(CONFIG, **change).build()
-
-
-# The text of files.
-
-
-@pytest.mark.parametrize("rules", [Rules(0, 30, 4, 4, 0.5), LONG])
-def test_round_trip(tmp_path, rules):
-    rows = generate(rules, 5, 200)
-    path = tmp_path / "basic_train.tsv"
-    write_tsv(path, rows)
-    back = read_tsv(path)
-    for name in ("tokens", "starts", "labels"):
-        assert np.array_equal(getattr(back, name), getattr(rows, name))
-    with path.open(newline="") as file:
-        read = list(csv.reader(file, delimiter="\t"))
-    assert read[0] == ["Source", "Target"]
-    assert [evaluate(source) for source, _ in read[1:]] == [int(target) for _, target in read[1:]] == list(rows.labels)
-
-
-def test_reads_the_folder_of_long_range_arena(tmp_path):
-    for split, rows in CONFIG.generate().items():
-        write_tsv(tmp_path / FILES[split], rows)
-    made, read = CONFIG.build(), dataclasses.replace(CONFIG, path=str(tmp_path)).build()
-    for a, b in zip(made.batches("valid", 7), read.batches("valid", 7), strict=True):
-        assert torch.equal(a.inputs, b.inputs)
-        assert torch.equal(a.targets, b.targets)
-    assert torch.equal(made.train_batch(5, 16, 2).inputs, read.train_batch(5, 16, 2).inputs)
-    assert read.max_length == max(read_tsv(tmp_path / file).lengths.max() for file in FILES.values())
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "Source\tTarget\r\n( ( ( [MAX 2 ) 9 ) ] )\t9\r\n3\t3\r\n",
-        "Source\tTarget\n[MAX 2 9 ]\t9\n3\t3",
-        "Source\tTarget\n((([MAX 2) 9) ])\t 9 \n 3 \t3\n",
-    ],
-)
-def test_reads_every_dress_of_the_format(tmp_path, content):
-    path = tmp_path / "x.tsv"
-    path.write_text(content, newline="")
-    rows = read_tsv(path)
-    assert [rows.row(i).tolist() for i in range(2)] == [[12, 3, 10, 15], [4]]
-    assert rows.labels.tolist() == [9, 3]
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", "line 1: .*header.*found ''"),
-        ("Source\tTarget\n1\t1\n[MAX 2 9 ]", "line 3: .*tab"),
-        ("Source\tTarget\n1\t1\n[MAX 2 9 \t9\n", "line 3: .*brackets"),
-        ("Source\tTarget\n] [MAX\t9\n", "line 2: .*brackets"),
-        ("Source\tTarget\n[MAX ]\t9\n", "line 2: .*empty list"),
-        ("Source\tTarget\n[MAX 2 9 ]\t10\n", "line 2: .*label.*found the label '10'"),
-        ("Source\tTarget\n[MAX 2 19 ]\t2\n", "line 2: .*found '19'"),
-    ],
-)
-def test_refuses_by_file_and_line(tmp_path, content, words):
-    (tmp_path / "x.tsv").write_text(content)
-    with pytest.raises(InputError, match=rf"x\.tsv: {words}"):
-        read_tsv(tmp_path / "x.tsv")

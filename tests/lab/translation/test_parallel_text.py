@@ -1,15 +1,11 @@
 """Parallel text: every format gives the same pairs, and every fault is named with its file and line."""
 
 import gzip
-import io
-from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from mnemos.lab.translation.parallel_text import find_pairs, lines_of, pairs, read_lines
+from mnemos.lab.translation.parallel_text import find_pairs, pairs
 from mnemos.types import InputError
 
 PAIRS = [("A man & a dog.", "Ein Mann & ein Hund."), ("Two  birds\tfly.", "Zwei Vögel fliegen."), ("", "Nichts.")]
@@ -67,8 +63,7 @@ def test_the_files_of_iwslt(tmp_path):
         ({"train_de": "a\nb\n"}, r"train\.de: expected 4 sentences, as train\.en has, found 2: line 3 of train\.en"),
         ({"train_en": "a\n"}, r"train\.en: expected 3 sentences, as train\.de has, found 1: line 2 of train\.de"),
         ({"train_en": b"a\nna\xefve\nc\nd\n"}, r"train\.en: line 2: expected UTF-8, found the byte 0xef at place 3"),
-        ({"train_de": "a\nb\nc\n".encode("utf-16")[2:]}, r"train\.de: line 1: expected UTF-8 text, found a byte 0"),
-        ({"train_de": b"a\n" + b"x" * (2**20 + 1)}, r"train\.de: line 2: expected a sentence of at most 1,048,576"),
+        ({"train_de": "a\nb\nc\n".encode("utf-16")}, r"train\.de: line 1: expected UTF-8, found the byte 0xff"),
         ({"train_de": gzip.compress(b"a\nb\nc\n")[:-6]}, r"train\.de: expected a whole gzip file"),
     ],
 )
@@ -86,7 +81,6 @@ LONE = {"train_en": "a\n", "train_fr": "a\n", "test__2016_en": "a\n", "test__201
     [
         (LONE, (), r"expected train\.de beside train\.en, found none"),
         ({**LONE, "test__2016_de": "", "test__2017_de": ""}, ("test",), "one test split, found test-2016, test-2017"),
-        (LONE, ("test", "news"), r"expected news\.en and news\.de .* found test-2016, test-2017, train"),
     ],
 )
 def test_files_that_are_no_pair_of_languages(tmp_path, files, arguments, words):
@@ -94,29 +88,3 @@ def test_files_that_are_no_pair_of_languages(tmp_path, files, arguments, words):
     assert find_pairs(tmp_path, "valid", LANGUAGES) == []
     with pytest.raises(InputError, match=words):
         read(tmp_path, *arguments)
-
-
-def test_lines_pass_by(tmp_path):
-    """The first lines of a damaged file come before its fault, so no more than a block is in memory."""
-    packed = gzip.compress(b"the same sentence again and again, with its end ....\n" * 40_000)
-    (tmp_path / "train.en").write_bytes(packed[:-9])
-    lines = read_lines(tmp_path / "train.en")
-    assert sum(1 for _ in islice(lines, 20_000)) == 20_000
-    with pytest.raises(InputError, match="whole gzip file"):
-        list(lines)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.binary(max_size=12) | st.sampled_from([b"\n", b"\r\n", "ü".encode(), b"\xff"]), max_size=12))
-def test_any_bytes_are_lines_or_an_error(parts):
-    text = b"".join(parts)
-    try:
-        expected = text.decode().split("\n")
-        assert "\0" not in text.decode()
-    except (UnicodeDecodeError, AssertionError):
-        with pytest.raises(InputError, match=r"^here: line "):
-            list(lines_of(io.BytesIO(text), "here"))
-        return
-    expected = expected[:-1] if expected[-1] == "" else expected
-    expected[:1] = [line.removeprefix("\ufeff") for line in expected[:1]]
-    assert list(lines_of(io.BytesIO(text), "here")) == [line.removesuffix("\r") for line in expected]

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from mnemos.atomic import check_output_file, check_output_folder, write_json
+from mnemos.atomic import write_json
 from mnemos.errors import near_name, plural, say
 from mnemos.lab.compare.baselines import roles_of
 from mnemos.lab.compare.comparison import Comparison, plain_table, summarise
@@ -58,18 +58,12 @@ def bench_memory(options: Options) -> JSONObject:
     best validation score is chosen; its other seeds are trained, and only its runs are reported and scored on longer
     rows: no choice depends on a test split. In the choice a run that fails counts as the worst; "failed_seeds" of a row
     counts those at the chosen rate, which are not in its mean. out/TASK/comparison.json is the comparison of a task,
-    for `mnemos report`. Raises InputError for unknown names and options out of range, and `Interrupted`.
+    for `mnemos report`. Raises InputError for unknown names, and `Interrupted`.
     """
     from mnemos.lab.report import report
 
-    benchmarks, table, page = choose(options), options.out / "benchmarks.json", options.out / "benchmarks.html"
-    if (options.out / "recipe.json").exists():
-        raise InputError(f"{options.out}: expected a new folder or that of this command, found a run; name another")
-    for path in (table, page):
-        check_output_file(path)
-    for name in benchmarks:
-        check_output_folder(options.out / name)
-    names = options.memories or (QUICK_MEMORIES if options.quick else tuple(MEMORIES))
+    benchmarks, page = choose(options), options.out / "benchmarks.html"
+    names = tuple(dict.fromkeys(options.memories)) or (QUICK_MEMORIES if options.quick else tuple(MEMORIES))
     seeds = options.seeds or (1 if options.quick else SEEDS)
     runs = len(benchmarks) * len(names) * (len(options.rates) + seeds - 1)
     compared = "1 memory" if len(names) == 1 else f"{len(names)} memories"
@@ -81,7 +75,7 @@ def bench_memory(options: Options) -> JSONObject:
         say(f"{name}: {benchmark.about}", flush=True)
         comparison = compare_memories(options.out / name, benchmark, names, options.rates, seeds, options.jobs)
         entries.append(entry(name, benchmark, comparison, options.out / name, names, seeds))
-        write_json(table, result)
+        write_json(options.out / "benchmarks.json", result)
         comparison_tables(comparison)
         show(entries[-1], benchmark)
         report([options.out / one["name"] for one in entries], page)
@@ -90,18 +84,10 @@ def bench_memory(options: Options) -> JSONObject:
 
 
 def choose(options: Options) -> dict[str, Benchmark]:
-    """The benchmarks of the options, with their steps and width. Raises InputError for options out of range."""
+    """The benchmarks of the options, with their steps and width. Raises InputError for unknown names."""
     for what, names, known in (("task", options.tasks, BENCHMARKS), ("memory", options.memories, MEMORIES)):
-        for name in names:
-            if names.count(name) > 1:
-                raise InputError(f"bench-memory: expected each {what} once, found {name!r} again; leave one out")
-            if name not in known:
-                raise InputError(
-                    f"bench-memory: expected the name of a {what}, found {name!r}; {near_name(name, known)}"
-                )
-    for name, least in (("seeds", 0), ("jobs", 1), ("steps", 0), ("dim", 0)):
-        if getattr(options, name) < least:
-            raise InputError(f"--{name}: expected at least {least}, found {getattr(options, name)}; raise it")
+        if wrong := next((name for name in names if name not in known), None):
+            raise InputError(f"bench-memory: expected the name of a {what}, found {wrong!r}; {near_name(wrong, known)}")
     check_rates(options.rates)
     chosen = {}
     for name in options.tasks or (tasks.QUICK if options.quick else DEFAULT):
@@ -236,24 +222,17 @@ def entry(
 
 
 def show(entry: JSONObject, benchmark: Benchmark) -> None:
-    """Print what a benchmark has beside the tables of its comparison: bytes of state, further and published scores."""
+    """Print what a benchmark has beside the tables of its comparison: bytes of state, and further scores."""
     from rich.console import Console
 
     console = Console(width=max(130, Console().width), markup=False)
     table = plain_table(["", "most state", "between segments", *benchmark.beside])
     for row in entry["rows"]:
-        scores = (decimal(row["beside"][name]["mean"]) for name in benchmark.beside)
+        scores = (decimal(one["mean"]) for one in row["beside"].values())
         table.add_row(row["name"], memory(row["state_bytes"]), memory(row["segment_state_bytes"]), *scores)
     for name in entry["failed"]:
         table.add_row(name, "failed")
     console.print(table)
-    if benchmark.published:
-        theirs = plain_table(["published", "score"])  # names as long as these would break the columns above
-        for name, value in benchmark.published:
-            theirs.add_row(name, decimal(value))
-        console.print(theirs)
-        data = "data of the same size" if benchmark.exact else "other data, or of other sizes"
-        say(f"Published scores are of {data}, and of wider models or longer training unless their name says so.")
     if failed := [row for row in entry["rows"] if row["failed_seeds"]]:
         names = listed([f"{r['name']} ({r['failed_seeds']} of {r['failed_seeds'] + r['seeds']})" for r in failed])
         say(f"Failed runs at the chosen rate, which are not in the mean: {names}.")

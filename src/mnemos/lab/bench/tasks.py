@@ -1,23 +1,15 @@
-"""The tasks that memories are compared on, with their sizes, the longer rows beyond training, and published figures."""
+"""The tasks that memories are compared on, with their sizes and the longer rows beyond training."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mnemos.lab.tasks.generated import CopyConfig
 from mnemos.lab.tasks.listops import ListOpsAnswersConfig
-from mnemos.lab.tasks.mad import (
-    MADCompressionConfig,
-    MADCopyingConfig,
-    MADFuzzyRecallConfig,
-    MADMemorisationConfig,
-    MADRecallConfig,
-)
+from mnemos.lab.tasks.mad import MADCopyingConfig, MADRecallConfig
 from mnemos.lab.tasks.recall import MQARConfig
 from mnemos.lab.tasks.task import DataConfig
 
 from .memories import Sizes
-
-Published = tuple[str, float]  # (model and its size in the publication, score)
 
 
 @dataclass(frozen=True)
@@ -32,8 +24,6 @@ class Benchmark:
     beyond: tuple[dict[str, Any], ...] = ()  # longer tests, by the fields of the data that they change
     axis: str = "length"  # what grows in them
     sizes: Sizes = field(default_factory=Sizes)
-    published: tuple[Published, ...] = ()  # scores at other sizes, unless `exact`
-    exact: bool = False
     keyless: float = 0.0  # the score of an answer that ignores what is asked, or a part of it; 0: not known
     beside: dict[str, dict[str, Any]] = field(default_factory=dict)  # further scores, by the fields that they change
 
@@ -42,15 +32,6 @@ class Benchmark:
 
 
 _ZOOLOGY = Sizes(num_heads=1, mlp=0, tied=True)  # Transformers of attention without MLPs, one head, as Zoology has them
-_FIGURE2 = {
-    64: (("attention, width 64", 1.0), ("H3", 0.93), ("RWKV", 0.76), ("BaseConv", 0.70), ("Hyena", 0.52)),
-    128: (("attention, width 64", 1.0), ("BaseConv", 0.37), ("RWKV", 0.25), ("Hyena", 0.19), ("H3", 0.18)),
-    256: (("attention, width 64", 1.0),),
-    512: (("attention, width 64", 1.0), ("H3, RWKV, BaseConv and Hyena: at most", 0.02)),
-}
-
-# Classifiers of six layers of width 512 that read from both sides, as Cached Transformers (Table 6) reports them.
-_LISTOPS = (("Transformer, bidirectional", 0.3623), ("BigBird", 0.3606), ("Reformer", 0.3727))
 
 
 def _mqar(length: int, pairs: int, batch: int) -> Benchmark:
@@ -61,8 +42,6 @@ def _mqar(length: int, pairs: int, batch: int) -> Benchmark:
         steps=6000,
         batch=batch,
         sizes=_ZOOLOGY,
-        published=_FIGURE2[length],
-        exact=True,
         keyless=1 / pairs,
     )
 
@@ -76,8 +55,8 @@ _SHORT: Any = {"steps": 2000, "batch": 16, "beyond": _longer(128, 256, 512), "si
 _SHORT_MQAR = {**_SHORT, "sizes": replace(_ZOOLOGY, segment=16)}
 
 
-def _mad(about: str, chance: float, data: DataConfig, sizes: Sizes | None = None) -> Benchmark:
-    return Benchmark(f"MAD, {about}", chance, data, steps=1200, sizes=sizes or Sizes(128, 32, 4, 8, 256))
+def _mad(about: str, chance: float, data: DataConfig) -> Benchmark:
+    return Benchmark(f"MAD, {about}", chance, data, steps=1200, sizes=Sizes(128, 32, 4, 8, 256))
 
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -86,7 +65,6 @@ BENCHMARKS: dict[str, Benchmark] = {
         2 / 64,
         MQARConfig(64, 8, 64, rows=500),
         **_SHORT_MQAR,
-        published=_FIGURE2[64],
         keyless=1 / 8,
     ),
     "mqar-rewritten": Benchmark(
@@ -147,7 +125,6 @@ BENCHMARKS: dict[str, Benchmark] = {
         beyond=({"min_length": 2000, "max_length": 4000, "examples": 1},),
         axis="max_length",
         sizes=Sizes(segment=64, num_heads=4),
-        published=_LISTOPS,
     ),
     "mqar-64x4": _mqar(64, 4, 128),
     "mqar-128x8": _mqar(128, 8, 128),
@@ -155,12 +132,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "mqar-512x64": _mqar(512, 64, 32),
     "mad-recall": _mad("in-context recall", 1 / 8, MADRecallConfig()),
     "mad-noisy-recall": _mad("noisy recall", 1 / 8, MADRecallConfig(noise=0.2)),
-    "mad-fuzzy-recall": _mad("fuzzy recall", 1 / 8, MADFuzzyRecallConfig()),
     "mad-copying": _mad("selective copying", 1 / 14, MADCopyingConfig()),
-    "mad-compression": _mad(
-        "compression, written by the model", 1 / 15, MADCompressionConfig(), Sizes(128, 31, 4, 8, 256)
-    ),
-    "mad-memorisation": _mad("memorisation", 1 / 127, MADMemorisationConfig()),
 }
 DEFAULT = ("mqar", "noisy-recall", "selective-copying", "listops-32")
 QUICK = ("mqar", "selective-copying")

@@ -37,7 +37,7 @@ def bench_memory(
         jobs: runs at a time, one thread each
         out: the folder of the results
     """
-    for name, value in (("seeds", seeds), ("steps", steps), ("dim", dim)):
+    for name, value in (("seeds", seeds), ("steps", steps), ("dim", dim), ("jobs", jobs)):
         if value is not None and value < 1:
             raise InputError(f"--{name}: expected at least 1, found {value}; leave the option out for its default")
     train_all(

@@ -163,6 +163,35 @@ def translate(
     return 0
 
 
+def score(systems: list[Path], *, samples: int = 1000) -> int:
+    """Print BLEU and chrF of runs or files of translations on a test split.
+
+    Each but the first is compared with the first: whether it differs by more than the choice of sentences (bootstrap).
+
+    Args:
+        systems: the folder of a finished run, or a file of translations, one per line; at least one run
+        samples: draws of the bootstrap
+    """
+    from mnemos.lab.translation.translation_scores import score_systems
+
+    score_systems(systems, samples)
+    return 0
+
+
+def average(run: Path, *, last: int = 10, out: Path | None = None) -> int:
+    """Write the model with the averaged weights of a run's last checkpoints.
+
+    Args:
+        run: the run's folder
+        last: checkpoints, the newest ones
+        out: the model's folder; by default RUN/averaged-N
+    """
+    from mnemos.lab.run.weights import average_run
+
+    say(average_run(run, last, out))
+    return 0
+
+
 def export(
     run: Path,
     *,

@@ -58,6 +58,8 @@ _GROUPS = {
         "translate": Verb("using:translate", "RUN < FILE", "translate text, line by line"),
         "detect": Verb("using:detect", "RUN PHOTO ...", "draw boxes and masks of objects on photos"),
         "chat": Verb("chat:chat", "FOLDER", "chat with a language model of Transformers"),
+        "score": Verb("using:score", "RUN_OR_FILE ...", "BLEU and chrF of translations, and whether they differ"),
+        "average": Verb("using:average", "RUN", "average the weights of a run's last checkpoints"),
         "export": Verb("using:export", "RUN", "write it for Transformers, ONNX or torch.export"),
     },
     "Check": {

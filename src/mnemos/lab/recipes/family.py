@@ -26,7 +26,7 @@ def family(names: str, **axes: Iterable[str]) -> Callable[[Callable[..., Recipe 
     names: the pattern of the recipes' names; an empty value leaves no dash. axes: the values of each; of a mapping its
     keys. The function returns the recipe with its `about`, or None for a combination that is no recipe, and must not
     build data or a model. The decorated function returns the named recipe of some values; an axis that is left out has
-    its first one. Raises InputError for a recipe without `about`, and for a name that is taken.
+    its first one. Raises InputError for a name that is taken.
     """
     axis_values = {axis: tuple(values) for axis, values in axes.items()}
 
@@ -45,20 +45,11 @@ def family(names: str, **axes: Iterable[str]) -> Callable[[Callable[..., Recipe 
                 raise InputError(f"{function.__name__}: expected values of a recipe, found {passed}; see mnemos list")
             return recipe
 
-        registered: set[str] = set()
         for combination in itertools.product(*axis_values.values()):
             values = dict(zip(axis_values, combination, strict=True))
             recipe = build(values)
             if recipe is None:
                 continue
-            if recipe.name in registered:
-                raise InputError(
-                    f"recipe {recipe.name!r}: expected one combination of values with this name, found another, "
-                    f"{values}; name every axis in {names!r}"
-                )
-            if not recipe.about:
-                raise InputError(f"recipe {recipe.name!r}: expected an `about` for `mnemos list`, found none; add one")
-            registered.add(recipe.name)
             member = functools.partial(by_values, **values)
             # Registered as defined where the family is.
             functools.update_wrapper(member, by_values, ("__module__", "__name__", "__qualname__"), ())

@@ -17,6 +17,8 @@ from mnemos.types import InputError
 
 from .recipe import OWN, Recipe
 
+MODEL_RECIPE = "model_recipe.json"  # in a folder that `mnemos average` writes: the recipe of the run
+
 
 class _Loader(yaml.SafeLoader):
     """YAML in which 1e-3 is a number, as it is since version 1.2."""
@@ -123,12 +125,14 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def is_model(folder: Path) -> bool:
-    """Whether a folder holds a model alone, as RUN/model does."""
+    """Whether a folder holds a model alone: RUN/model, or what `mnemos average` writes."""
     return (folder / "config.json").is_file() and not (folder / "recipe.json").is_file()
 
 
 def recipe_of_model(folder: Path) -> Recipe:
     """The recipe of a run, or of the run whose model a folder holds (`is_model`). Raises as `read_recipe`."""
+    if (folder / MODEL_RECIPE).is_file():
+        return _read(folder / MODEL_RECIPE)
     of_run = is_model(folder) and (folder.parent / "recipe.json").is_file()
     return read_recipe(folder.parent if of_run else folder)
 

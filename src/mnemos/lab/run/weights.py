@@ -8,16 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from mnemos import registry
-from mnemos.lab.evaluate.predict import has_preprocessing, read_preprocessing
+from mnemos.atomic import check_output_folder, write_json
+from mnemos.config import to_dict
+from mnemos.lab.evaluate.predict import PREPROCESSING, has_preprocessing, read_preprocessing
 from mnemos.lab.hosted.hub import is_source
 from mnemos.lab.tasks.preprocessing import Preprocessing
-from mnemos.models.store import load
+from mnemos.models.store import load, save
 from mnemos.types import InputError, JSONObject
 
 from . import checkpoint
 from .checkpoint import load_model_state, place
 from .recipe import Recipe
-from .recipe_files import is_model
+from .recipe_files import MODEL_RECIPE, is_model, read_recipe
 
 _INNER = "inner"
 _LEAST = 0.5  # share of the parameters that a run must give to another model
@@ -164,3 +166,31 @@ def average(folder: Path, count: int, model: nn.Module, every: int) -> tuple[dic
             if name in parameters and value.is_floating_point():
                 sums[name] = sums[name] + value.double() if name in sums else value.double()
     return newest | {name: (value / len(steps)).to(newest[name].dtype) for name, value in sums.items()}, steps
+
+
+def average_run(folder: Path, last: int, out: Path | None = None) -> Path:
+    """Write a model with the `average` of a run's `last` checkpoints to a new folder, by default RUN/averaged-LAST.
+
+    The folder has the run's recipe and preprocessing, for `mnemos eval`, `predict` and `translate`; the run itself is
+    unchanged. Raises InputError if the run has fewer checkpoints (`TrainConfig.keep`), and for a folder that is there.
+    """
+    recipe, target = read_recipe(folder), out or folder / f"averaged-{last}"
+    if last < 1:
+        raise InputError(f"--last: expected at least 1 checkpoint, found {last}; raise it")
+    check_output_folder(target)
+    if target.exists():
+        raise InputError(f"{target}: expected a new folder for the averaged model, found one; name another with --out")
+    every = recipe.train.checkpoint_every
+    count = len(checkpoint.scheduled(checkpoint.steps(folder / "checkpoints"), every))
+    if count < last:
+        raise InputError(
+            f"{folder}: expected {last} checkpoints, found {count}; train with --train.keep {last}, or lower --last"
+        )
+    model = recipe.model.build()
+    load_model_state(model, average(folder / "checkpoints", last, model, every)[0])
+    save(model.eval(), target)
+    write_json(target / MODEL_RECIPE, to_dict(recipe))
+    about = read_preprocessing(folder) if has_preprocessing(folder) else recipe.data.build().preprocessing()
+    if about is not None:
+        write_json(target / PREPROCESSING, to_dict(about))
+    return target

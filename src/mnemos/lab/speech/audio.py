@@ -19,7 +19,6 @@ from mnemos.lab.tasks.preprocessing import files_below
 from mnemos.types import InputError
 
 RATES = 8_000, 16_000
-SHORTEST, LONGEST = 0.025, 60.0  # seconds: the permitted length of one recording
 _NAME = re.compile(r"(?P<label>[^_]+)_(?P<speaker>.+)_(?P<take>\d+)\.wav", re.IGNORECASE)
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
 WINDOW, HOP = 0.025, 0.010  # seconds
@@ -48,11 +47,11 @@ class Recordings:
 def read_recordings(path: str | Path) -> Recordings:
     """Read all files `{label}_{speaker}_{take}.wav` below a folder and in its tar archives, or in one archive.
 
-    Files must be mono with 16 bits, all at 8 kHz or all at 16 kHz. Hidden files and files of other types are ignored.
-    Cost: every file is read once; memory is two bytes per sample. Raises InputError, with the file's name, for a wav
-    file with another name or format, and if there are no recordings.
+    Files must be mono with 16 bits, all at 8 kHz or all at 16 kHz. Hidden files and files of other types are ignored;
+    a recording that is there twice, such as packed and unpacked, counts once. Memory: two bytes per sample. Raises
+    InputError, with the file's name, for a wav file with another name or format, and if there are no recordings.
     """
-    takes: dict[tuple[str, str, int], tuple[str, NDArray[np.int16]]] = {}  # file and samples by label, speaker, take
+    takes: dict[tuple[str, str, int], NDArray[np.int16]] = {}  # samples by label, speaker, take
     rate = 0
     for name, data in _wavs(Path(path)):
         parts = _NAME.fullmatch(os.path.basename(name))
@@ -63,16 +62,11 @@ def read_recordings(path: str | Path) -> Recordings:
         samples, file_rate = read_wav(data, name)
         if rate not in (0, file_rate):
             raise InputError(f"{name}: expected {rate} Hz like the files before it, found {file_rate} Hz; resample it")
-        key, rate = (parts["label"], parts["speaker"], int(parts["take"])), file_rate
-        if key in takes:
-            raise InputError(
-                f"{name}: expected each recording once, found it in {takes[key][0]} too; remove one of the two"
-            )
-        takes[key] = name, samples
+        takes[parts["label"], parts["speaker"], int(parts["take"])], rate = samples, file_rate
     if not takes:
         raise InputError(f"{path}: expected recordings named LABEL_SPEAKER_TAKE.wav, found none; name another folder")
     keys = sorted(takes)
-    waves = [takes[key][1] for key in keys]
+    waves = [takes[key] for key in keys]
     (words, labels), (_, speakers) = (np.unique([key[i] for key in keys], return_inverse=True) for i in (0, 1))
     starts = np.concatenate([[0], np.cumsum([len(one) for one in waves])])
     numbers = np.array([key[2] for key in keys])
@@ -82,7 +76,7 @@ def read_recordings(path: str | Path) -> Recordings:
 def read_wav(data: bytes, name: str) -> tuple[NDArray[np.int16], int]:
     """The samples [n] in the bytes of a wav file, and their number per second. `name` is for error messages.
 
-    Raises InputError unless it is PCM, mono, 16 bits, 8 or 16 kHz, complete and of a permitted length.
+    Raises InputError unless it is PCM, mono, 16 bits, 8 or 16 kHz, complete and as long as a window.
     """
     from scipy.io import wavfile
 
@@ -98,10 +92,8 @@ def read_wav(data: bytes, name: str) -> tuple[NDArray[np.int16], int]:
     if samples.ndim != 1 or samples.dtype != np.int16 or rate not in RATES:
         form = f"{samples.shape[1] if samples.ndim > 1 else 1} channel(s) of {samples.dtype} at {rate} Hz"
         raise InputError(f"{name}: expected 1 channel of int16 at 8000 or 16000 Hz, found {form}; convert it")
-    if not SHORTEST <= len(samples) / rate <= LONGEST:
-        raise InputError(
-            f"{name}: expected {SHORTEST:g} to {LONGEST:g} seconds, found {len(samples) / rate:.3g}; trim or remove it"
-        )
+    if len(samples) < WINDOW * rate:
+        raise InputError(f"{name}: expected at least {WINDOW:g} seconds, found {len(samples) / rate:.3g}; remove it")
     return samples, rate
 
 

@@ -38,8 +38,6 @@ class Transcriber(Stateless, nn.Module):
                 f"expected a mask of booleans {tuple(x.shape[:2])}, True = valid; found {mask.dtype} "
                 f"{tuple(mask.shape)}"
             )
-        if mask is not None and bool((mask[:, 1:] & ~mask[:, :-1]).any()):
-            raise InputError("expected the valid frames of a row before its padding, found some behind it; move them")
         check_stateful(self.state_kind, state)
 
         # --- `stack` frames become one; a last one that is half padding is a frame, so padding must be zeros in it ---
@@ -101,10 +99,7 @@ class Transcriber(Stateless, nn.Module):
 
     @torch.no_grad()
     def transcribe(self, frames: Tensor, mask: Tensor | None = None) -> list[list[int]]:
-        """The tokens recognised in frames [B, T, bands], one list per row: the most likely path, decoded greedily.
-
-        Runs in the mode that the model is in; call eval() first.
-        """
+        """The tokens recognised in frames [B, T, bands], one list per row: the most likely path, decoded greedily."""
         logits = self(frames, None, mask=mask)[0]
         heard, counts = best_path(logits, self._lengths(logits, mask), self.config.vocab_size)
         return [row[:count] for row, count in zip(heard.tolist(), counts.tolist(), strict=True)]

@@ -23,8 +23,7 @@ from mnemos.types import InputError, JSONObject
 from .batch import IGNORE
 from .generated import GeneratedTask, Rows, distinct
 from .metrics import GUESS
-from .task import SPLITS, DataConfig, HeldOut, Question, Split
-from .text_files import find_text, split_documents
+from .task import DataConfig, HeldOut, Question, Split
 
 PEOPLE = ("Anna", "Boris", "Clara", "David", "Elena", "Felix", "Greta", "Hugo", "Irene", "Jonas")
 PLACES = ("attic", "bakery", "cellar", "dairy", "forest", "garden", "harbour", "kitchen", "library", "museum")
@@ -48,9 +47,8 @@ class ToldConfig(DataConfig):
     as one of the `distances` says; in a held-out split each is equally frequent, in rows of equal length. Tokens are
     the `words` commonest words of the training text, one token for all others, and the parts of facts and questions.
 
-    path: a file or folder of text, whose documents are divided as in `TextConfig`. None: the reference of the Python
-    language in the standard library (65,000 words, by the version of Python), divided by its words. `rows` is the
-    number of rows of a held-out split, drawn from `seed`.
+    The text is the reference of the Python language in the standard library (65,000 words, by the version of Python),
+    divided by its words. `rows` is the number of rows of a held-out split, drawn from `seed`.
     grow: in the first `grow` updates the greatest distance grows from the least to the greatest of `distances`, by the
     same factor per update, in rows as long as it needs: near facts are learned first. The distance of a training row is
     log-uniform from 4 up to the greatest one.
@@ -61,13 +59,12 @@ class ToldConfig(DataConfig):
     distances: tuple[int, ...] = (32, 64, 128, 256, 512)
     people: int = 1
     words: int = 500
-    path: str | None = None
     rows: int = 1000  # of the validation split, and of the test split
     seed: int = 0
     grow: int = 0
 
     def files(self) -> list[Path]:
-        return find_text(self.path).read if self.path else [Path(str(topics.__file__))]
+        return [Path(str(topics.__file__))]
 
     def build(self) -> "ToldTask":
         check_fields(self, "data")
@@ -79,7 +76,7 @@ class ToldConfig(DataConfig):
             "words >= 1",
             "grow >= 0",
         )
-        return ToldTask(self, _split_words(self.path))
+        return ToldTask(self, _split_words())
 
     def trained_on(self, updates: int) -> str:
         first, last = self.longest(0), self.longest(max(0, updates - 1))
@@ -111,8 +108,8 @@ class ToldTask(GeneratedTask):
         for split, words in text.items():
             if len(words) <= config.length:
                 raise InputError(
-                    f"{config.path or 'told'}: expected more than {config.length:,} words in the {split} split, the "
-                    f"length of a row, found {len(words):,}; add text, or lower data.distances"
+                    f"data.distances: expected rows of fewer words than the {len(words):,} of the {split} split, found "
+                    f"rows of {config.length:,}; lower data.distances"
                 )
         tokens = {word: i for i, word in enumerate(common)}
         self.text = {split: np.array([tokens.get(w, self._other) for w in words]) for split, words in text.items()}
@@ -226,11 +223,7 @@ class ToldTask(GeneratedTask):
         return " ".join(self.names[i] for i in row)
 
 
-def _split_words(path: str | None) -> dict[Split, list[bytes]]:
-    if path is not None:
-        splits = split_documents(find_text(path), HELD_OUT)
-        texts = {split: b" ".join(d.tobytes() for d in splits[split].values()) for split in SPLITS}
-        return {split: _WORD.findall(text.lower()) for split, text in texts.items()}
+def _split_words() -> dict[Split, list[bytes]]:
     words = _WORD.findall(" ".join(text for _, text in sorted(topics.topics.items())).encode().lower())
     count = int(len(words) * HELD_OUT)
     first, second = len(words) - 2 * count, len(words) - count

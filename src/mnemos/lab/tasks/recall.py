@@ -12,14 +12,16 @@ from mnemos.registry import register
 from .batch import IGNORE
 from .generated import Draw, GeneratedConfig, Rows, distinct, smallest
 
+POWER = 0.01  # of MQAR's gaps, as published
+
 
 @register
 @dataclass(frozen=True)
 class RecallConfig(GeneratedConfig):
-    """Pairs k₁ v₁ … k_P v_P, then `gap` blanks, `distance` distractors and `queries` keys, each followed by its value.
+    """Pairs k₁ v₁ … k_P v_P, then `distance` distractors and `queries` keys, each followed by its value.
 
     Keys are drawn from 1 … `symbols` without repetition, and the queried keys are distinct. Values are uniform over
-    `symbols` + 1 … 2·`symbols`. The blank is 0. The loss counts only the values after the queried keys; the last value
+    `symbols` + 1 … 2·`symbols`. The loss counts only the values after the queried keys; the last value
     is a target but no input. Guessing is right with probability 1/`symbols`.
 
     Distractors are uniform over `distractors` symbols of their own, from 2·`symbols` + 1 on. In held-out sequences all
@@ -33,7 +35,6 @@ class RecallConfig(GeneratedConfig):
     name: ClassVar[str] = "recall"
     limits = (
         "1 <= queries <= pairs <= symbols",
-        "gap >= 0",
         "0 <= shortest <= distance",
         "distractors >= 1",
         "grow >= 0",
@@ -43,7 +44,6 @@ class RecallConfig(GeneratedConfig):
     pairs: int = 16
     symbols: int = 32
     queries: int = 4
-    gap: int = 0
     rows: int = 1024  # of the validation split, and of the test split
     seed: int = 0
     distance: int = 0
@@ -53,7 +53,7 @@ class RecallConfig(GeneratedConfig):
 
     @property
     def length(self) -> int:
-        return 2 * self.pairs + self.gap + self.distance + 2 * self.queries - 1
+        return 2 * self.pairs + self.distance + 2 * self.queries - 1
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -86,8 +86,7 @@ class RecallConfig(GeneratedConfig):
         queries, answers = np.take_along_axis(keys, queried, 1), np.take_along_axis(values, queried, 1)
 
         # --- their positions ---
-        pairs = np.zeros((rows, 2 * self.pairs + self.gap), np.int64)
-        pairs[:, 0 : 2 * self.pairs : 2], pairs[:, 1 : 2 * self.pairs : 2] = keys, values
+        pairs = np.stack([keys, values], 2).reshape(rows, -1)
         start = pairs.shape[1] + self.distance
         inputs = np.zeros((rows, self.length), np.int64)
         inputs[:, start::2], inputs[:, start + 1 :: 2] = queries, answers[:, :-1]
@@ -111,11 +110,10 @@ class MQARConfig(GeneratedConfig):
     A row has N = `length` tokens of a vocabulary of V = `vocabulary`. It begins with k_1 v_1 … k_D v_D, D = `pairs`.
     The keys are different tokens of 1 … V/2 − 1, the values different tokens of V/2 … V − 1. Key j appears once more at
     token 2D + 2g_j. The gaps g_j are drawn from 0 … (N − 2D)/2 − 1 without replacement, g with probability
-    ∝ a·(g + 1)^(a − 1), a = `power`. The target at that token is v_j; no other token has a target, and the value does
-    not follow in the row. All other tokens are 0, or uniform over the vocabulary with `noise`. Guessing a value is
-    right with probability 2/V.
+    ∝ (g + 1)^−.99. The target at that token is v_j; no other token has a target, and the value does
+    not follow in the row. All other tokens are 0. Guessing a value is right with probability 2/V.
 
-    Zoology's Figure 2 has V = 8,192, a = 0.01, no noise, and (N, D) = (64, 4), (128, 8), (256, 16) and (512, 64), with
+    Zoology's Figure 2 has V = 8,192 and (N, D) = (64, 4), (128, 8), (256, 16) and (512, 64), with
     `examples` = 100,000 training rows. 0 draws new rows for every update.
 
     `rewritten` = U (Zoology's forgetting MQAR): U of the keys, in random order, follow the D pairs once more, each with
@@ -137,9 +135,6 @@ class MQARConfig(GeneratedConfig):
         "key_tokens == 1 or pairs == int(pairs**0.5) ** 2",
         "0 <= rewritten <= pairs",
         "counted == 'all' or rewritten >= 1",
-        # A key and a value among the noise would be a later value of the key.
-        "not (noise and rewritten)",
-        "0 < power <= 1",
         "length % 2 == 0",
         "length >= (key_tokens + 1) * (2 * pairs + rewritten)",
         "vocabulary // (key_tokens + 1) > pairs + rewritten",
@@ -148,8 +143,6 @@ class MQARConfig(GeneratedConfig):
     length: int = 64
     pairs: int = 4
     vocabulary: int = 8192
-    power: float = 0.01
-    noise: bool = False
     examples: int = 0
     rows: int = 1024  # of the validation split, and of the test split
     seed: int = 0
@@ -168,14 +161,11 @@ class MQARConfig(GeneratedConfig):
         # --- keys, values, and where keys are asked ---
         keys = self._keys(random, rows, width)
         values = first + distinct(random, rows, self.vocabulary - first, count)
-        weight = np.arange(1, (self.length - context) // self.slot + 1) ** (self.power - 1.0)
+        weight = np.arange(1, (self.length - context) // self.slot + 1) ** (POWER - 1.0)
         # Exponential times of these rates, in increasing order, are a draw without replacement (Efraimidis 2006).
         gaps = smallest(random.exponential(size=(rows, len(weight))) / weight, self.pairs)
         # --- the pairs, and some keys with new values ---
-        if self.noise:
-            inputs = random.integers(0, self.vocabulary, (rows, self.length))
-        else:
-            inputs = np.zeros((rows, self.length), np.int64)
+        inputs = np.zeros((rows, self.length), np.int64)
         again = distinct(random, rows, self.pairs, self.rewritten) if self.rewritten else np.zeros((rows, 0), np.int64)
         pairs = inputs[:, :context].reshape(rows, count, self.slot)
         pairs[:, : self.pairs, :-1], pairs[:, :, -1] = keys, values

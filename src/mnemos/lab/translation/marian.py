@@ -13,7 +13,7 @@ _ACTIVATIONS: dict[str, Ungated] = {"swish": "silu", "silu": "silu", "relu": "re
 
 
 @torch.no_grad()
-def from_marian(host: Any, dropout: float | None = None) -> EncoderDecoder:
+def from_marian(host: Any) -> EncoderDecoder:
     """An `EncoderDecoder` with the weights of a `transformers.MarianMTModel`, in eval mode; the host is not changed.
 
         host = transformers.MarianMTModel.from_pretrained("Helsinki-NLP/opus-mt-en-de")
@@ -23,8 +23,8 @@ def from_marian(host: Any, dropout: float | None = None) -> EncoderDecoder:
     second, this library has them in pairs; the channels of the residual stream are permuted, which changes nothing
     else. Marian's decoder begins with the padding token, which it never produces: search with
     BeamConfig(eos=host.config.eos_token_id, forbidden=(host.config.pad_token_id,)) and that token as prefix.
-    dropout: None for the host's. Cost: one copy of the weights.
-    Raises InputError for other models, and for a Marian model whose encoder and decoder differ in heads or MLP width.
+    Cost: one copy of the weights. Raises InputError for other models, and for a Marian model whose encoder and decoder
+    differ in heads or MLP width.
     """
     c: Any = getattr(host, "config", None)
     if getattr(c, "model_type", None) != "marian" or not hasattr(host, "lm_head"):
@@ -50,7 +50,7 @@ def from_marian(host: Any, dropout: float | None = None) -> EncoderDecoder:
         max_length=c.max_position_embeddings,
         norm="post",
         activation=_ACTIVATIONS[c.activation_function],
-        dropout=c.dropout if dropout is None else dropout,
+        dropout=c.dropout,
         share="all" if shared else "target" if tied else "none",
         scale_embedding=bool(c.scale_embedding),
         head_bias=True,

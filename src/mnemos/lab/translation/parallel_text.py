@@ -1,7 +1,6 @@
 """Parallel text: the files of a folder by split, and their pairs of sentences, with errors that name file and line.
 
-A text is a pair of files with a sentence a line, or as IWSLT has it: XML, and TED's tagged files. It is read line by
-line.
+A text is a pair of files with a sentence a line, or as IWSLT has it: XML, and TED's tagged files.
 """
 
 import gzip
@@ -20,7 +19,6 @@ from mnemos.lab.tasks.files import first_names
 from mnemos.lab.tasks.task import Split
 from mnemos.types import InputError
 
-MOST_LINE = 2**20  # bytes of a line: a file without line ends is no list of sentences
 _SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>")
 _TEXT = re.compile(r"<(title|description)>(.*?)</\1>")
 # The stems of each split's files, the first that is there; as fnmatch reads them.
@@ -40,13 +38,12 @@ class PairedFiles(NamedTuple):
 
 
 def find_pairs(folder: str | Path, split: Split, languages: tuple[str, str], stem: str = "") -> list[PairedFiles]:
-    """The parallel texts of a split, in the order of their names; [] if the folder has none and `stem` is "".
+    """The parallel texts of a split, in the order of their names; [] if the folder has none.
 
     languages: (source, target), the endings of the files' names: STEM.en and STEM.de, STEM.de-en.en.xml, or TED's
     train.tags.de-en.en; each may end in .gz. stem: those of the split's files, which may hold * and ?; by default the
     usual names of the split (`STEMS`). Several texts that * or ? find are one split; without a stem, several are an
-    error. Raises InputError for a path that is no folder, for a stem without files, and for a text with one side
-    missing.
+    error. Raises InputError for a path that is no folder, and for a text with one side missing.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -59,13 +56,7 @@ def find_pairs(folder: str | Path, split: Split, languages: tuple[str, str], ste
     for name in sorted(os.listdir(folder)):
         match = ending.fullmatch(name)
         if match and (folder / name).is_file():
-            sides = texts.setdefault(match[1], {})
-            if match[2] in sides:
-                raise InputError(
-                    f"{folder}: expected one file for each language, found {sides[match[2]].name} and {name}; remove "
-                    "one"
-                )
-            sides[match[2]] = folder / name
+            texts.setdefault(match[1], {})[match[2]] = folder / name
 
     # --- the stems of the split ---
     for pattern in (stem,) if stem else STEMS[split]:
@@ -75,13 +66,6 @@ def find_pairs(folder: str | Path, split: Split, languages: tuple[str, str], ste
     if len(stems) > 1 and not stem and not pattern.startswith(("*", "train.tags")):
         raise InputError(
             f"{folder}: expected one {split} split, found {first_names(stems)}; choose one with data.{split}"
-        )
-    source, target = languages
-    if stem and not stems:
-        raise InputError(
-            f"{folder}: expected {stem}.{source} and {stem}.{target} (or .xml, with or without .gz) for "
-            f"data.{split}, found {first_names(sorted(texts)) or 'no text of these languages'}; correct data.{split}, "
-            "data.source or data.target"
         )
 
     # --- the two sides of each ---
@@ -109,8 +93,7 @@ class SentencePair(NamedTuple):
 def pairs(texts: Sequence[PairedFiles]) -> Iterator[SentencePair]:
     """The pairs of sentences of parallel texts, in order. Sentences may be empty. Memory: a block of each file.
 
-    Raises InputError at the first line that is not UTF-8 or has more than 2^20 bytes, and at the end if the two sides
-    have different numbers of sentences.
+    Raises InputError at the first line that is not UTF-8, and if the two sides have different numbers of sentences.
     """
     for text in texts:
         files = text.source, text.target
@@ -161,15 +144,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 def lines_of(file: IO[bytes], path: str | Path) -> Iterator[str]:
     """The lines of UTF-8 bytes without their ends. path: the name that errors give."""
-    number = 0
-    while line := file.readline(MOST_LINE + 2):
-        number += 1
-        line = line.removesuffix(b"\n")
-        if len(line) > MOST_LINE:
-            raise InputError(
-                f"{path}: line {number:,}: expected a sentence of at most {MOST_LINE:,} bytes, found a longer line; "
-                "give one sentence per line"
-            )
+    for number, line in enumerate(file, start=1):
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
@@ -177,8 +152,4 @@ def lines_of(file: IO[bytes], path: str | Path) -> Iterator[str]:
                 f"{path}: line {number:,}: expected UTF-8, found the byte 0x{line[error.start]:02x} at place "
                 f"{error.start + 1}; convert the file to UTF-8"
             ) from None
-        if "\0" in text:
-            raise InputError(
-                f"{path}: line {number:,}: expected UTF-8 text, found a byte 0, as in UTF-16; convert the file to UTF-8"
-            )
-        yield (text.removeprefix("\ufeff") if number == 1 else text).removesuffix("\r")
+        yield (text.removeprefix("\ufeff") if number == 1 else text).removesuffix("\n").removesuffix("\r")

@@ -1,11 +1,10 @@
-"""Sentences translated by a trained encoder-decoder: `mnemos.translate`, `mnemos translate` and `mnemos predict`.
+"""Sentences translated by a trained encoder-decoder: `mnemos.translate` and `mnemos translate`.
 
 A `Translator` searches batches of similar length by beam search; `TranslationPreprocessing` is what a run keeps of its
 task: languages, sub-words, and how it searches.
 """
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,19 +19,16 @@ from mnemos.errors import near_arguments
 from mnemos.generate.beam import BeamConfig, DecoderStep, Hypothesis, beam_search
 from mnemos.generate.fused import DecodeStep
 from mnemos.lab.evaluate.predict import read_preprocessing
-from mnemos.lab.tasks.preprocessing import Predicted, Preprocessing
+from mnemos.lab.tasks.preprocessing import Preprocessing
 from mnemos.models.store import load
 from mnemos.modes import evaluating
 from mnemos.registry import register
 from mnemos.types import InputError
 
 from .parallel_corpus import TokenBatches, Vocabularies
-from .parallel_text import lines_of, read_lines
 from .translation_vocabulary import END, PAD, START, UNKNOWN, SubWordTokens
 
 BATCH = 4096  # tokens of the sentences that are translated together
-_STDIN = "-"
-MOST_BEAMS = 1000  # time and memory of a search grow with it; more than a few dozen rarely change a translation
 CHUNK = 1000  # sentences that are translated, the longest first, before the first of them is returned
 Progress = Callable[[int, int], None]  # (sentences that are translated, all sentences)
 
@@ -81,11 +77,6 @@ class Translator:
         where: what a sentence is called in errors, before its number from 1. Raises InputError for one that is too
         long. `mnemos.translate(translator, sentences)` calls `TrainedTranslator.decoding` and this.
         """
-        for number, sentence in enumerate(sentences, start=1):
-            if not isinstance(sentence, str):
-                raise InputError(
-                    f"{where} {number:,}: expected a text (str), found {type(sentence).__name__}; decode it"
-                )
         rows = self.vocabularies.source.encode([" ".join(sentence.split()) for sentence in sentences])
         for number, row in enumerate(rows, start=1):
             if len(row) > self.longest:
@@ -146,7 +137,7 @@ def search(
 @register
 @dataclass(frozen=True)
 class TranslationPreprocessing(Preprocessing):
-    """Translations of text files, line by line; - is the standard input.
+    """What a run keeps of its task, for `mnemos translate`.
 
     source, target: the languages. tokenizer: the content of the tokenizer.json of the source, and of both languages if
     `target_tokenizer` is "". longest: sub-words of a sentence. The others: see `beam_config`.
@@ -201,18 +192,10 @@ class TranslationPreprocessing(Preprocessing):
                     )
         return None
 
-    def paths(self, files: Sequence[Path]) -> Sequence[Path]:
-        return files
-
-    def reader(self, model: Any) -> Translator:
-        return Translator(model, self.vocabularies(model), self.longest)
-
-    def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
-        """The translation of a file, a line for each of its lines."""
-        lines = list(lines_of(sys.stdin.buffer, path) if str(path) == _STDIN else read_lines(path))
-        decoding = beam_config(self.longest, self.beams, 1, self.length_penalty)
-        translations = reader.translate(lines, decoding, f"{path}: line")
-        return Predicted(str(path), "\n".join(best[0].text for best in translations))
+    def reader(self, model: Any) -> Any:
+        raise InputError(
+            "expected a run that predict reads files with, found one that translates; use mnemos translate"
+        )
 
 
 class TrainedTranslator(Translator):
@@ -232,14 +215,7 @@ class TrainedTranslator(Translator):
 
     def decoding(self, beams: int | None, n_best: int, length_penalty: float | None) -> BeamConfig:
         """The search; None: as the run's test split was translated. Raises InputError for numbers out of range."""
-        if beams is not None and not 1 <= beams <= MOST_BEAMS:
-            raise InputError(
-                f"beams: expected 1 to {MOST_BEAMS:,}, the hypotheses that are kept, found {beams:,}; "
-                f"{'raise' if beams < 1 else 'lower'} it"
-            )
         beams = self.about.beams if beams is None else beams
-        if not 1 <= n_best <= beams:
-            raise InputError(f"n_best: expected 1 to {beams}, the number of beams, found {n_best}; change n_best")
         penalty = self.about.length_penalty if length_penalty is None else length_penalty
         return beam_config(self.longest, beams, n_best, penalty)
 

@@ -1,6 +1,7 @@
 """Translation: parallel text in sub-words, batches by tokens, label smoothing, and BLEU by beam search."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
@@ -14,20 +15,20 @@ from torch import Tensor, nn
 
 from mnemos.atomic import write_text
 from mnemos.lab.tasks.batch import IGNORE, counted
+from mnemos.lab.tasks.files import first_names
 from mnemos.lab.tasks.metrics import PERPLEXITY, CorpusMetric, negative_log_likelihood
 from mnemos.lab.tasks.task import DataConfig, HeldOut, Split, Task
 from mnemos.models.encoder_decoder import Pair
 from mnemos.registry import register
-from mnemos.types import InputError, JSONObject, likelihood_of
+from mnemos.types import InputError, JSONObject
 
 from .parallel_corpus import Corpus, TokenBatches, Vocabularies
 from .parallel_text import STEMS, PairedFiles, SentencePair, find_pairs, pairs
 from .translate import TranslationPreprocessing, Translator, beam_config, pad, search
-from .translation_scores import BLEU, CHRF, TOKENISED, Scorer
+from .translation_scores import BLEU, CHRF, TOKENISED, TRANSLATIONS, Scorer
 from .translation_vocabulary import END, START, SubWordTokens
 
 SHOWN = 8
-TRANSLATIONS = "translations.jsonl"  # in a run's folder: the test split, translated
 _ABOUT = {
     BLEU: "Share of common word sequences with the reference, 0 to 100, of detokenised text.",
     CHRF: "F-score of common sequences of characters, 0 to 100.",
@@ -46,10 +47,9 @@ class TranslationConfig(DataConfig):
     the splits' files, such as test_2016_flickr; * joins several. "" finds the usual names (`parallel_text.STEMS`).
     `held_out`: every n-th pair of the training files is for validation, instead of files of its own, as fairseq's
     scripts take every 23rd. 0: none.
-    `tokenizer`: a tokenizer.json, as `mnemos tokenizer` writes it, for both languages, or for the source
-    where `target_tokenizer` names another. "": byte-pair encoding with `subwords` sub-words is learned from the
-    training split, one for both languages (`joint`) or one each. `lowercase`: of such a tokenizer; a file's
-    tokenizer must then lower-case too. Scores ignore case if the tokenizer of the target lower-cases.
+    `tokenizer`: a tokenizer.json, as `mnemos tokenizer` writes it, for both languages. "": byte-pair encoding with
+    `subwords` sub-words is learned from the training split, one for both languages (`joint`) or one each. `lowercase`:
+    of such a tokenizer; a file's tokenizer must then lower-case too. Scores ignore case if the tokenizer lower-cases.
     Of the training pairs those with an empty side, with more than `longest` sub-words, or with more than `ratio` times
     as many sub-words on one side (0: any) are left out and counted. A held-out pair that is empty or too long is an
     error.
@@ -69,7 +69,6 @@ class TranslationConfig(DataConfig):
     test: str = ""
     held_out: int = 0
     tokenizer: str = ""
-    target_tokenizer: str = ""
     subwords: int = 10_000
     joint: bool = True
     lowercase: bool = False
@@ -83,7 +82,7 @@ class TranslationConfig(DataConfig):
 
     def files(self) -> list[Path]:
         sides = [side for split in STEMS for text in self._find(split) for side in (text.source, text.target)]
-        return [*dict.fromkeys(sides), *(Path(name) for name in (self.tokenizer, self.target_tokenizer) if name)]
+        return [*dict.fromkeys(sides), *([Path(self.tokenizer)] if self.tokenizer else [])]
 
     def build(self) -> "TranslationTask":
         """Read the texts, learn the sub-words if no tokenizer is given, and return the task.
@@ -130,7 +129,6 @@ class TranslationConfig(DataConfig):
             "held_out == 0 or held_out >= 2",
             "not (valid and held_out)",  # which takes training pairs
             "target != source",
-            "tokenizer or not target_tokenizer",
         )
 
     def _find(self, split: Split, needed: bool = False) -> list[PairedFiles]:
@@ -140,28 +138,28 @@ class TranslationConfig(DataConfig):
         texts = find_pairs(self.path, split, (self.source, self.target), getattr(self, split))
         if texts or not needed:
             return texts
-        stem = STEMS[split][0]
+        stem = getattr(self, split) or STEMS[split][0]
+        names = first_names(sorted(os.listdir(self.path)))
         more = ", or set data.held_out" if split == "valid" else ""
         raise InputError(
-            f"{self.path}: expected {stem}.{self.source} and {stem}.{self.target} (or .xml, with or without "
-            f".gz), found no {split} split of these languages; name its files with data.{split}{more}"
+            f"{self.path}: expected {stem}.{self.source} and {stem}.{self.target} (or .xml, with or without .gz), "
+            f"found no {split} split of these languages among {names or 'no files'}; name its files with "
+            f"data.{split}, or correct data.source and data.target{more}"
         )
 
     def _vocabularies(self, texts: Sequence[PairedFiles]) -> Vocabularies:
-        files = [name for name in (self.tokenizer, self.target_tokenizer) if name]
-        if not files:
+        if not self.tokenizer:
             state = tuple((file, file.stat().st_mtime_ns) for text in texts for file in (text.source, text.target))
             sides = [(0, 1)] if self.joint else [(0,), (1,)]
             learned = [_learn((*texts,), state, side, self.subwords, self.lowercase, self.held_out) for side in sides]
             return Vocabularies(learned[0], learned[-1])
-        read = [SubWordTokens.read(name) for name in files]
-        for name, one in zip(files, read, strict=True):
-            if self.lowercase and not one.lowercase:
-                raise InputError(
-                    f"data.lowercase: expected a tokenizer that lower-cases, found {name}, which keeps the case; "
-                    "make it with mnemos tokenizer --lowercase, or set data.lowercase False"
-                )
-        return Vocabularies(read[0], read[-1])
+        read = SubWordTokens.read(self.tokenizer)
+        if self.lowercase and not read.lowercase:
+            raise InputError(
+                f"data.lowercase: expected a tokenizer that lower-cases, found {self.tokenizer}, which keeps the case; "
+                "make it with mnemos tokenizer --lowercase, or set data.lowercase False"
+            )
+        return Vocabularies(read, read)
 
 
 @lru_cache(maxsize=4)  # runs that are compared open the same data one after the other
@@ -267,8 +265,8 @@ class TranslationTask(Task):
     def _batch(self, split: Split, rows: Any) -> PairBatch:
         """The pairs with these numbers."""
         corpus, numbers = self.corpora[split], torch.as_tensor(rows)
-        source, source_mask = pad([corpus.source.row(row) for row in numbers.tolist()], END)
-        targets, mask = pad([corpus.target.row(row) for row in numbers.tolist()], END)
+        source, source_mask = pad([corpus.source[row] for row in numbers.tolist()], END)
+        targets, mask = pad([corpus.target[row] for row in numbers.tolist()], END)
         shown = torch.cat([torch.full((len(targets), 1), START), targets[:, :-1]], 1)
         if mask is not None:
             targets = torch.where(mask, targets, IGNORE)
@@ -310,18 +308,8 @@ class TranslationTask(Task):
         smoothing = self.config.label_smoothing if model.training else 0.0
         if not smoothing:
             return negative_log_likelihood(model, outputs, batch)  # type: ignore[arg-type]
-        if likelihood_of(model) is not None:
-            raise InputError(
-                f"data.label_smoothing: expected 0 for {type(model).__name__}, whose outputs are no logits, found "
-                f"{smoothing}; use 0"
-            )
-        return F.cross_entropy(
-            outputs.flatten(0, -2),
-            batch.targets.flatten(),
-            ignore_index=IGNORE,
-            reduction="sum",
-            label_smoothing=smoothing,
-        )
+        logits, targets = outputs.flatten(0, -2), batch.targets.flatten()
+        return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
 
     def count(self, batch: PairBatch) -> int:
         return int(counted(batch.targets))
@@ -388,7 +376,7 @@ class TranslationTask(Task):
     def _translations(self, model: nn.Module, split: HeldOut, numbers: Sequence[int]) -> Iterator[JSONObject]:
         """{"source", "reference", "translation", "score"} of pairs of a split, in the order of `numbers`."""
         corpus = self.corpora[split]
-        rows = [corpus.source.row(number) for number in numbers]
+        rows = [corpus.source[number] for number in numbers]
         done = dict(Translator(model, self.vocabularies, self.config.longest).translate_rows(rows, self.decoding))
         for i, number in enumerate(numbers):
             text, score = done[i][0]
