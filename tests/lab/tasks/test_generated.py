@@ -11,7 +11,13 @@ from mnemos import DataConfig, config, registry
 from mnemos.lab.tasks import generated
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.generated import CopyConfig, distinct, smallest
-from mnemos.lab.tasks.mad import MADCopyingConfig, MADRecallConfig
+from mnemos.lab.tasks.mad import (
+    MADCompressionConfig,
+    MADCopyingConfig,
+    MADFuzzyRecallConfig,
+    MADMemorisationConfig,
+    MADRecallConfig,
+)
 from mnemos.lab.tasks.recall import MQARConfig, RecallConfig
 
 CONFIGS = [
@@ -22,7 +28,10 @@ CONFIGS = [
     MQARConfig(32, 4, 64, rewritten=2, counted="old", rows=40),
     MQARConfig(32, 4, 64, rows=40, key_tokens=2),
     MADRecallConfig(32, noise=0.3, examples=0, rows=40),
+    MADFuzzyRecallConfig(40, examples=0, rows=40),
     MADCopyingConfig(40, 8, 5, examples=0, rows=40),
+    MADCompressionConfig(examples=0, rows=40),
+    MADMemorisationConfig(examples=0, rows=40),
 ]
 
 

@@ -1,5 +1,6 @@
 """Benchmarks of memory: each drawn row against its published definition, by a slow and independent reading."""
 
+import itertools
 import re
 from collections import Counter
 from dataclasses import fields, replace
@@ -11,7 +12,13 @@ import torch
 import mnemos
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.fact_recall import ToldConfig
-from mnemos.lab.tasks.mad import MADCopyingConfig, MADRecallConfig
+from mnemos.lab.tasks.mad import (
+    MADCompressionConfig,
+    MADCopyingConfig,
+    MADFuzzyRecallConfig,
+    MADMemorisationConfig,
+    MADRecallConfig,
+)
 from mnemos.lab.tasks.metrics import right_predictions
 from mnemos.lab.tasks.recall import MQARConfig, RecallConfig
 from mnemos.lab.tasks.task import Task
@@ -150,6 +157,34 @@ def test_mad_recall(noise):
     assert (batch.inputs[:, 1:] == batch.targets[:, :-1]).all(), "training counts all next tokens"
 
 
+def test_mad_fuzzy_recall():
+    settings = MADFuzzyRecallConfig(60, 12, 2, examples=0, rows=200)
+    sizes = Counter()
+    for inputs, targets in rows(settings):
+        whole = [*inputs, targets[-1]]
+        asked = [False, *(target != IGNORE for target in targets)]
+        start = next(i for i, token in enumerate(whole) if token != 11)
+        said = zip(whole[start:], asked[start:], strict=True)
+        kinds = [("key" if token < 5 else "value", token, mark) for token, mark in said]
+        assert max(whole[start:]) < 11
+        groups = [(kind, list(group)) for kind, group in itertools.groupby(kinds, key=lambda one: one[0])]
+        told = {}
+        for (key_kind, key), (value_kind, value) in zip(groups[::2], groups[1::2], strict=True):
+            assert (key_kind, value_kind) == ("key", "value")
+            name, tokens = tuple(t for _, t, _ in key), tuple(t for _, t, _ in value)
+            assert len({*name}) == len(name) == 2, "held-out keys have the full length"
+            assert len({*tokens}) == len(tokens)
+            known = name in told
+            assert told.setdefault(name, tokens) == tokens
+            assert [mark for _, _, mark in key] == [False] * 2
+            assert [mark for _, _, mark in value] == [known] * len(tokens)
+            sizes[len(tokens)] += 1
+        assert value[0][2], "the probe was told before"
+    assert abs(sizes[1] / sizes.total() - 0.5) < 0.05
+    batch = settings.build().train_batch(0, 64, 0)
+    assert (batch.inputs[:, 1:] == batch.targets[:, :-1]).all()
+
+
 def test_mad_copying():
     settings = MADCopyingConfig(40, 9, 6, examples=0, rows=2000)
     before = np.zeros(6)
@@ -165,8 +200,25 @@ def test_mad_copying():
     assert drawn_as(before, np.ones(6)) < 5
 
 
+def test_mad_compression_and_memorisation():
+    for inputs, targets in rows(MADCompressionConfig(8, 5, rows=50)):
+        assert inputs[7:] == [4] * 7
+        assert max(inputs[:7]) < 4
+        assert targets == [IGNORE] * 7 + inputs[:7]
+    settings = MADMemorisationConfig(16, 12, rows=200)
+    table = {}
+    for split in ("valid", "test"):
+        for inputs, targets in rows(settings, split):
+            assert inputs[1::2] == [11] * 8
+            assert targets[::2] == [IGNORE] * 8
+            for key, value in zip(inputs[::2], targets[1::2], strict=True):
+                assert 0 <= key < 5 <= value < 11
+                assert table.setdefault(key, value) == value
+    assert len(table) == len({*table.values()}) == 5
+
+
 def test_a_fixed_training_set_is_read_once_an_epoch():
-    task = MADCopyingConfig(16, 64, 4, examples=10, rows=4).build()
+    task = MADMemorisationConfig(8, 64, examples=10, rows=4).build()
     assert task.epoch(4) == 2.5
     assert task.size("train") == 40
     read = [tuple(row) for i in range(5) for row in task.train_batch(i, 4, 0).inputs.tolist()]
@@ -184,6 +236,9 @@ def test_a_fixed_training_set_is_read_once_an_epoch():
         (MQARConfig(512, 64, 64), "vocabulary"),
         (MQARConfig(pairs=8, key_tokens=2), "key_tokens"),
         (MQARConfig(counted="old"), "counted"),
+        (MADFuzzyRecallConfig(motif=8), "motif"),
+        (MADCopyingConfig(32), "length"),
+        (ToldConfig(distances=(2, 8)), "distances"),
         (ToldConfig(distances=(8.0, 16)), r"data.distances\[0\]"),
         (ToldConfig(distances=(100_000,)), "lower data.distances"),
     ],

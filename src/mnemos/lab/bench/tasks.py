@@ -5,7 +5,13 @@ from typing import Any
 
 from mnemos.lab.tasks.generated import CopyConfig
 from mnemos.lab.tasks.listops import ListOpsAnswersConfig
-from mnemos.lab.tasks.mad import MADCopyingConfig, MADRecallConfig
+from mnemos.lab.tasks.mad import (
+    MADCompressionConfig,
+    MADCopyingConfig,
+    MADFuzzyRecallConfig,
+    MADMemorisationConfig,
+    MADRecallConfig,
+)
 from mnemos.lab.tasks.recall import MQARConfig
 from mnemos.lab.tasks.task import DataConfig
 
@@ -55,8 +61,8 @@ _SHORT: Any = {"steps": 2000, "batch": 16, "beyond": _longer(128, 256, 512), "si
 _SHORT_MQAR = {**_SHORT, "sizes": replace(_ZOOLOGY, segment=16)}
 
 
-def _mad(about: str, chance: float, data: DataConfig) -> Benchmark:
-    return Benchmark(f"MAD, {about}", chance, data, steps=1200, sizes=Sizes(128, 32, 4, 8, 256))
+def _mad(about: str, chance: float, data: DataConfig, sizes: Sizes | None = None) -> Benchmark:
+    return Benchmark(f"MAD, {about}", chance, data, steps=1200, sizes=sizes or Sizes(128, 32, 4, 8, 256))
 
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -132,7 +138,12 @@ BENCHMARKS: dict[str, Benchmark] = {
     "mqar-512x64": _mqar(512, 64, 32),
     "mad-recall": _mad("in-context recall", 1 / 8, MADRecallConfig()),
     "mad-noisy-recall": _mad("noisy recall", 1 / 8, MADRecallConfig(noise=0.2)),
+    "mad-fuzzy-recall": _mad("fuzzy recall", 1 / 8, MADFuzzyRecallConfig()),
     "mad-copying": _mad("selective copying", 1 / 14, MADCopyingConfig()),
+    "mad-compression": _mad(
+        "compression, written by the model", 1 / 15, MADCompressionConfig(), Sizes(128, 31, 4, 8, 256)
+    ),
+    "mad-memorisation": _mad("memorisation", 1 / 127, MADMemorisationConfig()),
 }
 DEFAULT = ("mqar", "noisy-recall", "selective-copying", "listops-32")
 QUICK = ("mqar", "selective-copying")

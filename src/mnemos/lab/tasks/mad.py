@@ -1,4 +1,4 @@
-"""Two of MAD's tasks (Poli et al. 2024): in-context recall, also among noise, and copying."""
+"""MAD's tasks (Poli et al. 2024): in-context, noisy and fuzzy recall, copying, compression and memorisation."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,17 +6,37 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mnemos.generators import SPLIT, generator
 from mnemos.registry import register
 
 from .batch import IGNORE
 from .generated import Draw, GeneratedConfig, Rows
 
 NOISE = 16  # tokens of noise
+Marked = tuple[NDArray[np.int64], NDArray[np.bool_]]  # rows [B, T + 1], and which of their tokens are answers
+
+
+class MADConfig(GeneratedConfig):
+    """Rows that MAD trains on all next tokens, and tests on the answers alone."""
+
+    def rows_and_answers(self, random: np.random.Generator, rows: int, training: bool) -> Marked:
+        raise NotImplementedError
+
+    def draw(self, random: np.random.Generator, rows: int) -> Rows:
+        tokens, answers = self.rows_and_answers(random, rows, training=False)
+        return tokens[:, :-1].copy(), np.where(answers, tokens, IGNORE)[:, 1:]
+
+    def training(self, update: int) -> Draw:
+        def draw(random: np.random.Generator, rows: int) -> Rows:
+            tokens, _ = self.rows_and_answers(random, rows, training=True)
+            return tokens[:, :-1].copy(), tokens[:, 1:].copy()
+
+        return draw
 
 
 @register
 @dataclass(frozen=True)
-class MADRecallConfig(GeneratedConfig):
+class MADRecallConfig(MADConfig):
     """MAD's in-context recall: pairs of a key and a value; predict the value of each key that was seen before.
 
     A row of N = `length` tokens is N/2 pairs without the last value. Keys are uniform over the lower half of
@@ -47,19 +67,7 @@ class MADRecallConfig(GeneratedConfig):
     def shape(self) -> tuple[int, int]:
         return self.vocabulary + (NOISE if self.noise else 0), self.length - 1
 
-    def draw(self, random: np.random.Generator, rows: int) -> Rows:
-        tokens, answers = self._rows_and_answers(random, rows)
-        return tokens[:, :-1].copy(), np.where(answers, tokens, IGNORE)[:, 1:]
-
-    def training(self, update: int) -> Draw:
-        def draw(random: np.random.Generator, rows: int) -> Rows:
-            tokens, _ = self._rows_and_answers(random, rows)
-            return tokens[:, :-1].copy(), tokens[:, 1:].copy()
-
-        return draw
-
-    def _rows_and_answers(self, random: np.random.Generator, rows: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Rows [B, T + 1], and which of their tokens are answers."""
+    def rows_and_answers(self, random: np.random.Generator, rows: int, training: bool) -> Marked:
         n, half = self.length // 2, self.vocabulary // 2
         keys = random.integers(0, half, (rows, n))
         table = half + random.integers(0, half, (rows, half))  # each key's value in this row
@@ -80,6 +88,62 @@ class MADRecallConfig(GeneratedConfig):
         pairs = np.stack([keys, np.take_along_axis(table, keys, 1)], 2)
         pairs[hidden] = self.vocabulary + random.integers(0, NOISE, (int(hidden.sum()), 2))
         return pairs.reshape(rows, -1), answers.reshape(rows, -1)
+
+
+@register
+@dataclass(frozen=True)
+class MADFuzzyRecallConfig(MADConfig):
+    """MAD's fuzzy in-context recall: keys and values are motifs of up to `motif` tokens.
+
+    A key is a motif of different tokens of the lower half of `vocabulary` − 1 tokens, a value one of the upper half;
+    the last token is padding, on the left. Lengths are uniform over 1 … `motif`, but held-out keys have `motif` tokens.
+    Motifs of a length are uniform. A key's first value of the row stays its value. One pair, the probe, stands
+    somewhere in the row and is its end (in the published code not of every row). Held-out targets are the tokens of the
+    values of keys that were seen before; training targets are all next tokens. MAD's settings are the defaults
+    (`examples` = 0: new rows for every update).
+    """
+
+    name: ClassVar[str] = "mad-fuzzy-recall"
+    limits = ("motif >= 1", "vocabulary > 2 * motif", "length >= 6 * motif")
+
+    length: int = 128
+    vocabulary: int = 16
+    motif: int = 3
+    examples: int = 12_800
+    rows: int = 1280  # of the validation split, and of the test split
+    seed: int = 0
+
+    def rows_and_answers(self, random: np.random.Generator, rows: int, training: bool) -> Marked:
+        padded = np.full((rows, self.length + 1), self.vocabulary - 1, np.int64)
+        answers = np.zeros(padded.shape, bool)
+        for i in range(rows):
+            tokens, marks = self._row(random, 1 if training else self.motif)
+            padded[i, -len(tokens) :], answers[i, -len(marks) :] = tokens, marks
+        return padded, answers
+
+    def _row(self, random: np.random.Generator, shortest: int) -> tuple[list[int], list[bool]]:
+        """A row, and which of its tokens are answers; keys have at least `shortest` tokens."""
+        motif, end = self.motif, self.vocabulary - 1
+        half = end // 2
+
+        def draw(least: int, first: int, last: int) -> tuple[int, ...]:
+            size = int(random.integers(least, motif, endpoint=True))
+            return tuple((first + random.permutation(last - first)[:size]).tolist())
+
+        probe, answer = draw(shortest, 0, half), draw(1, half, end)
+        values = {probe: answer}
+        last = self.length - len(probe) - len(answer) - 2 * motif  # no pair begins here or later
+        probe_from = int(random.integers(last - 2 * motif, endpoint=True))
+        tokens: list[int] = []
+        marks: list[bool] = []
+        seen: set[tuple[int, ...]] = set()
+        while len(tokens) < last:
+            key = probe if len(tokens) >= probe_from and probe not in seen else draw(shortest, 0, half)
+            value = values.setdefault(key, draw(1, half, end))
+            tokens += [*key, *value]
+            marks += [False] * len(key) + [key in seen] * len(value)
+            seen.add(key)
+        return [*tokens, *probe, *answer], [*marks, *[False] * len(probe), *[True] * len(answer)]
 
 
 @register
@@ -112,4 +176,64 @@ class MADCopyingConfig(GeneratedConfig):
         inputs[:, first] = self.vocabulary - 1
         targets = np.full_like(inputs, IGNORE)
         targets[:, first + 1 :] = word
+        return inputs, targets
+
+
+@register
+@dataclass(frozen=True)
+class MADCompressionConfig(GeneratedConfig):
+    """MAD's compression: read random tokens and a compression token, then write all of them from the state.
+
+    A row begins with length − 1 tokens, uniform over `vocabulary` − 1, and the compression token, vocabulary − 1. In
+    the published task it ends there, and an MLP decodes the model's output. Here the model reads that token length − 1
+    times, with the tokens in order as targets: a memory that is read in segments of `length` − 1 has to hold them in
+    its state. Figures are not comparable with MAD's. The other settings are MAD's.
+    """
+
+    name: ClassVar[str] = "mad-compression"
+    limits = ("length >= 2", "vocabulary >= 2")
+
+    length: int = 32
+    vocabulary: int = 16
+    examples: int = 12_800
+    rows: int = 1280  # of the validation split, and of the test split
+    seed: int = 0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.vocabulary, 2 * self.length - 2
+
+    def draw(self, random: np.random.Generator, rows: int) -> Rows:
+        n = self.length - 1
+        word = random.integers(0, self.vocabulary - 1, (rows, n))
+        inputs = np.concatenate([word, np.full((rows, n), self.vocabulary - 1)], 1)
+        return inputs, np.concatenate([np.full((rows, n), IGNORE), word], 1)
+
+
+@register
+@dataclass(frozen=True)
+class MADMemorisationConfig(GeneratedConfig):
+    """MAD's memorisation: learn a fixed table of values by heart; no row says them.
+
+    A row is k i k i … of `length` tokens: keys, uniform over the lower half of `vocabulary` − 1 tokens, each followed
+    by the token i = vocabulary − 1, where the key's value is the target. The table gives each key a value of its own
+    from the upper half; it depends on `seed` only. MAD's settings are the defaults: 256 training rows, and vocabularies
+    from 256 to 8,192.
+    """
+
+    name: ClassVar[str] = "mad-memorisation"
+    limits = ("length >= 2 and length % 2 == 0", "vocabulary >= 3")
+
+    length: int = 32
+    vocabulary: int = 256
+    examples: int = 256
+    rows: int = 1280  # of the validation split, and of the test split
+    seed: int = 0
+
+    def draw(self, random: np.random.Generator, rows: int) -> Rows:
+        half, last = (self.vocabulary - 1) // 2, self.vocabulary - 1
+        table = half + generator(self.seed, SPLIT).permutation(last - half)[:half]
+        keys = random.integers(0, half, (rows, self.length // 2))
+        inputs, targets = np.full((rows, self.length), last), np.full((rows, self.length), IGNORE)
+        inputs[:, ::2], targets[:, 1::2] = keys, table[keys]
         return inputs, targets
