@@ -19,7 +19,7 @@ from processes import Process, mnemos, until
 
 from mnemos import registry
 from mnemos.errors import InputError, say
-from mnemos.lab.cli import listing, main
+from mnemos.lab.cli import main
 
 QUICK = "--train.steps 10 --train.batch-size 8 --train.eval-every 5 --train.log-every 5 --train.checkpoint-every 5"
 QUICK += " --data.train-size 200 --data.valid-size 50 --data.test-size 60 --model.dim 16 --train.accelerator cpu"
@@ -121,28 +121,11 @@ def test_list_shows_recipes_as_families_and_the_recipes_of_a_name(capsys):
     assert ["text-state", "(17)"] in shown
     assert len(listed(capsys, "small-images")) == 4 + 57, "a heading for each task"
     variants = ["text-cached", "text-cached-unwritten", "text-cached-xl-no-memory"]
-    assert listed(capsys, "text-cached") == ["text:", *variants]
+    assert listed(capsys, "text-cached") == ["text", *variants]
     of_text = listed(capsys, "text")
     assert not {"demo", "listops"} & {*of_text}
     assert "did you mean 'text'" in refused(capsys, "list", "txet")
     assert "mnemos list attentions has it" in refused(capsys, "list", "gated-delta")
-
-
-def test_the_recipes_are_kept_until_a_source_changes(monkeypatch, tmp_path):
-    made = []
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(registry, "is_empty", lambda kind: True)  # as in a process that has imported no recipe
-    row = listing.Row("task", "a", "b", "a", "b")
-    monkeypatch.setattr(listing, "_made_recipes", lambda: made.append(1) or [row])
-    assert listing.recipes() == listing.recipes() == [row]
-    assert len(made) == 1
-    (file,) = tmp_path.glob("mnemos/*.json")
-    file.write_text("damaged")
-    assert listing.recipes()[0].name == "a"
-    file.unlink()
-    file.with_stem("recipes-of-other-sources").write_text("[]")
-    listing.recipes()
-    assert (len(made), list(tmp_path.glob("mnemos/*.json"))) == (3, [file])
 
 
 @functools.cache
