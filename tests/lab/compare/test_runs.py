@@ -16,7 +16,7 @@ from mnemos.lab.compare import processes
 from mnemos.lab.compare.arguments import variants
 from mnemos.lab.compare.compare import _check_folder, compare
 from mnemos.lab.compare.comparison import summarise
-from mnemos.lab.compare.processes import RunsLeft, shielded, train_several
+from mnemos.lab.compare.processes import Count, shielded, train_several
 from mnemos.lab.compare.runs import Sweep, check_rates, train
 from mnemos.lab.errors import Interrupted, TrainingFailed
 from mnemos.lab.run import progress, session
@@ -200,14 +200,10 @@ def test_ctrl_c_of_a_terminal_does_not_end_a_child():
     assert not {signal.SIGINT, signal.SIGTERM} & signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_runs_are_counted_also_those_that_were_finished_before():
-    left = RunsLeft(["a", "b", "a", "b", "a"])
-    left.before("a")  # it says nothing now: of its data and recipe those say it that begin
+def test_runs_have_their_numbers_also_after_those_that_were_finished_before():
+    count = Count(5, begun=1, ended=1)  # they say nothing now: of the data and recipes those say it that begin
     numbers = [RunNumber(2, 5, first=True, new=True), RunNumber(3, 5, new=True), RunNumber(4, 5)]
-    assert [left.begun(name) for name in "aba"] == numbers, "the first of all, and of each recipe"
-    assert [left.done(name) for name in "ab"] == ["2 of 5 runs", "3 of 5 runs"]
-    left.without(["b"])
-    assert left.done("a") == "4 of 4 runs"
+    assert [count.begin(name) for name in "aba"] == numbers, "the first of all, and of each recipe"
 
 
 @pytest.mark.parametrize("quiet", [False, True])
