@@ -120,7 +120,7 @@ def test_wrong_input_is_refused():
     qk, _, rotations = inputs(9)
     with pytest.raises(InputError, match="expected floating v"):
         reformer_attention(qk, torch.zeros(2, 8, 3, 4), rotations)
-    with pytest.raises(InputError, match="at least one round, one token per chunk .* found rounds=2, chunk=0"):
+    with pytest.raises(InputError, match=r"at least one round, one token per chunk .* found rounds=2, chunk=0"):
         layer(chunk=0)
 
 
