@@ -6,7 +6,6 @@ import pytest
 from synthetic_runs import edited, write_run
 
 from mnemos import registry
-from mnemos.lab.papers.reproduce import Options
 from mnemos.lab.papers.small_runs import caution
 from mnemos.lab.report import provenance
 from mnemos.lab.report.read import read, read_run, results_of
@@ -48,8 +47,8 @@ def test_a_recipe_without_a_part_is_in_the_table_of_differences(tmp_path):
     assert re.search(r'model.cache.length</code></th><td data-head="demo">null<.*?"demo-cached">32<', shown)
 
 
-def test_notes_of_claims_are_of_their_own_seeds(tmp_path):
-    said = {seeds: caution(Options(tmp_path, seeds=seeds)) for seeds in (1, 2, 9)}
+def test_notes_of_claims_are_of_their_own_seeds():
+    said = {seeds: caution(seeds) for seeds in (1, 2, 9)}
     assert said[1].startswith("One seed")
     assert said[9] == "± is the standard deviation over 9 seeds."
     assert not any(re.search("evidence|conclusion", text) for text in said.values())

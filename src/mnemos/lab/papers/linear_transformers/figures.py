@@ -26,9 +26,9 @@ from ..claims import Claim
 from ..drawing import draw_seeds, panels, variant
 from ..findings import Finding, Table
 from ..reproduce import Options
-from ..small_runs import caution, shortened, task, train
+from ..small_runs import shortened, task, train
 from .recipes import attention, copy_small
-from .tables import at_the_papers_size, small_recipe
+from .tables import small_recipe
 
 # ---- Figure 1: time and memory of a forward and backward pass of each attention, by sequence length ----
 
@@ -127,15 +127,11 @@ def _forward_backward(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
 
 COPIERS = ("softmax", "lsh-4", "linear")
 LEARNED = 0.02  # nats per symbol; the initial loss is log 10 = 2.3
-_COPYING_AT_PAPER = (
-    "At the paper's size (128 tokens, 4 layers; the width, 256, is ours): mnemos train copy (-softmax, -lsh-1, -lsh-4)."
-)
 
 
 def figure2(claim: Claim, options: Options) -> Finding:
     """Figure 2 with small models: the loss by update, and the share of correct symbols at the end."""
-    finding = Finding([], [_COPYING_AT_PAPER])
-    recipes = {name: copy_recipe(options, name) for name in COPIERS}
+    finding, recipes = Finding(), {name: copy_recipe(options, name) for name in COPIERS}
     trained = train(finding, options, "copy", recipes)
     steps = recipes["linear"].train.steps
     table = finding.table(
@@ -161,7 +157,6 @@ def figure2(claim: Claim, options: Options) -> Finding:
     lsh: Any = recipes["lsh-4"]
     chunk = lsh.model.attention.chunk
     finding.notes += [
-        caution(options),
         f"LSH has chunks of {chunk}: in each of its {lsh.model.attention.rounds} rounds a token reads at most "
         f"{2 * chunk} of {lsh.data.length} tokens. The paper names no chunk for this task.",
         "Loss and updates are those of the worst seed. A dash: the loss was not reached.",
@@ -185,8 +180,7 @@ def figure3(claim: Claim, options: Options) -> Finding:
 
     Writes two images, of samples and of completions. Nothing is selected; there is no number to compare.
     """
-    finding = Finding([], [at_the_papers_size("mnist-pixels")])
-    run = options.run
+    finding, run = Finding(), options.run
     if run is None:
         recipe = {"linear": small_recipe(options, "linear")}
         (run,) = train(Finding(), options, f"pictures-{task(options)[0]}", recipe, seeds=1).runs["linear"]
