@@ -236,7 +236,6 @@ def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, measured, ca
     found = compare.compare(recipes, tmp_path / "c", equal=("time",), rates=(1e-3, 1e-1))
     said = capsys.readouterr()
     assert "equal training time: " in said.out
-    assert "rmt: other data settings than lstm: data.segment (8, not 32)\n" in said.out
     assert "2 recipes × 2 learning rates, then 1 seed of the best: 4 runs" in said.out
     budget = json.loads((tmp_path / "c/budget.json").read_text())
     assert found["equal"] == {key: budget[key] for key in ("equal", "unit", "budget", "first", "clock")} | {

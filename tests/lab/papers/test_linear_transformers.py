@@ -82,17 +82,6 @@ def test_figure1(tmp_path, monkeypatch, exhaustive):
     assert (tmp_path / "figure1.png").stat().st_size > 3000
 
 
-def test_a_variant_that_would_take_too_long_ends():
-    assert figures.affordable("softmax", {}, 1024)
-    assert not figures.affordable("softmax", {512: (1.0, None)}, 1024)  # 16 rows of a second, four times as long
-    measured = {2**14: (figures.LIMIT / 4, None)}
-    assert figures.affordable("softmax", measured, 2**15)
-    longer = {2**14: (figures.LIMIT / 3, None)}  # twice the length is four times as long for softmax, else twice
-    assert (figures.affordable("softmax", longer, 2**15), figures.affordable("linear", longer, 2**15)) == (False, True)
-    assert not figures.affordable("softmax, written out", measured, 2**15), "its weights would not fit"
-    assert not figures.affordable("softmax", measured, 2**16), "a gap: the length before was left out"
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
 def test_peak_memory_is_what_a_call_takes():
     size = 96 * 2**20

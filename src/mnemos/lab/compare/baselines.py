@@ -143,7 +143,8 @@ def with_parameters(recipe: Recipe, wanted: int, of: str) -> Recipe:
     if abs(parameters(recipe.model) / wanted - 1) <= NEAR:
         return recipe
     model = _widen(recipe.model, wanted, f"--equal parameters: {recipe.name}")
-    return replace(recipe, about=f"{recipe.name} with MLPs that give it the parameters of {of}", model=model)
+    about = f"{recipe.name} with MLPs that give it the parameters of {of}: {parameters(model):,}"
+    return replace(recipe, about=about, model=model)
 
 
 def _widen(model: ModelConfig, wanted: int, where: str) -> ModelConfig:
@@ -206,14 +207,3 @@ def _nearest(model: ModelConfig, wanted: int, where: str) -> ModelConfig:
         raise without_effect
     more = round((wanted - start) / (slope / (channels or 1)))
     return replace(model, **{name: width(max(1, channels + more))})
-
-
-def widths_text(before: ModelConfig, after: ModelConfig) -> str | None:
-    """How the widths of the MLPs of two models differ: "mlp 384 instead of 512"; None if they do not."""
-    widened, original = getattr(after, "backbone", after), getattr(before, "backbone", before)
-    for name in _WIDTHS:
-        old, new = (getattr(model, name, None) for model in (original, widened))
-        if old != new:
-            old, new = (f"{width:.4g}" if isinstance(width, float) else width for width in (old, new))
-            return f"{name} {new} instead of {old}, {parameters(after):,} parameters"
-    return None

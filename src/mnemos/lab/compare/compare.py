@@ -12,7 +12,7 @@ from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe, as_json, differing
 from mnemos.types import InputError, JSONObject
 
-from .baselines import NEAR, parameters, roles_of, widths_text, with_baselines, with_parameters, with_unwritten
+from .baselines import NEAR, parameters, roles_of, with_baselines, with_parameters, with_unwritten
 from .budgets import FILE, at_equal_time, budget_text
 from .comparison import show, summarise
 from .equal import PARAMETERS, TIME, UPDATES, check_equal, check_scored, completed, read_equal, scored_alike
@@ -55,7 +55,7 @@ def compare(
             raise InputError(f"--{name}: expected at least 1, found {count}; raise it")
     if rates:
         check_rates(rates)
-    folder, asked, equal = Path(folder), recipes, read_equal(",".join(equal))
+    folder, equal, told = Path(folder), read_equal(",".join(equal)), {one.about for one in recipes}
     if minutes is not None and TIME not in equal:
         raise InputError("--minutes: expected --equal time beside it, found none; add it, or leave --minutes out")
     if minutes is not None and not 0 < minutes < math.inf:
@@ -77,12 +77,7 @@ def compare(
         of_seeds = f"{plural(len(rates), 'learning rate')}, then {of_seeds} of the best"
     runs = len(recipes) * (max(1, len(rates)) + seeds - 1)
     lines = [f"{plural(len(recipes), 'recipe')} × {of_seeds}: {plural(runs, 'run')}"]
-    for one in recipes:
-        before = next((each for each in asked if each.name == one.name), None)
-        if (line := one.about if before is None else widths_text(before.model, one.model)) is not None:
-            lines.append(f"{one.name}: {line}")
-        if (line := differing(as_json(one.data), as_json(recipes[0].data), "data")) is not None:
-            lines.append(f"{one.name}: other data settings than {recipes[0].name}: {line}")
+    lines += [f"{one.name}: {one.about}" for one in recipes if one.about not in told]  # baselines, and those widened
     roles = roles_of(recipes)  # before each gets steps of its own
     if not of_claim:
         say("\n".join(lines), flush=True)
