@@ -2,14 +2,12 @@
 
 import contextlib
 import dataclasses
-import functools
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -128,15 +126,6 @@ def test_list_shows_recipes_as_families_and_the_recipes_of_a_name(capsys):
     assert "mnemos list attentions has it" in refused(capsys, "list", "gated-delta")
 
 
-@functools.cache
-def of_each_kind() -> set[str]:
-    """Recipes with every kind of model, attention, cache and data, whose fields the command line knows."""
-    names = [name for name in registry.names("recipe") if not name.endswith("-unwritten")]
-    made = [registry.load("recipe", name)() for name in names]
-    kinds = [(r.model, getattr(r.model, "attention", None), getattr(r.model, "cache", None), r.data) for r in made]
-    return {names[number] for number in cover([enumerate(map(type, parts)) for parts in kinds], pairs=False)}
-
-
 def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
     from mnemos.config import from_dict
     from mnemos.lab.run.recipe import Recipe
@@ -144,8 +133,8 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
     places, names = registry.definitions("recipe"), registry.names("recipe")
     if not exhaustive:  # every part of the names
         names = [names[number] for number in cover([name.split("-") for name in names], pairs=False)]
-    for name in {*names, *of_each_kind()}:
-        steps = ["--train.steps", "7"] if name in of_each_kind() else []  # the parser of fields takes long
+    for number, name in enumerate(names):
+        steps = [] if number % 8 else ["--train.steps", "7"]  # the parser of fields takes long
         assert main(["show", name, *steps]) == 0, name
         said = capsys.readouterr()
         assert str(places[name]) in said.err
@@ -164,32 +153,25 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
         ("train", "name of a recipe"),
         ("train dmeo", "did you mean 'demo'"),
         ("train short-listops --model.dim seven --train.steps 5", "expected an integer, found 'seven'"),
-        ("train short-listops --train.rollout.checkpoints x", "'all', 'sqrt' or an integer, found 'x'"),
         ("train short-listops --model.attention linaer", "did you mean 'linear'"),
         ("train short-listops --model.attention linear --model.attention.window 8", "--model.attention.window"),
         ("show short-listops-cached --model.cache.ratio 2", ": --model.cache.ratio: expected above 0 and at most 1"),
         ("show short-listops --model.cache.length 8", "short-listops has no cache: add --model.cache mnemos"),
-        ("show short-listops --model.cache papre", "found 'papre'; known: paper, official, mnemos, none"),
         ("train nowhere.json", "nowhere.json: expected a recipe's file, found no such file"),
         ("compare short-listops --vary train.steps 8,9", "equal train settings"),
         ("compare short-listops --vary model.dim 8,9 --vary model.dim 7,8", "model.dim twice"),
-        ("compare short-listops short-listops --vary optim.lr 1,2,3,4,5,6 --vary model.dim 1,2,3,4,5,6", "72"),
         ("train short-listops --resume nowhere", "--resume RUN alone"),
         (["train", "--resume", __file__], "expected the folder of a run, found a file"),
         ("eval text", "found the name of a recipe; mnemos train text trains it"),
-        ("train text --from text-linear", "mnemos train text-linear trains it"),
         (["eval", "no\n\x1b[31mwhere"], "mnemos: no\\n\\x1b[31mwhere: expected a run"),
         ("eval", "required: RUN; see mnemos eval --help"),
         ("report x --ouy y", "did you mean --out?"),
-        ("translate x --beams two", "--beams: expected an integer, found 'two'; see mnemos translate --help"),
         ("list --plugin", "--plugin: expected a Python file"),
         ("export x --to onx", "--to: expected one of hf, onnx, onnxruntime, torch, found 'onx'; did you mean onnx?"),
-        ("sample nowhere --top-k -1", "mnemos: --top-k: expected a whole number of at least 0, found -1; change it"),
         ("train digits-vit --model.patchsize 3", "did you mean --model.patch?"),  # not --train.batch-size
         (["train", "text", "--model(.zzz", "3"], "found --model(.zzz; see mnemos train text --help"),
         ("compare short-listops short-listops", "found short-listops, short-listops"),
         ("report nowhere --out /", "expected a file or a new name to write to, found a folder"),
-        (["look", "nowhere", "--out", f"{__file__}/a.html"], "expected a folder or a new name, found a file"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, words, capsys, tmp_path, monkeypatch):
@@ -244,17 +226,6 @@ def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
     file.with_suffix(".yaml").write_text(yaml.safe_dump(shown))
     assert main(["show", str(file.with_suffix(".yaml"))]) == 0
     assert json.loads(capsys.readouterr().out) == shown
-    written = "# mine\nname: no\nmodel: {is: transformer, vocab_size: 8}\ndata: {is: listops}\n"
-    written += "optim: {lr: 1e-3}\ntrain: {steps: 3}"
-    file.with_suffix(".yml").write_text(written)
-    assert main(["show", str(file.with_suffix(".yml"))]) == 0
-    of_yaml = json.loads(capsys.readouterr().out)
-    assert (of_yaml["name"], of_yaml["optim"]["lr"], of_yaml["train"]["steps"]) == ("no", 0.001, 3)
-    file.with_suffix(".yml").write_text(written.replace("steps: 3", "steps: 010"))  # 8 in YAML 1.1
-    assert main(["show", str(file.with_suffix(".yml"))]) == 0
-    assert json.loads(capsys.readouterr().out)["train"]["steps"] == 10
-    file.with_suffix(".yml").write_text("model: {is: transformer\ndata: 3")
-    assert "mine.yml: line 2: expected YAML" in refused(capsys, "train", str(file.with_suffix(".yml")))
     for written, problem in (
         ('{"model":', "mine.json: line 1: expected JSON"),
         (json.dumps(shown | {"model": "text"}), "mine.json: model: expected"),
@@ -403,26 +374,14 @@ def forked_compare(words: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("moment", "number", "to_group"),
-    [
-        pytest.param("starting", signal.SIGINT, True, marks=pytest.mark.exhaustive),
-        ("training", signal.SIGINT, True),
-        pytest.param("training", signal.SIGINT, False, marks=pytest.mark.exhaustive),
-        pytest.param("training", signal.SIGTERM, False, marks=pytest.mark.exhaustive),
-    ],
-)
-def test_an_interrupted_comparison_leaves_nobody_behind_and_goes_on(
-    forked_comparisons, tmp_path, moment, number, to_group
-):
+def test_an_interrupted_comparison_leaves_nobody_behind_and_goes_on(forked_comparisons, tmp_path):
     folder = tmp_path / "run"
     fields = [*QUICK, *RARELY, "--train.steps", "40"]
     command = ["compare", "short-listops", "short-listops-wider", "--out", str(folder), *fields]
     process = Process(forked_compare, command)
     metrics = folder / "short-listops/seed-0/metrics.jsonl"
-    until(folder.exists if moment == "starting" else lambda: metrics.exists() and "train" in metrics.read_text())
-    time.sleep(0.3)
-    os.killpg(process.pid, number) if to_group else os.kill(process.pid, number)
+    until(lambda: metrics.exists() and "train" in metrics.read_text())
+    os.killpg(process.pid, signal.SIGINT)
     done = process.wait(60)
     assert done.returncode == 130, done.stderr
     assert f": mnemos {' '.join(command)}\n" in done.stderr

@@ -143,18 +143,3 @@ def test_writing_is_timed_at_positions_and_joined_by_lines():
     network = Transformer(TINY, attention=attention("softmax", 783)).eval()
     assert with_state(network, 3, 9, 256) > 0
     assert without_state(network, 2, 7, 256) > 0
-
-
-def test_a_timed_step_goes_on_from_one_reading():
-    network = Transformer(TINY, attention=attention("linear", 783)).eval()
-    stepped, read = [], []
-
-    def step(tokens, state):
-        stepped.append(tokens.shape)
-        return network(tokens, state)
-
-    hook = network.register_forward_pre_hook(lambda _, inputs: read.append(tuple(inputs[0].shape)))
-    assert with_state(network, 3, 12, 256, step=step) > 0
-    hook.remove()
-    assert read == [(1, 7), *stepped]
-    assert stepped == [(3, 1)] * 6

@@ -19,7 +19,7 @@ from mnemos.lab.recipes.family import altered, family, variant
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.run.session import run
 from mnemos.lab.vision.attention_cache import AttentionCache
-from mnemos.memory.gated_cache import GRC, stored
+from mnemos.memory.gated_cache import GRC
 
 HOSTS = ("vit", "pvt", "swin")
 NAMES = [
@@ -161,15 +161,6 @@ def test_an_imagenet_recipe_starts_on_photos(photos, tmp_path):
     """Its heads are narrower and its stages shallower, its windows are not."""
     sizes = {"dim": 12, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 4)}
     started("imagenet-swin-t-cached", photos, tmp_path / "run", steps=2, batch=2, **sizes)
-
-
-@pytest.mark.parametrize("ending", ["", "-cached", "-attention-cache"])
-def test_photos_of_any_kind(ending, photos, tmp_path):
-    result = started(f"photos-vit{ending}", photos, tmp_path / "run", steps=2, batch=4, dim=32, depth=2)
-    assert ("controls" in result) == (ending == "-cached")
-    if ending:
-        model = load(f"photos-vit{ending}").model
-        assert len(stored(dataclasses.replace(model, classes=3, image=64, channels=3).build())) == 4
 
 
 # ---- families ----

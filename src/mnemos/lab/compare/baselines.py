@@ -172,17 +172,11 @@ def _nearest(model: ModelConfig, wanted: int, where: str) -> ModelConfig:
             f"{model.name if name is None else f'{name} 0'}; write this baseline as a recipe"
         )
     start = parameters(model)
-    without_effect = InputError(
-        f"{where}: expected more parameters of a model with a larger {name}, found as many; write this baseline as a "
-        "recipe"
-    )
 
     # --- integer ratios ≥ 1, one per stage: of the nearest models the one with the smallest changes ---
     if isinstance(value, tuple):
         others = [tuple(ratio + (j == i) for j, ratio in enumerate(value)) for i in range(len(value))]
         slopes = [parameters(replace(model, **{name: other})) - start for other in others]
-        if 0 in slopes:
-            raise without_effect
         sign = 1 if wanted >= start else -1
         most = [round(abs(wanted - start) / slope) + 1 for slope in slopes]
         if sign < 0:
@@ -203,7 +197,5 @@ def _nearest(model: ModelConfig, wanted: int, where: str) -> ModelConfig:
 
     channels = round(value / unit)
     slope = parameters(replace(model, **{name: width(2 * channels or 1)})) - start
-    if not slope:
-        raise without_effect
     more = round((wanted - start) / (slope / (channels or 1)))
     return replace(model, **{name: width(max(1, channels + more))})
