@@ -219,7 +219,7 @@ def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
     about = "short-listops-cached with given settings: train.steps, model.dim"
     assert again == {**shown, "about": about, "model": {**shown["model"], "dim": 32}}
     said = refused(capsys, "compare", "short-listops-cached", str(file), "--out", str(tmp_path / "run"))
-    assert "two called 'short-listops-cached', which differ in train.steps (6000, not 7); change" in said
+    assert "two called 'short-listops-cached', which differ in train.steps (6000, not 7); name" in said
     file.write_text(json.dumps({key: shown[key] for key in ("model", "data")}))
     assert main(["show", str(file)]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "mine"

@@ -139,12 +139,11 @@ def _check_names(recipes: list[Recipe]) -> None:
     names = [recipe.name for recipe in recipes]
     if doubled := next((name for name in names if names.count(name) > 1), None):
         left, right = [as_json(recipe) for recipe in recipes if recipe.name == doubled][:2]
-        if difference := differing(left, right):
-            raise InputError(
-                f"compare: expected a name of its own for each recipe, found two called {doubled!r}, which differ in "
-                f'{difference}; change "name" in the file of one'
-            )
-        raise InputError(f"compare: expected different recipes, found {', '.join(names)}; name each recipe once")
+        difference = differing(left, right) or "nothing"
+        raise InputError(
+            f"compare: expected recipes with names of their own, found {', '.join(names)}: two called {doubled!r}, "
+            f'which differ in {difference}; name each once, or change "name" in the file of one'
+        )
 
 
 def _check_folder(folder: Path, names: Sequence[str], shared: bool) -> None:
