@@ -125,9 +125,7 @@ def show(words: Words = ()) -> int:
 
     if name in registry.names("attention") and name not in registry.names("recipe") and not fields:
         say(json.dumps(to_dict(registry.load("attention", name)()), indent=2))
-        of = registry.definitions("attention")[name]
-        hint = f"in a recipe: --model.attention {name}, and its fields as --model.attention.FIELD"
-        say(f"mnemos: {name} is the attention {of}; {hint}", file=sys.stderr)
+        say(f"mnemos: {name} is the attention {registry.definitions('attention')[name]}", file=sys.stderr)
         return 0
     recipe = chosen_recipe("show", name, fields)
     say(json.dumps(to_dict(recipe), indent=2))

@@ -6,7 +6,6 @@ The test split has no part in the choice. Runs alternate between recipes, so a m
 """
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,15 +32,6 @@ class Sweep:
         finite = {rate: score for rate, score in self.scores.items() if score is not None}
         choose = max if self.higher_is_better else min
         return choose(finite, key=finite.__getitem__) if finite else None
-
-    @property
-    def at_an_end(self) -> bool:
-        """Whether the best of several rates is the lowest or the highest, and none between them is as good."""
-        best = self.best
-        if best is None or len(self.scores) < 2:
-            return False
-        ends = (min(self.scores), max(self.scores))
-        return all(rate in ends for rate, score in self.scores.items() if score == self.scores[best])
 
 
 @dataclass(frozen=True)
@@ -94,9 +84,6 @@ def train(
         chosen = [at_rate(one, best) for one in recipes if (best := sweeps[one.name].best) is not None]
         for one in chosen if tell else ():
             say(f"{one.name}: learning rate {one.optim.lr:.1e}, the best of {len(rates)} on the validation split")
-        if ends := [f"{name} ({one.best:.1e})" for name, one in sweeps.items() if one.at_an_end]:
-            warning = f"the best learning rate is at an end of the sweep: {', '.join(ends)}; widen --rates"
-            say(f"mnemos: warning: {warning}", file=sys.stderr, flush=True)
 
     # --- the other seeds; of a sweep the first is trained already ---
     seeded = [replace(one, train=replace(one.train, seed=one.train.seed + i)) for i in range(seeds) for one in chosen]
