@@ -2,14 +2,12 @@
 
 import contextlib
 import dataclasses
-import functools
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from processes import Process, until
 
 from mnemos import registry
 from mnemos.errors import InputError, say
-from mnemos.lab.cli import listing, main
+from mnemos.lab.cli import main
 
 QUICK = "--train.steps 10 --train.batch-size 8 --train.eval-every 5 --train.log-every 5 --train.checkpoint-every 5"
 QUICK += " --data.train-size 200 --data.valid-size 50 --data.test-size 60 --model.dim 16 --train.accelerator cpu"
@@ -121,37 +119,11 @@ def test_list_shows_recipes_as_families_and_the_recipes_of_a_name(capsys):
     assert ["text-state", "(17)"] in shown
     assert len(listed(capsys, "small-images")) == 4 + 57, "a heading for each task"
     variants = ["text-cached", "text-cached-unwritten", "text-cached-xl-no-memory"]
-    assert listed(capsys, "text-cached") == ["text:", *variants]
+    assert listed(capsys, "text-cached") == ["text", *variants]
     of_text = listed(capsys, "text")
     assert not {"demo", "listops"} & {*of_text}
     assert "did you mean 'text'" in refused(capsys, "list", "txet")
     assert "mnemos list attentions has it" in refused(capsys, "list", "gated-delta")
-
-
-def test_the_recipes_are_kept_until_a_source_changes(monkeypatch, tmp_path):
-    made = []
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(registry, "is_empty", lambda kind: True)  # as in a process that has imported no recipe
-    row = listing.Row("task", "a", "b", "a", "b")
-    monkeypatch.setattr(listing, "_made_recipes", lambda: made.append(1) or [row])
-    assert listing.recipes() == listing.recipes() == [row]
-    assert len(made) == 1
-    (file,) = tmp_path.glob("mnemos/*.json")
-    file.write_text("damaged")
-    assert listing.recipes()[0].name == "a"
-    file.unlink()
-    file.with_stem("recipes-of-other-sources").write_text("[]")
-    listing.recipes()
-    assert (len(made), list(tmp_path.glob("mnemos/*.json"))) == (3, [file])
-
-
-@functools.cache
-def of_each_kind() -> set[str]:
-    """Recipes with every kind of model, attention, cache and data, whose fields the command line knows."""
-    names = [name for name in registry.names("recipe") if not name.endswith("-unwritten")]
-    made = [registry.load("recipe", name)() for name in names]
-    kinds = [(r.model, getattr(r.model, "attention", None), getattr(r.model, "cache", None), r.data) for r in made]
-    return {names[number] for number in cover([enumerate(map(type, parts)) for parts in kinds], pairs=False)}
 
 
 def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
@@ -161,8 +133,8 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
     places, names = registry.definitions("recipe"), registry.names("recipe")
     if not exhaustive:  # every part of the names
         names = [names[number] for number in cover([name.split("-") for name in names], pairs=False)]
-    for name in {*names, *of_each_kind()}:
-        steps = ["--train.steps", "7"] if name in of_each_kind() else []  # the parser of fields takes long
+    for number, name in enumerate(names):
+        steps = [] if number % 8 else ["--train.steps", "7"]  # the parser of fields takes long
         assert main(["show", name, *steps]) == 0, name
         said = capsys.readouterr()
         assert str(places[name]) in said.err
@@ -181,32 +153,25 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
         ("train", "name of a recipe"),
         ("train dmeo", "did you mean 'demo'"),
         ("train short-listops --model.dim seven --train.steps 5", "expected an integer, found 'seven'"),
-        ("train short-listops --train.rollout.checkpoints x", "'all', 'sqrt' or an integer, found 'x'"),
         ("train short-listops --model.attention linaer", "did you mean 'linear'"),
         ("train short-listops --model.attention linear --model.attention.window 8", "--model.attention.window"),
         ("show short-listops-cached --model.cache.ratio 2", ": --model.cache.ratio: expected above 0 and at most 1"),
         ("show short-listops --model.cache.length 8", "short-listops has no cache: add --model.cache mnemos"),
-        ("show short-listops --model.cache papre", "found 'papre'; known: paper, official, mnemos, none"),
         ("train nowhere.json", "nowhere.json: expected a recipe's file, found no such file"),
         ("compare short-listops --vary train.steps 8,9", "equal train settings"),
         ("compare short-listops --vary model.dim 8,9 --vary model.dim 7,8", "model.dim twice"),
-        ("compare short-listops short-listops --vary optim.lr 1,2,3,4,5,6 --vary model.dim 1,2,3,4,5,6", "72"),
         ("train short-listops --resume nowhere", "--resume RUN alone"),
         (["train", "--resume", __file__], "expected a run, found a file"),
         ("eval text", "found the name of a recipe; mnemos train text trains it"),
-        ("train text --from text-linear", "mnemos train text-linear trains it"),
         (["eval", "no\n\x1b[31mwhere"], "mnemos: no\\n\\x1b[31mwhere: expected a run"),
         ("eval", "required: RUN; see mnemos eval --help"),
         ("report x --ouy y", "did you mean --out?"),
-        ("translate x --beams two", "--beams: expected an integer, found 'two'; see mnemos translate --help"),
         ("list --plugin", "--plugin: expected a Python file"),
         ("export x --to onx", "--to: expected one of hf, onnx, onnxruntime, torch, found 'onx'; did you mean onnx?"),
-        ("sample nowhere --top-k -1", "mnemos: --top-k: expected a whole number of at least 0, found -1; change it"),
         ("train digits-vit --model.patchsize 3", "did you mean --model.patch?"),  # not --train.batch-size
         (["train", "text", "--model(.zzz", "3"], "found --model(.zzz; see mnemos train text --help"),
         ("compare short-listops short-listops", "found short-listops, short-listops"),
         ("report nowhere --out /", "expected a file or a new name to write to, found a folder"),
-        (["look", "nowhere", "--out", f"{__file__}/a.html"], "expected a folder or a new name, found a file"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, words, capsys, tmp_path, monkeypatch):
@@ -254,7 +219,7 @@ def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
     about = "short-listops-cached with given settings: train.steps, model.dim"
     assert again == {**shown, "about": about, "model": {**shown["model"], "dim": 32}}
     said = refused(capsys, "compare", "short-listops-cached", str(file), "--out", str(tmp_path / "run"))
-    assert "two called 'short-listops-cached', which differ in train.steps (6000, not 7); change" in said
+    assert "two called 'short-listops-cached', which differ in train.steps (6000, not 7); name" in said
     file.write_text(json.dumps({key: shown[key] for key in ("model", "data")}))
     assert main(["show", str(file)]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "mine"
@@ -393,26 +358,14 @@ def forked_compare(words: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("moment", "number", "to_group"),
-    [
-        pytest.param("starting", signal.SIGINT, True, marks=pytest.mark.exhaustive),
-        ("training", signal.SIGINT, True),
-        pytest.param("training", signal.SIGINT, False, marks=pytest.mark.exhaustive),
-        pytest.param("training", signal.SIGTERM, False, marks=pytest.mark.exhaustive),
-    ],
-)
-def test_an_interrupted_comparison_leaves_nobody_behind_and_goes_on(
-    forked_comparisons, tmp_path, moment, number, to_group
-):
+def test_an_interrupted_comparison_leaves_nobody_behind_and_goes_on(forked_comparisons, tmp_path):
     folder = tmp_path / "run"
     fields = [*QUICK, *RARELY, "--train.steps", "40"]
     command = ["compare", "short-listops", "short-listops-wider", "--out", str(folder), *fields]
     process = Process(forked_compare, command)
     metrics = folder / "short-listops/seed-0/metrics.jsonl"
-    until(folder.exists if moment == "starting" else lambda: metrics.exists() and "train" in metrics.read_text())
-    time.sleep(0.3)
-    os.killpg(process.pid, number) if to_group else os.kill(process.pid, number)
+    until(lambda: metrics.exists() and "train" in metrics.read_text())
+    os.killpg(process.pid, signal.SIGINT)
     done = process.wait(60)
     assert done.returncode == 130, done.stderr
     assert f": mnemos {' '.join(command)}\n" in done.stderr

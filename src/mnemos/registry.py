@@ -171,11 +171,6 @@ def names(kind: str) -> list[str]:
     return list(definitions(kind))
 
 
-def is_empty(kind: str) -> bool:
-    """Whether no entry of a kind was imported or registered in this process so far."""
-    return not _registered[kind]
-
-
 def missing_folder(name: str | Path) -> str:
     """What an error about a path that is no folder goes on with after "found": it may be the name of a recipe."""
     if Path(name).exists():

@@ -57,8 +57,8 @@ def relative(q, k, v, **how):
 
 
 def block_sparse(q, k, v, **how):
-    blocks = draw_random_blocks(H, q.shape[1], 0, 1)
-    return block_sparse_attention(q, k, v, blocks, block=1, window=1, **how), None
+    blocks = draw_random_blocks(H, q.shape[1])
+    return block_sparse_attention(q, k, v, blocks, block=1, **how), None
 
 
 def reformer(q, v, **how):

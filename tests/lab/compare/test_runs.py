@@ -16,7 +16,7 @@ from mnemos.lab.compare import processes
 from mnemos.lab.compare.arguments import variants
 from mnemos.lab.compare.compare import _check_folder, compare
 from mnemos.lab.compare.comparison import summarise
-from mnemos.lab.compare.processes import RunsLeft, shielded, train_several
+from mnemos.lab.compare.processes import Count, shielded, train_several
 from mnemos.lab.compare.runs import Sweep, check_rates, train
 from mnemos.lab.errors import Interrupted, TrainingFailed
 from mnemos.lab.run import progress, session
@@ -30,20 +30,17 @@ def text():
 
 
 @pytest.mark.parametrize(
-    ("scores", "higher", "best", "at_an_end"),
+    ("scores", "higher", "best"),
     [
-        ({1e-3: 2.0, 1e-2: 1.0, 1e-1: 3.0}, False, 1e-2, False),
-        ({1e-3: 2.0, 1e-2: 1.0, 1e-1: 3.0}, True, 1e-1, True),
-        ({1e-3: None, 1e-2: 0.0}, True, 1e-2, True),  # a run that failed is worse than a score of 0
-        ({1e-3: None, 1e-2: 9.0}, False, 1e-2, True),
-        ({1e-3: 1.0, 1e-2: 1.0, 1e-1: 0.5}, True, 1e-3, False),  # as good between the ends
-        ({1e-2: 0.5}, True, 1e-2, False),
-        ({1e-3: None, 1e-2: None}, True, None, False),
+        ({1e-3: 2.0, 1e-2: 1.0, 1e-1: 3.0}, False, 1e-2),
+        ({1e-3: 2.0, 1e-2: 1.0, 1e-1: 3.0}, True, 1e-1),
+        ({1e-3: None, 1e-2: 0.0}, True, 1e-2),  # a run that failed is worse than a score of 0
+        ({1e-3: 1.0, 1e-2: 1.0, 1e-1: 0.5}, True, 1e-3),
+        ({1e-3: None, 1e-2: None}, True, None),
     ],
 )
-def test_the_best_rate(scores, higher, best, at_an_end):
-    swept = Sweep(scores, higher)
-    assert (swept.best, swept.at_an_end) == (best, at_an_end)
+def test_the_best_rate(scores, higher, best):
+    assert Sweep(scores, higher).best == best
 
 
 @pytest.mark.parametrize("rates", [(), (0.0,), (1e-3, 1.01e-3)])
@@ -81,7 +78,6 @@ def test_a_sweep_in_bits_chooses_the_fewest_on_the_validation_split(text, tmp_pa
     said = capsys.readouterr()
     assert said.out.count("loss is not finite") == 2
     assert "text at learning rate 1.0e-02, seed 5: validation bits per byte 1.5, 1 s" in said.out
-    assert "at an end of the sweep: text-xl (1.0e-03); widen --rates" in said.err
     assert planned[6:] == [("text", 1e-2, 6), ("text-xl", 1e-3, 6)]
     assert [str(run.relative_to(tmp_path)) for run in result.runs["text"]] == [f"text/1.0e-02/seed-{n}" for n in (5, 6)]
     assert train(recipes, tmp_path, 2, (1e-3, 1e-2), jobs).runs == result.runs
@@ -114,27 +110,16 @@ def test_a_run_keeps_its_threads_when_it_is_continued(text, tmp_path):
         train_several([(replace(text, train=replace(text.train, batch_size=3)), tmp_path / "text")])
 
 
-@pytest.mark.parametrize(
-    ("number", "other_thread"), [(signal.SIGTERM, False), (signal.SIGINT, False), (signal.SIGTERM, True)]
-)
-def test_a_signal_ends_all_runs_with_one_line(text, runs_here, tmp_path, number, other_thread):
-    """It comes while the second run starts, which is not left behind. A thread of a library's may take it."""
-
-    def taken() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
-        signal.raise_signal(number)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_runs_with_one_line(text, runs_here, tmp_path, number):
+    """It comes while the second run starts, which is not left behind."""
 
     def unhandled(*_: object) -> None:
         raise AssertionError("the signal ended the command")
 
     def trained(recipe, folder):
         if recipe.name == "b":
-            if other_thread:
-                thread = threading.Thread(target=taken)
-                thread.start()
-                thread.join()
-            else:
-                os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
         return "working"
 
     before = {each: signal.signal(each, unhandled) for each in (signal.SIGTERM, signal.SIGINT)}
@@ -200,14 +185,10 @@ def test_ctrl_c_of_a_terminal_does_not_end_a_child():
     assert not {signal.SIGINT, signal.SIGTERM} & signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_runs_are_counted_also_those_that_were_finished_before():
-    left = RunsLeft(["a", "b", "a", "b", "a"])
-    left.before("a")  # it says nothing now: of its data and recipe those say it that begin
+def test_runs_have_their_numbers_also_after_those_that_were_finished_before():
+    count = Count(5, begun=1, ended=1)  # they say nothing now: of the data and recipes those say it that begin
     numbers = [RunNumber(2, 5, first=True, new=True), RunNumber(3, 5, new=True), RunNumber(4, 5)]
-    assert [left.begun(name) for name in "aba"] == numbers, "the first of all, and of each recipe"
-    assert [left.done(name) for name in "ab"] == ["2 of 5 runs", "3 of 5 runs"]
-    left.without(["b"])
-    assert left.done("a") == "4 of 4 runs"
+    assert [count.begin(name) for name in "aba"] == numbers, "the first of all, and of each recipe"
 
 
 @pytest.mark.parametrize("quiet", [False, True])

@@ -82,17 +82,6 @@ def test_figure1(tmp_path, monkeypatch, exhaustive):
     assert (tmp_path / "figure1.png").stat().st_size > 3000
 
 
-def test_a_variant_that_would_take_too_long_ends():
-    assert figures.affordable("softmax", {}, 1024)
-    assert not figures.affordable("softmax", {512: (1.0, None)}, 1024)  # 16 rows of a second, four times as long
-    measured = {2**14: (figures.LIMIT / 4, None)}
-    assert figures.affordable("softmax", measured, 2**15)
-    longer = {2**14: (figures.LIMIT / 3, None)}  # twice the length is four times as long for softmax, else twice
-    assert (figures.affordable("softmax", longer, 2**15), figures.affordable("linear", longer, 2**15)) == (False, True)
-    assert not figures.affordable("softmax, written out", measured, 2**15), "its weights would not fit"
-    assert not figures.affordable("softmax", measured, 2**16), "a gap: the length before was left out"
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
 def test_peak_memory_is_what_a_call_takes():
     size = 96 * 2**20
@@ -154,18 +143,3 @@ def test_writing_is_timed_at_positions_and_joined_by_lines():
     network = Transformer(TINY, attention=attention("softmax", 783)).eval()
     assert with_state(network, 3, 9, 256) > 0
     assert without_state(network, 2, 7, 256) > 0
-
-
-def test_a_timed_step_goes_on_from_one_reading():
-    network = Transformer(TINY, attention=attention("linear", 783)).eval()
-    stepped, read = [], []
-
-    def step(tokens, state):
-        stepped.append(tokens.shape)
-        return network(tokens, state)
-
-    hook = network.register_forward_pre_hook(lambda _, inputs: read.append(tuple(inputs[0].shape)))
-    assert with_state(network, 3, 12, 256, step=step) > 0
-    hook.remove()
-    assert read == [(1, 7), *stepped]
-    assert stepped == [(3, 1)] * 6

@@ -11,16 +11,13 @@ from mnemos import registry
 from mnemos.lab.compare.equal import check_equal
 from mnemos.lab.evaluate.write_attention import KINDS
 from mnemos.lab.measure import timing
-from mnemos.lab.papers import small_runs
 from mnemos.lab.papers.claims import Claim
 from mnemos.lab.papers.memformer import figures, recipes, tables
 from mnemos.lab.papers.memformer.recipes import ImageSizes
 from mnemos.lab.papers.reproduce import Options, reproduce
 from mnemos.lab.recipes.family import altered
-from mnemos.lab.run.recipe import RolloutConfig
 from mnemos.lab.run.session import run
 from mnemos.memory.slots import SlotsConfig
-from mnemos.types import InputError
 
 pytestmark = pytest.mark.usefixtures("forked_comparisons")
 
@@ -57,15 +54,6 @@ def test_recipes_of_a_table_differ_in_their_model_alone():
     assert (of_bytes.data, of_bytes.model.cutoffs) == (replace(text.data, tokens="bytes"), ())
 
 
-def test_what_is_compared_may_read_its_rows_in_its_own_way():
-    found = [recipes.picture_recipe("digits", name) for name in ("Transformer-XL memory=56", "Memformer 4+8", "LSTM")]
-    assert len({recipe.train.rollout for recipe in found}) > 1
-    check_equal(found)
-    more = replace(found[0].train, rollout=RolloutConfig(segments=2))
-    with pytest.raises(InputError, match="equal train settings"):
-        check_equal([found[1], replace(found[0], train=more)])
-
-
 def test_recalls_variants_differ_in_what_they_are_named_for():
     ours, paper, truncated, softmax = tables.variants().values()
     assert replace(paper, name=ours.name, model=ours.model) == ours
@@ -77,11 +65,6 @@ def test_recalls_variants_differ_in_what_they_are_named_for():
 
 
 # ---- tables ----
-
-
-def test_a_perplexity_has_its_deviation_over_seeds():
-    assert small_runs.perplexity_text([2.0, 4.0]) == "3.000 ± 1.414"
-    assert small_runs.perplexity_text([2.0, math.inf]) == "inf", "a seed that diverged"
 
 
 def test_table3(tmp_path, monkeypatch, exhaustive):

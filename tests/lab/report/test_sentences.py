@@ -6,6 +6,7 @@ import pytest
 from synthetic_runs import edited, read, write_run
 
 from mnemos import registry
+from mnemos.lab.papers.small_runs import caution
 from mnemos.lab.report import provenance
 from mnemos.lab.report.read import read_run, results_of
 from mnemos.lab.run.recipe_fields import with_fields
@@ -44,3 +45,10 @@ def test_a_recipe_without_a_part_is_in_the_table_of_differences(tmp_path):
     shown = provenance._recipes(read(runs))
     assert re.search(r'extra.size</code></th><td data-head="demo">–<.*?"demo-cached">3<', shown)
     assert re.search(r'model.cache.length</code></th><td data-head="demo">null<.*?"demo-cached">32<', shown)
+
+
+def test_notes_of_claims_are_of_their_own_seeds():
+    said = {seeds: caution(seeds) for seeds in (1, 2, 9)}
+    assert said[1].startswith("One seed")
+    assert said[9] == "± is the standard deviation over 9 seeds."
+    assert not any(re.search("evidence|conclusion", text) for text in said.values())

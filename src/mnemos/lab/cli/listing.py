@@ -1,19 +1,12 @@
-"""What there is: `mnemos list` names it, `show` prints a recipe or an attention, `verify` the kernels of a machine.
-
-To know the recipes takes the import of PyTorch, so they are kept in a file of the user's cache until a source changes.
-"""
+"""What there is: `mnemos list` names it, `show` prints a recipe or an attention, `verify` the kernels of a machine."""
 
 import contextlib
-import hashlib
 import json
-import os
 import sys
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from mnemos import registry
-from mnemos.atomic import read_text, write_json
 from mnemos.errors import InputError, near_name, say
 
 from .parsers import Words, chosen_recipe, names_and_fields, only
@@ -27,6 +20,9 @@ _MORE = """(N): a family of N recipes. `mnemos list FAMILY` lists them, `mnemos 
 _START = "Start with `mnemos train demo`. `mnemos show RECIPE` prints a recipe's settings."
 
 
+# ---- mnemos list ----
+
+
 class Row(NamedTuple):
     """A recipe, what is said of it, its task, and the family that it is one of: the recipes of one function."""
 
@@ -37,57 +33,17 @@ class Row(NamedTuple):
     about: str
 
 
-# ---- which recipes there are ----
-
-
 def recipes() -> list[Row]:
-    """The recipes, those of a family together: this package's, those of papers last, then other packages'."""
-    if not registry.is_empty("recipe"):  # they are imported, or a plug-in has added some
-        return _made_recipes()
-    # --- a file of the user's cache, whose name says by which source files it was made ---
-    package = Path(registry.__file__).parent
-    sources = [(str(path), (about := path.stat()).st_mtime_ns, about.st_size) for path in sorted(package.rglob("*.py"))]
-    name = f"recipes-{hashlib.sha256(repr(sources).encode()).hexdigest()[:16]}.json"
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mnemos"
-    except RuntimeError:  # no home
-        return _made_recipes()
-    with contextlib.suppress(OSError, ValueError, TypeError):  # no file, or a damaged one
-        return [Row(*one) for one in json.loads(read_text(folder / name))]
-    every = _made_recipes()
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("recipes-*.json"):
-            old.unlink()
-        write_json(folder / name, every)
-    return every
-
-
-def _made_recipes() -> list[Row]:
-    rows: list[Row] = []
+    """The recipes: this package's, those of papers last, then other packages'."""
+    rows = []
     for name, definition in registry.definitions("recipe").items():
-        made, task, function = registry.load("recipe", name), "", str(definition)
+        made, task = registry.load("recipe", name), ""
         with contextlib.suppress(Exception):  # a faulty recipe must not make the others unusable
             task = str(made().data.name)
+        family = registry.default_name(str(definition).rpartition(":")[2])
         about_family = registry.first_line(getattr(made, "func", made).__doc__)
-        rows.append(Row(task, function, about_family, name, registry.about("recipe", name)))
-    every = []
-    for (function,), members in _grouped(rows, "family").items():
-        family, about = registry.default_name(function.rpartition(":")[2]), members[0].about_family
-        if len(members) == 1:  # a recipe that is a family of its own gives it its name
-            family, about = members[0].name, members[0].about
-        every += [one._replace(family=family, about_family=about) for one in members]
-    return every
-
-
-def _grouped(rows: Iterable[Row], *by: str) -> dict[tuple[str, ...], list[Row]]:
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(getattr(row, field) for field in by), []).append(row)
-    return groups
-
-
-# ---- mnemos list ----
+        rows.append(Row(task, family, about_family, name, registry.about("recipe", name)))
+    return rows
 
 
 def list_names(name: str | None = None, *, all: bool = False) -> int:
@@ -101,30 +57,20 @@ def list_names(name: str | None = None, *, all: bool = False) -> int:
     for failure in registry.load_plugins():
         say(f"mnemos: warning: {failure}", file=sys.stderr)
     if name is not None and name not in _SECTIONS:
-        _list_recipes(name)
+        _show_recipes(_recipes_of(name), each=True)
         return 0
     for kind in registry.KINDS if name is None else [_SECTIONS[name]]:
         say(_TITLES.get(kind, f"{kind}s"))
-        if kind != "recipe":
-            _lines({one: registry.about(kind, one) for one in registry.names(kind)}, "  ")
-            continue
-        shown: dict[str, dict[str, str]] = {}  # what is said of each family, or of each recipe, by task
-        for (task,), rows in _grouped(recipes(), "task").items():
-            shown[task] = {}
-            for (family, about), members in _grouped(rows, "family", "about_family").items():
-                many = f"({len(members)})  " if len(members) > 1 else ""
-                of_recipes = {row.name: row.about for row in members}
-                shown[task] |= of_recipes if all else {family: many + about}
-        width = max(len(one) for abouts in shown.values() for one in abouts)
-        for task, abouts in shown.items():
-            say(f"  {task or 'other tasks'}")
-            _lines(abouts, "    ", width)
+        if kind == "recipe":
+            _show_recipes(recipes(), each=all)
+        else:
+            _show({"": {one: registry.about(kind, one) for one in registry.names(kind)}})
     if name is None:
         say(f"\n{_START}" if all else f"\n{_MORE}\n{_START}")
     return 0
 
 
-def _list_recipes(name: str) -> None:
+def _recipes_of(name: str) -> list[Row]:
     every = recipes()
     shown = [row for row in every if row.task == name] or [row for row in every if row.family == name]
     if not shown and any(row.name == name for row in every):
@@ -135,23 +81,33 @@ def _list_recipes(name: str) -> None:
         if section := next((word for word, kind in _SECTIONS.items() if name in registry.names(kind)), None):
             hint = f"mnemos list {section} has it"
         raise InputError(f"list: expected the name of a task, a family, a recipe or a section, found {name!r}; {hint}")
+    return shown
 
-    for (task,), rows in _grouped(shown, "task").items():
-        say(f"{task}: {registry.about('data', task)}" if task in registry.names("data") else task or "other tasks")
-        groups = _grouped(rows, "family", "about_family")  # two functions may have one name
-        alone = [key for key, members in groups.items() if [row.name for row in members] == [key[0]]]
-        for (family, about), members in groups.items():
-            if (family, about) in alone:
-                _lines({family: about}, "  ", max(len(one) for one, _ in alone))
+
+def _show_recipes(rows: list[Row], each: bool) -> None:
+    """Print recipes below their tasks, each of them, or families, of which one of a single recipe has its name."""
+    shown: dict[str, dict[str, str]] = {}
+    for task in dict.fromkeys(row.task for row in rows):
+        of_task = [row for row in rows if row.task == task]
+        lines = shown[task or "other tasks"] = {}
+        for family in dict.fromkeys((row.family, row.about_family) for row in of_task):
+            members = [row for row in of_task if (row.family, row.about_family) == family]
+            if each or len(members) == 1:
+                lines |= {row.name: row.about for row in members}
             else:
-                say(f"  {family}: {about}")
-                _lines({row.name: row.about for row in members}, "    ")
+                lines[family[0]] = f"({len(members)})  {family[1]}"
+    _show(shown)
 
 
-def _lines(abouts: Mapping[str, str], indent: str, width: int = 0) -> None:
-    width = width or max(map(len, abouts), default=0)
-    for name, about in abouts.items():
-        say(f"{indent}{name:{width}}  {about}")
+def _show(sections: Mapping[str, Mapping[str, str]]) -> None:
+    """Print names and what is said of them, in columns, below the titles of their sections, if these have one."""
+    width = max((len(name) for abouts in sections.values() for name in abouts), default=0)
+    for title, abouts in sections.items():
+        indent = "    " if title else "  "
+        if title:
+            say(f"  {title}")
+        for name, about in abouts.items():
+            say(f"{indent}{name:{width}}  {about}")
 
 
 # ---- mnemos show, mnemos verify ----
@@ -169,9 +125,7 @@ def show(words: Words = ()) -> int:
 
     if name in registry.names("attention") and name not in registry.names("recipe") and not fields:
         say(json.dumps(to_dict(registry.load("attention", name)()), indent=2))
-        of = registry.definitions("attention")[name]
-        hint = f"in a recipe: --model.attention {name}, and its fields as --model.attention.FIELD"
-        say(f"mnemos: {name} is the attention {of}; {hint}", file=sys.stderr)
+        say(f"mnemos: {name} is the attention {registry.definitions('attention')[name]}", file=sys.stderr)
         return 0
     recipe = chosen_recipe("show", name, fields)
     say(json.dumps(to_dict(recipe), indent=2))

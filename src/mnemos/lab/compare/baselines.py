@@ -143,7 +143,8 @@ def with_parameters(recipe: Recipe, wanted: int, of: str) -> Recipe:
     if abs(parameters(recipe.model) / wanted - 1) <= NEAR:
         return recipe
     model = _widen(recipe.model, wanted, f"--equal parameters: {recipe.name}")
-    return replace(recipe, about=f"{recipe.name} with MLPs that give it the parameters of {of}", model=model)
+    about = f"{recipe.name} with MLPs that give it the parameters of {of}: {parameters(model):,}"
+    return replace(recipe, about=about, model=model)
 
 
 def _widen(model: ModelConfig, wanted: int, where: str) -> ModelConfig:
@@ -171,17 +172,11 @@ def _nearest(model: ModelConfig, wanted: int, where: str) -> ModelConfig:
             f"{model.name if name is None else f'{name} 0'}; write this baseline as a recipe"
         )
     start = parameters(model)
-    without_effect = InputError(
-        f"{where}: expected more parameters of a model with a larger {name}, found as many; write this baseline as a "
-        "recipe"
-    )
 
     # --- integer ratios ≥ 1, one per stage: of the nearest models the one with the smallest changes ---
     if isinstance(value, tuple):
         others = [tuple(ratio + (j == i) for j, ratio in enumerate(value)) for i in range(len(value))]
         slopes = [parameters(replace(model, **{name: other})) - start for other in others]
-        if 0 in slopes:
-            raise without_effect
         sign = 1 if wanted >= start else -1
         most = [round(abs(wanted - start) / slope) + 1 for slope in slopes]
         if sign < 0:
@@ -202,18 +197,5 @@ def _nearest(model: ModelConfig, wanted: int, where: str) -> ModelConfig:
 
     channels = round(value / unit)
     slope = parameters(replace(model, **{name: width(2 * channels or 1)})) - start
-    if not slope:
-        raise without_effect
     more = round((wanted - start) / (slope / (channels or 1)))
     return replace(model, **{name: width(max(1, channels + more))})
-
-
-def widths_text(before: ModelConfig, after: ModelConfig) -> str | None:
-    """How the widths of the MLPs of two models differ: "mlp 384 instead of 512"; None if they do not."""
-    widened, original = getattr(after, "backbone", after), getattr(before, "backbone", before)
-    for name in _WIDTHS:
-        old, new = (getattr(model, name, None) for model in (original, widened))
-        if old != new:
-            old, new = (f"{width:.4g}" if isinstance(width, float) else width for width in (old, new))
-            return f"{name} {new} instead of {old}, {parameters(after):,} parameters"
-    return None

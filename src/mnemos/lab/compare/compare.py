@@ -1,5 +1,6 @@
 """Compare recipes on the same data, seeds and data order: their scores, the spread over seeds, and their cost."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,10 @@ from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe, as_json, differing
 from mnemos.types import InputError, JSONObject
 
-from .baselines import NEAR, parameters, roles_of, widths_text, with_baselines, with_parameters, with_unwritten
-from .budgets import FILE, Budget, budget_text
+from .baselines import NEAR, parameters, roles_of, with_baselines, with_parameters, with_unwritten
+from .budgets import FILE, at_equal_time, budget_text
 from .comparison import show, summarise
-from .equal import PARAMETERS, UPDATES, check_equal, check_scored, completed, read_equal, scored_alike
+from .equal import PARAMETERS, TIME, UPDATES, check_equal, check_scored, completed, read_equal, scored_alike
 from .runs import check_rates, train
 
 
@@ -38,12 +39,11 @@ def compare(
 
     of_claim: print nothing; rows of other comparisons may be in the folder, because tables share trained models.
     unwritten: add the never-written baseline after each recipe with a gated cache or slots. baselines: add it, and one
-    of equal parameters without the memory. equal: kinds of `equal.KINDS`; for "samples", "flops" or "time" the steps
-    follow from a budget, that of the first recipe with its steps, or `minutes` of updates per run (`budgets`). rates:
-    learning rates; each recipe is trained once with each and its first seed, in folder/RECIPE/RATE/seed-N, and the best
-    on the validation split gets the other seeds and is reported, as "rate" and "rates": [[rate, score]] of its row.
-    jobs: runs at a time, with one thread each if there are several. against: the row that the others are tested
-    against, by default the first.
+    of equal parameters without the memory. equal: kinds of `equal.KINDS`; for "time" the steps follow from a budget,
+    that of the first recipe with its steps, or `minutes` of updates per run (`budgets`). rates: learning rates; each
+    recipe is trained once with each and its first seed, in folder/RECIPE/RATE/seed-N, and the best on the validation
+    split gets the other seeds and is reported, as "rate" and "rates": [[rate, score]] of its row. jobs: runs at a time;
+    several have one thread each. against: the row that the others are tested against, by default the first.
 
     Each run has its own process. An interrupted comparison continues where it stopped; the results of a finished one
     are read again. Raises InputError if the recipes differ in data or training settings (`check_equal`), or are scored
@@ -55,9 +55,12 @@ def compare(
             raise InputError(f"--{name}: expected at least 1, found {count}; raise it")
     if rates:
         check_rates(rates)
-    folder, asked, equal = Path(folder), recipes, read_equal(",".join(equal))
-    budget = Budget(equal[0], minutes)
-    recipes = _compared(recipes, budget, PARAMETERS in equal, baselines, unwritten)
+    folder, equal, told = Path(folder), read_equal(",".join(equal)), {one.about for one in recipes}
+    if minutes is not None and TIME not in equal:
+        raise InputError("--minutes: expected --equal time beside it, found none; add it, or leave --minutes out")
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise InputError(f"--minutes: expected a number above 0, found {minutes:g}; change it")
+    recipes = _compared(recipes, TIME in equal, PARAMETERS in equal, baselines, unwritten)
     _check_folder(folder, [one.name for one in recipes], shared=of_claim)
     if against is not None and against not in (names := [one.name for one in recipes]):
         raise InputError(f"--against: expected one of {', '.join(names)}, found {against!r}; change it")
@@ -74,20 +77,19 @@ def compare(
         of_seeds = f"{plural(len(rates), 'learning rate')}, then {of_seeds} of the best"
     runs = len(recipes) * (max(1, len(rates)) + seeds - 1)
     lines = [f"{plural(len(recipes), 'recipe')} × {of_seeds}: {plural(runs, 'run')}"]
-    for one in recipes:
-        before = next((each for each in asked if each.name == one.name), None)
-        if (line := one.about if before is None else widths_text(before.model, one.model)) is not None:
-            lines.append(f"{one.name}: {line}")
-        if (line := differing(as_json(one.data), as_json(recipes[0].data), "data")) is not None:
-            lines.append(f"{one.name}: other data settings than {recipes[0].name}: {line}")
+    lines += [f"{one.name}: {one.about}" for one in recipes if one.about not in told]  # baselines, and those widened
     roles = roles_of(recipes)  # before each gets steps of its own
     if not of_claim:
         say("\n".join(lines), flush=True)
-    recipes, spent = budget.apply(recipes, folder, jobs)
-    if not of_claim and budget.kind != UPDATES:
-        say(budget_text(spent))
-        for name, one in spent["recipes"].items():
-            say(f"  {name}: {one['update']:.4g} {spent['unit']} per update, {one['steps']:,} steps", flush=True)
+    spent: JSONObject = {"equal": UPDATES}
+    if TIME in equal:
+        recipes, spent = at_equal_time(recipes, folder, minutes, jobs)
+        lines = [
+            f"  {name}: {one['update']:.4g} s per update, {one['steps']:,} steps"
+            for name, one in spent["recipes"].items()
+        ]
+        if not of_claim:
+            say("\n".join([budget_text(spent), *lines]), flush=True)
 
     # --- the runs, and what came out ---
     trained = train(recipes, folder, seeds, rates, jobs, quiet=of_claim or jobs > 1, tell=not of_claim)
@@ -107,11 +109,11 @@ def compare(
 
 
 def _compared(
-    recipes: list[Recipe], budget: Budget, of_equal_size: bool, baselines: bool, unwritten: bool
+    recipes: list[Recipe], equal_time: bool, of_equal_size: bool, baselines: bool, unwritten: bool
 ) -> list[Recipe]:
     """All recipes of a comparison: those that were named, widened to one size, with their baselines."""
     _check_names(recipes)
-    check_equal(recipes, budget.kind)  # before the sizes of models are taken from the data
+    check_equal(recipes, equal_time)  # before the sizes of models are taken from the data
     recipes = scored_alike(recipes)
     if of_equal_size or baselines:
         recipes = completed(recipes)  # parameters depend on the sizes of the data
@@ -137,12 +139,11 @@ def _check_names(recipes: list[Recipe]) -> None:
     names = [recipe.name for recipe in recipes]
     if doubled := next((name for name in names if names.count(name) > 1), None):
         left, right = [as_json(recipe) for recipe in recipes if recipe.name == doubled][:2]
-        if difference := differing(left, right):
-            raise InputError(
-                f"compare: expected a name of its own for each recipe, found two called {doubled!r}, which differ in "
-                f'{difference}; change "name" in the file of one'
-            )
-        raise InputError(f"compare: expected different recipes, found {', '.join(names)}; name each recipe once")
+        difference = differing(left, right) or "nothing"
+        raise InputError(
+            f"compare: expected recipes with names of their own, found {', '.join(names)}: two called {doubled!r}, "
+            f'which differ in {difference}; name each once, or change "name" in the file of one'
+        )
 
 
 def _check_folder(folder: Path, names: Sequence[str], shared: bool) -> None:

@@ -12,13 +12,13 @@ import os
 import signal
 import sys
 import threading
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mnemos.config import to_dict
 from mnemos.errors import plural, say
@@ -34,32 +34,21 @@ from mnemos.types import InputError, JSONObject
 Planned = tuple[Recipe, Path]  # a recipe and the folder of its run
 
 
-class RunsLeft:
-    """Counts the runs of a comparison. names: of their recipes, each as often as it has runs."""
+@dataclass
+class Count:
+    """Counts the runs of a comparison. all: those that it trains; begun and ended: those of an earlier call, too."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._left, self._begun = Counter(names), list[str]()
-        self._all, self._before = self._left.total(), 0
+    all: int
+    begun: int = 0
+    ended: int = 0
+    names: list[str] = field(default_factory=list)  # the recipes of the runs that began now
 
-    def begun(self, name: str) -> RunNumber:
+    def begin(self, name: str) -> RunNumber:
         """Count a run that begins now; its number among all."""
-        self._begun.append(name)
-        number, new = self._before + len(self._begun), self._begun.count(name) == 1
-        return RunNumber(number, self._all, first=len(self._begun) == 1, new=new)
-
-    def before(self, name: str) -> None:
-        """Count a run that an earlier call has finished: it says nothing of its data and recipe, a later one does."""
-        self._before += 1
-        self.done(name)
-
-    def done(self, name: str) -> str:
-        """Count a run that has ended; how many have, in words."""
-        self._left[name] -= 1
-        return f"{self._all - self._left.total()} of {plural(self._all, 'run')}"
-
-    def without(self, names: Iterable[str]) -> None:
-        """Count runs of these recipes as not needed, for example because no run of a sweep was finished."""
-        self._all -= sum(self._left.pop(name, 0) for name in names)
+        self.begun += 1
+        number = RunNumber(self.begun, self.all, first=not self.names, new=name not in self.names)
+        self.names.append(name)
+        return number
 
 
 class _Working(NamedTuple):
@@ -75,23 +64,20 @@ def train_several(
     quiet: bool = True,
     tell: bool = True,
     keep_going: bool = False,
-    left: RunsLeft | None = None,
+    count: Count | None = None,
 ) -> None:
     """Train runs in their folders, `jobs` at a time, or continue them there; finished ones are left as they are.
 
     A run that is continued keeps the threads it was begun with, so that a comparison may continue with other `--jobs`.
 
     quiet: the runs print nothing. tell: print a line for each run that ends now: its score on the validation split, its
-    seconds, and how many runs have ended. left: counts these runs together with others; by default alone. keep_going: a
+    seconds, and how many runs have ended. count: of these runs together with others; by default alone. keep_going: a
     run that fails is reported and left out; otherwise the first failure stops all runs, which save a checkpoint, and
     raises TrainingFailed. Raises InputError if a folder has a run of another recipe or a run cannot start, and
     `Interrupted` after a signal, when all runs have ended and saved.
     """
-    if not runs:
-        return
-    runs = [(_as_begun(recipe, path), path) for recipe, path in runs]
-    left = left or RunsLeft([recipe.name for recipe, _ in runs])
-    waiting, working, stopping = deque(runs), dict[int, _Working](), False
+    waiting = deque((_as_begun(recipe, path), path) for recipe, path in runs)
+    working, stopping, count = dict[int, _Working](), False, count or Count(len(runs))
 
     def stop() -> None:
         # It raises nothing: an error while a child is being started would leave that child without an owner.
@@ -100,49 +86,46 @@ def train_several(
         for run in working.values():
             run.child.terminate()  # which ends the waiting below
 
-    folder = os.path.commonpath([path for _, path in runs])
-    interrupted = Interrupted(f"{folder}: interrupted; the same command continues from the last checkpoints")
     with calling(stop):
         try:
-            while waiting or working:
+            while (waiting or working) and not stopping:
                 # --- start runs, up to `jobs` at a time ---
                 while waiting and len(working) < jobs and not stopping:
                     recipe, path = waiting.popleft()
                     if Result.exists(path) and Result.read(path).assessed:  # it has ended, with its measurements
-                        left.before(recipe.name)
+                        count.begun, count.ended = count.begun + 1, count.ended + 1
                         continue
-                    among = left.begun(recipe.name)
-                    child = _start(recipe, path, quiet, among if tell else None)
+                    number = count.begin(recipe.name)
+                    child = _start(recipe, path, quiet, number if tell else None)
                     working[child.sentinel] = _Working(recipe, path, child)
-                if stopping:
-                    raise interrupted
 
                 # --- wait for one to end ---
                 for sentinel in connection.wait(list(working)) if working else ():
                     run = working.pop(sentinel)  # type: ignore[arg-type]
                     run.child.join()
-                    if stopping or run.child.exitcode == 130:  # 130: a signal was sent to this process alone
-                        raise interrupted
-                    if run.child.exitcode == 2:
+                    code = run.child.exitcode or 0
+                    stopping = stopping or code == 130  # a signal was sent to this process alone
+                    if stopping:
+                        break
+                    if code == 2:
                         raise InputError(f"{run.folder}: the run could not start; the line above gives the reason")
-                    problem = None
-                    if code := run.child.exitcode:
-                        why = "the lines above give the reason"
-                        if code < 0:  # the system ended it, and it could not say anything
-                            why = "it was killed, perhaps for want of memory: use fewer --jobs"
-                        problem = f"{run.folder}: the run failed with exit code {code}; {why}"
+                    why = "the lines above give the reason"
+                    if code < 0:  # the system ended it, and it could not say anything
+                        why = "it was killed, perhaps for want of memory: use fewer --jobs"
+                    problem = f"{run.folder}: the run failed with exit code {code}; {why}" if code else None
                     if problem and not keep_going:
                         raise TrainingFailed(problem)
-                    counted = left.done(run.recipe.name)
+                    count.ended += 1
                     if problem or tell:
-                        say(f"  {problem or _score(run)} ({counted})", flush=True)
-            if stopping:  # since the last one has ended
-                raise interrupted
+                        say(f"  {problem or _score(run)} ({count.ended} of {plural(count.all, 'run')})", flush=True)
         finally:
             for run in working.values():
                 run.child.terminate()
             for run in working.values():
                 run.child.join()
+    if stopping:
+        folder = os.path.commonpath([path for _, path in runs])
+        raise Interrupted(f"{folder}: interrupted; the same command continues from the last checkpoints")
 
 
 def _score(run: _Working) -> str:
@@ -157,21 +140,14 @@ def _score(run: _Working) -> str:
 def _as_begun(recipe: Recipe, folder: Path) -> Recipe:
     if not (folder / "recipe.json").is_file():
         return recipe
-    begun = as_written(read_object(folder / "recipe.json"))
-    recipe = with_threads(recipe, begun)
+    begun: Any = as_written(read_object(folder / "recipe.json", {"train": dict}))
+    recipe = replace(recipe, train=replace(recipe.train, threads=begun["train"].get("threads")))
     if difference := differing(begun, as_json(recipe)):
         raise InputError(
             f"{folder}: expected a run of this recipe, found one that differs in {difference}; name another folder "
             "with --out, or remove this one"
         )
     return recipe
-
-
-def with_threads(recipe: Recipe, written: object) -> Recipe:
-    """The recipe with the threads of one that was written as JSON; as it is if that has no number of them."""
-    train = written.get("train") if isinstance(written, dict) else None
-    threads = train.get("threads") if isinstance(train, dict) else None
-    return replace(recipe, train=replace(recipe.train, threads=threads)) if type(threads) is int else recipe
 
 
 def _start(recipe: Recipe, folder: Path, quiet: bool, among: RunNumber | None) -> BaseProcess:

@@ -6,7 +6,6 @@ The test split has no part in the choice. Runs alternate between recipes, so a m
 """
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe
 from mnemos.types import InputError
 
-from .processes import Planned, RunsLeft, train_several
+from .processes import Count, Planned, train_several
 
 
 @dataclass(frozen=True)
@@ -33,15 +32,6 @@ class Sweep:
         finite = {rate: score for rate, score in self.scores.items() if score is not None}
         choose = max if self.higher_is_better else min
         return choose(finite, key=finite.__getitem__) if finite else None
-
-    @property
-    def at_an_end(self) -> bool:
-        """Whether the best of several rates is the lowest or the highest, and none between them is as good."""
-        best = self.best
-        if best is None or len(self.scores) < 2:
-            return False
-        ends = (min(self.scores), max(self.scores))
-        return all(rate in ends for rate, score in self.scores.items() if score == self.scores[best])
 
 
 @dataclass(frozen=True)
@@ -70,7 +60,7 @@ def train(
     tell: see `train_several`, which says what is raised; also TrainingFailed if a recipe, or with keep_going every
     recipe, fails with every rate.
     """
-    left = RunsLeft([one.name for one in recipes] * (max(1, len(rates)) + seeds - 1))
+    count = Count(len(recipes) * (max(1, len(rates)) + seeds - 1))
     sweeps, chosen = dict[str, Sweep](), list(recipes)
 
     def planned(run: Recipe) -> Planned:
@@ -81,7 +71,7 @@ def train(
     if rates:
         swept = {one.name: [planned(at_rate(one, rate)) for rate in rates] for one in recipes}
         in_turn = [runs[i] for i in range(len(rates)) for runs in swept.values()]
-        train_several(in_turn, jobs, tell=tell, keep_going=True, left=left)
+        train_several(in_turn, jobs, tell=tell, keep_going=True, count=count)
         for name, runs_of_one in swept.items():
             scores = {run.optim.lr: _valid_score(path) for run, path in runs_of_one}
             ended = [(Result.read(path), path) for _, path in runs_of_one if Result.exists(path)]
@@ -90,19 +80,16 @@ def train(
         failed = [name for name, one in sweeps.items() if one.best is None]
         if failed and (not keep_going or len(failed) == len(sweeps)):
             raise TrainingFailed(f"{folder / failed[0]}: the run failed with every learning rate; give other --rates")
-        left.without(failed)
+        count.all -= len(failed) * (seeds - 1)
         chosen = [at_rate(one, best) for one in recipes if (best := sweeps[one.name].best) is not None]
         for one in chosen if tell else ():
             say(f"{one.name}: learning rate {one.optim.lr:.1e}, the best of {len(rates)} on the validation split")
-        if ends := [f"{name} ({one.best:.1e})" for name, one in sweeps.items() if one.at_an_end]:
-            warning = f"the best learning rate is at an end of the sweep: {', '.join(ends)}; widen --rates"
-            say(f"mnemos: warning: {warning}", file=sys.stderr, flush=True)
 
     # --- the other seeds; of a sweep the first is trained already ---
     seeded = [replace(one, train=replace(one.train, seed=one.train.seed + i)) for i in range(seeds) for one in chosen]
     every = list(map(planned, seeded))
     later = every[len(chosen) if rates else 0 :]
-    train_several(later, jobs, quiet=quiet, tell=tell, keep_going=keep_going, left=left)
+    train_several(later, jobs, quiet=quiet, tell=tell, keep_going=keep_going, count=count)
     runs: dict[str, list[Path]] = {one.name: [] for one in chosen}
     for run, path in every:
         if not keep_going or _valid_score(path) is not None:

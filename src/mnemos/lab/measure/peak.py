@@ -15,20 +15,13 @@ from mnemos._compat import DispatchMode, pytree
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def peak_of(run: Callable[[], object], device: str = "cpu") -> int | None:
-    """Peak bytes of `run()` beyond those in use before it; None on systems other than Linux or a GPU.
+def peak_of(run: Callable[[], object]) -> int | None:
+    """Peak bytes of `run()` on the CPU beyond those in use before it; None on systems other than Linux.
 
-    On the CPU this is the resident size of the process, exact to some dozen pages. Freed memory is first returned to
-    the system; memory that an earlier call left to the allocator would hide what this call needs.
+    This is the resident size of the process, exact to some dozen pages. Freed memory is first returned to the system;
+    memory that an earlier call left to the allocator would hide what this call needs.
     """
     gc.collect()
-    if device == "cuda":
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        run()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
     if not _CLEAR.exists() or not os.access(_CLEAR, os.W_OK):
         run()
         return None

@@ -85,7 +85,7 @@ def train(
     baselines: bool = False,
     seeds: int = 0,
 ) -> Trained:
-    """Train a recipe for each row, unless it is trained; add the runs to `finding`.
+    """Train a recipe for each row, unless it is trained; add the runs to `finding`, and what their seeds can show.
 
     The folder is options.out/runs/NAME-STEPS, with RECIPE/seed-N below it. seeds: 0 for those of the options.
     """
@@ -96,6 +96,8 @@ def train(
     names = {recipe.name: row for row, recipe in recipes.items()}
     rows = {names.get(row["name"], row["name"]): row for row in comparison["rows"]}
     runs = {names.get(one, one): [folder / path for path in paths] for one, paths in comparison["runs"].items()}
+    if (note := caution(seeds)) not in finding.notes:
+        finding.notes.append(note)
     # Each once: two tables of a claim may have a row in common.
     finding.runs += [run for each in runs.values() for run in each if run not in finding.runs]
     return Trained(rows, runs, comparison)
@@ -108,11 +110,11 @@ def shortened(recipe: Recipe, options: Options, evaluations: int = 1) -> Recipe:
     return altered(recipe, train={"steps": steps, "eval_every": every})
 
 
-def caution(options: Options) -> str:
+def caution(seeds: int) -> str:
     """A note on what the number of seeds can show."""
-    if options.seeds == 1:
+    if seeds == 1:
         return "One seed: another may give another order. Use --seeds 5."
-    return f"± is the standard deviation over {options.seeds} seeds."
+    return f"± is the standard deviation over {seeds} seeds."
 
 
 def perplexities(trained: Trained) -> dict[str, list[float]]:

@@ -7,7 +7,6 @@ import torch
 
 import mnemos
 from mnemos import InputError, Memformer, Transformer
-from mnemos.attention.linear import LinearConfig
 from mnemos.generate.sampling import draw
 from mnemos.lab.measure.flops import task_flops
 from mnemos.lab.tasks.batch import IGNORE, Batch
@@ -117,13 +116,6 @@ def test_the_other_language_models_have_it(tmp_path):
         assert torch.equal(mnemos.load(tmp_path)(given.inputs)[0], network.eval()(given.inputs)[0])
         tokens, _ = mnemos.Stream(network.eval()).prefill(given.inputs).generate(3, top_k=2)
         assert tokens.shape == (3, 3)
-
-
-def test_a_fused_step_says_that_it_has_no_kernel_for_it():
-    head = HeadConfig(tied=True, cutoffs=CUTOFFS)
-    step = mnemos.fused_step(Transformer(**SIZES, attention=LinearConfig(), head=head).eval())
-    assert "AdaptiveSoftmax" in step.why or not step.fused
-    assert step(torch.tensor([[1]]))[0].shape == (1, 1, 16)
 
 
 def test_its_products_are_counted():

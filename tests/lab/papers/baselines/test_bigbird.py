@@ -31,61 +31,52 @@ def holes(t, block):
     return mask
 
 
-def reference(q, k, v, random_blocks, block, window=3, ends=1, mask=None):
-    """The definition, one query at a time, in float64. random_blocks [H, n − 2·ends, R]."""
+def reference(q, k, v, random_blocks, block, mask=None):
+    """The definition, one query at a time, in float64. random_blocks [H, n − 2, R]."""
     b, t, h, d = q.shape
-    n, extra = -(-t // block), random_blocks.shape[2]
+    n = -(-t // block)
     valid = torch.ones(b, t, dtype=torch.bool) if mask is None else mask
     outputs = []
     for row, i, head in itertools.product(range(b), range(t), range(h)):
         own, read = i // block, [*range(n)]
-        if ends <= own < n - ends and n > 2 * ends + window + extra:
-            read = [j for j in read if j < ends or j >= n - ends or abs(j - own) <= (window - 1) / 2]
-            read += random_blocks[head, own - ends].tolist()
+        if 1 <= own < n - 1 and n > 8:
+            read = [j for j in read if j in (0, n - 1) or abs(j - own) <= 1]
+            read += random_blocks[head, own - 1].tolist()
         keys = [j for part in read for j in range(part * block, min(t, (part + 1) * block)) if valid[row, j]]
         weights = torch.softmax(k[row, keys, head].double() @ q[row, i, head].double() / d**0.5, 0)
         outputs.append(weights @ v[row, keys, head].double() if valid[row, i] else v.new_zeros(v.shape[3]).double())
     return torch.stack(outputs).view(b, t, h, -1)
 
 
-CASES = [  # tokens, block, window, random blocks, global blocks
-    (29, 2, 3, 3, 1),  # 15 blocks, the last one of one token
-    (27, 3, 3, 3, 1),  # 9 blocks, one more than a block reads
-    (24, 3, 3, 3, 1),  # 8 blocks: dense
-    (1, 4, 3, 3, 1),
-    (41, 2, 5, 1, 2),
-    (13, 1, 1, 0, 1),  # blocks of one token
-    (26, 3, 3, 1, 1),
+CASES = [  # tokens, block
+    (29, 2),  # 15 blocks, the last one of one token
+    (27, 3),  # 9 blocks, one more than a block reads
+    (24, 3),  # 8 blocks: dense
+    (1, 4),
+    (13, 1),  # blocks of one token
 ]
 
 
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-tokens")
 def test_equals_the_definition(case, masked):
-    t, block, window, extra, ends = case
+    t, block = case
     given = inputs(t)
     mask = holes(t, block) if masked else None
     given = spoilt(given, mask) if masked else given
-    drawn = draw_random_blocks(2, -(-t // block), extra, window, ends, seed=3)
-    y = block_sparse_attention(*given, drawn, block, window, ends, mask)
-    compare(y, reference(*given, drawn, block, window, ends, mask), given)
+    drawn = draw_random_blocks(2, -(-t // block), seed=3)
+    y = block_sparse_attention(*given, drawn, block, mask)
+    compare(y, reference(*given, drawn, block, mask), given)
 
 
-def test_one_table_for_all_heads_and_blocks_that_are_listed_twice():
-    given = inputs(29)
-    table = torch.tensor([[[0, 0, 3]]]).expand(1, 13, 3)
-    y = block_sparse_attention(*given, table, 2)
-    compare(y, reference(*given, table.expand(2, -1, -1), 2), given)
-
-
-@pytest.mark.parametrize(("blocks", "extra", "window", "ends"), [(9, 3, 3, 1), (40, 3, 5, 2), (33, 0, 3, 1)])
-def test_random_blocks_are_distinct_and_neither_global_nor_near(blocks, extra, window, ends):
-    drawn = draw_random_blocks(3, blocks, extra, window, ends, seed=1)
-    assert drawn.shape == (3, blocks - 2 * ends, extra)
+@pytest.mark.parametrize("blocks", [9, 40])
+def test_random_blocks_are_distinct_and_read_in_no_other_way(blocks):
+    drawn = draw_random_blocks(3, blocks, seed=1)
+    assert drawn.shape == (3, blocks - 2, 3)
     for head in drawn.tolist():
-        for row, found in enumerate(head, ends):
-            assert len({*found}) == extra
-            assert all(ends <= j < blocks - ends and abs(j - row) > window // 2 for j in found)
+        for row, found in enumerate(head, 1):
+            assert len({*found}) == 3
+            assert all(1 <= j < blocks - 1 and abs(j - row) > 1 for j in found)
 
 
 def test_random_blocks_are_those_of_earlier_versions():
@@ -93,21 +84,12 @@ def test_random_blocks_are_those_of_earlier_versions():
     assert draw_random_blocks(1, 12, seed=0)[0, :3].tolist() == [[8, 9, 6], [5, 7, 6], [7, 5, 10]]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"window": 2}, "an odd window.*, found block 2, global_blocks 1, window 2 and random_blocks 3; change"),
-        ({"v": torch.zeros(2, 8, 3, 4)}, "expected floating v"),
-    ],
-)
-def test_wrong_input_is_refused(change, message):
-    q, k, v = inputs(29)
-    given = {"q": q, "k": k, "v": v, "random_blocks": draw_random_blocks(2, 15), "block": 2}
-    with pytest.raises(InputError, match=message):
-        block_sparse_attention(**given | change)
-
-
-def test_it_is_an_encoders():
+def test_wrong_input_is_refused():
+    q, k, _ = inputs(29)
+    with pytest.raises(InputError, match="expected floating v"):
+        block_sparse_attention(q, k, torch.zeros(2, 8, 3, 4), draw_random_blocks(2, 15), 2)
+    with pytest.raises(InputError, match="a block of at least 1, found 0"):
+        layer(block=0)
     with pytest.raises(InputError, match="causal=False"):
         BlockSparseAttention(12, 3, causal=True)
 
@@ -162,18 +144,6 @@ def test_equals_hugging_face_with_equal_weights_and_blocks(t, padded, training, 
     gradients = torch.autograd.grad(found, (x, ours.qkv.weight), upstream)
     torch.testing.assert_close(gradients[0], expected[0], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(gradients[1], torch.cat(expected[1:]), rtol=1e-9, atol=1e-9)
-
-
-def test_random_blocks_are_the_same_in_training_and_evaluation_and_matter():
-    attention, x = layer(), tokens()
-    state = torch.get_rng_state()
-    first = attention(x)[0]
-    assert torch.equal(attention.eval()(x)[0], first)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not torch.allclose(layer(seed=1)(x)[0], first)
-    drawn = attention.random_blocks(41)
-    assert drawn.shape == (3, 19, 3)
-    assert len({tuple(head.flatten().tolist()) for head in drawn}) == 3
 
 
 def test_layers_of_a_model_have_blocks_of_their_own_which_its_configuration_restores():

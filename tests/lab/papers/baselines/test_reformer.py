@@ -116,17 +116,12 @@ def test_gradients_with_dropout(scores, monkeypatch):
     assert torch.autograd.gradcheck(run, (qk, v), fast_mode=True)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"chunk": 0}, "at least one round, one token per chunk"),
-        ({"v": torch.zeros(2, 8, 3, 4)}, "expected floating v"),
-    ],
-)
-def test_wrong_input_is_refused(change, message):
-    qk, v, rotations = inputs(9)
-    with pytest.raises(InputError, match=message):
-        reformer_attention(**{"qk": qk, "v": v, "rotations": rotations} | change)
+def test_wrong_input_is_refused():
+    qk, _, rotations = inputs(9)
+    with pytest.raises(InputError, match="expected floating v"):
+        reformer_attention(qk, torch.zeros(2, 8, 3, 4), rotations)
+    with pytest.raises(InputError, match=r"at least one round, one token per chunk .* found rounds=2, chunk=0"):
+        layer(chunk=0)
 
 
 # ---- the layer ----
@@ -217,7 +212,6 @@ def test_evaluation_repeats():
     first = attention(x)[0]
     assert torch.equal(attention(x)[0], first)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not torch.allclose(layer(seed=1).eval()(x)[0], first)
 
 
 def test_a_step_equals_the_last_token_of_the_whole():

@@ -23,31 +23,27 @@ from mnemos.types import Device, InputError
 
 _CHECK = Signature("block_sparse_attention", q="B T H D", k="B T H D", v="B T H M", mask="B T bool ?")
 _LAYER = 1_000_003  # between the seeds of consecutive layers, so that models of small seeds share no pattern
+RANDOM = 3  # random blocks that a block reads in each head
+DENSE = 5 + RANDOM  # blocks that a block reads: the first and the last, its own with its neighbours, and random ones
 
 
 @register
 @dataclass(frozen=True)
 class BlockSparseConfig(AttentionConfig):
-    """BigBird: blocks of queries read the first and the last block, their neighbours and some random blocks.
+    """BigBird: blocks of queries read the first and the last block, their neighbours and three random blocks.
 
     Attributes:
         block: the number of tokens per block.
-        window: the number of blocks around its own that a block reads, itself included; odd.
-        random_blocks: the number of random blocks that each block reads in each head.
-        global_blocks: the number of blocks at each end that read all tokens and are read by all.
         seed: of the random blocks. The layers of a model have different ones, see `of_layer`.
     """
 
     name: ClassVar[str] = "block-sparse"
     block: int = 64
-    window: int = 3
-    random_blocks: int = 3
-    global_blocks: int = 1
     seed: int = 0
 
     @property
     def causal_modes(self) -> frozenset[bool]:
-        """BigBird is an encoder: its last blocks are global, so later tokens are read everywhere."""
+        """BigBird is an encoder: its last block is read everywhere."""
         return frozenset({False})
 
     def of_layer(self, number: int) -> "BlockSparseConfig":
@@ -61,16 +57,16 @@ class BlockSparseConfig(AttentionConfig):
 class BlockSparseAttention(MultiHeadAttention[KeyValues]):
     """Multi-head block-sparse self-attention: `y, state = layer(x, state=None, mask=None)`; never causal, no state.
 
-    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. `block_sparse_attention` has the pattern. T
-    has any divisibility: the sequence is padded inside. Sequences of at most S = 2·global_blocks + window +
-    random_blocks blocks get softmax attention over all tokens. The parameters are those of `SoftmaxAttention`.
+    x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. `block_sparse_attention` has the pattern. T has any
+    divisibility: the sequence is padded inside. Sequences of at most `DENSE` blocks get softmax attention over all
+    tokens. The parameters are those of `SoftmaxAttention`.
 
     The random blocks are a function of the seed and of the number of blocks: the same in training and in evaluation,
     for all rows, and different between heads. They depend on the length with its padding, and so does the place of the
-    last block: beyond S blocks, the outputs of valid tokens are those of another pattern if padding adds a block.
+    last block: beyond `DENSE` blocks, the outputs of valid tokens are those of another pattern if padding adds a block.
 
-    Cost of a call: O(T·S·block·D) time and O(T·S·D) memory, linear in T; O(T²·D) up to S blocks.
-    Raises InputError if D is not divisible by H, causal is True, or the pattern does not exist.
+    Cost of a call: O(T·DENSE·block·D) time and O(T·DENSE·D) memory, linear in T; O(T²·D) up to `DENSE` blocks.
+    Raises InputError if D is not divisible by H, causal is True, or block is below 1.
     """
 
     padding_free = False
@@ -84,25 +80,24 @@ class BlockSparseAttention(MultiHeadAttention[KeyValues]):
         settings: BlockSparseConfig | None = None,
     ) -> None:
         super().__init__(dim, num_heads, causal, dropout)
-        self.settings = s = settings or BlockSparseConfig()
-        _check_pattern(s.block, s.window, s.random_blocks, s.global_blocks)
+        self.settings = settings or BlockSparseConfig()
         if causal:
             raise InputError("block-sparse attention: expected causal=False, found True; use another attention")
+        if self.settings.block < 1:
+            raise InputError(
+                f"block-sparse attention: expected a block of at least 1, found {self.settings.block}; change it"
+            )
         self.qkv = Linear(dim, 3 * dim)
         self.output = Linear(dim, dim)
 
     def random_blocks(self, length: int, device: Device = None) -> Tensor:
-        """The random blocks for `length` tokens, [H, rows, random_blocks]: see `draw_random_blocks`."""
-        s = self.settings
-        blocks = -(-length // s.block)
-        return draw_random_blocks(self.num_heads, blocks, s.random_blocks, s.window, s.global_blocks, s.seed, device)
+        """The random blocks for `length` tokens, [H, rows, RANDOM]: see `draw_random_blocks`."""
+        return draw_random_blocks(self.num_heads, -(-length // self.settings.block), self.settings.seed, device)
 
     def compute_heads(self, x: Tensor, state: KeyValues | None, mask: Tensor | None) -> tuple[Tensor, None]:
-        s = self.settings
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         drawn = self.random_blocks(x.shape[1], x.device)
-        pattern = s.block, s.window, s.global_blocks
-        return block_sparse_attention(q, k, v, drawn, *pattern, mask, self.active_dropout), None
+        return block_sparse_attention(q, k, v, drawn, self.settings.block, mask, self.active_dropout), None
 
 
 def block_sparse_attention(
@@ -111,63 +106,56 @@ def block_sparse_attention(
     v: Tensor,
     random_blocks: Tensor,
     block: int = 64,
-    window: int = 3,
-    global_blocks: int = 1,
     mask: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """y_i = Σ_{j∈P_i} softmax(q_i·k_j/√D)·v_j, where P_i holds the keys of the blocks that the block of query i reads.
 
-    The sequence is cut into n = ⌈T/block⌉ blocks. The first and the last `global_blocks` blocks read all keys, and all
-    queries read them. Every other block also reads the `window` blocks around it and its random blocks.
+    The sequence is cut into n = ⌈T/block⌉ blocks. The first and the last block read all keys, and all queries read
+    them. Every other block also reads itself, the block on either side and its random blocks.
 
-    q, k [B, T, H, D], v [B, T, H, M]. random_blocks [H or 1, n − 2·global_blocks, R] int64: the numbers of the blocks
-    that each block that is not global reads in addition (`draw_random_blocks`), below n − global_blocks; one that is
-    read already counts again. mask [B, T] bool, True = valid: an invalid token is read by no other, and
-    has the result 0. dropout: the fraction of the weights dropped. -> y [B, T, H, M].
+    q, k [B, T, H, D], v [B, T, H, M]. random_blocks [H or 1, n − 2, R] int64: the numbers of the blocks that each block
+    but the first and the last reads in addition (`draw_random_blocks`), below n − 1; one that is read already counts
+    again. mask [B, T] bool, True = valid: an invalid token is read by no other, and has the result 0. dropout: the
+    fraction of the weights dropped. -> y [B, T, H, M].
 
-    T ≥ 0, of any divisibility. At n ≤ 2·global_blocks + window + R y is softmax attention over all keys, and
-    random_blocks may have any number of rows.
-    Cost: O(T·(2·global_blocks + window + R)·block·(D + M)·H) time, and as much memory without the factor `block`.
-    Raises InputError for shapes, patterns or dropout that do not fit.
+    T ≥ 0, of any divisibility. At n ≤ `DENSE` y is softmax attention over all keys, and random_blocks is not read.
+    Cost: O(T·(5 + R)·block·(D + M)·H) time, and as much memory without the factor `block`.
+    Raises InputError for shapes or dropout that do not fit.
     """
     _CHECK(q=q, k=k, v=v, mask=mask)
     check_dropout(dropout)
-    extra = random_blocks.shape[-1]
-    _check_pattern(block, window, extra, global_blocks)
-    (b, t, h, _), ends = q.shape, global_blocks
+    b, t, h, _ = q.shape
     if not b or not t:
         return v
     q, k, v = (zero_invalid(x, mask).transpose(1, 2) for x in (q, k, v))  # [B, H, T, ..]
     tokens = None if mask is None else mask[:, None]
     n = -(-t // block)
     # --- a short sequence: every query reads every key ---
-    if is_dense(n, window, extra, ends):
+    if n <= DENSE:
         return zero_invalid(_attend(q, k, v, tokens, dropout).transpose(1, 2), mask)
-    # --- the global blocks' queries read everything ---
+    # --- the queries of the first and the last block read everything ---
     random_blocks = random_blocks.to(q.device).expand(h, -1, -1)
-    edges = torch.cat([q[:, :, : ends * block], q[:, :, (n - ends) * block :]], 2)
+    edges = torch.cat([q[:, :, :block], q[:, :, (n - 1) * block :]], 2)
     edges = _attend(edges, k, v, tokens, dropout)
-    outputs = [edges[:, :, : ends * block]]
-    # --- the others, in blocks: those beside the global ones have shorter windows, so each is a run by itself ---
+    outputs = [edges[:, :, :block]]
+    # --- the others, in blocks: those beside the edges have one neighbour, so each is a run by itself ---
     missing = n * block - t
     # Contiguous once, or `_gather` would copy all blocks in each run.
     q, k, v = (F.pad(x, (0, 0, 0, missing)).contiguous().unflatten(2, (n, block)) for x in (q, k, v))
     if tokens is not None:
         tokens = F.pad(tokens, (0, missing)).expand(-1, h, -1).unflatten(2, (n, block))
-    starts = [*range(ends, ends + window // 2 + 1), *range(n - ends - window // 2, n - ends + 1)]
-    for start, stop in itertools.pairwise(starts):
-        near = torch.tensor([[*range(ends), *_window(row, n, window, ends)] for row in range(start, stop)])
-        last = torch.arange(n - ends, n, device=q.device).expand(h, stop - start, ends)
-        drawn = random_blocks[:, start - ends : stop - ends]
-        read = torch.cat([near.to(q.device).expand(h, -1, -1), drawn, last], 2)  # [H, rows, blocks]
+    for start, stop in itertools.pairwise((1, 2, n - 2, n - 1)):
+        near = torch.tensor([[0, *_neighbours(row, n)] for row in range(start, stop)], device=q.device)
+        last = torch.full((h, stop - start, 1), n - 1, device=q.device)
+        read = torch.cat([near.expand(h, -1, -1), random_blocks[:, start - 1 : stop - 1], last], 2)  # [H, rows, blocks]
         # The last block is the last of every list, and the tokens that fill it are cut off.
         visible = read.shape[2] * block - missing
         keys, values = (_gather(x, read)[..., :visible, :] for x in (k, v))
         seen = None if tokens is None else _gather(tokens[..., None], read)[..., :visible, 0].flatten(1, 2)
         y = _attend(q[:, :, start:stop].flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2), seen, dropout)
         outputs.append(y.unflatten(1, (h, stop - start)).flatten(2, 3))
-    return zero_invalid(torch.cat([*outputs, edges[:, :, ends * block :]], 2).transpose(1, 2), mask)
+    return zero_invalid(torch.cat([*outputs, edges[:, :, block:]], 2).transpose(1, 2), mask)
 
 
 def _gather(x: Tensor, read: Tensor) -> Tensor:
@@ -185,66 +173,40 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: fl
     return F.scaled_dot_product_attention(q, k, v, visible, dropout)
 
 
-def _check_pattern(block: int, window: int, random_blocks: int, global_blocks: int) -> None:
-    if block < 1 or global_blocks < 1 or random_blocks < 0 or window < 1 or window % 2 == 0:
-        raise InputError(
-            f"block-sparse attention: expected block and global_blocks of at least 1, an odd window, and random_blocks "
-            f"of at least 0, found block {block}, global_blocks {global_blocks}, window {window} and random_blocks "
-            f"{random_blocks}; change them"
-        )
+def _neighbours(row: int, blocks: int) -> range:
+    """A block and those beside it, without the first and the last block."""
+    return range(max(1, row - 1), min(blocks - 1, row + 2))
 
 
-def is_dense(blocks: int, window: int, random_blocks: int, global_blocks: int) -> bool:
-    """Whether a sequence has no more blocks than a query of the pattern reads, so that every query reads every key."""
-    return blocks <= 2 * global_blocks + window + random_blocks
+def draw_random_blocks(num_heads: int, blocks: int, seed: int = 0, device: Device = None) -> Tensor:
+    """The random blocks of each head and each block but the first and the last: [H, blocks − 2, RANDOM].
 
-
-def _window(row: int, blocks: int, window: int, global_blocks: int) -> range:
-    """The blocks of the window of a block that is not global, without the global blocks."""
-    half = window // 2
-    return range(max(global_blocks, row - half), min(blocks - global_blocks, row + half + 1))
-
-
-def draw_random_blocks(
-    num_heads: int,
-    blocks: int,
-    random_blocks: int = 3,
-    window: int = 3,
-    global_blocks: int = 1,
-    seed: int = 0,
-    device: Device = None,
-) -> Tensor:
-    """The random blocks of each head and each block that is not global: [H, blocks − 2·global_blocks, random_blocks].
-
-    They are distinct, and drawn uniformly from the blocks that are neither global nor in the window. Equal arguments
-    give equal blocks, in every process and version: the draw uses only `random.Random(seed).random()`, whose sequence
-    Python keeps. Where every query reads every key (`is_dense`) no block is drawn: [H, 0, random_blocks].
-    Cost: O(H·blocks·random_blocks); the last draws are kept.
+    They are distinct, and drawn uniformly from the blocks that are not read anyway. Equal arguments give equal blocks,
+    in every process and version: the draw uses only `random.Random(seed).random()`, whose sequence Python keeps. Where
+    every query reads every key (at most `DENSE` blocks) no block is drawn: [H, 0, RANDOM].
+    Cost: O(H·blocks); the last draws are kept.
     """
-    if is_dense(blocks, window, random_blocks, global_blocks):
-        return torch.empty(num_heads, 0, random_blocks, dtype=torch.int64, device=device)
-    drawn = _draw_constant(num_heads, blocks, random_blocks, window, global_blocks, seed)
-    shape = num_heads, blocks - 2 * global_blocks, random_blocks
-    return torch.tensor(drawn, dtype=torch.int64, device=device).view(shape)
+    drawn = _draw_constant(num_heads, blocks, seed) if blocks > DENSE else ()
+    return torch.tensor(drawn, dtype=torch.int64, device=device).view(num_heads, -1, RANDOM)
 
 
 @assume_constant  # compilers cannot trace random.Random
-def _draw_constant(heads: int, blocks: int, count: int, window: int, ends: int, seed: int) -> tuple[int, ...]:
-    return _draw(heads, blocks, count, window, ends, seed)
+def _draw_constant(heads: int, blocks: int, seed: int) -> tuple[int, ...]:
+    return _draw(heads, blocks, seed)
 
 
 @functools.lru_cache(maxsize=64)
-def _draw(heads: int, blocks: int, count: int, window: int, ends: int, seed: int) -> tuple[int, ...]:
+def _draw(heads: int, blocks: int, seed: int) -> tuple[int, ...]:
     """Floyd's sampling without replacement, for each head and row in turn."""
     uniform = random.Random(seed).random
     drawn: list[int] = []
     for _ in range(heads):
-        for row in range(ends, blocks - ends):
-            near = _window(row, blocks, window, ends)
-            others = blocks - 2 * ends - len(near)
+        for row in range(1, blocks - 1):
+            near = _neighbours(row, blocks)
+            others = blocks - 2 - len(near)
             chosen: list[int] = []
-            for last in range(others - count, others):
+            for last in range(others - RANDOM, others):
                 number = int(uniform() * (last + 1))
                 chosen.append(last if number in chosen else number)
-            drawn += (ends + number + (len(near) if ends + number >= near.start else 0) for number in chosen)
+            drawn += (1 + number + (len(near) if 1 + number >= near.start else 0) for number in chosen)
     return tuple(drawn)

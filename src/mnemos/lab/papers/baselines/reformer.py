@@ -41,14 +41,12 @@ class ReformerConfig(AttentionConfig):
         chunk: the number of tokens c per chunk. Sequences of at most c tokens get softmax attention.
         buckets: the number of buckets per round, an even number; None: twice the number of chunks, 2·⌈T/c⌉, as
             the paper recommends. To hash costs O(buckets) per token.
-        seed: of the rotations outside training, so that an evaluation repeats.
     """
 
     name: ClassVar[str] = "reformer"
     rounds: int = 4
     chunk: int = 32
     buckets: int | None = None
-    seed: int = 0
 
     def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "ReformerAttention":
         return ReformerAttention(dim, num_heads, causal, dropout, self)
@@ -59,7 +57,7 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
 
     x [B, T, D]; mask [B, T] bool, True = valid; y [B, T, D]. Queries and keys are one projection; no projection has a
     bias. `reformer_attention` has the equations. Every training forward draws new rotations from PyTorch's
-    generator, as the paper does, and none if T ≤ chunk. In evaluation the rotations come from `settings.seed`.
+    generator, as the paper does, and none if T ≤ chunk. In evaluation they are always the same.
 
     causal=True: a token reads only itself and earlier tokens. Yet later tokens move the borders of chunks, and so
     decide which earlier tokens it reads (`future_free` is False); likewise the padding (`padding_free`). The state is a
@@ -85,7 +83,11 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
     ) -> None:
         super().__init__(dim, num_heads, causal, dropout, splits="segments")
         self.settings = s = settings or ReformerConfig()
-        _check_settings(s.rounds, s.chunk, s.buckets)
+        if s.rounds < 1 or s.chunk < 1 or (s.buckets is not None and (s.buckets < 2 or s.buckets % 2)):
+            raise InputError(
+                "expected at least one round, one token per chunk and an even number of buckets (or None), found "
+                f"rounds={s.rounds}, chunk={s.chunk}, buckets={s.buckets}; change them"
+            )
         self.query_key, self.value = Linear(dim, dim, bias=False), Linear(dim, dim, bias=False)
         self.output = Linear(dim, dim, bias=False)
 
@@ -96,8 +98,7 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
         check_key_values(state, batch_size, self.num_heads, self.dim // self.num_heads)
 
     def rotations(self, length: int, device: Device = None) -> Tensor:
-        s = self.settings
-        generator = None if self.training else torch.Generator().manual_seed(s.seed)
+        s, generator = self.settings, None if self.training else torch.Generator().manual_seed(0)
         buckets = s.buckets or 2 * -(-length // s.chunk)
         return draw_rotations(s.rounds, self.num_heads, self.dim // self.num_heads, buckets, generator, device)
 
@@ -126,6 +127,22 @@ class ReformerAttention(MultiHeadAttention[KeyValues]):
         return reformer_attention(qk, v, rotations, s.chunk, self.causal, valid, self.active_dropout, last)
 
 
+def draw_rotations(
+    rounds: int,
+    heads: int,
+    width: int,
+    buckets: int,
+    generator: torch.Generator | None = None,
+    device: Device = None,
+) -> Tensor:
+    """Standard normal numbers [rounds, heads, width, buckets/2], drawn from `generator`.
+
+    None: PyTorch's default generator. A generator draws on its own device, so that equal seeds give equal rotations.
+    """
+    source = device if generator is None else generator.device
+    return torch.randn(rounds, heads, width, buckets // 2, generator=generator, device=source).to(device)
+
+
 def reformer_attention(
     qk: Tensor,
     v: Tensor,
@@ -152,127 +169,75 @@ def reformer_attention(
     T ≥ 0, of any divisibility. At T ≤ c there is one chunk and no hash: y is softmax attention.
     Hashing has no gradient; qk gets the gradients of queries and of keys.
     Cost: O(T·R·2·c·(D + M)·H) time and O(T·R·(D + M)·H) memory.
-    Raises InputError for shapes, dtypes, chunk or dropout that do not fit.
+    Raises InputError for shapes, dtypes or dropout that do not fit.
     """
     _CHECK(qk=qk, v=v, mask=mask)
-    b, t, h, d = qk.shape
-    _check_settings(len(rotations), chunk, None)
     check_dropout(dropout)
+    b, t, h, d = qk.shape
     keep = t if last is None else last
     qk, v = zero_invalid(qk, mask), zero_invalid(v, mask)
     if not keep or not b:
         return v[:, t - keep :]
+    rows, device = b * h, v.device
+    valid = None if mask is None else mask.repeat_interleave(h, 0)
     wide = torch.float64 if torch.float64 in (qk.dtype, v.dtype) else torch.float32
-    with full_precision(v.device.type):
-        bucket = None
-        if t > chunk:
-            with torch.no_grad():
-                bucket = _hash(qk, rotations).flatten(0, 1)
-        # Keys of length one; the 10⁻⁶, which the published code adds to the mean square, bounds the derivative at 0.
+    with full_precision(device.type):
+        # --- keys of length one; the 10⁻⁶, which the published code adds, bounds the derivative at 0 ---
         q = qk.to(torch.promote_types(qk.dtype, torch.float32))
         keys = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + 1e-6 * d)
+
+        # --- the tokens of each round sorted by (bucket, position) [B·H, R, L]; a slot of no token is T or more ---
+        order = torch.arange(t, device=device).expand(rows, 1, t)  # one chunk holds all tokens
+        window: tuple[int, ...] = (0,)
+        if t > chunk:
+            # Hashed in float32 at least, one round at a time: lower precision would tell similar tokens apart.
+            with torch.no_grad():
+                turned = (q.transpose(1, 2) @ rotation for rotation in rotations.to(q.dtype))
+                buckets = [torch.cat([one, -one], -1).argmax(-1) for one in turned]
+            bucket, end = torch.stack(buckets, 2).flatten(0, 1), 2**31  # beyond every bucket, and exact as a float
+            if valid is not None:
+                bucket = bucket.masked_fill(~valid[:, None], end)
+            order, window = F.pad(bucket, (0, -t % chunk), value=end).argsort(dim=-1, stable=True), WINDOW
+        rounds, length = order.shape[1:]
+        slot = torch.empty_like(order).scatter_(2, order, torch.arange(length, device=device).expand(order.shape))
+        slot = (slot + length * torch.arange(rounds, device=device)[:, None])[:, :, t - keep : t]
+        position = torch.arange(length, device=device).expand(rows, length)
+        if length > t or valid is not None:  # slots of no token, and invalid tokens, are beyond every position
+            exists = position < t if valid is None else F.pad(valid, (0, length - t))
+            position = position.masked_fill(~exists, length)
+
+        # --- blocks of queries: whole chunks, or single queries where they are few, as in a decoding step ---
         q, k, values = (x.to(wide).transpose(1, 2).flatten(0, 1) for x in (q, keys, v))
-        valid = None if mask is None else mask.repeat_interleave(h, 0)
-        y = _attend_in_chunks(q, k, values, bucket, valid, chunk, causal, dropout, keep)
+        chunks = order.reshape(rows, -1, min(chunk, length))
+        if keep > chunks.shape[1] // rounds:
+            queries, own = chunks, torch.arange(chunks.shape[1], device=device).expand(chunks.shape[:2])
+        else:
+            queries = torch.arange(t - keep, t, device=device).expand(rows, rounds, keep).reshape(rows, -1, 1)
+            own = slot.reshape(rows, -1) // chunks.shape[2]
+
+        # --- attention of some blocks at a time; where these are several steps, the backward computes scores again ---
+        _, blocks, size = queries.shape
+        most = SCORES_AT_A_TIME.get(device.type, SCORES_AT_A_TIME["cpu"])
+        step = max(1, most // (rows * size * len(window) * chunks.shape[2]))
+        around = (own[..., None] + torch.tensor(window, device=device)) % chunks.shape[1]  # [B·H, blocks, W]
+        parts = []
+        for start in range(0, blocks, step):
+            part = slice(start, start + step)
+            read = _pick(chunks, around[:, part].flatten(1)).unflatten(1, (-1, len(window))).flatten(2)
+            inputs = (q, k, values, queries[:, part], read, position, causal, dropout)
+            if step < blocks and torch.is_grad_enabled():
+                parts.append(checkpoint(_attend, *inputs, use_reentrant=False))
+            else:
+                parts.append(_attend(*inputs))
+        y, z = (torch.cat(each, 1) for each in zip(*parts, strict=True))
+
+        # --- back to positions, and the sum over rounds ---
+        if queries is chunks:
+            y, z = (_pick(x.flatten(1, 2), slot.flatten(1)) for x in (y, z))
+        y, z = (x.reshape(rows, rounds, keep, -1) for x in (y, z))
+        y = y[:, 0] if rounds == 1 else (z.softmax(1) * y).sum(1)
     y = y.unflatten(0, (b, h)).transpose(1, 2).to(v.dtype)
     return zero_invalid(y, None if mask is None else mask[:, t - keep :])
-
-
-# ---- hashes ----
-
-
-def draw_rotations(
-    rounds: int,
-    heads: int,
-    width: int,
-    buckets: int,
-    generator: torch.Generator | None = None,
-    device: Device = None,
-) -> Tensor:
-    """Standard normal numbers [rounds, heads, width, buckets/2], drawn from `generator`.
-
-    None: PyTorch's default generator. A generator draws on its own device, so that equal seeds give equal rotations.
-    """
-    source = device if generator is None else generator.device
-    return torch.randn(rounds, heads, width, buckets // 2, generator=generator, device=source).to(device)
-
-
-def _hash(qk: Tensor, rotations: Tensor) -> Tensor:
-    """The bucket of every token in every round, [B, H, R, T]: argmax([xR; −xR]).
-
-    Computed in float32 (float64 for float64), because lower precision would put similar tokens into different buckets.
-    Cost: O(T·H·R·D·n/2) multiply-adds for n buckets, one round in memory at a time.
-    """
-    wide = torch.promote_types(qk.dtype, torch.float32)
-    x = qk.transpose(1, 2).to(wide)
-    turned = (x @ rotation for rotation in rotations.to(wide))
-    return torch.stack([torch.cat([one, -one], -1).argmax(-1) for one in turned], 2)
-
-
-# ---- attention within chunks, a bounded number of scores at a time, and the sum over rounds ----
-
-
-def _attend_in_chunks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bucket: Tensor | None,
-    valid: Tensor | None,
-    chunk: int,
-    causal: bool,
-    dropout: float,
-    keep: int,
-) -> Tensor:
-    """Outputs of the last `keep` of T tokens, N rows: q, k [N, T, D], v [N, T, M] -> [N, keep, M].
-
-    bucket [N, R, T]: the buckets of each round; None: one round of one chunk that holds all tokens, T ≤ chunk. valid
-    [N, T] bool.
-    """
-    rows, t, _ = q.shape
-    device = q.device
-    window: tuple[int, ...] = (0,) if bucket is None else WINDOW
-    # --- the tokens of each round sorted by (bucket, position) [N, R, L]; a slot of no token is T or more ---
-    if bucket is None:
-        order = torch.arange(t, device=device).expand(rows, 1, t)
-    else:
-        end = 2**31  # beyond every bucket, and exact as the float that `pad` takes
-        if valid is not None:
-            bucket = bucket.masked_fill(~valid[:, None], end)
-        order = F.pad(bucket, (0, -t % chunk), value=end).argsort(dim=-1, stable=True)
-    rounds, length = order.shape[1:]
-    slot = torch.empty_like(order).scatter_(2, order, torch.arange(length, device=device).expand(order.shape))
-    slot = (slot + length * torch.arange(rounds, device=device)[:, None])[:, :, t - keep : t]
-    position = torch.arange(length, device=device).expand(rows, length)
-    if length > t or valid is not None:  # slots of no token, and invalid tokens, are beyond every position
-        exists = position < t if valid is None else F.pad(valid, (0, length - t))
-        position = position.masked_fill(~exists, length)
-    # --- blocks of queries: whole chunks, or single queries where they are few, as in a decoding step ---
-    chunks = order.reshape(rows, -1, min(chunk, length))
-    if keep > chunks.shape[1] // rounds:
-        queries, own = chunks, torch.arange(chunks.shape[1], device=device).expand(chunks.shape[:2])
-    else:
-        queries = torch.arange(t - keep, t, device=device).expand(rows, rounds, keep).reshape(rows, -1, 1)
-        own = slot.reshape(rows, -1) // chunks.shape[2]
-    # --- attention of some blocks at a time; where these are several steps, the backward computes scores again ---
-    _, blocks, size = queries.shape
-    most = SCORES_AT_A_TIME.get(device.type, SCORES_AT_A_TIME["cpu"])
-    step = max(1, most // (rows * size * len(window) * chunks.shape[2]))
-    around = (own[..., None] + torch.tensor(window, device=device)) % chunks.shape[1]  # [N, blocks, W]
-    parts = []
-    for start in range(0, blocks, step):
-        part = slice(start, start + step)
-        keys = _pick(chunks, around[:, part].flatten(1)).unflatten(1, (-1, len(window))).flatten(2)
-        inputs = (q, k, v, queries[:, part], keys, position, causal, dropout)
-        if step < blocks and torch.is_grad_enabled():
-            parts.append(checkpoint(_attend, *inputs, use_reentrant=False))
-        else:
-            parts.append(_attend(*inputs))
-    y, z = (torch.cat(each, 1) for each in zip(*parts, strict=True))
-    # --- back to positions, and the sum over rounds ---
-    if queries is chunks:
-        y, z = (_pick(x.flatten(1, 2), slot.flatten(1)) for x in (y, z))
-    y, z = (x.reshape(rows, rounds, keep, -1) for x in (y, z))
-    return y[:, 0] if rounds == 1 else (z.softmax(1) * y).sum(1)
 
 
 def _attend(
@@ -296,11 +261,3 @@ def _pick(x: Tensor, at: Tensor) -> Tensor:
     """x[n, at[n]] for every row: x [N, L, D], at [N, K] -> [N, K, D]. Rows are one list: faster than `gather`."""
     first = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
     return x.flatten(0, 1).index_select(0, (at + first).flatten()).view(*at.shape, *x.shape[2:])
-
-
-def _check_settings(rounds: int, chunk: int, buckets: int | None) -> None:
-    if rounds < 1 or chunk < 1 or (buckets is not None and (buckets < 2 or buckets % 2)):
-        raise InputError(
-            "expected at least one round, one token per chunk and an even number of buckets (or None), found "
-            f"{rounds=}, {chunk=}, {buckets=}; change them"
-        )

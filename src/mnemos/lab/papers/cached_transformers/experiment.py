@@ -21,7 +21,7 @@ from ..claims import PAPERS, Claim
 from ..experiments import add_tables, differences_table, train_variants
 from ..findings import Finding
 from ..reproduce import Options
-from ..small_runs import caution, task
+from ..small_runs import task
 from .tables import ATTENTION, CONTROLS, PAPER, PLAIN, recipe
 
 STEPS, PATCH = 5000, 8
@@ -48,7 +48,7 @@ def experiment(claim: Claim, options: Options) -> Finding:
     gap = {"gap, points": gaps}
     add_tables(finding, recipes[CACHED], trained, "test accuracy, %", _accuracy, True, effects, gap)
     finding.tables.append(differences_table(gaps, "gap, points", False, {name: None for name in effects}))
-    finding.notes += [_EFFECT, _GAP, caution(options)]
+    finding.notes += [_EFFECT, _GAP]
     return finding
 
 

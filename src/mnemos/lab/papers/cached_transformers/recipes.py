@@ -428,22 +428,12 @@ def cached_wikitext(tokens: str, row: str) -> Recipe | None:
 
 # ---- Long ListOps (Table 6) ----
 
-_LISTOPS: dict[str, AttentionConfig] = {
-    "": SoftmaxConfig(),
-    "bigbird": BlockSparseConfig(),
-    "reformer": ReformerConfig(rounds=1, chunk=201, buckets=10),
-    "linear": LinearConfig(),
+_LISTOPS: dict[str, tuple[AttentionConfig, str]] = {  # and how the row of Table 6 is called
+    "": (SoftmaxConfig(), "Table 6, Transformer"),
+    "bigbird": (BlockSparseConfig(), "Table 6, BigBird: blocks of 64, 3 random"),
+    "reformer": (ReformerConfig(rounds=1, chunk=201, buckets=10), "Table 6, Reformer as in Long Range Arena"),
+    "linear": (LinearConfig(), "linear attention, not in Table 6"),
 }
-_LISTOPS_ABOUT = about_lines("""
--: Long ListOps at the paper's size (Table 6, Transformer): hours on a GPU
-cached: Long ListOps at the paper's size, GRC-cached: as many slots as tokens, ratio 0.5 (Table 6): hours on a GPU
-bigbird: Long ListOps at the paper's size (Table 6, BigBird: blocks of 64, 3 random): hours on a GPU
-bigbird-cached: Long ListOps at the paper's size, BigBird, GRC-cached (Table 6): hours on a GPU
-reformer: Long ListOps at the paper's size (Table 6, Reformer with the settings of Long Range Arena): hours on a GPU
-reformer-cached: Long ListOps at the paper's size, Reformer, GRC-cached (Table 6): hours on a GPU
-linear: Long ListOps at the paper's size, linear attention (not in Table 6): hours on a GPU
-linear-cached: Long ListOps at the paper's size, linear attention, GRC-cached (not in Table 6): hours on a GPU
-""")
 
 
 @family("listops-{attention}-{memory}", attention=_LISTOPS, memory=("", "cached"))
@@ -454,8 +444,10 @@ def listops(attention: str, memory: str) -> Recipe:
     the 2,001 tokens in ten chunks, which is 201 each; a token reads its chunk and the one before. That code scales the
     scores by √d and leaves the keys as they are; this is the attention as published, with keys of length one.
     """
+    config, row = _LISTOPS[attention]
+    cached = ", GRC-cached: as many slots as tokens, ratio 0.5" if memory else ""
     return Recipe(
-        about=_LISTOPS_ABOUT[f"{attention}-{memory}".strip("-")],
+        about=f"Long ListOps at the paper's size{cached} ({row}): hours on a GPU",
         model=transformer(
             dim=512,
             layers=6,
@@ -463,7 +455,7 @@ def listops(attention: str, memory: str) -> Recipe:
             mlp=1024,
             causal=False,
             dropout=0.1,
-            attention=_LISTOPS[attention],
+            attention=config,
             cache=GRC(preset="paper") if memory else None,
             head=HeadConfig(classes=10, hidden=1024),
         ),

@@ -18,7 +18,7 @@ from mnemos.models.transformer import TransformerConfig
 from ..claims import Claim
 from ..findings import Finding, Table
 from ..reproduce import Options
-from ..small_runs import Trained, caution, perplexities, perplexity_text, shortened, train
+from ..small_runs import Trained, perplexities, perplexity_text, shortened, train
 
 # ---- Table 4: translation ----
 
@@ -45,13 +45,11 @@ def table4(claim: Claim, options: Options) -> Finding:
         multi30k = finding.table(f"Test BLEU of Multi30k, {seeds} seed{'s' * (seeds > 1)}", ["", "parameters", "BLEU"])
         for name, row in small.rows.items():
             multi30k.add(name, row["parameters"], small.score(name, 1.0))
-    if finding.runs:
-        finding.notes.append(caution(options))
-        if options.steps is not None:
-            finding.notes.append(f"Trained for {options.steps:,} updates (--steps) instead of the recipes' own number.")
+    if finding.runs and options.steps is not None:
+        finding.notes.append(f"Trained for {options.steps:,} updates (--steps) instead of the recipes' own number.")
     finding.notes.append(
-        "At the real size: mnemos train RECIPE --data.path FOLDER, and RECIPE-cached. The paper does not say how its "
-        "BLEU is tokenised; ours is sacreBLEU of detokenised text, and each run's result has tokenised BLEU beside it."
+        "The paper does not say how its BLEU is tokenised; ours is sacreBLEU of detokenised text, and each run's "
+        "result has tokenised BLEU beside it."
     )
     return finding
 
@@ -74,10 +72,6 @@ def _translated(finding: Finding, options: Options, name: str, baselines: bool =
 WORDS, TOKENS, STEPS = 64, 16, 1000  # words per segment and slots, memory tokens, updates of a row of Table 5
 XL = "Transformer-XL base"
 CACHED, BESIDE = f"{XL}, cached", f"{XL}, cached per stream beside its memory"
-_WORDS_AT_PAPER = (
-    "At the paper's size: mnemos train wikitext-xl-base (wikitext-xl-large, and each with -cached; wikitext-mt-base, "
-    "wikitext-rmt-base) --data.path WIKITEXT-103."
-)
 _WORDS_HERE = (
     f"Here: 2 layers of width 128, {STEPS:,} updates unless --steps says otherwise, segments and memories of {WORDS} "
     f"words, {TOKENS} memory tokens. The paper: 16 layers of width 410 (large: 18 of 1,024, no small form here), "
@@ -92,9 +86,8 @@ def table5(claim: Claim, options: Options) -> Finding:
     """
     data = options.data or "the standard library"
     table = Table(f"Perplexity per word of {data}", ["", "here", "minus Transformer-XL", "paper"])
-    finding = Finding([table], [_WORDS_AT_PAPER])
+    finding = Finding([table], [_WORDS_HERE])
     scores = perplexities(train(finding, options, "table5-words", word_recipes(options)))
-    finding.notes += [_WORDS_HERE, caution(options)]
     for name in {**scores, **claim.values}:
         theirs = claim.values.get(name, (None,))[0]
         if name not in scores:
@@ -163,10 +156,6 @@ LISTOPS = {
     "Reformer": "listops-128-reformer",
     "linear": "listops-128-linear",
 }
-_LISTOPS_AT_PAPER = (
-    f"At the paper's size: mnemos train {', '.join(name.replace('-128', '') for name in LISTOPS.values())}, and each "
-    "with -cached."
-)
 _LISTOPS_HERE = (
     "Here: 64 to 128 symbols, 2 layers of width 64, 1,500 updates of 32 rows unless --steps says otherwise; blocks of "
     "4 (BigBird), 2 rounds with chunks of 8 (Reformer). The paper: 500 to 2,000 symbols, and Long Range Arena's "
@@ -179,7 +168,7 @@ def table6(claim: Claim, options: Options) -> Finding:
     """Table 6: accuracy on Long ListOps shortened to 64 to 128 symbols, each attention with and without the cache."""
     ours = ["here", "here cached", "gain", "constant cache", "equal parameters"]
     table = Table("Test accuracy on Long ListOps, in percent", ["", *ours, "paper", "paper cached", "paper gain"])
-    finding = Finding([table], [_LISTOPS_AT_PAPER])
+    finding = Finding([table], [_LISTOPS_HERE])
     # --- each attention with and without the cache, and the baselines of those with it ---
     names = [name + ending for name in LISTOPS.values() for ending in ("", "-cached")]
     recipes = {name: registry.load("recipe", name)() for name in names}
@@ -189,7 +178,6 @@ def table6(claim: Claim, options: Options) -> Finding:
             recipes[name] = altered(shortened(one, options), optim={"schedule": {"warmup": warmup}})
     trained = train(finding, options, "listops-128", recipes, baselines=True)
     table.title += f"; majority class: {100 * trained.comparison['majority']:.1f} %"
-    finding.notes += [_LISTOPS_HERE, caution(options)]
     # --- the table ---
     for row, name in LISTOPS.items():
         plain, cached = claim.values.get(row, (None, None))

@@ -30,7 +30,7 @@ from ..claims import Claim
 from ..experiments import welch_holm
 from ..findings import Cell, Finding, Table
 from ..reproduce import Options
-from ..small_runs import Trained, caution, task, train
+from ..small_runs import Trained, task, train
 from .recipes import PAPER_CACHE
 
 # ---- costs at the real size ----
@@ -106,16 +106,6 @@ def _parameters(module: nn.Module) -> int:
 def _sizes(plain: Cost, cached: Cost, auto: Cost) -> list[float]:
     sizes = [plain.parameters / 1e6, cached.parameters / 1e6, plain.training, cached.training]
     return [*sizes, cached.added, cached.inference, auto.training]
-
-
-def commands(names: Sequence[str], endings: tuple[str, ...] = ("", "-cached")) -> str:
-    """A note: the commands that train the paper's models at their real size."""
-    recipes = ", ".join(RECIPES[name] for name in names)
-    quoted = " or ".join(f'"{ending}"' for ending in endings if ending)
-    return (
-        f"At the real size: mnemos train RECIPE --data.folder IMAGENET. Recipes: {recipes}; append {quoted} to a "
-        "name for its cached variant."
-    )
 
 
 # ---- small models ----
@@ -212,7 +202,7 @@ def _add_accuracies(finding: Finding, options: Options, hosts: Sequence[str], en
         scores = [one.score(ending) for ending in endings]
         table.add(one.rows[PLAIN]["name"], *scores, *(one.emptied(ending) for ending in gated))
     finding.tables += [table, gains(trained, endings)]
-    finding.notes += [_CONTROLS, caution(options)]
+    finding.notes.append(_CONTROLS)
 
 
 # ---- Tables 1, 2 and 8: accuracy ----
@@ -223,7 +213,7 @@ def classification(claim: Claim, options: Options) -> Finding:
     table = Table("Parameters and FLOPs at 224², and the paper's accuracies", ["", *_SIZES, *claim.paper_columns])
     for name, values in claim.values.items():
         table.add(name, *_sizes(*costs(name)), *values)
-    finding = Finding([table], [_COUNTS, commands(list(claim.values))])
+    finding = Finding([table], [_COUNTS])
     _add_accuracies(finding, options, ("swin",) if claim.name == "table8" else ("vit", "pvt", "swin"), TABLE1)
     return finding
 
@@ -233,7 +223,7 @@ def table2(claim: Claim, options: Options) -> Finding:
     table = Table("Top-1 accuracy on ImageNet-1k", ["", *claim.paper_columns])
     for name, values in claim.values.items():
         table.add(name, *values)
-    finding = Finding([table], [commands(list(claim.values), ("", "-attention-cache", "-cached"))])
+    finding = Finding([table])
     _add_accuracies(finding, options, ("vit", "pvt"), TABLE2)
     return finding
 
@@ -340,7 +330,6 @@ def table10(claim: Claim, options: Options) -> Finding:
     )
     for (name, values), row in zip(claim.values.items(), trained.rows, strict=True):
         ours.add(name, trained.score(row), trained.emptied(row), values[1])
-    finding.notes.append(caution(options))
     return finding
 
 
@@ -359,9 +348,7 @@ _DETECTORS = {"table3": "mask-rcnn", "table7": "retinanet"}
 _PARTS = ("backbone", "pyramid", "heads")
 _DETECTION = (
     "G: 10⁹ multiply-adds of products, convolutions and attention; sampling boxes from the maps and non-maximum "
-    "suppression are not counted. AP is not measured: the recipes need COCO, a classifier trained on ImageNet, and "
-    "GPUs: mnemos train RECIPE --data.folder COCO --train.init_from RUN. The recipes shapes-… compare such detectors "
-    "on generated pictures."
+    "suppression are not counted. AP is not measured: the recipes need COCO, a classifier of ImageNet, and GPUs."
 )
 
 

@@ -17,7 +17,6 @@ from ..drawing import draw_seeds, panel, picture
 from ..experiments import add_tables, mean_and_spread, train_variants
 from ..findings import Finding
 from ..reproduce import Options
-from ..small_runs import caution
 from .tables import small_recipe
 
 STEPS = 3600
@@ -62,7 +61,7 @@ def experiment(claim: Claim, options: Options) -> Finding:
                 ]
                 axes.set_ylim(top=min(axes.get_ylim()[1], 2 * max(ends)))  # the first updates would hide the rest
     finding.files.insert(0, path)
-    finding.notes += [_EFFECT, _FIGURE, caution(options)]
+    finding.notes += [_EFFECT, _FIGURE]
     return finding
 
 

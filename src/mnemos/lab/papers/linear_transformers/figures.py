@@ -26,9 +26,9 @@ from ..claims import Claim
 from ..drawing import draw_seeds, panels, variant
 from ..findings import Finding, Table
 from ..reproduce import Options
-from ..small_runs import caution, shortened, task, train
+from ..small_runs import shortened, task, train
 from .recipes import attention, copy_small
-from .tables import at_the_papers_size, small_recipe
+from .tables import small_recipe
 
 # ---- Figure 1: time and memory of a forward and backward pass of each attention, by sequence length ----
 
@@ -36,10 +36,11 @@ HEADS, WIDTH = 8, 32
 CHUNK, BUCKETS = 32, 64  # of the Reformer, at every length
 TOKENS = 2**13  # per batch: longer sequences mean fewer rows
 LENGTHS = tuple(2**i for i in range(9, 17))
-LIMIT = 4.0  # seconds; longer calls are not made
-ROOM = 4 * 2**30  # bytes; larger N x N weight matrices are not allocated
 ROUNDS = 3
-ATTENTIONS = ("softmax, written out", "softmax", "lsh-1", "lsh-4", "lsh-8", "linear")
+# Each attention's greatest length, beyond which a call takes more than four seconds, or weights of four GiB.
+LONGEST = {"softmax, written out": 2**11, "softmax": 2**13, "lsh-1": 2**16, "lsh-4": 2**14, "lsh-8": 2**14}
+LONGEST["linear"] = 2**16
+ATTENTIONS = tuple(LONGEST)
 Measured = dict[str, dict[int, tuple[float, float | None]]]  # by attention and length: seconds and bytes per sample
 _MEASURED = (
     f"Causal attention without projections, {HEADS} heads of width {WIDTH}, float32, batches of {TOKENS:,} tokens or "
@@ -74,39 +75,26 @@ def figure1(claim: Claim, options: Options) -> Finding:
             right.plot(list(sizes), list(sizes.values()), **variant(i))
     notes = [
         _MEASURED,
-        f"A dash: a call would need more than {LIMIT:g} s or {ROOM / 2**30:g} GiB.",
+        "A dash: not measured, because a call takes more than about four seconds, or weights of four GiB.",
         f"Growth of the time per sample over the last doubling of the length: {', '.join(growth)}.",
     ]
     return Finding([times, memory], notes, [path])
 
 
 def measure(lengths: tuple[int, ...]) -> Measured:
-    """Measure every attention at every length. An attention stops before a call that would take longer than `LIMIT`."""
+    """Measure every attention at every length up to its greatest."""
     measured: Measured = {name: {} for name in ATTENTIONS}
     for n in lengths:
         rows = max(1, TOKENS // n)
         torch.manual_seed(0)
         q, k, v = (torch.randn(rows, n, HEADS, WIDTH, requires_grad=True) for _ in range(3))
         upstream = torch.randn(rows, n, HEADS, WIDTH)
-        names = [name for name in ATTENTIONS if affordable(name, measured[name], n)]
-        if not names:
-            break
-        calls = {name: partial(_forward_backward, name, q, k, v, upstream) for name in names}
+        calls = {name: partial(_forward_backward, name, q, k, v, upstream) for name in ATTENTIONS if n <= LONGEST[name]}
         peaks = {name: peak_of(call) for name, call in calls.items()}
         times = race(calls, ROUNDS)
         for name, peak in peaks.items():
             measured[name][n] = statistics.median(times[name]) / rows, None if peak is None else peak / rows
     return measured
-
-
-def affordable(name: str, measured: dict[int, tuple[float, float | None]], n: int) -> bool:
-    """Whether a call at length n stays within the limits, estimated from length n/2 (softmax ×4, others ×2)."""
-    if not measured:
-        return True
-    rows = max(1, TOKENS // n)
-    if n // 2 not in measured or (name == "softmax, written out" and 8 * HEADS * n * n * rows > ROOM):
-        return False
-    return measured[n // 2][0] * (4 if name.startswith("softmax") else 2) * rows <= LIMIT
 
 
 def _forward_backward(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, upstream: torch.Tensor) -> None:
@@ -127,15 +115,11 @@ def _forward_backward(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
 
 COPIERS = ("softmax", "lsh-4", "linear")
 LEARNED = 0.02  # nats per symbol; the initial loss is log 10 = 2.3
-_COPYING_AT_PAPER = (
-    "At the paper's size (128 tokens, 4 layers; the width, 256, is ours): mnemos train copy (-softmax, -lsh-1, -lsh-4)."
-)
 
 
 def figure2(claim: Claim, options: Options) -> Finding:
     """Figure 2 with small models: the loss by update, and the share of correct symbols at the end."""
-    finding = Finding([], [_COPYING_AT_PAPER])
-    recipes = {name: copy_recipe(options, name) for name in COPIERS}
+    finding, recipes = Finding(), {name: copy_recipe(options, name) for name in COPIERS}
     trained = train(finding, options, "copy", recipes)
     steps = recipes["linear"].train.steps
     table = finding.table(
@@ -161,7 +145,6 @@ def figure2(claim: Claim, options: Options) -> Finding:
     lsh: Any = recipes["lsh-4"]
     chunk = lsh.model.attention.chunk
     finding.notes += [
-        caution(options),
         f"LSH has chunks of {chunk}: in each of its {lsh.model.attention.rounds} rounds a token reads at most "
         f"{2 * chunk} of {lsh.data.length} tokens. The paper names no chunk for this task.",
         "Loss and updates are those of the worst seed. A dash: the loss was not reached.",
@@ -185,8 +168,7 @@ def figure3(claim: Claim, options: Options) -> Finding:
 
     Writes two images, of samples and of completions. Nothing is selected; there is no number to compare.
     """
-    finding = Finding([], [at_the_papers_size("mnist-pixels")])
-    run = options.run
+    finding, run = Finding(), options.run
     if run is None:
         recipe = {"linear": small_recipe(options, "linear")}
         (run,) = train(Finding(), options, f"pictures-{task(options)[0]}", recipe, seeds=1).runs["linear"]

@@ -23,7 +23,7 @@ from mnemos.types import InputError
 from ..claims import Claim
 from ..findings import Finding, Table, spread
 from ..reproduce import Options
-from ..small_runs import caution, shortened, task, train
+from ..small_runs import shortened, task, train
 from .recipes import LSH_ROUNDS, NAMES, PAPER, attention
 
 # ---- Tables 1 and 2: bits of small models, and pictures a second of the paper's ----
@@ -41,7 +41,6 @@ _TIMED = "Steps are timed at five positions of an image and interpolated linearl
 def likelihood_and_speed(claim: Claim, options: Options) -> Finding:
     """Table 1 (MNIST) or 2 (CIFAR-10): models on the data of --data, or without it on scikit-learn's digits."""
     mnist = claim.name == "table1"
-    at_paper = at_the_papers_size("mnist-pixels" if mnist else "cifar-pixels")
     finding = Finding([], [_CONVENTION])
     # --- bits of small models that differ in their attention only ---
     recipes = {name: small_recipe(options, name) for name in NAMES}
@@ -59,8 +58,7 @@ def likelihood_and_speed(claim: Claim, options: Options) -> Finding:
         ours = spread(bits(row["mean"]), None if row["std"] is None else bits(row["std"]), 1.0, 3)
         minus = bits(row["mean"] - trained.rows["linear"]["mean"])
         table.add(name, ours, minus, row["seconds"], theirs, theirs - linear)
-    finding.notes += ["The small models predict one of 256 classes, the paper's models a mixture of logistics."]
-    finding.notes.append(caution(options))
+    finding.notes.append("The small models predict one of 256 classes, the paper's models a mixture of logistics.")
     # --- images per second of the paper's model, which is not trained: the weights do not change the time ---
     config = PAPER if mnist else replace(PAPER, layers=16, max_length=3071)
     table = finding.table(
@@ -81,15 +79,8 @@ def likelihood_and_speed(claim: Claim, options: Options) -> Finding:
         theirs_here = claim.values[name][1] if name in claim.values else None
         ratio = None if theirs_here is None else claim.values["linear"][1] / theirs_here
         table.add(name, speed, batch, best["linear"][0] / speed, theirs_here, ratio)
-    finding.notes += [f"{_TIMED} The paper's values are from a GTX 1080 Ti.", at_paper]
+    finding.notes.append(f"{_TIMED} The paper's values are from a GTX 1080 Ti.")
     return finding
-
-
-def at_the_papers_size(name: str) -> str:
-    """A note: the commands that train the recipe `name` and the paper's other rows."""
-    option = "path" if name.startswith("mnist") else "folder"
-    command = f"mnemos train {name} (and {name}-softmax, -lsh-1, -lsh-4) --data.images.{option} FOLDER"
-    return f"At the paper's size: {command}"
 
 
 def small_recipe(options: Options, variant: str) -> Recipe:
@@ -206,15 +197,11 @@ def _generate(model: Transformer, count: int, position: int) -> tuple[int, int |
 # ---- Table 3: speech with CTC ----
 
 MODELS = ("bilstm", "softmax", "lsh", "linear")  # the endings of the recipes' names; LSH has four rounds, as there
-_SPEECH_AT_PAPER = (
-    "At the paper's size, on your recordings: mnemos train speech-linear --data.path FOLDER "
-    "(or speech-softmax, speech-lsh, speech-bilstm)."
-)
 
 
 def speech(claim: Claim, options: Options) -> Finding:
     """Table 3: error rate and seconds per epoch of small models, on the recordings in --data."""
-    finding = Finding([], [_SPEECH_AT_PAPER])
+    finding = Finding()
     if options.data is None:
         raise InputError(
             "--data: expected a folder of LABEL_SPEAKER_TAKE.wav files, such as the Free Spoken Digit Dataset, found "
@@ -233,5 +220,4 @@ def speech(claim: Claim, options: Options) -> Finding:
         epochs = [one.epoch_seconds or 0.0 for one in trained.results(name)]
         theirs = claim.values["lsh-4" if name == "lsh" else name]
         table.add(name, trained.score(name), sum(epochs) / len(epochs), *theirs)
-    finding.notes.append(caution(options))
     return finding

@@ -19,7 +19,7 @@ from ..claims import PAPERS, Claim
 from ..experiments import add_tables, train_variants
 from ..findings import Finding, Table
 from ..reproduce import Options
-from ..small_runs import Trained, caution, digits_or_mnist, perplexities
+from ..small_runs import Trained, digits_or_mnist, perplexities
 from .figures import VERBS, paper_share
 from .recipes import SMALL_PICTURES, ImageSizes, picture_recipe, picture_variant
 
@@ -50,7 +50,7 @@ def experiment(claim: Claim, options: Options) -> Finding:
     extra = {"perplexity": perplexities(trained)}
     add_tables(finding, recipes[MEMFORMER], trained, "nats/byte", lambda one: one.score("loss"), False, effects, extra)
     finding.tables.append(_slots_table(recipes, trained))
-    finding.notes += [_TRANSLATED, caution(options)]
+    finding.notes.append(_TRANSLATED)
     return finding
 
 

@@ -39,7 +39,7 @@ from ..drawing import panel, panels, picture, variant
 from ..experiments import add_differences
 from ..findings import Finding, Table
 from ..reproduce import Options
-from ..small_runs import caution, perplexities, train
+from ..small_runs import perplexities, train
 from .tables import HORIZON, SegmentLoss
 
 # ---- Figure 4: a slot without input drifts to its terminal state ----
@@ -492,7 +492,7 @@ def figure8(claim: Claim, options: Options) -> Finding:
             axes.minorticks_off()
             first, *others = scores
             add_differences(finding, options, scores, [(other, first) for other in others])
-    finding.notes += [_HORIZONS_SAY, caution(options)]
+    finding.notes.append(_HORIZONS_SAY)
     finding.files.append(path)
     return finding
 

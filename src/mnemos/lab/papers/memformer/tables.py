@@ -28,7 +28,7 @@ from ..claims import Claim, Values
 from ..experiments import add_differences
 from ..findings import Finding, Table, spread
 from ..reproduce import Options
-from ..small_runs import caution, digits_or_mnist, perplexities, perplexity_text, shortened, train
+from ..small_runs import digits_or_mnist, perplexities, perplexity_text, shortened, train
 from .recipes import (
     LANGUAGE,
     PICTURES,
@@ -51,10 +51,6 @@ _PICTURES_COUNTED = (
     "neither how it counts nor how long Memformer's segments are; here a segment is a row of 28 bytes. No length gives "
     "the paper's FLOPs of all Memformers."
 )
-_PICTURES_AT_PAPER = (
-    "At the paper's size: mnemos train RECIPE --data.images.path MNIST, where RECIPE is one of "
-    f"{', '.join(f'mnist-{ending}' for ending in PICTURES.values())}."
-)
 # The rows of Table 1 with which others are compared: ablations, which begin so, with that of 2 + 6 layers.
 WHOLE, ABLATED = "Memformer 4+8", "Memformer 2+6 memory=64"
 _ABLATIONS = ("Memformer 2+6", "w/o", "temperature")
@@ -72,7 +68,7 @@ def table1(claim: Claim, options: Options) -> Finding:
             model, picture = config.build().eval(), torch.zeros(1, ImageSizes().length, dtype=torch.int64)
             flops = forward_flops(model, picture, segment=segment)
         costs.add(row, parameters(config), flops / 1e9, claim.values.get(row, (None,))[0])
-    finding = Finding([costs], [_PICTURES_COUNTED, _PICTURES_AT_PAPER])
+    finding = Finding([costs], [_PICTURES_COUNTED])
     data, fields = digits_or_mnist(options)
     recipes = {row: altered(picture_recipe(data, row), data={"images": fields}) for row in PICTURES}
     pairs = [(ABLATED if row.startswith(_ABLATIONS) else WHOLE, row) for row in recipes]
@@ -101,7 +97,6 @@ def _add_perplexities(
         row, theirs = trained.rows[name], claim.values.get(name, (None, None))[1]
         cells = row["parameters"], perplexity_text(scores[name]), row["flops"] / 1e9, row["seconds"]
         table.add(name, shape(recipe), *cells, theirs)
-    finding.notes.append(caution(options))
     # --- differences ---
     add_differences(finding, options, scores, [(one, other) for one, other in pairs if one != other])
 
@@ -126,10 +121,6 @@ _TEXT_COUNTED = (
     "GFLOP per segment of 128 tokens, with full memories; a multiply-add counts as 2. The vocabulary is 256 bytes, so "
     "the softmax hardly counts. The paper uses words, and does not say whether it counts the softmax over them."
 )
-_TEXT_AT_PAPER = (
-    "At the paper's size, in words: mnemos train wikitext-memformer (wikitext-xl, wikitext-compressive) --data.path "
-    "WIKITEXT-103."
-)
 _TIMED = (
     "Batch size 1, not trained (weights do not change the time). Generated: 128 tokens one by one; the encoder runs "
     "once for them. Read: one segment per call. State: bytes per stream at the start of a segment, and the maximum; "
@@ -148,8 +139,7 @@ def table2(claim: Claim, options: Options) -> Finding:
         with torch.device("meta"):
             gflop[row] = _gflop(config.build().eval())
         costs.add(row, parameters(config), gflop[row], claim.values[row][0])
-    notes = [_TEXT_COUNTED, _TEXT_AT_PAPER, _TIMED]
-    finding = Finding([costs, _inference(gflop, claim.values)], notes)
+    finding = Finding([costs, _inference(gflop, claim.values)], [_TEXT_COUNTED, _TIMED])
     path, small = None if options.data is None else str(options.data), SMALL_LANGUAGE
     title = f"Perplexity per byte of {path or 'the standard library'}, models of width {small.dim}"
     recipes = {row: language_recipe(row, path) for row in LANGUAGE}
@@ -301,18 +291,12 @@ def table3(claim: Claim, options: Options) -> Finding:
 
 # ---- recall of a fact, not in the paper ----
 
-_RECALL_ALONE = (
-    "To train one model: mnemos train recall-memformer. Its decoder reads the slots. The decoder of "
-    'preset="paper" does not: --model.preset paper --model.decoder-reads False.'
-)
-
 
 def recall(claim: Claim, options: Options) -> Finding:
     """The accuracy at the full distance."""
-    finding = Finding([], [_RECALL_ALONE])
+    finding = Finding()
     recipes = {name: shortened(one, options) for name, one in variants().items()}
     trained = train(finding, options, "recall", recipes)
-    finding.notes.append(caution(options))
     table = finding.table(
         f"Accuracy {RECALL.distance:,} tokens ({RECALL.distance // RECALL_MODEL.segment} segments) after the fact",
         ["", "model here", "right, %", "GFLOP per sequence", "seconds of training"],
