@@ -1,4 +1,4 @@
-"""`mnemos chat`: what a turn reads, turns that are undone, Ctrl-C, and errors of one line."""
+"""`mnemos chat`: what a turn reads, what its commands do to the state, Ctrl-C, and errors of one line."""
 
 import io
 import os
@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 from shutil import copytree
-from types import SimpleNamespace
 
 import pytest
 import tiny_decoder
@@ -58,18 +57,45 @@ def test_turns_read_what_the_template_writes_of_the_whole_chat(folder, system, e
     assert talk.ends == [end]
 
 
-def test_lines_are_answered_undone_and_refused_in_one_line(monkeypatch, capsys, folder):
-    lines = ["/back", "so", "be it", "", "other", "/back", "/nothing", "/back", "be it", "/new", "so", "/quit", "never"]
-    code, out, err = said(monkeypatch, capsys, folder, lines)
+def test_a_chat_forks_goes_back_and_is_saved(folder, tmp_path):
+    talk, _ = talk_of(folder)
+    answers = []
+
+    def say(text):
+        answers.append([])
+        return talk.answer(text, lambda token: answers[-1].append(int(token)), lambda: False)
+
+    first = say("so")
+    assert first.written == 5
+    talk.command("fork", "a")
+    talk.command("save", str(tmp_path / "s"))
+    say("be it")
+    state, size = talk.stream, talk.state_bytes
+    talk.command("back", "")
+    assert talk.stream is talk.named["a"]
+    assert talk.state_bytes < size
+    say("other")
+    talk.command("back", "a")
+    say("be it")
+    talk.command("load", str(tmp_path / "s"))
+    found = say("be it")
+    assert answers[1] == answers[3] == answers[4] != answers[2]
+    assert found.read < first.read  # the new tokens alone
+    assert torch.equal(talk.stream.state.seen, state.state.seen)
+
+
+def test_a_terminal_answers_lines_and_refuses_in_one(monkeypatch, capsys, folder, tmp_path):
+    lines = ["/back", "/save x", "so", "", "/fork", "/fork a", "/nothing", "/back b", f"/load {tmp_path}/no"]
+    code, out, err = said(monkeypatch, capsys, folder, [*lines, "/new", "so", "/help me", "/quit", "never"])
     assert code == 0
-    first, second, _, again, anew = out.splitlines()
-    assert (second, first) == (again, anew)
-    assert len([line for line in err if line.startswith("mnemos: ")]) == 2, err
+    first, second = out.splitlines()
+    assert first == second
+    refused = [line for line in err if line.startswith("mnemos: ")]
+    assert len(refused) == 6, err
     costs = [line for line in err if line.startswith("[read ")]
+    assert len(costs) == 2
     assert re.fullmatch(r"\[read \d+ tokens in .* s, wrote 5 at .* tokens/s; state .* KiB, grows\]", costs[0])
-    read = [int(re.match(r"\[read (\d+) ", line)[1]) for line in costs]
-    assert read[1] == read[3]
-    assert read[0] == read[4], "a new chat"
+    assert all(line in err for line in chats.HELP.splitlines())
 
 
 @pytest.fixture
@@ -95,8 +121,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(monkeypatch, capsys, folder):
 
 def test_ctrl_c_while_a_turn_is_read_drops_it(folder):
     talk, _ = talk_of(folder)
-    talk.stopped = True
-    talk.answer("so")
+    assert talk.answer("so", lambda token: None, lambda: True) is None
     assert talk.stream is talk.new
 
 
@@ -159,14 +184,12 @@ def test_a_folder_without_a_part_is_one_line(monkeypatch, capsys, folder, tmp_pa
     assert found[missing] in err[0]
 
 
-def test_an_answer_has_no_power_over_the_terminal(folder, capsys):
-    talk, tokenizer = talk_of(folder)
-    tokens = [torch.tensor([n]) for n in tokenizer("so\x1b]0;title\x07 be", add_special_tokens=False)["input_ids"]]
+def test_an_answer_has_no_power_over_the_terminal(folder, monkeypatch, capsys):
+    def answer(talk, text, put, stopped):
+        for token in talk.tokenizer("so\x1b]0;title\x07 be", add_special_tokens=False)["input_ids"]:
+            put(torch.tensor([token]))
+        return chats.Answer(1, 1, 1.0, 1.0)
 
-    class Drawn(list):
-        stream = talk.new
-
-    stream = SimpleNamespace(last=None, prefill=lambda part: stream, tokens=lambda *_, **__: Drawn(tokens))
-    talk.stream = stream
-    talk.answer("hello")
-    assert capsys.readouterr().out == "so\\x1b]0;title\\x07 be\n"
+    monkeypatch.setattr(chats.Chat, "answer", answer)
+    code, out, _ = said(monkeypatch, capsys, folder, ["hello"])
+    assert (code, out) == (0, "so\\x1b]0;title\\x07 be\n")

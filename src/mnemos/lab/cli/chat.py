@@ -1,19 +1,28 @@
-"""`mnemos chat`: a chat with a language model. It is a `Stream`: a turn reads the new tokens alone, and is undone."""
+"""`mnemos chat`: a chat with a language model. It is a `Stream`: so it forks, goes back, and is saved and loaded."""
 
 import contextlib
 import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mnemos.errors import InputError, printable, say
 
 if TYPE_CHECKING:
+    import torch
+
     from mnemos import Stream
 
-_HELP = "/back undoes a turn, /new begins a new chat, /quit or Ctrl-D ends it; Ctrl-C stops an answer"
+HELP = """/fork NAME    keep the chat as it is now under a name
+/back [NAME]  go back to before the last turn, or to the chat of that name
+/save FILE    write the chat's state to a file
+/load FILE    go on from a file that /save wrote with this model
+/new          begin a new chat
+/quit         end; so does Ctrl-D. Ctrl-C stops an answer"""
 _MARK = "\ue000"  # an answer in a rendered template: what follows it there follows every answer
 _PIECE = 256  # tokens that are read together; Ctrl-C is heeded between pieces
 _TURNS = 8  # states to go back to: each has the size of the state, which may be constant
@@ -36,7 +45,8 @@ def chat(
     """Chat with a language model of Hugging Face Transformers.
 
     A turn reads the new tokens alone, because the chat is the model's state. Answers go to the standard output; without
-    a terminal, each line of the standard input is a turn. In the chat, /back undoes a turn and /new begins a new chat.
+    a terminal, each line of the standard input is a turn. In the chat, /help lists the commands that fork it, go back,
+    save and load.
 
     Args:
         folder: a decoder of Transformers with its tokenizer: a folder of save_pretrained, or hf:NAME of the hub
@@ -85,7 +95,8 @@ def chat(
             merge_updates(model)
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     talk = Chat(model, Turns(tokenizer, system), length, {**drawn, "generator": torch.Generator().manual_seed(seed)})
-    talk.run()
+    with on_ctrl_c(signal.default_int_handler):
+        Terminal(talk).run()
     return 0
 
 
@@ -137,16 +148,23 @@ class Turns:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
+class Answer(NamedTuple):
+    """What a turn has cost: tokens read and written, and seconds of both."""
+
+    read: int
+    written: int
+    reading: float
+    writing: float
+
+
 class Chat:
-    """A chat: the stream after all turns, and those to go back to. Answers go to the standard output, costs to errors.
+    """A chat: the stream after all turns, the streams to go back to, and those with a name.
 
     model: of Transformers, in eval mode. length: the most tokens of an answer. drawn: settings of `Stream.tokens`.
     Raises InputError for a model without a causal state.
     """
 
     def __init__(self, model: Any, turns: Turns, length: int, drawn: dict[str, Any]) -> None:
-        from rich.console import Console
-
         from mnemos import Stream
         from mnemos.hugging_face import MnemosForCausalLM, functional
 
@@ -156,106 +174,148 @@ class Chat:
         self.new = Stream(model.model if isinstance(model, MnemosForCausalLM) else functional(model))
         self.stream: Stream = self.new
         self.before: deque[Stream] = deque(maxlen=_TURNS)
-        self.notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-        self.waiting = self.stopped = False  # for a line; whether Ctrl-C was pressed in this turn
+        self.named: dict[str, Stream] = {}
 
-    def run(self) -> None:
-        """Read lines, and answer them, to the end of the standard input."""
-        terminal, before = sys.stdin.isatty(), signal.getsignal(signal.SIGINT)
-        if before is not signal.SIG_IGN:  # the program was not started with Ctrl-C ignored
-            signal.signal(signal.SIGINT, self._interrupt)
-        if terminal:
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401 - input() then edits lines and remembers them
-            self.note(_HELP)
-        if not self.turns.template:
-            self.note("the tokenizer has no chat template: the model continues the text")
-        try:
-            while True:
-                self.waiting, self.stopped = True, False
-                try:
-                    line = input("> " if terminal else "").strip()
-                except EOFError:
-                    break
-                except KeyboardInterrupt:  # what was typed is dropped
-                    if not terminal:
-                        raise
-                    self.note("\n/quit or Ctrl-D ends the chat")
-                    continue
-                self.waiting = False
-                if line == "/quit":
-                    break
-                try:
-                    if line.startswith("/"):
-                        self.command(line)
-                    elif line:
-                        self.answer(line)
-                except InputError as error:
-                    self.note(f"mnemos: {error}", "")
-        finally:
-            signal.signal(signal.SIGINT, before)
+    @property
+    def state_bytes(self) -> int:
+        from mnemos.types import leaves
 
-    def _interrupt(self, *_: object) -> None:
-        """Ctrl-C ends an answer between two tokens, so that the stream is that of a token; a line ends at once."""
-        self.stopped = True
-        if self.waiting:
-            raise KeyboardInterrupt
+        return sum(x.numel() * x.element_size() for x in leaves(self.stream.state))
 
-    def command(self, line: str) -> None:
-        if line not in ("/back", "/new"):
-            raise InputError(f"expected a command of the chat, found {line!r:.40}; {_HELP}")
-        if line == "/back" and not self.before:
-            raise InputError("/back: expected a turn to take back, found none; write something first")
-        if line == "/back":
-            self.stream = self.before.pop()
-        else:
-            self.go(self.new)
-        self.note(f"{line}: state {self.size}")
+    def answer(self, text: str, put: Callable[["torch.Tensor"], None], stopped: Callable[[], bool]) -> Answer | None:
+        """Read a turn and answer it; None if `stopped` while it was read, which leaves the chat as it was.
 
-    def answer(self, text: str) -> None:
-        """Read a turn and answer it. Ctrl-C while it is read leaves the chat as it was."""
+        put: is given each token [1] of the answer. stopped: asked after each; the answer then ends with that token.
+        """
         import torch
-
-        from mnemos.libraries import transformers
 
         start, stream = time.perf_counter(), self.stream
         last = None if stream.last is None else int(stream.last)
         tokens = self.turns.first(text) if last is None else self.turns.following(text, last)
         for part in torch.tensor([tokens]).split(_PIECE, 1):
             stream = stream.prefill(part)
-            if self.stopped:
-                self.note("interrupted: the turn was not read")
-                return
+            if stopped():
+                return None
         reading, count = time.perf_counter() - start, 0
-        shown = transformers().TextStreamer(self.tokenizer, skip_special_tokens=True)
-        shown.on_finalized_text = lambda text, stream_end=False: say(text, end="\n" * stream_end, flush=True)
         drawn = stream.tokens(self.length, **self.drawn, eos=self.ends or None)
         for token in drawn:
             count += 1
             if token.item() not in self.ends:
-                shown.put(token)
-            if self.stopped:
+                put(token)
+            if stopped():
                 break
-        shown.end()
         self.go(drawn.stream)
-        speed = count / (time.perf_counter() - start - reading)
-        kind = "grows" if getattr(self.new.model, "state_kind", "growing") == "growing" else "constant"
-        self.note(
-            f"[read {len(tokens):,} tokens in {reading:.1f} s, wrote {count:,} at {speed:,.1f} tokens/s; "
-            f"state {self.size}, {kind}]"
-        )
+        return Answer(len(tokens), count, reading, time.perf_counter() - start - reading)
 
     def go(self, stream: "Stream") -> None:
-        """Go on from a stream; /back undoes it."""
+        """Go on from a stream; `back` undoes it."""
         self.before.append(self.stream)
         self.stream = stream
 
-    @property
-    def size(self) -> str:
-        from mnemos.types import leaves
+    def command(self, name: str, value: str) -> None:
+        """What a line /NAME VALUE does to the stream. Raises InputError for one that is unknown or comes too early."""
+        match name, value:
+            case "fork" | "save" | "load", "":
+                raise InputError(f"/{name}: expected {'a name' if name == 'fork' else 'a file'}, found none; add it")
+            case "fork", _:
+                self.named[value] = self.stream
+            case "new", _:
+                self.go(self.new)
+            case "back", "" if self.before:
+                self.stream = self.before.pop()
+            case "back", "":
+                raise InputError("/back: expected a turn to take back, found none; /fork NAME keeps a chat for longer")
+            case "back", _ if value in self.named:
+                self.go(self.named[value])
+            case "back", _:
+                known = ", ".join(sorted(self.named)) or "none; /fork NAME makes one"
+                raise InputError(f"/back: expected the name of a fork, found {value!r}; known: {known}")
+            case "save", _ if self.stream.last is None:
+                raise InputError("/save: expected a chat that has begun, found a new one; write something first")
+            case "save", _:
+                self.stream.save(value)
+            case "load", _:
+                self.go(type(self.new).restore(self.new.model, value, self.new.step))
+            case _:
+                raise InputError(f"expected a command of the chat, found {f'/{name}'!r:.40}; /help lists them")
 
-        count = sum(x.numel() * x.element_size() for x in leaves(self.stream.state))
-        return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"
+
+class Terminal:
+    """Reads turns and commands, a line each, and shows answers as they come; costs and errors go to standard error."""
+
+    def __init__(self, talk: Chat) -> None:
+        from rich.console import Console
+
+        self.talk = talk
+        self.terminal = sys.stdin.isatty()
+        self.notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+    def run(self) -> None:
+        if self.terminal:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401 - input() then edits lines and remembers them
+            self.note("/help lists the commands")
+        if not self.talk.turns.template:
+            self.note("the tokenizer has no chat template: the model continues the text")
+        while (line := self.read()) is not None and line.split()[:1] != ["/quit"]:
+            try:
+                if line.split()[:1] == ["/help"]:
+                    self.note(HELP)
+                elif line.startswith("/"):
+                    name, _, value = line[1:].partition(" ")
+                    self.talk.command(name, value.strip())
+                    self.note(f"{line}: state {_size(self.talk.state_bytes)}")
+                elif line:
+                    self.answer(line)
+            except InputError as error:
+                self.note(f"mnemos: {error}", "")
+
+    def read(self) -> str | None:
+        """The next line; None at the end. On a terminal, Ctrl-C drops what was typed."""
+        while True:
+            try:
+                return input("> " if self.terminal else "").strip()
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                if not self.terminal:
+                    raise
+                self.note("\n/quit or Ctrl-D ends the chat")
+
+    def answer(self, text: str) -> None:
+        from mnemos.libraries import transformers
+
+        shown = transformers().TextStreamer(self.talk.tokenizer, skip_special_tokens=True)
+        shown.on_finalized_text = lambda text, stream_end=False: say(text, end="\n" * stream_end, flush=True)
+        asked: list[int] = []
+        with on_ctrl_c(lambda number, frame: asked.append(number)):
+            cost = self.talk.answer(text, shown.put, lambda: bool(asked))
+        if cost is None:
+            self.note("interrupted: the turn was not read")
+            return
+        shown.end()
+        speed = f"{cost.written / cost.writing:,.1f} tokens/s" if cost.writing else ""
+        size = "grows" if getattr(self.talk.new.model, "state_kind", "growing") == "growing" else "constant"
+        self.note(
+            f"[read {cost.read:,} tokens in {cost.reading:.1f} s, wrote {cost.written:,} at {speed}; "
+            f"state {_size(self.talk.state_bytes)}, {size}]"
+        )
 
     def note(self, text: str, style: str = "dim") -> None:
         self.notes.print(printable(text), style=style)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"
+
+
+@contextlib.contextmanager
+def on_ctrl_c(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Inside the `with`, Ctrl-C calls the handler, unless the program was started with Ctrl-C ignored."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -42,8 +42,8 @@ def compare(
     of equal parameters without the memory. equal: kinds of `equal.KINDS`; for "time" the steps follow from a budget,
     that of the first recipe with its steps, or `minutes` of updates per run (`budgets`). rates: learning rates; each
     recipe is trained once with each and its first seed, in folder/RECIPE/RATE/seed-N, and the best on the validation
-    split gets the other seeds and is reported, as "rate" and "rates": [[rate, score]] of its row. jobs: runs at a time;
-    several have one thread each. against: the row that the others are tested against, by default the first.
+    split gets the other seeds and is reported, as "rate" and "rates": [[rate, score]] of its row. jobs: runs at a time,
+    with one thread each if there are several. against: the row that the others are tested against, by default the first.
 
     Each run has its own process. An interrupted comparison continues where it stopped; the results of a finished one
     are read again. Raises InputError if the recipes differ in data or training settings (`check_equal`), or are scored
