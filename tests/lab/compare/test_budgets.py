@@ -1,4 +1,4 @@
-"""Comparisons at equal time and parameters, and the FLOPs of updates."""
+"""Comparisons at equal samples, FLOPs, time and parameters."""
 
 import copy
 import json
@@ -14,9 +14,11 @@ from mnemos.atomic import write_json
 from mnemos.config import to_dict
 from mnemos.lab.compare import budgets, compare
 from mnemos.lab.compare.baselines import parameters, with_parameters
-from mnemos.lab.compare.budgets import at_equal_time, with_steps
+from mnemos.lab.compare.budgets import Budget, Seconds, budget_text, with_steps
 from mnemos.lab.compare.equal import check_equal, check_scored, read_equal
 from mnemos.lab.measure.flops import count_flops, task_flops
+from mnemos.lab.report.read import read
+from mnemos.lab.report.verdict import caveats
 from mnemos.lab.run import devices
 from mnemos.lab.run import flops as run_flops
 from mnemos.lab.run.checks import complete
@@ -75,8 +77,8 @@ def test_kinds_are_read():
     assert read_equal("updates") == ("updates",)
     assert read_equal("parameters") == ("updates", "parameters")
     assert read_equal("parameters,time") == ("time", "parameters")
-    refuses(r"--equal: expected one of updates, time, parameters, found 'flop'", read_equal, "flop")
-    refuses("found updates and time; leave one out", read_equal, "time,updates")
+    refuses(r"--equal: expected one of updates, samples, .*found 'flop'", read_equal, "flop")
+    refuses("found flops and time; leave one out", read_equal, "time,flops")
 
 
 def test_equal_parameters_alone_keep_equal_updates(text, tmp_path, runs_here):
@@ -107,51 +109,89 @@ def test_everything_that_counts_updates_follows_the_steps():
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Seconds of updates by the recipes' names instead of measured ones; they are measured once."""
-    seconds = {"lstm": 0.5, "rmt": 2.0}
+    """Costs of updates by the recipes' names instead of measured ones; they are set once."""
+    costs = {"lstm": 0.5, "rmt": 2.0}
 
     def times(recipes, jobs):
-        return [seconds.pop(one.name) for one in recipes], "CPU time"
+        return [Seconds(costs.pop(one.name), (0.5,), "CPU time") for one in recipes]
 
     monkeypatch.setattr(budgets, "update_seconds", times)
-    return seconds
+    monkeypatch.setattr(budgets, "update_flops", lambda recipes: [costs.pop(one.name) for one in recipes])
+    return costs
 
 
-@pytest.mark.parametrize(("minutes", "steps"), [(0.1, (12, 3)), (None, (8, 2))])
-def test_steps_follow_from_the_budget_and_are_read_again(text, tmp_path, measured, minutes, steps):
+@pytest.mark.parametrize(
+    ("budget", "steps"),
+    [
+        (Budget("time", 0.1), (12, 3)),
+        (Budget("flops"), (8, 2)),
+        (Budget("samples"), (8, 8)),  # 32 tokens of 2 rows per update, both
+        (Budget(), (8, 8)),
+    ],
+)
+def test_steps_follow_from_the_budget_and_are_read_again(text, tmp_path, measured, budget, steps):
     recipes = [plain(text), rmt(text)]
-    made, found = at_equal_time(recipes, tmp_path, minutes)
+    made, found = budget.apply(recipes, tmp_path)
     assert tuple(one.train.steps for one in made) == steps
-    again, read = at_equal_time(recipes, tmp_path, minutes)  # `measured` has no seconds any more
+    assert budget.kind != "samples" or budget_text(found).endswith("512 tokens per run, those of lstm with its steps")
+    again, read = budget.apply(recipes, tmp_path)  # `measured` has no cost any more
     assert again == made
     assert read == json.loads(json.dumps(found))
 
 
+def test_a_recipe_that_is_added_is_measured_beside_the_first(text, tmp_path, measured):
+    recipes = [plain(text), rmt(text)]
+    made, _ = Budget("time").apply(recipes, tmp_path)
+    measured |= {"lstm": 1.0, "added": 2.0}  # the machine is half as fast as it was
+    more, found = Budget("time").apply([*recipes, replace(rmt(text), name="added")], tmp_path)
+    assert more[:2] == made
+    assert found["recipes"]["added"]["update"] == 1.0
+    assert more[2].train.steps == 4
+    assert [one["update"] for one in found["recipes"].values()] == [0.5, 1.0, 2.0]
+    assert json.loads((tmp_path / "budget.json").read_text()) == found
+
+
+def test_the_never_written_baseline_of_other_steps_is_named(text, tmp_path, monkeypatch, runs_here):
+    """A report took it for missing, because the recipes differ in their steps."""
+    cost = {"rmt": 1.0, "rmt-unwritten": 2.0}
+    monkeypatch.setattr(budgets, "update_flops", lambda recipes: [cost[one.name] for one in recipes])
+    runs_here(finished)
+    found = compare.compare([rmt(text, steps=2)], tmp_path / "c", unwritten=True, equal=("flops",), of_claim=True)
+    assert [(row["name"], row["baseline_of"], row["steps"]) for row in found["rows"]] == [
+        ("rmt", None, 2),
+        ("rmt-unwritten", "rmt", 1),
+    ]
+    shown = read([tmp_path / "c"])
+    assert [row.baseline_of for row in shown.rows] == [(), ("rmt",)]
+    assert not any("--unwritten" in line for line in caveats(shown))
+
+
 def test_a_budget_of_something_else_is_refused(text, tmp_path, measured):
     recipes = [plain(text), rmt(text)]
-    with pytest.raises(InputError, match=r"a budget of at least one update, found 0.006 s and an update of lstm"):
-        at_equal_time(recipes, tmp_path / "other", 0.0001)
-    measured |= {"lstm": 0.5, "rmt": 2.0}
-    at_equal_time(recipes, tmp_path, 0.1)
-    refuses(r"expected the budget .* found that of lstm rmt --minutes 0.1", at_equal_time, recipes, tmp_path)
-    refuses(r"found that of lstm rmt --minutes 0.1; use the recipes", at_equal_time, recipes[:1], tmp_path, 0.1)
+    Budget("time", 0.1).apply(recipes, tmp_path)
+    refuses(r"expected the budget .* found one of --equal time --minutes 0.1", Budget("time").apply, recipes, tmp_path)
     wider = replace(recipes[1], model=replace(recipes[1].model, dim=16))
-    with pytest.raises(InputError, match=r"measured, found that rmt differs in model.dim \(8, not 16\); use the"):
-        at_equal_time([recipes[0], wider], tmp_path, 0.1)
-    for equal, minutes, problem in (("updates", 0.1, "expected --equal time"), ("time", -1, "above 0, found -1")):
-        refuses(f"--minutes: .*{problem}", compare.compare, recipes, tmp_path, equal=(equal,), minutes=minutes)
+    with pytest.raises(
+        InputError, match=r"measured, found that rmt differs in model.dim \(8, not 16\); name another folder"
+    ):
+        Budget("time", 0.1).apply([recipes[0], wider], tmp_path)
+    measured |= {"lstm": 0.5, "rmt": 2.0}
+    with pytest.raises(InputError, match=r"a budget of at least one update, found 0.006 and an update of lstm"):
+        Budget("time", 0.0001).apply(recipes, tmp_path / "other")
+    refuses("--minutes: expected --equal time beside it", Budget, "flops", 0.1)
+    refuses("--minutes: expected a number above 0, found -1", Budget, "time", -1)
 
 
 def test_what_belongs_to_the_cost_may_differ_with_a_budget_only(text):
     recipes = [plain(text), rmt(text, batch_size=4, steps=3)]
-    refuses(r"data settings, found that lstm and rmt differ; .* or make their time equal", check_equal, recipes)
-    check_equal(recipes, equal_time=True)
+    refuses(r"data settings, found that lstm and rmt differ; .* or make the cost equal", check_equal, recipes)
+    check_equal(recipes, "time")
     for other in (
         replace(recipes[1], data=replace(recipes[1].data, held_out=0.2)),
         rmt(text, precision="64-true"),
         rmt(text, valid_rows=2),
     ):
-        refuses("settings, found that lstm and rmt differ", check_equal, [recipes[0], other], True)
+        refuses("settings, found that lstm and rmt differ", check_equal, [recipes[0], other], "time")
 
 
 def test_recipes_are_scored_on_the_same_rows(text):
@@ -224,11 +264,14 @@ def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forke
     monkeypatch.setattr(budgets, "SECONDS", 0.0)
     monkeypatch.setattr(budgets, "ROUNDS", 2)
     dear = replace(plain(text, batch_size=8), model=LSTMConfig(vocab_size=0, dim=128, layers=3), name="dear")
-    (cheap, more), clock = budgets.update_seconds([plain(text), dear], jobs=2)
-    assert clock == "CPU time"
-    assert 0 < 2 * cheap < more
+    found = budgets.update_seconds([plain(text), dear], jobs=2)
+    assert [len(one.rounds) for one in found] == [2, 2]
+    assert {one.clock for one in found} == {"CPU time"}
+    assert 0 < 2 * found[0].median < found[1].median
+    flops = budgets.update_flops([plain(text)])
+    assert flops == budgets.update_flops([plain(text)])
     with pytest.raises(InputError, match=r"lstm: its update could not be measured: train\.batch_size: expected"):
-        budgets.update_seconds([plain(text, batch_size=0)])
+        budgets.update_flops([plain(text, batch_size=0)])
 
 
 def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, measured, capsys, runs_here):
@@ -273,3 +316,15 @@ def test_flops_are_a_mean_over_all_shapes_of_many_updates(text, monkeypatch):
     assert run_flops.count_update_flops(made) == pytest.approx(sum(n + n**2 for n in lengths) / 80, rel=0.02)
     assert len(counted) == 8
     assert {1, 40} <= {*counted}
+
+
+def test_a_budget_that_threads_do_not_change_is_read_with_other_threads(text, tmp_path, measured):
+    """As `--jobs` sets them. A budget of time depends on them."""
+    for kind in ("flops", "time"):
+        (tmp_path / kind).mkdir()
+    first = Budget("flops").apply([plain(text, threads=0)], tmp_path / "flops")
+    assert Budget("flops").apply([plain(text)], tmp_path / "flops")[1] == first[1]
+    measured["lstm"] = 0.5
+    Budget("time").apply([plain(text, threads=0)], tmp_path / "time")
+    with pytest.raises(InputError, match=r"train.threads \(0, not 1\); use the --jobs of before, or name another"):
+        Budget("time").apply([plain(text)], tmp_path / "time")

@@ -4,17 +4,21 @@ import gzip
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sacrebleu
 import torch
 from translation_standins import sentences, write_pairs
 
+from mnemos.lab.compare.budgets import samples_per_update
+from mnemos.lab.run.recipe import OptimConfig, Recipe, TrainConfig
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.translation.translate import beam_config, pad, search
 from mnemos.lab.translation.translation import TranslationConfig, TranslationTask
 from mnemos.lab.translation.translation_scores import BLEU, CHRF, TOKENISED, Scorer
 from mnemos.lab.translation.translation_vocabulary import END, PAD, START, SubWordTokens
 from mnemos.models import EncoderDecoder
+from mnemos.models.encoder_decoder import EncoderDecoderConfig
 from mnemos.types import InputError
 
 SHARED = Path(__file__).parents[3] / "../shared/data/multi30k-en-de"
@@ -35,6 +39,14 @@ def texts(task: TranslationTask, batch) -> list[tuple[str, str]]:
     source, target = task.vocabularies
     rows = zip(batch.inputs.source.tolist(), batch.targets.tolist(), strict=True)
     return [(source.decode(one), target.decode([t for t in other if t != IGNORE])) for one, other in rows]
+
+
+def test_the_samples_of_an_update_are_the_pairs_of_a_batch_that_tokens_limit(task, config):
+    for size in (4, 64):
+        recipe = Recipe(EncoderDecoderConfig(), config, OptimConfig(), TrainConfig(batch_size=size))
+        found = [len(task.train_batch(i, size, 0).targets) for i in range(int(task.epoch(size)))]
+        assert samples_per_update(recipe) == pytest.approx(np.mean(found))
+    assert np.mean(found) < 64 / 2, "tokens limit the batches"
 
 
 def test_batches_hold_the_pairs_with_their_special_tokens(task):

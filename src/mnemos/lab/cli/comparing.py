@@ -40,8 +40,9 @@ def compare(
         baselines: add this one, and one with as many parameters and no memory
         vary: FIELD V1,V2: train each recipe with each value of a field, such as model.cache.length 8,32; of several
             fields with each combination
-        equal: updates (of equal batches); time: the steps of each recipe follow from the seconds of its updates and of
-            the first one's; parameters: MLPs get the widths that make them equal within 5 %; also parameters,time
+        equal: updates (of equal batches), samples (rows, or tokens of text in segments), flops, time: the steps of each
+            recipe follow from what the first one spends; parameters: MLPs get the widths that make them equal within
+            5 %; also parameters,time and so on
         minutes: with --equal time: minutes of updates per run, by default those of the first recipe with its steps
         rates: learning rates, such as 3e-4,1e-3,3e-3: each recipe is trained with each and its first seed; the best on
             the validation split gets the other seeds and is reported

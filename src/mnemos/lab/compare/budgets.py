@@ -1,9 +1,9 @@
-"""Equal time: the number of updates of each recipe that take as many seconds as the others'.
+"""Budgets of a comparison: the number of updates of each recipe, so that all cost the same.
 
-    steps(recipe) = budget / seconds(recipe),   budget = steps(first) × seconds(first), or the minutes that were given
+    steps(recipe) = budget / cost of one update,   budget = steps(first) × cost(first), or the minutes that were given
 
-Seconds are written to budget.json before the first run and read again when the comparison is continued, so its runs
-keep their steps. To measure them, each recipe has a process of its own with the real data; after a warm-up they take
+Costs are written to budget.json before the first run and read again when the comparison is continued, so its runs keep
+their steps. To measure updates, each recipe has a process of its own with the real data; after a warm-up they take
 turns, a short round each, so that a machine that becomes slower affects all alike:
 
     seconds(recipe) = median over rounds ( seconds of the round / updates in it )
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,17 +31,18 @@ from mnemos.lab.errors import TrainingFailed
 from mnemos.lab.run import devices, loop
 from mnemos.lab.run.checks import check_settings, check_task, complete
 from mnemos.lab.run.files import Types, read_object
+from mnemos.lab.run.flops import count_update_flops
 from mnemos.lab.run.learner import Learner
 from mnemos.lab.run.provenance import provenance
 from mnemos.lab.run.recipe import Recipe, as_json, as_written, differing
 from mnemos.lab.run.recipe_files import from_json
 from mnemos.types import InputError, JSONObject
 
-from .equal import KINDS, PARAMETERS, TIME
-from .processes import begin_child, shielded
+from .equal import FLOPS, KINDS, PARAMETERS, TIME, UPDATES
+from .processes import begin_child, shielded, with_threads
 
 FILE = "budget.json"
-_TYPES: Types = {"recipes": dict, "budget": (int, float)}
+_TYPES: Types = {"equal": str, "recipes": dict, "budget": (int, float)}
 ROUNDS = 5
 SECONDS = 1.0  # of a round and of the warm-up: long beside the clock's resolution and the change of data
 LEAST = 3  # updates of a round
@@ -51,63 +52,120 @@ _STEADY = ("inverse_sqrt", "lra")  # schedules that do not depend on the number 
 Clock = Literal["CPU time", "elapsed time"]
 
 
-def at_equal_time(
-    recipes: Sequence[Recipe], folder: Path, minutes: float | None = None, jobs: int = 1
-) -> tuple[list[Recipe], JSONObject]:
-    """The recipes with the steps that a budget of time gives them, and what folder/budget.json has about it.
+@dataclass(frozen=True)
+class Budget:
+    """What each recipe of a comparison spends on updates. kind: see `equal.KINDS`; minutes: per run, with "time"."""
 
-    minutes: of updates per run; None: as long as the first recipe with its steps. jobs: the runs at a time. The file:
-    {"equal", "unit", "budget": of a run, in seconds, "first": name, "minutes" (if set), "clock", "recipes": {name:
-    {"update": seconds of one, "steps", "given": the recipe before}}, "provenance"}. Raises InputError if the file is of
-    other recipes, or a recipe cannot do one update.
-    """
-    first, path = recipes[0], folder / FILE
-    if multiple := next((one for one in recipes if one.train.processes > 1), None):
-        raise InputError(
-            f"--equal time: expected recipes that train in one process, found {multiple.train.processes} of "
-            f"{multiple.name}; use --train.devices 1"
-        )
-    if path.exists():
+    kind: str = UPDATES
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.minutes is not None and self.kind != TIME:
+            raise InputError("--minutes: expected --equal time beside it, found none; add it, or leave --minutes out")
+        if self.minutes is not None and not 0 < self.minutes < float("inf"):
+            raise InputError(f"--minutes: expected a number above 0, found {self.minutes:g}; change it")
+
+    def apply(self, recipes: Sequence[Recipe], folder: Path, jobs: int = 1) -> tuple[list[Recipe], JSONObject]:
+        """The recipes with the steps that the budget gives them, and what folder/budget.json has about it.
+
+        Costs that the file does not have are measured (jobs: the runs at a time). {"equal", "unit", "budget": of a run,
+        in the unit, "first": name, "minutes" (if set), "clock" (time), "recipes": {name: {"update": cost of one,
+        "rounds" (time), "steps", "given": the recipe before}}, "provenance"}; only {"equal"} for equal updates. Raises
+        InputError if the file is of other recipes, or a recipe cannot do one update.
+        """
+        if self.kind == UPDATES:
+            return list(recipes), {"equal": UPDATES}
+        if multiple := next((one for one in recipes if one.train.processes > 1), None):
+            raise InputError(
+                f"--equal {self.kind}: expected recipes that train in one process, found {multiple.train.processes} of "
+                f"{multiple.name}; use --train.devices 1"
+            )
+        path = folder / FILE
+        spent = self._read(path, recipes) if path.exists() else {"recipes": {}}
+        if new := [one for one in recipes if one.name not in spent["recipes"]]:
+            spent = self._measure(recipes[0], new, spent, jobs)
+            write_json(path, spent)
+        return [with_steps(one, spent["recipes"][one.name]["steps"]) for one in recipes], spent
+
+    def _measure(self, first: Recipe, new: Sequence[Recipe], before: JSONObject, jobs: int) -> JSONObject:
+        """The content of budget.json with further recipes, measured beside the first and scaled to its cost before."""
+        measured = [first, *(one for one in new if one.name != first.name)]
+        about: JSONObject = {"equal": self.kind}
+
+        # --- the cost of an update ---
+        clock: JSONObject = {}
+        extra: list[JSONObject] = [{}] * len(measured)
+        if self.kind == TIME:
+            times = update_seconds(measured, jobs)
+            costs, about["unit"], clock = [one.median for one in times], "seconds", {"clock": times[0].clock}
+            extra = [{"rounds": list(one.rounds)} for one in times]
+        elif self.kind == FLOPS:
+            costs, about["unit"] = update_flops(measured), "FLOPs"
+        else:
+            costs = [samples_per_update(one) for one in measured]
+            about["unit"] = "tokens" if hasattr(first.data, "segment") else "rows"
+        of_first = before["recipes"].get(first.name, {}).get("update", costs[0])
+        budget = before.get("budget", of_first * first.train.steps if self.minutes is None else 60 * self.minutes)
+        about |= {"budget": budget, "first": first.name, **clock}
+        about |= {} if self.minutes is None else {"minutes": self.minutes}
+
+        # --- the steps that a budget allows ---
+        entries: JSONObject = {}
+        for one, cost, more in zip(measured, costs, extra, strict=True):
+            cost = cost * of_first / costs[0] if costs[0] else cost
+            if not 0 < cost <= budget:
+                raise InputError(
+                    f"--equal {self.kind}: expected a budget of at least one update, found {budget:.3g} and an update "
+                    f"of {one.name} of {cost:.3g}; raise {'--minutes' if self.minutes else '--train.steps'}"
+                )
+            entries[one.name] = {"update": cost, **more, "steps": round(budget / cost), "given": as_json(one)}
+        about["provenance"] = provenance(first.train.seed, "")
+        return about | before | {"recipes": entries | before["recipes"]}
+
+    def _read(self, path: Path, recipes: Sequence[Recipe]) -> JSONObject:
         spent = read_object(path, _TYPES)
-        measured = {name: as_written(one["given"]) for name, one in spent["recipes"].items()}
-        fix = "use the recipes and options of before, or name another folder with --out"
-        if (spent.get("minutes"), [*measured]) != (minutes, [one.name for one in recipes]):
-            was = " ".join(measured) + (f" --minutes {spent['minutes']:g}" if "minutes" in spent else "")
-            raise InputError(f"{path}: expected the budget of this comparison, found that of {was}; {fix}")
-        for one in recipes:
-            if difference := differing(measured[one.name], as_json(one)):
+        fix = "name another folder with --out"
+        if (spent["equal"], spent.get("minutes")) != (self.kind, self.minutes):
+            was = f"--equal {spent['equal']}" + (f" --minutes {spent['minutes']:g}" if "minutes" in spent else "")
+            raise InputError(f"{path}: expected the budget of this comparison, found one of {was}; {fix}")
+        if spent.get("first") != recipes[0].name:
+            raise InputError(f"{path}: expected {spent.get('first')} as the first, found {recipes[0].name}; {fix}")
+        for recipe in recipes:
+            if recipe.name not in spent["recipes"]:  # it is added now
+                continue
+            before = as_written(spent["recipes"][recipe.name]["given"])
+            alike = recipe if self.kind == TIME else with_threads(recipe, before)  # threads change no other cost
+            if difference := differing(before, as_json(alike)):
+                jobs = "use the --jobs of before, or " if difference.startswith("train.threads ") else ""
                 raise InputError(
-                    f"{path}: expected the recipes whose updates were measured, found that {one.name} differs in "
-                    f"{difference}; {fix}"
+                    f"{path}: expected the recipes whose updates were measured, found that {recipe.name} differs in "
+                    f"{difference}; {jobs}{fix}"
                 )
-    else:
-        seconds, clock = update_seconds(recipes, jobs)
-        budget = seconds[0] * first.train.steps if minutes is None else 60 * minutes
-        entries = {}
-        for one, update in zip(recipes, seconds, strict=True):
-            if update > budget:
-                raise InputError(
-                    f"--equal time: expected a budget of at least one update, found {budget:.3g} s and an update of "
-                    f"{one.name} of {update:.3g} s; raise {'--train.steps' if minutes is None else '--minutes'}"
-                )
-            entries[one.name] = {"update": update, "steps": round(budget / update), "given": as_json(one)}
-        spent = {"equal": TIME, "unit": "seconds", "budget": budget, "first": first.name, "clock": clock}
-        spent |= {} if minutes is None else {"minutes": minutes}
-        spent |= {"recipes": entries, "provenance": provenance(first.train.seed, "")}
-        write_json(path, spent)
-    return [with_steps(one, spent["recipes"][one.name]["steps"]) for one in recipes], spent
+        return spent
 
 
 def budget_text(equal: JSONObject) -> str:
     """What was made equal, as one sentence without its end. equal: the entry of comparison.json."""
     text = KINDS[equal["equal"]]
-    if equal["equal"] == TIME:
+    if equal["equal"] != UPDATES:
         text += f": {equal['budget']:.4g} {equal['unit']} per run"
         text += "" if "minutes" in equal else f", those of {equal['first']} with its steps"
-        text += f" ({equal['clock']}, measured before the first run)"
+        if equal["equal"] == TIME:
+            text += f" ({equal['clock']}, measured before the first run)"
     text += f", and {KINDS[PARAMETERS]} (within 5 %)" if equal.get("parameters") else ""
     early = ", ".join(equal.get("early", ()))
     return text + (f"; but train.patience stopped runs of {early} before that" if early else "")
+
+
+def samples_per_update(recipe: Recipe) -> float:
+    """The rows that an update reads and no update before it; the tokens of these rows for text in `data.segment`s.
+
+    Rows count whole, with their padding; where tokens limit a batch as well they are the mean over an epoch
+    (`Task.mean_rows`). Opens the data, and closes them.
+    """
+    with contextlib.closing(recipe.data.build()) as task:
+        rows: float = task.mean_rows(recipe.train.batch_size)
+    return rows * recipe.train.rollout.stride * int(getattr(recipe.data, "segment", 1))
 
 
 def with_steps(recipe: Recipe, steps: int) -> Recipe:
@@ -131,8 +189,17 @@ def with_steps(recipe: Recipe, steps: int) -> Recipe:
     return replace(recipe, optim=optim, train=replace(recipe.train, steps=steps, **every))
 
 
-def update_seconds(recipes: Sequence[Recipe], jobs: int = 1) -> tuple[list[float], Clock]:
-    """Seconds of an update of each recipe, and the clock. Cost: about `ROUNDS` + 1 seconds per recipe, and its start.
+@dataclass(frozen=True)
+class Seconds:
+    """Seconds per update: the median over rounds, each round, and the clock."""
+
+    median: float
+    rounds: tuple[float, ...]
+    clock: Clock
+
+
+def update_seconds(recipes: Sequence[Recipe], jobs: int = 1) -> list[Seconds]:
+    """Seconds of an update of each recipe, in their order. Cost: about `ROUNDS` + 1 seconds per recipe, and its start.
 
     jobs: processes at a time, as the runs of the comparison. All models are in memory at once. Raises InputError for a
     recipe that cannot start, and TrainingFailed for one that fails.
@@ -148,7 +215,17 @@ def update_seconds(recipes: Sequence[Recipe], jobs: int = 1) -> tuple[list[float
                 rounds = [calls[k](_seconds, together, SECONDS, LEAST) for k in group]
                 for k, one in zip(group, rounds, strict=True):
                     times[k].append(one.result())
-    return [statistics.median(each) for each in times], together
+    return [Seconds(statistics.median(each), tuple(each), together) for each in times]
+
+
+def update_flops(recipes: Sequence[Recipe]) -> list[float]:
+    """FLOPs of an update of each recipe (`count_update_flops`), after `WARM` updates. Raises as `update_seconds`."""
+    counts = []
+    for one in recipes:
+        with _process(one) as call:
+            call(_seconds, "elapsed time", 0.0, WARM).result()
+            counts.append(call(count_update_flops).result())
+    return counts
 
 
 @contextlib.contextmanager

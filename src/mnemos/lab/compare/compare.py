@@ -1,6 +1,5 @@
 """Compare recipes on the same data, seeds and data order: their scores, the spread over seeds, and their cost."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +12,9 @@ from mnemos.lab.run.recipe import Recipe, as_json, differing
 from mnemos.types import InputError, JSONObject
 
 from .baselines import NEAR, parameters, roles_of, with_baselines, with_parameters, with_unwritten
-from .budgets import FILE, at_equal_time, budget_text
+from .budgets import FILE, Budget, budget_text
 from .comparison import show, summarise
-from .equal import PARAMETERS, TIME, UPDATES, check_equal, check_scored, completed, read_equal, scored_alike
+from .equal import PARAMETERS, UPDATES, check_equal, check_scored, completed, read_equal, scored_alike
 from .runs import check_rates, train
 
 
@@ -39,11 +38,12 @@ def compare(
 
     of_claim: print nothing; rows of other comparisons may be in the folder, because tables share trained models.
     unwritten: add the never-written baseline after each recipe with a gated cache or slots. baselines: add it, and one
-    of equal parameters without the memory. equal: kinds of `equal.KINDS`; for "time" the steps follow from a budget,
-    that of the first recipe with its steps, or `minutes` of updates per run (`budgets`). rates: learning rates; each
-    recipe is trained once with each and its first seed, in folder/RECIPE/RATE/seed-N, and the best on the validation
-    split gets the other seeds and is reported, as "rate" and "rates": [[rate, score]] of its row. jobs: runs at a time,
-    with one thread each if there are several. against: the row that the others are tested against, by default the first.
+    of equal parameters without the memory. equal: kinds of `equal.KINDS`; for "samples", "flops" or "time" the steps
+    follow from a budget, that of the first recipe with its steps, or `minutes` of updates per run (`budgets`). rates:
+    learning rates; each recipe is trained once with each and its first seed, in folder/RECIPE/RATE/seed-N, and the best
+    on the validation split gets the other seeds and is reported, as "rate" and "rates": [[rate, score]] of its row.
+    jobs: runs at a time, with one thread each if there are several. against: the row that the others are tested
+    against, by default the first.
 
     Each run has its own process. An interrupted comparison continues where it stopped; the results of a finished one
     are read again. Raises InputError if the recipes differ in data or training settings (`check_equal`), or are scored
@@ -56,11 +56,8 @@ def compare(
     if rates:
         check_rates(rates)
     folder, equal, told = Path(folder), read_equal(",".join(equal)), {one.about for one in recipes}
-    if minutes is not None and TIME not in equal:
-        raise InputError("--minutes: expected --equal time beside it, found none; add it, or leave --minutes out")
-    if minutes is not None and not 0 < minutes < math.inf:
-        raise InputError(f"--minutes: expected a number above 0, found {minutes:g}; change it")
-    recipes = _compared(recipes, TIME in equal, PARAMETERS in equal, baselines, unwritten)
+    budget = Budget(equal[0], minutes)
+    recipes = _compared(recipes, budget, PARAMETERS in equal, baselines, unwritten)
     _check_folder(folder, [one.name for one in recipes], shared=of_claim)
     if against is not None and against not in (names := [one.name for one in recipes]):
         raise InputError(f"--against: expected one of {', '.join(names)}, found {against!r}; change it")
@@ -81,15 +78,11 @@ def compare(
     roles = roles_of(recipes)  # before each gets steps of its own
     if not of_claim:
         say("\n".join(lines), flush=True)
-    spent: JSONObject = {"equal": UPDATES}
-    if TIME in equal:
-        recipes, spent = at_equal_time(recipes, folder, minutes, jobs)
-        lines = [
-            f"  {name}: {one['update']:.4g} s per update, {one['steps']:,} steps"
-            for name, one in spent["recipes"].items()
-        ]
-        if not of_claim:
-            say("\n".join([budget_text(spent), *lines]), flush=True)
+    recipes, spent = budget.apply(recipes, folder, jobs)
+    if not of_claim and budget.kind != UPDATES:
+        say(budget_text(spent))
+        for name, one in spent["recipes"].items():
+            say(f"  {name}: {one['update']:.4g} {spent['unit']} per update, {one['steps']:,} steps", flush=True)
 
     # --- the runs, and what came out ---
     trained = train(recipes, folder, seeds, rates, jobs, quiet=of_claim or jobs > 1, tell=not of_claim)
@@ -109,11 +102,11 @@ def compare(
 
 
 def _compared(
-    recipes: list[Recipe], equal_time: bool, of_equal_size: bool, baselines: bool, unwritten: bool
+    recipes: list[Recipe], budget: Budget, of_equal_size: bool, baselines: bool, unwritten: bool
 ) -> list[Recipe]:
     """All recipes of a comparison: those that were named, widened to one size, with their baselines."""
     _check_names(recipes)
-    check_equal(recipes, equal_time)  # before the sizes of models are taken from the data
+    check_equal(recipes, budget.kind)  # before the sizes of models are taken from the data
     recipes = scored_alike(recipes)
     if of_equal_size or baselines:
         recipes = completed(recipes)  # parameters depend on the sizes of the data

@@ -11,10 +11,12 @@ from mnemos.types import InputError
 
 KINDS = {
     "updates": "equal updates of equal batches",
+    "samples": "an equal number of training samples",
+    "flops": "equal training FLOPs",
     "time": "equal training time",
     "parameters": "equal parameters",
 }
-UPDATES, TIME, PARAMETERS = KINDS
+UPDATES, SAMPLES, FLOPS, TIME, PARAMETERS = KINDS
 # Of `TrainConfig`: what an update costs, and what follows from the number of updates.
 _COST = ("steps", "batch_size", "accumulate", "log_every", "eval_every", "checkpoint_every", "rollout")
 
@@ -32,19 +34,19 @@ def read_equal(text: str) -> tuple[str, ...]:
     return (*(budgets or [UPDATES]), *([PARAMETERS] if PARAMETERS in words else []))
 
 
-def check_equal(recipes: Sequence[Recipe], equal_time: bool = False) -> None:
-    """Raise InputError for recipes that differ in data or training settings that may not differ.
+def check_equal(recipes: Sequence[Recipe], budget: str = UPDATES) -> None:
+    """Raise InputError for recipes that differ in data or training settings that the budget does not let differ.
 
-    Only `RolloutConfig` may, because it belongs to the memory, but an update reads as many new batches. At equal time
-    also what belongs to the cost may: the number of updates, the batch and `data.segment`.
+    "updates": only `RolloutConfig` may differ, because it belongs to the memory, but an update reads as many new
+    batches. Other budgets: also what belongs to the cost, the number of updates, the batch and `data.segment`.
     """
 
     def data(recipe: Recipe) -> Any:
-        free = equal_time and hasattr(recipe.data, "segment")
+        free = budget != UPDATES and hasattr(recipe.data, "segment")
         return replace(recipe.data, segment=1) if free else recipe.data  # type: ignore[call-arg]
 
     def train(recipe: Recipe) -> TrainConfig:
-        if not equal_time:  # the number of batches that an update reads for the first time
+        if budget == UPDATES:  # the number of batches that an update reads for the first time
             return replace(recipe.train, rollout=RolloutConfig(segments=recipe.train.rollout.stride))
         default: Any = TrainConfig()
         return replace(recipe.train, **{name: getattr(default, name) for name in _COST})
@@ -53,7 +55,7 @@ def check_equal(recipes: Sequence[Recipe], equal_time: bool = False) -> None:
     for other in recipes[1:]:
         for part, settings in (("data", data), ("train", train)):
             if settings(other) != settings(first):
-                more = "" if equal_time else ", or make their time equal with --equal time"
+                more = ", or make the cost equal with --equal samples, flops or time" if budget == UPDATES else ""
                 raise InputError(
                     f"compare: expected recipes with equal {part} settings, found that {first.name} and {other.name} "
                     f"differ; make them equal with --{part}.FIELD{more}"

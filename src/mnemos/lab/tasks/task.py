@@ -170,6 +170,10 @@ class Task:
         """The rows of the smallest training batch; fewer than `batch_size` where tokens limit a batch."""
         return batch_size
 
+    def mean_rows(self, batch_size: int) -> float:
+        """The mean number of rows of a training batch."""
+        return float(batch_size)
+
     def example(self) -> Any:
         """A batch of one row of the greatest length, for counting FLOPs. By default the first validation row."""
         return each(next(iter(self.batches("valid", 1))), lambda x: x[:1])

@@ -289,6 +289,9 @@ class TranslationTask(Task):
         """See the base class: `data.batch_tokens` limits the batches of the longest sentences."""
         return self._plan("train", batch_size).fewest
 
+    def mean_rows(self, batch_size: int) -> float:
+        return len(self.corpora["train"]) / self.epoch(batch_size)
+
     def example(self) -> PairBatch:
         row = torch.full((1, self.max_length), START)
         number = torch.zeros(1, dtype=torch.int64)
