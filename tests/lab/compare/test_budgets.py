@@ -17,7 +17,7 @@ from mnemos.lab.compare.baselines import parameters, with_parameters
 from mnemos.lab.compare.budgets import Budget, Seconds, budget_text, with_steps
 from mnemos.lab.compare.equal import check_equal, check_scored, read_equal
 from mnemos.lab.measure.flops import count_flops, task_flops
-from mnemos.lab.report.read import read
+from mnemos.lab.report.read import read_tasks
 from mnemos.lab.report.verdict import caveats
 from mnemos.lab.run import devices
 from mnemos.lab.run import flops as run_flops
@@ -161,7 +161,7 @@ def test_the_never_written_baseline_of_other_steps_is_named(text, tmp_path, monk
         ("rmt", None, 2),
         ("rmt-unwritten", "rmt", 1),
     ]
-    shown = read([tmp_path / "c"])
+    (shown,) = read_tasks([tmp_path / "c"])
     assert [row.baseline_of for row in shown.rows] == [(), ("rmt",)]
     assert not any("--unwritten" in line for line in caveats(shown))
 

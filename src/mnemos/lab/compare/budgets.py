@@ -39,7 +39,7 @@ from mnemos.lab.run.recipe_files import from_json
 from mnemos.types import InputError, JSONObject
 
 from .equal import FLOPS, KINDS, PARAMETERS, TIME, UPDATES
-from .processes import begin_child, shielded, with_threads
+from .processes import begin_child, shielded
 
 FILE = "budget.json"
 _TYPES: Types = {"equal": str, "recipes": dict, "budget": (int, float)}
@@ -133,9 +133,11 @@ class Budget:
         for recipe in recipes:
             if recipe.name not in spent["recipes"]:  # it is added now
                 continue
-            before = as_written(spent["recipes"][recipe.name]["given"])
-            alike = recipe if self.kind == TIME else with_threads(recipe, before)  # threads change no other cost
-            if difference := differing(before, as_json(alike)):
+            before: Any = as_written(spent["recipes"][recipe.name]["given"])
+            own: Any = as_json(recipe)
+            if self.kind != TIME:  # threads change no other cost
+                own["train"] = own["train"] | {"threads": before["train"]["threads"]}
+            if difference := differing(before, own):
                 jobs = "use the --jobs of before, or " if difference.startswith("train.threads ") else ""
                 raise InputError(
                     f"{path}: expected the recipes whose updates were measured, found that {recipe.name} differs in "
