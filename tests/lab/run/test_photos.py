@@ -209,7 +209,6 @@ def test_a_file_that_is_no_image_is_found_before_training(tmp_path, refused):
     (folder / "cat/empty.png").touch()
     said = refused("train", "photos-vit", "--data.folder", folder, "--out", tmp_path / "run")
     assert "empty.png: expected an image" in said
-    assert "so are 1 more of the 14 files" in said
     assert not (tmp_path / "run").exists()
 
 
@@ -220,18 +219,18 @@ def test_other_photos_are_scored_whole_and_say_what_their_splits_hold(finished, 
     assert "class folders with images, found none" in not_scored(photos(tmp_path / "one", ("cat",)) / "cat")
     assert "test" in scored(finished.parent / "photos", "--data.held_out", "0.4")
     other, splits = photos(tmp_path / "other", seed=1), tmp_path / "splits"
-    assert scored(other).splitlines()[0] == f"scored: all, 36 photos of 6 classes, 6 per class: {other}"
+    assert scored(other).splitlines()[0] == f"scored: all, 36 photos of 6 classes: {other}"
     shutil.copytree(finished.parent / "photos/dog", tmp_path / "dogs/dog")
     assert "files that the run has read" in scored(tmp_path / "dogs"), "of one class alone"
     shutil.copytree(other, splits / "val")
-    assert f"scored: the test split, 36 photos of 6 classes, 6 per class: {splits}/val\n" in scored(splits)
+    assert f"scored: the test split, 36 photos of 6 classes: {splits}/val\n" in scored(splits)
     (splits / "val").rename(splits / "test")
-    assert f"6 per class: {splits}/test\n" in scored(splits)
+    assert f"classes: {splits}/test\n" in scored(splits)
     assert "expected a folder for the valid split, found test; choose" in not_scored(splits, "--split", "valid")
     shutil.copytree(photos(tmp_path / "third", seed=2), splits / "train")
     (splits / "train/dog/0.png").unlink()
     assert PhotosConfig(str(splits), size=16).build().about == (
-        "train  29 photos of 6 classes, 4 to 5 per class: cat, cow, dog, emu and 2 more",
-        "valid  6 photos of 6 classes, 1 per class, a share of each class",
-        f"test   36 photos of 6 classes, 6 per class: {splits}/test",
+        f"train  29 photos of 6 classes: {splits}/train: cat, cow, dog, emu and 2 more",
+        f"valid  6 photos of 6 classes: {splits}/train",
+        f"test   36 photos of 6 classes: {splits}/test",
     )
