@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from mnemos.atomic import write_bytes, write_json
 from mnemos.lab.tasks.pictures import pillow
-from mnemos.libraries import pycocotools
+from mnemos.libraries import pycocotools, torchvision
 from mnemos.types import InputError, JSONObject
 
 from .scenes import Annotation, Scenes, coco_masks, decode, run_lengths
@@ -150,50 +151,40 @@ def overlay(
     longest: None leaves the size, but small pictures are enlarged. entries: annotations or detections in COCO's format.
     names: of the categories; each category has a colour of its own. Cost: h·w per mask.
     """
-    library = pillow()
-    from PIL import ImageDraw, ImageFont
+    torchvision()
+    from matplotlib.font_manager import findfont
+    from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
-    # --- size ---
-    height, width = picture.shape[:2]
-    longer = max(height, width)
-    if longest is not None:
-        scale = longest / longer
-    elif longer > 65_500:  # a JPEG has no more
-        scale = 65_500 / longer
-    else:  # names can be read from a shorter side of 400 pixels on; a whole number keeps pixels square
-        scale = max(1, min(math.ceil(400 / min(height, width)), 4_000 // longer))
-    size = (max(1, round(scale * width)), max(1, round(scale * height)))
-    image = library.fromarray(picture).resize(size, library.Resampling.BICUBIC)
+    # Bright, so that black names are legible on them; those of successive categories differ in hue.
+    hues = {category: number * _GOLDEN % 1.0 for number, category in enumerate(names)}
+    colours = {key: tuple(round(255 * c) for c in colorsys.hsv_to_rgb(hue, 0.6, 1.0)) for key, hue in hues.items()}
+    (height, width), image = picture.shape[:2], torch.from_numpy(picture).permute(2, 0, 1)
 
-    # --- a saturated colour for each category; those of successive ones differ in hue, every second one is darker ---
-    colours: dict[int, tuple[int, int, int]] = {}
-    for number, category in enumerate(names):
-        red, green, blue = colorsys.hsv_to_rgb((number * _GOLDEN) % 1.0, 0.85, 1.0 if number % 2 == 0 else 0.75)
-        colours[category] = round(255 * red), round(255 * green), round(255 * blue)
+    # --- masks, then the size: names can be read from a shorter side of 400 pixels on ---
+    if masked := [one for one in entries if one.get("segmentation")]:
+        masks = [decode(run_lengths(one["segmentation"], height, width)) for one in masked]
+        filled = [colours[one["category_id"]] for one in masked]
+        image = draw_segmentation_masks(image, torch.from_numpy(np.stack(masks)), _OPACITY, filled)
+    longer, shorter = max(height, width), min(height, width)
+    scale = longest / longer if longest else max(1, min(math.ceil(400 / shorter), 4_000 // longer))
+    size = max(1, round(scale * width)), max(1, round(scale * height))
+    drawn = np.array(pillow().fromarray(image.permute(1, 2, 0).numpy()).resize(size, pillow().Resampling.BICUBIC))
 
-    # --- masks, the larger below ---
-    masked = [one for one in entries if one.get("segmentation")]
-    for one in sorted(masked, key=lambda one: -one["bbox"][2] * one["bbox"][3]):
-        inside = np.uint8(255 * _OPACITY) * decode(run_lengths(one["segmentation"], height, width))
-        shade = library.fromarray(inside).resize(size, library.Resampling.NEAREST)
-        image.paste(colours[one["category_id"]], mask=shade)
-
-    # --- boxes, those of greater scores above; then names, which no box crosses ---
-    pen, shorter = ImageDraw.Draw(image), min(size)
-    line, font = max(2, shorter // 250), ImageFont.load_default(max(12, shorter // 36))
+    # --- boxes and names, those of greater scores above ---
+    if not entries:
+        return drawn
     entries = sorted(entries, key=lambda one: one.get("score", 0.0))
-    for one in entries:
-        x, y, w, h = (scale * n for n in one["bbox"])
-        pen.rectangle((x, y, max(x + w, x + 1), max(y + h, y + 1)), outline=colours[one["category_id"]], width=line)
-    for one in entries:
-        x, y, colour = scale * one["bbox"][0], scale * one["bbox"][1], colours[one["category_id"]]
-        text = names[one["category_id"]] + (f" {one['score']:.2f}" if "score" in one else "")
-        left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
-        across, down = right - left + 2 * line, bottom - top + 2 * line
-        # Above the box where there is room, else inside; never beyond the picture.
-        x = min(max(0.0, x), max(0.0, size[0] - across))
-        y = y - down if y >= down else min(max(0.0, y), max(0.0, size[1] - down))
-        pen.rectangle((x, y, x + across, y + down), fill=colour)
-        bright = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 140
-        pen.text((x + line - left, y + line - top), text, fill="black" if bright else "white", font=font)
-    return np.array(image)
+    boxes = scale * torch.tensor([one["bbox"] for one in entries], dtype=torch.float64)
+    boxes[:, 2:] += boxes[:, :2]
+    texts = [names[one["category_id"]] + (f" {one['score']:.2f}" if "score" in one else "") for one in entries]
+    image = draw_bounding_boxes(
+        torch.from_numpy(drawn).permute(2, 0, 1),
+        boxes,
+        texts,
+        [colours[one["category_id"]] for one in entries],
+        width=max(2, min(size) // 250),
+        font=findfont("DejaVu Sans"),
+        font_size=max(12, min(size) // 36),
+        fill_labels=True,
+    )
+    return image.permute(1, 2, 0).numpy()
