@@ -72,7 +72,7 @@ def test_without_augmentation_an_epoch_is_the_training_split(folder):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_training_batch_is_a_pure_function(folder, policy):
     made, other = task(folder, policy), task(folder, policy)
-    asked = [(0, 4, 0), (5, 4, 0), (5, 4, 1), (2, 6, 0), (5, 4, 0), (7, 50, 3), (0, 1, 0)]
+    asked = [(0, 4, 0), (5, 4, 0), (5, 4, 1), (2, 6, 0), (5, 4, 0), (7, 50, 3)]
     first = [made.train_batch(*key) for key in asked]
     torch.manual_seed(99), random.seed(99), np.random.seed(99)  # noqa: NPY002
     again = [other.train_batch(*key) for key in reversed(asked)][::-1]

@@ -71,8 +71,8 @@ class MNISTConfig(DataConfig):
 
             with _of_torchvision(f"{self.path}: the download failed", "try again, or put the four files there"):
                 MNIST(self.path, download=True)  # into PATH/MNIST/raw unless the files are there
-        known = read_images(*find_mnist(self.path, "train"), classes=10)
-        test = read_images(*find_mnist(self.path, "t10k"), classes=10)
+        known = read_images(*find_mnist(self.path, "train"))
+        test = read_images(*find_mnist(self.path, "t10k"))
         if self.size:
             known, test = ((_averaged(pixels, self.size), labels) for pixels, labels in (known, test))
         valid, train = held_out(len(known[1]), (self.valid_size,), self.name)
@@ -161,26 +161,25 @@ def _averaged(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     return np.rint(squares.mean((2, 4), dtype=np.float32)).astype(np.uint8)
 
 
-def read_images(images: str | Path, labels: str | Path, classes: int) -> Labelled:
-    """Images [N, H, W] and labels [N] below `classes`, from two IDX files."""
+def read_images(images: Path, labels: Path) -> Labelled:
+    """Images [N, H, W] of digits and their labels [N], from two IDX files."""
     pixels, targets = read_idx(images, 3), read_idx(labels, 1)
-    if not pixels.size or len(pixels) != len(targets) or targets.max() >= classes:
+    if not pixels.size or len(pixels) != len(targets) or targets.max() > 9:
         raise InputError(
-            f"{labels}: expected a label from 0 to {classes - 1} for each image of {images}, found {len(targets)} up "
-            f"to {targets.max(initial=0)} for images {[*pixels.shape]}; check both files"
+            f"{labels}: expected a label from 0 to 9 for each image of {images}, found {len(targets)} up to "
+            f"{targets.max(initial=0)} for images {[*pixels.shape]}; check both files"
         )
     return pixels, targets
 
 
 def read_idx(path: str | Path, axes: int) -> NDArray[np.uint8]:
     """The array in an IDX file of unsigned bytes with `axes` axes."""
-    data = read_bytes(path)
-    start = 4 + 4 * axes
+    data, start = read_bytes(path), 4 + 4 * axes
     magic, *shape = np.frombuffer(data[:start].ljust(start, b"\0"), ">u4").tolist()
-    if magic != 0x800 + axes or len(data) != (expected := start + math.prod(shape)):
-        problem = f"the number {magic}" if magic != 0x800 + axes else f"{len(data)} bytes instead of {expected}"
+    if magic != 0x800 + axes or len(data) != start + math.prod(shape):
         raise InputError(
-            f"{path}: expected an IDX file, whose first number is {0x800 + axes}, found {problem}; fetch the file again"
+            f"{path}: expected an IDX file, whose first number is {0x800 + axes}, found the number {magic} and "
+            f"{len(data)} bytes for the shape {shape}; fetch the file again"
         )
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
