@@ -66,8 +66,6 @@ class DetectorConfig(ModelConfig):
     def build(self) -> "Detector":
         """The detector. Raises InputError for sizes out of range or that do not fit together."""
         check_sizes(self, classes=1, channels=1, longest=1, anchor=1)
-        if not self.sides or min(self.sides) < 1:
-            raise InputError(f"detector: sides: expected at least one of at least 1, found {self.sides}; change them")
         stages, single = len(self.backbone.depths), self.detector == "retinanet"  # in a single stage, without regions
         if single and not 0 <= self.finest < stages:
             raise InputError(
@@ -229,15 +227,13 @@ def leave_out_padding(detector: nn.Module) -> nn.Module:
     Raises InputError for a module without torchvision's `transform`, without caches, or with an attention whose calls
     do not show the grid of their tokens.
     """
-    transform = getattr(detector, "transform", None)
-    if not isinstance(transform, nn.Module):
-        raise InputError(
-            f"expected a detector of torchvision, with its transform, found {type(detector).__name__}; pass the whole "
-            "detector"
-        )
+    transform: Any = getattr(detector, "transform", None)
     sites = [one for one in list_sites(detector) if isinstance(getattr(one.module, "grc", None), HostBranch)]
-    if not sites:
-        raise InputError("expected a detector with gated caches, found none; call mnemos.cache() on its backbone first")
+    if not isinstance(transform, nn.Module) or not sites:
+        raise InputError(
+            f"expected a whole detector of torchvision, with its transform and gated caches, found "
+            f"{type(detector).__name__} with {len(sites)} caches; call mnemos.cache() on its backbone first"
+        )
     part = ValidPart()
     for one in sites:
         branch: Any = one.module.grc
@@ -249,7 +245,7 @@ def leave_out_padding(detector: nn.Module) -> nn.Module:
                 f"{type(one.module).__name__}; leave the padding in, or train with images of one size"
             )
         branch.valid_part = part
-    transform.valid_part = part  # type: ignore[assignment]
+    transform.valid_part = part
     keep_handle(transform, transform.register_forward_hook(_begin_call))
     keep_handle(detector, detector.register_forward_hook(_end_call, always_call=True))
     return detector
@@ -257,9 +253,7 @@ def leave_out_padding(detector: nn.Module) -> nn.Module:
 
 # Plain functions that find what they need in their module, so that copies of a detector have their own.
 def _begin_call(transform: Any, args: tuple, output: Any) -> None:
-    images = output[0]
-    height, width = images.tensors.shape[-2:]
-    transform.valid_part.note(images.image_sizes, (height, width))
+    transform.valid_part.note(output[0].image_sizes, tuple(output[0].tensors.shape[-2:]))
 
 
 def _end_call(detector: Any, args: tuple, output: Any) -> None:

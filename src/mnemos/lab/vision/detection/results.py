@@ -6,7 +6,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mnemos.atomic import write_bytes, write_json
 from mnemos.lab.tasks.pictures import pillow
 from mnemos.libraries import pycocotools, torchvision
-from mnemos.types import InputError, JSONObject
+from mnemos.types import InputError
 
 from .scenes import Annotation, Scenes, coco_masks, decode, run_lengths
 
@@ -47,68 +47,50 @@ _GOLDEN = 0.618034  # hues of successive numbers that are far apart
 # ---- scores ----
 
 
-class AveragePrecision:
+class Scored(NamedTuple):
+    """What detections are worth, in per cent, as papers print it; NaN where the pictures have no such object."""
+
+    figures: dict[str, float]  # of `FIGURES`
+    classes: dict[int, float]  # the AP of each category, by its id, because two may have one name
+
+
+def average_precision(truth: dict[str, list[Annotation]], detections: Sequence[Annotation], mode: Mode) -> Scored:
     """The evaluation of detections against annotations, both in COCO's format, by pycocotools.
 
-    figures: {name: value} of `FIGURES`, in per cent, as papers print them; NaN for sizes of which there is no object.
-    Raises InputError for detections of unknown pictures, and for masks of detections without one.
+    Raises InputError for masks of detections without one.
     """
+    pycocotools()
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
 
-    def __init__(self, truth: dict[str, list[Annotation]], detections: Sequence[Annotation], mode: Mode) -> None:
-        pycocotools()
-        from pycocotools.coco import COCO
-        from pycocotools.cocoeval import COCOeval
-
-        known = {image["id"] for image in truth["images"]}
-        if (other := next((one["image_id"] for one in detections if one["image_id"] not in known), None)) is not None:
-            raise InputError(
-                f"expected detections of annotated pictures, found one of picture {other!r}; score the split that was "
-                "predicted"
-            )
-        if mode == "mask" and any("segmentation" not in one for one in detections):
-            raise InputError(
-                "expected a mask of every detection, found one without; set data.masks False, or use a detector with a "
-                "mask branch (model.detector mask-rcnn)"
-            )
-        # COCO.loadRes is not used: it fails where nothing was detected, and takes the area of a mask from its box.
-        entries = []
-        for number, one in enumerate(detections, 1):
-            area = coco_masks().area(one["segmentation"]) if mode == "mask" else one["bbox"][2] * one["bbox"][3]
-            entries.append({**one, "id": number, "iscrowd": 0, "area": float(area)})
-        if mode == "mask":  # a group may have none
-            truth = {**truth, "annotations": [one for one in truth["annotations"] if one.get("segmentation")]}
-        with contextlib.redirect_stdout(io.StringIO()):  # the library prints
-            sides = []
-            for content in (truth, {**truth, "annotations": entries}):
-                sides.append(COCO())
-                sides[-1].dataset = content
-                sides[-1].createIndex()
-            self._evaluation: Any = COCOeval(*sides, {"box": "bbox", "mask": "segm"}[mode])
-            self._evaluation.evaluate()
-            self._evaluation.accumulate()
-            self._evaluation.summarize()
-        values = np.asarray(self._evaluation.stats, np.float64)
-        self.figures = dict(zip(FIGURES, np.where(values < 0, np.nan, 100 * values).tolist(), strict=True))
-
-    def by_class(self) -> Mapping[int, float]:
-        """{id of a category: its AP in per cent}, by id, because two classes may have one name; NaN without objects."""
-        precision = self._evaluation.eval["precision"]  # [overlaps, recalls, classes, sizes, numbers of detections]
-        values = {}
-        for number, category in enumerate(self._evaluation.params.catIds):
-            some = precision[:, :, number, 0, -1]
-            some = some[some > -1]
-            values[int(category)] = 100 * float(some.mean()) if some.size else math.nan
-        return values
-
-
-def class_figures(scenes: Scenes, scored: Mapping[Mode, AveragePrecision]) -> list[JSONObject]:
-    """[{"class", "box AP", "mask AP"}] of each class, in per cent; None where the pictures have no such object."""
-    rows: list[JSONObject] = [{"class": name} for name in scenes.classes]
-    for mode, of in scored.items():
-        values = of.by_class()
-        for row, category in zip(rows, scenes.categories, strict=True):
-            row[f"{mode} AP"] = round(values[category], 2) if math.isfinite(values[category]) else None
-    return rows
+    if mode == "mask" and any("segmentation" not in one for one in detections):
+        raise InputError(
+            "expected a mask of every detection, found one without; set data.masks False, or use a detector with a "
+            "mask branch (model.detector mask-rcnn)"
+        )
+    # COCO.loadRes is not used: it fails where nothing was detected, and takes the area of a mask from its box.
+    entries = []
+    for number, one in enumerate(detections, 1):
+        area = coco_masks().area(one["segmentation"]) if mode == "mask" else one["bbox"][2] * one["bbox"][3]
+        entries.append({**one, "id": number, "iscrowd": 0, "area": float(area)})
+    if mode == "mask":  # a group may have none
+        truth = {**truth, "annotations": [one for one in truth["annotations"] if one.get("segmentation")]}
+    sides = [COCO(), COCO()]
+    with contextlib.redirect_stdout(io.StringIO()):  # the library prints
+        for side, content in zip(sides, (truth, {**truth, "annotations": entries}), strict=True):
+            side.dataset = content
+            side.createIndex()
+        evaluation: Any = COCOeval(*sides, {"box": "bbox", "mask": "segm"}[mode])
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    figures = np.where(evaluation.stats < 0, np.nan, 100 * evaluation.stats).tolist()
+    classes = {}
+    for number, category in enumerate(evaluation.params.catIds):
+        precision = evaluation.eval["precision"][:, :, number, 0, -1]  # [overlaps, recalls], of all sizes
+        some = precision[precision > -1]
+        classes[int(category)] = 100 * float(some.mean()) if some.size else math.nan
+    return Scored(dict(zip(FIGURES, figures, strict=True)), classes)
 
 
 # ---- drawn photos ----

@@ -1,5 +1,6 @@
 """The task of detection: pictures with objects, a detector's own losses, and COCO's average precision."""
 
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from mnemos.modes import evaluating
 from mnemos.types import InputError, JSONObject
 
 from ..detect import DetectionPreprocessing, as_results
-from .results import FIGURES, AveragePrecision, Mode, class_figures, write_detections
+from .results import FIGURES, Mode, Scored, average_precision, write_detections
 from .scenes import Annotation, BatchMaker, DetectionBatch, Scenes, ground_truth
 
 _PRINTED = ("AP", "AP50", "AP75")  # in lines of several metrics; all twelve are in results
@@ -71,7 +72,7 @@ class DetectionTask(Task):
 
         # --- metrics ---
         self._modes: tuple[Mode, ...] = ("box", "mask") if masks else ("box",)
-        self._scored: dict[Mode, tuple[list[Record], AveragePrecision]] = {}
+        self._scored: dict[Mode, tuple[list[Record], Scored]] = {}
         self.metrics = tuple(
             CorpusMetric(
                 f"{mode} {figure}",
@@ -161,14 +162,14 @@ class DetectionTask(Task):
     def _value(self, mode: Mode, figure: str, records: list[Record]) -> float:
         return self.evaluate(mode, records).figures[figure]
 
-    def evaluate(self, mode: Mode, records: list[Record]) -> AveragePrecision:
+    def evaluate(self, mode: Mode, records: list[Record]) -> Scored:
         """The evaluation of the detections of some held-out pictures; that of the last records is kept."""
         if mode not in self._scored or self._scored[mode][0] is not records:
             valid, test = self.splits["valid"], self.splits["test"]
             held_out = [*((valid, row) for row in range(len(valid))), *((test, row) for row in range(len(test)))]
             truth = ground_truth((number, *held_out[number]) for number, _ in records)
             detections = [one for _, entries in records for one in entries]
-            self._scored[mode] = records, AveragePrecision(truth, detections, mode)
+            self._scored[mode] = records, average_precision(truth, detections, mode)
         return self._scored[mode][1]
 
     def check_model(self, model: nn.Module) -> None:
@@ -213,8 +214,12 @@ class DetectionTask(Task):
                 records += self._records(batch, detector(images))
         scenes, first = self.splits[split], self._first[split]
         write_detections(folder, scenes, [(number - first, entries) for number, entries in records])
-        scored = {mode: self.evaluate(mode, records) for mode in self._modes}
-        return {"by_class": class_figures(scenes, scored)}
+        rows: list[JSONObject] = [{"class": name} for name in scenes.classes]
+        for mode in self._modes:
+            values = self.evaluate(mode, records).classes
+            for row, category in zip(rows, scenes.categories, strict=True):
+                row[f"{mode} AP"] = round(values[category], 2) if math.isfinite(values[category]) else None
+        return {"by_class": rows}
 
 
 class DetectorOutputs(NamedTuple):
