@@ -203,15 +203,6 @@ def test_what_cannot_be_predicted_is_one_line(finished, tmp_path, capsys, output
         predict(model, [])
 
 
-def test_a_file_that_is_no_image_is_found_before_training(tmp_path, refused):
-    folder = photos(tmp_path / "photos", ("cat", "dog"))
-    (folder / "dog/broken.jpg").write_bytes(b"no picture")
-    (folder / "cat/empty.png").touch()
-    said = refused("train", "photos-vit", "--data.folder", folder, "--out", tmp_path / "run")
-    assert "empty.png: expected an image" in said
-    assert not (tmp_path / "run").exists()
-
-
 def test_other_photos_are_scored_whole_and_say_what_their_splits_hold(finished, tmp_path, output, refused):
     scored = partial(output, "eval", finished, "--data.folder")
     not_scored = partial(refused, "eval", finished, "--data.folder")

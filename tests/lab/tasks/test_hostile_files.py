@@ -19,7 +19,7 @@ from mnemos.lab.run.recipe_files import find_recipe
 from mnemos.lab.speech.audio import read_recordings
 from mnemos.lab.tasks.files import archive_members, read_bytes
 from mnemos.lab.tasks.listops import read_tsv
-from mnemos.lab.tasks.pictures import check_image_files, read_image
+from mnemos.lab.tasks.pictures import read_image
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.lab.translation.parallel_text import read_lines
 from mnemos.types import InputError
@@ -29,7 +29,6 @@ READERS = {
     "bytes": read_bytes,
     "ListOps": read_tsv,
     "a picture": read_image,
-    "pictures": lambda path: check_image_files([str(path)]),
     "an archive": lambda path: list(archive_members(path, bool)),
     "lines": lambda path: list(read_lines(path)),
     "a checkpoint": tree_file.read,
@@ -70,7 +69,7 @@ def test_links_that_lead_to_themselves(tmp_path):
     dog = tmp_path / "dog"
     (dog / "itself.png").symlink_to(dog / "itself.png")
     with pytest.raises(InputError, match=r"itself.png: .*symbolic links"):
-        check_image_files([str(dog / "itself.png")])
+        read_image(dog / "itself.png")
     with pytest.raises(InputError, match=r"itself.png: .*symbolic links"):
         TextConfig(str(tmp_path), pattern="*.png").build()
 

@@ -11,7 +11,7 @@ from image_standins import need_timm, photo, write_photos
 from PIL import Image
 
 from mnemos.lab.tasks import pictures
-from mnemos.lab.tasks.pictures import ArrayPictures, FilePictures, check_image_files, fit, parse_image, read_image
+from mnemos.lab.tasks.pictures import ArrayPictures, FilePictures, fit, parse_image, read_image
 from mnemos.types import InputError
 
 
@@ -121,13 +121,6 @@ def test_an_unreadable_file_is_named(tmp_path, content):
     assert "BytesIO" not in str(error.value)
     with pytest.raises(InputError, match=r"gone.jpg: .*\(No such file"):
         read_image(tmp_path / "gone.jpg")
-
-
-def test_a_file_that_is_no_image_is_found_before_training(tmp_path):
-    photo(5).save(tmp_path / "a.jpg")
-    (tmp_path / "b.jpg").write_bytes(b"no image")
-    with pytest.raises(InputError, match=r"b.jpg: expected an image, .*; replace or remove it"):
-        check_image_files([str(tmp_path / name) for name in ("a.jpg", "b.jpg")])
 
 
 def test_pictures_from_files_are_kept_while_they_fit(tmp_path, monkeypatch):

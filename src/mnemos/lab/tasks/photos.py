@@ -16,7 +16,7 @@ from mnemos.types import InputError
 from .augment import AugmentConfig
 from .files import first_names
 from .image_task import IMAGENET, Colours, ImagePreprocessing, ImageTask
-from .pictures import ENDINGS, FilePictures, check_image_files, is_image
+from .pictures import ENDINGS, FilePictures, is_image
 from .task import SPLITS, DataConfig, HeldOut, Split
 
 _FOLDERS: dict[Split, tuple[str, ...]] = {
@@ -75,7 +75,6 @@ class PhotosConfig(DataConfig):
         return frozenset({"mean", "std"})  # as the model wants its pixels
 
     def build(self) -> ImageTask:
-        """The task. The folder is listed, and the beginning of each photo is read (`check_image_files`)."""
         self.require("0 < held_out < 0.5")
         splits = read_layout(self.folder, self.held_out)
         train = splits["train"]
@@ -106,8 +105,6 @@ class PhotosConfig(DataConfig):
 
     def _task(self, splits: dict[Split, Photos]) -> ImageTask:
         self.require("size >= 1", "len(mean) == len(std) == 3", "min(std) > 0")
-        every = dict.fromkeys(path for photos in splits.values() for path in photos.paths)
-        check_image_files([*every])
         pictures = {
             split: FilePictures(photos.paths, photos.labels, self.size, self.augment.centre)
             for split, photos in splits.items()

@@ -1,4 +1,4 @@
-"""Labelled images in memory or in files, scaled to a given size or in their own size; a check of image files."""
+"""Labelled images in memory or in files, scaled to a given size or in their own size."""
 
 import contextlib
 import io
@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mnemos import libraries
-from mnemos.atomic import check_file
 from mnemos.types import InputError
 
 from .files import read_bytes
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 CACHED = 256 * 2**20  # bytes: decoded pictures stay in memory if all of them need no more
-CHECKED = 20_000  # files at most
 _BITS, _ZERO, _FORMAT = 258, 262, 339  # a TIFF's tags: bits of a value, what zero is, whether values have a sign
 
 
@@ -170,22 +168,6 @@ def pillow() -> ModuleType:
     from PIL import Image
 
     return Image
-
-
-def check_image_files(paths: Sequence[str]) -> None:
-    """Read the beginning of each file, or of `CHECKED` evenly spaced ones of more: about 0.1 ms each.
-
-    Damage behind it is found when the file is decoded for a batch; `read_image` then names it.
-    """
-    for i in np.linspace(0, len(paths) - 1, min(CHECKED, len(paths))).astype(int).tolist():
-        check_file(paths[i])
-        try:
-            with warnings.catch_warnings(action="ignore"), pillow().open(paths[i]):
-                pass
-        except Exception as error:  # decoders can raise any exception
-            raise InputError(
-                f"{paths[i]}: expected an image, but it cannot be opened ({_problem(error)}); replace or remove it"
-            ) from None
 
 
 def _problem(error: Exception) -> str:

@@ -91,7 +91,7 @@ def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_witho
     assert [one["id"] for one in scenes.annotations(0)] == [0]
     assert scenes.describe().endswith("; 5 without an area are left out")
     scenes = read_coco(*write(tmp_path, [*found, annotation(8, None)]))
-    with pytest.raises(InputError, match=r"train split: .* found annotation 8 of picture 9 without; add it, or set"):
+    with pytest.raises(InputError, match=r"train split: .* found none for annotation 8 of picture 9; add it, or set"):
         DetectionTask({"train": scenes, "valid": scenes, "test": scenes}, masks=True)
 
 
@@ -129,9 +129,6 @@ def test_wrong_photos_and_classes_of_other_numbers_are_refused_by_name(tmp_path)
     file, places = write(tmp_path, [], [IMAGE | {"height": 21}])
     with pytest.raises(InputError, match="expected 30 x 21 pixels, as its annotations say, found 30 x 20; correct"):
         read_coco(file, places).picture(0)
-    (places[0] / "a.jpg").write_bytes(b"no image")
-    with pytest.raises(InputError, match=r"a\.jpg: expected an image"):
-        read_coco(file, places)
     file.write_text("{")
     with pytest.raises(InputError, match="expected annotations as JSON"):
         read_coco(file, places)

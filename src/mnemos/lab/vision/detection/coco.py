@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mnemos.atomic import read_bytes
-from mnemos.lab.tasks.pictures import check_image_files, read_image
+from mnemos.lab.tasks.pictures import read_image
 from mnemos.lab.tasks.row_order import held_out
 from mnemos.lab.tasks.task import DataConfig, Split
 from mnemos.registry import register
@@ -58,10 +58,7 @@ class COCOConfig(DataConfig):
         return find_split(self.folder, self.train, True)[0], find_split(self.folder, self.test, False)[0]
 
     def build(self) -> DetectionTask:
-        """The task. Raises InputError for a folder of another layout, wrong annotations, missing or truncated photos.
-
-        Cost: annotations in memory; the first and last bytes of up to 20,000 photos are read.
-        """
+        """The task. Raises InputError for a folder of another layout, wrong annotations and missing photos."""
         # --- the splits ---
         whole = read_coco(*find_split(self.folder, self.train, training=True))
         test = whole
@@ -128,7 +125,7 @@ def read_coco(file: Path, folders: tuple[Path, ...], categories: dict[int, str] 
     Annotations whose box has no area within the picture, or whose segmentation encloses nothing, are left out. One
     without "area" gets that of its segmentation, or else of its box.
     Raises InputError for a file of another format, for an id that has another name in `categories`, for annotations of
-    unknown categories or pictures or without numbers, and for missing and damaged pictures.
+    unknown categories or pictures or without numbers, and for missing pictures.
     """
     try:
         content = json.loads(read_bytes(file))
@@ -172,7 +169,6 @@ def read_coco(file: Path, folders: tuple[Path, ...], categories: dict[int, str] 
         raise InputError(
             f"{file}: expected every picture that it names, found no {missing[0]}{more}; add them or name their folder"
         )
-    check_image_files([str(one.path) for one in listed.values()])
 
     # --- annotations ---
     left_out = 0

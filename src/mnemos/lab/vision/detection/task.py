@@ -50,12 +50,11 @@ class DetectionTask(Task):
             if not len(scenes):
                 raise InputError(f"{split} split: expected at least one picture with an object, found none; add some")
             if masks and not scenes.has_masks:
-                objects = [(scenes.image_id(row), one) for row in range(len(scenes)) for one in scenes.plain(row)]
-                bare = [(image, one.get("id", "?")) for image, one in objects if not one.get("segmentation")]
-                first = f"annotation {bare[0][1]} of picture {bare[0][0]} without" if bare else "no object"
+                every = ((scenes.image_id(row), one) for row in range(len(scenes)) for one in scenes.plain(row))
+                bare = (f"annotation {one.get('id', '?')} of picture {i}" for i, one in every if not one.get("segmentation"))
                 raise InputError(
-                    f"{split} split: expected a segmentation of every object, found {first}; add it, or set data.masks "
-                    "False and use a detector of boxes (model.detector faster-rcnn or retinanet)"
+                    f"{split} split: expected a segmentation of every object, found none for {next(bare, 'any')}; add "
+                    "it, or set data.masks False and use a detector of boxes (model.detector faster-rcnn or retinanet)"
                 )
         self.splits: dict[Split, Scenes] = dict(splits)
         self.names, self._masks, self._workers = list(splits["train"].classes), masks, workers
