@@ -29,10 +29,8 @@ from mnemos.lab.run.recipe_files import read_recipe
 from mnemos.lab.run.session import run
 from mnemos.lab.run.trained import evaluate_run
 from mnemos.lab.tasks.augment import AugmentConfig
-from mnemos.lab.tasks.images import DigitsConfig
 from mnemos.lab.tasks.photos import PhotosConfig
 from mnemos.libraries import timm
-from mnemos.models.transformer import TransformerConfig
 
 NAMES = ("cat", "cow", "dog", "emu", "fox", "owl")
 
@@ -144,19 +142,6 @@ def test_a_terminals_interrupt_reaches_the_workers_and_saves(finished, tmp_path,
     assert numbers(tmp_path / "run", "train") == numbers(tmp_path / "alone", "train")
 
 
-def test_what_does_not_fit_is_refused_in_one_line(finished, tmp_path):
-    base = recipe(finished.parent / "photos")
-    vit = replace(base.model, image=8, classes=10, patch=4)
-    for fields, words in (
-        ({"model": vit, "data": DigitsConfig()}, "images, but the data digits gives tokens; .* data.layout image"),
-        ({"model": TransformerConfig(vocab_size=17)}, r"takes tokens, .* gives images; use another recipe$"),
-    ):
-        with pytest.raises(InputError, match=words) as error:
-            train(replace(base, **fields), tmp_path / "run", quiet=True)
-        assert "\n" not in str(error.value)
-        assert not (tmp_path / "run").exists()
-
-
 def test_files_have_the_classes_that_evaluation_finds(finished, output):
     (batch,) = read_recipe(finished).data.build().batches("test", 99)
     logits, _ = mnemos.load(finished)(batch.inputs)
@@ -177,13 +162,8 @@ def test_files_have_the_classes_that_evaluation_finds(finished, output):
 def test_what_cannot_be_predicted_is_one_line(finished, tmp_path, capsys, output, refused):
     (tmp_path / "broken.png").write_bytes(b"no picture")
     (tmp_path / "empty").mkdir()
-    for folder, file, words in (
-        (finished, tmp_path / "nowhere.png", "nowhere.png: expected a readable file"),
-        (finished, tmp_path / "broken.png", "broken.png: expected an image, but it cannot be decoded"),
-        (finished, tmp_path / "empty", "empty: expected images"),
-        (tmp_path, tmp_path / "broken.png", "expected config.json and model.safetensors"),
-    ):
-        assert words in refused("predict", folder, file)
+    assert "nowhere.png: expected a readable file" in refused("predict", finished, tmp_path / "nowhere.png")
+    assert "empty: expected images" in refused("predict", finished, tmp_path / "empty")
     good = [str(finished.parent / f"photos/{name}.png") for name in ("cat/0", "dog/1")]
     alone = output("predict", finished, *good)
     assert main(["predict", str(finished), good[0], str(tmp_path / "broken.png"), good[1]]) == 1

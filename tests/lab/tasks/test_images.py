@@ -140,17 +140,3 @@ def test_mnist_as_images(tmp_path):
     ours = sorted(bytes(task.picture("valid", i)) for i in range(10))
     assert ours == sorted(map(bytes, next(tokens.batches("valid", 10)).inputs.numpy().astype(np.uint8)))
     assert config.from_dict(DataConfig, config.to_dict(settings)) == settings
-
-
-def test_digits_as_images():
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
-    task, tokens = DigitsConfig(layout="image").build(), DigitsConfig().build()
-    assert task.example().inputs.shape == (1, 1, 8, 8)
-    ours = sorted(np.rint(task.picture("test", i) / 255 * 16).flatten().tolist() for i in range(360))
-    assert ours == sorted(next(tokens.batches("test", 1000)).inputs.tolist())
-    batch = task.train_batch(0, 1257, 0)
-    assert abs(batch.inputs.mean()) < 0.01
-    assert abs(batch.inputs.std() - 1) < 0.01
-    varied = DigitsConfig(layout="image", augment=AugmentConfig("light", flip=False)).build().train_batch(0, 1257, 0)
-    assert torch.equal(varied.targets, batch.targets)
-    assert not torch.equal(varied.inputs, batch.inputs)

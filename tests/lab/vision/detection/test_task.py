@@ -246,14 +246,8 @@ def test_what_does_not_fit_is_refused(tmp_path):
         del one["masks"]
     with pytest.raises(InputError, match="expected a mask of every detection, found one without"):
         task.evaluate("mask", task.collect(None, DetectorOutputs({}, boxes), batch))
-    for fields, message in (
-        ({"classes": 0}, "classes: expected at least 1"),
-        ({"classes": 1, "detector": "retinanet", "finest": 2}, "finest: expected 0 to 1"),
-    ):
-        with pytest.raises(InputError, match=message):
-            replace(detector(), **fields).build()
-    with pytest.raises(InputError, match=r"data\.side: expected side >= 32"):
-        replace(SHAPES, side=8).build()
+    with pytest.raises(InputError, match="finest: expected 0 to 1"):
+        replace(detector(), classes=1, detector="retinanet", finest=2).build()
 
 
 @pytest.mark.skipif(not COCO.is_dir(), reason="needs the shared data set coco-mini")

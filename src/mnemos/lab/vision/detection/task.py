@@ -51,9 +51,10 @@ class DetectionTask(Task):
                 raise InputError(f"{split} split: expected at least one picture with an object, found none; add some")
             if masks and not scenes.has_masks:
                 every = ((scenes.image_id(row), one) for row in range(len(scenes)) for one in scenes.plain(row))
-                bare = (f"annotation {one.get('id', '?')} of picture {i}" for i, one in every if not one.get("segmentation"))
+                bare = ((image, one) for image, one in every if not one.get("segmentation"))
+                first = next((f"annotation {one.get('id', '?')} of picture {image}" for image, one in bare), "any")
                 raise InputError(
-                    f"{split} split: expected a segmentation of every object, found none for {next(bare, 'any')}; add "
+                    f"{split} split: expected a segmentation of every object, found none for {first}; add "
                     "it, or set data.masks False and use a detector of boxes (model.detector faster-rcnn or retinanet)"
                 )
         self.splits: dict[Split, Scenes] = dict(splits)
