@@ -151,4 +151,5 @@ class TimmAugmentation:
                 f"train.batch_size: expected an even one for data.augment.mixup and cutmix, found {len(images)}; "
                 "change it, or set both to 0"
             )
-        return self._mix(images, labels)  # type: ignore[no-any-return]
+        mixed: tuple[Tensor, Tensor] = self._mix(images, labels)
+        return mixed

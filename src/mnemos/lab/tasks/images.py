@@ -187,20 +187,19 @@ def read_idx(path: str | Path, axes: int) -> NDArray[np.uint8]:
 def find_mnist(folder: str | Path, part: str) -> tuple[Path, Path]:
     """The image file and the label file of a part ("train" or "t10k"), gzipped or not, in the folder or its MNIST/raw.
 
-    Official names are tried first, then those with additions, such as "t10k-first5k-images-idx3-ubyte".
+    Of names with additions, such as "t10k-first5k-images-idx3-ubyte", the shortest is taken.
     """
     paths = []
-    for what in ("images-idx3", "labels-idx1"):
-        names = f"{part}-{what}-ubyte", f"{part}*-{what.replace('-', '?')}-ubyte"
-        patterns = [pattern for name in names for pattern in (name, f"{name}.gz")]
+    for what in ("images?idx3", "labels?idx1"):
+        patterns = [f"{part}-*{what}-ubyte{ending}" for ending in ("", ".gz")]
         folders = Path(folder), Path(folder, "MNIST", "raw")
         matches = [path for below in folders for pattern in patterns for path in sorted(below.glob(pattern))]
         if not matches:
             raise InputError(
-                f"{Path(folder, names[0])}: expected this file, gzipped or not, found none; set data.path to its "
-                "folder, or data.download to True"
+                f"{Path(folder, f'{part}-{what}-ubyte'.replace('?', '-'))}: expected this file, gzipped or not, found "
+                "none; set data.path to its folder, or data.download to True"
             )
-        paths.append(matches[0])
+        paths.append(min(matches, key=lambda path: len(path.name)))
     return paths[0], paths[1]
 
 

@@ -245,7 +245,7 @@ def leave_out_padding(detector: nn.Module) -> nn.Module:
                 f"{type(one.module).__name__}; leave the padding in, or train with images of one size"
             )
         branch.valid_part = part
-    transform.valid_part = part
+    transform.valid_part = part  # type: ignore[assignment]
     keep_handle(transform, transform.register_forward_hook(_begin_call))
     keep_handle(detector, detector.register_forward_hook(_end_call, always_call=True))
     return detector
