@@ -17,7 +17,8 @@ HEAD = 8192  # bytes that tell whether a file is text
 _BEGINNINGS = {
     b"PAR1": "a parquet file",
     b"PK\x03\x04": "a zip archive, as .docx, .epub and .npz are",
-    b"%PDF-": "a PDF",
+    b"%PDF-": "a PDF document",
+    b"{\\rtf": "an RTF document",
 }
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".arrow")
 
