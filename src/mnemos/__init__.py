@@ -73,7 +73,6 @@ if TYPE_CHECKING:
     from .lab.translation.translate import TrainedTranslator as TrainedTranslator
     from .lab.translation.translate import Translation as Translation
     from .lab.translation.translate import translate as translate
-    from .lab.vision.detect import TrainedDetector as TrainedDetector
     from .lab.vision.detect import detect as detect
     from .memory.associations import AssociationsConfig as AssociationsConfig
     from .memory.gated_cache import GRC as GRC

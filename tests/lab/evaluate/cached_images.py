@@ -9,7 +9,7 @@ from mnemos import GRC
 from mnemos.attention.gated import GatedBranch
 from mnemos.lab.evaluate.branches import first_calls
 from mnemos.lab.tasks.augment import AugmentConfig
-from mnemos.lab.tasks.image_task import Colours, ImageTask, View
+from mnemos.lab.tasks.image_task import Colours, ImageTask
 from mnemos.lab.tasks.pictures import ArrayPictures
 from mnemos.lab.vision.classifiers import PVTConfig, SwinConfig, ViTConfig
 
@@ -26,7 +26,7 @@ def photos(side=16, classes=4, sizes=(40, 12, 24)):
         labels = np.arange(size) % classes
         base = labels[:, None, None, None] * 40 + np.array([0, 30, 60])
         pixels = (base + random.integers(0, 60, (size, side, side, 3))).astype(np.uint8)
-        splits[split] = View.whole(ArrayPictures(pixels, labels, side, 1.0))
+        splits[split] = ArrayPictures(pixels, labels, side, 1.0)
     colours = Colours((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
     return ImageTask(splits, [f"class {i}" for i in range(classes)], side, colours, AugmentConfig(policy="none"))
 

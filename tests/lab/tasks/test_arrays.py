@@ -40,9 +40,3 @@ def test_evaluation_visits_every_row_once(bucketed, batch_size):
     assert sorted(found) == expected
     lengths = [len(x) for x, _ in found]
     assert lengths == (sorted(lengths) if bucketed else ragged(13, 2).lengths.tolist())
-
-
-def test_majority_and_sizes():
-    made = task()
-    assert made.reference == {"majority class": 5 / 13}
-    assert [made.size(split) for split in ("train", "valid", "test")] == [50, 11, 13]

@@ -131,23 +131,15 @@ def test_smoothing_and_odd_batches():
     expected[range(5), labels] = 0.925
     torch.testing.assert_close(targets, expected)
     mixing = TimmAugmentation(AugmentConfig("timm", cutmix=0), 8, 4, False, *IMAGENET)
-    kept = images.clone()
-    with global_generators() as seed:
-        seed(3)
-        mixed, targets = mixing.mix(images, labels)
-    torch.testing.assert_close(targets[4], expected[4])
-    assert torch.equal(mixed[4], kept[4])
-    # Row 0 with row 3: the share in the image is the share in the target.
-    share = (targets[0, 0] - targets[0, 3] + 0.9) / 1.8
-    torch.testing.assert_close(mixed[0], share * kept[0] + (1 - share) * kept[3], rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match=r"train.batch_size: expected an even one .* found 5"):
+        mixing.mix(images, labels)
     plain = TimmAugmentation(AugmentConfig("timm", mixup=0, cutmix=0, smoothing=0), 8, 4, False, *IMAGENET)
     assert plain.mix(images, labels)[1] is labels
-    assert mixing.mix(images[:1], labels[:1])[1].shape == (1, 4)
 
 
 def test_wrong_settings_and_what_timm_cannot_do():
-    for settings in ({"mixup": -0.1}, {"cutmix": float("nan")}, {"erasing": 1.5}, {"smoothing": 1.0}):
-        with pytest.raises(InputError, match=rf"data.augment.{next(iter(settings))} .*found"):
+    for settings in ({"mixup": -0.1}, {"cutmix": float("nan")}, {"erasing": 1.5}, {"smoothing": 1.1}):
+        with pytest.raises(InputError, match=rf"data.augment.{next(iter(settings))}: .*found"):
             AugmentConfig("timm", **settings).check()
     need_timm()
     with pytest.raises(InputError, match=r"data.augment.policy: .*3 .*found 1"):

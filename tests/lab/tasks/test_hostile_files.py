@@ -18,8 +18,7 @@ from mnemos.lab.run.files import read_object
 from mnemos.lab.run.recipe_files import find_recipe
 from mnemos.lab.speech.audio import read_recordings
 from mnemos.lab.tasks.files import archive_members, read_bytes
-from mnemos.lab.tasks.photos import scan
-from mnemos.lab.tasks.pictures import check_image_files, read_image
+from mnemos.lab.tasks.pictures import read_image
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.lab.translation.parallel_text import read_lines
 from mnemos.types import InputError
@@ -28,7 +27,6 @@ READERS = {
     "texts": lambda path: TextConfig(str(path)).build(),
     "bytes": read_bytes,
     "a picture": read_image,
-    "pictures": lambda path: check_image_files([str(path)]),
     "an archive": lambda path: list(archive_members(path, bool)),
     "lines": lambda path: list(read_lines(path)),
     "a checkpoint": tree_file.read,
@@ -53,7 +51,6 @@ def test_a_pipe_that_is_named_is_refused(reader, tmp_path):
     ("read", "ending"),
     [
         (lambda folder: TextConfig(str(folder)).build(), ".txt"),
-        (lambda folder: scan(str(folder)), ".png"),
         (read_recordings, ".wav"),
     ],
 )
@@ -70,7 +67,7 @@ def test_links_that_lead_to_themselves(tmp_path):
     dog = tmp_path / "dog"
     (dog / "itself.png").symlink_to(dog / "itself.png")
     with pytest.raises(InputError, match=r"itself.png: .*symbolic links"):
-        check_image_files(scan(str(tmp_path)).paths)
+        read_image(dog / "itself.png")
     with pytest.raises(InputError, match=r"itself.png: .*symbolic links"):
         TextConfig(str(tmp_path), pattern="*.png").build()
 

@@ -1,7 +1,6 @@
 import io
 import math
 import pickle
-import struct
 
 import numpy as np
 import pytest
@@ -12,15 +11,8 @@ from image_standins import need_timm, photo, write_photos
 from PIL import Image
 
 from mnemos.lab.tasks import pictures
-from mnemos.lab.tasks.pictures import ArrayPictures, FilePictures, check_image_files, fit, parse_image, read_image
+from mnemos.lab.tasks.pictures import ArrayPictures, FilePictures, fit, parse_image, read_image
 from mnemos.types import InputError
-
-
-@pytest.mark.parametrize("kind", ["WEBP", "GIF"])
-def test_formats(kind):
-    image = photo(5)
-    found = np.array(parse_image(saved(image, kind), "x")).astype(int)
-    assert np.abs(found - np.array(image)).mean() < 8, "lossy, or of 256 colours"
 
 
 def saved(image, kind, **options):
@@ -77,38 +69,10 @@ def test_colours():
     assert np.array_equal(parse_image(saved(Image.fromarray(deep), "PNG"), "x").getchannel(1), (deep // 257))
 
 
-def test_floating_point_from_0_to_1_is_scaled_and_other_values_are_refused():
-    values = np.linspace(0, 1, 1200, dtype=np.float32).reshape(30, 40)
-    read = np.array(parse_image(saved(Image.fromarray(values), "TIFF"), "x"))
-    assert np.abs(read / 255 - values[..., None]).max() <= 0.5 / 255 + 1e-6
-    for wrong in (values * 255, values - 0.5, np.where(values > 0.5, np.nan, values)):
-        with pytest.raises(InputError, match="instead of 0 to 1"):
-            parse_image(saved(Image.fromarray(wrong.astype(np.float32)), "TIFF"), "x")
-    for most in (255, 65535, 1e6):  # whatever it holds, a file of 32 bits does not say what white is
-        with pytest.raises(InputError, match="32 bits"):
-            parse_image(saved(Image.fromarray((values * most).astype(np.int32)), "TIFF"), "x")
-
-
-@pytest.mark.parametrize(("zero", "kind"), [(1, "<i2"), (0, "<u2"), (0, "<f4")])
-def test_grey_tiffs_are_scaled_as_their_tags_say(zero, kind):
-    """Values with a sign, whose white is 32767, and files whose zero is white."""
-    most = 1 if kind == "<f4" else 32767 if kind == "<i2" else 65535
-    values = np.round(np.linspace(0, 1, 12).reshape(3, 4) * 255) / 255
-    stored = (most * (values if zero else 1 - values)).round(4).astype(kind)
-    tags = {256: 4, 257: 3, 258: 8 * stored.itemsize, 259: 1, 262: zero, 273: 134, 277: 1, 278: 3, 279: stored.nbytes}
-    tags |= {339: {"i": 2, "u": 1, "f": 3}[kind[1]]}
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    data = struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + stored.tobytes()
-    found = np.array(parse_image(data, "x"))[..., 0].astype(int)
-    assert np.abs(found - values * 255).max() <= 1
-
-
-@pytest.mark.parametrize("mode", ["CMYK", "LAB", "RGBA"])
-def test_colours_of_other_modes_are_near_those_of_rgb(mode):
-    pixels = np.zeros((8, 16, 3), np.uint8)
-    pixels[:, :8], pixels[:, 8:] = (200, 60, 60), (60, 60, 160)
-    read = np.array(parse_image(saved(Image.fromarray(pixels).convert(mode), "TIFF"), "x")).astype(int)
-    assert np.abs(read - pixels).max() < 8
+@pytest.mark.parametrize("kind", [np.float32, np.int32, np.int16])
+def test_values_whose_white_is_unknown_are_refused(kind):
+    with pytest.raises(InputError, match="write 8 or 16 bits"):
+        parse_image(saved(Image.fromarray(np.eye(3, dtype=kind)), "TIFF"), "x")
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -127,11 +91,6 @@ def test_transparent_places_are_white(mode):
     assert (np.delete(found.reshape(16, 3), 9, 0) == 255).all()
 
 
-def test_a_clear_value_of_16_bits_is_white():
-    data = saved(Image.fromarray(np.array([[0, 1000, 65535]], np.uint16)), "PNG", transparency=1000)
-    assert np.array(parse_image(data, "x"))[0, :, 0].tolist() == [0, 255, 255]
-
-
 def test_upright():
     """A camera's sideways photo, as its EXIF says; also one that is decoded smaller."""
     image, exif = photo(7, 48, 32), Image.Exif()
@@ -142,12 +101,6 @@ def test_upright():
     assert found.shape == expected.shape == (48, 32, 3)
     assert np.abs(found - expected).mean() < 4
     assert parse_image(data, "x", 10).size == (16, 24)
-
-
-def test_a_damaged_exif_block_is_ignored(recwarn):
-    data = saved(photo(1), "JPEG", exif=b"Exif\x00\x00MM\x00\x2a\xff\xff\xff\xff")
-    assert parse_image(data, "x").size == (40, 30)
-    assert not recwarn.list
 
 
 def test_a_large_jpeg_is_decoded_smaller_but_not_too_small():
@@ -183,11 +136,11 @@ def test_pictures_from_files_are_kept_while_they_fit(tmp_path, monkeypatch):
     assert len(reads) == 5
     again = pickle.loads(pickle.dumps(found))
     assert np.array_equal(again.fitted(2), expected[2])
-    monkeypatch.setattr(pictures, "CACHED", 5 * 193 - 1)
+    monkeypatch.setattr(pictures, "CACHED", 5 * 192 - 1)
     lazy = FilePictures(paths, np.zeros(5), 8, 1.0)
     for _ in range(2):
         assert np.array_equal(lazy.fitted(1), expected[1])
-    assert len(reads) == 8
+    assert len(reads) == 7
 
 
 def test_pictures_from_arrays():
@@ -201,32 +154,3 @@ def test_pictures_from_arrays():
     grey = ArrayPictures(pixels[..., :1], np.zeros(4), 6, 1.0)
     assert grey.image(0).mode == "L"
     assert grey.fitted(0).shape == (6, 6, 1)
-
-
-def written(folder, name, **options) -> bytes:
-    photo(5, 200, 150).save(folder / name, **options)
-    return (folder / name).read_bytes()
-
-
-@pytest.mark.parametrize(("name", "kept"), [("a.jpg", 0.98), ("a.png", 0.5), ("b.png", 0.98)])
-def test_a_truncated_file_is_named_though_its_header_is_intact(tmp_path, name, kept):
-    whole = written(tmp_path, name)
-    (tmp_path / name).write_bytes(whole[: int(kept * len(whole))])
-    with pytest.raises(InputError, match=rf"{name}: expected an image.*truncated.*; replace or remove it") as raised:
-        check_image_files([str(tmp_path / name)])
-    assert str(raised.value).count(str(tmp_path)) == 1
-
-
-def test_data_behind_the_end_of_an_image_are_allowed(tmp_path):
-    """Phones write a film or a second picture behind a photo."""
-    for name in ("a.jpg", "a.png", "a.bmp"):
-        (tmp_path / name).write_bytes(written(tmp_path, name) + bytes(200))
-    check_image_files([str(tmp_path / name) for name in ("a.jpg", "a.png", "a.bmp")])
-
-
-def test_bad_files_are_counted(tmp_path):
-    whole = written(tmp_path, "a.jpg")
-    (tmp_path / "b.jpg").write_bytes(whole[:999])
-    (tmp_path / "c.jpg").write_bytes(b"no image")
-    with pytest.raises(InputError, match=r"b.jpg: .*; so are 1 more of the 3 files that were opened; replace"):
-        check_image_files([str(tmp_path / f"{name}.jpg") for name in "abc"])

@@ -46,13 +46,6 @@ def test_with_a_start_token_every_byte_is_predicted(tmp_path):
     assert np.array_equal(task.pictures(batch.targets)[3].reshape(-1), task.bytes("test", [3])[0])
 
 
-def test_errors_name_the_fields_of_the_images_as_they_are_set():
-    with pytest.raises(InputError, match=r"^data\.images\.held_out: expected 0 < held_out"):
-        PixelsConfig(PhotosConfig(held_out=0.9)).build()
-    with pytest.raises(InputError, match=r"^/data\.folder/photos: .*--data\.images\.folder"):
-        PixelsConfig(PhotosConfig("/data.folder/photos")).files()
-
-
 def test_colours_come_after_each_other(tmp_path):
     random = np.random.default_rng(0)
     for kind in "ab":

@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mnemos.lab.tasks.row_order import POOL, Order
-from mnemos.types import InputError
 
 
 def orders(rows, bucketed):
@@ -32,13 +31,6 @@ def test_a_pure_function_of_the_index(indices, bucketed):
         assert np.array_equal(asked.batch(i, 8, 3), in_order[i])
 
 
-@pytest.mark.parametrize("bucketed", [True, False])
-def test_seeds_and_epochs_differ(bucketed):
-    order = orders(64, bucketed)
-    epochs = [np.concatenate([order.batch(8 * e + i, 8, seed) for i in range(8)]) for e in (0, 1) for seed in (0, 1)]
-    assert len({tuple(epoch) for epoch in epochs}) == 4
-
-
 def test_batches_of_similar_lengths_come_in_mixed_order():
     lengths = np.random.default_rng(0).permutation(np.arange(4 * POOL * 8))
     order = Order(len(lengths), lengths)
@@ -61,8 +53,3 @@ def test_pools_differ_between_epochs(pools, least, most):
     epochs = [[tuple(sorted(order.batch(e * count + i, 8, 0))) for i in range(count)] for e in range(2)]
     assert least <= len({*epochs[0]} & {*epochs[1]}) / count <= most
     assert epochs[0] != epochs[1]
-
-
-def test_a_negative_seed():
-    with pytest.raises(InputError, match="seed"):
-        Order(10).batch(0, 4, -1)

@@ -1,6 +1,7 @@
 import bz2
 import gzip
 import pickle
+import random
 from pathlib import Path
 
 import numpy as np
@@ -56,8 +57,9 @@ def test_a_folder(tmp_path):
 NO_TEXT = {
     "notepad.txt": "text".encode("utf-16"),
     "rows.pkl": pickle.dumps(["text"] * 9),
-    "photo.txt": b"\xff\xd8\xff\xe0" + b"x" * 99,
-    "corpus.txt.bz2": bz2.compress(b"text"),
+    "photo.txt": b"\xff\xd8\xff\xe0\0\x10JFIF",
+    "corpus.txt.bz2": bz2.compress(random.Random(0).randbytes(2000)),
+    "letter.txt": rb"{\rtf1\ansi text}",
     "rows.CSV": b"id,text\n1,a\n",
     "packed.gz": gzip.compress(b"a\0b"),
 }

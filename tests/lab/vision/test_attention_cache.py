@@ -211,16 +211,6 @@ def test_the_first_images_of_the_batch_before_stand_behind_every_row():
             assert torch.equal(longer[:, 5:], tokens(seed - 1)[:2].flatten(0, 1).expand(4, -1, -1))
 
 
-def test_kept_tokens_carry_no_gradient_and_own_ones_do():
-    module = cache()
-    first = tokens(1).requires_grad_()
-    module(first)
-    x = tokens(2).requires_grad_()
-    module(x).sum().backward()
-    assert first.grad is None
-    assert torch.equal(x.grad, torch.ones_like(x))
-
-
 def test_micro_batches_keep_what_the_whole_batch_would():
     whole, parts = cache(), cache()
     whole(tokens(1))

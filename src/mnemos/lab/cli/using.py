@@ -1,6 +1,7 @@
 """The commands that use a trained model, from `mnemos predict` to `export`."""
 
 import io
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -63,29 +64,29 @@ def detect(
         score: the least score of an object; 0: all that the detector reports
         as_json: print all objects as JSON on the standard output, instead of a line for each photo
     """
-    from mnemos.lab.vision.detect import TrainedDetector
+    from mnemos.lab.vision.detect import Photo
+    from mnemos.lab.vision.detect import detect as find_objects
     from mnemos.lab.vision.detection.results import DETECTIONS
 
     out = out or run / "detected"
-    detector = TrainedDetector(run)
     shown = sys.stderr.isatty() and (as_json or not sys.stdout.isatty())  # lines of photos are progress enough
-    objects = []
-    done = unread = 0
-    for photo, count in detector.detect(photos, score, out):
-        done += 1
-        objects += photo.objects
+    done = itertools.count(1)
+
+    def say_photo(photo: Photo, count: int) -> None:
         if photo.problem:
-            unread += 1
             say(f"mnemos: {photo.problem}", file=sys.stderr, flush=True)
         elif not as_json:
             say(f"{photo.file}: {photo.text}", flush=True)
         if shown:
-            _show_progress(done, count, "photos")
+            _show_progress(next(done), count, "photos")
+
+    every = find_objects(run, photos, score, out, say_photo)
+    objects, unread = [one for photo in every for one in photo.objects], sum(bool(photo.problem) for photo in every)
     if as_json:
         say(json.dumps(objects))
     left = f"; {unread:,} of them could not be read" if unread else ""
-    say(f"{out / DETECTIONS}: {len(objects):,} objects in {done:,} photos{left}", file=sys.stderr)
-    return _unread_code(unread, done)
+    say(f"{out / DETECTIONS}: {len(objects):,} objects in {len(every):,} photos{left}", file=sys.stderr)
+    return _unread_code(unread, len(every))
 
 
 def _show_progress(done: int, whole: int, unit: str) -> None:

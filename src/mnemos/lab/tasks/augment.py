@@ -45,10 +45,9 @@ class AugmentConfig:
 
     def check(self) -> None:
         """Raise InputError for a value out of range."""
-        for name in ("mixup", "cutmix", "erasing", "smoothing"):
-            value, most = getattr(self, name), 1.0 if name in ("erasing", "smoothing") else math.inf
-            if not (0 <= value < most or (name == "erasing" and value == most)):
-                raise InputError(f"data.augment.{name} must be at least 0 and below {most:g}, found {value}")
+        for name, most in (("mixup", math.inf), ("cutmix", math.inf), ("erasing", 1), ("smoothing", 1)):
+            if not 0 <= (value := getattr(self, name)) <= most:
+                raise InputError(f"data.augment.{name}: expected 0 to {most:g}, found {value}; change it")
 
 
 def normalise(pixels: NDArray[np.uint8], mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
@@ -140,14 +139,17 @@ class TimmAugmentation:
     def mix(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Apply mixup or cutmix to images [B, 3, S, S], in place; returns them and their targets [B, classes].
 
-        Row i is mixed with row B − 1 − i, a middle one not at all. Without mixing and smoothing, the labels [B] are
-        returned.
+        Row i is mixed with row B − 1 − i. Without mixing and smoothing, the labels [B] are returned.
         """
-        even = len(images) // 2 * 2 if self._mix is not None else 0
-        if not even and not self._smoothing:
+        if self._mix is None and not self._smoothing:
             return images, labels
-        parts = [self._mix(images[:even], labels[:even])[1]] if even else []
-        if even < len(images):
-            single = torch.nn.functional.one_hot(labels[even:], self._classes).float()
-            parts.append(single * (1 - self._smoothing) + self._smoothing / self._classes)
-        return images, torch.cat(parts)
+        if self._mix is None:
+            targets = torch.nn.functional.one_hot(labels, self._classes).float()
+            return images, targets * (1 - self._smoothing) + self._smoothing / self._classes
+        if len(images) % 2:
+            raise InputError(
+                f"train.batch_size: expected an even one for data.augment.mixup and cutmix, found {len(images)}; "
+                "change it, or set both to 0"
+            )
+        mixed: tuple[Tensor, Tensor] = self._mix(images, labels)
+        return mixed

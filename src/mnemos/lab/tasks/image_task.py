@@ -1,6 +1,5 @@
 """The `Task` of image classification, and `mnemos predict` for its models."""
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,21 +18,10 @@ from .augment import AugmentConfig, TimmAugmentation, augment_light, normalise
 from .batch import Batch
 from .metrics import MAJORITY, class_metrics
 from .pictures import ENDINGS, Pictures, read_fitted
-from .prefetch import BatchNumber, Prefetched, prefetch
+from .prefetch import Prefetched, prefetch
 from .preprocessing import Predicted, Preprocessing, likely_classes
-from .row_order import Order
+from .row_order import BatchKey, Order, held_out_keys, training_keys
 from .task import HeldOut, Split, Task
-
-
-class View(NamedTuple):
-    """Those pictures with indices `rows` [N], in that order."""
-
-    pictures: Pictures
-    rows: NDArray[np.int64]
-
-    @classmethod
-    def whole(cls, pictures: Pictures) -> "View":
-        return cls(pictures, np.arange(len(pictures)))
 
 
 class Colours(NamedTuple):
@@ -58,7 +46,7 @@ class ImageTask(Task):
 
     def __init__(
         self,
-        splits: dict[Split, View],
+        splits: Mapping[Split, Pictures],
         names: Sequence[str],
         size: int,
         colours: Colours,
@@ -66,29 +54,23 @@ class ImageTask(Task):
         workers: int = 0,
     ) -> None:
         self.names, self.classes, self.side, self.colours = list(names), len(names), size, colours
-        self._views = dict(splits)
-        for split in ("valid", "test"):
-            pictures, rows = splits[split]
-            self._views[split] = View(pictures, rows[generator(0, ORDER).permutation(len(rows))])
-        self.metrics = class_metrics(self.classes)
-        pictures, rows = self._views["test"]
-        self.reference = {MAJORITY: float(np.bincount(pictures.labels[rows]).max() / len(rows))}
-        pictures, rows = self._views["train"]
-        self._maker = _Maker(pictures, size, self.classes, colours, augment)
-        self._workers = workers
-        self._train = Prefetched(self._maker, partial(_keys, rows, Order(len(rows))), workers)
+        self.metrics, labels = class_metrics(self.classes), splits["test"].labels
+        self.reference = {MAJORITY: float(np.bincount(labels).max() / len(labels))}
+        self._splits, self._workers = splits, workers
+        self._orders = {split: generator(0, ORDER).permutation(len(one)) for split, one in splits.items()}
+        self._maker = _Maker(splits["train"], size, self.classes, colours, augment)
+        self._train = Prefetched(self._maker, partial(training_keys, Order(self.size("train"))), workers)
 
     def train_batch(self, index: int, batch_size: int, seed: int) -> Batch:
         """Augmented: of each row by (seed, index, row). The global generators are unchanged afterwards."""
         return self._train.batch(index, batch_size, seed)
 
     def batches(self, split: HeldOut, batch_size: int) -> Iterator[Batch]:
-        pictures, rows = self._views[split]
-        keys = [_Key(rows[i : i + batch_size], None) for i in range(0, len(rows), batch_size)]
-        return prefetch(replace(self._maker, pictures=pictures), keys, min(self._workers, len(keys)))
+        keys = [BatchKey(self._orders[split][rows], None) for rows, _ in held_out_keys(self.size(split), batch_size)]
+        return prefetch(replace(self._maker, pictures=self._splits[split]), keys, min(self._workers, len(keys)))
 
     def size(self, split: Split) -> int:
-        return len(self._views[split].rows)
+        return len(self._splits[split])
 
     def epoch(self, batch_size: int) -> float:
         return self.size("train") / batch_size
@@ -108,23 +90,11 @@ class ImageTask(Task):
 
     def picture(self, split: Split, index: int) -> NDArray[np.uint8]:
         """Image `index` of a split in the order of `batches`, before normalisation, not augmented: [size, size, C]."""
-        pictures, rows = self._views[split]
-        return pictures.fitted(int(rows[index])).copy()
+        row = index if split == "train" else int(self._orders[split][index])
+        return self._splits[split].fitted(row).copy()
 
     def close(self) -> None:
         self._train.close()
-
-
-class _Key(NamedTuple):
-    """What determines a batch: the pictures' indices, and (seed, batch index) of the augmentation, or None."""
-
-    rows: NDArray[np.int64]
-    augmentation: tuple[int, int] | None
-
-
-def _keys(rows: NDArray[np.int64], order: Order, number: BatchNumber) -> Iterator[_Key]:
-    index, batch_size, seed = number
-    return (_Key(rows[order.batch(i, batch_size, seed)], (seed, i)) for i in itertools.count(index))
 
 
 @dataclass
@@ -143,7 +113,7 @@ class _Maker:
         if self.augment.policy == "timm" and self.timm is None:  # here, so that forked workers need not import timm
             self.timm = TimmAugmentation(self.augment, self.size, self.classes, self.pictures.stored, *self.colours)
 
-    def __call__(self, key: _Key) -> Batch:
+    def __call__(self, key: BatchKey) -> Batch:
         labels = torch.from_numpy(self.pictures.labels[key.rows].astype(np.int64))
         rows = key.rows.tolist()
         # --- timm draws from the global generators, anew for each picture and for the mixing of the batch ---

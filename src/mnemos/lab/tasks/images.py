@@ -1,7 +1,6 @@
 """MNIST, scikit-learn's digits and CIFAR, as images, or the first two as sequences of pixels in row-major order."""
 
 import math
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,8 +19,8 @@ from mnemos.types import InputError
 from .arrays import ArrayTask, Rows
 from .augment import AugmentConfig
 from .files import archive_members, read_bytes
-from .image_task import Colours, ImageTask, View
-from .pictures import ArrayPictures, is_image, parse_image
+from .image_task import Colours, ImageTask
+from .pictures import ArrayPictures, Pictures, is_image, parse_image
 from .row_order import held_out
 from .task import SPLITS, DataConfig, Split
 
@@ -72,15 +71,8 @@ class MNISTConfig(DataConfig):
 
             with _of_torchvision(f"{self.path}: the download failed", "try again, or put the four files there"):
                 MNIST(self.path, download=True)  # into PATH/MNIST/raw unless the files are there
-        known = read_images(*find_mnist(self.path, "train"), classes=10)
-        test = read_images(*find_mnist(self.path, "t10k"), classes=10)
-        shapes = known[0].shape[1:], test[0].shape[1:]
-        if shapes[0] != shapes[1] or (self.layout == "image" and shapes[0][0] != shapes[0][1]):
-            train_size, test_size = (f"{height} x {width}" for height, width in shapes)
-            raise InputError(
-                f"{self.path}: expected images of one size in both files, square for data.layout image, found "
-                f"{train_size} pixels in training and {test_size} in the test; check the files"
-            )
+        known = read_images(*find_mnist(self.path, "train"))
+        test = read_images(*find_mnist(self.path, "t10k"))
         if self.size:
             known, test = ((_averaged(pixels, self.size), labels) for pixels, labels in (known, test))
         valid, train = held_out(len(known[1]), (self.valid_size,), self.name)
@@ -138,14 +130,12 @@ def _digits_task(
 ) -> ArrayTask | ImageTask:
     shape = splits[0][0].shape[1:]
     if config.layout == "image":
-        pictures = [
-            ArrayPictures(_scaled(pixels, levels)[..., None], labels, shape[0], config.augment.centre)
-            for pixels, labels in splits
-        ]
-        for one in pictures:
-            one.averaged = getattr(config, "size", 0) > 0
-        views = {split: View.whole(one) for split, one in zip(SPLITS, pictures, strict=True)}
-        return ImageTask(views, list(map(str, range(10))), shape[0], colours, config.augment)
+        centre, averaged = config.augment.centre, getattr(config, "size", 0) > 0
+        pictures: dict[Split, Pictures] = {
+            split: ArrayPictures(_scaled(pixels, levels)[..., None], labels, shape[0], centre, averaged)
+            for split, (pixels, labels) in zip(SPLITS, splits, strict=True)
+        }
+        return ImageTask(pictures, list(map(str, range(10))), shape[0], colours, config.augment)
     if config.augment.policy != "none":
         raise InputError(
             f"data.augment.policy: expected 'none' for data.layout pixels, found {config.augment.policy!r}; set "
@@ -171,26 +161,25 @@ def _averaged(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     return np.rint(squares.mean((2, 4), dtype=np.float32)).astype(np.uint8)
 
 
-def read_images(images: str | Path, labels: str | Path, classes: int) -> Labelled:
-    """Images [N, H, W] and labels [N] below `classes`, from two IDX files."""
+def read_images(images: Path, labels: Path) -> Labelled:
+    """Images [N, H, W] of digits and their labels [N], from two IDX files."""
     pixels, targets = read_idx(images, 3), read_idx(labels, 1)
-    if not pixels.size or len(pixels) != len(targets) or targets.max() >= classes:
+    if not pixels.size or len(pixels) != len(targets) or targets.max() > 9:
         raise InputError(
-            f"{labels}: expected a label from 0 to {classes - 1} for each image of {images}, found {len(targets)} up "
-            f"to {targets.max(initial=0)} for images {[*pixels.shape]}; check both files"
+            f"{labels}: expected a label from 0 to 9 for each image of {images}, found {len(targets)} up to "
+            f"{targets.max(initial=0)} for images {[*pixels.shape]}; check both files"
         )
     return pixels, targets
 
 
 def read_idx(path: str | Path, axes: int) -> NDArray[np.uint8]:
     """The array in an IDX file of unsigned bytes with `axes` axes."""
-    data = read_bytes(path)
-    start = 4 + 4 * axes
+    data, start = read_bytes(path), 4 + 4 * axes
     magic, *shape = np.frombuffer(data[:start].ljust(start, b"\0"), ">u4").tolist()
-    if magic != 0x800 + axes or len(data) != (expected := start + math.prod(shape)):
-        problem = f"the number {magic}" if magic != 0x800 + axes else f"{len(data)} bytes instead of {expected}"
+    if magic != 0x800 + axes or len(data) != start + math.prod(shape):
         raise InputError(
-            f"{path}: expected an IDX file, whose first number is {0x800 + axes}, found {problem}; fetch the file again"
+            f"{path}: expected an IDX file, whose first number is {0x800 + axes}, found the number {magic} and "
+            f"{len(data)} bytes for the shape {shape}; fetch the file again"
         )
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
@@ -198,20 +187,19 @@ def read_idx(path: str | Path, axes: int) -> NDArray[np.uint8]:
 def find_mnist(folder: str | Path, part: str) -> tuple[Path, Path]:
     """The image file and the label file of a part ("train" or "t10k"), gzipped or not, in the folder or its MNIST/raw.
 
-    Official names are tried first, then those with additions, such as "t10k-first5k-images-idx3-ubyte".
+    Of names with additions, such as "t10k-first5k-images-idx3-ubyte", the shortest is taken.
     """
     paths = []
-    for what in ("images-idx3", "labels-idx1"):
-        names = f"{part}-{what}-ubyte", f"{part}*-{what.replace('-', '?')}-ubyte"
-        patterns = [pattern for name in names for pattern in (name, f"{name}.gz")]
+    for what in ("images?idx3", "labels?idx1"):
+        patterns = [f"{part}-*{what}-ubyte{ending}" for ending in ("", ".gz")]
         folders = Path(folder), Path(folder, "MNIST", "raw")
         matches = [path for below in folders for pattern in patterns for path in sorted(below.glob(pattern))]
         if not matches:
             raise InputError(
-                f"{Path(folder, names[0])}: expected this file, gzipped or not, found none; set data.path to its "
-                "folder, or data.download to True"
+                f"{Path(folder, f'{part}-{what}-ubyte'.replace('?', '-'))}: expected this file, gzipped or not, found "
+                "none; set data.path to its folder, or data.download to True"
             )
-        paths.append(matches[0])
+        paths.append(min(matches, key=lambda path: len(path.name)))
     return paths[0], paths[1]
 
 
@@ -221,12 +209,13 @@ def find_mnist(folder: str | Path, part: str) -> tuple[Path, Path]:
 @register
 @dataclass(frozen=True)
 class CIFARConfig(DataConfig):
-    """CIFAR-10 or CIFAR-100 from `folder`: the official release, packed or unpacked, or pictures in class folders.
+    """CIFAR-10 or CIFAR-100 from `folder`: the official release, unpacked, or pictures in class folders.
 
-    `download` first fetches the release for Python into `folder`. Pictures are in train/CLASS/*.jpg and
-    test/CLASS/*.jpg, or in one tar file with "train" and one with "test" in its name. A fixed random choice of
-    `valid_size` training images is the validation split. Images are held in memory (150 MB), and scaled if `size` is
-    not 32. `workers`: processes that prepare batches in advance; useful with the policy timm. Needs the extra `vision`.
+    `download` first fetches the release for Python into `folder`, unless its archive is there, and unpacks it. Pictures
+    are in train/CLASS/*.jpg and test/CLASS/*.jpg, or in one tar file with "train" and one with "test" in its name. A
+    fixed random choice of `valid_size` training images is the validation split. Images are held in memory (300 MB), and
+    scaled if `size` is not 32. `workers`: processes that prepare batches in advance; useful with the policy timm. Needs
+    the extra `vision`.
     """
 
     name: ClassVar[str] = "cifar"
@@ -244,18 +233,18 @@ class CIFARConfig(DataConfig):
         if (unpacked := folder / release.base_folder).is_dir():
             names = [name for name, _ in (*release.train_list, *release.test_list)]
             return [unpacked / name for name in (*names, release.meta["filename"])]
-        if (folder / release.filename).is_file():
-            return [folder / release.filename]
         return [file for path in _picture_folders(folder) for file in _pictures_below(path) or [path]]
 
     def build(self) -> ImageTask:
         self.require("size >= 1")
-        *parts, names = _read_cifar(self.folder, self.variant, self.download)
-        known, test = (ArrayPictures(*part, self.size, self.augment.centre) for part in parts)
-        valid, train = held_out(len(known), (self.valid_size,), self.name)
-        views: dict[Split, View] = {"train": View(known, train), "valid": View(known, valid)}
-        views["test"] = View.whole(test)
-        return ImageTask(views, names, self.size, COLOURS[self.variant], self.augment, self.workers)
+        (pixels, labels), test, names = _read_cifar(self.folder, self.variant, self.download)
+        valid, train = held_out(len(labels), (self.valid_size,), self.name)
+        splits = [*((pixels[rows], labels[rows]) for rows in (train, valid)), test]
+        pictures: dict[Split, Pictures] = {
+            split: ArrayPictures(*part, self.size, self.augment.centre)
+            for split, part in zip(SPLITS, splits, strict=True)
+        }
+        return ImageTask(pictures, names, self.size, COLOURS[self.variant], self.augment, self.workers)
 
 
 def read_cifar(
@@ -263,33 +252,16 @@ def read_cifar(
 ) -> tuple[Labelled, Labelled, tuple[str, ...]]:
     """The training images, the test images and the names of classes in a folder (`CIFARConfig`)."""
     folder, release = Path(folder), _release(variant)
-    from torchvision.datasets.utils import check_integrity, extract_archive
-
-    # --- the release ---
-    packed = (folder / release.filename).is_file() and not (folder / release.base_folder).is_dir()
-    if download or packed or (folder / release.base_folder).is_dir():
-        expected = f"{release.filename} or its files in {release.base_folder}, but torchvision could not read them"
-        fix = "fetch them again, or set data.download True"
-        with _of_torchvision(f"{folder}: expected {expected}", fix), tempfile.TemporaryDirectory() as unpacked:
-            if in_archive := packed and not download:
-                # Not into the folder, which may be read-only or read by others: a run's data stay the archive.
-                if not check_integrity(folder / release.filename, release.tgz_md5):
-                    raise ValueError("its sum is another")
-                extract_archive(str(folder / release.filename), unpacked)
-            root = unpacked if in_archive else folder
-            known, test = (release(root, train=train, download=download) for train in (True, False))
-        parts = [(one.data, np.array(one.targets, np.uint8)) for one in (known, test)]
-        return parts[0], parts[1], tuple(known.classes)
-    # --- pictures ---
-    folders = _picture_folders(folder)
-    (train_images, names), (test_images, test_names) = (_labelled_pictures(path, variant) for path in folders)
-    if names != test_names:
-        different = sorted({*names} ^ {*test_names})[0]
-        raise InputError(
-            f"{folders[1]}: expected the same classes as in {folders[0].name}, found {different!r} in one of them; "
-            "check both"
+    if not download and not (folder / release.base_folder).is_dir():
+        (train_images, names), (test_images, _) = (
+            _labelled_pictures(path, variant) for path in _picture_folders(folder)
         )
-    return train_images, test_images, names
+        return train_images, test_images, names
+    expected = f"{release.filename} or its files in {release.base_folder}, but torchvision could not read them"
+    with _of_torchvision(f"{folder}: expected {expected}", "fetch them again, or set data.download True"):
+        known, test = (release(folder, train=train, download=download) for train in (True, False))
+    parts = [(one.data, np.array(one.targets, np.uint8)) for one in (known, test)]
+    return parts[0], parts[1], tuple(known.classes)
 
 
 # Runs that are compared open the same files one after the other, and unpacking takes seconds.
@@ -322,9 +294,9 @@ def _picture_folders(folder: Path) -> tuple[Path, Path]:
     if len(train) == len(test) == 1:
         return train[0], test[0]
     raise InputError(
-        f"{folder}: expected cifar-10-python.tar.gz or cifar-100-python.tar.gz, or pictures in train/CLASS and "
-        "test/CLASS or in one *train*.tar.gz and one *test*.tar.gz, found none of these; correct data.folder, or set "
-        "data.download True"
+        f"{folder}: expected cifar-10-python.tar.gz or cifar-100-python.tar.gz, unpacked, or pictures in train/CLASS "
+        "and test/CLASS or in one *train*.tar.gz and one *test*.tar.gz, found none of these; correct data.folder, or "
+        "set data.download True, which also unpacks an archive"
     )
 
 

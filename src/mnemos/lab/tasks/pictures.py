@@ -1,9 +1,8 @@
-"""Labelled images in memory or in files, scaled to a given size or in their own size; a check of image files."""
+"""Labelled images in memory or in files, scaled to a given size or in their own size."""
 
 import contextlib
 import io
 import math
-import mmap
 import os
 import warnings
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mnemos import libraries
-from mnemos.atomic import check_file
 from mnemos.types import InputError
 
 from .files import read_bytes
@@ -25,10 +23,6 @@ if TYPE_CHECKING:
 
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 CACHED = 256 * 2**20  # bytes: decoded pictures stay in memory if all of them need no more
-CHECKED = 20_000  # files at most
-# The bytes at the end of a complete file, by the format's name in Pillow. Some programs add a few bytes behind them.
-_ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB\x60\x82"}
-_TAIL = 64  # bytes that are searched for the end
 _BITS, _ZERO, _FORMAT = 258, 262, 339  # a TIFF's tags: bits of a value, what zero is, whether values have a sign
 
 
@@ -56,9 +50,16 @@ class Pictures:
 class ArrayPictures(Pictures):
     """Pictures from pixels [N, H, W, C] uint8."""
 
-    def __init__(self, pixels: NDArray[np.uint8], labels: NDArray[np.integer], size: int, centre: float) -> None:
+    def __init__(
+        self,
+        pixels: NDArray[np.uint8],
+        labels: NDArray[np.integer],
+        size: int,
+        centre: float,
+        averaged: bool = False,
+    ) -> None:
         super().__init__(labels, size, centre)
-        self.pixels, self.stored = pixels, pixels.shape[1:3] == (size, size)
+        self.pixels, self.stored, self.averaged = pixels, pixels.shape[1:3] == (size, size), averaged
 
     def fitted(self, index: int) -> NDArray[np.uint8]:
         return self.pixels[index] if self.stored else super().fitted(index)
@@ -74,23 +75,14 @@ class FilePictures(Pictures):
     def __init__(self, paths: Sequence[str], labels: NDArray[np.integer], size: int, centre: float) -> None:
         super().__init__(labels, size, centre)
         self.paths = paths
-        self._cache: NDArray[np.uint8] | None = None
-        row = 3 * size * size + 1  # the first byte: whether the row is filled
-        if len(paths) * row <= CACHED:
-            memory = mmap.mmap(-1, len(paths) * row)  # uses no memory before it is written to
-            self._cache = np.frombuffer(memory, np.uint8).reshape(len(paths), row)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_cache": None}  # a process that is not forked decodes for itself
+        self._kept: dict[int, NDArray[np.uint8]] = {}
 
     def fitted(self, index: int) -> NDArray[np.uint8]:
-        row = None if self._cache is None else self._cache[index]
-        if row is not None and row[0]:
-            return row[1:].reshape(self.size, self.size, 3)
-        picture = read_fitted(self.paths[index], self.size, self.centre)
-        if row is not None:
-            row[1:] = picture.reshape(-1)
-            row[0] = 1  # written last, because other processes read it
+        picture = self._kept.get(index)
+        if picture is None:
+            picture = read_fitted(self.paths[index], self.size, self.centre)
+            if picture.nbytes * len(self.paths) <= CACHED:
+                self._kept[index] = picture
         return picture
 
     def image(self, index: int) -> "Image.Image":
@@ -151,37 +143,18 @@ def parse_image(data: bytes, name: str, least: int = 0, upright: bool = True) ->
             return _as_rgb(image)
     except Exception as error:  # decoders can raise any exception
         raise InputError(
-            f"{name}: expected an image, but it cannot be decoded ({problem(error)}); replace or remove it"
+            f"{name}: expected an image, but it cannot be decoded ({_problem(error)}); replace or remove it"
         ) from None
-
-
-def problem(error: Exception) -> str:
-    """What is wrong with an image file, from a decoder's exception, without the file's name."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    if type(error).__name__ == "UnidentifiedImageError":  # its own message does not name the file
-        return "no format that Pillow knows"
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _as_rgb(image: "Image.Image") -> "Image.Image":
     opener = pillow()
-    # 16 bits and floating point: Pillow would clip these values instead of scaling them.
-    if image.mode == "F" or image.mode.startswith("I"):
-        values, clear = np.array(image), image.info.get("transparency")
+    if image.mode == "F" or image.mode.startswith("I"):  # more than 8 bits, which Pillow would clip and not scale
         tags = getattr(image, "tag_v2", {})  # of a TIFF
-        bits, signed = tags.get(_BITS, (16,))[0], tags.get(_FORMAT, (1,))[0] == 2
-        most = 1 if image.mode == "F" else 2 ** (bits - signed) - 1
-        if image.mode != "F" and bits == 32:
-            raise ValueError("integers of 32 bits, whose white is unknown; write 8 or 16 bits")
-        if not (values.min() >= 0 and values.max() <= most):  # NaN too
-            raise ValueError(f"{image.mode}: values from {values.min():g} to {values.max():g} instead of 0 to {most}")
-        if tags.get(_ZERO) == 0:  # white, which Pillow turns round for 8 bits alone
-            values = most - values
-        scaled = values * 255 + 0.5 if image.mode == "F" else values.astype(np.int32) * 255 // most
-        image = opener.fromarray(scaled.astype(np.uint8))
-        if clear is not None:
-            image.putalpha(opener.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
+        plain = (16,), 1, (1,)  # 16 bits from black to white, without a sign
+        if image.mode == "F" or (tags.get(_BITS, (16,)), tags.get(_ZERO, 1), tags.get(_FORMAT, (1,))) != plain:
+            raise ValueError("values of which it is not known what black and white are; write 8 or 16 bits")
+        image = opener.fromarray((np.array(image).astype(np.int32) // 257).astype(np.uint8))
     if image.has_transparency_data:
         white = opener.new("RGBA", image.size, (255, 255, 255, 255))
         white.alpha_composite(image.convert("RGBA"))
@@ -197,27 +170,10 @@ def pillow() -> ModuleType:
     return Image
 
 
-def check_image_files(paths: Sequence[str]) -> None:
-    """Read the beginning and the end of each file, or of `CHECKED` evenly spaced ones of more: about 0.1 ms each.
-
-    A JPEG or PNG without its end marker is decoded, because cameras may add data behind the marker. Damage elsewhere is
-    found when the file is decoded for a batch; `read_image` then names it.
-    """
-    spaced = np.linspace(0, len(paths) - 1, min(CHECKED, len(paths))).astype(int)
-    bad = []
-    for path in (paths[i] for i in spaced.tolist()):
-        check_file(path)
-        try:
-            with open(path, "rb") as file, warnings.catch_warnings(action="ignore"), pillow().open(file) as image:
-                end = _ENDS.get(image.format)
-                file.seek(-min(_TAIL, file.seek(0, os.SEEK_END)), os.SEEK_END)
-                complete = end is None or end in file.read()
-            if not complete:
-                read_image(path, least=1)
-        except InputError as error:
-            bad.append(str(error).rpartition(";")[0])
-        except Exception as error:  # decoders can raise any exception
-            bad.append(f"{path}: expected an image, but it cannot be opened ({problem(error)})")
-    if bad:
-        more = f"; so are {len(bad) - 1} more of the {len(spaced):,} files that were opened" if bad[1:] else ""
-        raise InputError(f"{bad[0]}{more}; replace or remove {'them' if more else 'it'}")
+def _problem(error: Exception) -> str:
+    """What is wrong with an image file, from a decoder's exception, without the file's name."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if type(error).__name__ == "UnidentifiedImageError":  # its own message does not name the file
+        return "no format that Pillow knows"
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,10 +1,8 @@
 """Images as sequences of bytes, in the order of rows, pixels and colours, for models that generate them."""
 
-import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,27 +47,13 @@ class PixelsConfig(DataConfig):
     start: bool = False
 
     def files(self) -> Sequence[str | Path] | None:
-        with self._naming():
-            return self.images.files()
+        return self.images.files()
 
     def build(self) -> "PixelTask":
-        with self._naming():
-            images = self.images.build()
-        return self._task(images)
+        return self._task(self.images.build())
 
     def build_to_score(self, split: HeldOut, trained: Any = None) -> "PixelTask":
-        with self._naming():
-            images = self.images.build_to_score(split, trained)
-        return self._task(images)
-
-    @contextmanager
-    def _naming(self) -> Iterator[None]:
-        """Name the fields of `images` in its errors as they are set here: data.images.size."""
-        own = "|".join(one.name for one in fields(self.images))
-        try:
-            yield
-        except InputError as error:
-            raise InputError(re.sub(rf"(?<![\w/.])data\.(?=({own})\b)", "data.images.", str(error))) from None
+        return self._task(self.images.build_to_score(split, trained))
 
     def _task(self, task: object) -> "PixelTask":
         if not isinstance(task, ImageTask):
@@ -94,11 +78,6 @@ class PixelTask(TokenTask):
         self.start = start
         self.shape = images.picture("train", 0).shape  # H, W, C
         self.max_length = int(np.prod(self.shape)) - (not start)
-        if self.max_length < 1:
-            raise InputError(
-                f"data.images: expected pictures of at least 2 bytes, found {' x '.join(map(str, self.shape))}; "
-                "raise the size"
-            )
         self._order = Order(images.size("train"))
 
     def images(self, split: Split) -> int:

@@ -1,6 +1,9 @@
-"""The order of training rows, optionally by length, and random held-out rows."""
+"""The order of training rows, optionally by length, the keys of batches, and random held-out rows."""
 
+import itertools
+from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +44,24 @@ class Order:
         inner = inner[np.lexsort((self.lengths[inner], pool))].reshape(whole, batch_size)
         order[head : head + whole * batch_size] = inner[random.permutation(whole)].reshape(-1)
         return order
+
+
+class BatchKey(NamedTuple):
+    """What determines a batch: rows of a split, and (seed, batch index) of their augmentation; None: not augmented."""
+
+    rows: NDArray[np.int64]
+    augmentation: tuple[int, int] | None
+
+
+def training_keys(order: Order, number: tuple[int, int, int]) -> Iterator[BatchKey]:
+    """The keys of the training batch with this (index, batch size, seed), and of all later ones."""
+    index, batch_size, seed = number
+    return (BatchKey(order.batch(i, batch_size, seed), (seed, i)) for i in itertools.count(index))
+
+
+def held_out_keys(rows: int, batch_size: int) -> list[BatchKey]:
+    """The keys of the batches that hold `rows` rows in their order."""
+    return [BatchKey(np.arange(i, min(i + batch_size, rows)), None) for i in range(0, rows, batch_size)]
 
 
 def held_out(rows: int, sizes: tuple[int, ...], name: str) -> list[NDArray[np.int64]]:

@@ -41,6 +41,7 @@ class ImageConfig(ModelConfig):
 
     def build(self) -> "ImageModel":
         """The model, initialised as its library does. Raises InputError for sizes that do not fit together."""
+        self._check()
         host = self._host()
         example = torch.zeros(1, self.channels, self.image, self.image)
         if isinstance(self.cache, GRC):
@@ -55,7 +56,7 @@ class ImageConfig(ModelConfig):
         return ImageModel(self, host)
 
     def _host(self) -> nn.Module:
-        """The model of another library, after the checks of its sizes."""
+        """The model of another library."""
         raise NotImplementedError
 
     def _check(self) -> None:
@@ -86,8 +87,6 @@ class ImageModel(Stateless, nn.Module):
                 f"expected images [B, {c.channels}, {c.image}, {c.image}] of floats, found {x.dtype} of shape "
                 f"{tuple(x.shape)}; resize them, or set model.image and model.channels"
             )
-        if state is not None or mask is not None:
-            raise InputError("image model: expected no state and no mask, found one; pass images only")
         y = self.host(x)
         logits: Tensor = getattr(y, "logits", y)
         return logits, None
@@ -99,6 +98,15 @@ class ImageModel(Stateless, nn.Module):
     def rows_independent(self) -> bool:
         """Whether a row's output in training depends on that row alone: unless a cache reads the batch mean."""
         return all(cache.grc.constant or cache.grc.read == "sample" for cache in caches(self))
+
+
+def check_patches(config: ImageConfig, side: int) -> None:
+    """Raise InputError unless patches of a side, those of the last stage, divide the image."""
+    if config.image % side:
+        raise InputError(
+            f"{config.name}: expected an image size that the patches of all stages divide, a multiple of {side}, found "
+            f"image {config.image}; set model.patch, or the size of the data's pictures"
+        )
 
 
 def check_stages(config: Any, *names: str) -> None:
@@ -129,16 +137,14 @@ class ViTConfig(ImageConfig):
     dropout: float = 0.0  # of embedded patches, and of the outputs of attention and MLP
     pool: Literal["cls", "mean"] = "cls"  # the classified vector: a class token, or the mean over patches
 
-    def _host(self) -> nn.Module:
-        self._check()
+    def _check(self) -> None:
+        super()._check()
         check_heads(self.dim, self.num_heads)
         check_sizes(self, patch=1, depth=1, mlp_ratio=1 / self.dim)
         check_dropout(self.dropout)
-        if self.image % self.patch:
-            raise InputError(
-                f"vit: expected an image size that patch divides, found image {self.image} and patch {self.patch}; "
-                "set model.patch, or the size of the data's pictures"
-            )
+        check_patches(self, self.patch)
+
+    def _host(self) -> nn.Module:
         return timm().models.vision_transformer.VisionTransformer(
             img_size=self.image,
             patch_size=self.patch,
@@ -177,15 +183,13 @@ class SwinConfig(ImageConfig):
     def dims(self) -> tuple[int, ...]:
         return tuple(self.dim * 2**i for i in range(len(self.depths)))
 
-    def _host(self) -> nn.Module:
-        self._check()
+    def _check(self) -> None:
+        super()._check()
         check_stages(self, "num_heads")
         check_sizes(self, patch=1, window=1, mlp_ratio=1 / self.dim)
-        if self.image % self.patch:
-            raise InputError(
-                f"swin: expected an image size that patch divides, found image {self.image} and patch {self.patch}; "
-                "set model.patch, or the size of the data's pictures"
-            )
+        check_patches(self, self.patch)
+
+    def _host(self) -> nn.Module:
         return timm().models.swin_transformer.SwinTransformer(
             img_size=self.image,
             patch_size=self.patch,
@@ -303,31 +307,28 @@ class PVTConfig(ImageConfig):
 
     def features(self) -> Features:
         """The model without its classifier, and without a cache: a backbone of feature maps for images of any size."""
+        self._check()
         host: Any = self._host()
         return PVTFeatures(host.pvt.encoder) if self.version == 1 else PVT2Features(host)
 
-    def _host(self) -> nn.Module:
-        # --- checks ---
-        self._check()
+    @property
+    def sides(self) -> list[int]:
+        """The side of each stage, in tokens."""
+        return [self.image // (self.patch * 2**i) for i in range(len(self.depths))]
+
+    def _check(self) -> None:
+        super()._check()
         check_stages(self, "dims", "num_heads", "mlp_ratios", "reductions")
         check_sizes(self, patch=2)
-        if self.image % (unit := self.patch * 2 ** (len(self.depths) - 1)):
+        check_patches(self, self.patch * 2 ** (len(self.depths) - 1))
+        divide = all(side % reduction == 0 for side, reduction in zip(self.sides, self.reductions, strict=True))
+        if not divide or (self.version == 1 and self.reductions[-1] != 1):
             raise InputError(
-                f"pvt: expected an image that {unit} divides, for patch {self.patch} and {len(self.depths)} stages, "
-                f"found image {self.image}; set model.patch, or the size of the data's pictures"
-            )
-        sides = [self.image // (self.patch * 2**i) for i in range(len(self.depths))]
-        for side, reduction in zip(sides, self.reductions, strict=True):
-            if side % reduction:
-                raise InputError(
-                    f"pvt: reductions: expected a divisor of the stage's side of {side} tokens, found {reduction}"
-                )
-        if self.version == 1 and self.reductions[-1] != 1:
-            raise InputError(
-                f"pvt: reductions: expected 1 for the last stage, which has a class token in version 1, found "
-                f"{self.reductions}; change it"
+                f"pvt: reductions: expected divisors of the stages' sides of {self.sides} tokens, and 1 for the last "
+                f"one, which has a class token in version 1, found {self.reductions}; change them"
             )
 
+    def _host(self) -> nn.Module:
         # --- version 1 ---
         if self.version == 1:
             library, strides = transformers(), (self.patch, *(2 for _ in self.depths[1:]))
@@ -347,7 +348,9 @@ class PVTConfig(ImageConfig):
             )
             host = library.PvtForImageClassification(config)
             if self.patch != 4:  # after the first stage, the library's tables of positions fit a patch of 4 only
-                for side, width, embedding in zip(sides, self.dims, host.pvt.encoder.patch_embeddings, strict=True):
+                for side, width, embedding in zip(
+                    self.sides, self.dims, host.pvt.encoder.patch_embeddings, strict=True
+                ):
                     table = torch.empty(1, side * side + (embedding.cls_token is not None), width)
                     nn.init.trunc_normal_(table, std=config.initializer_range)
                     embedding.position_embeddings = nn.Parameter(table)

@@ -1,6 +1,6 @@
 """Objects that a trained run finds in photos: `mnemos.detect`, `mnemos detect RUN PHOTOS` and `mnemos predict`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -27,8 +27,6 @@ LONGEST = 1600  # pixels: a larger photo is read at this size, because masks of 
 _BELOW = 1e-6  # detectors leave out a score that equals their threshold
 _QUALITY = 92  # of the drawn JPEGs
 
-Progress = Callable[["Photo", int, int], None]  # (a photo, how many are done, how many there are)
-
 
 class Photo(NamedTuple):
     """A photo and its objects."""
@@ -42,21 +40,21 @@ class Photo(NamedTuple):
 
 @near_arguments
 def detect(
-    run: "str | Path | TrainedDetector",
+    run: str | Path,
     photos: Sequence[str | Path],
     score: float = 0.5,
     out: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[Photo, int], None] | None = None,
 ) -> list[Photo]:
     """Find objects in photos with a trained detector: a `Photo` for each, with its objects in COCO's result format.
 
         for photo in mnemos.detect("runs/shapes", ["photos"], out="objects"):
             print(photo.file, photo.text)
 
-    run: the folder of a finished run or of its model; to detect again and again, a `TrainedDetector`. photos: files,
-    and folders, which stand for the photos in them at any depth. score: the least score of an object. out: a folder for
-    the photos with their objects drawn on them, as JPEG, and for detections.json, a list of all objects; files of the
-    same names are replaced. progress(photo, done, all) is called after each photo.
+    run: the folder of a finished run or of its model. photos: files, and folders, which stand for the photos in them at
+    any depth. score: the least score of an object. out: a folder for the photos with their objects drawn on them, as
+    JPEG, and for detections.json, a list of all objects; files of the same names are replaced. progress(photo, number
+    of all photos) is called after each photo.
 
     An object is {"image_id", "category_id" (the id of the training data), "bbox" [x, y, width, height] in the photo's
     pixels, "score", "file_name"}, with masks also "segmentation" (run lengths). image_id: the number that is the file's
@@ -64,75 +62,55 @@ def detect(
     turned as their EXIF data say; one with more than 1600 pixels a side is read at that size.
     Raises InputError for a run of another task, a folder without photos, and an `out` in a folder of photos.
     """
-    if isinstance(photos, str | Path):
-        raise InputError("mnemos.detect: expected a list of photos, found one name; put it in a list")
-    detector = run if isinstance(run, TrainedDetector) else TrainedDetector(run)
-    result = []
-    for done, (photo, count) in enumerate(detector.detect(photos, score, out), start=1):
+    # --- what is asked for ---
+    about = read_preprocessing(Path(run))
+    if not isinstance(about, DetectionPreprocessing):
+        raise InputError(
+            f"{run}: expected a run whose task is detection, found one of {about.name}; use mnemos predict"
+        )
+    if not 0 <= score <= 1:
+        raise InputError(f"score: expected 0 to 1, the least score of an object, found {score}; change it")
+    named = [Path(photo) for photo in ([photos] if isinstance(photos, str | Path) else photos)]
+    files = files_below(named, ENDINGS, "photos")
+    if not files:
+        raise InputError("photos: expected at least one file or folder, found none; name some")
+    if out is not None:
+        check_output_folder(out)
+    drawings = [None] * len(files) if out is None else _output_files(files, named, Path(out))
+    numbers = [int(file.stem) for file in files if file.stem.isascii() and file.stem.isdigit()]
+    ids = numbers if len(set(numbers)) == len(files) else range(1, len(files) + 1)
+
+    # --- the photos, one by one ---
+    model, result = load(run).eval(), list[Photo]()
+    for file, image_id, drawn in zip(files, ids, drawings, strict=True):
+        try:
+            pixels = np.array(read_image(file))
+        except InputError as error:
+            photo = Photo(file, [], problem=str(error))
+        else:
+            objects = about.objects(model, pixels, image_id, score)
+            objects = [{**one, "file_name": file.name} for one in objects]
+            photo = Photo(file, objects, about.describe(objects), drawn)
+            if drawn is not None:
+                drawn.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(drawn, jpeg(overlay(pixels, objects, about.names_by_id), _QUALITY))
         result.append(photo)
         if progress is not None:
-            progress(photo, done, count)
+            progress(photo, len(files))
+    if out is not None:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        write_json(Path(out) / DETECTIONS, [one for photo in result for one in photo.objects])
     return result
-
-
-class TrainedDetector:
-    """The model and the classes of a finished run, or of the folder of its model. Raises InputError for any other."""
-
-    def __init__(self, folder: str | Path) -> None:
-        about = read_preprocessing(Path(folder))
-        if not isinstance(about, DetectionPreprocessing):
-            raise InputError(
-                f"{folder}: expected a run whose task is detection, found one of {about.name}; use mnemos predict"
-            )
-        self.about, self.model = about, load(folder).eval()
-
-    def detect(
-        self, photos: Sequence[str | Path], score: float = 0.5, out: str | Path | None = None
-    ) -> Iterator[tuple[Photo, int]]:
-        """Each photo with its objects, and the number of photos. See `mnemos.detect`."""
-        if not 0 <= score <= 1:
-            raise InputError(f"score: expected 0 to 1, the least score of an object, found {score}; change it")
-        if out is not None:
-            check_output_folder(out)
-        named = [Path(photo) for photo in photos]
-        files = files_below(named, ENDINGS, "photos")
-        if not files:
-            raise InputError("photos: expected at least one file or folder, found none; name some")
-        drawings = [None] * len(files) if out is None else _output_files(files, named, Path(out))
-        numbers = [int(file.stem) for file in files if file.stem.isascii() and file.stem.isdigit()]
-        ids = numbers if len(set(numbers)) == len(files) else range(1, len(files) + 1)
-
-        # A function of its own, so that the arguments are checked before the first photo is asked for.
-        def read() -> Iterator[tuple[Photo, int]]:
-            every: list[Annotation] = []
-            for file, image_id, drawn in zip(files, ids, drawings, strict=True):
-                try:
-                    pixels = np.array(read_image(file))
-                except InputError as error:
-                    yield Photo(file, [], problem=str(error)), len(files)
-                    continue
-                entries = self.about.objects(self.model, pixels, image_id, score)
-                entries = [{**one, "file_name": file.name} for one in entries]
-                every += entries
-                if drawn is not None:
-                    drawn.parent.mkdir(parents=True, exist_ok=True)
-                    write_bytes(drawn, jpeg(overlay(pixels, entries, self.about.names_by_id), _QUALITY))
-                yield Photo(file, entries, self.about.describe(entries), drawn), len(files)
-            if out is not None:
-                Path(out).mkdir(parents=True, exist_ok=True)
-                write_json(Path(out) / DETECTIONS, every)
-
-        return read()
 
 
 def _output_files(files: Sequence[Path], named: Sequence[Path], out: Path) -> list[Path]:
     """The file in `out` for each photo: as below the named folder, but .jpg; with a number where a name repeats."""
     folders = [folder for folder in named if folder.is_dir()]
-    inside = next((f for f in folders if out.resolve() == f.resolve() or f.resolve() in out.resolve().parents), None)
-    if inside is not None:
+    inside = any(out.resolve().is_relative_to(folder.resolve()) for folder in folders)
+    if inside or out.resolve() in {file.resolve().parent for file in files}:
         raise InputError(
-            f"--out {out}: expected a folder outside {inside}, whose photos are read, because drawn photos would be "
-            "read as photos the next time; name another"
+            f"--out {out}: expected a folder outside those of the photos, because drawn photos would replace them, or "
+            "be read as photos the next time; name another"
         )
     names: dict[str, Path] = {}  # by their lower-case form, as file systems may compare them
     for file in files:
@@ -142,9 +120,6 @@ def _output_files(files: Sequence[Path], named: Sequence[Path], out: Path) -> li
             number += 1
             name = name.with_name(f"{file.stem}-{number}.jpg")
         names[str(name).lower()] = out / name
-    photos = {file.resolve() for file in files}
-    if any(path.resolve() in photos for path in names.values()):
-        raise InputError(f"--out {out}: expected a folder other than that of the photos; name another")
     return list(names.values())
 
 

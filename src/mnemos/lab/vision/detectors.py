@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mnemos.config import ModelConfig
 from mnemos.hosts.attach import cache, list_sites
@@ -67,8 +66,6 @@ class DetectorConfig(ModelConfig):
     def build(self) -> "Detector":
         """The detector. Raises InputError for sizes out of range or that do not fit together."""
         check_sizes(self, classes=1, channels=1, longest=1, anchor=1)
-        if not self.sides or min(self.sides) < 1:
-            raise InputError(f"detector: sides: expected at least one of at least 1, found {self.sides}; change them")
         stages, single = len(self.backbone.depths), self.detector == "retinanet"  # in a single stage, without regions
         if single and not 0 <= self.finest < stages:
             raise InputError(
@@ -86,7 +83,7 @@ class DetectorConfig(ModelConfig):
 
         # --- feature pyramid and anchors ---
         library, norm = torchvision().models.detection, _group_norm if self.group_norm else None
-        levels = tuple(range(self.finest, stages)) if single else ()  # (): all, also of a simple pyramid
+        levels = tuple(range(self.finest, stages)) if single else ()
         pyramid = FeaturePyramid(features, self.channels, levels, "convolutions" if single else "pool", norm)
         scales = [self.anchor * 2**i for i in range(pyramid.maps)]
         sizes = tuple(tuple(round(scale * 2 ** (i / 3)) for i in range(3 if single else 1)) for scale in scales)
@@ -166,8 +163,7 @@ class FeaturePyramid(nn.Module):
 
     backbone: a model of timm with features_only=True, a backbone of Hugging Face (`AutoBackbone`), `PVTFeatures`, or
     any module that returns a list of maps [B, C, H, W] and has their widths as `channels`. A backbone whose maps are
-    [B, H, W, C], as timm's Swin, says so by `output_fmt` "NHWC". Maps of one size, as a ViT has them, or a single one,
-    become a simple pyramid of the last one (Li et al. 2022): times 4, 2, 1 and 1/2.
+    [B, H, W, C], as timm's Swin, says so by `output_fmt` "NHWC".
     levels: the maps that are used, such as (1, 2, 3) for RetinaNet; (): all. coarser: what comes after the coarsest
     level: "pool", one map of every second pixel (Mask R-CNN), or "convolutions", two maps by strided convolutions
     (RetinaNet). norm: makes the normalisation after each convolution of the pyramid, for a number of channels.
@@ -183,36 +179,22 @@ class FeaturePyramid(nn.Module):
         norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
-
-        # --- the widths of the backbone's maps, and whether all have one size ---
         info, widths = getattr(backbone, "feature_info", None), getattr(backbone, "channels", None)
         if info is not None and hasattr(info, "channels"):  # timm, features_only=True
-            widths, alike = list(info.channels()), len(set(info.reduction())) == 1
-        elif isinstance(widths, list | tuple) and widths and all(isinstance(n, int) for n in widths):
-            widths, alike = list(widths), len(set(widths)) == 1  # stages of a pyramid get wider
-        else:
+            widths = info.channels()
+        if not (isinstance(widths, list | tuple) and widths and all(isinstance(n, int) for n in widths)):
             raise InputError(
                 f"expected a backbone that returns feature maps and has their widths (timm: features_only=True; "
                 f"Hugging Face: AutoBackbone; others: a list `channels`), found {type(backbone).__name__}; make it one"
             )
-        order = getattr(backbone, "output_fmt", "NCHW")  # of timm: a text, or an enum of texts
-        self.channels_last = bool(getattr(order, "value", order) == "NHWC")
-        self.backbone_widths = widths
-        self.simple: nn.ModuleDict | None = None
-        if alike:
-            width, widths = widths[-1], [widths[-1]] * 4
-            double = nn.ConvTranspose2d(width, width, 2, 2), nn.GELU(), nn.ConvTranspose2d(width, width, 2, 2)
-            self.simple = nn.ModuleDict(
-                {"twice": nn.Sequential(*double), "once": nn.ConvTranspose2d(width, width, 2, 2)}
-            )
-
-        # --- the pyramid of the chosen ones ---
         chosen = levels or tuple(range(len(widths)))
         if not all(0 <= level < len(widths) for level in chosen):
             raise InputError(
                 f"levels: expected 0 to {len(widths) - 1}, the backbone's maps, found {levels}; change them"
             )
-        self.backbone, self.levels, self.out_channels = backbone, chosen, channels
+        self.backbone, self.widths, self.levels, self.out_channels = backbone, [*widths], chosen, channels
+        order = getattr(backbone, "output_fmt", "NCHW")  # of timm: a text, or an enum of texts
+        self.channels_last = bool(getattr(order, "value", order) == "NHWC")
         library = torchvision().ops.feature_pyramid_network
         after = library.LastLevelMaxPool() if coarser == "pool" else library.LastLevelP6P7(channels, channels)
         self.merge = library.FeaturePyramidNetwork([widths[i] for i in chosen], channels, after, norm)
@@ -220,30 +202,18 @@ class FeaturePyramid(nn.Module):
 
     def forward(self, images: Tensor) -> OrderedDict[str, Tensor]:
         """The maps by name, the finest first. images [B, 3, H, W]."""
-        outputs, widths, nhwc = self.backbone(images), self.backbone_widths, self.channels_last
+        outputs = self.backbone(images)
         maps: Sequence[Tensor] = getattr(outputs, "feature_maps", outputs)
-        if self.simple is not None:  # of the last map alone
-            if not (torch.jit.is_tracing() or torch.compiler.is_compiling()):  # sizes are no numbers there
-                sizes = {tuple(x.shape[1:3] if nhwc else x.shape[2:]) for x in maps}
-                if len(sizes) > 1:
-                    raise InputError(
-                        f"expected maps of one size of a backbone whose `channels` are all equal, found "
-                        f"{sorted(sizes)}; let its maps have different widths, or return the last map alone"
-                    )
-            maps, widths = maps[-1:], widths[-1:]
-        for x, width in zip(maps, widths, strict=True):
+        for x, width in zip(maps, self.widths, strict=True):
             # The sizes do not show the order: a map of as many rows as channels fits both.
-            if x.shape[-1 if nhwc else 1] != width:
-                order = "[B, H, W, C]" if nhwc else "[B, C, H, W]"
+            if x.shape[-1 if self.channels_last else 1] != width:
+                order = "[B, H, W, C]" if self.channels_last else "[B, C, H, W]"
                 raise InputError(
-                    f"expected maps {order} of the widths {self.backbone_widths}, found a map {list(x.shape)} for "
-                    f'{width}; correct `channels`, and set the backbone\'s output_fmt to "NHWC" if its maps are '
-                    "[B, H, W, C]"
+                    f"expected maps {order} of the widths {self.widths}, found a map {list(x.shape)} for {width}; "
+                    'correct `channels`, and set the backbone\'s output_fmt to "NHWC" if its maps are [B, H, W, C]'
                 )
-        maps = [x.permute(0, 3, 1, 2).contiguous() if nhwc else x for x in maps]
-        if self.simple is not None:
-            x = maps[0]
-            maps = [self.simple["twice"](x), self.simple["once"](x), x, F.max_pool2d(x, 2)]
+        if self.channels_last:
+            maps = [x.permute(0, 3, 1, 2).contiguous() for x in maps]
         merged: OrderedDict[str, Tensor] = self.merge(OrderedDict((str(i), maps[n]) for i, n in enumerate(self.levels)))
         return merged
 
@@ -257,15 +227,13 @@ def leave_out_padding(detector: nn.Module) -> nn.Module:
     Raises InputError for a module without torchvision's `transform`, without caches, or with an attention whose calls
     do not show the grid of their tokens.
     """
-    transform = getattr(detector, "transform", None)
-    if not isinstance(transform, nn.Module):
-        raise InputError(
-            f"expected a detector of torchvision, with its transform, found {type(detector).__name__}; pass the whole "
-            "detector"
-        )
+    transform: Any = getattr(detector, "transform", None)
     sites = [one for one in list_sites(detector) if isinstance(getattr(one.module, "grc", None), HostBranch)]
-    if not sites:
-        raise InputError("expected a detector with gated caches, found none; call mnemos.cache() on its backbone first")
+    if not isinstance(transform, nn.Module) or not sites:
+        raise InputError(
+            f"expected a whole detector of torchvision, with its transform and gated caches, found "
+            f"{type(detector).__name__} with {len(sites)} caches; call mnemos.cache() on its backbone first"
+        )
     part = ValidPart()
     for one in sites:
         branch: Any = one.module.grc
@@ -285,9 +253,7 @@ def leave_out_padding(detector: nn.Module) -> nn.Module:
 
 # Plain functions that find what they need in their module, so that copies of a detector have their own.
 def _begin_call(transform: Any, args: tuple, output: Any) -> None:
-    images = output[0]
-    height, width = images.tensors.shape[-2:]
-    transform.valid_part.note(images.image_sizes, (height, width))
+    transform.valid_part.note(output[0].image_sizes, tuple(output[0].tensors.shape[-2:]))
 
 
 def _end_call(detector: Any, args: tuple, output: Any) -> None:

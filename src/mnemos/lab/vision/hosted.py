@@ -33,7 +33,6 @@ class HostedClassifierConfig(ImageConfig):
         return HostedClassifier(self, super().build().host)
 
     def _host(self) -> nn.Module:
-        self._check()
         size: Any  # of the images that it is made for: the side, or height and width; None: any
         if self.host.startswith(TIMM):
             # --- of timm ---

@@ -100,7 +100,6 @@ def test_what_is_refused(model, tmp_path):
     refuses(r"photos: expected photos \(.*found none", model, [photos])
     photo(photos / "a.jpg")
     refuses("expected a folder outside .*photos", model, [photos], out=photos / "drawn")
-    refuses("other than that of the photos", model, [photos / "a.jpg"], out=photos)
+    refuses("expected a folder outside .*photos", model, [photos / "a.jpg"], out=photos)
     refuses("score: expected 0 to 1.*found 50", model, [photos], score=50)
-    refuses("expected a list of photos", model, str(photos))
     refuses("lstm: expected a model that reads files .*detection", other, [photos])

@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from mnemos.lab.vision.detection.results import FIGURES, AveragePrecision, overlay
+from mnemos.lab.vision.detection.results import FIGURES, average_precision, overlay
 from mnemos.lab.vision.detection.scenes import decode, encode
-from mnemos.types import InputError
 
 BOX = {"bbox": [0, 0, 40, 40], "area": 1600, "iscrowd": 0, "category_id": 1}
 TRUTH = {
@@ -21,20 +20,18 @@ HALF = 51 / 101 * 100  # precision 1 up to recall 0.5, at the recalls 0, 0.01, â
 def test_figures_of_boxes_by_hand():
     # Overlap 30/40 = 0.75 with the first object: right at the six thresholds to 0.75. The second is not found.
     found = [{"image_id": 1, "category_id": 1, "bbox": [0, 0, 40, 30], "score": 0.9}]
-    result = AveragePrecision(TRUTH, found, "box")
+    result = average_precision(TRUTH, found, "box")
     assert list(result.figures) == list(FIGURES)
     assert result.figures["AP"] == pytest.approx(0.6 * HALF)
     assert result.figures["AP50"] == result.figures["AP75"] == result.figures["AP medium"] / 0.6 == pytest.approx(HALF)
     assert result.figures["AR 100"] == pytest.approx(30)
     assert math.isnan(result.figures["AP large"])
-    assert result.by_class()[1] == pytest.approx(0.6 * HALF)
-    assert math.isnan(result.by_class()[2])
+    assert result.classes[1] == pytest.approx(0.6 * HALF)
+    assert math.isnan(result.classes[2])
     assert set(found[0]) == {"image_id", "category_id", "bbox", "score"}, "it is not changed"
-    none = AveragePrecision(TRUTH, [], "box")
+    none = average_precision(TRUTH, [], "box")
     assert none.figures["AP"] == 0
     assert math.isnan(none.figures["AP small"])
-    with pytest.raises(InputError, match="found one of picture 5"):
-        AveragePrecision(TRUTH, [found[0] | {"image_id": 5}], "box")
 
 
 def mask(*corners):
@@ -56,23 +53,12 @@ def test_figures_of_masks_by_hand():
         one_of | {"bbox": [0, 0, 102, 100], "score": 0.5, "segmentation": corner},
         one_of | {"bbox": [9, 9, 9, 9], "score": 0.9, "segmentation": crowd["segmentation"]},
     ]
-    figures = AveragePrecision(truth, found, "mask").figures
+    figures = average_precision(truth, found, "mask").figures
     assert figures["AP"] == figures["AP small"] == pytest.approx(100)
     assert math.isnan(figures["AP medium"])
-    wrong = AveragePrecision(TRUTH | {"annotations": [one]}, found, "mask").figures
+    wrong = average_precision(TRUTH | {"annotations": [one]}, found, "mask").figures
     assert wrong["AP"] == pytest.approx(50), "without the crowd the better score is a wrong detection"
     assert wrong["AP small"] == pytest.approx(100), "of 1,600 pixels, whatever its box"
-
-
-def test_no_box_crosses_a_name():
-    grey, names = np.full((400, 400, 3), 128, np.uint8), {1: "cat", 2: "dog"}
-    cat = {"category_id": 1, "bbox": [100, 200, 90, 90], "score": 0.4}
-    dog = {"category_id": 2, "bbox": [120, 100, 150, 150], "score": 0.9}  # its left side goes through the cat's name
-    name = np.s_[185:199, 100:140]
-    alone, both = overlay(grey, [cat], names)[name], overlay(grey, [cat, dog], names)[name]
-    drawn = (alone != 128).any(-1)
-    assert drawn[:, 20:23].any(), "the place that the line goes through"
-    assert (both[drawn] == alone[drawn]).all()
 
 
 def test_objects_are_drawn_where_they_are():
@@ -84,15 +70,8 @@ def test_objects_are_drawn_where_they_are():
     assert drawn.shape == (400, 640, 3)
     changed = (drawn != 128).any(-1)
     assert changed[201:319, 241:479].all()
-    changed[150:321, 239:481] = False  # the box, its mask and its name above
+    changed[184:336, 224:496] = False  # the box, its name, and the mask, whose edge is scaled smoothly
     assert not changed.any()
     assert overlay(grey, [one], {3: "cat"}, longest=40).shape == (25, 40, 3)
     assert (overlay(grey, [], {3: "cat"}, longest=80) == grey).all()
-    assert overlay(grey[:1, :1].repeat(900, 1), [], {}).shape == (4, 3600, 3), "enlarged no further"
-    assert overlay(grey[:1, :1].repeat(70_000, 1), [], {}).shape == (1, 65_500, 3), "no larger than a JPEG can be"
     assert np.array_equal(decode(one["segmentation"]), mask)
-    for number in range(6):
-        drawn = overlay(grey, [one | {"category_id": number}], dict.fromkeys(range(6), "cat"))
-        sums = drawn[150:200, 240:400].sum(-1, dtype=int)  # of the name, on the colour of its box
-        bright = drawn[199, 240] @ (0.299, 0.587, 0.114) > 140
-        assert (sums.min() < 60) if bright else (sums.max() > 700), "the name is legible"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mnemos.lab.vision.detection.scenes import ground_truth, objects
+from mnemos.lab.vision.detection.scenes import objects
 from mnemos.lab.vision.detection.shapes import NAMES, ShapeScenes, draw
 
 
@@ -56,11 +56,3 @@ def test_every_class_and_number_of_shapes_occurs(most):
     assert min(counts) == 1
     assert max(counts) == most
     assert kinds == {1, 2, 3, 4}
-
-
-def test_the_ground_truth_is_a_coco_file():
-    truth = ground_truth([(4, scenes(), 3), (6, scenes(), 5)])
-    assert [one["id"] for one in truth["images"]] == [4, 6]
-    assert [one["id"] for one in truth["annotations"]] == list(range(1, len(truth["annotations"]) + 1))
-    assert {one["image_id"] for one in truth["annotations"]} == {4, 6}
-    assert [one["name"] for one in truth["categories"]] == list(NAMES)

@@ -6,15 +6,16 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from mnemos.atomic import write_bytes, write_json
 from mnemos.lab.tasks.pictures import pillow
-from mnemos.libraries import pycocotools
-from mnemos.types import InputError, JSONObject
+from mnemos.libraries import pycocotools, torchvision
+from mnemos.types import InputError
 
 from .scenes import Annotation, Scenes, coco_masks, decode, run_lengths
 
@@ -46,68 +47,50 @@ _GOLDEN = 0.618034  # hues of successive numbers that are far apart
 # ---- scores ----
 
 
-class AveragePrecision:
+class Scored(NamedTuple):
+    """What detections are worth, in per cent, as papers print it; NaN where the pictures have no such object."""
+
+    figures: dict[str, float]  # of `FIGURES`
+    classes: dict[int, float]  # the AP of each category, by its id, because two may have one name
+
+
+def average_precision(truth: dict[str, list[Annotation]], detections: Sequence[Annotation], mode: Mode) -> Scored:
     """The evaluation of detections against annotations, both in COCO's format, by pycocotools.
 
-    figures: {name: value} of `FIGURES`, in per cent, as papers print them; NaN for sizes of which there is no object.
-    Raises InputError for detections of unknown pictures, and for masks of detections without one.
+    Raises InputError for masks of detections without one.
     """
+    pycocotools()
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
 
-    def __init__(self, truth: dict[str, list[Annotation]], detections: Sequence[Annotation], mode: Mode) -> None:
-        pycocotools()
-        from pycocotools.coco import COCO
-        from pycocotools.cocoeval import COCOeval
-
-        known = {image["id"] for image in truth["images"]}
-        if (other := next((one["image_id"] for one in detections if one["image_id"] not in known), None)) is not None:
-            raise InputError(
-                f"expected detections of annotated pictures, found one of picture {other!r}; score the split that was "
-                "predicted"
-            )
-        if mode == "mask" and any("segmentation" not in one for one in detections):
-            raise InputError(
-                "expected a mask of every detection, found one without; set data.masks False, or use a detector with a "
-                "mask branch (model.detector mask-rcnn)"
-            )
-        # COCO.loadRes is not used: it fails where nothing was detected, and takes the area of a mask from its box.
-        entries = []
-        for number, one in enumerate(detections, 1):
-            area = coco_masks().area(one["segmentation"]) if mode == "mask" else one["bbox"][2] * one["bbox"][3]
-            entries.append({**one, "id": number, "iscrowd": 0, "area": float(area)})
-        if mode == "mask":  # a group may have none
-            truth = {**truth, "annotations": [one for one in truth["annotations"] if one.get("segmentation")]}
-        with contextlib.redirect_stdout(io.StringIO()):  # the library prints
-            sides = []
-            for content in (truth, {**truth, "annotations": entries}):
-                sides.append(COCO())
-                sides[-1].dataset = content
-                sides[-1].createIndex()
-            self._evaluation: Any = COCOeval(*sides, {"box": "bbox", "mask": "segm"}[mode])
-            self._evaluation.evaluate()
-            self._evaluation.accumulate()
-            self._evaluation.summarize()
-        values = np.asarray(self._evaluation.stats, np.float64)
-        self.figures = dict(zip(FIGURES, np.where(values < 0, np.nan, 100 * values).tolist(), strict=True))
-
-    def by_class(self) -> Mapping[int, float]:
-        """{id of a category: its AP in per cent}, by id, because two classes may have one name; NaN without objects."""
-        precision = self._evaluation.eval["precision"]  # [overlaps, recalls, classes, sizes, numbers of detections]
-        values = {}
-        for number, category in enumerate(self._evaluation.params.catIds):
-            some = precision[:, :, number, 0, -1]
-            some = some[some > -1]
-            values[int(category)] = 100 * float(some.mean()) if some.size else math.nan
-        return values
-
-
-def class_figures(scenes: Scenes, scored: Mapping[Mode, AveragePrecision]) -> list[JSONObject]:
-    """[{"class", "box AP", "mask AP"}] of each class, in per cent; None where the pictures have no such object."""
-    rows: list[JSONObject] = [{"class": name} for name in scenes.classes]
-    for mode, of in scored.items():
-        values = of.by_class()
-        for row, category in zip(rows, scenes.categories, strict=True):
-            row[f"{mode} AP"] = round(values[category], 2) if math.isfinite(values[category]) else None
-    return rows
+    if mode == "mask" and any("segmentation" not in one for one in detections):
+        raise InputError(
+            "expected a mask of every detection, found one without; set data.masks False, or use a detector with a "
+            "mask branch (model.detector mask-rcnn)"
+        )
+    # COCO.loadRes is not used: it fails where nothing was detected, and takes the area of a mask from its box.
+    entries = []
+    for number, one in enumerate(detections, 1):
+        area = coco_masks().area(one["segmentation"]) if mode == "mask" else one["bbox"][2] * one["bbox"][3]
+        entries.append({**one, "id": number, "iscrowd": 0, "area": float(area)})
+    if mode == "mask":  # a group may have none
+        truth = {**truth, "annotations": [one for one in truth["annotations"] if one.get("segmentation")]}
+    sides = [COCO(), COCO()]
+    with contextlib.redirect_stdout(io.StringIO()):  # the library prints
+        for side, content in zip(sides, (truth, {**truth, "annotations": entries}), strict=True):
+            side.dataset = content
+            side.createIndex()
+        evaluation: Any = COCOeval(*sides, {"box": "bbox", "mask": "segm"}[mode])
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    figures = np.where(evaluation.stats < 0, np.nan, 100 * evaluation.stats).tolist()
+    classes = {}
+    for number, category in enumerate(evaluation.params.catIds):
+        precision = evaluation.eval["precision"][:, :, number, 0, -1]  # [overlaps, recalls], of all sizes
+        some = precision[precision > -1]
+        classes[int(category)] = 100 * float(some.mean()) if some.size else math.nan
+    return Scored(dict(zip(FIGURES, figures, strict=True)), classes)
 
 
 # ---- drawn photos ----
@@ -150,50 +133,40 @@ def overlay(
     longest: None leaves the size, but small pictures are enlarged. entries: annotations or detections in COCO's format.
     names: of the categories; each category has a colour of its own. Cost: h·w per mask.
     """
-    library = pillow()
-    from PIL import ImageDraw, ImageFont
+    torchvision()
+    from matplotlib.font_manager import findfont
+    from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
-    # --- size ---
-    height, width = picture.shape[:2]
-    longer = max(height, width)
-    if longest is not None:
-        scale = longest / longer
-    elif longer > 65_500:  # a JPEG has no more
-        scale = 65_500 / longer
-    else:  # names can be read from a shorter side of 400 pixels on; a whole number keeps pixels square
-        scale = max(1, min(math.ceil(400 / min(height, width)), 4_000 // longer))
-    size = (max(1, round(scale * width)), max(1, round(scale * height)))
-    image = library.fromarray(picture).resize(size, library.Resampling.BICUBIC)
+    # Bright, so that black names are legible on them; those of successive categories differ in hue.
+    hues = {category: number * _GOLDEN % 1.0 for number, category in enumerate(names)}
+    colours = {key: tuple(round(255 * c) for c in colorsys.hsv_to_rgb(hue, 0.6, 1.0)) for key, hue in hues.items()}
+    (height, width), image = picture.shape[:2], torch.from_numpy(picture).permute(2, 0, 1)
 
-    # --- a saturated colour for each category; those of successive ones differ in hue, every second one is darker ---
-    colours: dict[int, tuple[int, int, int]] = {}
-    for number, category in enumerate(names):
-        red, green, blue = colorsys.hsv_to_rgb((number * _GOLDEN) % 1.0, 0.85, 1.0 if number % 2 == 0 else 0.75)
-        colours[category] = round(255 * red), round(255 * green), round(255 * blue)
+    # --- masks, then the size: names can be read from a shorter side of 400 pixels on ---
+    if masked := [one for one in entries if one.get("segmentation")]:
+        masks = [decode(run_lengths(one["segmentation"], height, width)) for one in masked]
+        filled = [colours[one["category_id"]] for one in masked]
+        image = draw_segmentation_masks(image, torch.from_numpy(np.stack(masks)), _OPACITY, filled)
+    longer, shorter = max(height, width), min(height, width)
+    scale = longest / longer if longest else max(1, min(math.ceil(400 / shorter), 4_000 // longer))
+    size = max(1, round(scale * width)), max(1, round(scale * height))
+    drawn = np.array(pillow().fromarray(image.permute(1, 2, 0).numpy()).resize(size, pillow().Resampling.BICUBIC))
 
-    # --- masks, the larger below ---
-    masked = [one for one in entries if one.get("segmentation")]
-    for one in sorted(masked, key=lambda one: -one["bbox"][2] * one["bbox"][3]):
-        inside = np.uint8(255 * _OPACITY) * decode(run_lengths(one["segmentation"], height, width))
-        shade = library.fromarray(inside).resize(size, library.Resampling.NEAREST)
-        image.paste(colours[one["category_id"]], mask=shade)
-
-    # --- boxes, those of greater scores above; then names, which no box crosses ---
-    pen, shorter = ImageDraw.Draw(image), min(size)
-    line, font = max(2, shorter // 250), ImageFont.load_default(max(12, shorter // 36))
+    # --- boxes and names, those of greater scores above ---
+    if not entries:
+        return drawn
     entries = sorted(entries, key=lambda one: one.get("score", 0.0))
-    for one in entries:
-        x, y, w, h = (scale * n for n in one["bbox"])
-        pen.rectangle((x, y, max(x + w, x + 1), max(y + h, y + 1)), outline=colours[one["category_id"]], width=line)
-    for one in entries:
-        x, y, colour = scale * one["bbox"][0], scale * one["bbox"][1], colours[one["category_id"]]
-        text = names[one["category_id"]] + (f" {one['score']:.2f}" if "score" in one else "")
-        left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
-        across, down = right - left + 2 * line, bottom - top + 2 * line
-        # Above the box where there is room, else inside; never beyond the picture.
-        x = min(max(0.0, x), max(0.0, size[0] - across))
-        y = y - down if y >= down else min(max(0.0, y), max(0.0, size[1] - down))
-        pen.rectangle((x, y, x + across, y + down), fill=colour)
-        bright = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 140
-        pen.text((x + line - left, y + line - top), text, fill="black" if bright else "white", font=font)
-    return np.array(image)
+    boxes = scale * torch.tensor([one["bbox"] for one in entries], dtype=torch.float64)
+    boxes[:, 2:] += boxes[:, :2]
+    texts = [names[one["category_id"]] + (f" {one['score']:.2f}" if "score" in one else "") for one in entries]
+    image = draw_bounding_boxes(
+        torch.from_numpy(drawn).permute(2, 0, 1),
+        boxes,
+        texts,
+        [colours[one["category_id"]] for one in entries],
+        width=max(2, min(size) // 250),
+        font=findfont("DejaVu Sans"),
+        font_size=max(12, min(size) // 36),
+        fill_labels=True,
+    )
+    return image.permute(1, 2, 0).numpy()

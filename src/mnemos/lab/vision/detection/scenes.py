@@ -3,8 +3,7 @@
 `Scenes` are these, `objects` what a detector is trained to find in one, and `BatchMaker` makes batches of them.
 """
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mnemos.generators import AUGMENT, generator
-from mnemos.lab.tasks.prefetch import BatchNumber
-from mnemos.lab.tasks.row_order import Order
+from mnemos.lab.tasks.row_order import BatchKey
 from mnemos.libraries import pycocotools
 
 Annotation = dict[str, Any]  # an entry of COCO's "annotations"
@@ -184,15 +182,6 @@ def mirror(picture: NDArray[np.uint8], objects: Objects) -> tuple[NDArray[np.uin
     return picture[:, ::-1], Objects(boxes, objects.labels, masks)
 
 
-Key = tuple[NDArray[np.int64], tuple[int, int] | None]  # of a batch: rows of a split, (seed, index) of random mirrors
-
-
-def keys_from(order: Order, number: BatchNumber) -> Iterator[Key]:
-    """The keys of a training batch and of all later ones."""
-    index, batch_size, seed = number
-    return ((order.batch(i, batch_size, seed), (seed, i)) for i in itertools.count(index))
-
-
 class BatchMaker:
     """Makes batches of the pictures of a split, as a pure function of a key; worker processes have copies of it.
 
@@ -202,9 +191,9 @@ class BatchMaker:
     def __init__(self, scenes: Scenes, masks: bool, flip: bool, first: int) -> None:
         self._scenes, self._masks, self._flip, self._first = scenes, masks, flip, first
 
-    def __call__(self, key: Key) -> DetectionBatch:
+    def __call__(self, key: BatchKey) -> DetectionBatch:
         """The batch. Raises InputError for a picture that cannot be read."""
-        rows, mirrors = key[0].tolist(), key[1]
+        rows, mirrors = key.rows.tolist(), key.augmentation
         shown = [(self._scenes.picture(row), objects(self._scenes, row, self._masks)) for row in rows]
         if mirrors is not None and self._flip:
             seed, index = mirrors

@@ -1,5 +1,6 @@
 """The task of detection: pictures with objects, a detector's own losses, and COCO's average precision."""
 
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,14 +13,14 @@ from torch import Tensor, nn
 from mnemos import generators
 from mnemos.lab.tasks.metrics import CorpusMetric
 from mnemos.lab.tasks.prefetch import Prefetched, prefetch
-from mnemos.lab.tasks.row_order import Order
+from mnemos.lab.tasks.row_order import Order, held_out_keys, training_keys
 from mnemos.lab.tasks.task import HeldOut, Split, Task
 from mnemos.modes import evaluating
 from mnemos.types import InputError, JSONObject
 
 from ..detect import DetectionPreprocessing, as_results
-from .results import FIGURES, AveragePrecision, Mode, class_figures, write_detections
-from .scenes import Annotation, BatchMaker, DetectionBatch, Scenes, ground_truth, keys_from
+from .results import FIGURES, Mode, Scored, average_precision, write_detections
+from .scenes import Annotation, BatchMaker, DetectionBatch, Scenes, ground_truth
 
 _PRINTED = ("AP", "AP50", "AP75")  # in lines of several metrics; all twelve are in results
 Record = tuple[int, list[Annotation]]  # the number of a picture, and its detections
@@ -49,12 +50,12 @@ class DetectionTask(Task):
             if not len(scenes):
                 raise InputError(f"{split} split: expected at least one picture with an object, found none; add some")
             if masks and not scenes.has_masks:
-                objects = [(scenes.image_id(row), one) for row in range(len(scenes)) for one in scenes.plain(row)]
-                bare = [(image, one.get("id", "?")) for image, one in objects if not one.get("segmentation")]
-                first = f"annotation {bare[0][1]} of picture {bare[0][0]} without" if bare else "no object"
+                every = ((scenes.image_id(row), one) for row in range(len(scenes)) for one in scenes.plain(row))
+                bare = ((image, one) for image, one in every if not one.get("segmentation"))
+                first = next((f"annotation {one.get('id', '?')} of picture {image}" for image, one in bare), "any")
                 raise InputError(
-                    f"{split} split: expected a segmentation of every object, found {first}; add it, or set data.masks "
-                    "False and use a detector of boxes (model.detector faster-rcnn or retinanet)"
+                    f"{split} split: expected a segmentation of every object, found none for {first}; add "
+                    "it, or set data.masks False and use a detector of boxes (model.detector faster-rcnn or retinanet)"
                 )
         self.splits: dict[Split, Scenes] = dict(splits)
         self.names, self._masks, self._workers = list(splits["train"].classes), masks, workers
@@ -67,11 +68,11 @@ class DetectionTask(Task):
         self._first = {"train": 0, "valid": 0, "test": len(self.splits["valid"])}
         makers = ((split, BatchMaker(scenes, masks, flip, self._first[split])) for split, scenes in splits.items())
         self._makers = dict(makers)
-        self._prefetched = Prefetched(self._makers["train"], partial(keys_from, order), workers)
+        self._prefetched = Prefetched(self._makers["train"], partial(training_keys, order), workers)
 
         # --- metrics ---
         self._modes: tuple[Mode, ...] = ("box", "mask") if masks else ("box",)
-        self._scored: dict[Mode, tuple[list[Record], AveragePrecision]] = {}
+        self._scored: dict[Mode, tuple[list[Record], Scored]] = {}
         self.metrics = tuple(
             CorpusMetric(
                 f"{mode} {figure}",
@@ -98,22 +99,20 @@ class DetectionTask(Task):
         self._prefetched.close()
 
     def batches(self, split: HeldOut, batch_size: int) -> Iterator[DetectionBatch]:
-        every = range(len(self.rows_of_batches(split, batch_size)))
+        every = range(-(-self.size(split) // batch_size))
         return (batch for _, batch in self.chosen_batches(split, batch_size, every))
 
     def rows_of_batches(self, split: HeldOut, batch_size: int) -> Sequence[int]:
-        count = len(self.splits[split])
-        return [min(batch_size, count - start) for start in range(0, count, batch_size)]
+        return [len(key.rows) for key in held_out_keys(self.size(split), batch_size)]
 
     def chosen_batches(
         self, split: HeldOut, batch_size: int, numbers: Container[int]
     ) -> Iterator[tuple[int, DetectionBatch]]:
         """(number, batch) of some of `batches`; the others are not decoded."""
-        sizes = self.rows_of_batches(split, batch_size)
-        chosen = [number for number in range(len(sizes)) if number in numbers]
-        keys = ((np.arange(sizes[number]) + number * batch_size, None) for number in chosen)
-        batches = prefetch(self._makers[split], keys, min(self._workers, len(chosen)))
-        return zip(chosen, batches, strict=True)
+        every = enumerate(held_out_keys(self.size(split), batch_size))
+        chosen = [(number, key) for number, key in every if number in numbers]
+        batches = prefetch(self._makers[split], [key for _, key in chosen], min(self._workers, len(chosen)))
+        return zip((number for number, _ in chosen), batches, strict=True)
 
     def size(self, split: Split) -> int:
         return len(self.splits[split])
@@ -163,14 +162,14 @@ class DetectionTask(Task):
     def _value(self, mode: Mode, figure: str, records: list[Record]) -> float:
         return self.evaluate(mode, records).figures[figure]
 
-    def evaluate(self, mode: Mode, records: list[Record]) -> AveragePrecision:
+    def evaluate(self, mode: Mode, records: list[Record]) -> Scored:
         """The evaluation of the detections of some held-out pictures; that of the last records is kept."""
         if mode not in self._scored or self._scored[mode][0] is not records:
             valid, test = self.splits["valid"], self.splits["test"]
             held_out = [*((valid, row) for row in range(len(valid))), *((test, row) for row in range(len(test)))]
             truth = ground_truth((number, *held_out[number]) for number, _ in records)
             detections = [one for _, entries in records for one in entries]
-            self._scored[mode] = records, AveragePrecision(truth, detections, mode)
+            self._scored[mode] = records, average_precision(truth, detections, mode)
         return self._scored[mode][1]
 
     def check_model(self, model: nn.Module) -> None:
@@ -182,15 +181,11 @@ class DetectionTask(Task):
         name, heads = type(detector).__name__, getattr(detector, "roi_heads", None)
         has_mask = getattr(heads, "has_mask", False)
         has_mask = bool(has_mask() if callable(has_mask) else has_mask)  # a method of torchvision's
-        if has_mask and not self._masks:
+        if has_mask != self._masks and (has_mask or type(detector).__module__.startswith("torchvision.")):
+            fits, found = ("mask-rcnn", "masks") if self._masks else ("faster-rcnn or retinanet", "boxes alone")
             raise InputError(
-                f"expected masks for {name}, found data without them; use a data set with segmentations and data.masks "
-                "True, or a detector of boxes (model.detector faster-rcnn or retinanet)"
-            )
-        if self._masks and not has_mask and type(detector).__module__.startswith("torchvision."):
-            raise InputError(
-                f"expected data of boxes for {name}, which finds no masks, found masks to score; set data.masks False, "
-                "or use model.detector mask-rcnn"
+                f"expected data {'with masks' if has_mask else 'of boxes'} for {name}, found {found} to score; set "
+                f"data.masks {has_mask}, or use a detector that finds {found} (model.detector {fits})"
             )
         score = getattr(getattr(heads, "box_predictor", None), "cls_score", None)
         head = getattr(getattr(detector, "head", None), "classification_head", None)
@@ -219,8 +214,12 @@ class DetectionTask(Task):
                 records += self._records(batch, detector(images))
         scenes, first = self.splits[split], self._first[split]
         write_detections(folder, scenes, [(number - first, entries) for number, entries in records])
-        scored = {mode: self.evaluate(mode, records) for mode in self._modes}
-        return {"by_class": class_figures(scenes, scored)}
+        rows: list[JSONObject] = [{"class": name} for name in scenes.classes]
+        for mode in self._modes:
+            values = self.evaluate(mode, records).classes
+            for row, category in zip(rows, scenes.categories, strict=True):
+                row[f"{mode} AP"] = round(values[category], 2) if math.isfinite(values[category]) else None
+        return {"by_class": rows}
 
 
 class DetectorOutputs(NamedTuple):
