@@ -138,3 +138,15 @@ def test_wrong_folders(tmp_path, make, words):
     make(tmp_path / "none")
     with pytest.raises(InputError, match=words):
         PhotosConfig(str(tmp_path / "none")).build()
+
+
+def test_a_photo_in_two_splits_is_said(tmp_path):
+    for split, counts in (("train", {"a": 4, "b": 4}), ("test", {"a": 2, "b": 2})):
+        write_photos(tmp_path / split, counts)
+    photo = next((tmp_path / "train" / "a").glob("*.png"))
+    for path in (tmp_path / "test" / "a").glob("*.png"):
+        path.write_bytes(path.read_bytes() + b"other")
+    assert not [line for line in PhotosConfig(str(tmp_path), size=8).build().about if "a/copy.png" in line]
+    (tmp_path / "test" / "a" / "copy.png").write_bytes(photo.read_bytes())
+    said = [line for line in PhotosConfig(str(tmp_path), size=8).build().about if "warning: equal files" in line]
+    assert [line.count("test/a/copy.png") for line in said] == [1]

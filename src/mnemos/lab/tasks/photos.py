@@ -14,7 +14,7 @@ from mnemos.registry import register
 from mnemos.types import InputError
 
 from .augment import AugmentConfig
-from .files import first_names
+from .files import first_names, repeated
 from .image_task import IMAGENET, Colours, ImagePreprocessing, ImageTask
 from .pictures import ENDINGS, FilePictures, is_image
 from .task import SPLITS, DataConfig, HeldOut, Split
@@ -24,6 +24,7 @@ _FOLDERS: dict[Split, tuple[str, ...]] = {
     "valid": ("val", "validation", "valid"),
     "test": ("test",),
 }
+COMPARED = 20_000  # photos at most whose contents are compared, to say which are in two splits: a second or two
 
 
 class Photos(NamedTuple):
@@ -85,7 +86,10 @@ class PhotosConfig(DataConfig):
             )
         task = self._task(splits)
         about = [f"{split:5}  {photos.described()}" for split, photos in splits.items()]
-        task.about = (f"{about[0]}: {first_names(train.classes)}", *about[1:])
+        about[0] += f": {first_names(train.classes)}"
+        if sum(len(photos.paths) for photos in splits.values()) <= COMPARED:
+            about += repeated({split: {path: _content(path) for path in one.paths} for split, one in splits.items()})
+        task.about = tuple(about)
         return task
 
     def build_to_score(self, split: HeldOut, trained: Any = None) -> ImageTask:
@@ -111,6 +115,12 @@ class PhotosConfig(DataConfig):
         }
         classes, colours = splits["train"].classes, Colours(self.mean, self.std)
         return ImageTask(pictures, classes, self.size, colours, self.augment, self.workers)
+
+
+def _content(path: str) -> tuple[int, bytes]:
+    """The size of a file, and the hash of its first 64 KiB."""
+    with open(path, "rb") as file:
+        return os.fstat(file.fileno()).st_size, hashlib.sha256(file.read(2**16)).digest()
 
 
 def read_layout(folder: str | os.PathLike[str], held_out: float) -> dict[Split, Photos]:

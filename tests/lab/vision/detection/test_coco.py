@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from mnemos.lab.vision.detection.coco import COCOConfig, find_split, read_coco
-from mnemos.lab.vision.detection.scenes import encode, mirror, objects
+from mnemos.lab.vision.detection.scenes import encode, ground_truth, mirror, objects
 from mnemos.lab.vision.detection.task import DetectionTask
 from mnemos.types import InputError
 
@@ -64,22 +64,52 @@ def test_polygons_and_both_forms_of_run_lengths_are_the_same_mask(tmp_path):
 
 def test_boxes_outside_are_cut_or_left_out_and_counted(tmp_path):
     boxes = [(-5, 2, 10, 4), (40, 2, 10, 4), (3, 3, 0, 4), (3, 3, 4, 4), (25, 18, 10, 4)]
-    boxes.append((-3.2, 5, 3.2000000000000006, 4))  # a rounding error, which mirroring makes an empty box
-    entries = [annotation(i, None, box) for i, box in enumerate(boxes)]
-    del entries[3]["area"]
-    scenes = read_coco(*write(tmp_path, entries))
-    assert [one["area"] for one in scenes.annotations(0)] == [60, 16, 60]
+    scenes = read_coco(*write(tmp_path, [annotation(i, None, box) for i, box in enumerate(boxes)]))
     assert objects(scenes, 0).boxes.tolist() == [[0, 2, 5, 6], [3, 3, 7, 7], [25, 18, 30, 20]]
     assert objects(scenes, 0).masks is None
-    turned = mirror(scenes.picture(0), objects(scenes, 0))[1].boxes
-    assert (turned[:, 2:] > turned[:, :2]).all()
-    assert scenes.describe() == "1 pictures with 3 objects of 1 classes; 3 without an area are left out"
+    assert scenes.describe() == (
+        "1 picture with 3 objects of 1 class, boxes cut at the edge: 2, boxes without an area in the picture: 2"
+    )
+    assert "1 picture without an object" in read_coco(*write(tmp_path, [])).describe()
 
 
-def test_a_held_out_split_of_groups_alone_is_refused(tmp_path):
-    write(tmp_path, [annotation(1, None, crowd=1)])
-    with pytest.raises(InputError, match=r"valid split: expected an annotated object that is no group"):
-        COCOConfig(str(tmp_path), "val2017", "val2017", masks=False).build()
+def test_a_box_of_a_rounding_error_is_left_out_because_mirroring_makes_it_none(tmp_path):
+    found = [annotation(1, None, (-3.2, 5, 3.2000000000000006, 4)), annotation(2, None, (1, 5, 0.02, 4))]
+    scenes = read_coco(*write(tmp_path, found))
+    assert len(scenes.annotations(0)) == 1
+    mirrored = mirror(scenes.picture(0), objects(scenes, 0))[1].boxes
+    assert (mirrored[:, 2:] > mirrored[:, :2]).all()
+
+
+def test_an_area_that_is_missing_is_that_of_the_segmentation_or_of_the_box(tmp_path):
+    triangle = [[10, 5, 25, 5, 10, 9]]
+    found = [annotation(1, triangle), annotation(2, encode(MASK), (10, 5, 20, 4)), annotation(3, None)]
+    found.append(annotation(4, triangle))
+    for one in found[:3]:
+        del one["area"]
+    scenes = read_coco(*write(tmp_path, found))
+    areas = [one["area"] for one in scenes.annotations(0)]
+    assert 25 < areas[0] < 35
+    assert areas[1:] == [60, 60, 60]
+    assert "objects without an area, measured here: 3" in scenes.describe()
+    scenes = read_coco(*write(tmp_path, [annotation(1, None, crowd=None) | {"area": None}]))  # null: as if missing
+    (one,) = ground_truth([(1, scenes, 0)])["annotations"]
+    assert (one["iscrowd"], one["area"]) == (0, 60)
+
+
+def test_a_held_out_split_without_an_object_is_refused(tmp_path):
+    file, (photos, *_) = write(tmp_path, [annotation(1, None)])
+    train = file.with_name("train.json")
+    train.write_bytes(file.read_bytes())
+    (tmp_path / "train").symlink_to(photos)
+    settings = COCOConfig(str(tmp_path), "train", "val2017", masks=False)
+    _, places = write(tmp_path, [])
+    with pytest.raises(InputError, match=r"valid split: expected an annotated object, .* found none"):
+        settings.build()
+    file, _ = write(tmp_path, [annotation(1, None, crowd=1)])
+    with pytest.raises(InputError, match=r"found groups \(iscrowd 1\) alone"):
+        settings.build()
+    assert "1 object of 1 class, 1 of the objects groups" in read_coco(file, places).describe()
 
 
 def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_without_is_named(tmp_path):
@@ -89,7 +119,7 @@ def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_witho
     scenes = read_coco(*write(tmp_path, found))
     assert scenes.has_masks
     assert [one["id"] for one in scenes.annotations(0)] == [0]
-    assert scenes.describe().endswith("; 5 without an area are left out")
+    assert "objects whose segmentation encloses nothing: 5" in scenes.describe()
     scenes = read_coco(*write(tmp_path, [*found, annotation(8, None)]))
     with pytest.raises(InputError, match=r"train split: .* found none for annotation 8 of picture 9; add it, or set"):
         DetectionTask({"train": scenes, "valid": scenes, "test": scenes}, masks=True)
@@ -98,18 +128,17 @@ def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_witho
 @pytest.mark.parametrize(
     ("annotations", "changes", "message"),
     [
-        ([annotation(3, None, category=8)], {}, "annotation 3: expected a category of 7, 90, found 8"),
+        ([annotation(3, None, category=8)], {}, r"annotation 3 of a.jpg: expected a category of 7, 90, found 8"),
         ([annotation(3, None, box=(1, 2, 3, NAN))], {}, r"expected bbox \[x, y, width, height\]"),
-        ([annotation(3, "all of it")], {}, "annotation 3: segmentation: expected polygons"),
-        (
-            [annotation(3, {"size": [3, 2], "counts": [6]})],
-            {},
-            r"run lengths .* of size \[20, 30\], found {'size': \[3",
-        ),
-        ([annotation(3, [[10, 5, 25, 9], [1, 2, 3, 4, 5]])], {}, "annotation 3: .* of finite numbers"),
-        ([annotation(3, None, crowd="0")], {}, "annotation 3: expected 0 or 1 as iscrowd, found '0'"),
-        ([annotation(3, None) | {"image_id": 1}], {}, "annotation 3: .* found the unknown picture 1"),
-        ([], {"categories": [{"id": 7, "name": "a"}, {"id": 7, "name": "b"}]}, "category 7 to be 'a', .* found 'b'"),
+        ([annotation(3, "all of it")], {}, "annotation 3 of a.jpg: segmentation: expected polygons"),
+        ([annotation(3, {"size": [3, 2], "counts": [6]})], {}, r"run lengths of size \[20, 30\], found \[3, 2\]"),
+        ([annotation(3, {"size": [20, 30], "counts": [5, 5]})], {}, "annotation 3 .* run lengths .* of 600 pixels"),
+        ([annotation(3, [[10, 5, 25, 9], [1, 2, 3, 4, 5]])], {}, r"annotation 3 .* of finite numbers, found \[1, 2"),
+        ([annotation(3, [[1, 1, 1e12, 1, 1e12, 5]])], {}, r"polygons within 100,000 pixels, found 1e\+12"),
+        ([annotation(3, None, crowd="0")], {}, "annotation 3 of a.jpg: expected 0 or 1 as iscrowd, found '0'"),
+        ([annotation(3, None) | {"area": "60"}], {}, "annotation 3 of a.jpg: expected at least 0 as area, found '60'"),
+        ([annotation(3, None) | {"image_id": 1}], {}, "found annotation 3 of an unknown picture 1"),
+        ([], {"categories": [{"id": 7, "name": "a"}, {"id": 7, "name": "b"}]}, "found 'a' and 'b' of id 7"),
         ([], {"images": [IMAGE | {"file_name": "b.jpg"}]}, "found no .*b.jpg; add them"),
         ([], {"images": []}, "expected at least one picture"),
         ([], {"images": [IMAGE, IMAGE]}, "found two of id 9"),
@@ -132,6 +161,25 @@ def test_wrong_photos_and_classes_of_other_numbers_are_refused_by_name(tmp_path)
     file.write_text("{")
     with pytest.raises(InputError, match="expected annotations as JSON"):
         read_coco(file, places)
+
+
+def test_photos_are_read_as_detection_reads_them_but_not_turned(tmp_path):
+    """Transparent pixels on white, 16 bits scaled. Where annotations are of the turned photo, the error says so."""
+    images = [{"id": i, "file_name": f"{i}.png", "height": 20, "width": 30} for i in (1, 2, 3)]
+    file, places = write(tmp_path, [], images)
+    Image.fromarray(np.full((20, 30), 257 * 100, np.uint16)).save(places[0] / "1.png")
+    Image.fromarray(np.zeros((20, 30, 4), np.uint8)).save(places[0] / "2.png")
+    turned = Image.fromarray(np.zeros((30, 20, 3), np.uint8))
+    exif = turned.getexif()
+    exif[0x0112] = 6
+    turned.save(places[0] / "3.png", exif=exif)
+    scenes = read_coco(file, places)
+    assert (scenes.picture(0) == 100).all()
+    assert (scenes.picture(1) == 255).all()
+    with pytest.raises(InputError, match=r"expected 30 x 20 pixels, .* found 20 x 30; turn its pixels as its EXIF"):
+        scenes.picture(2)
+    sizes = [image | {"height": 30, "width": 20} if image["id"] == 3 else image for image in images]
+    assert read_coco(*write(tmp_path, [], sizes)).picture(2).shape == (30, 20, 3)
 
 
 def test_the_export_of_a_tool_that_lists_photos_with_their_folder_and_writes_numbers_as_floats(tmp_path):

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +20,11 @@ from mnemos.registry import register
 from mnemos.types import InputError
 
 from .results import FIGURES, LARGE, SMALL
-from .scenes import Annotation, Scenes, coco_masks, run_lengths
+from .scenes import Annotation, Scenes, coco_masks, decode, run_lengths
 from .task import DetectionTask
 
 _LEAST = 0.01  # pixels: narrower boxes, such as an edge's rounding error, vanish when they are mirrored or scaled
+_FAR = 100_000  # pixels from the origin: the library takes minutes, or never ends, to draw polygons that go further
 _LAYOUTS = (  # of a split's annotations, and of its photos
     ("annotations/instances_{}.json", "{}"),
     ("annotations/{}.json", "{}"),
@@ -76,10 +78,10 @@ class COCOConfig(DataConfig):
             valid = whole.only(chosen)
         for split, scenes in (("valid", valid), ("test", test)):
             if not scenes.areas():
-                raise InputError(
-                    f"{split} split: expected an annotated object that is no group (iscrowd 0), to score detections, "
-                    "found none; raise data.valid_size, or name an annotated split as data.test"
-                )
+                problem = "none; raise data.valid_size, or name an annotated split as data.test"
+                if any(scenes.annotations(row) for row in range(len(scenes))):
+                    problem = "groups (iscrowd 1) alone; set iscrowd to 0 where one is a plain object"
+                raise InputError(f"{split} split: expected an annotated object, to score detections, found {problem}")
         useful = [row for row in rows.tolist() if whole.plain(row)]
         splits: dict[Split, Scenes] = {"train": whole.only(np.array(useful, np.int64)), "valid": valid, "test": test}
 
@@ -132,7 +134,8 @@ def read_coco(file: Path, folders: tuple[Path, ...], categories: dict[int, str] 
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: expected annotations as JSON, but they cannot be read ({error}); check it") from None
     for name in ("images", "annotations", "categories"):
-        if not isinstance(content, dict) or not isinstance(content.get(name), list):
+        entries = content.get(name) if isinstance(content, dict) else None
+        if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
             raise InputError(
                 f"{file}: expected COCO's lists images, annotations and categories, found no list {name!r}; "
                 "name a file of instances"
@@ -142,12 +145,15 @@ def read_coco(file: Path, folders: tuple[Path, ...], categories: dict[int, str] 
     own: dict[int, str] = {}
     for one in content["categories"]:
         number, name = _integer(one, "id", file), str(_value(one, "name", file))
-        wanted = (categories or {}).get(number, own.setdefault(number, name))
-        if name != wanted:
+        if own.setdefault(number, name) != name:
             raise InputError(
-                f"{file}: expected category {number} to be {wanted!r}, as "
-                f"{'in the training split' if categories else 'before in this file'}, found {name!r}; number the "
-                "categories of both files alike, each once"
+                f"{file}: expected one category of each id, found {own[number]!r} and {name!r} of id {number}; number "
+                "them anew"
+            )
+        if categories is not None and categories.get(number, name) != name:
+            raise InputError(
+                f"{file}: expected category {number} to be {categories[number]!r}, as in the training split, found "
+                f"{name!r}; number the categories of both files alike"
             )
     if categories is None:
         categories = dict(sorted(own.items()))
@@ -163,6 +169,10 @@ def read_coco(file: Path, folders: tuple[Path, ...], categories: dict[int, str] 
         number, height, width = (_integer(image, key, file) for key in ("id", "height", "width"))
         if number in listed:
             raise InputError(f"{file}: expected one picture of each id, found two of id {number}; number them anew")
+        if min(height, width) < 1:
+            raise InputError(
+                f"{file}: expected a height and width of at least 1, found {height} and {width} of {name}; correct them"
+            )
         listed[number] = ListedPicture(photos / name, number, height, width)
     if missing := [one.path for one in listed.values() if not one.path.is_file()]:
         more = f", and {len(missing) - 1:,} more" if missing[1:] else ""
@@ -171,36 +181,48 @@ def read_coco(file: Path, folders: tuple[Path, ...], categories: dict[int, str] 
         )
 
     # --- annotations ---
-    left_out = 0
+    skipped, ids = Counter[str](), tuple(categories)
     for entry in content["annotations"]:
-        number, name = _integer(entry, "image_id", file), f"{file}: annotation {entry.get('id', '?')}"
+        number = _integer(entry, "image_id", file)
         if number not in listed:
             raise InputError(
-                f"{name}: expected one of the file's pictures, found the unknown picture {number}; add the picture or "
-                "remove the annotation"
+                f"{file}: expected annotations of its pictures, found annotation {entry.get('id', '?')} of an unknown "
+                f"picture {number}; add the picture or remove the annotation"
             )
-        of, box, crowd = listed[number], entry.get("bbox"), entry.get("iscrowd") or 0
-        if entry.get("category_id") not in categories:
-            known = ", ".join(map(str, [*categories][:10])) or "the file's list, which is empty"
+        one = listed[number]
+        name = f"{file}: annotation {entry.get('id', '?')} of {one.path.name}"
+        if entry.get("category_id") not in ids:
+            known = ", ".join(map(str, ids[:10])) or "the file's list, which is empty"
             raise InputError(
-                f"{name}: expected a category of {known}{', …' if len(categories) > 10 else ''}, found "
+                f"{name}: expected a category of {known}{', …' if ids[10:] else ''}, found "
                 f"{entry.get('category_id')!r}; add it to the categories or remove the annotation"
             )
+        box, crowd, area = entry.get("bbox"), entry.get("iscrowd") or 0, entry.get("area")
         if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
             raise InputError(f"{name}: expected bbox [x, y, width, height], found {str(box)[:60]}; correct it")
         if crowd not in (0, 1):
             raise InputError(f"{name}: expected 0 or 1 as iscrowd, found {str(crowd)[:60]!r}; correct it")
+        if area is not None and not (_is_number(area) and area >= 0):
+            raise InputError(f"{name}: expected at least 0 as area, found {str(area)[:60]!r}; correct it")
         entry["iscrowd"] = int(crowd)
+
+        # --- what is left out, and what is counted ---
         x, y, w, h = box
-        seen = min(min(x + w, of.width) - max(x, 0), min(y + h, of.height) - max(y, 0)) >= _LEAST
-        if not seen or (entry.get("segmentation") and not _encloses(entry, of, name)):
-            left_out += 1
+        if min(x + w, one.width) - max(x, 0) < _LEAST or min(y + h, one.height) - max(y, 0) < _LEAST:
+            skipped["boxes without an area in the picture"] += 1
             continue
-        if entry.get("area") is None:
+        if entry.get("segmentation") and not _encloses(entry, one, name):
+            skipped["objects whose segmentation encloses nothing"] += 1
+            continue
+        if x < 0 or y < 0 or x + w > one.width or y + h > one.height:
+            skipped["boxes cut at the edge"] += 1
+        if area is None:
             shape = entry.get("segmentation")
-            entry["area"] = float(coco_masks().area(run_lengths(shape, of.height, of.width)) if shape else w * h)
-        of.annotations.append(entry)
-    return FileScenes(list(listed.values()), categories, left_out)
+            area = coco_masks().area(run_lengths(shape, one.height, one.width)) if shape else w * h
+            entry["area"] = float(area)
+            skipped["objects without an area, measured here"] += 1  # told, because the figures by size depend on it
+        one.annotations.append(entry)
+    return FileScenes(list(listed.values()), categories, skipped)
 
 
 def _value(entry: dict[str, Any], name: str, file: Path) -> Any:
@@ -230,11 +252,11 @@ class ListedPicture:
 
 
 class FileScenes(Scenes):
-    """`Scenes` of files, decoded when they are read. left_out: the annotations that `read_coco` left out."""
+    """`Scenes` of files, decoded when they are read. skipped: what `read_coco` left out or counted."""
 
-    def __init__(self, listed: Sequence[ListedPicture], categories: dict[int, str], left_out: int) -> None:
+    def __init__(self, listed: Sequence[ListedPicture], categories: dict[int, str], skipped: Counter[str]) -> None:
         self.classes, self.categories = tuple(categories.values()), tuple(categories)
-        self._listed, self._left_out = list(listed), left_out
+        self._listed, self.skipped = list(listed), skipped
         self.sizes = np.array([(one.height, one.width) for one in listed], np.int64)
         objects = [one for row in range(len(self)) for one in self.plain(row)]
         self.has_masks = bool(objects) and all(one.get("segmentation") for one in objects)
@@ -256,9 +278,11 @@ class FileScenes(Scenes):
         one = self._listed[index]
         pixels = np.array(read_image(one.path, upright=False))
         if pixels.shape[:2] != (one.height, one.width):
+            turned = read_image(one.path).size == (one.width, one.height)
+            fix = "turn its pixels as its EXIF data say, and save it without them" if turned else "correct either"
             raise InputError(
                 f"{one.path}: expected {one.width} x {one.height} pixels, as its annotations say, found "
-                f"{pixels.shape[1]} x {pixels.shape[0]}; correct either, or turn its pixels as its EXIF data say"
+                f"{pixels.shape[1]} x {pixels.shape[0]}; {fix}"
             )
         return pixels
 
@@ -271,9 +295,18 @@ class FileScenes(Scenes):
 
     def describe(self) -> str:
         """How many pictures, objects and classes there are, and what was left out."""
-        categories = [a["category_id"] for one in self._listed for a in one.annotations]
-        line = f"{len(self):,} pictures with {len(categories):,} objects of {len({*categories}):,} classes"
-        return f"{line}; {self._left_out:,} without an area are left out" if self._left_out else line
+
+        def count(number: int, one: str, several: str) -> str:
+            return f"{number:,} {one if number == 1 else several}"
+
+        every = [a for one in self._listed for a in one.annotations]
+        groups, empty = len(every) - len(self.areas()), sum(not one.annotations for one in self._listed)
+        classes = count(len({a["category_id"] for a in every}), "class", "classes")
+        objects = count(len(every), "object", "objects")
+        parts = [f"{count(len(self), 'picture', 'pictures')} with {objects} of {classes}"]
+        parts += [f"{groups:,} of the objects groups"] if groups else []
+        parts += [f"{count(empty, 'picture', 'pictures')} without an object"] if empty else []
+        return ", ".join([*parts, *(f"{what}: {n:,}" for what, n in sorted(self.skipped.items()))])
 
 
 def _encloses(annotation: Annotation, of: ListedPicture, name: str) -> bool:
@@ -282,24 +315,37 @@ def _encloses(annotation: Annotation, of: ListedPicture, name: str) -> bool:
     Raises InputError unless it is polygons, or run lengths of the picture's pixels.
     """
     shape = annotation["segmentation"]
+    if isinstance(shape, list):
+        # The library would cut or drop a polygon with half a point.
+        wrong = [
+            one for one in shape if not (isinstance(one, list) and len(one) % 2 == 0 and all(map(_is_number, one)))
+        ]
+        if wrong:
+            raise InputError(
+                f"{name}: segmentation: expected polygons [x, y, x, y, …] of finite numbers, found "
+                f"{str(wrong[0])[:60]}; correct the annotation"
+            )
+        furthest = max((abs(n) for one in shape for n in one), default=0)
+        if furthest > _FAR:
+            raise InputError(f"{name}: expected polygons within {_FAR:,} pixels, found {furthest:g}; correct them")
+        annotation["segmentation"] = [one for one in shape if _has_extent(one, of)]
+        return bool(annotation["segmentation"])
+    pixels = of.height * of.width
     try:
-        if isinstance(shape, list):
-            annotation["segmentation"] = [polygon for polygon in shape if _has_extent(polygon, of)]
-            return bool(annotation["segmentation"])
-        if [*shape["size"]] == [of.height, of.width]:
-            return bool(coco_masks().area(run_lengths(shape, of.height, of.width)))
-    except Exception:  # the library raises any
-        pass
-    raise InputError(
-        f"{name}: segmentation: expected polygons [[x, y, x, y, …], …] of finite numbers, or run lengths {{size, "
-        f"counts}} of size {[of.height, of.width]}, found {str(shape)[:60]}; correct the annotation"
-    )
+        if (size := list(shape["size"])) == [of.height, of.width]:
+            if isinstance(shape["counts"], list) and sum(shape["counts"]) != pixels:  # which the library fills up
+                raise ValueError("their sum")
+            return bool(decode(run_lengths(shape, of.height, of.width)).any())
+    except Exception as error:  # the library raises any
+        raise InputError(
+            f"{name}: segmentation: expected polygons [[x, y, …], …] or run lengths {{size, counts}} of {pixels:,} "
+            f"pixels, found {str(shape)[:60]} ({type(error).__name__}); correct the annotation"
+        ) from None
+    raise InputError(f"{name}: expected run lengths of size {[of.height, of.width]}, found {size}; correct them")
 
 
 def _has_extent(polygon: list[float], of: ListedPicture) -> bool:
     """Whether a polygon has three points, and its bounding box an area in the picture."""
-    if not all(map(_is_number, polygon)) or len(polygon) % 2:  # the library would cut or drop half a point
-        raise ValueError
     x, y = polygon[::2], polygon[1::2]
     return len(x) >= 3 and min(max(x), of.width) > max(min(x), 0) and min(max(y), of.height) > max(min(y), 0)
 
