@@ -19,7 +19,7 @@ from mnemos.types import InputError
 
 from .files import HEAD, check_text, not_text, read_bytes
 from .pictures import is_image
-from .tables import DESCRIPTIONS, READERS, is_table, read_column
+from .tables import DESCRIPTIONS, ENDINGS, is_table, read_column
 from .task import SPLITS, Split
 from .vocabulary import as_characters
 
@@ -95,7 +95,7 @@ def find_text(
         if pattern is not None:
             raise InputError(f"data.column: expected no data.pattern, found {pattern!r}, which reads text; omit one")
         raise InputError(
-            f"data.column: expected a table ({', '.join(READERS)}) in data.path, found none in {folder}; leave "
+            f"data.column: expected a table ({', '.join(ENDINGS)}) in data.path, found none in {folder}; leave "
             "data.column out, or convert the text"
         )
     if folder.is_file():
