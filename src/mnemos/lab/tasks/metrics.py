@@ -212,7 +212,7 @@ TOKEN_ERROR_RATE = SumMetric(
     value=lambda sums: 1 - ratio(sums),
     bounds=(0.0, math.inf),
 )
-KNOWN: dict[str, Metric] = {
+KNOWN: dict[str, SumMetric] = {
     metric.name: metric for metric in (ACCURACY, TOP5, LOSS, BITS, BITS_PER_BYTE, PERPLEXITY, TOKEN_ERROR_RATE)
 }
 NEXT_TOKEN: tuple[Metric, ...] = (LOSS, BITS, PERPLEXITY, ACCURACY)  # of tasks that predict all tokens
