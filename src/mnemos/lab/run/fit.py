@@ -70,7 +70,7 @@ def fit(
     it must return (outputs, state). loss(outputs, targets): returns the mean over rows or one value per row. The
     default is cross-entropy of logits [B, C] or [B, T, C], with accuracy as the metric. metrics: objects, or names of
     those in `mnemos.lab.tasks.metrics`, such as "accuracy"; comparisons use the first. Of a model that is trained by
-    its own loss they read the `logits`, and none of labels [B, T] compares these with the labels. out: the run's
+    its own loss, objects read all outputs, and names the `logits`: for labels [B, T] the loss alone. out: the run's
     folder, by default a new one in runs/. optim, train: all other settings; `steps` and `lr` override theirs; a
     compiled model is trained with train.compile. quiet: print no progress and no summary. Result: {"valid": scores on
     valid_data at the end, "seconds", …}, see `mnemos.lab.run.files.Result`. Only a `Task` with a test split gives

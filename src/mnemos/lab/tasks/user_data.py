@@ -27,7 +27,7 @@ from mnemos.generators import AUGMENT, global_generators
 from mnemos.types import InputError, State, leaves, likelihood_of
 
 from .batch import IGNORE, Batch, row_count
-from .metrics import ACCURACY, KNOWN, LOSS, CorpusMetric, Metric, SumMetric
+from .metrics import ACCURACY, KNOWN, LOSS, Metric, SumMetric
 from .prefetch import BatchNumber, Prefetched, prefetch
 from .row_order import Order
 from .task import HeldOut, Split, Task
@@ -69,15 +69,11 @@ def _rows(batch: Batch) -> int:
 
 
 class OwnTask(Task):
-    """A user's training and validation data for one model. There is no test split.
+    """A user's training and validation data for one model, as `mnemos.fit` takes them. There is no test split.
 
-    `train` and `valid` are each a DataLoader, a map-style data set, or an iterable of batches that can be iterated
-    again. The model is called with the inputs (the parts of a tuple or the entries of a mapping as arguments), and with
-    `state` and `mask` if its `forward` has arguments of these names. loss(outputs, targets) returns the mean over rows
-    or a value per row [B]; None means cross-entropy of logits. A model whose `forward` has an argument `labels` gets
-    the targets too and returns its own loss, as those of Transformers do: outputs.loss. It counts as a mean over the
-    labels that are not −100; where labels are no int64, as one over rows. Batches that have a `reset` carry the state
-    from one to the next. seed: that of the training, whose first batch the task reads to learn what the data hold.
+    A model's own loss counts as a mean over the labels that are not −100; where labels are no int64, as one over rows.
+    Batches that have a `reset` carry the state from one to the next. The task reads the first training batch to learn
+    what the data hold.
     """
 
     inputs = "own"
@@ -106,7 +102,9 @@ class OwnTask(Task):
             raise InputError(
                 "fit: expected batches {'input_ids': [B, T], 'labels', …}, found single rows; put them in a DataLoader"
             )
-        classes = targets.dim() == 1 and not targets.is_floating_point() if self._own_loss else loss is None
+        whole = isinstance(targets, Tensor) and targets.dtype == torch.int64
+        self._by_rows = loss is not None or (self._own_loss and not whole)  # what the loss is a mean over
+        classes = targets.dim() == 1 and whole if self._own_loss else loss is None
         self.metrics = tuple(metrics) or ((ACCURACY,) if classes else (LOSS,))
         if self._own_loss:
             compared = [one for one in KNOWN.values() if one in self.metrics and one.sums is not None]
@@ -182,7 +180,7 @@ class OwnTask(Task):
         return outputs
 
     def loss(self, model: nn.Module, outputs: object, batch: Batch) -> Tensor:
-        """The caller's loss summed over rows; the model's, or the cross-entropy, summed over what `count` counts."""
+        """The sum over what `count` counts, of a mean over that."""
         rows = row_count(batch)
         if self._own_loss:
             mean = getattr(outputs, "loss", None)
@@ -191,7 +189,7 @@ class OwnTask(Task):
                     "fit: expected outputs with a scalar `loss` from a model whose forward has an argument `labels`, "
                     f"found {_form(outputs)}; return one as models of Transformers do, or give fit a loss"
                 )
-            if not (isinstance(batch.targets, Tensor) and batch.targets.dtype == torch.int64):
+            if self._by_rows:
                 return mean * rows
             labels = batch.targets != IGNORE
             compared = labels[:, 1:] if labels.dim() == 2 else labels  # by causal models; of none the mean is NaN
@@ -231,23 +229,14 @@ class OwnTask(Task):
         return int((mask != 0).sum()) if known else ids.numel()
 
     def count(self, batch: Batch) -> int:
-        """Targets that are not IGNORE; rows, where the loss is the caller's, or a model's own of no int64 targets."""
-        if self._own_loss and not (isinstance(batch.targets, Tensor) and batch.targets.dtype == torch.int64):
-            return row_count(batch)
-        return super().count(batch) if self._loss is None else row_count(batch)
+        return row_count(batch) if self._by_rows else super().count(batch)
 
 
 def _of_logits(metric: Metric) -> Metric:
-    """A metric of the logits that the outputs of a model with a loss of its own hold beside it."""
-
-    def of_logits(function: Any) -> Any:
-        return lambda model, outputs, batch: function(model, outputs.logits, batch)
-
-    if isinstance(metric, CorpusMetric):
-        return replace(metric, collect=of_logits(metric.collect))
-    if isinstance(metric, SumMetric) and metric.sums is not None:  # None: the loss itself
-        return replace(metric, sums=of_logits(metric.sums))
-    return metric
+    """One of this laboratory's metrics for the `logits` among the outputs of a model; others read the outputs."""
+    if not isinstance(metric, SumMetric) or metric not in KNOWN.values() or (sums := metric.sums) is None:
+        return metric
+    return replace(metric, sums=lambda model, outputs, batch: sums(model, outputs.logits, batch))
 
 
 def _form(outputs: object) -> str:
