@@ -1,6 +1,6 @@
 """What one does with a finished run: load its model, score it on other data, start from it, extend it.
 
-Then a run in words: scored with resets and carried, at other lengths, on other text.
+Then a run in words: scored at other lengths, on other text.
 """
 
 import json
@@ -233,14 +233,8 @@ def words_run(tmp_path_factory) -> Path:
     return trained("text-words", folder / "run", model, data, steps=3, eval_every=3, log_every=1)
 
 
-def test_a_run_is_scored_with_resets_and_carried(words_run, capsys):
-    scores = evaluate_run(words_run)
-    said = capsys.readouterr().out
-    assert list(scores) == ["as trained", "carried"]
-    assert scores["carried"]["loss"] != scores["as trained"]["loss"]
-    assert {"bits per byte", "perplexity"} < scores["carried"].keys()
-    assert "memory reset at the beginning of each document\n" in said
-    assert "memory carried from document to document\n" in said
+def test_a_run_of_words_is_scored_in_bits_per_byte(words_run):
+    assert {"bits per byte", "perplexity"} < evaluate_run(words_run)["as trained"].keys()
     first = lines(words_run)[0]
     assert "bits per byte" in first
     assert "accuracy" not in first, "no second pass over all words in training"

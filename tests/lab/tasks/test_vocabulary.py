@@ -3,12 +3,10 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from mnemos import Transformer
-from mnemos.attention.relative import RelativeConfig
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.tasks.metrics import BITS_PER_BYTE
 from mnemos.lab.tasks.text import TextConfig, TextPreprocessing
@@ -24,15 +22,6 @@ def wikitext(folder: Path, repeat: int = 9) -> Path:
     for split in ("train", "valid", "test"):
         text = "".join(ARTICLE.format(name) for name in NAMES[: 4 if split == "train" else 3]) * repeat
         (folder / f"wiki.{split}.tokens").write_text(text, encoding="utf-8")
-    return folder
-
-
-def article_files(folder: Path, repeat: int = 9) -> Path:
-    """The same text with a file for each article: 3·repeat of them to validate."""
-    for split in ("train", "valid", "test"):
-        (folder / split).mkdir(exist_ok=True, parents=True)
-        for i, name in enumerate(NAMES[: 4 if split == "train" else 3] * repeat):
-            (folder / split / f"{i:02}.txt").write_text(ARTICLE.format(name), encoding="utf-8")
     return folder
 
 
@@ -185,32 +174,6 @@ def test_bits_per_byte(tmp_path, tokens):
     wanted = found["loss"] * task.size("valid") / math.log(2) / written
     assert found[BITS_PER_BYTE.name] == pytest.approx(wanted, rel=1e-6)
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
-
-
-def test_carried_reads_the_same_text_without_resets(tmp_path):
-    task = TextConfig(str(article_files(tmp_path / "texts")), segment=8, tokens="words").build()
-    torch.manual_seed(0)
-    sizes = {"vocab_size": task.vocab_size, "dim": 8, "layers": 1, "num_heads": 2, "mlp": 8, "position": "none"}
-    for memory in (0, 8):
-        model = Transformer(**sizes, attention=RelativeConfig(memory=memory, same_length=memory > 0)).double()
-        reset = evaluate(model, task.batches("valid", 4), task)
-        carried = evaluate(model, task.carried("valid", 4), task)
-        assert carried["count"] == reset["count"] == task.size("valid")
-        documents = [torch.from_numpy(text.astype(np.int64)) for text in task._splits["valid"]]
-        tokens = torch.cat([torch.cat([torch.tensor([task.vocabulary.start]), text[:-1]]) for text in documents])
-        if memory:  # every token attends to the eight before it, wherever documents or segments end
-            logits, _ = model(tokens[None])
-            whole = torch.nn.functional.cross_entropy(logits[0], torch.cat(documents)).item()
-            assert carried["loss"] == pytest.approx(whole, rel=1e-9)
-            assert carried["loss"] != pytest.approx(reset["loss"], rel=1e-6)
-    many = TextConfig(str(article_files(tmp_path / "texts", 12)), segment=8).build()
-    first = next(many.carried("valid", 4))
-    assert first.reset.tolist() == [True, True], "36 documents: two rows of at least 16"
-    starts = sum(int(((batch.inputs == 0) & (batch.targets >= 0)).sum()) for batch in many.carried("valid", 4))
-    assert starts == 36, "each document begins with the start token, as in training"
-    (tmp_path / "whole").mkdir()
-    whole = TextConfig(str(wikitext(tmp_path / "whole")), segment=8).build()
-    assert whole.carried("valid", 4) is None, "one document is not carried to another"
 
 
 def test_bytes_are_as_they_were(tmp_path):

@@ -259,9 +259,6 @@ class SeriesTask(SegmentedTask):
     def batches(self, split: HeldOut, batch_size: int) -> Iterator[Batch]:
         return map(self._read, super().batches(split, batch_size))
 
-    def carried(self, split: HeldOut, batch_size: int) -> None:
-        return None  # a held-out split is one document
-
     def _read(self, steps: Batch) -> Batch:
         """The batch of `SegmentedTask`, whose targets are the numbers of steps, with the values of these steps."""
         counts, at = steps.targets != IGNORE, steps.targets.clamp(min=0)

@@ -162,10 +162,6 @@ class Task:
         """(number, batch) of some of `batches`, in order. By default all are read, and the others left out."""
         return ((i, batch) for i, batch in enumerate(self.batches(split, batch_size)) if i in numbers)
 
-    def carried(self, split: HeldOut, batch_size: int) -> Iterator[Any] | None:
-        """`batches` with the state carried from document to document, which `mnemos eval` scores too; None without."""
-        return None
-
     def fewest_rows(self, batch_size: int) -> int:
         """The rows of the smallest training batch; fewer than `batch_size` where tokens limit a batch."""
         return batch_size

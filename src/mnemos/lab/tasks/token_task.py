@@ -21,7 +21,6 @@ from .metrics import NEXT_TOKEN
 from .task import HeldOut, Sampling, Split, Task
 
 Documents = Sequence[NDArray[np.integer]]
-AT_LEAST = 16  # documents that a row of `carried` reads: each row begins with a reset
 
 
 class TokenTask(Task):
@@ -76,7 +75,7 @@ class SegmentedTask(TokenTask):
     so no segment holds two documents, and `reset` marks the start of one. Each row reads whole documents, one segment
     per batch, and then takes the next from a queue: in training an endless one, each epoch a new permutation. In
     evaluation it ends: a row without a document reads the start token and predicts nothing. So no prediction's context
-    depends on the batch size. `carried` reads the documents one after the other, and resets no row between them.
+    depends on the batch size.
     """
 
     metrics = NEXT_TOKEN
@@ -104,33 +103,6 @@ class SegmentedTask(TokenTask):
     def rows_of_batches(self, split: HeldOut, batch_size: int) -> list[int]:
         return [len(rows) for rows in self._segments_of_rows(split, batch_size)]
 
-    def carried(self, split: HeldOut, batch_size: int) -> Iterator[Batch] | None:
-        """See `Task.carried`. Each row reads at least `AT_LEAST` documents in their order, or one row reads all."""
-        documents = self._splits[split]
-        if len(documents) < 2:
-            return None
-        return self._carried(documents, max(1, min(batch_size, len(documents) // AT_LEAST)))
-
-    def _carried(self, documents: Documents, rows: int) -> Iterator[Batch]:
-        # The documents are one text that is cut into rows of equal length; only the last may be shorter.
-        tokens = np.concatenate([[self._start], *documents])  # one token before each target
-        begins = np.cumsum([0, *map(len, documents[:-1])])
-        length = -(-(len(tokens) - 1) // rows)
-        width = min(self.max_length, length)
-        for first in range(0, length, width):
-            inputs = np.full((rows, width), self._start, np.int64)
-            targets = np.full((rows, width), IGNORE, np.int64)
-            lengths = np.ones(rows, np.int64)
-            for i in range(rows):
-                start = i * length + first
-                stop = min(start + width, (i + 1) * length, len(tokens) - 1)
-                if (count := stop - start) > 0:
-                    inputs[i, :count], targets[i, :count] = tokens[start:stop], tokens[start + 1 : stop + 1]
-                    inside = begins[np.searchsorted(begins, start) : np.searchsorted(begins, stop)] - start
-                    inputs[i, inside] = self._start
-                    lengths[i] = count
-            yield _as_batch(inputs, targets, lengths, np.full(rows, first == 0))
-
     def size(self, split: Split) -> int:
         return sum(map(len, self._splits[split]))
 
@@ -157,15 +129,9 @@ class SegmentedTask(TokenTask):
             inputs[i, 0] = document[first - 1] if segment else self._start
             inputs[i, 1 : len(piece)] = piece[:-1]
             lengths[i], reset[i] = len(piece), segment == 0
-        return _as_batch(inputs, targets, lengths, reset)
-
-
-def _as_batch(
-    inputs: NDArray[np.int64], targets: NDArray[np.int64], lengths: NDArray[np.int64], reset: NDArray[np.bool_]
-) -> Batch:
-    mask = np.arange(inputs.shape[1]) < lengths[:, None]
-    padded = None if mask.all() else torch.from_numpy(mask)
-    return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), padded, torch.from_numpy(reset))
+        mask = np.arange(self._width) < lengths[:, None]
+        padded = None if mask.all() else torch.from_numpy(mask)
+        return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), padded, torch.from_numpy(reset))
 
 
 def sampling_options(sampling: Sampling) -> dict[str, Any]:
