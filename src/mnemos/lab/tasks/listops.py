@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import itertools
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from pathlib import Path
@@ -155,9 +154,6 @@ class ListOpsAnswers(ArrayTask):
         inputs.scatter_(1, last, EQUALS)
         targets.scatter_(1, last, batch.targets[:, None] + ZERO)
         return Batch(inputs, targets)
-
-    def written(self, row: Sequence[int]) -> str:
-        return " ".join([*VOCABULARY, "="][token] for token in row if token)
 
 
 def generate(rules: Rules, seed: int, count: int, workers: int = 0) -> Rows:

@@ -283,9 +283,6 @@ class SeriesTask(SegmentedTask):
     def preprocessing(self) -> "SeriesPreprocessing":
         return self.prepared
 
-    def sample_outputs(self, *_: Any) -> bool:
-        raise InputError("expected a run of a model that generates text or images, found a series; use mnemos predict")
-
 
 @register
 @dataclass(frozen=True)

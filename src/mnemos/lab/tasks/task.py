@@ -61,7 +61,7 @@ class DataConfig(Config):
 class Sampling:
     """The settings of `mnemos sample`: how much a model generates, and how tokens are drawn (`Stream.generate`).
 
-    count: number of images, texts or rows; None: the task's default. prompt: text that the model continues.
+    count: number of images or texts; None: the task's default. prompt: text that the model continues.
     stop: of tasks that write text, the text at whose end a text ends; None: after `length` tokens.
     """
 
@@ -244,8 +244,8 @@ class Task:
     def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
         """Print what the model generates, or write images: whether it wrote images. By default InputError."""
         raise InputError(
-            "expected a run of a model that generates text, tokens or images, found a task whose models do not; use "
-            "mnemos eval"
+            "expected a run of a model that generates text or images, found a task whose models do not; use mnemos "
+            "eval or mnemos predict"
         )
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]] | None:

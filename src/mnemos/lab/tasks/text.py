@@ -28,7 +28,7 @@ from .no_learning import text_scores
 from .preprocessing import Predicted, Preprocessing
 from .task import SPLITS, DataConfig, HeldOut, Sampling, Split, Task
 from .text_files import Document, TextFiles, find_text, nothing_found, read_documents, split_documents
-from .token_task import Documents, SegmentedTask, generate_tokens
+from .token_task import Documents, SegmentedTask, sampling_options
 from .vocabulary import Bytes, SubWords, Tokens, Vocabulary, Words
 
 Encoded = dict[str, Tokens]  # the tokens of documents by their names
@@ -215,14 +215,15 @@ class TextTask(SegmentedTask):
     def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
         """Print texts that go on from the prompt, or begin as documents do."""
         vocabulary, stop = self.vocabulary, (sampling.stop or "").encode()
-
-        def ended(tokens: list[torch.Tensor]) -> bool:
-            return all(stop in vocabulary.decode(row) for row in torch.stack(tokens, 1).tolist())
-
         prompt = vocabulary.encode((sampling.prompt or "").encode(), "--prompt").tolist()
         rows = torch.tensor([prompt or [vocabulary.start]]).expand(sampling.count or 1, -1)
-        tokens = generate_tokens(model, rows, sampling, enough=ended if stop else None)
-        for i, row in enumerate(tokens.tolist()):
+        settings = {"generator": torch.Generator().manual_seed(sampling.seed), **sampling_options(sampling)}
+        tokens: list[torch.Tensor] = []
+        for token in Stream(model).prefill(rows).tokens(sampling.length, **settings):
+            tokens.append(token)
+            if stop and all(stop in vocabulary.decode(row) for row in torch.stack(tokens, 1).tolist()):
+                break
+        for i, row in enumerate(torch.stack(tokens, 1).tolist()):
             written = vocabulary.decode(row)
             if stop and stop in written:
                 written = written.partition(stop)[0] + stop

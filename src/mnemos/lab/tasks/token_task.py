@@ -1,18 +1,14 @@
 """Tasks whose inputs are tokens (`TokenTask`), and prediction of the next token of long documents (`SegmentedTask`)."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from mnemos.errors import say
-from mnemos.generate.stream import Stream
 from mnemos.schedule import Schedule
 from mnemos.types import InputError
 
@@ -42,29 +38,6 @@ class TokenTask(Task):
             raise InputError(
                 f"{where}: expected a tensor `reset`, because the task carries its state, found None; check the data"
             )
-
-    def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
-        """Print rows of the test split up to their first counted target, the model's continuation, and the targets."""
-        if self.classes:
-            return super().sample_outputs(model, sampling, folder)
-        batch = next(iter(self.batches("test", sampling.count or 4)))
-        for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
-            counted = (targets != IGNORE).nonzero().flatten()
-            if not len(counted):
-                continue
-            first, last = int(counted[0]), int(counted[-1])
-            tokens = generate_tokens(model, inputs[None, : first + 1], sampling, last - first + 1)[0]
-            answer = targets[first : last + 1]
-            right = int(((tokens == answer) & (answer != IGNORE)).sum())
-            say(f"read    {self.written(inputs[: first + 1].tolist())}")
-            say(f"wrote   {self.written(tokens.tolist())}")
-            say(f"wanted  {' '.join('·' if t == IGNORE else self.written([t]) for t in answer.tolist())}")
-            say(f"        {right} of {len(counted)} right\n")
-        return False
-
-    def written(self, row: Sequence[int]) -> str:
-        """Tokens as text, for a reader: their numbers, unless the task has names for them."""
-        return " ".join(map(str, row))
 
 
 class SegmentedTask(TokenTask):
@@ -137,20 +110,3 @@ class SegmentedTask(TokenTask):
 def sampling_options(sampling: Sampling) -> dict[str, Any]:
     """The arguments of `Stream.generate` that say how tokens are drawn."""
     return {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-
-
-def generate_tokens(
-    model: nn.Module,
-    prompts: Tensor,
-    sampling: Sampling,
-    length: int | None = None,
-    enough: Callable[[list[Tensor]], bool] | None = None,
-) -> Tensor:
-    """The tokens [B, `length` or sampling.length] after prompts [B, T], or the first that are `enough`."""
-    settings = {"generator": torch.Generator().manual_seed(sampling.seed), **sampling_options(sampling)}
-    tokens: list[Tensor] = []
-    for token in Stream(model).prefill(prompts).tokens(length or sampling.length, **settings):
-        tokens.append(token)
-        if enough is not None and enough(tokens):
-            break
-    return torch.stack(tokens, 1) if tokens else prompts.new_empty(len(prompts), 0)
