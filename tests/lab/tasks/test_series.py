@@ -12,7 +12,6 @@ from mnemos.config import from_dict, to_dict
 from mnemos.lab.cli import main
 from mnemos.lab.tasks.preprocessing import Preprocessing
 from mnemos.lab.tasks.series import ERROR, MEAN, REPEAT, SeriesConfig
-from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import InputError
 
 pytest.importorskip("datasets")
@@ -65,7 +64,6 @@ def test_a_step_is_predicted_from_the_steps_before(table):
     assert first.reset.all()
     assert not second.reset.any(), "the state is carried"
     assert torch.equal(second.inputs[:, 0], first.targets[:, -1])
-    assert from_dict(DataConfig, to_dict(SeriesConfig(table, ("a",)))) == SeriesConfig(table, ("a",))
 
 
 def test_the_score_of_repeating_is_beside_that_of_the_model(table):
@@ -176,8 +174,7 @@ def test_a_forecast_reads_segments_as_the_training_did(table, tmp_path):
     assert "data." not in one.problem
     for target in ("b", "on"):
         about = SeriesConfig(table, target=target).build().preprocessing()
-        with pytest.raises(InputError, match=r"--length: expected 1 for a model"):
-            next(about.predict(model, [Path(table)], options))
+        assert "expected --length 1 for a model" in next(about.predict(model, [Path(table)], options)).problem
 
 
 def test_steps_without_a_class_are_named_and_not_scored(tmp_path):

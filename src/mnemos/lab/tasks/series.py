@@ -81,13 +81,12 @@ class SeriesConfig(DataConfig):
             raise InputError(f"{self.path}: expected at least two steps in each split, found {steps} in all; add some")
         bounds = 0, steps - 2 * count, steps - count, steps
         ranges = {split: range(*bounds[i : i + 2]) for i, split in enumerate(SPLITS)}
-        for names, columns in ((series.columns, series.values), (series.targets, series.numbers)):
-            empty = [name for name, one in zip(names, columns[ranges["train"]].T, strict=True) if np.isnan(one).all()]
-            if empty:
-                raise InputError(
-                    f"{self.path}: expected a value of each column in the training split, rows 1 to "
-                    f"{ranges['train'].stop:,}, found none in {', '.join(empty)}; name the others with --data.columns"
-                )
+        columns = dict(zip((*series.columns, *series.targets), (*series.values.T, *series.numbers.T), strict=True))
+        if empty := [name for name, values in columns.items() if np.isnan(values[: ranges["train"].stop]).all()]:
+            raise InputError(
+                f"{self.path}: expected a value of each column in the training split, rows 1 to "
+                f"{ranges['train'].stop:,}, found none in {', '.join(empty)}; name the others with --data.columns"
+            )
         prepared = SeriesPreprocessing.of(series, ranges["train"], self.segment)
         task = SeriesTask(series, ranges, self.segment, self.longest, prepared)
         task.about = (*(f"{split:5}  {len(steps):,} steps" for split, steps in ranges.items()), *series.about)
@@ -328,15 +327,12 @@ class SeriesPreprocessing(Preprocessing):
             f"expected the columns of the run, {', '.join(self.columns)}, found {', '.join(other.columns)}; rename them"
         )
 
-    def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
+    def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
         if options["length"] > 1 and (self.names or self.targets != self.columns):
             raise InputError(
-                "--length: expected 1 for a model that does not predict all that it reads, found "
+                f"{path}: expected --length 1 for a model that does not predict all that it reads, found "
                 f"{options['length']}; leave it out"
             )
-        return super().predict(model, files, options)
-
-    def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
         series = read_series(path, self.columns, None, self)
         x, state = torch.from_numpy(self.normalised(series.values))[None], None
         for part in x.split(self.segment, 1):
