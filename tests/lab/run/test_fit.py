@@ -164,6 +164,16 @@ def test_a_state_is_carried_where_batches_say_so(tmp_path):
     assert seen == [[0, 0], [4, 4], [8, 0]]
 
 
+def test_a_model_in_eval_mode_is_trained_in_training_mode_and_left_in_its_own(tmp_path):
+    found = []
+    for mode in (True, False):
+        model = classifier().train(mode)
+        fit(tmp_path / f"run-{mode}", model)
+        assert model.training is mode
+        found.append(model.state_dict())
+    equal(*found)  # both with dropout
+
+
 def test_resuming_a_finished_run_loads_its_weights_into_the_model(tmp_path, capsys):
     trained, fresh = classifier(), classifier()
     result = fit(tmp_path / "run", trained)
