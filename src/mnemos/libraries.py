@@ -42,11 +42,11 @@ def _import(name: str, extra: str) -> ModuleType:
 
 
 accelerate = functools.partial(_import, "accelerate", "trainer")
-datasets = functools.partial(_import, "datasets", "data")
 mlflow = functools.partial(_import, "mlflow", "mlflow")
 onnx = functools.partial(_import, "onnx", "onnx")
 onnxscript = functools.partial(_import, "onnxscript", "onnx")
 pillow = functools.partial(_import, "PIL", "vision")
+pyarrow = functools.partial(_import, "pyarrow", "data")
 pycocotools = functools.partial(_import, "pycocotools", "detection")
 sacrebleu = functools.partial(_import, "sacrebleu", "translation")
 sacremoses = functools.partial(_import, "sacremoses", "translation")

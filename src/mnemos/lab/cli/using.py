@@ -110,7 +110,7 @@ def sample(
 
     Args:
         run: the run's folder
-        count: images (24), texts (1) or rows (4)
+        count: images (24) or texts (1)
         length: tokens of a text
         prompt: text that the model continues
         temperature: 0: the most probable token

@@ -11,7 +11,7 @@ from mnemos.config import ModelConfig
 from mnemos.errors import near_arguments
 from mnemos.lab.tasks.metrics import Metric, find_metrics
 from mnemos.lab.tasks.task import DataConfig, Task
-from mnemos.lab.tasks.user_data import Loss, OwnTask, described, rows_in_a_batch, source
+from mnemos.lab.tasks.user_data import Loss, OwnTask, rows_in_a_batch, source
 from mnemos.modes import in_mode, plain_module
 from mnemos.types import InputError, JSONObject
 
@@ -69,10 +69,12 @@ def fit(
     model: called as model(inputs). If its `forward` has arguments `state` and `mask` they are passed too; with `state`
     it must return (outputs, state). loss(outputs, targets): returns the mean over rows or one value per row. The
     default is cross-entropy of logits [B, C] or [B, T, C], with accuracy as the metric. metrics: objects, or names of
-    those in `mnemos.lab.tasks.metrics`, such as "accuracy"; comparisons use the first. out: the run's folder, by
-    default a new one in runs/. optim, train: all other settings; `steps` and `lr` override theirs; a compiled model is
-    trained with train.compile. quiet: print no progress and no summary. Result: {"valid": scores on valid_data at the
-    end, "seconds", …}, see `mnemos.lab.run.files.Result`. Only a `Task` with a test split gives "test".
+    those in `mnemos.lab.tasks.metrics`, such as "accuracy"; comparisons use the first. Of a model that is trained by
+    its own loss, objects read all outputs, and names the `logits`: for labels [B, T] the loss alone. out: the run's
+    folder, by default a new one in runs/. optim, train: all other settings; `steps` and `lr` override theirs; a
+    compiled model is trained with train.compile. quiet: print no progress and no summary. Result: {"valid": scores on
+    valid_data at the end, "seconds", …}, see `mnemos.lab.run.files.Result`. Only a `Task` with a test split gives
+    "test".
 
     resume: continue the run in `out` from its newest checkpoint, up to `steps`, which may be more than before: the rate
     of the further updates is the schedule's over all of them. Pass the same model class, data and settings. For a
@@ -101,7 +103,7 @@ def fit(
             raise InputError("fit: expected valid_data, found none; pass a DataLoader or a data set to evaluate on")
         chosen = find_metrics(metrics)
         training, validation = source(train_data), source(valid_data)
-        data = OwnData(train=described(training), valid=described(validation))
+        data = OwnData(train=training.described(), valid=validation.described())
         settings = replace(settings, batch_size=rows_in_a_batch(training, settings.seed) or settings.batch_size)
         task = OwnTask(model, training, validation, settings.batch_size, loss, chosen, settings.seed)
     about = OwnModel(f"{type(model).__module__}.{type(model).__qualname__}", sum(p.numel() for p in model.parameters()))

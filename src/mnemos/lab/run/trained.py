@@ -28,13 +28,8 @@ from .provenance import data_read
 from .recipe import Recipe
 from .recipe_fields import with_fields
 from .recipe_files import recipe_of_model
-from .scored_batches import control_segments, first_rows, scored_segments
+from .scored_batches import control_segments, scored_segments
 from .weights import trained_model
-
-_CARRIED = {
-    "as trained": "memory reset at the beginning of each document",
-    "carried": "memory carried from document to document",
-}
 
 
 def open_run(folder: Path, fields: Sequence[str] = (), split: HeldOut = "test") -> tuple[Recipe, Task, nn.Module]:
@@ -57,8 +52,7 @@ def evaluate_run(
     that say how far it reads (`Config.at_evaluation`). Raises InputError for other settings, and for data that do not
     fit.
 
-    Returns {"as trained": scores, "carried": scores, "emptied": scores, …} (`evaluate.controls`); "carried" for data of
-    several documents and a model with a state, which is then not reset between them (`Task.carried`).
+    Returns {"as trained": scores, "emptied": scores, …} (`evaluate.controls`).
     """
     if rows is not None and rows < 0:
         raise InputError(f"--rows: expected at least 1, or 0 for all, found {rows}; change it")
@@ -79,19 +73,12 @@ def evaluate_run(
         batches = partial(scored_segments, task, split, recipe.train, display)
         score = evaluate(model, batches(), task)
         scores = {"as trained": {k: v for k, v in score.items() if k != "count"}}
-        whole = None
-        if getattr(model, "state_kind", "none") != "none":
-            whole = task.carried(split, recipe.train.batch_size)
-        if whole is not None:
-            shown = display.evaluation(split, task.size(split), first_rows(whole, rows), task.count)
-            scores["carried"] = {k: v for k, v in evaluate(model, shown, task).items() if k != "count"}
         scores |= controls(model, batches, task)
     what = "all" if task.whole else f"{split} split of"
     part = f"{score['count']:,.0f} targets of " if rows else ""
     say(f"{folder}: {recipe.name}, {part}{what} {task.size(split):,} targets{hint}")
     for name, found in scores.items():
-        note = CONTROLS.get(name, _CARRIED.get(name, "") if whole is not None else "")
-        say(f"  {name:11} loss {found['loss']:.4f}  {metrics_text(task, found)}  {note}".rstrip())
+        say(f"  {name:11} loss {found['loss']:.4f}  {metrics_text(task, found)}  {CONTROLS.get(name, '')}".rstrip())
     length, segments = recipe.train.rollout.segment_length, control_segments(recipe.train)
     for line in control_lines(state_controls(model, task, split, length, segments), task):
         say(line)

@@ -8,7 +8,6 @@ PCG64, whose stream numpy guarantees, and integer arithmetic.
 
 import hashlib
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -136,9 +135,6 @@ class ListOpsAnswers(ArrayTask):
         inputs.scatter_(1, last, EQUALS)
         targets.scatter_(1, last, batch.targets[:, None] + ZERO)
         return Batch(inputs, targets)
-
-    def written(self, row: Sequence[int]) -> str:
-        return " ".join([*VOCABULARY, "="][token] for token in row if token)
 
 
 # Runs that are compared build the same task one after the other. Keeping 100 MB saves seconds for each.

@@ -212,7 +212,7 @@ TOKEN_ERROR_RATE = SumMetric(
     value=lambda sums: 1 - ratio(sums),
     bounds=(0.0, math.inf),
 )
-KNOWN: dict[str, Metric] = {
+KNOWN: dict[str, SumMetric] = {
     metric.name: metric for metric in (ACCURACY, TOP5, LOSS, BITS, BITS_PER_BYTE, PERPLEXITY, TOKEN_ERROR_RATE)
 }
 NEXT_TOKEN: tuple[Metric, ...] = (LOSS, BITS, PERPLEXITY, ACCURACY)  # of tasks that predict all tokens
@@ -247,19 +247,16 @@ def bits_per_byte(lengths: Any) -> SumMetric:
 
 def find_metrics(metrics: Sequence[Metric | str]) -> tuple[Metric, ...]:
     """The metrics, with those of this module found by their names, such as "accuracy"."""
-    if isinstance(metrics, (str, Metric)):
-        raise InputError(f"metrics: expected a list, found {metrics!r:.80}; put it in a list")
     for one in metrics:
         if not isinstance(one, Metric) and one not in KNOWN:
             hint = near_name(str(one), KNOWN, f"known: {', '.join(KNOWN)}; or pass a SumMetric")
-            raise InputError(f"metrics: expected a metric or the name of one, found {one!r:.80}; {hint}")
+            raise InputError(f"metrics: expected a list of metrics or of their names, found {one!r:.80} in it; {hint}")
     return tuple(one if isinstance(one, Metric) else KNOWN[one] for one in metrics)
 
 
 def described_in(entries: JSONObject, metric: str) -> JSONObject | None:
     """`Metric.described` of a metric: its entry in the "metrics" of a result.json, else of this module; or None."""
-    entry = entries.get(metric)
-    if isinstance(entry, dict) and isinstance(entry.get("higher_is_better"), bool):
+    if isinstance(entry := entries.get(metric), dict):
         return {"about": "", "bounds": None} | entry
     return KNOWN[metric].described() if metric in KNOWN else None
 
@@ -269,8 +266,7 @@ def bounds_json(bounds: Sequence[float]) -> list[float | None]:
     return [end if math.isfinite(end) else None for end in bounds]
 
 
-def bounds_of(ends: object) -> tuple[float, float]:
-    """The bounds that `bounds_json` wrote; −∞ and ∞ for anything else."""
-    pair = ends if isinstance(ends, (list, tuple)) and len(ends) == 2 else (None, None)
-    low, high = (end if isinstance(end, (int, float)) and math.isfinite(end) else None for end in pair)
+def bounds_of(ends: Sequence[float | None] | None) -> tuple[float, float]:
+    """The bounds that `bounds_json` wrote; −∞ and ∞ without any."""
+    low, high = ends or (None, None)
     return -math.inf if low is None else low, math.inf if high is None else high

@@ -4,58 +4,48 @@ import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from mnemos._compat import end_workers, name_worker_dataset
+from mnemos._compat import end_workers
 from mnemos.types import InputError
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
 BatchNumber = tuple[int, int, int]  # index, batch size, seed
-
-
-class Loader(NamedTuple):
-    """What the DataLoader of a user says of its worker processes.
-
-    dataset: what `get_worker_info()` names. begin: its worker_init_fn. options: other arguments of DataLoader.
-    """
-
-    dataset: Any = None
-    begin: Callable[[int], None] | None = None
-    options: Mapping[str, Any] = {}
+_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
 def prefetch(
-    make: Callable[[Key], Result], keys: Iterable[Key], workers: int, loader: Loader | None = None
+    make: Callable[[Key], Result], keys: Iterable[Key], workers: int, options: Mapping[str, Any] = _DEFAULTS
 ) -> Iterator[Result]:
     """Yield make(key) for every key, in order; `workers` processes compute up to two results each in advance.
 
-    `make` must be a pure function, and picklable where processes are not forked (macOS, Windows). loader: how the
-    processes begin. They end with the iterator: when it is exhausted, closed or garbage-collected.
+    `make` must be a pure function, and picklable where processes are not forked (macOS, Windows). options: arguments
+    of DataLoader. The processes end with the iterator: when it is exhausted, closed or garbage-collected.
     """
     if not workers:
         yield from map(make, keys)
         return
     from torch.utils.data import DataLoader
 
-    loader, results = loader or Loader(), None
+    results = None
+    options = {**options, "worker_init_fn": partial(_begin, options.get("worker_init_fn"))}
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*suggested max number of worker.*")  # the user chose the number
-            results = iter(
-                DataLoader(
-                    _Calls(make),  # type: ignore[arg-type]
-                    batch_size=None,
-                    sampler=keys,
-                    num_workers=workers,
-                    collate_fn=_unchanged,
-                    worker_init_fn=partial(_begin, loader),
-                    generator=torch.Generator(),  # the default would draw from the training's generator
-                    **loader.options,
-                )
+            loader: Any = DataLoader(
+                _Calls(make),  # type: ignore[arg-type]
+                batch_size=None,
+                sampler=keys,
+                num_workers=workers,
+                collate_fn=_unchanged,
+                generator=torch.Generator(),  # the default would draw from the training's generator
+                **options,
             )
+            results = iter(loader)
         for result in results:
             if isinstance(result, InputError):
                 raise result
@@ -85,21 +75,19 @@ def _unchanged(value: object) -> object:
     return value  # the default would make tensors of arrays
 
 
-def _begin(loader: Loader, worker: int) -> None:
+def _begin(begin: Callable[[int], None] | None, worker: int) -> None:
     # A terminal sends Ctrl-C to all processes, and the parent process ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if loader.dataset is not None:
-        name_worker_dataset(loader.dataset)
-    if loader.begin is not None:
-        loader.begin(worker)
+    if begin is not None:
+        begin(worker)
 
 
 class Prefetched(Generic[Key, Result]):
-    """Training batches, by (index, batch size, seed), that `workers` processes make in advance.
+    """Training batches, by (index, batch size, seed), that `workers` processes make in advance, one after the other.
 
-    A batch that does not follow the previous one is made in this process, or, with a loader, by new processes: its data
-    may be usable there alone. keys(number): the keys of that batch and of all later ones; it must hold no reference to
-    the owner of this object, so that the processes end when the owner is garbage-collected.
+    For a batch that does not follow the one before, the processes begin anew: the data may be usable there alone.
+    keys(number): the keys of that batch and of all later ones; it must hold no reference to the owner of this object,
+    so that the processes end when the owner is garbage-collected.
     """
 
     def __init__(
@@ -107,40 +95,34 @@ class Prefetched(Generic[Key, Result]):
         make: Callable[[Key], Result],
         keys: Callable[[BatchNumber], Iterator[Key]],
         workers: int,
-        loader: Loader | None = None,
+        options: Mapping[str, Any] = _DEFAULTS,
     ) -> None:
         if workers < 0:
             raise InputError(f"data.workers: expected at least 0, found {workers}; raise it")
-        self._make, self._keys, self._workers, self._loader = make, keys, workers, loader
+        self._make, self._keys, self._workers, self._options = make, keys, workers, options
         self._stream: Any = None  # yields batch `_next` and the batches after it
         self._next: BatchNumber | None = None
-        self._after: BatchNumber | None = None  # the one after the batch that was asked for last
-        self._last: tuple[BatchNumber, Result] | None = None  # with a loader
+        self._last: tuple[BatchNumber, Result] | None = None
 
     def batch(self, index: int, batch_size: int, seed: int) -> Result:
-        number, follower = (index, batch_size, seed), (index + 1, batch_size, seed)
+        number = (index, batch_size, seed)
+        if not self._workers:
+            return self._make(next(self._keys(number)))
         if self._last is not None and self._last[0] == number:  # what a training begins with was read to see its form
             return self._last[1]
-        follows = number == self._after or self._loader is not None  # a second one in sequence: more will follow
-        if self._workers and follows and number != self._next:
+        if number != self._next:
             self.close()
-            self._stream = prefetch(self._make, self._keys(number), self._workers, self._loader)
-            self._next = number
-        self._after = follower
-        if self._stream is None or number != self._next:
-            return self._make(next(self._keys(number)))
-        self._next = follower
+            self._stream = prefetch(self._make, self._keys(number), self._workers, self._options)
         try:
             result = next(self._stream)
         except BaseException:
             self.close()
             raise
-        if self._loader is not None:
-            self._last = number, result
+        self._next, self._last = (index + 1, batch_size, seed), (number, result)
         return result
 
     def close(self) -> None:
         """End the worker processes. Batches can still be asked for."""
         if self._stream is not None:
             self._stream.close()
-        self._stream = self._next = self._after = self._last = None
+        self._stream = self._next = self._last = None

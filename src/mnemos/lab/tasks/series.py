@@ -1,7 +1,6 @@
 """A series: a table of numbers over time, whose next step or class of each step is predicted from the steps so far."""
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,12 @@ from mnemos.types import InputError
 from .batch import IGNORE, Batch
 from .metrics import ACCURACY, MAJORITY, SumMetric, ratio
 from .preprocessing import Predicted, Preprocessing, likely_classes
-from .tables import READERS, is_number, is_written_whole, read_table
+from .tables import ENDINGS, read_table
 from .task import SPLITS, DataConfig, HeldOut, Split
 from .token_task import SegmentedTask
 
 REPEAT, MEAN = "repeating the last value", "the training mean"  # reference scores
-NUMBERS = ("int", "uint", "float", "double", "decimal", "bool")  # how the names of their types begin
+NUMBERS = ("int", "uint", "halffloat", "float", "double", "decimal", "bool")  # how the names of their types begin
 MOST_CLASSES = 100  # a column of whole numbers with more different ones holds no classes
 
 
@@ -82,13 +81,12 @@ class SeriesConfig(DataConfig):
             raise InputError(f"{self.path}: expected at least two steps in each split, found {steps} in all; add some")
         bounds = 0, steps - 2 * count, steps - count, steps
         ranges = {split: range(*bounds[i : i + 2]) for i, split in enumerate(SPLITS)}
-        for names, columns in ((series.columns, series.values), (series.targets, series.numbers)):
-            empty = [name for name, one in zip(names, columns[ranges["train"]].T, strict=True) if np.isnan(one).all()]
-            if empty:
-                raise InputError(
-                    f"{self.path}: expected a value of each column in the training split, rows 1 to "
-                    f"{ranges['train'].stop:,}, found none in {', '.join(empty)}; name the others with --data.columns"
-                )
+        columns = dict(zip((*series.columns, *series.targets), (*series.values.T, *series.numbers.T), strict=True))
+        if empty := [name for name, values in columns.items() if np.isnan(values[: ranges["train"].stop]).all()]:
+            raise InputError(
+                f"{self.path}: expected a value of each column in the training split, rows 1 to "
+                f"{ranges['train'].stop:,}, found none in {', '.join(empty)}; name the others with --data.columns"
+            )
         prepared = SeriesPreprocessing.of(series, ranges["train"], self.segment)
         task = SeriesTask(series, ranges, self.segment, self.longest, prepared)
         task.about = (*(f"{split:5}  {len(steps):,} steps" for split, steps in ranges.items()), *series.about)
@@ -126,127 +124,76 @@ def read_series(
 ) -> Series:
     """The columns of a table, in the order of its rows. run: what is known of the run that they are read for."""
     table = read_table(path)
-    dtypes = {name: str(getattr(feature, "dtype", "")) for name, feature in table.features.items()}
-    numbers = [name for name, dtype in dtypes.items() if dtype.startswith(NUMBERS)]
+    types = {field.name: str(field.type) for field in table.schema}
+    numbers = [name for name, own in types.items() if own.startswith(NUMBERS)]
     # --- the names of columns ---
-    has = f"it has the columns {', '.join(dtypes)}, of which {', '.join(numbers) or 'none'} are numbers"
-    if (wrong := next((name for name in columns if name not in numbers), None)) is not None:
-        whose = "data.columns" if run is None else "the run"
-        found = "other values in it" if wrong in dtypes else "no such column"
-        hint = near_name(wrong, numbers, has) if run is None and wrong not in dtypes else has
-        raise InputError(f"{path}: expected numbers in the column {wrong!r} of {whose}, found {found}; {hint}")
-    if target is not None and target not in dtypes:
+    has = f"it has the columns {', '.join(types)}, of which {', '.join(numbers) or 'none'} are numbers"
+    if target is not None and target not in types:
         raise InputError(
-            f"{path}: expected the name of a column in data.target, found {target!r}; {near_name(target, dtypes, has)}"
+            f"{path}: expected the name of a column in data.target, found {target!r}; {near_name(target, types, has)}"
         )
-    # --- what is predicted ---
-    labels, names = np.zeros(0, np.int64), () if run is None else run.names
-    if target is not None and target not in columns:
-        cells = table[target][:]
-        filled = [one for one in cells if one is not None and one == one]
-        is_whole = dtypes[target].startswith(("float", "double")) and all(map(float.is_integer, filled))
-        if is_whole and (is_written_whole(path, [*dtypes].index(target)) if run is None else run.names):
-            cells = [int(one) if one is not None and one == one else None for one in cells]
-            dtypes[target] = "int64"
-        words = [str(one) for one in cells if one is not None]
-        whole = dtypes[target].startswith(("int", "uint", "bool")) and len({*words}) <= MOST_CLASSES
-        classified = (target not in numbers or whole) if run is None else bool(run.names)
-        if target not in numbers and not classified:
-            raise InputError(
-                f"{path}: expected numbers as {target}, which the run predicts, found words; name another file"
-            )
-        if classified:
-            names = names or tuple(sorted({*words}))
-            if run is None and len(names) > len(words) / 2:
+    predicted = [target] if target is not None and run is not None and not run.names else []
+    if (wrong := next((name for name in (*columns, *predicted) if name not in numbers), None)) is not None:
+        whose = "data.columns" if run is None else "the run"
+        found = "other values in it" if wrong in types else "no such column"
+        hint = near_name(wrong, numbers, has) if run is None and wrong not in types else has
+        raise InputError(f"{path}: expected numbers in the column {wrong!r} of {whose}, found {found}; {hint}")
+    # --- the classes, if these are predicted ---
+    labels = np.zeros(0, np.int64)
+    names: tuple[str, ...] = ()
+    if target is not None and target not in (*columns, *predicted):
+        cells = [None if one is None else str(one) for one in table[target].to_pylist()]
+        known_cells = [one for one in cells if one is not None]
+        few = types[target].startswith(("int", "uint", "bool")) and len({*known_cells}) <= MOST_CLASSES
+        if run is not None or few or target not in numbers:
+            names = tuple(sorted({*known_cells})) if run is None else run.names
+            if run is None and len(names) > len(known_cells) / 2:
                 numbered = ", or add it to data.columns to predict its number" if target in numbers else ""
                 raise InputError(
                     f"{path}: expected classes that come again as data.target, found {len(names):,} different ones in "
-                    f"{len(words):,} rows of {target}; name another column{numbered}"
+                    f"{len(known_cells):,} rows of {target}; name another column{numbered}"
                 )
-            if unknown := sorted({*words} - {*names}):
+            if unknown := sorted({*known_cells} - {*names}):
                 raise InputError(f"{path}: expected the classes of the run, found {unknown[0]!r}; remove these rows")
-            number = {name: i for i, name in enumerate(names)}
-            labels = np.array([IGNORE if one is None else number[str(one)] for one in cells], np.int64)
-    # --- what is read: no column that only grows, whose later values training never sees, unless there is no other; nor
-    # one that only falls, as the time does where the newest row is the first ---
-    features = tuple(columns) or tuple(name for name in numbers if not (len(labels) and name == target))
-    arrays = {name: np.array(table[name], np.float64) for name in numbers}
-    clocks: dict[str, str] = {}  # each with what it does
-    for name in features if len(table) > 2 else ():
-        if name not in (*columns, target) and len(signs := np.unique(np.sign(np.diff(arrays[name])))) == 1:
-            clocks |= {name: "grows"} if signs[0] > 0 else {name: "falls"} if signs[0] < 0 else {}
-    clocks = clocks if len(clocks) < len(features) else {}
-    features = tuple(name for name in features if name not in clocks)
-    targets = () if len(labels) else features if target is None else (target,)
-    if not features or not len(table):
-        raise InputError(f"{path}: expected rows with columns of numbers, found none; name another file")
+            labels = np.array([IGNORE if one is None else names.index(one) for one in cells], np.int64)
+    # --- what is read: no column that only grows, as the time does, for training never sees its later values ---
+    features = tuple(columns) or tuple(name for name in numbers if not (names and name == target))
+    arrays = {name: np.array(table[name].to_pylist(), np.float64) for name in numbers}
+    grows = {name for name in features if name not in (*columns, target) and _only_grows(arrays[name])}
+    features = tuple(name for name in features if name not in grows) or features
+    targets = () if names else features if target is None else (target,)
+    if not features:
+        raise InputError(f"{path}: expected columns of numbers, found none; {has}; name another file")
     # --- numbers, and for a gap the value before ---
-    known = np.array([np.isfinite(arrays[name]) for name in targets], bool).reshape(len(targets), len(table)).T
-    gaps = first = 0
+    known = np.stack([np.isfinite(arrays[name]) for name in targets], 1) if targets else np.zeros((len(table), 0), bool)
+    gaps = 0
     for name in {*features, *targets}:
         finite = np.isfinite(arrays[name])
         last = np.maximum.accumulate(np.where(finite, np.arange(len(table)), -1))
         arrays[name] = np.where(last >= 0, arrays[name][last], np.nan)  # nothing of later steps
-        gaps, first = gaps + int((~finite).sum()), first + int((last < 0).sum())
+        gaps += int((~finite).sum())
     # --- what is printed about them ---
     about = [f"{plural(len(features), 'column')}: {', '.join(features)}; predicted: {target or 'all'}"]
-    if left_out := [name for name in dtypes if name not in (*features, target)]:
-        only = {name: f"{name}, which only {does} (--data.columns reads it)" for name, does in clocks.items()}
-        about.append(f"left out: {', '.join(only.get(name, name) for name in left_out)}")
-        about += filter(None, (_bad_cells(name, table[name][:]) for name in left_out if name not in numbers))
+    if left_out := [name for name in types if name not in (*features, target)]:
+        why = dict.fromkeys(grows, " (only grows or falls: --data.columns reads it)")
+        why |= {name: " (has other values than numbers)" for name in left_out if name not in numbers}
+        about.append(f"left out: {', '.join(name + why.get(name, '') for name in left_out)}")
     if without := int((labels == IGNORE).sum()):
         about.append(f"{plural(without, 'step')} without {target} (empty, NA, null, …): read and not scored")
     if gaps:
-        mean = f"; {first:,} of them, with none before, as the training mean" if first else ""
-        about.append(f"{plural(gaps, 'missing value')}, not scored: read as that of the step before{mean}")
-    times = (name for name in dtypes if name in clocks or name not in (*numbers, target))
-    about += filter(None, (_jump(name, table[name]) for name in times))
+        about.append(
+            f"{plural(gaps, 'missing value')}, not scored: read as that of the step before, or as the training mean"
+        )
     values, own = (
         np.stack([arrays[n] for n in some], 1) if some else np.zeros((len(table), 0)) for some in (features, targets)
     )
-    return Series(features, values, targets, own, known, names if len(labels) else (), labels, tuple(about))
+    return Series(features, values, targets, own, known, names, labels, tuple(about))
 
 
-def _bad_cells(name: str, cells: Sequence[Any]) -> str | None:
-    """A warning about a column of which most values are numbers, all of it left out for some words or as text."""
-    texts = [cell for cell in cells if isinstance(cell, str)]
-    # With decimal commas too, as the message says how to write them.
-    words = [i for i, one in enumerate(cells) if isinstance(one, str) and not is_number(one.replace(",", ".", 1))]
-    if texts and not words:  # as JSON in quotes, or decimal commas
-        return f"warning: {name} is left out, for its numbers are text, first {texts[0]!r}: write them as 0.5, unquoted"
-    numbers = sum(cell is not None for cell in cells) - len(words)
-    if not words or numbers <= len(cells) / 2:
-        return None
-    return (
-        f"warning: {name} is left out, for {len(words):,} of {len(cells):,} values are no numbers, first "
-        f"{cells[words[0]]!r} in row {words[0] + 1:,}: correct them, or leave these cells empty"
-    )
-
-
-def _jump(name: str, values: Sequence[Any]) -> str | None:
-    """A warning where a column of times goes back, or leaves some out where most of its steps are alike."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of times with a zone
-            times = np.array(values[:], None if isinstance(values[0], int | float) else "datetime64[us]")
-        steps = np.diff(times.astype(np.float64))
-    except (ValueError, TypeError, OverflowError):  # words
-        return None
-    if len(back := np.flatnonzero(steps <= 0)) and not np.isnan(times).any():
-        does = "goes back" if (steps < 0).any() else "stands still"
-        return (
-            f"warning: the column {name} {does} after {len(back):,} of the rows, first after row {back[0] + 1:,}; the "
-            f"model takes the order of rows for that of time: sort them by {name}, and give it one row for each time"
-        )
-    usual = np.median(steps) if len(steps) else 0.0
-    if usual <= 0 or np.isnan(times).any() or np.isclose(steps, usual, rtol=0.15).mean() <= 0.5:  # months are alike
-        return None
-    holes = np.flatnonzero(steps > 1.5 * usual)
-    if not len(holes):
-        return None
-    return (
-        f"warning: the column {name} jumps after {len(holes):,} of the rows, first after row {holes[0] + 1:,}, by "
-        f"{steps[holes[0]] / usual:.3g} usual steps; the model takes rows for equally spaced: add the missing ones"
-    )
+def _only_grows(values: NDArray[np.float64]) -> bool:
+    """Whether each value is above the one before, or each below it, as times are where the newest row is the first."""
+    steps = np.diff(values)
+    return len(steps) > 1 and bool((steps > 0).all() or (steps < 0).all())
 
 
 class SeriesTask(SegmentedTask):
@@ -311,9 +258,6 @@ class SeriesTask(SegmentedTask):
     def batches(self, split: HeldOut, batch_size: int) -> Iterator[Batch]:
         return map(self._read, super().batches(split, batch_size))
 
-    def carried(self, split: HeldOut, batch_size: int) -> None:
-        return None  # a held-out split is one document
-
     def _read(self, steps: Batch) -> Batch:
         """The batch of `SegmentedTask`, whose targets are the numbers of steps, with the values of these steps."""
         counts, at = steps.targets != IGNORE, steps.targets.clamp(min=0)
@@ -338,9 +282,6 @@ class SeriesTask(SegmentedTask):
     def preprocessing(self) -> "SeriesPreprocessing":
         return self.prepared
 
-    def sample_outputs(self, *_: Any) -> bool:
-        raise InputError("expected a run of a model that generates text or images, found a series; use mnemos predict")
-
 
 @register
 @dataclass(frozen=True)
@@ -352,7 +293,7 @@ class SeriesPreprocessing(Preprocessing):
 
     name: ClassVar[str] = "series"
     options: ClassVar[Mapping[str, int]] = MappingProxyType({"length": 1, "top": 3})
-    endings = tuple(READERS)
+    endings = ENDINGS
     files = "tables"
 
     columns: tuple[str, ...]
@@ -386,15 +327,12 @@ class SeriesPreprocessing(Preprocessing):
             f"expected the columns of the run, {', '.join(self.columns)}, found {', '.join(other.columns)}; rename them"
         )
 
-    def predict(self, model: Any, files: Sequence[Path], options: Mapping[str, int]) -> Iterator[Predicted]:
+    def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
         if options["length"] > 1 and (self.names or self.targets != self.columns):
             raise InputError(
-                "--length: expected 1 for a model that does not predict all that it reads, found "
+                f"{path}: expected --length 1 for a model that does not predict all that it reads, found "
                 f"{options['length']}; leave it out"
             )
-        return super().predict(model, files, options)
-
-    def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
         series = read_series(path, self.columns, None, self)
         x, state = torch.from_numpy(self.normalised(series.values))[None], None
         for part in x.split(self.segment, 1):

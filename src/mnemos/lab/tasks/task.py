@@ -61,7 +61,7 @@ class DataConfig(Config):
 class Sampling:
     """The settings of `mnemos sample`: how much a model generates, and how tokens are drawn (`Stream.generate`).
 
-    count: number of images, texts or rows; None: the task's default. prompt: text that the model continues.
+    count: number of images or texts; None: the task's default. prompt: text that the model continues.
     stop: of tasks that write text, the text at whose end a text ends; None: after `length` tokens.
     """
 
@@ -162,10 +162,6 @@ class Task:
         """(number, batch) of some of `batches`, in order. By default all are read, and the others left out."""
         return ((i, batch) for i, batch in enumerate(self.batches(split, batch_size)) if i in numbers)
 
-    def carried(self, split: HeldOut, batch_size: int) -> Iterator[Any] | None:
-        """`batches` with the state carried from document to document, which `mnemos eval` scores too; None without."""
-        return None
-
     def fewest_rows(self, batch_size: int) -> int:
         """The rows of the smallest training batch; fewer than `batch_size` where tokens limit a batch."""
         return batch_size
@@ -248,8 +244,8 @@ class Task:
     def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
         """Print what the model generates, or write images: whether it wrote images. By default InputError."""
         raise InputError(
-            "expected a run of a model that generates text, tokens or images, found a task whose models do not; use "
-            "mnemos eval"
+            "expected a run of a model that generates text or images, found a task whose models do not; use mnemos "
+            "eval or mnemos predict"
         )
 
     def words(self, tokens: Sequence[int]) -> list[tuple[str, int]] | None:

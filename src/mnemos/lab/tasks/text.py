@@ -3,8 +3,7 @@
 import codecs
 import hashlib
 import sys
-import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,11 +28,9 @@ from .no_learning import text_scores
 from .preprocessing import Predicted, Preprocessing
 from .task import SPLITS, DataConfig, HeldOut, Sampling, Split, Task
 from .text_files import Document, TextFiles, find_text, nothing_found, read_documents, split_documents
-from .token_task import Documents, SegmentedTask, generate_tokens
+from .token_task import Documents, SegmentedTask, sampling_options
 from .vocabulary import Bytes, SubWords, Tokens, Vocabulary, Words
 
-SCORED = 1_000  # bytes: with fewer, the loss per byte has a standard error of about 0.1 nat
-MOST_UNKNOWN = 0.6  # share of unknown tokens above which a vocabulary is of other text
 Encoded = dict[str, Tokens]  # the tokens of documents by their names
 _STDIN = "-"
 TEXTS, GIVEN, WRITTEN = 3, 120, 280  # documents of a report, and tokens of each before and after the model goes on
@@ -50,15 +47,15 @@ class TextConfig(DataConfig):
     A folder gives the splits itself by folders train, valid (validation, val, dev) and test, or by official names such
     as wiki.train.tokens and wiki.valid.tokens, or train.txt and test.txt, or the folders in it do. Other files beside
     them are left out. Of any other folder, every file at any depth that is text is read, except hidden files, licences,
-    checksums and a README at the top. `pattern`, such as "*.txt *.md", reads the files that match it instead.
+    checksums and a README at the top.
     `path` may also be a table (.jsonl, .csv, .tsv, .parquet), a folder of such, or one that `save_to_disk` of the
     library `datasets` wrote: each row is a document, whose text is in `column`. Needs the extra `data`.
     A split that the folder does not give takes a share `held_out` of the documents, at least one, by the hashes of
     their names; where there is none to spare, each is cut, and the held-out splits take shares of its end.
     `tokens` says what a token is. "bytes": the start token is byte 0. "words": what white space separates, and <eos>
     for a line end; the vocabulary is that of the training split, the most frequent words first, at most `words` of them
-    (0: all), and any other word is <unk>. FILE.json: sub-words, by a tokenizer.json of the library tokenizers. Any
-    other FILE: a vocabulary of words, one per line. Text that is not read as bytes must be UTF-8, cut at line ends.
+    (0: all), and any other word is <unk>. FILE.json: sub-words, by a tokenizer.json of the library tokenizers. Text
+    that is not read as bytes must be UTF-8, cut at line ends.
     A document longer than `longest` tokens is divided into several documents, each with a new state, so that one long
     file does not occupy one row of an evaluation while the others wait. `segment` is T.
     """
@@ -69,7 +66,6 @@ class TextConfig(DataConfig):
     segment: int = 512
     held_out: float = 0.05
     longest: int = 65_536
-    pattern: str | None = None
     tokens: str = "bytes"
     words: int = 0
     column: str | None = None
@@ -79,31 +75,23 @@ class TextConfig(DataConfig):
         return [*self._find().read, *named]
 
     def build(self) -> "TextTask":
-        # --- the documents, and the vocabulary of those for training ---
         corpus = self._find()
         splits = split_documents(corpus, self.held_out, self.tokens != "bytes")
-        for split in SPLITS[1:]:
-            fix = "add text to it" if split in corpus.splits else "add text, or raise data.held_out"
-            _check_size(corpus.folder, f"a {split} split", splits[split], fix)
         vocabulary = self._vocabulary(splits["train"])
-        encoded = {split: _encode(splits[split], vocabulary) for split in SPLITS}
-        # --- what is printed about them ---
         about = []
         if self.path is None:
             about += ["text   Python's standard library, the default: --data.path names a text of your own"]
+        whole = "train" if corpus.splits else "the documents" if corpus.has_tables else "the files"
         for split in SPLITS:
-            shared = split != "train" and split not in corpus.splits
-            whole = "train" if corpus.splits else "the documents" if corpus.has_tables else "the files"
-            about.append(
-                f"{split:5}  {self._describe(corpus, splits[split], f', a share of {whole}' if shared else '')}"
-            )
+            source = f", a share of {whole}" if split != "train" and split not in corpus.splits else ""
+            about.append(f"{split:5}  {_described(corpus, splits[split], source)}")
         if corpus.left_out:
             about.append(f"left out: {first_names([corpus.name(file) for file in corpus.left_out])}")
         about += repeated(
             {s: {name: hashlib.sha256(text.tobytes()).digest() for name, text in splits[s].items()} for s in SPLITS}
         )
-        about += _about_tokens(encoded, vocabulary, "" if self.tokens == "words" else self.tokens)
-        return self._task(encoded, vocabulary, about)
+        encoded = {split: _encode(splits[split], vocabulary) for split in SPLITS}
+        return self._task(encoded, vocabulary, [*about, *_about_tokens(encoded, vocabulary)])
 
     def build_to_score(self, split: HeldOut, trained: Any = None) -> "TextTask":
         """The task that scores other text than a run was trained on: the split if the folder gives it, else all text.
@@ -118,15 +106,12 @@ class TextConfig(DataConfig):
             )
         scored = replace(corpus, splits={split: corpus.splits[split]} if corpus.splits else {})
         documents = read_documents(scored, self.tokens != "bytes")
-        _check_size(corpus.folder, f"a {split} split" if corpus.splits else "text", documents, "add text to it")
         same = isinstance(trained, TextPreprocessing) and self.tokens == trained.tokens
         vocabulary = trained.vocabulary() if same else self._vocabulary(documents)
         encoded = _encode(documents, vocabulary)
         what = f"the {split} split" if corpus.splits else "the whole text"
         left = f"; left out: {first_names([corpus.name(file) for file in corpus.left_out])}" if corpus.left_out else ""
-        about = [f"scored: {what}, {self._describe(corpus, documents)}{left}"]
-        source = "the run's vocabulary" if same else "" if self.tokens == "words" else self.tokens
-        about += _about_tokens({split: encoded}, vocabulary, source)
+        about = [f"scored: {what}, {_described(corpus, documents)}{left}", *_about_tokens({split: encoded}, vocabulary)]
         task = self._task(dict.fromkeys(SPLITS, encoded), vocabulary, about)  # a task has no empty split
         task.whole, task.fitted = not corpus.splits, False
         return task
@@ -134,7 +119,7 @@ class TextConfig(DataConfig):
     def _find(self, scoring: bool = False) -> TextFiles:
         words = "words == 0 or (words >= 3 and tokens == 'words')"  # <eos> and <unk> are two of them
         self.require("0 < held_out < 0.5", "longest >= 1", "segment >= 1", words)
-        return find_text(self.path, self.pattern, scoring, tables=True, column=self.column)
+        return find_text(self.path, scoring, tables=True, column=self.column)
 
     def _vocabulary(self, train: Mapping[str, Document]) -> Vocabulary:
         if self.tokens == "bytes":
@@ -143,10 +128,10 @@ class TextConfig(DataConfig):
             return Words.count(((name, text.tobytes()) for name, text in train.items()), self.words)
         if not Path(self.tokens).is_file():
             raise InputError(
-                f'data.tokens: expected "bytes", "words" or the file of a vocabulary, found {self.tokens!r}, which is '
-                "no file; check the path"
+                f'data.tokens: expected "bytes", "words" or the file of a tokenizer.json, found {self.tokens!r}, which '
+                "is no file; check the path"
             )
-        return (SubWords if self.tokens.endswith(".json") else Words).read(self.tokens)
+        return SubWords.read(self.tokens)
 
     def _task(self, encoded: Mapping[Split, Encoded], vocabulary: Vocabulary, about: Sequence[str]) -> "TextTask":
         splits = {
@@ -157,17 +142,10 @@ class TextConfig(DataConfig):
         task.about = tuple(about)
         return task
 
-    def _describe(self, corpus: TextFiles, documents: Mapping[str, Document], source: str = "") -> str:
-        count = plural(len(documents), "document" if corpus.has_tables else "file")
-        return f"{count}, {sum(map(len, documents.values())):,} bytes{source}: {first_names(list(documents))}"
 
-
-def _check_size(folder: Path, what: str, documents: Mapping[str, Document], fix: str) -> None:
-    if (size := sum(map(len, documents.values()))) < SCORED:
-        raise InputError(
-            f"{folder}: expected {what} of at least {SCORED:,} bytes, because a smaller one cannot be scored, found "
-            f"{size:,}; {fix}"
-        )
+def _described(corpus: TextFiles, documents: Mapping[str, Document], source: str = "") -> str:
+    count = plural(len(documents), "document" if corpus.has_tables else "file")
+    return f"{count}, {sum(map(len, documents.values())):,} bytes{source}: {first_names(list(documents))}"
 
 
 def _encode(documents: Mapping[str, Document], vocabulary: Vocabulary) -> Encoded:
@@ -175,22 +153,16 @@ def _encode(documents: Mapping[str, Document], vocabulary: Vocabulary) -> Encode
     return {name: tokens for name, tokens in encoded.items() if len(tokens)}  # a blank without a line end has none
 
 
-def _about_tokens(encoded: Mapping[Split, Encoded], vocabulary: Vocabulary, source: str) -> Iterator[str]:
-    """The vocabulary from `source` ("": this text), and how much of each split it has; nothing for bytes."""
+def _about_tokens(encoded: Mapping[Split, Encoded], vocabulary: Vocabulary) -> list[str]:
+    """How much of each split the vocabulary has; nothing for bytes."""
     if isinstance(vocabulary, Bytes):
-        return
-    unknown = -1 if vocabulary.unknown is None else vocabulary.unknown
+        return []
     parts = []
     for split, documents in encoded.items():
         count = sum(map(len, documents.values()))
-        share = sum(int((text == unknown).sum()) for text in documents.values()) / max(1, count)
-        if source and share > MOST_UNKNOWN:
-            raise InputError(
-                f"data.tokens: expected a vocabulary of this text, found {share:.0%} of the {split} split's "
-                f"{vocabulary.unit} unknown to {source}; use the vocabulary that the text was made with"
-            )
-        parts.append(f"{split} {count:,} ({share:.2%} unknown)")
-    yield f"{vocabulary.unit}  {vocabulary.size:,} in the vocabulary: {', '.join(parts)}"
+        unknown = sum(int((text == vocabulary.unknown).sum()) for text in documents.values())
+        parts.append(f"{split} {count:,} ({unknown / max(1, count):.2%} unknown)")
+    return [f"{vocabulary.unit}  {vocabulary.size:,} in the vocabulary: {', '.join(parts)}"]
 
 
 class TextTask(SegmentedTask):
@@ -243,21 +215,15 @@ class TextTask(SegmentedTask):
     def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
         """Print texts that go on from the prompt, or begin as documents do."""
         vocabulary, stop = self.vocabulary, (sampling.stop or "").encode()
-        if sampling.stop == "":
-            raise InputError("--stop: expected a text, found an empty one; leave it out")
-        going = set(range(sampling.count or 1))  # rows without the stop
-
-        def ended(tokens: list[torch.Tensor]) -> bool:
-            for row in sorted(going):
-                tail = vocabulary.tail((int(one[row]) for one in reversed(tokens)), len(stop))
-                if stop in vocabulary.decode(tail):
-                    going.discard(row)
-            return not going
-
         prompt = vocabulary.encode((sampling.prompt or "").encode(), "--prompt").tolist()
         rows = torch.tensor([prompt or [vocabulary.start]]).expand(sampling.count or 1, -1)
-        tokens = generate_tokens(model, rows, sampling, enough=ended if stop else None)
-        for i, row in enumerate(tokens.tolist()):
+        settings = {"generator": torch.Generator().manual_seed(sampling.seed), **sampling_options(sampling)}
+        tokens: list[torch.Tensor] = []
+        for token in Stream(model).prefill(rows).tokens(sampling.length, **settings):
+            tokens.append(token)
+            if stop and all(stop in vocabulary.decode(row) for row in torch.stack(tokens, 1).tolist()):
+                break
+        for i, row in enumerate(torch.stack(tokens, 1).tolist()):
             written = vocabulary.decode(row)
             if stop and stop in written:
                 written = written.partition(stop)[0] + stop
@@ -273,9 +239,9 @@ class TextTask(SegmentedTask):
 
 
 def written_texts(
-    model: nn.Module, documents: Sequence[Sequence[int] | NDArray[np.integer]], vocabulary: Vocabulary | None = None
+    model: nn.Module, documents: Sequence[Sequence[int] | NDArray[np.integer]], vocabulary: Vocabulary
 ) -> list[dict[str, str]]:
-    """What the model writes after the first tokens of some documents: [{"given", "wrote"}]. Bytes by default.
+    """What the model writes after the first tokens of some documents: [{"given", "wrote"}].
 
     The documents are evenly spaced among those of at least `GIVEN` tokens. [] without any, and for a model that cannot
     write (not autoregressive, or without a state). Cost: `WRITTEN` steps of the model, with `TEXTS` rows.
@@ -286,7 +252,6 @@ def written_texts(
         return []
     count = min(TEXTS, len(long))
     prompts = [[int(token) for token in long[i * (len(long) - 1) // max(1, count - 1)][:GIVEN]] for i in range(count)]
-    vocabulary = vocabulary or Bytes()
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(0)
     with evaluating(model):
@@ -295,15 +260,9 @@ def written_texts(
     texts = []
     for prompt, row in zip(prompts, tokens.tolist(), strict=True):
         decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character that is cut belongs to what is written
-        text = decoder.decode(vocabulary.decode(prompt)), decoder.decode(vocabulary.decode(row), final=True)
-        texts.append(dict(zip(("given", "wrote"), map(_visible, text), strict=True)))
+        given = decoder.decode(vocabulary.decode(prompt))
+        texts.append({"given": given, "wrote": decoder.decode(vocabulary.decode(row), final=True)})
     return texts
-
-
-def _visible(text: str) -> str:
-    """Control characters as �, except line ends and tabs; Windows' line ends become plain ones."""
-    text = text.replace("\r\n", "\n")
-    return "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
 @register
@@ -334,7 +293,7 @@ class TextPreprocessing(Preprocessing):
     def vocabulary(self) -> Vocabulary:
         if self.tokenizer:
             return SubWords(self.tokenizer, self.tokens)
-        return Words(self.words, "the run's vocabulary") if self.words else Bytes()
+        return Words(self.words) if self.words else Bytes()
 
     def difference(self, other: Preprocessing) -> str | None:
         if not isinstance(other, TextPreprocessing):

@@ -8,7 +8,6 @@ import sysconfig
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from mnemos.types import InputError
 
 from .files import HEAD, check_text, not_text, read_bytes
 from .pictures import is_image
-from .tables import DESCRIPTIONS, READERS, is_table, read_column
+from .tables import DESCRIPTIONS, ENDINGS, is_table, read_column
 from .task import SPLITS, Split
 from .vocabulary import as_characters
 
@@ -43,15 +42,13 @@ Document = NDArray[np.uint8]
 class TextFiles:
     """The files of a corpus, sorted. splits: those that the folder gives; undivided: the files of one without splits.
 
-    left_out: the other files that are not hidden. pattern: that of `find_text`, which takes files whatever is in them.
-    column: of tables, whose rows are documents.
+    left_out: the other files that are not hidden. column: of tables, whose rows are documents.
     """
 
     folder: Path
     splits: dict[Split, list[Path]]
     undivided: list[Path]
     left_out: list[Path]
-    pattern: str | None = None
     column: str | None = None
 
     @property
@@ -60,28 +57,22 @@ class TextFiles:
 
     @property
     def has_tables(self) -> bool:
-        return self.pattern is None and any(map(is_table, self.read))
+        return any(map(is_table, self.read))
 
     def name(self, file: Path) -> str:
         return file.name if file == self.folder else file.relative_to(self.folder).as_posix()
 
 
 def find_text(
-    path: str | Path | None,
-    pattern: str | None = None,
-    scoring: bool = False,
-    tables: bool = False,
-    column: str | None = None,
+    path: str | Path | None, scoring: bool = False, tables: bool = False, column: str | None = None
 ) -> TextFiles:
     """The files at `path`, a file or a folder; None means the *.py files of the standard library.
 
     A folder gives the splits by names (`_named_splits`), itself or by the folders in it, whose splits are joined; other
     files are left out. Else files at any depth are undivided. scoring: not trained on, so that any two splits suffice.
-    pattern: shell patterns such as "*.txt *.md"; a file is read if its name without .gz matches one, whatever is in it.
-    None reads every file that is text and no table (`not_text`), except licences, checksums and a README at the top of
-    the folder or of a split. Hidden files are ignored.
-    tables: without a pattern, `path` may be a table or a saved folder of the library `datasets`; so may the files of a
-    folder without text, and with `column`, the name of the column of text, those of any folder.
+    Every file is read that is text and no table (`not_text`), except licences, checksums, hidden files and a README at
+    the top of the folder or of a split. tables: `path` may be a table or a saved folder of the library `datasets`; so
+    may the files of a folder without text, and with `column`, the name of the column of text, those of any folder.
     """
     if path is None:
         folder = Path(sysconfig.get_path("stdlib"))
@@ -90,31 +81,29 @@ def find_text(
     if (what := special(folder)) or not folder.exists():
         raise InputError(f"{folder}: expected a file or a folder of text, found {what or 'nothing'}; check data.path")
     every = [folder] if folder.is_file() else sorted(_files(folder))
-    in_tables = [file for file in every if is_table(file)] if tables and pattern is None else []
+    in_tables = [file for file in every if is_table(file)] if tables else []
     if column is not None and not in_tables and not scoring:  # a run's column may meet other text
-        if pattern is not None:
-            raise InputError(f"data.column: expected no data.pattern, found {pattern!r}, which reads text; omit one")
         raise InputError(
-            f"data.column: expected a table ({', '.join(READERS)}) in data.path, found none in {folder}; leave "
+            f"data.column: expected a table ({', '.join(ENDINGS)}) in data.path, found none in {folder}; leave "
             "data.column out, or convert the text"
         )
     if folder.is_file():
-        if pattern is None and not in_tables:
+        if not in_tables:
             check_text(_head(folder), str(folder))
-        return TextFiles(folder, {}, [folder], [], pattern, column)
-    texts = [file for file in every if _is_wanted(file, folder, pattern)]
+        return TextFiles(folder, {}, [folder], [], column)
+    texts = [file for file in every if _is_wanted(file, folder)]
     if in_tables and (column is not None or not texts):
         texts = in_tables
     splits = _named_splits(folder, every, {*texts}, scoring)
     read = {file for files in splits.values() for file in files} or {*texts}
     left_out = [file for file in every if file not in read]
-    return TextFiles(folder, splits, [] if splits else texts, left_out, pattern, column)
+    return TextFiles(folder, splits, [] if splits else texts, left_out, column)
 
 
 def nothing_found(folder: Path, files: Sequence[Path], what: str = "text") -> InputError:
     """The error for a folder whose files hold no text."""
     number = {0: "no files", 1: "1 file, without text"}.get(len(files), f"{len(files)} files and none with text")
-    problem = f"{number}; check data.path and data.pattern"
+    problem = f"{number}; check data.path"
     if pictures := sum(is_image(file.name) for file in files):
         problem = f"{pictures} pictures among {len(files)} files; use a recipe for pictures, such as photos-vit"
     return InputError(f"{folder}: expected {what}, found {problem}")
@@ -131,7 +120,7 @@ def read_documents(corpus: TextFiles, characters: bool = False) -> dict[str, Doc
             width = len(str(len(rows)))
             documents |= {f"{name}#{i:0{width}}": np.frombuffer(row, np.uint8) for i, row in enumerate(rows)}
             continue
-        data = read_bytes(file) if corpus.pattern is not None else check_text(read_bytes(file), str(file))
+        data = check_text(read_bytes(file), str(file))
         if characters:
             as_characters(data, str(file))
         documents[name] = np.frombuffer(data, np.uint8)
@@ -237,9 +226,7 @@ def _plain(file: Path) -> str:
     return file.name.lower().removesuffix(".gz")
 
 
-def _is_wanted(file: Path, folder: Path, pattern: str | None) -> bool:
-    if pattern is not None:
-        return any(fnmatchcase(_plain(file), one) for one in pattern.lower().split())
+def _is_wanted(file: Path, folder: Path) -> bool:
     at_top = file.parent == folder or file.parent.name.lower() in SPLIT_OF
     beside = file.name in DESCRIPTIONS or _BESIDE.search(_plain(file)) or (at_top and _AT_TOP.search(_plain(file)))
     return not beside and not not_text(_head(file), file.name)

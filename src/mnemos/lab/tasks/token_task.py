@@ -1,18 +1,14 @@
 """Tasks whose inputs are tokens (`TokenTask`), and prediction of the next token of long documents (`SegmentedTask`)."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from mnemos.errors import say
-from mnemos.generate.stream import Stream
 from mnemos.schedule import Schedule
 from mnemos.types import InputError
 
@@ -21,7 +17,6 @@ from .metrics import NEXT_TOKEN
 from .task import HeldOut, Sampling, Split, Task
 
 Documents = Sequence[NDArray[np.integer]]
-AT_LEAST = 16  # documents that a row of `carried` reads: each row begins with a reset
 
 
 class TokenTask(Task):
@@ -44,29 +39,6 @@ class TokenTask(Task):
                 f"{where}: expected a tensor `reset`, because the task carries its state, found None; check the data"
             )
 
-    def sample_outputs(self, model: nn.Module, sampling: Sampling, folder: Path) -> bool:
-        """Print rows of the test split up to their first counted target, the model's continuation, and the targets."""
-        if self.classes:
-            return super().sample_outputs(model, sampling, folder)
-        batch = next(iter(self.batches("test", sampling.count or 4)))
-        for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
-            counted = (targets != IGNORE).nonzero().flatten()
-            if not len(counted):
-                continue
-            first, last = int(counted[0]), int(counted[-1])
-            tokens = generate_tokens(model, inputs[None, : first + 1], sampling, last - first + 1)[0]
-            answer = targets[first : last + 1]
-            right = int(((tokens == answer) & (answer != IGNORE)).sum())
-            say(f"read    {self.written(inputs[: first + 1].tolist())}")
-            say(f"wrote   {self.written(tokens.tolist())}")
-            say(f"wanted  {' '.join('·' if t == IGNORE else self.written([t]) for t in answer.tolist())}")
-            say(f"        {right} of {len(counted)} right\n")
-        return False
-
-    def written(self, row: Sequence[int]) -> str:
-        """Tokens as text, for a reader: their numbers, unless the task has names for them."""
-        return " ".join(map(str, row))
-
 
 class SegmentedTask(TokenTask):
     """A `Task` of the next token over documents (arrays of token ids [n]), as aligned streams of segments.
@@ -76,7 +48,7 @@ class SegmentedTask(TokenTask):
     so no segment holds two documents, and `reset` marks the start of one. Each row reads whole documents, one segment
     per batch, and then takes the next from a queue: in training an endless one, each epoch a new permutation. In
     evaluation it ends: a row without a document reads the start token and predicts nothing. So no prediction's context
-    depends on the batch size. `carried` reads the documents one after the other, and resets no row between them.
+    depends on the batch size.
     """
 
     metrics = NEXT_TOKEN
@@ -104,33 +76,6 @@ class SegmentedTask(TokenTask):
     def rows_of_batches(self, split: HeldOut, batch_size: int) -> list[int]:
         return [len(rows) for rows in self._segments_of_rows(split, batch_size)]
 
-    def carried(self, split: HeldOut, batch_size: int) -> Iterator[Batch] | None:
-        """See `Task.carried`. Each row reads at least `AT_LEAST` documents in their order, or one row reads all."""
-        documents = self._splits[split]
-        if len(documents) < 2:
-            return None
-        return self._carried(documents, max(1, min(batch_size, len(documents) // AT_LEAST)))
-
-    def _carried(self, documents: Documents, rows: int) -> Iterator[Batch]:
-        # The documents are one text that is cut into rows of equal length; only the last may be shorter.
-        tokens = np.concatenate([[self._start], *documents])  # one token before each target
-        begins = np.cumsum([0, *map(len, documents[:-1])])
-        length = -(-(len(tokens) - 1) // rows)
-        width = min(self.max_length, length)
-        for first in range(0, length, width):
-            inputs = np.full((rows, width), self._start, np.int64)
-            targets = np.full((rows, width), IGNORE, np.int64)
-            lengths = np.ones(rows, np.int64)
-            for i in range(rows):
-                start = i * length + first
-                stop = min(start + width, (i + 1) * length, len(tokens) - 1)
-                if (count := stop - start) > 0:
-                    inputs[i, :count], targets[i, :count] = tokens[start:stop], tokens[start + 1 : stop + 1]
-                    inside = begins[np.searchsorted(begins, start) : np.searchsorted(begins, stop)] - start
-                    inputs[i, inside] = self._start
-                    lengths[i] = count
-            yield _as_batch(inputs, targets, lengths, np.full(rows, first == 0))
-
     def size(self, split: Split) -> int:
         return sum(map(len, self._splits[split]))
 
@@ -157,34 +102,11 @@ class SegmentedTask(TokenTask):
             inputs[i, 0] = document[first - 1] if segment else self._start
             inputs[i, 1 : len(piece)] = piece[:-1]
             lengths[i], reset[i] = len(piece), segment == 0
-        return _as_batch(inputs, targets, lengths, reset)
-
-
-def _as_batch(
-    inputs: NDArray[np.int64], targets: NDArray[np.int64], lengths: NDArray[np.int64], reset: NDArray[np.bool_]
-) -> Batch:
-    mask = np.arange(inputs.shape[1]) < lengths[:, None]
-    padded = None if mask.all() else torch.from_numpy(mask)
-    return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), padded, torch.from_numpy(reset))
+        mask = np.arange(self._width) < lengths[:, None]
+        padded = None if mask.all() else torch.from_numpy(mask)
+        return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), padded, torch.from_numpy(reset))
 
 
 def sampling_options(sampling: Sampling) -> dict[str, Any]:
     """The arguments of `Stream.generate` that say how tokens are drawn."""
     return {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-
-
-def generate_tokens(
-    model: nn.Module,
-    prompts: Tensor,
-    sampling: Sampling,
-    length: int | None = None,
-    enough: Callable[[list[Tensor]], bool] | None = None,
-) -> Tensor:
-    """The tokens [B, `length` or sampling.length] after prompts [B, T], or the first that are `enough`."""
-    settings = {"generator": torch.Generator().manual_seed(sampling.seed), **sampling_options(sampling)}
-    tokens: list[Tensor] = []
-    for token in Stream(model).prefill(prompts).tokens(length or sampling.length, **settings):
-        tokens.append(token)
-        if enough is not None and enough(tokens):
-            break
-    return torch.stack(tokens, 1) if tokens else prompts.new_empty(len(prompts), 0)

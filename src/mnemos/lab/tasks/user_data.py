@@ -2,15 +2,15 @@
 
 import inspect
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -22,12 +22,13 @@ from torch.utils.data import (
 )
 
 from mnemos import generators
+from mnemos._compat import name_worker_dataset
 from mnemos.generators import AUGMENT, global_generators
 from mnemos.types import InputError, State, leaves, likelihood_of
 
 from .batch import IGNORE, Batch, row_count
-from .metrics import ACCURACY, LOSS, CorpusMetric, Metric, SumMetric
-from .prefetch import BatchNumber, Loader, Prefetched, prefetch
+from .metrics import ACCURACY, KNOWN, LOSS, Metric, SumMetric
+from .prefetch import BatchNumber, Prefetched, prefetch
 from .row_order import Order
 from .task import HeldOut, Split, Task
 
@@ -68,15 +69,11 @@ def _rows(batch: Batch) -> int:
 
 
 class OwnTask(Task):
-    """A user's training and validation data for one model. There is no test split.
+    """A user's training and validation data for one model, as `mnemos.fit` takes them. There is no test split.
 
-    `train` and `valid` are each a DataLoader, a map-style data set, or an iterable of batches that can be iterated
-    again. The model is called with the inputs (the parts of a tuple or the entries of a mapping as arguments), and with
-    `state` and `mask` if its `forward` has arguments of these names. loss(outputs, targets) returns the mean over rows
-    or a value per row [B]; None means cross-entropy of logits. A model whose `forward` has an argument `labels` gets
-    the targets too and returns its own loss, as those of Transformers do: outputs.loss. It counts as a mean over the
-    labels that are not −100; where labels are no int64, as one over rows. Batches that have a `reset` carry the state
-    from one to the next. seed: that of the training, whose first batch the task reads to learn what the data hold.
+    A model's own loss counts as a mean over the labels that are not −100; where labels are no int64, as one over rows.
+    Batches that have a `reset` carry the state from one to the next. The task reads the first training batch to learn
+    what the data hold.
     """
 
     inputs = "own"
@@ -101,15 +98,22 @@ class OwnTask(Task):
         inputs, targets = first.inputs, first.targets
         # --- the loss and the metrics ---
         self._own_loss = loss is None and "labels" in arguments and isinstance(inputs, Mapping)
-        self._shifted: bool | None = None  # whether outputs predict the label after theirs; None: not known yet
         if self._own_loss and any(isinstance(x, Tensor) and x.dim() < 2 for x in inputs.values()):
             raise InputError(
                 "fit: expected batches {'input_ids': [B, T], 'labels', …}, found single rows; put them in a DataLoader"
             )
-        classes = targets.dim() == 1 and not targets.is_floating_point() if self._own_loss else loss is None
+        whole = isinstance(targets, Tensor) and targets.dtype == torch.int64
+        self._by_rows = loss is not None or (self._own_loss and not whole)  # what the loss is a mean over
+        classes = targets.dim() == 1 and whole if self._own_loss else loss is None
         self.metrics = tuple(metrics) or ((ACCURACY,) if classes else (LOSS,))
         if self._own_loss:
-            self.metrics = tuple(map(self._of_logits, self.metrics))
+            compared = [one for one in KNOWN.values() if one in self.metrics and one.sums is not None]
+            if targets.dim() == 2 and compared:
+                raise InputError(
+                    "fit: expected the metric loss for labels [B, T], as a model may compare its outputs with the "
+                    f"labels after theirs, found {compared[0].name}; leave it out, or pass a SumMetric of your own"
+                )
+            self.metrics = tuple(map(_of_logits, self.metrics))
         # --- the form of the batches ---
         self.carries_state = first.reset is not None
         rows_of_tokens = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
@@ -135,11 +139,17 @@ class OwnTask(Task):
     def check(self, batch: Batch, where: str) -> None:
         if self._own_loss:
             return
-        if self._loss is None and not (isinstance(batch.targets, Tensor) and batch.targets.dtype == torch.int64):
-            form = batch.targets.dtype if isinstance(batch.targets, Tensor) else type(batch.targets).__name__
+        targets = batch.targets
+        if self._loss is None and not (isinstance(targets, Tensor) and targets.dtype == torch.int64):
+            form = targets.dtype if isinstance(targets, Tensor) else type(targets).__name__
             raise InputError(f"{where}: expected targets of int64 for cross-entropy, found {form}; give fit a loss")
         if self._classes:
-            self._check_targets(batch.targets, where)
+            wrong = targets[(targets != IGNORE) & ((targets < 0) | (targets >= self._classes))]
+            if len(wrong):
+                raise InputError(
+                    f"{where}: expected targets 0 to {self._classes - 1}, as the model has {self._classes} classes, "
+                    f"found {int(wrong[0])}; correct the data, or give the model more classes"
+                )
         if batch.mask is not None and "mask" not in self._accepts:
             raise InputError(
                 f"{where}: expected a model that takes a mask, found one without; give it an argument mask"
@@ -156,15 +166,10 @@ class OwnTask(Task):
             options["state"] = state
         if self._own_loss:
             options |= {"labels": batch.targets} | ({"use_cache": False} if "use_cache" in self._accepts else {})
-        try:
-            if isinstance(inputs := batch.inputs, Mapping):
-                outputs = model(**inputs, **options)
-            else:
-                outputs = model(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)), **options)
-        except (IndexError, RuntimeError) as error:
-            if (problem := _beyond(model, batch, str(error))) is None:
-                raise
-            raise InputError(problem) from error
+        if isinstance(inputs := batch.inputs, Mapping):
+            outputs = model(**inputs, **options)
+        else:
+            outputs = model(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)), **options)
         if "state" not in self._accepts:
             return outputs, None
         if not isinstance(outputs, tuple) or len(outputs) != 2:
@@ -175,7 +180,7 @@ class OwnTask(Task):
         return outputs
 
     def loss(self, model: nn.Module, outputs: object, batch: Batch) -> Tensor:
-        """The caller's loss summed over rows; the model's, or the cross-entropy, summed over what `count` counts."""
+        """The sum over what `count` counts, of a mean over that."""
         rows = row_count(batch)
         if self._own_loss:
             mean = getattr(outputs, "loss", None)
@@ -184,14 +189,24 @@ class OwnTask(Task):
                     "fit: expected outputs with a scalar `loss` from a model whose forward has an argument `labels`, "
                     f"found {_form(outputs)}; return one as models of Transformers do, or give fit a loss"
                 )
-            if not (isinstance(batch.targets, Tensor) and batch.targets.dtype == torch.int64):
+            if self._by_rows:
                 return mean * rows
             labels = batch.targets != IGNORE
             compared = labels[:, 1:] if labels.dim() == 2 else labels  # by causal models; of none the mean is NaN
             return torch.where(compared.any(), mean, mean.nan_to_num()) * labels.sum()
         if self._loss is None:
             if likelihood_of(model) is None:
-                self._check_logits(outputs, batch.targets)
+                if not isinstance(outputs, Tensor) or outputs.shape[:-1] != batch.targets.shape:
+                    shape = ", ".join([*map(str, batch.targets.shape), "classes"])
+                    raise InputError(
+                        f"fit: expected logits [{shape}] as one tensor from the model, found {_form(outputs)}; return "
+                        "the logits alone, give forward an argument `state` if it also returns a state, give fit a "
+                        "loss, or give a model of Transformers batches that are mappings with 'labels'"
+                    )
+                # Later targets are checked before they are copied to the model's device: reading them would wait.
+                if not self._classes:
+                    self._classes = outputs.shape[-1]
+                    self.check(batch, "fit")
             return super().loss(model, outputs, batch)
         loss = self._loss(outputs, batch.targets)
         if loss.dim() > 1 or (loss.dim() == 1 and len(loss) != rows):
@@ -200,28 +215,6 @@ class OwnTask(Task):
                 f"{tuple(loss.shape)}; reduce it over the other axes"
             )
         return loss.sum() if loss.dim() else loss * rows
-
-    def _check_logits(self, outputs: object, targets: Tensor) -> None:
-        if not isinstance(outputs, Tensor) or outputs.shape[:-1] != targets.shape:
-            shape = ", ".join([*map(str, targets.shape), "classes"])
-            form = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else _form(outputs)
-            raise InputError(
-                f"fit: expected logits [{shape}] as one tensor from the model, found {form}; return the logits alone, "
-                "give forward an argument `state` if it also returns a state, give fit a loss, or give a model of "
-                "Transformers batches that are mappings with 'labels'"
-            )
-        # Later targets are checked before they are copied to the model's device, where reading them would wait for it.
-        if not self._classes:
-            self._classes = outputs.shape[-1]
-            self._check_targets(targets, "fit")
-
-    def _check_targets(self, targets: Tensor, where: str) -> None:
-        wrong = targets[(targets != IGNORE) & ((targets < 0) | (targets >= self._classes))]
-        if len(wrong):
-            raise InputError(
-                f"{where}: expected targets 0 to {self._classes - 1}, as the model has {self._classes} classes, found "
-                f"{int(wrong[0])}; correct the data, or give the model more classes"
-            )
 
     @property
     def unit(self) -> str:
@@ -236,83 +229,19 @@ class OwnTask(Task):
         return int((mask != 0).sum()) if known else ids.numel()
 
     def count(self, batch: Batch) -> int:
-        """Targets that are not IGNORE; rows, where the loss is the caller's, or a model's own of no int64 targets."""
-        if self._own_loss and not (isinstance(batch.targets, Tensor) and batch.targets.dtype == torch.int64):
-            return row_count(batch)
-        return super().count(batch) if self._loss is None else row_count(batch)
+        return row_count(batch) if self._by_rows else super().count(batch)
 
-    def _of_logits(self, metric: Metric) -> Metric:
-        """A metric of the logits that the outputs of such a model hold beside the loss."""
 
-        def of_logits(function: Any) -> Any:
-            def compute(model: object, outputs: Any, batch: Batch) -> Any:
-                if self._predicts_next(outputs, batch.targets):
-                    batch = batch._replace(targets=F.pad(batch.targets[:, 1:], (0, 1), value=IGNORE))
-                return function(model, outputs.logits, batch)
-
-            return compute
-
-        if isinstance(metric, SumMetric) and metric.sums is not None:  # None: the loss itself
-            return replace(metric, sums=of_logits(metric.sums))
-        if isinstance(metric, CorpusMetric) and metric.collect is not None:
-            return replace(metric, collect=of_logits(metric.collect))
+def _of_logits(metric: Metric) -> Metric:
+    """One of this laboratory's metrics for the `logits` among the outputs of a model; others read the outputs."""
+    if not isinstance(metric, SumMetric) or metric not in KNOWN.values() or (sums := metric.sums) is None:
         return metric
-
-    def _predicts_next(self, outputs: Any, targets: Any) -> bool:
-        """Whether a model compares its outputs with the labels after theirs: its loss is nearer to that one.
-
-        It is asked of each batch until a difference is clear: the loss may have other terms.
-        """
-        logits = getattr(outputs, "logits", None)
-        if not (isinstance(targets, Tensor) and isinstance(logits, Tensor) and logits.shape[:-1] == targets.shape):
-            return False
-        if targets.dim() != 2 or targets.dtype != torch.int64 or self._shifted is not None:
-            return bool(self._shifted)
-        flat, after = logits.detach().flatten(0, 1).float(), F.pad(targets[:, 1:], (0, 1), value=IGNORE)
-        losses = (F.cross_entropy(flat, one.flatten(), ignore_index=IGNORE) for one in (after, targets))
-        near, far = (abs(float(one - outputs.loss.detach())) for one in losses)
-        if min(near, far) < 0.1 * max(near, far) - 1e-4:
-            self._shifted = near < far
-        return near < far  # False where no label counts
-
-
-def _beyond(model: nn.Module, batch: Batch, error: str) -> str | None:
-    """What is wrong where ids, rows or labels go beyond what a model has, which PyTorch's errors do not name; or None.
-
-    error: PyTorch's. Of rows that are longer than a table of positions it comes from that table, or from a buffer of
-    BERT or RoBERTa beside it.
-    """
-    named: dict[str, Any] = {"inputs": batch.inputs}
-    if isinstance(batch.inputs, Mapping):
-        named = {name: x for name, x in batch.inputs.items() if name != "attention_mask"}
-    elif isinstance(batch.inputs, (tuple, list)):
-        named = {f"inputs[{i}]": x for i, x in enumerate(batch.inputs)}
-    ids = {
-        name: x
-        for name, x in named.items()
-        if isinstance(x, Tensor) and x.dtype in (torch.int64, torch.int32) and x.numel() and name != "labels"
-    }
-    tables = {name: part for name, part in model.named_modules() if isinstance(part, nn.Embedding)}
-    vocabulary = max((part.num_embeddings for part in tables.values()), default=0)
-    if re.match(r"index out of range|The expanded size of the tensor|index \d+ is out of bounds for dimension", error):
-        longest = max((x.shape[1] for x in ids.values() if x.dim() == 2), default=0)
-        for part in (part for name, part in tables.items() if re.search("position|wpe", name)):  # wpe: GPT-2's
-            most = part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)  # as RoBERTa counts
-            if longest > most and all(0 <= int(x.min()) <= int(x.max()) < vocabulary for x in ids.values()):
-                return f"fit: expected rows within the model's {most:,} positions, found {longest:,}; shorten them"
-    if error == "index out of range in self":  # of an nn.Embedding
-        rows = sorted({part.num_embeddings for part in tables.values()})
-        ranges = [f"{name} {int(x.min())} to {int(x.max())}" for name, x in ids.items()]
-        return (
-            f"fit: expected ids and positions within the model's tables of {', '.join(map(str, rows))} rows, found "
-            f"{', '.join(ranges)}; correct the ids, shorten the rows, or give the model a larger table"
-        )
-    if re.fullmatch(r"Target -?\d+ is out of bounds\.", error):  # of the model's own loss
-        return f"fit: expected labels that the model has as classes, found another ({error[:-1]}); correct them"
-    return None
+    return replace(metric, sums=lambda model, outputs, batch: sums(model, outputs.logits, batch))
 
 
 def _form(outputs: object) -> str:
+    if isinstance(outputs, Tensor):
+        return f"a tensor of shape {tuple(outputs.shape)}"
     return f"a tuple of {len(outputs)}" if isinstance(outputs, tuple) else f"a {type(outputs).__name__}"
 
 
@@ -326,8 +255,8 @@ class RowSource:
     """A map-style data set, read in an order of ours: batch i is a pure function of (i, batch_size, seed).
 
     shuffle: every epoch is a new permutation; otherwise the order of the data set, repeated. What the data set draws
-    from the global generators is a function of (seed, i). `workers` processes compute batches in advance, or by
-    `loader` all.
+    from the global generators is a function of (seed, i). `workers` processes compute batches in advance; options: how
+    a DataLoader begins them.
     """
 
     def __init__(
@@ -335,19 +264,22 @@ class RowSource:
         dataset: Any,
         collate: Callable[[Any], Any],
         shuffle: bool,
-        workers: int,
+        workers: int = 0,
         batch_size: int = 0,
-        loader: Loader | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.dataset, self.collate, self.workers, self.batch_size = dataset, collate, workers, batch_size
-        self.loader, self.rows = loader, len(dataset)
+        self.options, self.rows = options, len(dataset)
         if not self.rows:
             raise InputError(f"fit: expected data of at least one row, found an empty {type(dataset).__name__}")
         self._order = Order(self.rows) if shuffle else None
-        self._batches = Prefetched(self._make, self._keys, workers, loader)
+        self._batches = Prefetched(self._make, self._keys, workers, options)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_batches": None, "_order": None}  # a worker process, if not forked, needs neither
+
+    def described(self) -> str:
+        return f"{_class_name(self.dataset)} of {self.rows} rows"
 
     def batch(self, index: int, batch_size: int, seed: int) -> Batch:
         return self._batches.batch(index, batch_size, seed)
@@ -357,7 +289,7 @@ class RowSource:
         batch_size = self.batch_size or batch_size
         every = list(range(self.rows))
         keys = [_RowsAndSeed(every[i : i + batch_size], 0, i) for i in range(0, self.rows, batch_size)]
-        return prefetch(self._make, keys, min(self.workers, len(keys)), self.loader)
+        return prefetch(self._make, keys, min(self.workers, len(keys)), self.options)
 
     def epoch(self, batch_size: int) -> float:
         return self.rows / batch_size
@@ -384,11 +316,9 @@ class RowSource:
 class BatchSource:
     """An iterable of batches, iterated again and again: batch i is found by reading the batches before it.
 
-    Every pass has generators of its own, seeded by (seed, pass), and begins when a batch of it is read, because a
-    DataLoader starts its worker processes for each. If the iterable has a `len`, earlier passes are skipped.
+    Every pass has generators of its own, seeded by (seed, pass). If the iterable has a `len`, earlier passes are
+    skipped.
     """
-
-    workers = 0
 
     def __init__(self, batches: Iterable[object]) -> None:
         if isinstance(batches, Iterator):
@@ -403,22 +333,21 @@ class BatchSource:
             self.length = 0
         self.batch_size: int = getattr(batches, "batch_size", None) or 0
         self.rows = self.length * self.batch_size
-        self._iterator: Iterator[object] | None = None
-        self._generators: generators.Snapshot = {}
-        self._index = self._pass = self._seed = -1  # of the batch that was read last
-        self._last: object = None
+        self._reading: Iterator[object] = iter(())
+        self._begun: tuple[int, int] | None = None  # its seed and its first pass
+        self._index = -1
+        self._last: object = None  # batch `_index`
+
+    def described(self) -> str:
+        return f"{_class_name(self.batches)} of {self.length or 'any number of'} batches"
 
     def batch(self, index: int, batch_size: int, seed: int) -> Batch:
-        if self._index > index or seed != self._seed:
-            self.close()
-            self._seed = seed
-        passes_between = index > self._index + 1 and index // (self.length or 1) > self._pass
-        if self.length and (self._iterator is None or passes_between):
-            self._iterator = None
-            self._pass = index // self.length - 1
-            self._index = (self._pass + 1) * self.length - 1
+        first = index // self.length if self.length else 0  # the pass that is read
+        if self._begun != (seed, first) or index < self._index:
+            self._begun, self._index = (seed, first), first * self.length - 1
+            self._reading = self._passes(seed, first)
         while self._index < index:
-            self._last = self._read()
+            self._last = next(self._reading)
             self._index += 1
         return as_batch(self._last)
 
@@ -429,22 +358,25 @@ class BatchSource:
         return float(self.length)
 
     def close(self) -> None:
-        self._iterator, self._index, self._pass = None, -1, -1
+        self._begun, self._reading = None, iter(())
 
-    def _read(self) -> object:
-        with generators.preserve():
-            for _ in range(2):
-                if self._iterator is None:
-                    self._pass += 1
-                    generators.seed_process(self._seed, self._pass)
-                    self._iterator = iter(self.batches)
-                else:
-                    generators.put(self._generators)
-                for batch in self._iterator:
-                    self._generators = generators.take()
-                    return batch
-                self._iterator = None
-        raise InputError("expected training data of at least one batch, found none; check the data")
+    def _passes(self, seed: int, first: int) -> Iterator[object]:
+        """The batches of pass `first` and of those after it. The generators between two batches are the training's."""
+        for number in itertools.count(first):
+            with generators.preserve():
+                generators.seed_process(seed, number)
+                iterator, own = iter(self.batches), generators.take()
+            count = 0
+            while True:
+                with generators.preserve():
+                    generators.put(own)
+                    batch, own = next(iterator, None), generators.take()
+                if batch is None:
+                    break
+                count += 1
+                yield batch
+            if not count:
+                raise InputError("expected training data of at least one batch, found none; check the data")
 
 
 Source = RowSource | BatchSource
@@ -460,11 +392,11 @@ def source(data: object) -> Source:
         # A subclass of DataLoader may iterate otherwise.
         if ordered and type(data) is DataLoader and not isinstance(rows, IterableDataset):
             options = {name: getattr(data, name) for name in ("multiprocessing_context", "timeout", "prefetch_factor")}
-            loader = Loader(rows, data.worker_init_fn, options) if data.num_workers else None
-            return RowSource(rows, data.collate_fn, shuffle, data.num_workers, data.batch_size or 0, loader)
+            options["worker_init_fn"] = partial(_begin_worker, rows, data.worker_init_fn)
+            return RowSource(rows, data.collate_fn, shuffle, data.num_workers, data.batch_size or 0, options)
         return BatchSource(data)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        return RowSource(data, default_collate, shuffle=True, workers=0)
+        return RowSource(data, default_collate, shuffle=True)
     if not isinstance(data, Iterable):
         raise InputError(
             f"expected a DataLoader, a data set or an iterable of batches, found {type(data).__name__}; put rows in a "
@@ -473,11 +405,14 @@ def source(data: object) -> Source:
     return BatchSource(data)
 
 
-def described(data: Source) -> str:
-    """The data's class and size, for the run's recipe."""
-    own = data.dataset if isinstance(data, RowSource) else data.batches
-    size = f"{data.rows} rows" if isinstance(data, RowSource) else f"{data.length or 'any number of'} batches"
-    return f"{type(own).__module__}.{type(own).__qualname__} of {size}"
+def _begin_worker(dataset: object, begin: Callable[[int], None] | None, worker: int) -> None:
+    name_worker_dataset(dataset)
+    if begin is not None:
+        begin(worker)
+
+
+def _class_name(data: object) -> str:
+    return f"{type(data).__module__}.{type(data).__qualname__}"
 
 
 def rows_in_a_batch(data: Source, seed: int) -> int:

@@ -45,23 +45,6 @@ class Vocabulary(ABC):
     def decode(self, tokens: Sequence[int]) -> bytes:
         """The text of tokens. The start token of a vocabulary that has one of its own is left out."""
 
-    def tail(self, newest_first: Iterable[int], size: int) -> list[int]:
-        """The last tokens of a text, in order, whose own text holds any `size` bytes that end in the newest one's.
-
-        They have twice these bytes before the newest, as a decoder may drop spaces, and 8 tokens more, as it may change
-        the first ones of a text. Cost: O(size), whatever the length of the text.
-        """
-        tail: list[int] = []
-        before, spare = -2 * size, 8
-        for token in newest_first:
-            if before >= 0:
-                spare -= 1
-            if spare < 0:
-                break
-            before += int(self.lengths[token]) if tail else 0
-            tail.append(token)
-        return tail[::-1]
-
     def around(self) -> tuple[list[int], list[int]]:
         """The special tokens before and after a text, such as [CLS] and [SEP]; by default none."""
         return [], []
@@ -108,19 +91,14 @@ class Words(Vocabulary):
 
     A line end is <eos>, which is also the start token. A word that the list lacks is <unk>. Decoding writes a space
     after each word and a line feed for <eos>, so a word counts its UTF-8 bytes and one, and <eos> one; a file with
-    other white space has other bytes. source: what the words are from, for errors.
+    other white space has other bytes.
     """
 
     unit = "words"
 
-    def __init__(self, words: Sequence[str], source: str = "the vocabulary") -> None:
-        self.list, self.size, self._source = tuple(words), len(words), source
+    def __init__(self, words: Sequence[str]) -> None:
+        self.list, self.size = tuple(words), len(words)
         self._ids = {word: i for i, word in enumerate(words)}
-        if len(self._ids) < self.size:
-            twice = Counter(words).most_common(1)[0][0]
-            raise InputError(f"{source}: expected each word once, found {twice!r} again; remove one")
-        if END not in self._ids:
-            raise InputError(f"{source}: expected the word {END}, which stands for a line end, found none; add it")
         self.start, self.unknown = self._ids[END], self._ids.get(UNKNOWN)
         self.lengths = np.array([len(word.encode()) + 1 for word in words], np.int64)
         self.lengths[self.start] = 1
@@ -143,28 +121,10 @@ class Words(Vocabulary):
             ranked = [word for word in ranked if word not in rare]
         return cls(ranked)
 
-    @classmethod
-    def read(cls, path: str | Path) -> "Words":
-        lines = as_characters(read_bytes(path), str(path)).splitlines()
-        for number, line in enumerate(lines, start=1):
-            if len(line.split()) != 1:
-                raise InputError(f"{path}: line {number}: expected one word, found {line!r:.60}; correct the line")
-        return cls([line.strip() for line in lines], str(path))
-
     def encode(self, text: bytes, where: str) -> Tokens:
         """The words of each line, and <eos> for each line feed: a last line without one has no <eos>."""
-        first, *rest = as_characters(text, where).split("\n")
-        words = first.split()
-        for line in rest:
-            words.append(END)
-            words += line.split()
-        missing, ids = self.unknown, self._ids
-        if missing is None and (lacking := [word for word in words if word not in ids]):
-            raise InputError(
-                f"{where}: expected words of {self._source}, which has no {UNKNOWN}, found {lacking[0]!r:.60}; use the "
-                f"vocabulary of this text, or add {UNKNOWN} to it"
-            )
-        return np.fromiter((ids.get(word, missing) for word in words), np.int32, len(words))
+        words = as_characters(text, where).replace("\n", f" {END} ").split()
+        return np.fromiter((self._ids.get(word, self.unknown) for word in words), np.int32, len(words))
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         """Each word with a space after it; <eos> is a line feed."""
@@ -179,8 +139,7 @@ class SubWords(Vocabulary):
 
     A token's bytes are exact where the file is byte-level (GPT-2, Llama 3) or falls back to bytes (Llama 2). Otherwise
     they are those of its characters, with a space before each first piece of a word (WordPiece). A space that the file
-    puts before a text is left out, because the text does not have it. Text is encoded in pieces of about a million
-    characters that end at line ends. content: that of the file; source: its name, for errors.
+    puts before a text is left out, because the text does not have it. content: that of the file; source: its name.
     """
 
     unit = "sub-words"
