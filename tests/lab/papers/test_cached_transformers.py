@@ -1,6 +1,7 @@
 """The claims of Cached Transformers: counted costs, small models beside the paper's numbers, pictures of a run."""
 
 import json
+import shutil
 import statistics
 from dataclasses import replace
 
@@ -203,11 +204,33 @@ def test_figures_are_drawn_from_a_finished_run(claim, cached_run, tmp_path):
     assert not (tmp_path / "runs").exists(), "nothing was trained"
 
 
+def test_gates_and_maps_are_means_over_seeds(cached_run, tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    shutil.copytree(cached_run, other)
+    about = json.loads((other / "explain.json").read_text())
+    before = [sum(layer["share"]) / len(layer["share"]) for layer in about["layers"]]
+    for layer in about["layers"]:
+        layer["share"] = [0.75 for _ in layer["share"]]
+    (other / "explain.json").write_text(json.dumps(about))
+    both = {"vit": [cached_run, other], "pvt": [cached_run, other]}
+    monkeypatch.setattr(figures, "compared", lambda *_: Trained({}, both, {}))
+    (gates,) = reproduce("cached_transformers/figure5", Options(tmp_path / "out", seeds=2))
+    rows = gates["tables"][0]["rows"]
+    assert [row["mean"] for row in rows] == pytest.approx([(mean + 0.75) / 2 for mean in before])
+    assert [row["mean, sd"] for row in rows] == pytest.approx([(0.75 - mean) / 2**0.5 for mean in before])
+    above = f"{sum(mean > 0.5 for mean in before)}, {len(before)} of {len(before)} layers (2 seeds)"
+    assert all(above in note for note in gates["notes"][:2])
+    (maps,) = reproduce("cached_transformers/figure4", Options(tmp_path / "out", seeds=2))
+    layers = maps["tables"][0]["rows"]
+    assert [row["mean σ(λ)"] for row in layers] == pytest.approx([(mean + 0.75) / 2 for mean in before])
+    assert {row["correlation, sd"] for row in layers} == {0.0}, "the same maps twice"
+
+
 @pytest.mark.parametrize("claim", ["figure4", "figure5"])
-def test_a_figure_trains_the_run_that_it_draws_and_no_other_seed(claim, compared, tmp_path):
+def test_a_figure_trains_a_run_for_each_seed(claim, compared, tmp_path):
     with pytest.raises(InputError, match=r"metrics.jsonl"):  # nothing was trained
         reproduce(f"cached_transformers/{claim}", Options(tmp_path, seeds=3))
-    assert [(folder, seeds) for _, folder, seeds, *_ in compared] == [("vit-digits-500", 1)]
+    assert [(folder, seeds) for _, folder, seeds, *_ in compared] == [("vit-digits-500", 3)]
 
 
 # ---- Tables 4, 5 and 6 ----

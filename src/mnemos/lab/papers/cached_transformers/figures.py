@@ -2,12 +2,12 @@
 
 import itertools
 import statistics
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mnemos.errors import plural
 from mnemos.lab.evaluate.recorded import BranchMaps, Explanation
 from mnemos.lab.recipes.family import altered
 from mnemos.lab.report import gated_caches
@@ -18,8 +18,11 @@ from mnemos.types import InputError
 
 from ..claims import PAPERS, Claim
 from ..drawing import panel, panels, picture, variant
+from ..experiments import mean_and_spread, train_variants
 from ..findings import Finding, Table
 from ..reproduce import Options
+from ..small_runs import task
+from .experiment import CACHED, variants
 from .tables import PAPER, about, compared, costs, recipe
 
 # The families of Figure 1 (one size of ViT and Swin is in Table 1), and the depths of the small PVTs of our curve.
@@ -84,25 +87,31 @@ def above(plain: Curve, cached: Curve) -> str:
 
 
 def figure4(claim: Claim, options: Options) -> Finding:
-    """Figure 4: o_self and o_mem of a cached ViT for test pictures."""
-    run, explanation = _explained(options, "vit")
+    """Figure 4: o_self and o_mem of a cached ViT for test pictures, and how their maps correlate over seeds."""
+    explained = _explained(options, "vit")
+    run, explanation = explained[0]
     if (pictures := explanation.pictures) is None:
         raise InputError(
             f"{run}: expected a run with gated caches on images, found none ({explanation.left}); choose another run "
             "with --run"
         )
-    # --- the table ---
+    # --- the table: means over pictures, then over seeds ---
     layers = explanation.layers
     names = dict(zip((one.name for one in layers), shortened([one.name for one in layers]), strict=True))
-    mapped = [layer for layer in layers if isinstance(layer.maps, BranchMaps)]
-    middle = layers[explanation.middle] if explanation.middle is not None else mapped[len(mapped) // 2]
-    table = Table("The two branches for the same test pictures", ["layer", "mean σ(λ)", "share by size", "correlation"])
-    for layer in mapped:
-        maps: Any = layer.maps
-        table.add(names[layer.name], statistics.fmean(layer.share), maps.weight, statistics.fmean(maps.correlation))
+    columns = ["layer", "mean σ(λ)", "share by size", "correlation", "correlation, sd"]
+    table = Table(f"The two branches for the same test pictures, {plural(len(explained), 'seed')}", columns)
+    mapped = [i for i, layer in enumerate(layers) if isinstance(layer.maps, BranchMaps)]
+    for i in mapped:
+        of_seeds: list[Any] = [one.layers[i] for _, one in explained]
+        share = statistics.fmean(gate for one in of_seeds for gate in one.share)
+        weight = statistics.fmean(one.maps.weight for one in of_seeds)
+        correlations = [statistics.fmean(one.maps.correlation) for one in of_seeds]
+        table.add(names[layers[i].name], share, weight, *mean_and_spread(correlations))
+    middle = layers[explanation.middle if explanation.middle is not None else mapped[len(mapped) // 2]]
     note = (
-        f"{names[middle.name]} is the middle layer. Correlation: between the two maps of a picture, mean over "
-        "pictures. It is negative if the branches complement each other, as the paper concludes from its figure."
+        f"{names[middle.name]} is the middle layer; the picture is of the first seed. Correlation: between the two "
+        "maps of a picture, mean over pictures. It is negative if the branches complement each other, as the paper "
+        "concludes from its figure."
     )
     # --- the picture: a row of test pictures, and the maps of the two branches below ---
     assert middle.self_map is not None
@@ -125,30 +134,36 @@ def figure4(claim: Claim, options: Options) -> Finding:
             line[0].set_ylabel(name)
         for i, axes in enumerate(grid[0]):
             axes.set_title(gated_caches.classes(pictures, i), loc="center", fontsize=7.5)
-    return Finding([table], [note], [path], [run])
+    return Finding([table], [note], [path], [one for one, _ in explained])
 
 
 def figure5(claim: Claim, options: Options) -> Finding:
-    """Figure 5: σ(λ) by layer and head of a cached ViT and a cached PVT."""
-    explained = [_explained(options, host) for host in (("vit",) if options.run else ("vit", "pvt"))]
-    finding, path = Finding(runs=[run for run, _ in explained]), options.out / "figure5.png"
+    """Figure 5: σ(λ) by layer and head of a cached ViT and, of digits and MNIST, a cached PVT, over seeds."""
+    hosts = ("vit",) if options.run or task(options)[0] == "cifar" else ("vit", "pvt")
+    of_hosts = [_explained(options, host) for host in hosts]
+    finding, path = Finding(runs=[run for each in of_hosts for run, _ in each]), options.out / "figure5.png"
     with picture(path) as figure:
-        row = figure.subplots(1, len(explained), squeeze=False)[0]
-        for (run, explanation), axes in zip(explained, row, strict=True):
-            # --- the table of a run ---
+        row = figure.subplots(1, len(of_hosts), squeeze=False)[0]
+        for explained, axes in zip(of_hosts, row, strict=True):
+            # --- the table of a model, over its seeds ---
+            run, explanation = explained[0]
             layers, recorded = explanation.layers, read_run(run, run.name).recipe
             name, cache = recorded["name"], recorded["model"].get("cache") or {}
             # Hosts before mix="heads", and without it, have a gate for each group of channels behind the projection.
             by_head = cache.get("mix") == "heads" or "image" not in recorded["model"]
-            gated = "head" if by_head else "group of channels"
-            table = finding.table(f"σ(λ) of {name}, a gate per {gated}", ["layer", "mean", "minimum", "maximum"])
-            for called, layer in zip(shortened([layer.name for layer in layers]), layers, strict=True):
-                table.add(called, statistics.fmean(layer.share), min(layer.share), max(layer.share))
-            above_half = sum(statistics.fmean(layer.share) > 0.5 for layer in layers)
+            gated, seeds = "head" if by_head else "group of channels", plural(len(explained), "seed")
+            columns = ["layer", "mean", "mean, sd", "minimum", "maximum"]
+            table = finding.table(f"σ(λ) of {name}, {seeds}, a gate per {gated}", columns)
+            for i, called in enumerate(shortened([layer.name for layer in layers])):
+                shares = [one.layers[i].share for _, one in explained]
+                means = mean_and_spread([statistics.fmean(share) for share in shares])
+                table.add(called, *means, min(map(min, shares)), max(map(max, shares)))
+            above = [sum(statistics.fmean(layer.share) > 0.5 for layer in one.layers) for _, one in explained]
             finding.notes.append(
-                f"{name}: σ(λ) > 0.5 in {above_half} of {len(layers)} layers. The paper: in more than half."
+                f"{name}: mean σ(λ) > 0.5 in {', '.join(map(str, above))} of {len(layers)} layers ({seeds}). The "
+                "paper: in more than half."
             )
-            # --- its panel: a point per gate ---
+            # --- its panel: a point per gate of the first seed ---
             panel(axes, f"σ(λ), {name}", "cached layer")
             axes.set(ylim=(0, 1), xticks=range(len(layers)), xlim=(-0.5, len(layers) - 0.5))
             axes.axhline(0.5, color=RULE[0])
@@ -159,15 +174,23 @@ def figure5(claim: Claim, options: Options) -> Finding:
     return finding
 
 
-def _explained(options: Options, host: str) -> tuple[Path, Explanation]:
-    """The run of --run or one of the host with the paper's cache, trained unless it exists; what its caches do."""
-    run = options.run
-    if run is None:  # one run is drawn, whatever the number of seeds
-        recipes = {host: recipe(options, host, PAPER)}
-        (run,) = compared(Finding(), replace(options, seeds=1), host, recipes).runs[host]
-    explanation = read_run(run, str(run)).explained
-    if explanation is None or not explanation.layers:
-        raise InputError(
-            f"{run}: expected a run with gated caches, found none in its model; choose another run with --run"
-        )
-    return run, explanation
+def _explained(options: Options, host: str) -> list[tuple[Path, Explanation]]:
+    """The run of --run, or a run for each seed of the host with the paper's cache; each with what its caches do.
+
+    Of CIFAR-10's ViT they are the runs of the claim `experiment`, in its folder.
+    """
+    if options.run is not None:
+        runs = [options.run]
+    elif task(options)[0] == "cifar":
+        runs = train_variants(Finding(), options, {CACHED: variants(options)[CACHED]}).runs[CACHED]
+    else:
+        runs = compared(Finding(), options, host, {host: recipe(options, host, PAPER)}).runs[host]
+    explained = []
+    for run in runs:
+        explanation = read_run(run, str(run)).explained
+        if explanation is None or not explanation.layers:
+            raise InputError(
+                f"{run}: expected a run with gated caches, found none in its model; choose another run with --run"
+            )
+        explained.append((run, explanation))
+    return explained
