@@ -163,7 +163,7 @@ def test_reading_stops_after_enough_segments(monkeypatch):
 
 def test_rows_that_are_read_in_one_call_are_cut():
     """Associative recall in one call: the answer is at the end, and the pairs are in the first of four pieces."""
-    given = RecallConfig(pairs=2, symbols=4, queries=1, gap=4, distance=6, rows=16).build()
+    given = RecallConfig(pairs=2, symbols=4, queries=1, distance=10, rows=16).build()
     model = Transformer(vocab_size=given.vocab_size, dim=8, layers=1, num_heads=2, mlp=8, max_length=given.max_length)
     found = state_controls(model, given)
     assert found["cut"] == 4
@@ -189,7 +189,7 @@ class Advancing(Transformer):
 
 
 def test_segments_without_targets_are_read_by_advance_and_changed_too():
-    given = RecallConfig(pairs=2, symbols=4, queries=1, gap=4, distance=6, rows=4).build()
+    given = RecallConfig(pairs=2, symbols=4, queries=1, distance=10, rows=4).build()
     settings = SIZES | {"vocab_size": given.vocab_size, "attention": LinearConfig()}
     found = []
     for kind in (Transformer, Advancing):

@@ -42,8 +42,8 @@ GATES = '{"kind": "gates", "step": 60, "layers": [{"name": "a", "update": {"mean
 @pytest.mark.parametrize(
     ("file", "change", "word"),
     [
-        ("metrics.jsonl", third("{oops"), "JSON"),
-        ("metrics.jsonl", third('{"kind": "train", "loss": 1.0}'), "step"),
+        ("metrics.jsonl", third("{oops"), "a measurement"),
+        ("metrics.jsonl", third('{"kind": "train", "loss": 1.0}'), "a measurement"),
         ("metrics.jsonl", third(GATES), "update.mean"),
         ("run.json", lambda text: '{\n "name": "x",\n oops\n}', "JSON"),
         ("explain.json", lambda text: text.replace('"weight": 0.25', '"weight": true'), "layers[0].maps.weight"),

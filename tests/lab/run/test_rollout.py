@@ -354,7 +354,7 @@ def transformer(distance: int, attention=None, **train):
     sizes = {"vocab_size": 25, "dim": 16, "layers": 2, "num_heads": 2, "mlp": 32, "max_length": distance + 7}
     model = TransformerConfig(**sizes, attention=attention or LinearConfig())
     recipe = Toys(True, train={"precision": "32-true", **train}).recipe()
-    return dataclasses.replace(recipe, model=model, data=RecallConfig(2, 4, 2, 0, 16, distance=distance))
+    return dataclasses.replace(recipe, model=model, data=RecallConfig(2, 4, 2, rows=16, distance=distance))
 
 
 @pytest.mark.parametrize(("attention", "segment"), [(LinearConfig(), 7), (SoftmaxConfig(), 9), (LinearConfig(), 100)])

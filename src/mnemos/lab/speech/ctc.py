@@ -38,6 +38,8 @@ class Transcriber(Stateless, nn.Module):
                 f"expected a mask of booleans {tuple(x.shape[:2])}, True = valid; found {mask.dtype} "
                 f"{tuple(mask.shape)}"
             )
+        if mask is not None and bool((mask[:, 1:] & ~mask[:, :-1]).any()):
+            raise InputError("expected the valid frames of a row before its padding, found some behind it; move them")
         check_stateful(self.state_kind, state)
 
         # --- `stack` frames become one; a last one that is half padding is a frame, so padding must be zeros in it ---

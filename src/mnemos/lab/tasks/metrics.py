@@ -268,5 +268,5 @@ def bounds_json(bounds: Sequence[float]) -> list[float | None]:
 
 def bounds_of(ends: Sequence[float | None] | None) -> tuple[float, float]:
     """The bounds that `bounds_json` wrote; −∞ and ∞ without any."""
-    low, high = ends or (None, None)
+    low, high = (None if end is None or math.isnan(end) else end for end in ends or (None, None))
     return -math.inf if low is None else low, math.inf if high is None else high

@@ -87,6 +87,8 @@ class ImageModel(Stateless, nn.Module):
                 f"expected images [B, {c.channels}, {c.image}, {c.image}] of floats, found {x.dtype} of shape "
                 f"{tuple(x.shape)}; resize them, or set model.image and model.channels"
             )
+        if state is not None or mask is not None:
+            raise InputError("image model: expected no state and no mask, found one; pass images only")
         y = self.host(x)
         logits: Tensor = getattr(y, "logits", y)
         return logits, None
