@@ -12,7 +12,7 @@ from tiny_decoder import llama
 import mnemos
 from mnemos._compat import pytree
 from mnemos.lab.evaluate.write_attention import writing
-from mnemos.lab.look import viewer
+from mnemos.lab.look import effects, viewer
 from mnemos.lab.look.memories import nodes
 from mnemos.lab.look.observe import Added, Attended, CacheWritten, Mixed, SlotsWritten, Summed, Windowed, observing
 from mnemos.lab.look.readers import readers_of
@@ -249,7 +249,19 @@ def test_a_direction_kept_alone_is_all_that_its_layer_holds():
     assert torch.equal(other.s, second.s)
 
 
-def test_an_emptied_slot_is_its_start_and_nothing_else_changes():
+def test_effects_that_say_nothing_more_are_left_out():
+    def effect(p, *change):
+        return effects.Effect(effects.Change(*change), np.array(p))
+
+    place = effects.Prediction(9, 1, 0.9, 1, 0.9)
+    kept = [effect([0.1, 0.1], effects.WHOLE), effect([0.1, 0.2], "slots", 0), effect([0.9, 0.8], "window", 1)]
+    kept += [effect([0.9, 0.9], "slot 1", 0, 0, True), effect([0.5, 0.6], "all keys")]
+    place.effects = [*kept, effect([0.1, 0.1], "unit", 1, 0, True)]
+    assert effects.telling(place, ["slots", "window"]) == kept
+
+
+def test_an_emptied_slot_is_its_start_and_nothing_else_changes(monkeypatch):
+    monkeypatch.setattr(effects, "LOST", 1e9)  # every memory is needed
     model = build("memformer")
     document = Document(tuple(TOKENS[0].tolist()), (("w", 1),) * 21, (-1,) * 20 + (7,))
     (place,) = record(model, document).predictions
@@ -336,26 +348,54 @@ def test_a_streams_own_state_is_emptied_before_the_first_segment():
     assert math.isclose(effect.probability[0], float(torch.softmax(y[0, -1], -1)[place.answer]), rel_tol=1e-4)
 
 
+def test_a_row_of_one_segment_is_chosen_without_a_state():
+    task = ToldConfig(distances=(8, 16), words=20, rows=4).build()
+    batch = next(iter(task.batches("test", 4)))
+    far = int(task.distances(batch.inputs).argmax())
+    assert choose_row(task, [(build("window"), 99)], batch) == (
+        far,
+        "the first of those told 16 tokens before the question",
+    )
+
+
 class Answers(torch.nn.Module):
-    """Gives the word 1 the probability of a share that the first token decides."""
+    """Has "1" as the likeliest word once one of `hints` was read, by `sure`, and before that "0", by `other`."""
+
+    def __init__(self, hints, sure, other=0.0):
+        super().__init__()
+        self.hints, self.sure, self.other = torch.tensor(hints), sure, other
 
     def forward(self, x, state=None):
-        state = x[:, :1] if state is None else state
+        state = torch.zeros(len(x), 1) if state is None else state
+        state = torch.maximum(state, torch.isin(x, self.hints).any(1, keepdim=True).float())
         logits = torch.zeros(*x.shape, 6)
-        logits[..., 1] = state.float()
+        logits[..., 0], logits[..., 1] = self.other, self.sure * state
         return logits, state
 
 
 class Asks(Task):
     def question(self, tokens):
-        return Question((0, 2 if tokens[0] == 5 else 1), (5,), 1)
+        return Question((0, 1), (5,), 1)
 
 
-def test_the_row_that_is_chosen_is_told_farthest_back_and_known_best():
-    rows = torch.tensor([[start, 0, 0, 0, 5] for start in (2, 4, 5)])
-    row, why = choose_row(Asks(), [(Answers(), 2)], Batch(rows, torch.ones_like(rows)))
-    assert row == 1
-    assert why == "of those told 3 tokens before the question the one known best"
+KNOWS, FAVOURS = Answers([3, 4], 9.0), Answers([2], 0.4, 0.2)  # the second never knows it
+PLAIN, HINTED, FAVOURED = ([3, 0, hint, 0, 0, 0, 5] for hint in (0, 4, 2))
+
+
+@pytest.mark.parametrize(
+    ("models", "rows", "chosen", "said"),
+    [
+        ([KNOWS], [HINTED, PLAIN], 1, "not guessed without it"),  # guessed when the rest is read again
+        ([FAVOURS, KNOWS], [FAVOURED, PLAIN], 1, "guessed without it"),
+        ([FAVOURS, KNOWS], [FAVOURED], 0, "does not know it"),
+        ([KNOWS], [FAVOURED, PLAIN], 0, "guessed without it"),
+    ],
+)
+def test_the_row_that_is_chosen_needs_the_state_and_has_no_favourite_word(models, rows, chosen, said):
+    rows = torch.tensor(rows)
+    row, why = choose_row(Asks(), [(one, 2) for one in models], Batch(rows, torch.ones_like(rows)))
+    assert row == chosen
+    assert why.endswith(said)
 
 
 def test_runs_of_different_data_and_of_no_tokens_are_refused(monkeypatch, tmp_path):

@@ -58,10 +58,14 @@ CASES = {
     "nothing counted": (text(surprise=np.full(32, np.nan)), ["Shown"], ["nan", "Nats"]),
     "lost": (
         recorded(asked=Asked([4, 8, 16, 31], [0.8, 0.9, 0.3, 0.2])),
-        ["probability of 0.80, at the end one of 0.20.", "not known at the end"],
+        ["0.80, 4 tokens later 0.90, 12 tokens later 0.30, 27 tokens later 0.20.", "not known at the end"],
+        ["lost without", "not known anywhere"],
+    ),
+    "never known": (
+        recorded(asked=Asked([4, 8, 16, 31], [0.1, 0.2, 0.4, 0.3])),
+        ["0.10, 27 tokens later 0.30: it is not known anywhere."],
         ["lost without"],
     ),
-    "never known": (recorded(asked=Asked([4, 8], [0.1, 0.3])), ["not known at the end"], ["lost without"]),
     "a memory": (recorded(), ["lost without layer 1, cache."], ["unit", "enough", "given"]),
     "some tried": (recorded(effects=alone(tried=2)), ["of whose 2 units tried, of 8, none is"], ["8 units none"]),
     "one alone": (recorded(effects=alone(4)), ["of whose 8 units slot 5 is enough alone"], ["none"]),
@@ -81,6 +85,17 @@ def test_sentences_follow_the_recording(one, said, unsaid):
     found = " ".join(sentences(one))
     assert [text for text in said if text not in found] == [], found
     assert [text for text in unsaid if text in found] == [], found
+
+
+def test_boundaries_are_joined_where_the_same_is_needed():
+    one = recorded()
+    one.predictions[0].boundaries = [1, 2, 3]
+    one.predictions[0].effects = [
+        Effect(Change("slot 1", 0, 0), np.array([0.1, 0.1, 0.9])),
+        Effect(Change(WHOLE), np.full(3, 0.1)),
+    ]
+    found = sentences(one)[-1]
+    assert found.startswith("Before segments 2 to 3 the answer is lost without slot 1; before segment 4 the answer is")
 
 
 SIZES = {"vocab_size": 9, "dim": 8, "num_heads": 2, "mlp": 8}

@@ -158,6 +158,7 @@ def look_at_targets(
                 one.boundaries.append(boundary)
         for one, of_one in zip(of_segment, effects, strict=True):
             one.effects = [Effect(change, np.array(values)) for change, values in of_one.items()]
+            one.effects = telling(one, [memory.name for memory in memories])
     return predictions
 
 
@@ -184,6 +185,18 @@ def _emptied_states(
 
 def _bytes(state: State) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(state))
+
+
+def telling(prediction: Prediction, names: Sequence[str]) -> list[Effect]:
+    """The effects without units kept alone of a memory that is not needed, since the others then have the answer."""
+    least = LOST * prediction.probability
+    wholes = [one for one in prediction.effects if one.change.memory is not None and one.change.unit is None]
+    needed = {
+        change.memory
+        for change, p in wholes
+        if change.name == names[change.memory or 0] and bool((p < least).any())  # all of it, and not one of its parts
+    }
+    return [one for one in prediction.effects if not one.change.alone or one.change.memory in needed]
 
 
 def check_finite(outputs: Tensor) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from mnemos.errors import plural
-from mnemos.lab.report.markup import decimal, escape, listed, paragraph, table
+from mnemos.lab.report.markup import capital, decimal, escape, listed, paragraph, table
 from mnemos.lab.report.shell import embedded, html_page, script
 
 from .effects import KNOWN, LOST, WHOLE, Prediction
@@ -131,32 +131,50 @@ def thresholds() -> str:
 
 def _when(one: Recording) -> str:
     assert one.asked is not None
-    first, *_, last = one.asked.probability
-    return f"Asked right after it was told, the answer has a probability of {first:.2f}, at the end one of {last:.2f}."
+    assert one.document.question is not None
+    end, (after, known), lost = one.document.question.fact[1], one.asked, one.asked.lost
+    at = [0, *([] if lost is None else [lost - 1, lost]), len(after) - 1]
+    parts = [f"{after[i] - end} tokens later {known[i]:.2f}" for i in dict.fromkeys(at) if i]
+    text = ", ".join([f"Asked right after it was told, the answer has a probability of {known[0]:.2f}", *parts])
+    return text + ("." if one.asked.known(max(known)) else ": it is not known anywhere.")
 
 
 def _where(one: Recording, prediction: Prediction) -> str:
-    """Without which parts the answer is lost, if they are emptied before its segment."""
+    """Without which parts the answer is lost, by the segments before which they are emptied."""
     if one.asked is not None and not one.asked.known_at_end:
         return "The answer is not known at the end, so nothing was emptied."
     if not prediction.boundaries:
         return "No segment comes before the question, so nothing was emptied."
+    runs: list[tuple[str, int, int]] = []  # what is said, of the boundaries from one to another
+    for i, boundary in enumerate(prediction.boundaries):
+        needed = _needed(one, prediction, i)
+        if runs and runs[-1][0] == needed:
+            runs[-1] = (needed, runs[-1][1], boundary)
+        else:
+            runs.append((needed, boundary, boundary))
     # Segments count from 1 on the page; a boundary is before the segment of its number.
-    when, least = f"Before segment {prediction.boundaries[-1] + 1}", LOST * prediction.probability
-    at = [(change, float(p[-1])) for change, p in prediction.effects if len(p) == len(prediction.boundaries)]
+    spans = [f"segment {a + 1}" if a == b else f"segments {a + 1} to {b + 1}" for _, a, b in runs]
+    parts = [f"before {span} the answer is {needed}" for (needed, _, _), span in zip(runs, spans, strict=True)]
+    return capital("; ".join(parts)) + "."
+
+
+def _needed(one: Recording, prediction: Prediction, i: int) -> str:
+    least = LOST * prediction.probability
+    at = [(change, float(p[i])) for change, p in prediction.effects if i < len(p)]
     gone = [change for change, p in at if p < least and not change.alone]
     memories = [change for change in gone if change.memory is not None]
     parts = [change for change in memories if change.unit is not None]
     parts = parts or [change for change in memories if ": " in change.name]
+    if parts:
+        return f"lost without {listed([change.name for change in parts], 'or')}"
     if not memories:
-        lost = f"lost without {gone[0].name}, but not without any one memory" if gone else ""
-        return f"{when} the answer is {lost or f'given even without {WHOLE}'}."
-    text = f"{when} the answer is lost without {listed([change.name for change in parts or memories], 'or')}"
+        return f"lost without {gone[0].name}, but not without any one memory" if gone else f"given even without {WHOLE}"
     numbers = {change.memory for change in memories}
     alone = [(change, p) for change, p in at if change.alone and change.memory in numbers and not np.isnan(p)]
-    if parts or not alone:
-        return f"{text}."
+    text = f"lost without {listed([change.name for change in memories], 'or')}"
+    if not alone:
+        return text
     units = sum(len(one.memories[number].units) for number in numbers if number is not None)
     tried = f"{len(alone)} units" if len(alone) == units else f"{len(alone)} units tried, of {units},"
     enough = [change.name if memories[1:] else change.name.rpartition(": ")[2] for change, p in alone if p >= least]
-    return f"{text}, of whose {tried} {listed(enough, 'or') or 'none'} is enough alone."
+    return f"{text}, of whose {tried} {listed(enough, 'or') or 'none'} is enough alone"

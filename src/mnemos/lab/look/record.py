@@ -87,10 +87,21 @@ class Asked(NamedTuple):
     after: list[int]
     probability: list[float]
 
+    def known(self, probability: float) -> bool:
+        """Whether the answer with a probability is known: half of the greatest that it has, if that is an answer."""
+        return max(self.probability) >= KNOWN and probability >= LOST * max(self.probability)
+
     @property
     def known_at_end(self) -> bool:
-        """Whether it has half of the greatest probability that it has anywhere, if that is an answer."""
-        return max(self.probability) >= KNOWN and self.probability[-1] >= LOST * max(self.probability)
+        return self.known(self.probability[-1])
+
+    @property
+    def lost(self) -> int | None:
+        """The first of `after` at which the answer was known before and is not now; None: it is not lost."""
+        until = (Asked(self.after[: i + 1], self.probability[: i + 1]) for i in range(len(self.after)))
+        return next(
+            (i for i, one in enumerate(until) if one.known(max(one.probability)) and not one.known_at_end), None
+        )
 
 
 @dataclass

@@ -24,9 +24,9 @@ from mnemos.lab.tasks.files import check_text, read_bytes
 from mnemos.lab.tasks.metrics import GUESS
 from mnemos.lab.tasks.task import Task
 from mnemos.modes import evaluating
-from mnemos.types import InputError
+from mnemos.types import InputError, reset
 
-from .effects import log_probabilities, read_segments
+from .effects import KNOWN, LOST, log_probabilities, read_segments
 from .page import page
 from .record import Document, Recording, record, segment_length, shown_words
 
@@ -174,10 +174,12 @@ def trained(run: Path, recipe: Recipe, task: Task) -> str:
     """How far a run was trained, and its score; a line on the terminal if it is not finished."""
     if Result.exists(run):
         result, metric = Result.read(run), task.metrics[0]
-        split = "validation" if result.test is None else "test"
-        return (
-            f"trained with {result.steps or 0:,} updates, {metric.text(result.score(metric.name))} on the {split} split"
-        )
+        split, scores = ("validation", result.valid) if result.test is None else ("test", result.test)
+        parts = [f"trained with {result.steps:,} updates" if result.steps else "trained"]
+        parts += [f"{metric.text(scores[metric.name])} on the {split} split"] if metric.name in scores else []
+        without = result.controls.get("emptied", {})
+        parts += [f"{metric.text(without[metric.name])} with the caches emptied"] if metric.name in without else []
+        return ", ".join(parts)
     if not steps(run / "checkpoints") and not steps(run / "checkpoints", "best"):
         return ""
     unfinished = f"not finished: {final_checkpoint(run)[0]} of {recipe.train.steps:,}"
@@ -250,18 +252,42 @@ def document_of(
 
 @torch.no_grad()
 def choose_row(task: Task, models: Sequence[tuple[nn.Module, int]], batch: Any) -> tuple[int, str]:
-    """Of rows that ask a question, of those told farthest back, the one whose answer a model knows best; else row 0;
-    and why. models: each with the tokens of its segments.
+    """Of rows that ask a question: the first of those told farthest back whose answer needs the state; else row 0; and
+    why.
+
+    models: each with the tokens of its segments. An answer needs the state if no model that knows it gives it half of
+    that probability without its state. Of these rows, one is taken whose answer is not the likeliest token of a model
+    that does not know it, if there is one.
     """
     questions = [task.question(row.tolist()) for row in batch.inputs]
     apart = [-1 if one is None else batch.inputs.shape[1] - len(one.ask) - one.fact[1] for one in questions]
     if (far := max(apart)) < 0:
         return 0, "the first"
     rows = [i for i, words in enumerate(apart) if words == far]
-    known = torch.zeros(len(rows))
+    why = f"the first of those told {far:,} tokens before the question"
+    inputs, targets = batch.inputs[rows], batch.targets[rows, -1]
+    heard = max(one.fact[1] for i, one in enumerate(questions) if one is not None and i in rows)
+    fits, unlikely, needed = torch.ones(len(rows), dtype=torch.bool), torch.ones(len(rows), dtype=torch.bool), False
     for model, length in models:
+        if not (cut := (inputs.shape[1] - 1) // length * length):  # one segment has the whole row: no state is needed
+            return rows[0], why
+        begin = min(cut, -(-heard // length) * length)
         with evaluating(model):
-            outputs, _ = read_segments(model, batch.inputs[rows], None, length)
-            answers = log_probabilities(model, outputs[:, -1]).gather(1, batch.targets[rows, -1:])
-        known = torch.maximum(known, answers[:, 0].exp().nan_to_num(0.0))
-    return rows[int(known.argmax())], f"of those told {far:,} tokens before the question the one known best"
+            _, state = read_segments(model, inputs[:, :cut], None, length)
+            fresh = reset(state, torch.ones(len(rows), dtype=torch.bool))
+            # Guessed: with the state emptied before the question, or so early that the rest of the text was read again.
+            answers = [
+                log_probabilities(model, read_segments(model, inputs[:, first:], one, length)[0][:, -1])
+                for first, one in ((cut, state), (cut, fresh), (begin, fresh))
+            ]
+        known, late, early = (one.gather(1, targets[:, None])[:, 0].exp() for one in answers)
+        unlikely &= (known >= KNOWN) | (answers[0].argmax(-1) != targets)
+        if (known >= KNOWN).any():
+            fits &= (known >= KNOWN) & (torch.maximum(late, early) < LOST * known)
+            needed = True
+    if not (needed and fits.any()):
+        return rows[0], why
+    why += " whose answer is known with the state and not guessed without it"
+    if (best := fits & unlikely).any():
+        return rows[int(best.nonzero()[0])], why
+    return rows[int(fits.nonzero()[0])], f"{why}, but the likeliest token of a model that does not know it"
