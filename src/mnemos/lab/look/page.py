@@ -6,12 +6,13 @@ from functools import partial
 import numpy as np
 
 from mnemos.errors import plural
+from mnemos.lab.report.charts import Axis, Chart, chart_figure, variant
 from mnemos.lab.report.markup import capital, decimal, escape, listed, paragraph, table
-from mnemos.lab.report.shell import embedded, html_page, script
+from mnemos.lab.report.shell import chart_library, embedded, html_page, script
 
 from .effects import KNOWN, LOST, WHOLE, Prediction
 from .pack import explained, pack
-from .record import Recording
+from .record import PARTS, Recording
 
 _SHOWN = 12  # rows of a static table
 
@@ -20,6 +21,7 @@ def page(recordings: Sequence[Recording]) -> str:
     """The page of some recordings as HTML. The same recordings give the same text."""
     sections = {
         ("short", "In short"): _short(recordings),
+        ("asked", "When it is known"): (asked := _asked(recordings)),
         ("viewer", "Segment by segment"): _viewer(recordings),
         ("emptied", "Predictions with a part emptied"): _emptied(recordings),
     }
@@ -33,7 +35,10 @@ def page(recordings: Sequence[Recording]) -> str:
     parts = [document.about, f"{len(document.tokens):,} tokens", listed(list(lengths))]
     byline = " · ".join(filter(None, parts))
     own = partial(script, package="mnemos.lab.look")
-    return html_page("What the memory holds", body, paragraph(byline, "byline"), [own("look.js")], own("look.css"))
+    charts = [chart_library(), script("page.js")] if asked else []
+    return html_page(
+        "What the memory holds", body, paragraph(byline, "byline"), [*charts, own("look.js")], own("look.css")
+    )
 
 
 def _short(recordings: Sequence[Recording]) -> str:
@@ -54,6 +59,29 @@ def _short(recordings: Sequence[Recording]) -> str:
         parts += f"<div>{heading}{note}{''.join(map(paragraph, sentences(one)))}</div>"
     words = paragraph(thresholds(), "note") if any(one.asked for one in recordings) else ""
     return f'{passage}<div class="look-short">{parts}</div>{words}'
+
+
+def _asked(recordings: Sequence[Recording]) -> str:
+    asked = [(one, one.asked, one.document.question) for one in recordings]
+    answered = [(one, ask, question) for one, ask, question in asked if ask is not None and question is not None]
+    if not answered:
+        return ""
+    guess = answered[0][0].document.guess
+    series = [variant(one.name, i) for i, (one, _, _) in enumerate(answered)]
+    chart = Chart(
+        *("asked", "", "probability of the answer", series, [""]),
+        [Axis("tokens between what was told and the question", ",d")],
+        limits=(0.0, 1.0),
+        references=[] if guess is None else [("a guess", guess)],
+    )
+    for i, (_, ask, question) in enumerate(answered):
+        chart.add(i, 0, ask.probability, [after - question.fact[1] for after in ask.after])
+    steps = listed([f"{step:,}" for step in dict.fromkeys(max(1, one.length // PARTS) for one, _, _ in answered)])
+    caption = (
+        f"The question is asked after every {steps} tokens of this one row, and the probability of the right answer is "
+        f"drawn.{'' if guess is None else ' Dotted: a guess.'}"
+    )
+    return chart_figure([chart], caption, "wide")
 
 
 def _viewer(recordings: Sequence[Recording]) -> str:

@@ -36,6 +36,7 @@ from .readers import WindowReader, readers_of
 
 LAYERS = 6  # with a memory, that are recorded, evenly spaced
 SEGMENT = 32  # tokens, of a model that has no segments, blocks or window
+PARTS = 4  # parts of a segment; the question is asked after each of them
 
 
 @dataclass(frozen=True)
@@ -231,10 +232,17 @@ def _read(
 
 
 def _ask(model: nn.Module, tokens: Tensor, question: Question, length: int, state: State) -> Asked:
-    """Ask right after the told words, and at the end: each time as of a row that ends with this question."""
-    ask = torch.tensor([question.ask], device=tokens.device)
-    after, probability = [question.fact[1], tokens.shape[1] - len(question.ask)], []
-    for position in after:
-        outputs, _ = read_segments(model, torch.cat([tokens[:, :position], ask], 1), state, length)
+    """Ask after every part of a segment from the told words on: each time as of a row that ends with this question."""
+    step, ask = max(1, length // PARTS), torch.tensor([question.ask], device=tokens.device)
+    after, probability = [], []
+    end = tokens.shape[1] - len(question.ask)
+    first = 0  # what `state` has read, whole segments
+    for position in [question.fact[1], *(i for i in range(step, end, step) if i > question.fact[1]), end]:
+        whole = position // length * length
+        if whole > first:
+            _, state = read_segments(model, tokens[:, first:whole], state, length)
+            first = whole
+        outputs, _ = read_segments(model, torch.cat([tokens[:, first:position], ask], 1), state, length)
         probability.append(float(log_probabilities(model, outputs[0, -1])[question.answer].exp()))
+        after.append(position)
     return Asked(after, probability)
