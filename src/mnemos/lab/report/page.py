@@ -116,5 +116,10 @@ def _byline(tasks: Sequence[Results]) -> str:
     seeds = {row.seeds for row in rows}
     parts = [plural(len(runs) or sum(row.seeds for row in rows), "run")]
     parts += [f"{max(seeds)} seeds of each variant"] if len(seeds) == 1 and max(seeds) > 1 and len(rows) > 1 else []
-    ends = sorted(run.provenance.finished[:10] for run in runs if run.provenance and run.provenance.finished)
-    return " · ".join([*parts, *(f"finished {end}" for end in ends[-1:])])
+    steps = {run.result.steps if run.result else None for run in runs}
+    if len(steps) == 1 and (number := steps.pop()):
+        parts.append(plural(number, "update") + (" each" if len(runs) > 1 else ""))
+    about = [run.provenance for run in runs if run.provenance]
+    parts += [f"finished {end[:10]}" for end in sorted(one.finished for one in about if one.finished)[-1:]]
+    commits = list(dict.fromkeys(one.commit[:10] for one in about if one.commit))
+    return " · ".join([*parts, *([f"commit {listed(commits)}"] if commits else [])])
