@@ -18,6 +18,7 @@ from processes import Process, until
 from mnemos import registry
 from mnemos.errors import InputError, say
 from mnemos.lab.cli import main
+from mnemos.lab.run.recipe_files import find_recipe
 
 QUICK = "--train.steps 10 --train.batch-size 8 --train.eval-every 5 --train.log-every 5 --train.checkpoint-every 5"
 QUICK += " --data.train-size 200 --data.valid-size 50 --data.test-size 60 --model.dim 16 --train.accelerator cpu"
@@ -232,6 +233,13 @@ def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
     assert main(["show", str(file.with_suffix(".yml"))]) == 0
     of_yaml = json.loads(capsys.readouterr().out)
     assert (of_yaml["name"], of_yaml["optim"]["lr"], of_yaml["train"]["steps"]) == ("mine", 0.001, 3)
+    for number, read in (("010", 10), ("1:30", "1:30"), ("2026-13-01", "2026-13-01")):  # of YAML 1.1: 8, 90, an error
+        file.with_suffix(".yml").write_text(written.replace("steps: 3", f"steps: {number}"))
+        if isinstance(read, int):
+            assert find_recipe(str(file.with_suffix(".yml"))).train.steps == read
+        else:
+            said = refused(capsys, "train", str(file.with_suffix(".yml")))
+            assert f"train.steps: expected an integer, found {read!r}" in said
     file.with_suffix(".yml").write_text("model: {is: transformer\ndata: 3")
     assert "mine.yml: expected a recipe, found a file that cannot be read (" in refused(
         capsys, "train", str(file.with_suffix(".yml"))

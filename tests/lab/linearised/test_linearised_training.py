@@ -136,6 +136,9 @@ def test_it_says_how_long_it_will_take_and_changes_nothing_by_that(tmp_path, cap
     training.run()
     said = capsys.readouterr().err
     assert "transfer: 2 updates of 32 tokens, about" in said
+    assert said.index("next token: ") < said.index(" in all, without the measurements after it")
+    assert "rises for 8 updates and the training has 2" in said
+    assert "optim." not in said  # the command has no such option
     assert all(map(torch.equal, weights(quiet), weights(training)))
 
 

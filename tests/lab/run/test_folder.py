@@ -250,6 +250,18 @@ def test_one_writer_at_a_time(run, forks):
     RunFolder.resume(run.folder, RECIPE).close()
 
 
+def test_a_run_that_starts_again_from_other_weights_says_so(tmp_path, capsys):
+    """It had no checkpoint yet, and the run that it starts from was trained for longer in the meantime."""
+    source = {"run": "runs/one", "sha256": "1", "tensors": 3}
+    run = RunFolder.start(tmp_path / "a", RECIPE, "cpu", source)
+    for sha256, changed in (("1", False), ("2", True), ("2", False)):
+        run.newest({**source, "sha256": sha256})
+        assert ("the weights of runs/one have changed" in capsys.readouterr().err) == changed
+    run.close()
+    found = about(tmp_path / "a")
+    assert [one.get("weights", {}).get("sha256") for one in (found, *found["resumed"])] == ["1", None, "2", None]
+
+
 def _on_a_small_disk(done: str, other: str) -> None:
     sys.dont_write_bytecode = True  # Python would store cut files and later fail to read them
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

@@ -237,3 +237,10 @@ def test_a_run_that_goes_on_keeps_its_number_of_processes(monkeypatch):
     assert "mnemos train runs/it/recipe.json --from runs/it --train.devices N" in advice
     assert "own number of processes, 2" in advice
     assert "set --train.devices" not in advice  # which --resume refuses
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_run_of_another_machine_is_told_how_a_new_one_starts_from_it():
+    for run, where in (("runs/it", " in a new run: mnemos train runs/it/recipe.json --from runs/it"), (None, "")):
+        with pytest.raises(InputError, match=rf"change train\.accelerator or train\.devices{where}$"):
+            devices.connect(TrainConfig(accelerator="cuda"), run)

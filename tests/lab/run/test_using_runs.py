@@ -154,7 +154,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
     assert read_recipe(folder).train.steps == 2, "nothing in the folder has changed"
 
 
-def test_the_best_weights_are_kept_and_a_run_stops_early(text_run, tmp_path):
+def test_the_best_weights_are_kept_and_a_run_stops_early(text_run, tmp_path, capsys):
     asked = recipe(str(text_run.parent / "texts"), steps=40, keep_best=True, patience=2, keep=99)
     asked = replace(asked, optim=OptimConfig(lr=0.3))  # far too high: the loss goes up and down
     whole = run(asked, tmp_path / "run", quiet=True)
@@ -169,6 +169,9 @@ def test_the_best_weights_are_kept_and_a_run_stops_early(text_run, tmp_path):
     again = train(read_recipe(killed), killed, resume=True, quiet=True)
     assert all(again[key] == whole[key] for key in ("best_step", "steps", "test", "stopped_early"))
     assert main(["train", "--resume", str(tmp_path / "run"), "--train.steps", "90"]) == 2
+    capsys.readouterr()
+    run(None, tmp_path / "run", resume=True)
+    assert f"had stopped early; --from {tmp_path / 'run'} starts another" in capsys.readouterr().out
 
 
 TEXT = " \n = {0} = \n \n The {0} is a {0} of two words , one of which is {0} . \n"

@@ -275,7 +275,8 @@ class Training:
         return recipe, task, parameters
 
     def _say_how_long(self, stages: Sequence[Stage]) -> None:
-        """Say how long each stage will take: an update of each is timed, and undone."""
+        """Say how long each stage will take, and both: an update of each is timed, and undone."""
+        every: list[float] = []
         for stage in stages:
             recipe, task, parameters = self.stage(stage)
             rows, done = recipe.train.batch_size, _updates_done(self.folder / stage)
@@ -303,8 +304,11 @@ class Training:
                 seconds = time.perf_counter() - began
             for value in parameters.values():
                 value.grad = None
-            whole = clock(seconds * left + predicting)
+            every.append(seconds * left + predicting)
+            whole = clock(every[-1])
             _say(f"{stage.replace('_', ' ')}: {left:,} updates of {task.max_length:,} tokens, about {whole}{about}")
+        if len(every) > 1:
+            _say(f"about {clock(sum(every))} in all, without the measurements after it")
 
 
 def _updates_done(folder: Path) -> int:

@@ -17,7 +17,7 @@ from mnemos.lab.tasks.task import Task
 from mnemos.types import InputError
 
 from . import optim
-from .recipe import Recipe, TrainConfig
+from .recipe import OWN, Recipe, TrainConfig
 from .scored_batches import limited
 
 ANY = "any"  # `inputs` of a model that accepts every kind of input
@@ -99,6 +99,11 @@ def schedule_warning(recipe: Recipe) -> str | None:
     if warmup <= steps:
         return None
     highest = optim.factor(recipe.optim.schedule, steps, steps)
+    if recipe.model.name == OWN:  # of mnemos linearise, which has no such option, or of mnemos.fit
+        return (
+            f"the learning rate rises for {warmup:,} updates and the training has {steps:,}: it ends at {highest:.2g} "
+            "times the highest rate; train on more tokens or for more updates"
+        )
     return (
         f"optim.schedule.warmup is {warmup:,} steps and the run has {steps:,}: it ends within the warm-up, at "
         f"{highest:.2g} times optim.lr; train for more steps, or lower optim.schedule.warmup"

@@ -64,8 +64,10 @@ def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
     except (MisconfigurationException, ValueError, RuntimeError) as error:
         asked = f"{config.accelerator!r}, {config.devices} device(s), {config.strategy!r}, {config.precision!r}"
         problem = " ".join(str(error).split())
+        where = "" if resumed is None else f" in a new run: {_again(resumed)}"
         raise InputError(
-            f"train: {asked} is not available on this machine ({problem}); change train.accelerator or train.devices"
+            f"train: {asked} is not available on this machine ({problem}); change train.accelerator or "
+            f"train.devices{where}"
         ) from None
     if fabric.world_size > 1:
         # The group is left at exit rather than after training: another training in this program uses the processes.
@@ -74,17 +76,19 @@ def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
     return fabric
 
 
+def _again(run: str | Path) -> str:
+    return f"mnemos train {run}/recipe.json --from {run}"
+
+
 def _check_processes(config: TrainConfig, resumed: str | Path | None) -> None:
     from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
-    kept = (
-        ""
-        if resumed is None
-        else (
+    kept = ""
+    if resumed is not None:
+        kept = (
             f"a run is resumed with its own number of processes, {config.processes}; with another, start a new run: "
-            f"mnemos train {resumed}/recipe.json --from {resumed} --train.devices N"
+            f"{_again(resumed)} --train.devices N"
         )
-    )
     if TorchElasticEnvironment.detect():
         launcher, started, here = "torchrun", int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
     elif SLURMEnvironment.detect():

@@ -107,10 +107,11 @@ class RunFolder:
 
     # --- going on from a checkpoint ---
 
-    def newest(self) -> tuple[int, JSONObject | None]:
+    def newest(self, weights: JSONObject | None = None) -> tuple[int, JSONObject | None]:
         """Read the checkpoint to continue from, and remove what was written after it: (step, checkpoint or None).
 
-        Records in run.json that the run continues, and prints what has changed since.
+        Records in run.json that the run continues, and prints what has changed since. weights: `Start.source` of a run
+        without a checkpoint, which starts again from another run's weights as they are now.
         """
         newest = checkpoint.newest(self.checkpoints)
         step, saved, notes = newest or (0, None, ["no checkpoint yet: the run starts again from its first update"])
@@ -126,6 +127,9 @@ class RunFolder:
             "command": command_line(),
         }
         entry |= {name: today[name] for name in ("source_sha256", "versions") if today[name] != about.latest(name)}
+        if weights is not None and weights["sha256"] != (about.latest("weights") or {}).get("sha256"):
+            entry["weights"] = weights
+            notes.append(f"the weights of {weights['run']} have changed since the start; the run has the new ones")
         replace(about, resumed=[*about.resumed, entry]).write(self.folder)
         self.trim(step, saved["evaluation"]["step"] if saved else 0)
         for note in [*notes, *changed_since(about, today)]:

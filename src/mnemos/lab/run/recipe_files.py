@@ -21,12 +21,20 @@ MODEL_RECIPE = "model_recipe.json"  # in a folder that `mnemos average` writes: 
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, as it is since version 1.2."""
+    """YAML whose numbers are decimal, as since version 1.2: 1e-3 is one, 010 is 10; 1:30 and dates are texts."""
+
+    yaml_implicit_resolvers = {
+        first: [one for one in resolvers if one[0].rpartition(":")[2] not in ("int", "float", "timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9.]+[eE][-+]?[0-9]+$"), list("-+.0123456789")
-)
+for _kind, _number in (
+    ("int", r"[-+]?[0-9]+$"),
+    ("float", r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan)$"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_number), list("-+.0123456789"))
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))  # the default reads 010 as 8
 
 
 def find_recipe(name: str) -> Recipe:

@@ -162,7 +162,7 @@ class Run:
                     self.files = RunFolder.resume(self.path, self.recipe)
                     self.result = Result.read(self.path) if Result.exists(self.path) else None
                     if self.result is None:
-                        step, saved = self.files.newest()
+                        step, saved = self.files.newest(weights)
                 else:
                     gpu = self.fabric.device.type == "cuda"
                     device = torch.cuda.get_device_name(self.fabric.device) if gpu else self.fabric.device.type

@@ -46,8 +46,13 @@ def carry_out(run: Run, count_flops: bool = True) -> Result:
         if 0 < run.recipe.train.test_rows <= rows:  # fewer are all rows of the split
             say(f"{name}: {rows:,} rows of the test split were scored; mnemos eval {run.path} --rows 0 scores all")
         if finished:
-            more = "fit(..., steps=N, resume=True)" if run.recipe.model.name == OWN else "--train.steps N"
-            say(f"{name}: this run had finished its {result.steps:,} steps; {more} trains it for longer")
+            own = run.recipe.model.name == OWN
+            if result.stopped_early:
+                again = "fit(...) with this model in another folder" if own else f"--from {run.path}"
+                say(f"{name}: this run had stopped early; {again} starts another with its weights")
+            else:
+                more = "fit(..., steps=N, resume=True)" if own else "--train.steps N"
+                say(f"{name}: this run had finished its {result.steps:,} steps; {more} trains it for longer")
         _print_summary(result, run.task, run.path)
     return result
 
