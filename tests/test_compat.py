@@ -58,6 +58,7 @@ def test_functions_of_torch_c_and_dictionaries_of_modules_are_there():
 
 def test_other_names_are_there():
     assert torch.zeros(1)._version == 0
+    assert torch.ops.aten.add.Tensor._overloadpacket is torch.ops.aten.add
     assert torch.ops.aten.add_.Tensor._schema.arguments[0].alias_info.is_write
     for name in ("forward", "forward_pre", "backward", "backward_pre"):
         assert hasattr(nn.modules.module, f"_global_{name}_hooks")
@@ -65,6 +66,7 @@ def test_other_names_are_there():
     assert len(_compat.operators(*names, "_unsafe_view", "no_such_operator")) == 3
     assert _compat.packed_products() is not None
     assert _compat.dense_product() is not None
+    assert [_compat.is_elementary(one) for one in (torch.ops.aten.mm.default, torch.ops.aten.linear.default)] == [1, 0]
     assert hasattr(iter(torch.utils.data.DataLoader([1], num_workers=1)), "_shutdown_workers")
 
     def function():

@@ -429,6 +429,20 @@ def operators(*names: str) -> list[Any]:
     return [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
 
 
+def operator_of(overload: Any) -> Any:
+    """The operator (torch.ops.aten.add) of one of its overloads (torch.ops.aten.add.Tensor), or itself without them."""
+    return getattr(overload, "_overloadpacket", overload)
+
+
 def schema_of(overload: Any) -> Any:
     """An operator's schema: the names of its arguments, and which results alias or overwrite them."""
     return overload._schema
+
+
+def is_elementary(overload: Any) -> bool:
+    """Whether a dispatched operator is itself, and not made of others. Fallback: False, and it is asked for its parts.
+
+    prim: a tensor's device and layout, of which PyTorch cannot be asked, as of operators on functions (higher_order).
+    """
+    decomposes = getattr(overload, "_can_decompose", None)
+    return overload.namespace in ("prim", "higher_order") or (decomposes is not None and not decomposes())

@@ -3,11 +3,12 @@ import copy
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from mnemos import GRC, Transformer
 from mnemos.attention import LinearAttention, SoftmaxAttention
 from mnemos.attention.softmax import attend
-from mnemos.lab.measure.flops import count_flops, forward_flops
+from mnemos.lab.measure.flops import COUNTED, count_flops, forward_flops
 from mnemos.lab.speech.models import BiLSTMConfig
 from mnemos.models.transformer import MLP
 from mnemos.ops import linear_attention
@@ -154,3 +155,30 @@ def test_attention_that_is_called_by_keywords_counts_as_much():
     q, k, v = (torch.randn(B, 2, 70, 4) for _ in range(3))
     by_keywords = count_flops(lambda: F.scaled_dot_product_attention(query=q, key=k, value=v))
     assert by_keywords == count_flops(lambda: F.scaled_dot_product_attention(q, k, v)) == 2 * B * 2 * 70 * 70 * 8
+
+
+@pytest.mark.parametrize(("holds", "products"), [(True, 2), (False, 1)])
+def test_of_a_condition_the_branch_that_runs_is_counted(holds, products):
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    found = []
+    branches = (lambda x: x @ w @ w, lambda x: x @ w)
+    count = count_flops(lambda: found.append(torch.cond(torch.tensor(holds), *branches, (x,))))
+    assert count == products * 2 * 4 * 8 * 8
+    assert torch.allclose(found[0], branches[not holds](x))
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_it_is_pytorchs_count_of_the_whole(mode):
+    """Inference mode leaves operators whole that are made of others: scaled_dot_product_attention, linear, matmul."""
+    model = Transformer(vocab_size=11, dim=8, layers=1, num_heads=2, mlp=8)
+    words = torch.randint(11, (2, 5))
+
+    def step():
+        with mode():
+            y = torch.matmul(model(words)[0], torch.ones(11, 3))
+            if mode is torch.enable_grad:
+                y.sum().backward()
+
+    with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
+        step()
+    assert count_flops(step) == counter.get_total_flops() > 0

@@ -1,4 +1,4 @@
-"""Count the floating-point operations (FLOPs) of a call by PyTorch's counter, with those of attention on the CPU.
+"""Count the floating-point operations (FLOPs) of a call, with those of attention on the CPU.
 
 The convention: a multiply-add is 2 FLOPs. Matrix products, convolutions and attention are counted; elementwise
 operations, norms and softmax are not. Fused causal attention counts as if nothing were masked, as PyTorch counts it.
@@ -7,6 +7,7 @@ operations, norms and softmax are not. Fused causal attention counts as if nothi
 import contextlib
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 from torch.utils.weak import WeakIdKeyDictionary
 
 import mnemos.ops.linear  # noqa: F401 - declares the operators of mnemos that are counted
 from mnemos import generators
-from mnemos._compat import operators
+from mnemos._compat import DispatchMode, is_elementary, operator_of, operators
 from mnemos.lab.tasks.batch import Batch, to_model
 from mnemos.lab.tasks.task import SUPERVISED, Task
 from mnemos.types import State, likelihood_of
@@ -116,6 +117,41 @@ class _Unpadded(TorchFunctionMode):
         return out
 
 
+class Operators(DispatchMode):
+    """Inside the `with`, calls note(operator, its overload, arguments, keywords, result, FLOPs) after each operator.
+
+    FLOPs are None without a formula; an operator that is made of others is its parts. PyTorch's FlopCounterMode counts
+    the same, but attributes all to modules by hooks on tensors, which take as long as the rest.
+    """
+
+    supports_higher_order_operators = True  # or they would raise an error: those of torch.cond
+
+    def __init__(self, note: Callable[[Any, Any, tuple, dict, object, int | None], object]) -> None:
+        super().__init__()
+        self.note = note
+        self.formulas: dict[object, tuple[Any, Formula | None]] = {}  # of elementary overloads: each is asked once
+        self.known = flop_registry | {operator: shape_wrapper(formula) for operator, formula in COUNTED.items()}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in self.formulas:
+            if func is torch.ops.higher_order.cond:
+                holds, if_true, if_false, operands = args
+                with self:
+                    return (if_true if holds else if_false)(*operands)
+            if not is_elementary(func):
+                with self:
+                    parts = func.decompose(*args, **kwargs)
+                if parts is not NotImplemented:
+                    return parts
+            operator = operator_of(func)
+            self.formulas[func] = operator, self.known.get(operator)
+        out = func(*args, **kwargs)
+        operator, formula = self.formulas[func]
+        self.note(operator, func, args, kwargs, out, None if formula is None else formula(*args, **kwargs, out_val=out))
+        return out
+
+
 def count_flops(function: Callable[[], object]) -> int:
     """FLOPs of one call, with its side effects, in matrix products, convolutions and attention; a multiply-add is 2."""
     return sum(flops_by_operation(function).values())
@@ -123,9 +159,15 @@ def count_flops(function: Callable[[], object]) -> int:
 
 def flops_by_operation(function: Callable[[], object]) -> dict[str, int]:
     """The count of `count_flops` by the name of PyTorch's operator: {"addmm": …, "bmm": …}."""
-    with _Unpadded(), no_fast_path(), FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
+    counts: Counter[str] = Counter()
+
+    def note(operator: Any, _overload: Any, _args: tuple, _kwargs: dict, _out: object, flops: int | None) -> None:
+        if flops is not None:
+            counts[operator.__name__] += flops
+
+    with _Unpadded(), no_fast_path(), Operators(note):
         function()
-    return {operator.__name__: flops for operator, flops in counter.flop_counts["Global"].items()}
+    return dict(counts)
 
 
 def forward_flops(model: nn.Module, inputs: Tensor, mask: Tensor | None = None, segment: int = 0) -> int:
