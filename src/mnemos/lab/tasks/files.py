@@ -51,7 +51,7 @@ def not_text(head: bytes, name: str) -> str:
         return "a byte 0, as in binary files and UTF-16"
     ending = os.path.splitext(name.lower().removesuffix(".gz"))[1]
     if ending == ".json" and _RECORDS.match(head):
-        return "an array of JSON objects, whose rows are read from JSON lines (.jsonl)"
+        return "an array of JSON objects, whose texts are read if it is saved as JSON lines (.jsonl)"
     return f"a table ({ending})" if ending in _TABLES else ""
 
 
