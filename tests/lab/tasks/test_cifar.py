@@ -103,6 +103,9 @@ def test_tars_of_jpegs(tmp_path):
     assert np.array_equal(unpacked[0], train[0])
     assert CIFARConfig(str(tmp_path)).files() == sorted(tars, reverse=True)
     assert len(CIFARConfig(str(tmp_path / "unpacked")).files()) == 60
+    (tmp_path / "unpacked" / "test" / "class3").rename(tmp_path / "unpacked" / "test" / "third")
+    with pytest.raises(InputError, match=r"test: expected the same classes as in train, found 'class3' in one"):
+        read_cifar(tmp_path / "unpacked", "cifar10")
     jpegs(tars[0], "train", side=31, each=1)
     with pytest.raises(InputError, match=r"train/class9/0000.jpg: .*32 x 32.*\(31, 31\)"):
         read_cifar(tmp_path, "cifar10")

@@ -111,6 +111,10 @@ def test_what_is_an_image(tmp_path):
     names = ["000.png", "B.JPG", "c.JpEg", "d.webp", "e.tif", "f.PPM", "g.bmp", "ü.png", "inner/deep/j.png"]
     assert files.paths == [*(str(tmp_path / "a" / n) for n in names), str(tmp_path / "b/000.png")]
     assert files.labels.tolist() == [0] * 9 + [1]
+    assert sorted(map(os.path.basename, files.left_out)) == ["i.png.tmp", "jpg", "notes.txt"]
+    write_photos(tmp_path / "phone", {"a": 4, "b": 4})
+    (tmp_path / "phone" / "b" / "c.heic").touch()
+    assert f"left out: {os.path.join('b', 'c.heic')}" in PhotosConfig(str(tmp_path / "phone"), size=8).build().about
     write_photos(tmp_path / "kinds", {"car": 5, "train": 5, "test": 3})
     assert read_layout(tmp_path / "kinds", 0.1)["train"].classes == ("car", "test", "train"), "train is a class"
 

@@ -1,5 +1,6 @@
 import io
 import math
+import multiprocessing
 import pickle
 
 import numpy as np
@@ -140,7 +141,20 @@ def test_pictures_from_files_are_kept_while_they_fit(tmp_path, monkeypatch):
     lazy = FilePictures(paths, np.zeros(5), 8, 1.0)
     for _ in range(2):
         assert np.array_equal(lazy.fitted(1), expected[1])
-    assert len(reads) == 7
+    assert len(reads) == 8
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="shares the memory of its parent")
+def test_what_a_worker_decodes_is_decoded_for_all(tmp_path, monkeypatch):
+    """Otherwise each worker would decode and hold all pictures, and each evaluation, with new workers, decode anew."""
+    paths = sorted(map(str, write_photos(tmp_path, {"a": 3}).glob("*/*")))
+    found = FilePictures(paths, np.zeros(3), 8, 1.0)
+    worker = multiprocessing.get_context("fork").Process(target=found.fitted, args=(1,))
+    worker.start()
+    worker.join()
+    expected = pictures.read_fitted(paths[1], 8, 1.0)
+    monkeypatch.setattr(pictures, "read_image", None)
+    assert np.array_equal(found.fitted(1), expected)
 
 
 def test_pictures_from_arrays():

@@ -110,6 +110,7 @@ EARLY = [i % 5 / 2 if i < 300 else "" for i in range(STEPS)]
         ({"a": WAVE, "late": LATE}, {}, "in the training split, rows 1 to 280, found none in late; name the others"),
         ({"a": WAVE, "b": EARLY}, {"target": "b"}, "expected a value in the test split, found none of b"),
         (COLUMNS, {"target": "time"}, r"found 400 different ones in 400 rows of time; name another column$"),
+        ({"a": WAVE, "no": [""] * STEPS}, {"target": "no"}, "found 0 different ones in 0 rows of no; name another"),
         (COLUMNS, {"target": "onn"}, r"a column in data.target, found 'onn'; did you mean 'on'\?$"),
     ],
 )
@@ -183,6 +184,16 @@ def test_steps_without_a_class_are_named_and_not_scored(tmp_path):
     assert "200 steps without b (empty, NA, null, …): read and not scored" in task.about
     assert (task.sizes["vocab_size"], task.reference) == (2, {"majority class": 0.5})
     assert sum(map(task.count, task.batches("test", 1))) == task.size("test") == 30
+
+
+def test_what_makes_a_column_words_and_times_that_go_back_are_said(tmp_path):
+    days = [f"2024-{1 + i // 28:02}-{1 + i % 28:02}" for i in range(300)]
+    columns = {"x": WAVE[:300], "y": [0.5, "off", *range(298)], "no": [""] * 300, "day": days[::-1]}
+    about = SeriesConfig(write(tmp_path / "s.csv", **columns)).build().about
+    assert "left out: y (has other values than numbers, first 'off'), no (has no values), day (has " in about[4]
+    assert about[5].startswith("warning: the times in day go back 299 times, first after row 1; ")
+    columns |= {"day": days, "y": range(300)}
+    assert not any("warning" in line for line in SeriesConfig(write(tmp_path / "s.csv", **columns)).build().about)
 
 
 def test_a_gap_is_not_scored(tmp_path):

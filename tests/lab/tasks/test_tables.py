@@ -97,6 +97,7 @@ def test_a_column_without_a_table_is_refused_but_not_where_a_text_is_scored(tmp_
         ("s.csv", b"id;body\n" + b"1;some words\n" * 40, "separated by commas, found ';'; save it with commas"),
         ("comma.csv", b"a;b\n1,5;2\n", r"cannot be read \(CSV parse error: Expected 1 columns, got 2: 1,5;2\)"),
         ("twice.csv", b"a,a\n1,2\n", "expected each column once, found 'a' again"),
+        ("array.jsonl", b'[{"a": 1}]', "expected an object on each line, found one array; save it as JSON lines"),
         ("m.jsonl", b'{"a": 1}\n{"a": "b"}\n', "changed from number to string"),
         ("notes.txt", b"a,b\n1,2\n", "expected a table.*, found the ending '.txt'; "),
     ],
@@ -135,6 +136,32 @@ def test_the_type_of_a_column_is_that_of_all_its_rows(tmp_path):
     assert read_table(tmp_path / "t.csv").column_names == ["0", "1"]
 
 
-def test_quotation_marks_of_a_tsv_are_text(tmp_path):
-    (tmp_path / "t.tsv").write_text('id\ttext\n1\t"one\n2\ttwo, "2"\n')
-    assert read_table(tmp_path / "t.tsv")["text"].to_pylist() == ['"one', 'two, "2"']
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ('1\t"one\n2\ttwo, "2"\n', ['"one', 'two, "2"']),
+        ('1\t"so" he said\n2\t5" wide\n', ['"so" he said', '5" wide']),
+        ('"1"\t"a ""b"" c"\n"2"\t"tab\t and\nline"', ['a "b" c', "tab\t and\nline"]),  # as pandas writes them
+    ],
+)
+def test_quotation_marks_of_a_tsv_are_text_unless_all_enclose_cells(tmp_path, content, texts):
+    (tmp_path / "t.tsv").write_text("id\ttext\n" + content)
+    assert read_table(tmp_path / "t.tsv").to_pydict() == {"id": [1, 2], "text": texts}
+
+
+def test_gaps_are_read_as_pandas_writes_them(tmp_path):
+    """In a file of one column an empty line is a gap: without it later steps of a series would move."""
+    (tmp_path / "t.csv").write_text("a,b\n1,x\n\nNone,y\n<NA>,None\n,NA\n")
+    assert read_table(tmp_path / "t.csv").to_pydict() == {"a": [1, None, None, None], "b": ["x", "y", None, None]}
+    for end in ("\n", "\r\n"):
+        (tmp_path / "t.csv").write_bytes(end.join(["", "a", "1", "", "3", "", ""]).encode())
+        assert read_table(tmp_path / "t.csv").to_pydict() == {"a": [1, None, 3]}
+
+
+def test_an_array_of_json_objects_is_no_text(tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text('[\n {"review": "words"},\n {"review": "more"}\n]\n' * 2000)
+    with pytest.raises(InputError, match=r"r.json: expected text, found an array of JSON objects, .* JSON lines"):
+        TextConfig(str(path)).build()
+    path.write_text("[1, 2, 3]\n" * 2000)
+    TextConfig(str(path)).build()

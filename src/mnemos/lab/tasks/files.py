@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 import tarfile
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ _BEGINNINGS = {
     b"{\\rtf": "an RTF document",
 }
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".arrow")
+_RECORDS = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
 
 
 def read_bytes(path: str | Path) -> bytes:
@@ -48,6 +50,8 @@ def not_text(head: bytes, name: str) -> str:
     if b"\0" in head:  # as git and grep decide
         return "a byte 0, as in binary files and UTF-16"
     ending = os.path.splitext(name.lower().removesuffix(".gz"))[1]
+    if ending == ".json" and _RECORDS.match(head):
+        return "an array of JSON objects, whose texts are read if it is saved as JSON lines (.jsonl)"
     return f"a table ({ending})" if ending in _TABLES else ""
 
 

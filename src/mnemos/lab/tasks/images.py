@@ -253,9 +253,13 @@ def read_cifar(
     """The training images, the test images and the names of classes in a folder (`CIFARConfig`)."""
     folder, release = Path(folder), _release(variant)
     if not download and not (folder / release.base_folder).is_dir():
-        (train_images, names), (test_images, _) = (
-            _labelled_pictures(path, variant) for path in _picture_folders(folder)
-        )
+        folders = _picture_folders(folder)
+        (train_images, names), (test_images, others) = (_labelled_pictures(path, variant) for path in folders)
+        if different := sorted({*names} ^ {*others}):
+            raise InputError(
+                f"{folders[1]}: expected the same classes as in {folders[0].name}, found {different[0]!r} in one of "
+                "them; check both"
+            )
         return train_images, test_images, names
     expected = f"{release.filename} or its files in {release.base_folder}, but torchvision could not read them"
     with _of_torchvision(f"{folder}: expected {expected}", "fetch them again, or set data.download True"):

@@ -34,6 +34,7 @@ class Photos(NamedTuple):
     classes: tuple[str, ...]
     paths: list[str]
     labels: NDArray[np.int32]
+    left_out: list[str]  # the other files there that are not hidden
 
     def only(self, rows: NDArray[np.int64]) -> "Photos":
         return self._replace(paths=[self.paths[row] for row in rows.tolist()], labels=self.labels[rows])
@@ -87,6 +88,8 @@ class PhotosConfig(DataConfig):
         task = self._task(splits)
         about = [f"{split:5}  {photos.described()}" for split, photos in splits.items()]
         about[0] += f": {first_names(train.classes)}"
+        if left_out := dict.fromkeys(path for photos in splits.values() for path in photos.left_out):
+            about.append(f"left out: {first_names([os.path.relpath(path, self.folder) for path in left_out])}")
         if sum(len(photos.paths) for photos in splits.values()) <= COMPARED:
             about += repeated({split: {path: _content(path) for path in one.paths} for split, one in splits.items()})
         task.about = tuple(about)
@@ -164,8 +167,13 @@ def scan(folder: str, classes: Sequence[str] | None = None) -> Photos:
             "remove this folder, or train with the class"
         )
 
+    left_out: list[str] = []
+
     def wanted(path: str) -> bool:
-        return is_image(path) and f"{os.sep}." not in path[len(folder) :]
+        hidden = f"{os.sep}." in path[len(folder) :]
+        if not hidden and not is_image(path):
+            left_out.append(path)
+        return is_image(path) and not hidden
 
     pairs = make_dataset(folder, {name: index[name] for name in own}, is_valid_file=wanted, allow_empty=True)
     labels = np.array([label for _, label in pairs], np.int32)
@@ -174,7 +182,7 @@ def scan(folder: str, classes: Sequence[str] | None = None) -> Photos:
             f"{os.path.join(folder, [*index][empty[0]])}: expected images ({' '.join(ENDINGS)}), found none; add "
             "images or remove the folder"
         )
-    return Photos(folder, tuple(index), [path for path, _ in pairs], labels)
+    return Photos(folder, tuple(index), [path for path, _ in pairs], labels, left_out)
 
 
 def _split_folders(folder: str) -> dict[Split, str]:

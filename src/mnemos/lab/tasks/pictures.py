@@ -3,6 +3,7 @@
 import contextlib
 import io
 import math
+import mmap
 import os
 import warnings
 from collections.abc import Sequence
@@ -70,19 +71,32 @@ class ArrayPictures(Pictures):
 
 
 class FilePictures(Pictures):
-    """Pictures from files, decoded when they are needed, and kept if `CACHED` bytes hold all results of `fitted`."""
+    """Pictures from files, decoded when they are needed, and kept if `CACHED` bytes hold all results of `fitted`.
+
+    Forked processes share what is kept: each worker would else decode, and hold, all pictures for itself, and those of
+    an evaluation anew each time.
+    """
 
     def __init__(self, paths: Sequence[str], labels: NDArray[np.integer], size: int, centre: float) -> None:
         super().__init__(labels, size, centre)
         self.paths = paths
-        self._kept: dict[int, NDArray[np.uint8]] = {}
+        self._kept: NDArray[np.uint8] | None = None
+        row = 3 * size * size + 1  # the first byte: whether the row is filled
+        if len(paths) * row <= CACHED:
+            memory = mmap.mmap(-1, len(paths) * row)  # uses no memory before it is written to
+            self._kept = np.frombuffer(memory, np.uint8).reshape(len(paths), row)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_kept": None}  # a process that is not forked decodes for itself
 
     def fitted(self, index: int) -> NDArray[np.uint8]:
-        picture = self._kept.get(index)
-        if picture is None:
-            picture = read_fitted(self.paths[index], self.size, self.centre)
-            if picture.nbytes * len(self.paths) <= CACHED:
-                self._kept[index] = picture
+        row = None if self._kept is None else self._kept[index]
+        if row is not None and row[0]:
+            return row[1:].reshape(self.size, self.size, 3)
+        picture = read_fitted(self.paths[index], self.size, self.centre)
+        if row is not None:
+            row[1:] = picture.reshape(-1)
+            row[0] = 1  # written last, because other processes read it
         return picture
 
     def image(self, index: int) -> "Image.Image":

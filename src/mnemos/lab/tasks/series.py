@@ -19,7 +19,7 @@ from mnemos.types import InputError
 from .batch import IGNORE, Batch
 from .metrics import ACCURACY, MAJORITY, SumMetric, ratio
 from .preprocessing import Predicted, Preprocessing, likely_classes
-from .tables import ENDINGS, read_table
+from .tables import ENDINGS, is_number, read_table
 from .task import SPLITS, DataConfig, HeldOut, Split
 from .token_task import SegmentedTask
 
@@ -147,7 +147,7 @@ def read_series(
         few = types[target].startswith(("int", "uint", "bool")) and len({*known_cells}) <= MOST_CLASSES
         if run is not None or few or target not in numbers:
             names = tuple(sorted({*known_cells})) if run is None else run.names
-            if run is None and len(names) > len(known_cells) / 2:
+            if run is None and not len(known_cells) / 2 >= len(names) > 0:
                 numbered = ", or add it to data.columns to predict its number" if target in numbers else ""
                 raise InputError(
                     f"{path}: expected classes that come again as data.target, found {len(names):,} different ones in "
@@ -176,8 +176,11 @@ def read_series(
     about = [f"{plural(len(features), 'column')}: {', '.join(features)}; predicted: {target or 'all'}"]
     if left_out := [name for name in types if name not in (*features, target)]:
         why = dict.fromkeys(grows, " (only grows or falls: --data.columns reads it)")
-        why |= {name: " (has other values than numbers)" for name in left_out if name not in numbers}
+        why |= {name: _no_numbers(table[name]) for name in left_out if name not in numbers}
         about.append(f"left out: {', '.join(name + why.get(name, '') for name in left_out)}")
+    about += filter(
+        None, (_order(name, table[name]) for name in left_out if types[name].startswith(("date", "timestamp")))
+    )
     if without := int((labels == IGNORE).sum()):
         about.append(f"{plural(without, 'step')} without {target} (empty, NA, null, …): read and not scored")
     if gaps:
@@ -188,6 +191,26 @@ def read_series(
         np.stack([arrays[n] for n in some], 1) if some else np.zeros((len(table), 0)) for some in (features, targets)
     )
     return Series(features, values, targets, own, known, names, labels, tuple(about))
+
+
+def _no_numbers(column: Any) -> str:
+    """Why a column is no column of numbers: its first value that is none. A single one makes words of all."""
+    filled = [str(one) for one in column.to_pylist() if one is not None]
+    first = next((one for one in filled if not is_number(one)), None)
+    if first is None:
+        return " (has its numbers in quotation marks)" if filled else " (has no values)"
+    return f" (has other values than numbers, first {first!r:.40})"
+
+
+def _order(name: str, times: Any) -> str | None:
+    """A warning where a column of dates or times goes back: predictions would then be of the past."""
+    back = np.flatnonzero(np.diff(times.to_numpy().astype("M8[us]")) < np.timedelta64(0))
+    if not len(back):
+        return None
+    return (
+        f"warning: the times in {name} go back {plural(len(back), 'time')}, first after row {back[0] + 1:,}; the model "
+        "takes the order of rows for that of time: sort them"
+    )
 
 
 def _only_grows(values: NDArray[np.float64]) -> bool:

@@ -1,5 +1,6 @@
 """Tables that people have, read by pyarrow: JSON lines, CSV, Parquet and what the library `datasets` saves."""
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from .files import read_bytes
 ENDINGS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 ARROW = ".arrow"  # of a folder that `save_to_disk` wrote
 DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")  # files beside them
+_BLOCK = 2**30  # bytes
+# The cells of a TSV if those that begin with a quotation mark also end with one.
+_QUOTED_TSV = re.compile(rb'(?:(?:"(?:[^"]|"")*+"|[^"\t\r\n][^\t\r\n]*+)?+(?:[\t\r\n]|\Z))*+')
 
 
 def is_table(file: Path) -> bool:
@@ -51,7 +55,7 @@ def read_table(file: Path) -> Any:
 
     data = read_bytes(file)
     source = arrow.BufferReader(data)
-    block = min(len(data) + 1, 2**30)  # the type of a column is that of the whole file, not of its beginning
+    block = min(len(data) + 1, _BLOCK)  # the type of a column is that of the whole file, not of its beginning
     try:
         if ending == ".parquet":
             table = parquet.read_table(source)
@@ -59,18 +63,29 @@ def read_table(file: Path) -> Any:
             table = ipc.open_stream(source).read_all()
         elif ending in (".jsonl", ".ndjson"):
             data.decode()
+            if data.lstrip()[:1] == b"[":
+                raise InputError(f"{file}: expected an object on each line, found one array; save it as JSON lines")
             table = json.read_json(source, read_options=json.ReadOptions(block_size=block))
         else:
             data.decode()
-            is_tsv = ending == ".tsv"  # whose quotation marks are text
-            table = csv.read_csv(
-                source,
-                read_options=csv.ReadOptions(block_size=block),
-                parse_options=csv.ParseOptions(
-                    delimiter="\t" if is_tsv else ",", quote_char=False if is_tsv else '"', newlines_in_values=True
-                ),
-                convert_options=csv.ConvertOptions(strings_can_be_null=True),
+            # A TSV with a mark that nothing closes, as of inches, has its marks as text, and a row on each line.
+            quoted = ending == ".csv" or _QUOTED_TSV.fullmatch(data) is not None
+            form = csv.ParseOptions(
+                delimiter="," if ending == ".csv" else "\t",
+                quote_char='"' if quoted else False,
+                newlines_in_values=True,
             )
+            options: dict[str, Any] = {
+                "read_options": csv.ReadOptions(block_size=block),
+                "parse_options": form,
+                "convert_options": csv.ConvertOptions(
+                    strings_can_be_null=True, null_values=[*csv.ConvertOptions().null_values, "None", "<NA>"]
+                ),
+            }
+            table = csv.read_csv(source, **options)
+            if len(table.column_names) == 1:  # of which an empty line between others is a row without a value
+                form.ignore_empty_lines = False
+                table = csv.read_csv(arrow.BufferReader(data.strip(b"\r\n")), **options)
     except UnicodeDecodeError as error:
         raise InputError(
             f"{file}: offset {error.start}: expected UTF-8, found the byte 0x{data[error.start]:02x}; save it as UTF-8"
@@ -87,7 +102,7 @@ def read_table(file: Path) -> Any:
     if len(names) == 1 and (mark := next((mark for mark in ";\t" if mark in names[0]), None)):
         raise InputError(f"{file}: expected columns separated by commas, found {mark!r}; save it with commas")
     # What pandas and NumPy's tables call columns, 0, 1, …, are names.
-    if all(map(_is_number, names)) and names != [*map(str, range(len(names)))]:
+    if all(map(is_number, names)) and names != [*map(str, range(len(names)))]:
         raise InputError(
             f"{file}: expected names of columns in the first line, found numbers ({', '.join(names):.60}); add a line "
             "of names"
@@ -95,7 +110,8 @@ def read_table(file: Path) -> Any:
     return table
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a cell holds a number, as Python writes it."""
     try:
         float(text)
     except ValueError:
