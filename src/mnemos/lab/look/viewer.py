@@ -132,10 +132,10 @@ def look_at_runs(
         inputs = getattr(opened[0].task.example(), "inputs", None)
         tokens = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
         if not tokens or not all(getattr(one.model, "autoregressive", False) for one in opened):
-            other = "predicts something else" if tokens else "reads other inputs"
+            does = "predicts something else" if tokens else "reads other inputs"
             raise InputError(
                 f"{folders[0]}: expected a run whose model reads tokens and predicts the next one, found one that "
-                f"{other}, which look does not show; mnemos report {folders[0]} shows what its memory is worth"
+                f"{does}, which look does not show; mnemos report {folders[0]} shows what its memory is worth"
             )
     document = document_of(opened, max(one.length for one in opened), text, number, segments)
     return Look([one.record(document) for one in opened]).write(target)
