@@ -407,9 +407,10 @@ def test_runs_of_different_data_and_of_no_tokens_are_refused(monkeypatch, tmp_pa
     window = build("window")
     apart = [viewer.Opened(name, "", window, Task(), ToldConfig(rows=4, seed=i), 6) for i, name in enumerate("ab")]
     refused(r"same data.* a and b", *apart)
-    pictures = Task()
-    pictures.example = lambda: Batch(torch.zeros(1, 3, 4, 4), torch.zeros(1))
-    refused("found one that reads other inputs", viewer.Opened("a", "", torch.nn.Linear(2, 2), pictures, None, 6))
+    for words, inputs in (("reads other inputs", torch.zeros(1, 3, 4, 4)), ("predicts something else", TOKENS[:1])):
+        task = Task()
+        task.example = lambda inputs=inputs: Batch(inputs, torch.zeros(1))
+        refused(f"found one that {words}", viewer.Opened("a", "", torch.nn.Linear(2, 2), task, None, 6))
 
 
 def test_the_runs_of_a_comparison_are_its_arms_first_seeds(tmp_path):

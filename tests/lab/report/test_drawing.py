@@ -14,6 +14,7 @@ def test_long_curves_of_seeds_share_their_steps():
     steps = [np.arange(10, 10010, 10), np.arange(10, 7010, 10)]
     long, short = [step[every_nth(steps, 400)] for step in steps]
     assert len(long) <= 400
+    assert long[-1] == steps[0][-1], "the curve ends where the run does"
     np.testing.assert_array_equal(long[: len(short)], short)
     assert every_nth(steps, 1000) == slice(0, None, 1), "short curves are their records"
 

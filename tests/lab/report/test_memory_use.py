@@ -54,6 +54,16 @@ def test_several_seeds_give_an_interval(tmp_path):
     assert [difference.finding(higher) for higher in (True, False)] == ["worse", "better"]
 
 
+def test_a_memory_that_no_target_reads_over_a_cut_is_not_called_unused(tmp_path):
+    window = {"name": "window", **dict.fromkeys(("emptied", "exchanged", "frozen"), entry(0.5))}
+    blind = measured(cut=130, memories=[window])
+    found = part([run_with(tmp_path / "a", blind)])
+    assert re.findall(r'<td data-head="(?:emp|exch|fro).*?">(.*?)<', found) == []
+    assert "demo, window not tested: rows were cut into segments of 130 tokens" in found
+    for i, other in enumerate((measured(cut=130), measured(memories=[window]))):  # a control changes a score; no cut
+        assert "not tested" not in part([run_with(tmp_path / f"b{i}", other)])
+
+
 def test_an_interval_is_rounded_once():
     assert [rounded(one) for one in (-0.62749, -0.627496, -0.62751)] == ["−0.627", "−0.627", "−0.628"]
     assert rounded(-0.00004) == "+0.000"

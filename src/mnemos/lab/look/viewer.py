@@ -126,15 +126,17 @@ def look_at_runs(
             f"look: expected runs with the same data, found others for {opened[0].name} and {other.name}; look at one "
             "at a time"
         )
-    # A model that reads no tokens, such as that of the numbers of a series, has no words to show.
-    decoder = isinstance(opened[0].task, DecoderText)
-    inputs = None if decoder else getattr(opened[0].task.example(), "inputs", None)
-    tokens = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
-    if not decoder and not tokens:
-        raise InputError(
-            f"{folders[0]}: expected a run whose model reads tokens, found one that reads other inputs, which look "
-            f"does not show; mnemos report {folders[0]} shows what its memory is worth"
-        )
+    # A model that reads no tokens, such as that of the numbers of a series, has no words to show; a classifier predicts
+    # none.
+    if not isinstance(opened[0].task, DecoderText):
+        inputs = getattr(opened[0].task.example(), "inputs", None)
+        tokens = isinstance(inputs, Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
+        if not tokens or not all(getattr(one.model, "autoregressive", False) for one in opened):
+            does = "predicts something else" if tokens else "reads other inputs"
+            raise InputError(
+                f"{folders[0]}: expected a run whose model reads tokens and predicts the next one, found one that "
+                f"{does}, which look does not show; mnemos report {folders[0]} shows what its memory is worth"
+            )
     document = document_of(opened, max(one.length for one in opened), text, number, segments)
     return Look([one.record(document) for one in opened]).write(target)
 

@@ -105,9 +105,10 @@ def curve_chart(results: Results, split: str, name: str) -> Chart:
 
 
 def every_nth(records: Sequence[np.ndarray], most: int) -> slice:
-    """The records of curves that are drawn: at most so many, the same ones of each, so that seeds share their steps."""
-    size = max(1, -(-max(map(len, records)) // most))
-    return slice(size - 1, None, size)
+    """The records of curves that are drawn: at most so many, the last of the longest, the same ones of each seed."""
+    longest = max(map(len, records))
+    size = max(1, -(-longest // most))
+    return slice((longest - 1) % size, None, size)
 
 
 def seed_names(runs: Iterable[RunRecord]) -> dict[Path, str]:

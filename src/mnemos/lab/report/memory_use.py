@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from mnemos.errors import plural
+from mnemos.lab.evaluate.recorded import ControlledMemory, StateControls
 
 from .charts import WHOLE, Axis, Chart, chart_figure, variant
 from .markup import decimal, escape, missing, paragraph, short, table
@@ -73,6 +74,13 @@ def _table(results: Results, scored: list[str]) -> str:
         for memory in memories.values():
             notes += [f"{name}, {memory.name} not {what}: {why}." for what, why in memory.unscored().items()]
             changes = [results.memory_effect(name, memory.name, control) for control in WORDS]
+            if all(_unread(of_run, one) for _, of_run in runs for one in of_run.memories if one.name == memory.name):
+                changes = [None] * len(WORDS)
+                notes.append(
+                    f"{name}, {memory.name} not tested: rows were cut into segments of {controls.cut} tokens for the "
+                    "controls, and none changes a score. No target reads what is carried over a cut, as with a window "
+                    "that is shorter than a segment; inside of a segment the memory may be used."
+                )
             cells = []
             for change in changes:
                 ends = change.interval if change else None
@@ -89,6 +97,17 @@ def _table(results: Results, scored: list[str]) -> str:
     )
     head = ["variant", "memory", "metric", "seeds", "rows", "targets", "as carried", *WORDS.values()]
     return table(caption, head, rows, "controls") + "\n".join(map(missing, notes))
+
+
+def _unread(controls: StateControls, memory: ControlledMemory) -> bool:
+    """Whether rows were cut for the controls of a memory, and none of them changes a score."""
+    carried, scored = controls.carried, memory.scored().values()
+    unchanged = (
+        math.isclose(one.scores.get("loss", math.nan), carried.scores.get("loss", math.nan), rel_tol=1e-6)
+        and np.array_equal(one.by_segment, carried.by_segment)
+        for one in scored
+    )
+    return controls.cut is not None and bool(scored) and all(unchanged)
 
 
 def rounded(value: float) -> str:

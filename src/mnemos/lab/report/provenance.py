@@ -9,6 +9,7 @@ from mnemos.types import JSONObject
 
 from .markup import count, escape, missing, short, table, table_of
 from .read import Results
+from .run_records import RunRecord
 
 _MOST = 80  # characters of a value in a table
 
@@ -47,6 +48,10 @@ def _runs(results: Results) -> str:
     def moment(value: str | None) -> str:
         return escape(value[:16].replace("T", " ")) if value else "–"
 
+    def steps(run: RunRecord) -> float:  # one that ended early may have done more than its last record says
+        last = run.train["step"].max(initial=0)
+        return last if run.result is None or run.result.steps is None else run.result.steps
+
     runs = [(name, run, run.provenance or Provenance()) for name in results.names for run in results.runs_of(name)]
     if not runs:
         return missing("No run folder is named in comparison.json.")
@@ -59,7 +64,8 @@ def _runs(results: Results) -> str:
             "variant": lambda one: escape(one[0]),
             "seed": lambda one: escape(one[1].seed),
             "commit": lambda one: f"<code>{escape(commits(one[2]) or '–')}</code>",
-            "steps": lambda one: count(one[1].train["step"].max(initial=0)),
+            "machine": lambda one: escape(", ".join(filter(None, (one[2].device, one[2].cpu))) or "–"),
+            "steps": lambda one: count(steps(one[1])),
             "started": lambda one: moment(one[2].started),
             "finished": lambda one: moment(one[2].finished) if one[1].result else "not finished",
         },
