@@ -164,8 +164,8 @@ def look(
     Args:
         runs: the folder of a run or of a comparison (one run of each recipe), or a decoder of Transformers with --text
         text: a text that the models read; by default a document of the test split
-        document: which document of the test split, from 0; by default the first, or of rows that ask a question and are
-            told farthest back the one whose answer a model knows best
+        document: which document of the test split, from 0; by default the first, or of rows that ask a question, one
+            told far back whose answer the models do not guess
         segments: segments at most (200), and at most 40,000 tokens of all models together
         out: the page; by default look.html in the first folder
     """
