@@ -84,10 +84,18 @@ _VERDICTS = {
   paper: ratio 0 to 1: 1.90 → 2.97 G, 75.1 → 78.5 %
   here: <cached_table10|tables/0/rows/ratio=0/as the paper counts|.2f> → <cached_table10|tables/0/rows/ratio=1/as the paper counts|.2f> G; digits: <cached_table10|tables/1/rows/ratio=0/accuracy|s>, <cached_table10|tables/1/rows/ratio=0.125/accuracy|s>, <cached_table10|tables/1/rows/ratio=0.25/accuracy|s>, <cached_table10|tables/1/rows/ratio=0.5/accuracy|s>, <cached_table10|tables/1/rows/ratio=1/accuracy|s> %
   FLOPs within 4 % up to ½; accuracy undecided.
-? Figures 1, 4, 5: cost, maps, gates [figure1 figure4 figure5]
-  paper: cached curve on top; maps complement; gates above ½ in most layers
-  here: three points of three on top; correlations of the maps <cached_figure4|tables/0/rows/layer=blocks.0/correlation|+.2f>, <cached_figure4|tables/0/rows/layer=blocks.1/correlation|+.2f>, <cached_figure4|tables/0/rows/layer=blocks.2/correlation|+.2f>, <cached_figure4|tables/0/rows/layer=blocks.3/correlation|+.2f>; gates above ½ in 1 of 8 layers
+? Figure 1: accuracy by cost [figure1]
+  paper: the cached curve on top
+  here: three points of three on top
   Digits, one seed, 500 updates.
+✗ Figure 4: the branches' maps complement each other [figure4]
+  paper: yes, by eye
+  here: CIFAR-10: correlation by layer <cached_figure4|tables/0/rows/layer=blocks.0/correlation|+.2f> (sd <cached_figure4|tables/0/rows/layer=blocks.0/correlation, sd|.2f>), <cached_figure4|tables/0/rows/layer=blocks.1/correlation|+.2f> (sd <cached_figure4|tables/0/rows/layer=blocks.1/correlation, sd|.2f>), <cached_figure4|tables/0/rows/layer=blocks.2/correlation|+.2f> (sd <cached_figure4|tables/0/rows/layer=blocks.2/correlation, sd|.2f>)
+  Six seeds: no layer has one sign in all of them.
+✓ Figure 5: gates [figure5]
+  paper: σ(λ) above ½ in most layers, lower in the last
+  here: CIFAR-10: <cached_figure5|tables/0/rows/layer=blocks.0/mean|.3f>, <cached_figure5|tables/0/rows/layer=blocks.1/mean|.3f>, <cached_figure5|tables/0/rows/layer=blocks.2/mean|.3f> by layer
+  In all three layers of each of six seeds; highest in the first.
 ✓ Not in the paper: a cache per stream
   here: recall of pairs <bench_memory|benchmarks/name=mqar/rows/name=window/mean|.2f> → <bench_memory|benchmarks/name=mqar/rows/name=gated-cache/mean|.2f>; never written <bench_memory|benchmarks/name=mqar/rows/name=gated-cache-unwritten/mean|.2f>
   Three seeds, recall of pairs.
