@@ -178,6 +178,8 @@ def read_series(
         why = dict.fromkeys(grows, " (only grows or falls: --data.columns reads it)")
         why |= {name: " (has other values than numbers)" for name in left_out if name not in numbers}
         about.append(f"left out: {', '.join(name + why.get(name, '') for name in left_out)}")
+    times = [name for name in left_out if types[name].startswith(("timestamp", "date"))]
+    about.extend(found for name in times if (found := _of_times(name, table[name])))
     if without := int((labels == IGNORE).sum()):
         about.append(f"{plural(without, 'step')} without {target} (empty, NA, null, …): read and not scored")
     if gaps:
@@ -188,6 +190,32 @@ def read_series(
         np.stack([arrays[n] for n in some], 1) if some else np.zeros((len(table), 0)) for some in (features, targets)
     )
     return Series(features, values, targets, own, known, names, labels, tuple(about))
+
+
+def _of_times(name: str, column: Any) -> str:
+    """What is wrong with times: they go back, or some steps are longer than the others; "" if nothing is."""
+    times = column.drop_null().cast("timestamp[us]", safe=False).cast("int64").to_numpy().astype("datetime64[us]")
+    steps = np.diff(times) / np.timedelta64(1, "s")
+    if not len(steps):
+        return ""
+
+    def seconds(row: int) -> str:
+        return str(np.datetime_as_string(times[row], unit="s"))
+
+    if (back := steps < 0).any():
+        at = int(back.argmax())
+        return (
+            f"warning: {name} goes back, from {seconds(at)} to {seconds(at + 1)}: the rows must be in the order of "
+            "time, and of one series"
+        )
+    holes = steps > 1.5 * np.median(steps)
+    if not holes.any():
+        return ""
+    at = int(holes.argmax())
+    return (
+        f"warning: {name} has {plural(int(holes.sum()), 'hole')} that the model does not see, the first from "
+        f"{seconds(at)} to {seconds(at + 1)}: add these rows, with empty values"
+    )
 
 
 def _only_grows(values: NDArray[np.float64]) -> bool:
