@@ -131,7 +131,7 @@ def test_each_kind_of_excess_is_refused(words):
 
 
 def test_damaged_and_foreign_folders_are_refused(tmp_path):
-    refuses(r"expected config\.json", mnemos.load, tmp_path)
+    refuses(r"with config\.json", mnemos.load, tmp_path)
     mnemos.save(small(), tmp_path)
     weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
     whole, settings = weights.read_bytes(), config.read_text()

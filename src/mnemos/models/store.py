@@ -155,7 +155,10 @@ def _folder_of_model(folder: Path) -> Path:
             raise InputError(
                 f"{folder}: expected the folder of a run or of a model, found {registry.missing_folder(folder)}"
             )
-        raise InputError(f"{folder}: expected config.json and model.safetensors, as mnemos.save writes them")
+        raise InputError(
+            f"{folder}: expected a run, with recipe.json, or a model of mnemos.save, with config.json and "
+            "model.safetensors, found a folder without these; check the path"
+        )
     return folder
 
 

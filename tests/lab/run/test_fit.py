@@ -298,6 +298,9 @@ def test_a_model_of_transformers_is_trained_by_its_own_loss(tmp_path, kind):
         before = model.eval()(input_ids=ids[:4], attention_mask=mask[:4].long(), labels=labels[:4]).loss.item()
     loader = DataLoader(data, 4)
     refuses(r"single row.*DataLoader", mnemos.fit, model, data, loader, tmp_path / "rows", 30, train=SETTINGS)
+    in_lists = DataLoader([{name: x.tolist() for name, x in row.items()} for row in data], 4)
+    words = r"as input_ids, found a list, .* rows that hold lists; .*with_format\('torch'\)"
+    refuses(words, mnemos.fit, model, in_lists, loader, tmp_path / "lists", 30, train=SETTINGS)
     if kind == "Llama":
         refuses(
             r"expected the metric loss for labels \[B, T\], .* found accuracy; leave",

@@ -164,6 +164,7 @@ def test_what_cannot_be_predicted_is_one_line(finished, tmp_path, capsys, output
     (tmp_path / "empty").mkdir()
     assert "nowhere.png: expected a readable file" in refused("predict", finished, tmp_path / "nowhere.png")
     assert "empty: expected images" in refused("predict", finished, tmp_path / "empty")
+    assert "expected a run, with recipe.json" in refused("predict", tmp_path / "empty", tmp_path / "empty")
     good = [str(finished.parent / f"photos/{name}.png") for name in ("cat/0", "dog/1")]
     alone = output("predict", finished, *good)
     assert main(["predict", str(finished), good[0], str(tmp_path / "broken.png"), good[1]]) == 1
@@ -179,7 +180,10 @@ def test_other_photos_are_scored_whole_and_say_what_their_splits_hold(finished, 
     scored = partial(output, "eval", finished, "--data.folder")
     not_scored = partial(refused, "eval", finished, "--data.folder")
     assert "a class of the training data, found 'doe'" in not_scored(photos(tmp_path / "does", ("cat", "cow", "doe")))
-    assert "class folders with images, found none" in not_scored(photos(tmp_path / "one", ("cat",)) / "cat")
+    cats = not_scored(photos(tmp_path / "one", ("cat",)) / "cat")
+    assert "class folders with images, found images and no folder; name the folder above" in cats
+    (tmp_path / "none").mkdir()
+    assert "class folders with images, found none" in not_scored(tmp_path / "none")
     assert "test" in scored(finished.parent / "photos", "--data.held_out", "0.4")
     other, splits = photos(tmp_path / "other", seed=1), tmp_path / "splits"
     assert scored(other).splitlines()[0] == f"scored: all, 36 photos of 6 classes: {other}"

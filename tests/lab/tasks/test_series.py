@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,23 @@ def test_gaps_have_the_value_before_and_columns_are_named(tmp_path):
     assert (task.values[1:7, 0] * std + mean).round().tolist() == [1, 2, 2, 2, 5, 0]
 
 
+@pytest.mark.parametrize(
+    ("days", "words"),
+    [
+        ((*range(1, 11), *range(13, 31)), "warning: day has 1 hole .* from 2024-01-10T00:00:00 to 2024-01-13T00:00:00"),
+        (range(28, 0, -1), "warning: day goes back, from 2024-01-28T00:00:00 to 2024-01-27T00:00:00: the rows must"),
+        (range(1, 29), None),
+    ],
+)
+def test_dates_that_the_model_does_not_see_are_looked_at(tmp_path, days, words):
+    columns = {"day": [f"2024-01-{day:02}" for day in days], "a": WAVE[:28], "b": WAVE[1:29]}
+    about = SeriesConfig(write(tmp_path / "s.csv", **columns), segment=4).build().about
+    warned = [line for line in about if line.startswith("warning")]
+    assert len(warned) == (words is not None)
+    assert "" not in about
+    assert words is None or re.match(words, warned[0])
+
+
 LATE = ["" if i < 300 else i % 3 for i in range(STEPS)]
 EARLY = [i % 5 / 2 if i < 300 else "" for i in range(STEPS)]
 
@@ -191,7 +209,7 @@ def test_what_makes_a_column_words_and_times_that_go_back_are_said(tmp_path):
     columns = {"x": WAVE[:300], "y": [0.5, "off", *range(298)], "no": [""] * 300, "day": days[::-1]}
     about = SeriesConfig(write(tmp_path / "s.csv", **columns)).build().about
     assert "left out: y (has other values than numbers, first 'off'), no (has no values), day (has " in about[4]
-    assert about[5].startswith("warning: the times in day go back 299 times, first after row 1; ")
+    assert about[5].startswith("warning: day goes back, from 2024-11-20T00:00:00 to 2024-11-19T00:00:00: ")
     columns |= {"day": days, "y": range(300)}
     assert not any("warning" in line for line in SeriesConfig(write(tmp_path / "s.csv", **columns)).build().about)
 

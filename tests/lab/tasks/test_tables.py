@@ -60,6 +60,7 @@ def test_a_folder_of_tables_gives_its_splits(tmp_path):
     two = TextConfig(str(tmp_path / "saved"), segment=16, held_out=0.3).build()
     assert documents(two, "test") == {*parts["test"]}
     assert documents(two, "train") | documents(two, "valid") == {*parts["train"]}
+    assert not any("left out" in line for line in two.about), "what datasets keeps beside the rows is no text"
     # A table beside texts is left out, unless its column is named.
     (tmp_path / "files" / "notes.txt").write_text("words " * 9000)
     assert TextConfig(str(tmp_path / "files")).files() == [tmp_path / "files" / "notes.txt"]

@@ -159,7 +159,9 @@ def scan(folder: str, classes: Sequence[str] | None = None) -> Photos:
 
     own = sorted(_subfolders(folder))
     if not own:
-        raise InputError(f"{folder}: expected class folders with images, found none; check the path")
+        images = os.path.isdir(folder) and any(map(is_image, os.listdir(folder)))
+        found = "images and no folder; name the folder above" if images else "none; check the path"
+        raise InputError(f"{folder}: expected class folders with images, found {found}")
     index = {name: i for i, name in enumerate(classes or own)}
     if unknown := [name for name in own if name not in index]:
         raise InputError(

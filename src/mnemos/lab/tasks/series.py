@@ -178,9 +178,8 @@ def read_series(
         why = dict.fromkeys(grows, " (only grows or falls: --data.columns reads it)")
         why |= {name: _no_numbers(table[name]) for name in left_out if name not in numbers}
         about.append(f"left out: {', '.join(name + why.get(name, '') for name in left_out)}")
-    about += filter(
-        None, (_order(name, table[name]) for name in left_out if types[name].startswith(("date", "timestamp")))
-    )
+    times = [name for name in left_out if types[name].startswith(("timestamp", "date"))]
+    about.extend(found for name in times if (found := _of_times(name, table[name])))
     if without := int((labels == IGNORE).sum()):
         about.append(f"{plural(without, 'step')} without {target} (empty, NA, null, …): read and not scored")
     if gaps:
@@ -202,14 +201,29 @@ def _no_numbers(column: Any) -> str:
     return f" (has other values than numbers, first {first!r:.40})"
 
 
-def _order(name: str, times: Any) -> str | None:
-    """A warning where a column of dates or times goes back: predictions would then be of the past."""
-    back = np.flatnonzero(np.diff(times.to_numpy().astype("M8[us]")) < np.timedelta64(0))
-    if not len(back):
-        return None
+def _of_times(name: str, column: Any) -> str:
+    """What is wrong with times: they go back, or some steps are longer than the others; "" if nothing is."""
+    times = column.drop_null().cast("timestamp[us]", safe=False).cast("int64").to_numpy().astype("datetime64[us]")
+    steps = np.diff(times) / np.timedelta64(1, "s")
+    if not len(steps):
+        return ""
+
+    def seconds(row: int) -> str:
+        return str(np.datetime_as_string(times[row], unit="s"))
+
+    if (back := steps < 0).any():
+        at = int(back.argmax())
+        return (
+            f"warning: {name} goes back, from {seconds(at)} to {seconds(at + 1)}: the rows must be in the order of "
+            "time, and of one series"
+        )
+    holes = steps > 1.5 * np.median(steps)
+    if not holes.any():
+        return ""
+    at = int(holes.argmax())
     return (
-        f"warning: the times in {name} go back {plural(len(back), 'time')}, first after row {back[0] + 1:,}; the model "
-        "takes the order of rows for that of time: sort them"
+        f"warning: {name} has {plural(int(holes.sum()), 'hole')} that the model does not see, the first from "
+        f"{seconds(at)} to {seconds(at + 1)}: add these rows, with empty values"
     )
 
 

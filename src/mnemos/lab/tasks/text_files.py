@@ -96,7 +96,8 @@ def find_text(
         texts = in_tables
     splits = _named_splits(folder, every, {*texts}, scoring)
     read = {file for files in splits.values() for file in files} or {*texts}
-    left_out = [file for file in every if file not in read]
+    beside = DESCRIPTIONS if in_tables else ()
+    left_out = [file for file in every if file not in read and file.name not in beside]
     return TextFiles(folder, splits, [] if splits else texts, left_out, column)
 
 

@@ -60,6 +60,16 @@ def _as_tensor(x: Any) -> Any:
     return torch.from_numpy(x) if isinstance(x, np.ndarray) else x
 
 
+def _lists(batch: Mapping[str, Any]) -> list[str]:
+    """The entries that are lists of numbers or of tensors [B], position by position: those of rows in lists."""
+    return [
+        name
+        for name, x in batch.items()
+        if isinstance(x, (tuple, list))
+        and all(isinstance(one, (int, float, list)) or (isinstance(one, Tensor) and one.dim() < 2) for one in x)
+    ]
+
+
 def _rows(batch: Batch) -> int:
     tensors = leaves(batch)
     if not tensors or not all(x.dim() for x in tensors):
@@ -101,6 +111,12 @@ class OwnTask(Task):
         if self._own_loss and any(isinstance(x, Tensor) and x.dim() < 2 for x in inputs.values()):
             raise InputError(
                 "fit: expected batches {'input_ids': [B, T], 'labels', …}, found single rows; put them in a DataLoader"
+            )
+        if self._own_loss and (listed := _lists({**inputs, "labels": targets})):
+            raise InputError(
+                f"fit: expected a tensor [B, T] as {listed[0]}, found a list, as a DataLoader makes of rows that hold "
+                "lists; let them hold tensors (a data set of the library datasets: with_format('torch')), or give the "
+                "DataLoader a collate_fn, such as transformers.default_data_collator"
             )
         whole = isinstance(targets, Tensor) and targets.dtype == torch.int64
         self._by_rows = loss is not None or (self._own_loss and not whole)  # what the loss is a mean over
