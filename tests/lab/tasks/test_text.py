@@ -192,7 +192,9 @@ def test_the_standard_library():
     [
         (None, {}, "text: .*found nothing; check data.path"),
         ({"a": b"ab"}, {}, "a: .*3 bytes.*found 2"),
-        ({"train.txt": b"a", "test.txt": b"a" * 99, "valid.txt": b""}, {}, "valid split: expected documents .* none"),
+        ({"a": b"ab" * 9000}, {}, "valid split of at least 1,000 bytes.*found 900; .*data.held_out"),
+        ({"train.txt": b"a" * 9999, "test.txt": b"a" * 999}, {"held_out": 0.2}, "test split .*found 999; add text to"),
+        ({"train.txt": b"a", "test.txt": b"a" * 9999, "valid.txt": b""}, {}, "valid split: expected documents .* none"),
         ({"train.txt": b"a", "val.txt": b"a", "dev.txt": b"a"}, {}, "one valid split, found dev.txt and val.txt"),
         ({"a.txt": b"ab" * 9000 + b"\0" + b"ab" * 9000}, {}, "a.txt: expected text, found a byte 0 at offset 18,000"),
         ({"a.jpg": b"\xff\0", "b.jpg": b"\xff\0"}, {}, "2 pictures among 2 files; .*photos-vit"),

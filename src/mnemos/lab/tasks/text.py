@@ -32,6 +32,7 @@ from .token_task import Documents, SegmentedTask, sampling_options
 from .vocabulary import Bytes, SubWords, Tokens, Vocabulary, Words
 
 Encoded = dict[str, Tokens]  # the tokens of documents by their names
+SCORED = 1_000  # bytes: with fewer, the loss per byte has a standard error of about 0.1 nat
 _STDIN = "-"
 TEXTS, GIVEN, WRITTEN = 3, 120, 280  # documents of a report, and tokens of each before and after the model goes on
 TEMPERATURE = 0.8
@@ -77,6 +78,13 @@ class TextConfig(DataConfig):
     def build(self) -> "TextTask":
         corpus = self._find()
         splits = split_documents(corpus, self.held_out, self.tokens != "bytes")
+        for split in SPLITS[1:]:
+            if 0 < (size := sum(map(len, splits[split].values()))) < SCORED:
+                fix = "add text to it" if split in corpus.splits else "add text, or raise data.held_out"
+                raise InputError(
+                    f"{corpus.folder}: expected a {split} split of at least {SCORED:,} bytes, because a smaller one "
+                    f"cannot be scored, found {size:,}; {fix}"
+                )
         vocabulary = self._vocabulary(splits["train"])
         about = []
         if self.path is None:
