@@ -9,8 +9,6 @@ from mnemos.lab.report.read import read_results
 from mnemos.lab.report.scores import costs as section
 from mnemos.lab.report.scores import section as results
 
-EQUAL = {"equal": "time", "budget": 60.0, "unit": "seconds", "first": "demo", "clock": "CPU time", "minutes": 1.0}
-
 
 def cells(page: str) -> list[list[str]]:
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>.*?</tr>", page)]
