@@ -126,6 +126,11 @@ def test_caches_of_other_heads_are_refused_and_an_emptied_one_is_new() -> None:
     refuses("begin with state=None", step, x, state)
 
 
+def test_the_only_key_head_is_the_whole_attention() -> None:
+    report = mnemos.linearise(plain("llama", num_key_value_heads=1), full=["model.layers.0.self_attn:0"])
+    assert [one.name for one in report.left] == ["model.layers.0.self_attn"]
+
+
 def test_names_of_heads_and_the_report() -> None:
     report = mnemos.linearise(plain("llama"), full=["model.layers.0.self_attn:0", "model.layers.1.self_attn:0,1"])
     assert [(one.name, one.full_heads) for one in report.changed] == [("model.layers.0.self_attn", (0,))]

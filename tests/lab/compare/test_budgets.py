@@ -166,6 +166,14 @@ def test_the_never_written_baseline_of_other_steps_is_named(text, tmp_path, monk
     assert not any("--unwritten" in line for line in caveats(shown))
 
 
+@pytest.mark.parametrize(("jobs", "threads"), [(1, 0), (2, 1)])
+def test_runs_beside_each_other_have_a_thread_each(text, tmp_path, runs_here, jobs, threads):
+    runs_here(finished)
+    compare.compare([plain(text, threads=0)], tmp_path / "c", jobs=jobs, of_claim=True)
+    written = json.loads((tmp_path / "c/lstm/seed-0/recipe.json").read_text())
+    assert written["train"]["threads"] == threads
+
+
 def test_a_budget_of_something_else_is_refused(text, tmp_path, measured):
     recipes = [plain(text), rmt(text)]
     Budget("time", 0.1).apply(recipes, tmp_path)

@@ -57,6 +57,7 @@ def test_the_card_has_the_run_s_own_numbers(exported):
     card = (checkpoint / "README.md").read_text()
     for metric in ("bits per byte", "accuracy"):
         assert f"| {metric} | {result['valid'][metric]:.6g} | {result['test'][metric]:.6g} |" in card
+    assert f"with the attention `{mnemos.load(folder).config.attention.name}`" in card
     assert str(folder) not in card  # folders of this machine are no part of it
 
 

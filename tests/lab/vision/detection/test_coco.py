@@ -110,6 +110,10 @@ def test_a_held_out_split_without_an_object_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"found groups \(iscrowd 1\) alone"):
         settings.build()
     assert "1 object of 1 class, 1 of the objects groups" in read_coco(file, places).describe()
+    write(tmp_path, [annotation(1, None)])
+    named = {metric.name for metric in settings.build().metrics}
+    assert "box AP small" in named
+    assert not {"box AP medium", "box AP large"} & named, "the held-out splits have no object of these sizes"
 
 
 def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_without_is_named(tmp_path):
