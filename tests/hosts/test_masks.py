@@ -205,6 +205,8 @@ def test_what_raises_a_key_hides_no_other():
     decoder[..., 0] += 25
     decoder[0, 0, 6, 6] = -50
     assert own_tokens(decoder, x, 0).tolist() == [[True] * 6 + [False], [True] * 7]
+    padding = torch.tensor([[1, 0, 1, 1, 0], [1, 1, 0, 1, 1]])  # of two keys before these three tokens
+    assert own_tokens(padding, x[:, :3], 2).tolist() == [[True, True, False], [False, True, True]]
     with pytest.raises(InputError, match="one sequence per row"):
         own_tokens(torch.where(LATER | PACKED["two blocks"], -50.0, 0.0)[None, None] + grows, x, 0)
 

@@ -43,6 +43,23 @@ def test_gradients_equal_those_of_one_graph(dtype, checkpoints, count):
     assert out.aux == [None] * count
 
 
+def test_numbers_in_a_state_are_compared_as_tensors_are():
+    weight, drawn = nn.Parameter(torch.ones(2)), iter(range(99))
+
+    def step(number):
+        def read(x, state):
+            h = state[0] * weight + x
+            return h.sum(), (h, number(state[1]))
+
+        return read
+
+    begin, pieces = (torch.zeros(2), 0.0), [torch.ones(2)] * 3
+    for number, end in ((lambda t: t + 0.1, 0.1 + 0.1 + 0.1), (lambda t: float("nan"), float("nan"))):
+        assert replay(step(number), pieces, begin).state[1] == pytest.approx(end, nan_ok=True)
+    with pytest.raises(InputError, match="expected its replay to give the state of the first pass"):
+        replay(step(lambda t: float(next(drawn))), pieces, begin)
+
+
 def test_the_step_makes_a_learned_start_from_none():
     model = cell(learned=True)
     assert compared(model, segments(), checkpoints=2).state_grad is None

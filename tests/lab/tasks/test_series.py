@@ -204,6 +204,11 @@ def test_steps_without_a_class_are_named_and_not_scored(tmp_path):
     assert sum(map(task.count, task.batches("test", 1))) == task.size("test") == 30
 
 
+def test_a_column_that_never_changes_is_read(tmp_path):
+    about = SeriesConfig(write(tmp_path / "s.csv", x=WAVE[:300], same=[1.0] * 300)).build().about
+    assert not any("left out" in line for line in about)
+
+
 def test_what_makes_a_column_words_and_times_that_go_back_are_said(tmp_path):
     days = [str(np.datetime64("2024-01-01") + i) for i in range(300)]
     columns = {"x": WAVE[:300], "y": [0.5, "off", *range(298)], "no": [""] * 300, "day": days[::-1]}

@@ -87,6 +87,13 @@ def test_photos_are_upright_and_large_ones_are_read_smaller(model, tmp_path, mon
     np.testing.assert_allclose(boxes[0], 2 * boxes[1], rtol=1e-5, err_msg="boxes are in the photo's pixels")
 
 
+def test_a_detector_reads_white_as_one(model):
+    detector, read = mnemos.load(model).eval(), []
+    detector.host.register_forward_pre_hook(lambda _, given: read.append(float(given[0][0].max())))
+    read_preprocessing(model).objects(detector, np.full((20, 30, 3), 255, np.uint8), 1, 0.0)
+    assert read == [1.0]
+
+
 def test_what_is_refused(model, tmp_path):
     photos = tmp_path / "photos"
     photos.mkdir()
