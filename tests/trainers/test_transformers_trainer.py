@@ -57,6 +57,16 @@ class Recorded(transformers().TrainerCallback):
         self.updates.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
 
 
+def test_one_process_counts_its_targets_whatever_is_averaged_over_processes(tmp_path):
+    found = []
+    for across in (True, False):
+        recorded, settings = Recorded(), arguments(tmp_path, max_steps=1, average_tokens_across_devices=across)
+        named = {"model": made("linear"), "args": settings, "train_dataset": documents(), "callbacks": [recorded]}
+        RolloutTrainer(**named, segment=SEGMENT, rollout=2).train()
+        found.append(recorded.updates[0])
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     "name", [n if n in ("cached", "memformer") else pytest.param(n, marks=pytest.mark.exhaustive) for n in MODELS]
 )
