@@ -434,11 +434,6 @@ def operator_of(overload: Any) -> Any:
     return getattr(overload, "_overloadpacket", overload)
 
 
-def schema_of(overload: Any) -> Any:
-    """An operator's schema: the names of its arguments, and which results alias or overwrite them."""
-    return overload._schema
-
-
 def is_elementary(overload: Any) -> bool:
     """Whether a dispatched operator is itself, and not made of others. Fallback: False, and it is asked for its parts.
 

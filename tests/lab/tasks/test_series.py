@@ -104,6 +104,7 @@ def test_gaps_have_the_value_before_and_columns_are_named(tmp_path):
     ("days", "words"),
     [
         ((*range(1, 11), *range(13, 31)), "warning: day has 1 hole .* from 2024-01-10T00:00:00 to 2024-01-13T00:00:00"),
+        ([1 + i // 2 for i in range(28)], "warning: day stands still, from 2024-01-01T00:00:00 to 2024-01-01T00:00:00"),
         (range(28, 0, -1), "warning: day goes back, from 2024-01-28T00:00:00 to 2024-01-27T00:00:00: the rows must"),
         (range(1, 29), None),
     ],

@@ -202,7 +202,7 @@ def _no_numbers(column: Any) -> str:
 
 
 def _of_times(name: str, column: Any) -> str:
-    """What is wrong with times: they go back, or some steps are longer than the others; "" if nothing is."""
+    """What is wrong with times: they go back, stand still, or some steps are longer than the others; "": nothing."""
     times = column.drop_null().cast("timestamp[us]", safe=False).cast("int64").to_numpy().astype("datetime64[us]")
     steps = np.diff(times) / np.timedelta64(1, "s")
     if not len(steps):
@@ -211,11 +211,12 @@ def _of_times(name: str, column: Any) -> str:
     def seconds(row: int) -> str:
         return str(np.datetime_as_string(times[row], unit="s"))
 
-    if (back := steps < 0).any():
-        at = int(back.argmax())
+    if (wrong := steps <= 0).any():
+        at = int(wrong.argmax())
+        does = "goes back" if steps[at] else "stands still"
         return (
-            f"warning: {name} goes back, from {seconds(at)} to {seconds(at + 1)}: the rows must be in the order of "
-            "time, and of one series"
+            f"warning: {name} {does}, from {seconds(at)} to {seconds(at + 1)}: the rows must be in the order of time, "
+            "one for each time, and of one series"
         )
     holes = steps > 1.5 * np.median(steps)
     if not holes.any():
