@@ -89,6 +89,36 @@ def test_the_native_kernels_are_counted_by_hand():
     assert count_flops(lambda: run().sum().backward()) == forward + backward
 
 
+@pytest.mark.parametrize(("beta", "products"), [(True, 3), (False, 2)])
+def test_the_delta_rule_s_kernel_is_counted_by_its_value_heads(beta, products):
+    """Six of them share two key heads; with β the state is read once more."""
+    q, k = (torch.randn(B, T, 2, 8, requires_grad=True, device="meta") for _ in range(2))
+    v, rates = torch.randn(B, T, 6, 5, device="meta"), torch.rand(B, T, 6, device="meta")
+    forward = products * 2 * B * T * 6 * 8 * 5
+
+    def run():
+        return torch.ops.mnemos.delta_rule(q, k, v, rates if beta else None, None, None, 1.0)[0]
+
+    assert count_flops(run) == forward
+    assert count_flops(lambda: run().sum().backward()) == forward + 3 * forward
+
+
+def test_the_kernels_of_channels_are_counted_by_hand():
+    x = torch.randn(B, T, 6, requires_grad=True, device="meta")
+    weight, a, b = (torch.randn(*n, device="meta") for n in ((6, 4), (6, 3), (B, T, 3)))
+    of_conv, of_scan = 2 * B * T * 6 * 4, 2 * 2 * B * T * 6 * 3
+
+    def convolved():
+        return torch.ops.mnemos.short_convolution(x, weight, None, None, None, None, None)[0]
+
+    def scanned():
+        return torch.ops.mnemos.selective_scan(x, x, a, b, b, None, None, None, None)[0]
+
+    assert [count_flops(convolved), count_flops(scanned)] == [of_conv, of_scan]
+    assert count_flops(lambda: convolved().sum().backward()) == 3 * of_conv
+    assert count_flops(lambda: scanned().sum().backward()) == 4 * of_scan
+
+
 def test_in_place_products_count():
     a, b, c = torch.randn(3, 4, 5), torch.randn(3, 5, 6), torch.randn(3, 4, 6)
     assert count_flops(lambda: c.baddbmm_(a, b)) == 2 * 3 * 4 * 5 * 6

@@ -18,7 +18,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 from torch.utils.weak import WeakIdKeyDictionary
 
-import mnemos.ops.linear  # noqa: F401 - declares the operators of mnemos that are counted
+# They declare the operators of mnemos that are counted.
+import mnemos.ops.convolution.native
+import mnemos.ops.delta.native
+import mnemos.ops.linear.native
+import mnemos.ops.selective.native  # noqa: F401
 from mnemos import generators
 from mnemos._compat import DispatchMode, is_elementary, operator_of, operators
 from mnemos.lab.tasks.batch import Batch, to_model
@@ -57,6 +61,21 @@ def _bidirectional(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__
     return 2 * (math.prod(k) * v[-1] + math.prod(q) * (v[-1] + 1))
 
 
+def _delta_rule(q: torch.Size, k: torch.Size, v: torch.Size, beta: torch.Size | None, *_: object, **__: object) -> int:
+    """As `_linear_attention` without z; with β, S is multiplied by k as well. q [B, T, K, D], v [B, T, H, M]."""
+    return 2 * math.prod(v) * q[-1] * (2 if beta is None else 3)
+
+
+def _selective_scan(x: torch.Size, dt: torch.Size, a: torch.Size, *_: object, **__: object) -> int:
+    """Per token a product is added to the state, which is multiplied by C. x [B, T, E], A [E, N]."""
+    return 2 * math.prod(x) * 2 * a[-1]
+
+
+def _short_convolution(x: torch.Size, weight: torch.Size, *_: object, **__: object) -> int:
+    """Each channel by itself. x [B, T, E], weight [E, K]."""
+    return 2 * math.prod(x) * weight[-1]
+
+
 def _lstm(x: torch.Size, w_in: torch.Size, w_hidden: torch.Size, *_: object, **__: object) -> int:
     """One direction of a layer: x [T, B, I] and the hidden state before each step, times the weights of four gates."""
     return 2 * math.prod(x[:2]) * (math.prod(w_in) + math.prod(w_hidden))
@@ -76,6 +95,13 @@ COUNTED: dict[object, Formula] = {
     torch.ops.aten.convolution_backward: _convolution_backward,
     torch.ops.aten.mkldnn_rnn_layer: _lstm,
     torch.ops.aten.mkldnn_rnn_layer_backward: lambda *shapes, **_: 2 * _lstm(*shapes),
+    torch.ops.mnemos.short_convolution: _short_convolution,
+    torch.ops.mnemos.short_convolution_backward: lambda *shapes, **_: 2 * _short_convolution(*shapes),
+    # 3 * : the states are computed again, since none is kept for each token.
+    torch.ops.mnemos.delta_rule: _delta_rule,
+    torch.ops.mnemos.delta_rule_backward: lambda *shapes, **_: 3 * _delta_rule(*shapes),
+    torch.ops.mnemos.selective_scan: _selective_scan,
+    torch.ops.mnemos.selective_scan_backward: lambda *shapes, **_: 3 * _selective_scan(*shapes),
     torch.ops.mnemos.linear_attention: _linear_attention,
     torch.ops.mnemos.linear_attention_backward: _linear_attention_backward,
     torch.ops.mnemos.linear_attention_bidirectional: _bidirectional,
