@@ -260,7 +260,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path):
         fit(tmp_path / "own", loss=lambda outputs, targets: [][1])
     refuses("expected valid_data, found none", mnemos.fit, classifier(), rows(), None, tmp_path / "none", 2)
     fit(tmp_path / "other")
-    refuses(r"continue it with: mnemos.fit\(.*, resume=True\)", fit, tmp_path / "other")
+    refuses(r"continue it with: mnemos.fit\(.*, steps=2, resume=True\)", fit, tmp_path / "other")
     refuses(r"another data\.train", fit, tmp_path / "other", data=rows(21), resume=True)
     refuses(r"fit\(\.\.\., resume=True\)", open_run, tmp_path / "other")
 

@@ -219,7 +219,7 @@ class Recipe:
     def to_continue(self, folder: Path) -> str:
         """What continues a run of the recipe in a folder: a call of `mnemos.fit`, or a command."""
         if self.model.name == OWN:
-            return f"mnemos.fit(..., out={str(folder)!r}, resume=True)"
+            return f"mnemos.fit(..., out={str(folder)!r}, steps={self.train.steps}, resume=True)"
         return f"mnemos train --resume {shlex.quote(str(folder))}"
 
     def from_data(self, names: Collection[str] = SIZES) -> list[str]:

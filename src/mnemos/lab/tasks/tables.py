@@ -34,7 +34,7 @@ def read_column(file: Path, column: str | None) -> list[str]:
     name = texts[0] if column is None and len(texts) == 1 else column
     if name not in texts:
         others = ", ".join(f"{one} ({own})" for one, own in types.items())
-        hint = f"it has {', '.join(texts) or 'no column of text, but ' + others}"
+        hint = f"it has {', '.join(texts) or f'no column of text, but {others}; `mnemos train series` reads numbers'}"
         problem = f"none; {hint}" if column is None else f"{column!r}; {near_name(column, texts, hint)}"
         raise InputError(f"{file}: expected the name of a column of text in data.column, found {problem}")
     rows = [text or "" for text in table[name].to_pylist()]
