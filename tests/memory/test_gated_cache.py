@@ -212,6 +212,28 @@ def test_an_accumulation_that_fails_commits_nothing():
     assert empty(module.eval())
 
 
+@pytest.mark.parametrize("failed", ["neither", "this", "other"])
+def test_an_update_of_two_processes_is_the_mean_over_their_rows(failed, monkeypatch):
+    """The sums of one are added where the other reduces its own. A failure in either drops the update of both."""
+    monkeypatch.setattr(gated_cache, "several_processes", lambda: True)
+
+    def process(pieces, fails, others=0):
+        module, sent = layer(), []
+        monkeypatch.setattr(gated_cache.dist, "all_reduce", lambda x: (sent.append(x.clone()), x.add_(others)))
+        with accumulate_caches(module), contextlib.suppress(InputError):
+            for x in pieces:
+                module(x[..., :3] if fails else x)
+        return module, sent[0]
+
+    _, others = process([batch(6)[4:]], failed == "other")
+    module, _ = process(batch(6)[:4].split([1, 3]), failed == "this", others)
+    whole = layer()
+    monkeypatch.undo()
+    whole(batch(6))
+    wanted = whole.eval().cache if failed == "neither" else torch.zeros_like(whole.cache)
+    torch.testing.assert_close(module.eval().cache, wanted)
+
+
 @pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
 def test_an_infinity_in_a_batch_is_not_stored(preset):
     module, twin = layer(preset), layer(preset)

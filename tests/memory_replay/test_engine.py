@@ -96,3 +96,33 @@ def test_an_engine_verifies_every_rollout_and_carried_states_the_first():
         carried.backward(0, reading(noisy), given)
     carried.backward(0, reading(model), given)
     carried.backward(0, reading(noisy), given)
+
+
+def state(rows=2, tokens=3, width=4, dtype=torch.float32, of=torch.int64, number=1.5):
+    h = torch.arange(rows * tokens * width, dtype=dtype).view(rows, tokens, width)
+    return {"h": h, "seen": torch.arange(rows).to(of), "number": number}
+
+
+def test_carried_states_go_on_from_what_was_saved():
+    """By a model of other rows, tokens and precision; a state that is none stays so."""
+    first, second = CarriedStates(RolloutEngine(), 3), CarriedStates(RolloutEngine(), 3)
+    first.states = [state(), None, state(rows=5)]
+    second.states[1] = state()
+    saved = first.state_dict()
+    second.load_state_dict(saved, lambda: state(1, 0, dtype=torch.bfloat16, number=0.0), "cpu")
+    agree(second.states, first.states, 0.0)
+    second.states[0]["h"] += 1
+    assert torch.equal(saved[0][0], first.states[0]["h"])
+    for fresh in (
+        lambda: state(width=5),
+        lambda: state(of=torch.int32),
+        lambda: state(of=torch.float32),
+        lambda: state(number=2),
+        lambda: state(number=torch.ones(2)),
+        lambda: {**state(), "h": torch.ones(2, 3, 4, 1)},
+        lambda: {**state(), "more": torch.ones(2)},
+    ):
+        with pytest.raises(InputError, match=r"expected a state of this model \([34] tensors\).* \(3\); resume with"):
+            second.load_state_dict(saved, fresh, "cpu")
+    with pytest.raises(InputError, match="expected 2 carried states, found 3; use another checkpoint"):
+        CarriedStates(RolloutEngine(), 2).load_state_dict(saved, state, "cpu")

@@ -243,6 +243,16 @@ def test_a_model_that_is_never_written_has_no_recurrence():
 
 def test_memory_tokens_start_different_and_a_new_armt_reads_nothing():
     assert torch.pdist(RMT(**SMALL).memory.start.detach()).min() > 0.1
+    torch.manual_seed(0)
+    many, sizes = TokensConfig(tokens=50), {"dim": 64, "num_heads": 2}
+    for started in (
+        RMT(**sizes, memory=many).memory.start,
+        ARMT(**sizes, memory=AssociationsConfig(tokens=50)).memory_tokens,
+        Memformer(**sizes, cls=50).encoder.cls,
+        mnemos.Transformer(**sizes, causal=False, head=mnemos.models.HeadConfig(classes=2)).cls,
+        RMT(**sizes).embedding.weight,
+    ):
+        assert 0.8 < started.std() * 8 < 1.2, "as long as embeddings, whose variance is 1/D"
     network = ARMT(**SMALL)
     assert not network.associations[0].value.weight.any()
     _, state = network(ids())
@@ -266,6 +276,7 @@ def test_bad_input():
         ("memory.tokens: expected at least 1, found 0; .*write=False", lambda: TokensConfig(tokens=0)),
         ("memory_tokens: .* found -1", lambda: MemoryTransformer(memory_tokens=-1)),
         ("found TokenState", lambda: rmt(x, tokens.memory)),
+        ("another configuration", lambda: model("mt")(x, model("mt", dim=24, num_heads=6)(x)[1])),  # heads as wide
         ("another configuration", lambda: rmt(x, model("rmt", memory=TokensConfig(tokens=5))(x)[1])),
     ):
         with pytest.raises(InputError, match=words):
