@@ -234,6 +234,18 @@ def test_an_update_of_two_processes_is_the_mean_over_their_rows(failed, monkeypa
     torch.testing.assert_close(module.eval().cache, wanted)
 
 
+def test_the_mean_that_is_read_is_that_of_all_processes(monkeypatch):
+    module, sums = layer(), iter([torch.tensor([6.0, 4.0]), torch.tensor([2.0])])  # of the rows of the others
+    mean, rows = torch.tensor([1.0, 4.0], requires_grad=True), torch.tensor([2.0])
+    assert module.read_mean(mean, rows) == (mean, rows)
+    monkeypatch.setattr(gated_cache, "several_processes", lambda: True)
+    monkeypatch.setattr("torch.distributed.nn.functional.all_reduce", lambda x: x + next(sums))
+    monkeypatch.setattr(gated_cache.dist, "all_reduce", lambda x: x.add_(next(sums)))
+    found, count = module.read_mean(mean, rows)
+    assert (found.tolist(), count.tolist(), rows.tolist()) == ([2, 3], [4], [2])
+    assert torch.autograd.grad(found.sum(), mean)[0].tolist() == [0.5, 0.5]
+
+
 @pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
 def test_an_infinity_in_a_batch_is_not_stored(preset):
     module, twin = layer(preset), layer(preset)

@@ -211,6 +211,9 @@ def test_a_cache_as_long_as_the_sequence():
         ),
         (lambda: model()(torch.zeros(2, 3)), "integers"),
         (lambda: model()(ids(), None, torch.ones(2, 3).bool()), "mask of booleans"),
+        (lambda: model()(ids(), (1, 2)), "this model of 2 layers returned, found tuple; use state=None"),
+        (lambda: model()(ids(), model(layers=3)(ids())[1]), "of 2 layers returned, found one of 3 layers"),
+        (lambda: model()(ids()[:1], model()(ids())[1]), "expected a state of 1 rows, as the tokens have, found 2"),
     ],
 )
 def test_wrong_input_is_refused_in_one_line(use, words):
