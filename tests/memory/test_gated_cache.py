@@ -234,6 +234,19 @@ def test_an_update_of_two_processes_is_the_mean_over_their_rows(failed, monkeypa
     torch.testing.assert_close(module.eval().cache, wanted)
 
 
+def test_a_process_without_a_valid_row_takes_the_update_of_the_other(monkeypatch):
+    module, other, empty_rows = layer(), layer(), torch.zeros(4, 6, dtype=torch.bool)
+    other(batch())
+    sums = torch.cat([other.pending_rows, 4 * other.pending.flatten()])
+    monkeypatch.setattr(gated_cache, "several_processes", lambda: True)
+    monkeypatch.setattr(gated_cache.dist, "all_reduce", lambda x: x.add_(sums))
+    module(batch(), None, empty_rows)
+    torch.testing.assert_close(module.eval().cache, other.eval().cache)
+    sums = torch.zeros_like(sums)  # nor has the other one
+    module.train()(batch(), None, empty_rows)
+    torch.testing.assert_close(module.eval().cache, other.cache)
+
+
 def test_the_mean_that_is_read_is_that_of_all_processes(monkeypatch):
     module, sums = layer(), iter([torch.tensor([6.0, 4.0]), torch.tensor([2.0])])  # of the rows of the others
     mean, rows = torch.tensor([1.0, 4.0], requires_grad=True), torch.tensor([2.0])

@@ -56,6 +56,17 @@ def same(found, wanted):
 
 
 @torch.no_grad()
+def test_room_for_a_token_is_an_append_of_it():
+    k, v, mask = torch.randn(2, 3, 1, 2), torch.randn(2, 3, 1, 2), torch.tensor([[True, True, False], [True] * 3])
+    state = whole = KeyValues.empty(2, 1, 2).append(k, v, mask)
+    for t in range(5):
+        state, whole = state.with_room(), whole.append(k[:, t % 3 :][:, :1], v[:, t % 3 :][:, :1])
+        state.k[:, -1], state.v[:, -1] = k[:, t % 3], v[:, t % 3]
+        same(state, whole)
+    same(whole, KeyValues(whole.k, whole.v, whole.valid, torch.tensor([7, 8])))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("shared", [0, 1, 4])
 def test_branched_rows_are_rows_with_keys_of_their_own(shared, monkeypatch):
     """Appended to, reordered, merged, cut and forked; every number occurs once, so that none is taken for another."""

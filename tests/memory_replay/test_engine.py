@@ -4,9 +4,12 @@ import contextlib
 
 import pytest
 import torch
+import torch.distributed
 from replay_standins import agree, begin, cell, gradients, plain, segments
+from torch import nn
 
 from mnemos import InputError, add_auxiliary_loss
+from mnemos.memory_replay.distributed import average_gradients, find_no_sync
 from mnemos.memory_replay.engine import CarriedStates, RolloutEngine, read_in_turn
 
 RESETS = [None, torch.tensor([True, False, True]), None, None, torch.tensor([False, True, False]), None, None]
@@ -126,3 +129,45 @@ def test_carried_states_go_on_from_what_was_saved():
             second.load_state_dict(saved, fresh, "cpu")
     with pytest.raises(InputError, match="expected 2 carried states, found 3; use another checkpoint"):
         CarriedStates(RolloutEngine(), 2).load_state_dict(saved, state, "cpu")
+
+
+# --- several processes, of which the others are played ---
+
+
+def test_gradients_are_averaged_and_one_that_nobody_has_stays_none(monkeypatch):
+    sizes = [(2, 2), (3,), (1,), (4,), (2,)]
+    first, second, unused, fixed, wide = (nn.Parameter(torch.zeros(size), size != (4,)) for size in sizes)
+    wide.data = wide.data.double()
+    first.grad, wide.grad = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([5.0, 6.0], dtype=torch.float64)
+    others = {torch.float32: torch.tensor([0.0, 2, 0, 2, 1, 0, -1, 6, 9, 3, 0]), torch.float64: torch.ones(3)}
+    average_gradients([first])
+    assert first.grad.tolist() == [[1, 2], [3, 4]], "alone"
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x: x.add_(others[x.dtype]))
+    average_gradients(iter([first, second, unused, fixed, wide]))
+    assert [first.grad.tolist(), second.grad.tolist()] == [[[1, 1], [1, 1]], [2, 3, 1]]
+    assert (unused.grad, fixed.grad, wide.grad.tolist()) == (None, None, [2, pytest.approx(7 / 3)])
+
+
+def test_the_outermost_parts_that_reduce_gradients_do_not_inside_no_sync():
+    class Sharded(nn.Sequential):
+        def set_requires_gradient_sync(self, value):
+            self.reduces = value
+
+    class Wrapped(nn.Sequential):
+        @contextlib.contextmanager
+        def no_sync(self):
+            self.reduces = False
+            yield
+            self.reduces = True
+
+    plain = nn.Linear(1, 1)
+    plain.no_sync = None
+    assert find_no_sync(plain) is find_no_sync(None) is None
+    inner = Wrapped()
+    parts = Sharded(inner), Wrapped(Sharded())
+    with find_no_sync(nn.Sequential(plain, nn.Sequential(*parts)))():
+        assert [part.reduces for part in parts] == [False, False]
+    assert [part.reduces for part in parts] == [True, True]
+    assert not hasattr(inner, "reduces")

@@ -120,6 +120,26 @@ def test_the_forward_and_the_memory_are_the_equations_wherever_they_are_cut(kind
         same(found, state)
 
 
+@pytest.mark.parametrize("kind", ["reads", "mt", "rmt", "armt"])
+def test_a_short_call_is_the_equations_in_one_call_and_token_by_token(kind):
+    network, x, mask = model(kind), ids(2, 7), torch.ones(2, 7, dtype=torch.bool)
+    mask[1, [0, 3]] = False
+    whole, end = network(x, None, mask)
+    for row in range(2):
+        logits, memory = said(network, x[row], mask[row])
+        close(whole[row, mask[row]], logits)
+        for found, wanted in zip(leaves(end.memory), leaves(memory), strict=False):
+            close(found[row], wanted)
+    parts, found = cut(network, x, range(1, 7), None, mask)
+    close(parts, whole)
+    same(found.memory, end.memory)
+    close(network(x, found)[0], network(x, end)[0])
+    close(network(x, None, mask, mask)[0], whole[mask])
+    nothing, still = network(x[:, :1], None, mask[:, :1] & False)
+    assert nothing.isfinite().all()
+    assert still.seen.tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("kind", ["paper, forgetting off", "cls", *OTHERS])
 def test_the_gradients_are_those_of_the_equations(kind):
     """Of every weight and of what the memory starts from, through three writes; also cut where no segment ends."""
@@ -193,6 +213,7 @@ def test_advance_does_without_the_decoder(kind):
     network, x, mask = model(kind), ids(4, 12), torch.ones(4, 12, dtype=torch.bool)
     mask[0, 4:8] = mask[2, 4::2] = mask[3] = False  # each row completes its segments
     _, state = network(x, None, mask)
+    same(network.advance(x[:, :6], None, mask[:, :6]), network(x[:, :6], None, mask[:, :6])[1])  # inside a segment
     network.decoder.forward = None
     same(network.advance(x, None, mask), state)
 
