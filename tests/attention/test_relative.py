@@ -107,14 +107,6 @@ def test_few_queries_read_the_memory_itself_and_find_the_same(t, dropout):
     assert all(x.isfinite().all() for pair in results for x in pair)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_distances_are_a_part_of_a_table_that_grows(causal):
-    module = layer(causal, memory=5)
-    for n, last in ((3, 0), (9, 0), (4, 2), (1, 0), *(() if causal else ((4, -3), (11, -10)))):
-        wanted = torch.stack([reference_sinusoid(distance, DIM) for distance in range(n - 1, last - 1, -1)])
-        close(module.distances(n, last, tokens(1)), wanted)
-
-
 @pytest.mark.parametrize("t", [1, 30])
 def test_no_gradient_goes_into_a_memory_that_is_detached(t):
     """And that of the weights is whole, though keys and values of memory and segment are made apart."""
