@@ -287,6 +287,9 @@ def test_bad_input():
     for words, call in (
         ("dim must be divisible by num_heads", lambda: Memformer(dim=12, num_heads=4, memory=SlotsConfig(num_heads=5))),
         ("bos: .* 0 to 255.* found 256", lambda: Memformer(bos=256)),
+        ("bos: .* found -1", lambda: Memformer(bos=-1)),
+        ("cls: expected at least 0, .* found -1", lambda: Memformer(cls=-1)),
+        ("decoder_reads: expected slots", lambda: Memformer(decoder_reads=True, memory=SlotsConfig(slots=0))),
         ("max_distance 8", lambda: Memformer(buckets=32, max_distance=8)),
         ("model.preset: .* found 'papers'", lambda: Memformer(preset="papers")),
         ("memory.temperature: .* found 0.0", lambda: SlotsConfig(temperature=0.0)),
