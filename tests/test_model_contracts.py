@@ -7,7 +7,19 @@ from contextlib import nullcontext
 import contract_cases
 import pytest
 import torch
-from contract_cases import BANDS, PADDED, ROWS, TOKENS, VOCABULARY, ModelCase, close, numbers, over_models, same_state
+from contract_cases import (
+    BANDS,
+    PADDED,
+    ROWS,
+    TOKENS,
+    VOCABULARY,
+    ModelCase,
+    close,
+    holds_where,
+    numbers,
+    over_models,
+    same_state,
+)
 from torch.func import functional_call, grad, vmap
 
 import mnemos
@@ -66,6 +78,7 @@ def test_declarations_are_complete_and_true(model, request):
     assert {type(model.rows_independent), type(model.state_gradient), type(model.autoregressive)} == {bool}
     assert model.autoregressive == case.predicts
     assert (model.initial_state(ROWS) is None) == (model.state_kind == "none") == (model.splits == "never")
+    holds_where(model)
     with torch.no_grad(), evaluating(model):
         y, state = model(inputs(model))
         assert y.shape[: 2 if y.dim() == 3 else 1] == ((ROWS, TOKENS) if y.dim() == 3 else (ROWS,))
