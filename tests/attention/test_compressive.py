@@ -259,3 +259,4 @@ def test_refuses_what_does_not_fit():
     ):
         with pytest.raises(InputError, match=words):
             call()
+    assert layer(memory=3, ratio=3, compressed=1).initial_state(2).x.shape == (2, 3, DIM)

@@ -114,13 +114,25 @@ def test_calls_are_cut_wherever_the_block_of_a_row_ends():
     """Rows of tokens as lists; a call without a mask has as many tokens of every row. Padding may hold anything."""
     held: list[list[float]] = [[], [], []]
     unfinished, number = Unfinished(torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.bool)), 0
-    for counts in ([3, 1, 0], [1, 1, 1], [1, 6, 5], [4, 4, 4], [9, 9, 9], [0, 2, 0], [13, 0, 4], [4, 4, 4], [0, 0, 0]):
+    for counts in (
+        [3, 1, 0],
+        [1, 1, 1],
+        [1, 1, 1],
+        [1, 6, 5],
+        [4, 4, 4],
+        [9, 9, 9],
+        [0, 2, 0],
+        [13, 0, 4],
+        [4, 4, 4],
+        [0, 0, 0],
+    ):
         t = max(counts)
         x = number + 1 + torch.arange(3 * t * 2.0).view(3, t, 2)
         mask = torch.arange(t) < torch.tensor(counts)[:, None]
         x, number, end = x.masked_fill(~mask[..., None], torch.nan), number + 3 * t * 2, 0
         for start, stop, before, after, done in stretches([len(row) for row in held], counts, 4):
-            assert (start, before) == (end, [len(row) for row in held])
+            assert end == start < stop
+            assert before == [len(row) for row in held]
             held = [row + x[i, start : min(stop, counts[i])].tolist() for i, row in enumerate(held)]
             assert stop == t or any(done), "no cut without a reason"
             valid = None if mask.all() else mask[:, start:stop]

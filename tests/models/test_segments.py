@@ -120,7 +120,7 @@ def test_the_forward_and_the_memory_are_the_equations_wherever_they_are_cut(kind
         same(found, state)
 
 
-@pytest.mark.parametrize("kind", ["reads", "mt", "rmt", "armt"])
+@pytest.mark.parametrize("kind", ["reads", "mt", "rmt", "rmt, rotary", "armt"])
 def test_a_short_call_is_the_equations_in_one_call_and_token_by_token(kind):
     network, x, mask = model(kind), ids(2, 7), torch.ones(2, 7, dtype=torch.bool)
     mask[1, [0, 3]] = False
@@ -135,6 +135,7 @@ def test_a_short_call_is_the_equations_in_one_call_and_token_by_token(kind):
     same(found.memory, end.memory)
     close(network(x, found)[0], network(x, end)[0])
     close(network(x, None, mask, mask)[0], whole[mask])
+    close(network(x[:1])[0], whole[:1])
     nothing, still = network(x[:, :1], None, mask[:, :1] & False)
     assert nothing.isfinite().all()
     assert still.seen.tolist() == [0, 0]
