@@ -4,10 +4,12 @@ Every registry entry is here by itself: a test names what a class declares (`mne
 default the cases hold every pair of settings; with `--exhaustive`, every combination.
 """
 
+import copy
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -229,6 +231,13 @@ def holds(law: str, layer: torch.nn.Module) -> None:
     assert LAWS[law].needs(probe) == ""
     found = LAWS[law].counterexample(probe)
     assert found is None, f"{law}: {found}"
+
+
+def holds_where(module: Any) -> None:
+    """New states are on the device and in the precision of the weights, or where they are asked for."""
+    for state in (module.initial_state(ROWS, "meta", torch.float16), copy.deepcopy(module).to("meta").initial_state(2)):
+        assert {x.device.type for x in leaves(state)} <= {"meta"}
+    assert {x.dtype for x in leaves(module.initial_state(1)) if x.is_floating_point()} <= {torch.float64}
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ import typing
 import contract_cases
 import pytest
 import torch
-from contract_cases import ROWS, holds, make, over_layers, same_state, tokens
+from contract_cases import ROWS, holds, holds_where, make, over_layers, same_state, tokens
 
 from mnemos.attention import GatedCacheAttention
 from mnemos.types import Attention, HeadAttention, InputError, Splits, StateKind, leaves
@@ -35,6 +35,7 @@ def test_declarations_are_complete_and_true(layer):
     assert {type(layer.rows_independent), type(layer.state_gradient), type(layer.causal)} == {bool}
     fresh = layer.initial_state(ROWS, dtype=torch.float64)
     assert (fresh is None) == (layer.state_kind == "none")
+    holds_where(layer)
     assert (layer.splits == "never") == (layer.state_kind == "none")
     if isinstance(layer, HeadAttention):
         y, state = layer(tokens())

@@ -7,7 +7,19 @@ from contextlib import nullcontext
 import contract_cases
 import pytest
 import torch
-from contract_cases import BANDS, PADDED, ROWS, TOKENS, VOCABULARY, ModelCase, close, numbers, over_models, same_state
+from contract_cases import (
+    BANDS,
+    PADDED,
+    ROWS,
+    TOKENS,
+    VOCABULARY,
+    ModelCase,
+    close,
+    holds_where,
+    numbers,
+    over_models,
+    same_state,
+)
 from torch.func import functional_call, grad, vmap
 
 import mnemos
@@ -80,6 +92,15 @@ def test_declarations_are_complete_and_true(model, request):
             first, then = numbers(long), numbers(longer)
             kinds = {"none": then == first == 0, "constant": then == first > 0, "growing": then > first}
             assert kinds[model.state_kind]
+
+
+def is_ours(case):
+    return type(case.build()).__module__.startswith("mnemos.models.")
+
+
+@over_models(is_ours)  # a host's own code computes what a new state holds
+def test_new_states_are_where_the_weights_are(model):
+    holds_where(model)
 
 
 @over_models(predicts)

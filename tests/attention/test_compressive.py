@@ -249,6 +249,8 @@ def test_refuses_what_does_not_fit():
     for words, call in (
         ("ratio of at least 1", lambda: layer(ratio=0)),
         ("at least 1 compressed slot", lambda: layer(compressed=0)),
+        ("memory of at least as many tokens", lambda: layer(memory=2, ratio=3)),
+        ("reconstruction: expected a weight of at least 0, found -1", lambda: layer(reconstruction=-1.0)),
         ("something that trains it", lambda: layer(reconstruction=0.0)),
         ("compression", lambda: layer(compression="best")),
         ("expected causal=True", lambda: CompressiveConfig().build(DIM, HEADS, causal=False)),
@@ -257,3 +259,4 @@ def test_refuses_what_does_not_fit():
     ):
         with pytest.raises(InputError, match=words):
             call()
+    assert layer(memory=3, ratio=3, compressed=1).initial_state(2).x.shape == (2, 3, DIM)

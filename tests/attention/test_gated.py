@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from refusals import refuses
 from torch.nn import functional as F
 
 from mnemos import GRC, InputError
@@ -146,6 +147,22 @@ def test_a_grid_is_resampled_in_two_dimensions_and_convolved():
     pixels = torch.arange(24.0).reshape(1, 24, 1)
     small = resample(pixels, 6, method="grid", grid=(4, 6))
     assert torch.equal(small, F.interpolate(pixels.reshape(1, 1, 4, 6), (2, 3), mode="bilinear").reshape(1, 6, 1))
+    # With a mask the valid tokens have the same weights, divided by their sum; where none is near, their mean.
+    mask = torch.tensor([[True] * 24, [n in (1, 14, 15) for n in range(24)]])
+    each = resample(torch.eye(24)[None], 6, method="grid", grid=(4, 6))[0]
+    values = torch.randn(2, 24, 3).masked_fill(~mask[..., None], torch.nan)
+    found, sums = resample(values, 6, mask, "grid", (4, 6)), each @ mask.float().T
+    assert 0 < (sums[:, 1] == 0).sum() < 6
+    for row, valid in enumerate(mask):
+        weights = torch.where(sums[:, row, None] > 0, each, 1.0)[:, valid]
+        wanted = weights @ values[row, valid] / weights.sum(1, keepdim=True)
+        torch.testing.assert_close(found[row], wanted)
+    assert resample(values, 24, method="grid", grid=(4, 6)) is values
+    refuses(r"of 24 tokens, found \(4, 5\)", resample, values, 6, method="grid", grid=(4, 5))
+    refuses(
+        "expected slots in the shape of a 4 x 6 grid, found 7; use 6", resample, values, 7, method="grid", grid=(4, 6)
+    )
+    assert resample(values[:, :6], 6, method="grid", grid=(4, 6)).shape == (2, 6, 3), "slots of a call of another grid"
 
 
 def test_resampling_takes_each_rows_valid_tokens_alone():
@@ -201,6 +218,26 @@ def test_presets_give_defaults_and_what_is_given_wins():
         (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4), causal=True, prefix=1), "no class token"),
         (lambda: GRC(length="16"), "GRC.length: expected an integer, .*, 'auto' or 'paper', found '16'; change it"),
         (lambda: GRC(length=0), "length"),
+        (lambda: GRC(length=(4, 0)), r"at least 1 slot, found \(4, 0\)"),
+        (lambda: GRC(length=()), "at least 1 slot"),
+        (lambda: GRC(block=0), "GRC.block: expected at least 1 token, found 0"),
+        (lambda: GRC(ratio=0.0), "GRC.ratio: expected above 0"),
+        (lambda: GRC(mix="heads", source="output"), "GRC.mix: .* found 'output' and 'project', which follow it"),
+        (lambda: GRC(mix="heads", preset="official", source="input"), "found 'input' and 'pad'"),
+        (lambda: GRC(scope="stream", read="mean"), "GRC.read: .* a cache per row"),
+        (lambda: GRC(scope="stream", inference="frozen"), "GRC.inference: .* updates every row"),
+        (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4, mix="channels")), 'lift="project" mixes its "heads"'),
+        (lambda: GatedCacheAttention(12, 3, grc=GRC()), "GRC.length: expected a number of slots .* found 'auto'"),
+        (
+            lambda: GatedCacheAttention(12, 3, grc=GRC(length=4, ratio=0.2)),
+            "one channel for each of 3 heads, found 0.2",
+        ),
+        (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4, convolution=True)), "convolution=True: .*grid=None"),
+        (
+            lambda: GatedCacheAttention(12, 3, grc=GRC(length=6, preset="official", ratio=0.75), grid=(2, 3)),
+            "official preset's convolution: .*cache width 9",
+        ),
+        (lambda: GatedCacheAttention(12, 3, grc=GRC(length=4), causal=True, grid=(2, 3)), "no grid and no class"),
         (lambda: GRC(ratio=1.1), "GRC.ratio: expected above 0 and at most 1, found 1.1"),
         (lambda: GRC(source="inptu"), "'input', 'output'"),
         (

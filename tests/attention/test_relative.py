@@ -114,7 +114,8 @@ def test_no_gradient_goes_into_a_memory_that_is_detached(t):
     gradients = []
     for detached in (True, False):
         module, x = layer(detached=detached, memory=20), tokens(t, 2).requires_grad_()
-        y, _ = module(x, Segments(given, torch.ones(2, 20, dtype=torch.bool)))
+        y, after = module(x, Segments(given, torch.ones(2, 20, dtype=torch.bool)))
+        assert after.x.requires_grad != detached
         found = torch.autograd.grad(y.square().sum(), [given, x, *module.parameters()], allow_unused=True)
         assert (found[0] is None) == detached
         gradients.append(found[1:])

@@ -212,6 +212,53 @@ def test_an_accumulation_that_fails_commits_nothing():
     assert empty(module.eval())
 
 
+@pytest.mark.parametrize("failed", ["neither", "this", "other"])
+def test_an_update_of_two_processes_is_the_mean_over_their_rows(failed, monkeypatch):
+    """The sums of one are added where the other reduces its own. A failure in either drops the update of both."""
+    monkeypatch.setattr(gated_cache, "several_processes", lambda: True)
+
+    def process(pieces, fails, others=0):
+        module, sent = layer(), []
+        monkeypatch.setattr(gated_cache.dist, "all_reduce", lambda x: (sent.append(x.clone()), x.add_(others)))
+        with accumulate_caches(module), contextlib.suppress(InputError):
+            for x in pieces:
+                module(x[..., :3] if fails else x)
+        return module, sent[0]
+
+    _, others = process([batch(6)[4:]], failed == "other")
+    module, _ = process(batch(6)[:4].split([1, 3]), failed == "this", others)
+    whole = layer()
+    monkeypatch.undo()
+    whole(batch(6))
+    wanted = whole.eval().cache if failed == "neither" else torch.zeros_like(whole.cache)
+    torch.testing.assert_close(module.eval().cache, wanted)
+
+
+def test_a_process_without_a_valid_row_takes_the_update_of_the_other(monkeypatch):
+    module, other, empty_rows = layer(), layer(), torch.zeros(4, 6, dtype=torch.bool)
+    other(batch())
+    sums = torch.cat([other.pending_rows, 4 * other.pending.flatten()])
+    monkeypatch.setattr(gated_cache, "several_processes", lambda: True)
+    monkeypatch.setattr(gated_cache.dist, "all_reduce", lambda x: x.add_(sums))
+    module(batch(), None, empty_rows)
+    torch.testing.assert_close(module.eval().cache, other.eval().cache)
+    sums = torch.zeros_like(sums)  # nor has the other one
+    module.train()(batch(), None, empty_rows)
+    torch.testing.assert_close(module.eval().cache, other.cache)
+
+
+def test_the_mean_that_is_read_is_that_of_all_processes(monkeypatch):
+    module, sums = layer(), iter([torch.tensor([6.0, 4.0]), torch.tensor([2.0])])  # of the rows of the others
+    mean, rows = torch.tensor([1.0, 4.0], requires_grad=True), torch.tensor([2.0])
+    assert module.read_mean(mean, rows) == (mean, rows)
+    monkeypatch.setattr(gated_cache, "several_processes", lambda: True)
+    monkeypatch.setattr("torch.distributed.nn.functional.all_reduce", lambda x: x + next(sums))
+    monkeypatch.setattr(gated_cache.dist, "all_reduce", lambda x: x.add_(next(sums)))
+    found, count = module.read_mean(mean, rows)
+    assert (found.tolist(), count.tolist(), rows.tolist()) == ([2, 3], [4], [2])
+    assert torch.autograd.grad(found.sum(), mean)[0].tolist() == [0.5, 0.5]
+
+
 @pytest.mark.parametrize("preset", ["paper", "official", "mnemos"])
 def test_an_infinity_in_a_batch_is_not_stored(preset):
     module, twin = layer(preset), layer(preset)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mnemos.memory.grid import Unfinished, stretches
 from mnemos.memory.row_blocks import CacheState, RowBlocks
 
 SLOTS, WIDTH, BLOCK, HEADS = 3, 4, 5, 2
@@ -107,3 +108,42 @@ def test_without_reading_values_the_result_is_the_same(monkeypatch):
     close(found[valid], expected[valid])
     for mine, theirs in zip(compiled.after(), blocks.after(), strict=True):
         close(mine, theirs)
+
+
+def test_calls_are_cut_wherever_the_block_of_a_row_ends():
+    """Rows of tokens as lists; a call without a mask has as many tokens of every row. Padding may hold anything."""
+    held: list[list[float]] = [[], [], []]
+    unfinished, number = Unfinished(torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.bool)), 0
+    for counts in (
+        [3, 1, 0],
+        [1, 1, 1],
+        [1, 1, 1],
+        [1, 6, 5],
+        [4, 4, 4],
+        [9, 9, 9],
+        [0, 2, 0],
+        [13, 0, 4],
+        [4, 4, 4],
+        [0, 0, 0],
+    ):
+        t = max(counts)
+        x = number + 1 + torch.arange(3 * t * 2.0).view(3, t, 2)
+        mask = torch.arange(t) < torch.tensor(counts)[:, None]
+        x, number, end = x.masked_fill(~mask[..., None], torch.nan), number + 3 * t * 2, 0
+        for start, stop, before, after, done in stretches([len(row) for row in held], counts, 4):
+            assert end == start < stop
+            assert before == [len(row) for row in held]
+            held = [row + x[i, start : min(stop, counts[i])].tolist() for i, row in enumerate(held)]
+            assert stop == t or any(done), "no cut without a reason"
+            valid = None if mask.all() else mask[:, start:stop]
+            unfinished = unfinished.with_more(x[:, start:stop], valid, before)
+            for emptied in (False, True):
+                if emptied:
+                    assert done == [len(row) == 4 for row in held]
+                    held = [[] if len(row) == 4 else row for row in held]
+                    unfinished = unfinished.emptied(torch.tensor(done))
+                assert unfinished.tokens.tolist() == [row + [[0.0, 0.0]] * (4 - len(row)) for row in held]
+                assert unfinished.valid.sum(1).tolist() == [len(row) for row in held]
+            assert after == [len(row) for row in held]
+            end = stop
+        assert end == t

@@ -36,6 +36,9 @@ def test_a_fresh_row_starts_at_the_end_of_forgetting(radius):
     torch.testing.assert_close(slots.contents(state), wanted.expand(B, K, D))
     torch.testing.assert_close(slots.bias.norm(dim=-1), torch.full((K,), 0.03 * rho, dtype=torch.float64))
     assert not any(leaf.any() for leaf in leaves(state))
+    assert state.slots.dtype == torch.float64
+    assert memory().bfloat16().initial_state(B).slots.dtype == torch.float32
+    assert {x.device.type for x in leaves(memory().to("meta").initial_state(B))} == {"meta"}
 
 
 def test_a_reset_row_equals_a_fresh_one():

@@ -3,8 +3,11 @@
 import pytest
 import torch
 
-from mnemos.memory import Segments
-from mnemos.memory.key_values import KeyValues
+from mnemos.memory import AssociationsConfig, Segments, key_values
+from mnemos.memory.associations import AssociativeMemory
+from mnemos.memory.key_values import BranchedKeyValues, Encoded, KeyValues
+from mnemos.memory.tokens import TokenMemory
+from mnemos.types import Rows, leaves, select
 
 
 def test_detached_segments_have_the_values_and_no_graph():
@@ -46,3 +49,102 @@ def test_a_padded_state_has_at_least_as_many_tokens(n):
     padded = KeyValues(k, k, torch.ones(2, 3, dtype=torch.bool), torch.full((2,), 3)).pad_to(n)
     assert padded.valid.tolist() == [[False] * (n - 3) + [True] * 3] * 2
     assert torch.equal(padded.k, torch.cat([torch.zeros(2, max(0, n - 3), 1, 4), k], 1))
+
+
+def same(found, wanted):
+    assert [x.tolist() for x in leaves(found)] == [x.tolist() for x in leaves(wanted)]
+
+
+@torch.no_grad()
+def test_room_for_a_token_is_an_append_of_it():
+    k, v, mask = torch.randn(2, 3, 1, 2), torch.randn(2, 3, 1, 2), torch.tensor([[True, True, False], [True] * 3])
+    state = whole = KeyValues.empty(2, 1, 2).append(k, v, mask)
+    for t in range(5):
+        state, whole = state.with_room(), whole.append(k[:, t % 3 :][:, :1], v[:, t % 3 :][:, :1])
+        state.k[:, -1], state.v[:, -1] = k[:, t % 3], v[:, t % 3]
+        same(state, whole)
+    same(whole, KeyValues(whole.k, whole.v, whole.valid, torch.tensor([7, 8])))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shared", [0, 1, 4])
+def test_branched_rows_are_rows_with_keys_of_their_own(shared, monkeypatch):
+    """Appended to, reordered, merged, cut and forked; every number occurs once, so that none is taken for another."""
+    monkeypatch.setattr(key_values, "MERGE", 2)
+    numbers, drawn = iter(range(1, 10**6)), torch.Generator().manual_seed(0)
+
+    def new(rows, t):
+        return torch.tensor([next(numbers) for _ in range(rows * t * 6)]).view(rows, t, 2, 3) * 1.0
+
+    start = KeyValues.empty(3, 2, 3)
+    if shared:
+        start = start.append(new(3, shared), new(3, shared), torch.arange(3)[:, None] != torch.arange(shared))
+    state, rows = BranchedKeyValues.of(start, 4), select(start, torch.arange(3).repeat_interleave(4))
+    assert state.fits(12, 2, 3)
+    assert not any(state.fits(*sizes) for sizes in ((3, 2, 3), (12, 3, 3), (12, 2, 6)))
+    merged = 0
+    for step in range(12):
+        k, v = new(len(rows.seen), 1), new(len(rows.seen), 1)
+        before, fork = state, state.append(k, v)
+        if state.k.shape[1]:
+            fork.k[:, -4:] += 0.5  # another continuation of the same state, of which none below knows
+            state = before.with_room(before.visible_after(), before.seen + 1)
+            state.k[:, -4:], state.v[:, -4:] = (x.view(-1, 4, 2, 3) for x in (k, v))
+        else:
+            state = fork
+        rows = rows.append(k, v)
+        same(state.unshare(), rows)
+        for n in (1, 3, shared + step, shared + step + 1):
+            same(state.last(n).unshare(), rows.last(n))
+        groups = torch.arange(len(rows.seen)) // 4 * 4
+        index = groups + torch.randint(3, groups.shape, generator=drawn)  # never the last of a group
+        index = index[:4] if step == 8 else index.flip(0) if step == 9 else index
+        index = torch.cat([index[4:], index[:4]]) if step == 6 else index  # groups in another order
+        since, state, rows = state.since, select(state, index), select(rows, index)
+        same(state.unshare(), rows)
+        if step not in (6, 8) and since % 2 == 0:
+            common = (rows.k.unflatten(0, (-1, 4)) == rows.k[::4, None]).flatten(3).all(3).flatten(0, 1).all(0)
+            assert state.shared == int(common.cumprod(0).sum())
+            merged += state.since > 0 and state.shared > shared
+    assert merged, "of some tokens and not of all"
+    assert isinstance(select(state, torch.tensor([0, 0, 2])), KeyValues)
+
+
+@pytest.mark.parametrize(
+    ("rows", "copies", "kept"),
+    [
+        ([2, 0, 1, 3, 4, 5, 8, 7, 6], 3, True),
+        ([0, 1, 3, 3, 6, 8], 2, True),
+        ([3, 4, 3, 3, 3, 3, 6, 6, 6], 3, False),
+        ([6, 0, 1, 2], 1, False),
+        ([0, 1, 2, 3], 1, False),
+        ([8, 8, 8], 3, False),
+        ([], 1, False),
+    ],
+)
+def test_sources_are_kept_once_for_rows_that_follow_each_other(rows, copies, kept):
+    k, v, valid = torch.arange(24.0).view(3, 2, 2, 2), torch.arange(24.0).view(3, 2, 2, 2) + 50, torch.eye(3)[:, :2] > 0
+    state, index = Encoded(((k, v), (v, k)), valid, 3), torch.tensor(rows, dtype=torch.int64)
+    found = state.select_rows(Rows(index))
+    assert (found.copies, found.rows) == (copies, len(rows))
+    assert (found.layers[0][0] is k) == kept
+    whole = (x.repeat_interleave(3, 0)[index] for x in (k, v, v, k, valid))
+    assert [x.tolist() for x in leaves(found.unshare())] == [x.tolist() for x in whole]
+
+
+def test_rows_that_are_not_active_are_not_written():
+    tokens, active = torch.randn(3, 2, 4), torch.tensor([True, False, True])
+    memory = TokenMemory(2, 4)
+    once = memory.written(memory.initial_state(3), tokens, active)
+    twice = memory.written(memory.written(once, tokens + 1, None), tokens + 2, active)
+    assert torch.equal(memory.contents(once), torch.where(active[:, None, None], tokens, memory.start))
+    assert torch.equal(twice.tokens, torch.stack([tokens[0] + 2, tokens[1] + 1, tokens[2] + 2]))
+    assert (once.writes.tolist(), twice.writes.tolist()) == ([1, 0, 1], [3, 1, 3])
+    associations = AssociativeMemory(4, AssociationsConfig(tokens=2, key_dim=3))
+    torch.nn.init.normal_(associations.value.weight)
+    first = associations.write(associations.initial_state(3), tokens, None)
+    all_rows, some = (associations.write(first, tokens + 1, rows) for rows in (None, active))
+    for before, everywhere, found in zip(first, all_rows, some, strict=True):
+        assert torch.equal(found[active], everywhere[active])
+        assert torch.equal(found[1], before[1])
+        assert not torch.equal(everywhere[1], before[1])

@@ -108,6 +108,8 @@ def test_an_advance_that_is_another_model():
     wide = lambda x, s: model(x, {**s, "h": s["h"].double()})  # noqa: E731
     with pytest.raises(InputError, match=r"step 5: .*float64 of shape \(3, 5\) instead of torch\.float32"):
         replay(wide, segments(), begin(), advance=lambda x, s: {**s, "h": s["h"].float()})
+    for pair, found in ((model, r"\(loss, state\)"), (lambda x, s: None, "None")):
+        refuses(f"step 0: expected advance .* alone, found {found}", replay, model, segments(), begin(), advance=pair)
     with pytest.raises(InputError, match=r"step \d: .* same structure"):
         replay(model, segments(), advance=lambda x, s: {**model.advance(x, s), "more": 1})
 
@@ -154,6 +156,15 @@ def test_resets_of_the_wrong_rows():
         replay(cell(), segments(2), begin(), resets=[None, torch.ones(2, dtype=torch.bool)])
     with pytest.raises(InputError, match=r"step 1: reset: expected a mask \[B\] of booleans"):
         replay(cell(), segments(2), begin(), resets=[None, torch.ones(3)])
+    resets, weight = [torch.ones(3) > 0, None], torch.ones(3, 4, requires_grad=True)
+    for said, options in (
+        (r"reset_to of a shape that broadcasts to \(3, 4\), found \(3,\)", {"reset_to": torch.ones(3)}),
+        ("reset_to with the structure of the state, which has 1 leaves, .* with 2", {"reset_to": (0, 0)}),
+        ("batch_axis with the structure of the state, which has 1 leaves, .* with 2", {"batch_axis": (0, 0)}),
+        ("a mask of no rows, as axis 2 of", {"batch_axis": 2}),
+    ):
+        step = lambda x, s: ((s * weight).sum(), s * weight)  # noqa: E731
+        refuses(f"step 0: reset: expected {said}", replay, step, [1, 2], torch.ones(3, 4), resets=resets, **options)
 
 
 def test_a_segment_of_one_row_for_a_state_of_several_is_refused():

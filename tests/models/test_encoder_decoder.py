@@ -10,8 +10,7 @@ import mnemos
 from mnemos import GRC, EncoderDecoder, InputError, Pair
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.memory import key_values as branched_memory
-from mnemos.memory.key_values import BranchedKeyValues, KeyValues
+from mnemos.memory.key_values import KeyValues
 from mnemos.types import leaves
 
 SMALL = {"vocab_size": 17, "dim": 8, "num_heads": 2, "mlp": 12, "encoder_layers": 2, "decoder_layers": 2}
@@ -154,41 +153,6 @@ def test_beams_share_the_keys_and_values_of_their_source():
 
 
 @pytest.mark.parametrize("attention", [SoftmaxConfig(), SoftmaxConfig(window=3), LinearConfig()], ids=str)
-def test_branched_rows_equal_copied_rows(attention, monkeypatch):
-    """Reordered again and again, over any number of shared tokens, with whole sources and single rows dropped."""
-    monkeypatch.setattr(branched_memory, "MERGE", 2)
-    merged = False
-    model = build(decoder=attention)
-    source, prefix = tokens(3, 6), tokens(3, 4, 2)
-    mask = torch.arange(6) < torch.tensor([6, 3, 5])[:, None]
-    generator = torch.Generator().manual_seed(3)
-    for shared in (0, 1, 4):
-        with torch.no_grad():
-            start = model.encode(source, mask)
-            if shared:
-                _, start = model(prefix[:, :shared], start)
-            copied = mnemos.select(start, torch.arange(3).repeat_interleave(4))
-            branched = model.branch(start, 4)
-            if isinstance(attention, SoftmaxConfig):
-                assert isinstance(branched.layers[0], BranchedKeyValues)
-            for i in range(11):
-                x = torch.randint(17, (len(copied.seen), 2 if i == 10 else 1), generator=generator)
-                (y, copied), (z, branched) = model(x, copied), model(x, branched)
-                close(y, z)
-                groups = torch.arange(len(x)) // 4 * 4
-                rows = (groups + torch.randint(3, groups.shape, generator=generator)).clamp(max=len(x) - 1)
-                if i == 3:
-                    rows = rows[4:]  # a source is finished
-                if i == 9:
-                    rows = rows[1:]  # not a group any more
-                copied, branched = mnemos.select(copied, rows), mnemos.select(branched, rows)
-                merged |= i < 9 and getattr(branched.layers[0], "shared", 0) > shared
-            one = torch.tensor([2])
-            close(model(x[:1], mnemos.select(branched, one))[0], model(x[:1], mnemos.select(copied, one))[0])
-    assert merged == (attention == SoftmaxConfig())
-
-
-@pytest.mark.parametrize("attention", [SoftmaxConfig(), LinearConfig()], ids=["softmax", "linear"])
 def test_branched_rows_branch_again_and_may_all_leave(attention):
     model = build(decoder=attention)
     with torch.no_grad():

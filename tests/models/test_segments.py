@@ -120,6 +120,27 @@ def test_the_forward_and_the_memory_are_the_equations_wherever_they_are_cut(kind
         same(found, state)
 
 
+@pytest.mark.parametrize("kind", ["reads", "mt", "rmt", "rmt, rotary", "armt"])
+def test_a_short_call_is_the_equations_in_one_call_and_token_by_token(kind):
+    network, x, mask = model(kind), ids(2, 7), torch.ones(2, 7, dtype=torch.bool)
+    mask[1, [0, 3]] = False
+    whole, end = network(x, None, mask)
+    for row in range(2):
+        logits, memory = said(network, x[row], mask[row])
+        close(whole[row, mask[row]], logits)
+        for found, wanted in zip(leaves(end.memory), leaves(memory), strict=False):
+            close(found[row], wanted)
+    parts, found = cut(network, x, range(1, 7), None, mask)
+    close(parts, whole)
+    same(found.memory, end.memory)
+    close(network(x, found)[0], network(x, end)[0])
+    close(network(x, None, mask, mask)[0], whole[mask])
+    close(network(x[:1])[0], whole[:1])
+    nothing, still = network(x[:, :1], None, mask[:, :1] & False)
+    assert nothing.isfinite().all()
+    assert still.seen.tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("kind", ["paper, forgetting off", "cls", *OTHERS])
 def test_the_gradients_are_those_of_the_equations(kind):
     """Of every weight and of what the memory starts from, through three writes; also cut where no segment ends."""
@@ -193,6 +214,7 @@ def test_advance_does_without_the_decoder(kind):
     network, x, mask = model(kind), ids(4, 12), torch.ones(4, 12, dtype=torch.bool)
     mask[0, 4:8] = mask[2, 4::2] = mask[3] = False  # each row completes its segments
     _, state = network(x, None, mask)
+    same(network.advance(x[:, :6], None, mask[:, :6]), network(x[:, :6], None, mask[:, :6])[1])  # inside a segment
     network.decoder.forward = None
     same(network.advance(x, None, mask), state)
 
@@ -243,6 +265,16 @@ def test_a_model_that_is_never_written_has_no_recurrence():
 
 def test_memory_tokens_start_different_and_a_new_armt_reads_nothing():
     assert torch.pdist(RMT(**SMALL).memory.start.detach()).min() > 0.1
+    torch.manual_seed(0)
+    many, sizes = TokensConfig(tokens=50), {"dim": 64, "num_heads": 2}
+    for started in (
+        RMT(**sizes, memory=many).memory.start,
+        ARMT(**sizes, memory=AssociationsConfig(tokens=50)).memory_tokens,
+        Memformer(**sizes, cls=50).encoder.cls,
+        mnemos.Transformer(**sizes, causal=False, head=mnemos.models.HeadConfig(classes=2)).cls,
+        RMT(**sizes).embedding.weight,
+    ):
+        assert 0.8 < started.std() * 8 < 1.2, "as long as embeddings, whose variance is 1/D"
     network = ARMT(**SMALL)
     assert not network.associations[0].value.weight.any()
     _, state = network(ids())
@@ -256,6 +288,9 @@ def test_bad_input():
     for words, call in (
         ("dim must be divisible by num_heads", lambda: Memformer(dim=12, num_heads=4, memory=SlotsConfig(num_heads=5))),
         ("bos: .* 0 to 255.* found 256", lambda: Memformer(bos=256)),
+        ("bos: .* found -1", lambda: Memformer(bos=-1)),
+        ("cls: expected at least 0, .* found -1", lambda: Memformer(cls=-1)),
+        ("decoder_reads: expected slots", lambda: Memformer(decoder_reads=True, memory=SlotsConfig(slots=0))),
         ("max_distance 8", lambda: Memformer(buckets=32, max_distance=8)),
         ("model.preset: .* found 'papers'", lambda: Memformer(preset="papers")),
         ("memory.temperature: .* found 0.0", lambda: SlotsConfig(temperature=0.0)),
@@ -266,6 +301,7 @@ def test_bad_input():
         ("memory.tokens: expected at least 1, found 0; .*write=False", lambda: TokensConfig(tokens=0)),
         ("memory_tokens: .* found -1", lambda: MemoryTransformer(memory_tokens=-1)),
         ("found TokenState", lambda: rmt(x, tokens.memory)),
+        ("another configuration", lambda: model("mt")(x, model("mt", dim=24, num_heads=6)(x)[1])),  # heads as wide
         ("another configuration", lambda: rmt(x, model("rmt", memory=TokensConfig(tokens=5))(x)[1])),
     ):
         with pytest.raises(InputError, match=words):

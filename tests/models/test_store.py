@@ -130,6 +130,16 @@ def test_each_kind_of_excess_is_refused(words):
         build_within(Builds(EXCESS[words]), 1, 100)
 
 
+@pytest.mark.parametrize(
+    ("error", "words"), [("", "no reason given"), ("too\n  long", "too long"), ("a" * 300, "a{200}")]
+)
+def test_settings_that_cannot_be_built_are_named(error, words):
+    def build():
+        raise ValueError(error)
+
+    refuses(rf"cannot be built \(ValueError: {words}\)", build_within, Builds(build), 1, 100)
+
+
 def test_damaged_and_foreign_folders_are_refused(tmp_path):
     refuses(r"with config\.json", mnemos.load, tmp_path)
     mnemos.save(small(), tmp_path)

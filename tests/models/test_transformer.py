@@ -211,7 +211,30 @@ def test_a_cache_as_long_as_the_sequence():
         ),
         (lambda: model()(torch.zeros(2, 3)), "integers"),
         (lambda: model()(ids(), None, torch.ones(2, 3).bool()), "mask of booleans"),
+        (lambda: model()(ids(), (1, 2)), "this model of 2 layers returned, found tuple; use state=None"),
+        (lambda: model()(ids(), model(layers=3)(ids())[1]), "of 2 layers returned, found one of 3 layers"),
+        (lambda: model()(ids()[:1], model()(ids())[1]), "expected a state of 1 rows, as the tokens have, found 2"),
     ],
 )
 def test_wrong_input_is_refused_in_one_line(use, words):
     refuses(words, use)
+
+
+LEAST = {
+    Transformer: {"vocab_size": 1, "layers": 1, "mlp": 0, "max_length": 1},
+    mnemos.EncoderDecoder: {"vocab_size": 1, "encoder_layers": 1, "decoder_layers": 1, "mlp": 1, "max_length": 1},
+    mnemos.Memformer: {"vocab_size": 1, "encoder_layers": 1, "decoder_layers": 1, "mlp": 1, "segment": 1, "cls": 0},
+    mnemos.models.RMT: {"vocab_size": 1, "layers": 1, "mlp": 0, "segment": 1},
+    mnemos.models.LSTM: {"vocab_size": 1, "dim": 1, "layers": 1},
+}
+
+
+@pytest.mark.parametrize("cls", LEAST)
+def test_the_least_sizes_are_built_and_smaller_ones_refused(cls):
+    least = LEAST[cls]
+    sizes = {} if cls is mnemos.models.LSTM else {"dim": 4, "num_heads": 2}
+    network, x = cls(**sizes, **least), ids(1) * 0
+    x = mnemos.models.Pair(x, x) if cls is mnemos.EncoderDecoder else x
+    assert network(x)[0].shape == (2, 1, 1)
+    for name, size in least.items():
+        refuses(f"{name}: expected at least {size}.*, found {size - 1}", cls, **least | {name: size - 1})

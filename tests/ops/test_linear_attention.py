@@ -90,21 +90,29 @@ def test_the_slope_at_zero_is_one_on_every_path(t, causal):
     agree(run, equations, given, 1e-12, causal=causal)
 
 
-@pytest.mark.slow
-def test_polynomial_and_favor_are_their_kernels():
+def test_polynomial_and_favor_are_their_equations():
     g = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 12, D, generator=g, dtype=torch.float64)
     torch.testing.assert_close((polynomial(q) * polynomial(k)).sum(-1), (q * k).sum(-1).square())
     assert polynomial(q).shape == (12, D * (D + 1) // 2)
-    q, k = q / 2, k / 2  # a random feature's relative variance grows as exp(|q + k|²/√D)
+    projection = random_projection(2 * D + 1, D, g)
+    exponent = q @ projection.double().T / D**0.25 - q.square().sum(-1, keepdim=True) / (2 * D**0.5)
+    torch.testing.assert_close(favor(q, projection), exponent.exp() / (2 * D + 1) ** 0.5)
+    for block in projection.split(D):
+        block = block / block.norm(dim=1, keepdim=True)
+        torch.testing.assert_close(block @ block.T, torch.eye(len(block)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_favor_is_its_kernel():
+    g = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 12, D, generator=g, dtype=torch.float64) / 2  # more varies as exp(|q + k|²/√D)
     projection = random_projection(200_000, D, g)
     assert projection.shape == (200_000, D)
     similarity = (favor(q, projection) * favor(k, projection)).sum(-1)
     kernel = torch.exp((q * k).sum(-1) / D**0.5)
     assert ((similarity - kernel) / kernel).abs().max() < 0.03
     assert projection.mean(0).abs().max() < 0.02  # the signs of an uncorrected QR are not even
-    block = projection[:D] / projection[:D].norm(dim=1, keepdim=True)
-    torch.testing.assert_close(block @ block.T, torch.eye(D), rtol=0, atol=1e-5)
 
 
 # ---- transforms ----

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mnemos.ops import relative_attention
-from mnemos.ops.relative_position import distance_scores, sinusoids
+from mnemos.ops.relative_position import distance_scores, seen_keys, sinusoids
 from mnemos.ops.relative_position.reference import reference_relative_attention, reference_sinusoid
 from mnemos.types import InputError
 
@@ -57,6 +57,12 @@ def test_equals_the_equation(t, n, window, masked):
 @pytest.mark.parametrize("masked", [False, True])
 def test_looks_both_ways(t, n, masked):
     same(given(t, n, causal=False), False, maybe(masked, n))
+
+
+def test_no_mask_stands_for_all_keys():
+    for t, causal, window in ((1, True, None), (1, True, 4), (3, False, None)):
+        for mask in (None, torch.ones(B, 4, dtype=torch.bool)):
+            assert seen_keys(t, 4, causal, mask, window, "cpu") is None
 
 
 def test_values_as_wide_as_keys():

@@ -238,8 +238,6 @@ class GatedBranch(GatedCache):
             return self._split("key", self.cache[None]), self._split("value", self.cache[None])
 
         if self.training or torch.is_grad_enabled() or self.cache.device.type != "cpu" or in_graph():
-            if self._frozen is not None:  # torch.compile counts every write as a side effect
-                self._frozen = None
             keys_values = project()
         else:
             precision = torch.get_autocast_dtype("cpu") if autocasts("cpu") else None

@@ -92,8 +92,9 @@ class SlotMemory(nn.Module):
         self.bias.mul_(self.config.bias * self.radius / self.bias.norm(dim=-1, keepdim=True))
 
     def initial_state(self, batch_size: int, device: Device = None, dtype: torch.dtype | None = None) -> SlotState:
-        """The state of `batch_size` new rows."""
-        wide = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
+        """The state of `batch_size` new rows, by default like the weights."""
+        device = self.bias.device if device is None else device
+        wide = torch.promote_types(dtype or self.bias.dtype, torch.float32)
         slots = torch.zeros(batch_size, *self.bias.shape, device=device, dtype=wide)
         return SlotState(slots, torch.zeros(batch_size, device=device, dtype=torch.int64))
 

@@ -43,7 +43,7 @@ class _LossAndState(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: float, carried: list[Tensor], loss: Tensor, *state: Tensor) -> Tensor:
         ctx.weight, ctx.carried = weight, carried
-        return loss.detach() * weight
+        return loss * weight
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -31,9 +31,8 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
 
 
 def _draws(x: Tensor) -> bool:
-    plain = x.device.type == "cpu" and x.is_floating_point()
     # A traced program has one number of draws.
-    return plain and not in_graph() and not _compat.transformed(x)
+    return x.device.type == "cpu" and not in_graph() and not _compat.transformed(x)
 
 
 class Dropout(nn.Dropout):
