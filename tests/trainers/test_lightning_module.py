@@ -71,15 +71,6 @@ def test_resuming_leaves_running_statistics_as_they_were(tmp_path):
     assert all(map(torch.equal, *(module.norm.buffers() for module in modules)))
 
 
-def test_batches_without_a_seed_go_on_once_from_a_saved_place():
-    made, other = (RolloutBatches(documents(1), 3, SEGMENT, seed=None) for _ in range(2))
-    places = iter(made)
-    assert [next(places)["index"] for _ in range(2)] == [0, 1]
-    other.load_state_dict(made.state_dict())
-    assert [batch["index"] for batch in other] == list(range(2, len(other)))
-    assert next(iter(other))["index"] == 0
-
-
 def test_a_validation_reads_each_document_alone(tmp_path):
     module = Language("memformer")
     fitted = trainer(tmp_path, max_steps=2, limit_train_batches=2)

@@ -155,34 +155,6 @@ def test_a_memory_is_saved_with_its_settings_and_read(name, tmp_path):
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_labels_that_do_not_count(tmp_path):
-    """As documents whose prompt is read and not predicted."""
-    data = documents()[:2]
-    data[1]["labels"] = [-100] * 20 + data[1]["input_ids"][20:]
-    batches = RolloutBatches(data, 1, SEGMENT, 12, seed=None)
-    assert [int((batches[0]["targets"] >= 0).sum()), int(batches[0]["mask"].sum())] == [6 + 8, 25 + 8]
-
-
-def test_padding_of_documents_is_left_out():
-    """As a tokenizer pads them, on either side, with labels; a document that is all padding is none."""
-    data = documents()[:3]
-    padded = []
-    for i, one in enumerate(data):
-        ids = list(one["input_ids"])
-        labels = [-100, *ids[1:]]
-        ends = (3, 0) if i % 2 else (0, 5)
-        found = {"input_ids": ids, "labels": labels, "attention_mask": [1] * len(ids)}
-        padded.append({k: [-100 if k == "labels" else 0] * ends[0] + v + [0] * ends[1] for k, v in found.items()})
-    for values in padded[2].values():
-        values[4:4] = [0, 0]  # and in between
-    padded.append({"input_ids": [0] * 9, "attention_mask": [0] * 9})
-    plain, cleaned = (RolloutBatches(one, 2, SEGMENT, ROLLOUT, seed=None) for one in (data, padded))
-    assert len(plain) == len(cleaned)
-    for mine, theirs in zip(cleaned, plain, strict=True):
-        for name in {*mine, *theirs}:
-            assert torch.equal(torch.as_tensor(mine[name]), torch.as_tensor(theirs[name])), name
-
-
 def stateless():
     model = made("memformer")
     model.model.state_kind = "none"  # as a model of another package may say
@@ -213,21 +185,6 @@ def test_models_without_a_causal_state_are_refused(model, said, tmp_path):
     refuses(re.escape(said), trainer_of, model(), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ([{"text": "a b"}], "input_ids"),
-        (torch.arange(9), "found Tensor"),
-        (iter([]), "length"),
-        ([torch.ones(1, 9, dtype=torch.int64)], r"found \[1, 9\]"),
-        ([{"input_ids": [5, 6, 7], "labels": [5, 6]}], "2 labels and 3 ids"),
-        ([{"input_ids": [5, 6, 7], "attention_mask": [1, 0]}], "2 attention_mask and 3 ids"),
-    ],
-)
-def test_other_data_are_refused(data, said):
-    refuses(said, RolloutBatches, data, 1, SEGMENT)
-
-
 def test_what_does_not_apply_is_refused(tmp_path):
     with pytest.raises(InputError, match="data_collator"):
         RolloutTrainer(model=made("linear"), args=arguments(tmp_path), data_collator=dict, segment=4, rollout=1)
@@ -237,6 +194,30 @@ def test_what_does_not_apply_is_refused(tmp_path):
         for positional, named in (((), {"model": made("linear"), "args": given}), ((made("linear"), given), {})):
             with pytest.raises(InputError, match=f"without {name}, because"):
                 RolloutTrainer(*positional, **named, train_dataset=documents(), segment=4, rollout=1)
+
+
+def test_loaders_give_the_batches_of_an_epoch_in_order(tmp_path):
+    options = {"data_seed": 5, "gradient_accumulation_steps": 2, "per_device_eval_batch_size": 3}
+    trainer = trainer_of(made("linear"), tmp_path, evaluated={"short": documents(1)}, **options)
+    loader, expected = trainer.get_train_dataloader(), RolloutBatches(documents(), 2, SEGMENT, ROLLOUT, 5, 2)
+    assert loader.dataset.describe() == expected.describe()
+    count = len(expected)
+    assert len(loader) == count
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        assert [batch["index"] for batch in loader] == list(range(epoch * count, (epoch + 1) * count))
+    for given in ("short", documents(1)):
+        evaluated = trainer.get_eval_dataloader(given)
+        assert evaluated.dataset.describe() == RolloutBatches(documents(1), 3, SEGMENT, 1, None).describe()
+    trainer.train_dataset = trainer.eval_dataset = None
+    refuses("train_dataset, a sequence of documents, found none", trainer.get_train_dataloader)
+    refuses("eval_dataset, a sequence of documents, found none", trainer.get_eval_dataloader)
+    refuses(r"evaluate\(documents\)", trainer.get_test_dataloader, documents())
+    half = tmp_path / "checkpoint-9"
+    half.mkdir()
+    (half / "trainer_state.json").write_text("{}")
+    refuses(r"by 1 process\(es\), found none; name another, or remove", trainer.train, True)
+    refuses("checkpoint-9: .* resume from another", trainer.train, str(half))
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path):

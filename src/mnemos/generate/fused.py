@@ -458,6 +458,8 @@ class Keys(FusedLayer):
                 return None
             if shape != first.k.shape or not is_literal(layer.k) or not is_literal(layer.v):
                 return None
+            if getattr(layer, marks).dtype != torch.bool or layer.seen.dtype != torch.int64:
+                return None
             if branched and (layer.copies, layer.shared) != (first.copies, first.shared):
                 return None
             if layer is not first and not torch.equal(getattr(layer, marks), getattr(first, marks)):

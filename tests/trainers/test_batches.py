@@ -1,0 +1,168 @@
+"""Documents as rows of segments: whole batches, sets and processes, epochs, and states that go on with the rows."""
+
+import pytest
+import torch
+from refusals import refuses
+from torch import Tensor
+from trainer_standins import ROLLOUT, SEGMENT, documents
+
+from mnemos.trainers import RolloutBatches
+from mnemos.trainers.batches import RowStates, segments
+
+
+def plain(batch):
+    return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in batch.items()}
+
+
+def test_rows_read_one_document_after_the_other():
+    """Segments of three: the document with most of them first, then in their order; one of a single token is none."""
+    read = [[10, 11], list(range(20, 28)), [30], list(range(40, 44))]
+    batches = RolloutBatches(read, 2, 3, 2, seed=None)
+    assert len(batches) == 2
+    first, last = map(plain, batches)
+    assert first == {
+        "input_ids": [[20, 21, 22, 23, 24, 25], [10, 0, 0, 40, 41, 42]],
+        "targets": [[21, 22, 23, 24, 25, 26], [11, -100, -100, 41, 42, 43]],
+        "mask": [[True] * 6, [True, False, False] + [True] * 3],
+        "resets": [[True, False], [True, True]],
+        "index": 0,
+    }
+    assert last == {
+        "input_ids": [[26, 0, 0, 0, 0, 0], [0] * 6],
+        "targets": [[27, *[-100] * 5], [-100] * 6],
+        "mask": [[True, *[False] * 5], [False] * 6],
+        "resets": [[False, True], [True, True]],
+        "index": 1,
+    }
+    whole = RolloutBatches(read[3:], 1, 3, seed=None)
+    assert plain(whole[0]) == {"input_ids": [[40, 41, 42]], "targets": [[41, 42, 43]], "resets": [[True]], "index": 0}
+    (one,) = segments(whole[0], 3)
+    assert one.mask is None
+    masks = [part.mask for part in segments(batches[1], 3)]
+    assert [mask.tolist() for mask in masks] == [[[True, False, False], [False] * 3], [[False] * 3] * 2]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_sets_and_processes_have_rows_of_their_own(seed):
+    whole = RolloutBatches(documents(), 4, SEGMENT, ROLLOUT, seed)
+    parts = [RolloutBatches(documents(), 1, SEGMENT, ROLLOUT, seed, sets=2) for _ in range(2)]
+    for rank, part in enumerate(parts):
+        part.process = rank, 2
+    assert [len(whole), *map(len, parts)] == [3, 6, 6]  # 28 segments by four rows, three at a time
+    for index in range(5):
+        for name in ("input_ids", "targets", "resets"):
+            rows = [part[2 * index + number][name] for part in parts for number in range(2)]
+            assert torch.equal(torch.cat(rows), whole[index][name])
+
+
+def test_epochs_follow_each_other_also_from_a_saved_place():
+    made, other = (RolloutBatches(documents(), 2, SEGMENT, ROLLOUT) for _ in range(2))
+    assert [batch["index"] for batch in made] == list(range(5))
+    second = iter(made)
+    assert [next(second)["index"] for _ in range(2)] == [5, 6]
+    other.load_state_dict(made.state_dict())
+    assert [batch["index"] for batch in other] == [7, 8, 9]
+    assert [batch["index"] for batch in other] == list(range(10, 15))
+    moved = RolloutBatches([*documents()[1:], documents()[0]], 2, SEGMENT, ROLLOUT)
+    refuses("documents: expected '8, with lengths .* found '8, with", moved.load_state_dict, made.state_dict())
+
+
+def test_batches_without_a_seed_go_on_once_from_a_saved_place():
+    made, other = (RolloutBatches(documents(1), 3, SEGMENT, seed=None) for _ in range(2))
+    places = iter(made)
+    assert [next(places)["index"] for _ in range(2)] == [0, 1]
+    other.load_state_dict(made.state_dict())
+    assert [batch["index"] for batch in other] == list(range(2, len(other)))
+    assert next(iter(other))["index"] == 0
+
+
+def test_labels_that_do_not_count(tmp_path):
+    """As documents whose prompt is read and not predicted."""
+    data = documents()[:2]
+    data[1]["labels"] = [-100] * 20 + data[1]["input_ids"][20:]
+    batches = RolloutBatches(data, 1, SEGMENT, 12, seed=None)
+    assert [int((batches[0]["targets"] >= 0).sum()), int(batches[0]["mask"].sum())] == [6 + 8, 25 + 8]
+
+
+def test_padding_of_documents_is_left_out():
+    """As a tokenizer pads them, on either side, with labels; a document that is all padding is none."""
+    data = documents()[:3]
+    padded = []
+    for i, one in enumerate(data):
+        ids = list(one["input_ids"])
+        labels = [-100, *ids[1:]]
+        ends = (3, 0) if i % 2 else (0, 5)
+        found = {"input_ids": ids, "labels": labels, "attention_mask": [1] * len(ids)}
+        padded.append({k: [-100 if k == "labels" else 0] * ends[0] + v + [0] * ends[1] for k, v in found.items()})
+    for values in padded[2].values():
+        values[4:4] = [0, 0]  # and in between
+    padded.append({"input_ids": [0] * 9, "attention_mask": [0] * 9})
+    plain, cleaned = (RolloutBatches(one, 2, SEGMENT, ROLLOUT, seed=None) for one in (data, padded))
+    assert len(plain) == len(cleaned)
+    for mine, theirs in zip(cleaned, plain, strict=True):
+        for name in {*mine, *theirs}:
+            assert torch.equal(torch.as_tensor(mine[name]), torch.as_tensor(theirs[name])), name
+
+
+@pytest.mark.parametrize("advances", [False, True])
+def test_the_states_of_every_set_go_on_without_gradient(advances):
+    """A sum that decays, of what a row has read of its document, beside one graph for each batch."""
+    batches = RolloutBatches(documents(), 1, SEGMENT, 2, 1, 2)
+    weight = torch.nn.Parameter(torch.tensor(0.9))
+
+    def advance(segment, state):
+        return weight * (0 if state is None else state) + segment.input_ids.sum(1) / 30
+
+    def step(segment, state):
+        state = advance(segment, state)
+        return (state * (segment.targets >= 0).sum(1)).sum(), state
+
+    rows, states = RowStates(batches), [None, None]
+    for index in range(7):
+        total, state = 0, states[index % 2]
+        for t, segment in enumerate(segments(batches[index], SEGMENT)):
+            state = None if state is None else state * ~batches[index]["resets"][:, t]
+            loss, state = step(segment, state)
+            total = total + loss
+        (expected,) = torch.autograd.grad(total, weight)
+        weight.grad = None
+        found = rows.backward(step, batches[index], advance if advances else None)
+        torch.testing.assert_close((found, weight.grad), (total.detach(), expected))
+        states[index % 2] = state.detach()
+    again = RowStates(batches)
+    again.restore(rows.state_dict(), lambda: torch.zeros(1), torch.device("cpu"))
+    again.follow()
+    following = next(iter(batches))
+    assert following["index"] == 7
+    assert again.read(step, following) == rows.read(step, following)
+    assert not rows.read(step, batches[8]).requires_grad
+    refuses("expected batch 9 of the rows, .* found batch 8", rows.read, step, batches[8])
+    assert again.read(step, batches[0]) == RowStates(batches).read(step, batches[0])  # all rows begin again
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ([{"text": "a b"}], "found dict; tokenise"),
+        ([{"input_ids": "a b"}], "found .*; tokenise the text first"),
+        (torch.arange(9), "found Tensor"),
+        ({"input_ids": [[1, 2]]}, "found dict; give a list"),
+        (iter([]), "length"),
+        ([[1, 2], [[1, 2]]], "document 1: .* found a list of lists"),
+        ([torch.ones(1, 9, dtype=torch.int64)], r"found \[1, 9\]"),
+        ([[0.5, 1.5]], r"document 0: .* of integers, found torch.float32 \(2,\)"),
+        ([{"input_ids": [5, 6, 7], "labels": [[5], [6], [7]]}], r"found torch.int64 \(3, 1\)"),
+        ([{"input_ids": [5, 6, 7], "labels": [5, 6]}], "2 labels and 3 ids"),
+        ([{"input_ids": [5, 6, 7], "attention_mask": [1, 0]}], "2 attention_mask and 3 ids"),
+        ([[5], []], "at least two tokens, found none among 2"),
+    ],
+)
+def test_other_data_are_refused(data, said):
+    refuses(said, lambda: RolloutBatches(data, 1, SEGMENT)[0])
+
+
+@pytest.mark.parametrize("name", ["rows", "segment", "rollout", "sets"])
+def test_settings_below_one_are_refused(name):
+    for value in (0, 1.5):
+        sizes = {"rows": 1, "segment": 4, name: value}
+        refuses(f"{name}: expected a whole number of at least 1, found {value};", RolloutBatches, documents(), **sizes)
