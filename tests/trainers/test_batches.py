@@ -72,6 +72,7 @@ def test_batches_without_a_seed_go_on_once_from_a_saved_place():
     places = iter(made)
     assert [next(places)["index"] for _ in range(2)] == [0, 1]
     other.load_state_dict(made.state_dict())
+    assert next(iter(made))["index"] == 0
     assert [batch["index"] for batch in other] == list(range(2, len(other)))
     assert next(iter(other))["index"] == 0
 
@@ -85,7 +86,7 @@ def test_labels_that_do_not_count(tmp_path):
 
 
 def test_padding_of_documents_is_left_out():
-    """As a tokenizer pads them, on either side, with labels; a document that is all padding is none."""
+    """As a tokenizer pads them, on either side, with labels; a document that is all padding but a token is none."""
     data = documents()[:3]
     padded = []
     for i, one in enumerate(data):
@@ -96,7 +97,7 @@ def test_padding_of_documents_is_left_out():
         padded.append({k: [-100 if k == "labels" else 0] * ends[0] + v + [0] * ends[1] for k, v in found.items()})
     for values in padded[2].values():
         values[4:4] = [0, 0]  # and in between
-    padded.append({"input_ids": [0] * 9, "attention_mask": [0] * 9})
+    padded += [{"input_ids": [0] * 9, "attention_mask": [k == at for k in range(9)]} for at in (9, 8)]
     plain, cleaned = (RolloutBatches(one, 2, SEGMENT, ROLLOUT, seed=None) for one in (data, padded))
     assert len(plain) == len(cleaned)
     for mine, theirs in zip(cleaned, plain, strict=True):

@@ -7,6 +7,8 @@ from refusals import refuses
 
 from mnemos import libraries
 from mnemos.trainers import RolloutBatches, RolloutModule
+from mnemos.trainers.batches import Segment
+from mnemos.trainers.reader import Reader
 
 libraries.torchvision()  # torchmetrics imports it
 pytest.importorskip("pytorch_lightning")
@@ -76,6 +78,7 @@ def test_a_validation_reads_each_document_alone(tmp_path):
     fitted = trainer(tmp_path, max_steps=2, limit_train_batches=2)
     fitted.fit(module, batches(), RolloutBatches(documents(1), 3, SEGMENT, seed=None))
     expected = loss_of_each_alone(module.model, documents(1))
+    assert {*fitted.progress_bar_metrics} == {"train_loss", "val_loss"}
     assert float(fitted.callback_metrics["val_loss"]) == pytest.approx(expected, rel=1e-5)
 
 
@@ -130,5 +133,10 @@ def test_a_module_that_lacks_a_part_is_refused():
     module = Language()
     refuses(r"super\(\)\.on_train_start", module.training_step, batches()[0], 0)
     refuses(r"super\(\)\.on_validation_epoch_start", module.validation_step, batches()[0], 0)
+    segment = Segment(*(batches()[0][name][:, :SEGMENT] for name in ("input_ids", "targets")))
+    for name in ("linear", "mamba"):  # a model may be replaced
+        module.model = made(name).eval()
+        expected = Reader(module.model)(segment, None, 2.0)[0]
+        assert torch.equal(module.segment_loss(segment, None, 2.0)[0], expected)
     del module.model
     refuses(r"self\.model", module.segment_loss, None, None, torch.ones(()))

@@ -10,15 +10,17 @@ from refusals import refuses
 from torch.nn import functional as F
 
 import mnemos
+from mnemos.hugging_face import MnemosForCausalLM
 from mnemos.libraries import transformers
 from mnemos.memory_replay import rollout
 from mnemos.trainers import RolloutBatches
 from mnemos.trainers.batches import RowStates, Segment
 from mnemos.trainers.reader import Reader
-from mnemos.types import InputError
+from mnemos.types import InputError, leaves
 
 pytest.importorskip("accelerate")
 from trainer_standins import (
+    LINEAR,
     MODELS,
     ROLLOUT,
     SEGMENT,
@@ -42,8 +44,8 @@ from trainer_standins import (
 def test_the_first_update_is_verified(tmp_path, monkeypatch, verify):
     calls, original = [], rollout.compare
     monkeypatch.setattr(rollout, "compare", lambda *given: calls.append(None) or original(*given))
-    named = {"model": made("linear"), "args": arguments(tmp_path, max_steps=3), "train_dataset": documents()}
-    RolloutTrainer(**named, segment=SEGMENT, rollout=2, verify=verify).train()
+    named = {"args": arguments(tmp_path, max_steps=3), "train_dataset": documents()}
+    RolloutTrainer(made("linear"), **named, segment=SEGMENT, rollout=2, verify=verify).train()
     assert len(calls) == verify  # the first of two steps
 
 
@@ -144,6 +146,15 @@ def test_an_evaluation_reads_each_document_alone(name, tmp_path):
     assert trainer.state.log_history[0]["eval_loss"] == expected
 
 
+def test_an_evaluation_counts_targets_alone(tmp_path):
+    """Padding and labels of −100 are none; with none at all the mean is 0."""
+    model, data = made("linear"), documents(1)
+    trainer = trainer_of(model, tmp_path, evaluated=data, per_device_eval_batch_size=3)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(loss_of_each_alone(model, data), rel=1e-5)
+    none = [{"input_ids": [4, 5, 6], "labels": [-100] * 3}]
+    assert trainer.evaluate(none, metric_key_prefix="test")["test_loss"] == 0
+
+
 @pytest.mark.parametrize("name", ["cached", pytest.param("remembering", marks=pytest.mark.exhaustive)])
 def test_a_memory_is_saved_with_its_settings_and_read(name, tmp_path):
     trainer = trainer_of(made(name), tmp_path, max_steps=2)
@@ -197,8 +208,9 @@ def test_what_does_not_apply_is_refused(tmp_path):
 
 
 def test_loaders_give_the_batches_of_an_epoch_in_order(tmp_path):
-    options = {"data_seed": 5, "gradient_accumulation_steps": 2, "per_device_eval_batch_size": 3}
-    trainer = trainer_of(made("linear"), tmp_path, evaluated={"short": documents(1)}, **options)
+    given = arguments(tmp_path, data_seed=5, gradient_accumulation_steps=2, per_device_eval_batch_size=3)
+    sets = {"train_dataset": documents(), "eval_dataset": {"short": documents(1)}}
+    trainer = RolloutTrainer(made("linear"), given, **sets, segment=SEGMENT, rollout=ROLLOUT)
     loader, expected = trainer.get_train_dataloader(), RolloutBatches(documents(), 2, SEGMENT, ROLLOUT, 5, 2)
     assert loader.dataset.describe() == expected.describe()
     count = len(expected)
@@ -214,10 +226,18 @@ def test_loaders_give_the_batches_of_an_epoch_in_order(tmp_path):
     refuses("eval_dataset, a sequence of documents, found none", trainer.get_eval_dataloader)
     refuses(r"evaluate\(documents\)", trainer.get_test_dataloader, documents())
     half = tmp_path / "checkpoint-9"
+    with pytest.raises(ValueError, match="No valid checkpoint"):  # Trainer's own, where there is none at all
+        trainer.train(True)
     half.mkdir()
-    (half / "trainer_state.json").write_text("{}")
-    refuses(r"by 1 process\(es\), found none; name another, or remove", trainer.train, True)
-    refuses("checkpoint-9: .* resume from another", trainer.train, str(half))
+    for written, text in (
+        ("trainer_state.json", "{}"),
+        ("rng_state.pth", ""),
+        ("trainer_state.json", "{"),
+        ("rows-0.safetensors", ""),
+    ):
+        (half / written).write_text(text)
+        refuses(r"by 1 process\(es\), found none; name another, or remove", trainer.train, True)
+        refuses("checkpoint-9: .* resume from another", trainer.train, str(half))
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path):
@@ -240,6 +260,31 @@ def test_labels_are_smoothed_in_training_alone():
         outputs = own_step(model)(x, None)[0].transpose(1, 2)
         expected = F.cross_entropy(outputs, y, reduction="sum", label_smoothing=smoothing) / 7
         torch.testing.assert_close(Reader(model, 0.3)(Segment(x, y), None, 7.0)[0], expected)
+
+
+@pytest.mark.parametrize("name", ["mamba", "memformer"])
+@torch.no_grad()
+def test_padding_of_a_segment_leaves_the_state_alone(name):
+    reader, x = Reader(made(name).eval()), torch.tensor([documents()[1]["input_ids"]])
+    after, mask = Segment(x[:, 4:8], x[:, 5:9]), torch.arange(4)[None] < 3
+    padded, plain = Segment(x[:, :4], torch.where(mask, x[:, 1:5], -100), mask), Segment(x[:, :3], x[:, 1:4])
+    found, wanted = reader(padded, None, 3.0), reader(plain, None, 3.0)
+    torch.testing.assert_close(found[0], wanted[0])
+    states = [found[1], *([reader.advance(padded, None)] if reader.advances else [])]
+    for state in states:
+        torch.testing.assert_close(reader(after, state, 3.0)[0], reader(after, wanted[1], 3.0)[0])
+    assert reader.advances == (name == "memformer")
+    reader.model.train()
+    fresh = reader.fresh(3, torch.device("cpu"))
+    assert reader.model.training
+    assert [len(leaf) for leaf in leaves(fresh)] == [3] * len(leaves(wanted[1]))
+
+
+def test_smoothed_labels_need_logits():
+    head = mnemos.models.HeadConfig(tied=True, cutoffs=(4,))
+    model = MnemosForCausalLM.of(mnemos.Transformer(**{**LINEAR, "head": head}))
+    Reader(model)
+    refuses("label_smoothing_factor: expected 0 for a model without logits, found 0.1", Reader, model, 0.1)
 
 
 def test_a_state_of_another_model_is_refused():
