@@ -156,6 +156,11 @@ def test_layers_that_have_read_different_tokens_are_the_models():
         mixed = short._replace(layers=(other.layers[0], short.layers[1]))
         y, _ = step(ids(2, 1), mixed)
         torch.testing.assert_close(y, model(ids(2, 1), mixed)[0])
+    narrow = decoder(layers=2, attention=SoftmaxConfig(window=3))  # and a state of a model without its window
+    with torch.no_grad():
+        _, between = model(ids(2, 3), mask=torch.tensor([[True, False, True]] * 2))
+        for other in (long, padded, between):
+            torch.testing.assert_close(mnemos.fused_step(narrow)(ids(2, 1), other)[0], narrow(ids(2, 1), other)[0])
 
 
 def test_a_search_runs_on_the_kernel(monkeypatch):

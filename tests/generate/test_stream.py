@@ -173,7 +173,7 @@ def test_drawing():
 
 def test_a_stream_shares_no_memory_with_what_was_given_or_returned():
     network, prompt = model("linear"), ids(2, 6)
-    stream = Stream(network).prefill(prompt)
+    stream = Stream(network).prefill(prompt, 1)
     said = stream.predict()
     prompt.zero_()
     assert torch.equal(stream.predict(), said)

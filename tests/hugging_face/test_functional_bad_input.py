@@ -26,6 +26,7 @@ def refused(make, *words):
     ("kind", "sizes", "words"),
     [
         ("BertLMHeadModel", SMALL, "change with later tokens"),
+        ("LlamaForSequenceClassification", {"pad_token_id": 0, "num_labels": 3}, "returned (2, 3) for two rows of two"),
         ("T5ForConditionalGeneration", {"d_model": 8, "num_layers": 1, "num_heads": 2, "d_ff": 8}, "encoder"),
         (
             "Lfm2ForCausalLM",
@@ -83,7 +84,14 @@ def test_states_of_others():
     state = mamba(x)[1]
     refused(lambda: mamba(x, jamba(x)[1]), "MambaForCausalLM", "3")
     refused(lambda: step_of("FalconMamba")(x, step_of("Llama")(x)[1]), "another model in layer 0")
-    refused(lambda: mamba(x, mnemos.functional(build("Mamba", state_size=5))(x)[1]), "another model")
+    for name, options in (
+        ("Mamba", {"state_size": 5}),
+        ("Mamba", {"conv_kernel": 3}),
+        ("Llama", {"num_key_value_heads": 4}),
+        ("Llama", {"head_dim": 6}),
+    ):
+        other = mnemos.functional(build(name, **options))(x)[1]
+        refused(lambda name=name, other=other: step_of(name)(x, other), "another model in layer 0")
     refused(lambda: mamba(x, 3), "int")
     refused(lambda: mamba(x[:1], state), "1 rows", "2")
 

@@ -74,10 +74,14 @@ def test_resuming_leaves_running_statistics_as_they_were(tmp_path):
 
 
 def test_a_validation_reads_each_document_alone(tmp_path):
+    """The last batch has nothing but padding and tokens that do not count."""
+    data = documents(1)
+    short = data[7]["input_ids"][:9]
+    data[7]["labels"] = short + [-100] * 24
     module = Language("memformer")
     fitted = trainer(tmp_path, max_steps=2, limit_train_batches=2)
-    fitted.fit(module, batches(), RolloutBatches(documents(1), 3, SEGMENT, seed=None))
-    expected = loss_of_each_alone(module.model, documents(1))
+    fitted.fit(module, batches(), RolloutBatches(data, 3, SEGMENT, seed=None))
+    expected = loss_of_each_alone(module.model, [*data[:7], {"input_ids": short}])
     assert {*fitted.progress_bar_metrics} == {"train_loss", "val_loss"}
     assert float(fitted.callback_metrics["val_loss"]) == pytest.approx(expected, rel=1e-5)
 

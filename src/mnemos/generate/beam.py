@@ -218,7 +218,7 @@ def beam_search(
                 hits = accept_hits(finished.scores, hits, done, c.stopping)
                 if hits.device.type != "cpu" or bool(hits.any()):
                     any_finished = True
-                    penalised = candidates.scores[:, :k] / count.clamp(min=1).to(scores.dtype) ** c.length_penalty
+                    penalised = candidates.scores[:, :k] / count.to(scores.dtype) ** c.length_penalty
                     new = Finished(
                         penalised.masked_fill(~hits, -torch.inf),
                         candidates.scores[:, :k],
@@ -248,7 +248,7 @@ def beam_search(
             if c.temperature:
                 done = done | ((scores == -torch.inf).all(1, keepdim=True) & (count > 0))
             elif any_finished:
-                spans = torch.cat([count.clamp(min=1), limits], 1)
+                spans = torch.cat([count, limits], 1)
                 full = is_done(finished.scores, scores[:, :1], spans, c.stopping, c.length_penalty)
                 done = done | (full & (count > 0))
             if number + 1 == steps:
