@@ -1,13 +1,17 @@
 """A cache beside each host: opened, moved, loaded, of several settings; what all hosts keep is in `matrix`."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hosts import ZOO, build, close, example, few, loss, open_caches, run, twice
+from torch import nn
 
 import mnemos
 from mnemos import GRC, InputError
+from mnemos.hosts import adapters
+from mnemos.hosts.inputs import NamedModule
 from mnemos.memory.gated_cache import caches
 
 
@@ -105,3 +109,14 @@ def test_groups_of_parameters():
     assert "blocks.0.attn.grc.to_query.bias" in found[3]
     torch.optim.AdamW(groups)
     assert {group["lr"] for group in mnemos.hosts.parameter_groups(model, lr=0.5)} == {0.5}
+
+
+@pytest.mark.parametrize("says", ["is_decoder", "is_causal", "config", "none", "across"])
+def test_an_attention_of_a_decoder_says_so_or_its_configuration_does(says):
+    module = nn.Identity()
+    setattr(module, says, True)
+    module.config = SimpleNamespace(is_decoder=says == "config")
+    name = "layer.0.crossattention.self" if says == "across" else "layer.0.attention.self"
+    reason = adapters._decoder(NamedModule(name, module, ()))
+    found = "a decoder" if "decoder" in str(reason) else "two sequences" if "two sequences" in str(reason) else None
+    assert found == {"none": None, "across": "two sequences"}.get(says, "a decoder")

@@ -79,6 +79,14 @@ def test_models_that_were_changed():
     refused(lambda: mnemos.functional(more), "expected 1 layers", "found a layer 1")
 
 
+def test_layers_are_named_in_errors():
+    named = step_of("Gemma2")._layout.named
+    assert named(0) == "'sliding_attention' in layer 0 of Gemma2ForCausalLM"
+    assert named(1) == "'full_attention' in layer 1 of Gemma2ForCausalLM"
+    for number in (2, -1, None):
+        assert named(number) == "another kind in Gemma2ForCausalLM"
+
+
 def test_states_of_others():
     mamba, jamba, x = step_of("Mamba"), step_of("Jamba"), tokens(2, 4)
     state = mamba(x)[1]

@@ -3,43 +3,37 @@
 import pytest
 import torch
 from refusals import refuses
-from torch import Tensor
 from trainer_standins import ROLLOUT, SEGMENT, documents
 
 from mnemos.trainers import RolloutBatches
 from mnemos.trainers.batches import RowStates, segments
 
 
-def plain(batch):
-    return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in batch.items()}
-
-
 def test_rows_read_one_document_after_the_other():
     """Segments of three: the document with most of them first, then in their order; one of a single token is none."""
-    read = [[10, 11], list(range(20, 28)), [30], list(range(40, 44))]
-    batches = RolloutBatches(read, 2, 3, 2, seed=None)
+    long, none = {"input_ids": list(range(20, 28)), "labels": [-100] * 4 + list(range(64, 68))}, [-100] * 6
+    first, last = batches = RolloutBatches([[10, 11], long, [30], list(range(40, 44))], 2, 3, 2, seed=None)
     assert len(batches) == 2
-    first, last = map(plain, batches)
-    assert first == {
-        "input_ids": [[20, 21, 22, 23, 24, 25], [10, 0, 0, 40, 41, 42]],
-        "targets": [[21, 22, 23, 24, 25, 26], [11, -100, -100, 41, 42, 43]],
-        "mask": [[True] * 6, [True, False, False] + [True] * 3],
-        "resets": [[True, False], [True, True]],
-        "index": 0,
-    }
-    assert last == {
-        "input_ids": [[26, 0, 0, 0, 0, 0], [0] * 6],
-        "targets": [[27, *[-100] * 5], [-100] * 6],
-        "mask": [[True, *[False] * 5], [False] * 6],
-        "resets": [[False, True], [True, True]],
-        "index": 1,
-    }
-    whole = RolloutBatches(read[3:], 1, 3, seed=None)
-    assert plain(whole[0]) == {"input_ids": [[40, 41, 42]], "targets": [[41, 42, 43]], "resets": [[True]], "index": 0}
-    (one,) = segments(whole[0], 3)
-    assert one.mask is None
-    masks = [part.mask for part in segments(batches[1], 3)]
-    assert [mask.tolist() for mask in masks] == [[[True, False, False], [False] * 3], [[False] * 3] * 2]
+    for batch, ids, targets, valid, resets in (
+        (
+            first,
+            [[20, 21, 22, 23, 24, 25], [10, 0, 0, 40, 41, 42]],
+            [[-100, -100, -100, 64, 65, 66], [11, -100, -100, 41, 42, 43]],
+            ["111111", "100111"],
+            ["10", "11"],
+        ),
+        (last, [[26, 0, 0, 0, 0, 0], [0] * 6], [[67, *none[1:]], none], ["100000", "000000"], ["01", "11"]),
+    ):
+        assert (batch["input_ids"].tolist(), batch["targets"].tolist()) == (ids, targets)
+        assert batch["mask"].tolist() == [[digit == "1" for digit in row] for row in valid]
+        assert batch["resets"].tolist() == [[digit == "1" for digit in row] for row in resets]
+    assert (first["index"], last["index"]) == (0, 1)
+    assert [part.mask.tolist() for part in segments(last, 3)] == [
+        [[True, False, False], [False] * 3],
+        [[False] * 3] * 2,
+    ]
+    assert "mask" not in (whole := RolloutBatches([[40, 41, 42, 43]], 1, 3, seed=None)[0])
+    assert segments(whole, 3)[0].mask is None
 
 
 @pytest.mark.parametrize("seed", [None, 3])
@@ -55,34 +49,17 @@ def test_sets_and_processes_have_rows_of_their_own(seed):
             assert torch.equal(torch.cat(rows), whole[index][name])
 
 
-def test_epochs_follow_each_other_also_from_a_saved_place():
-    made, other = (RolloutBatches(documents(), 2, SEGMENT, ROLLOUT) for _ in range(2))
-    assert [batch["index"] for batch in made] == list(range(5))
-    second = iter(made)
-    assert [next(second)["index"] for _ in range(2)] == [5, 6]
-    other.load_state_dict(made.state_dict())
-    assert [batch["index"] for batch in other] == [7, 8, 9]
-    assert [batch["index"] for batch in other] == list(range(10, 15))
-    moved = RolloutBatches([*documents()[1:], documents()[0]], 2, SEGMENT, ROLLOUT)
-    refuses("documents: expected '8, with lengths .* found '8, with", moved.load_state_dict, made.state_dict())
-
-
-def test_batches_without_a_seed_go_on_once_from_a_saved_place():
-    made, other = (RolloutBatches(documents(1), 3, SEGMENT, seed=None) for _ in range(2))
-    places = iter(made)
-    assert [next(places)["index"] for _ in range(2)] == [0, 1]
-    other.load_state_dict(made.state_dict())
-    assert next(iter(made))["index"] == 0
-    assert [batch["index"] for batch in other] == list(range(2, len(other)))
-    assert next(iter(other))["index"] == 0
-
-
-def test_labels_that_do_not_count(tmp_path):
-    """As documents whose prompt is read and not predicted."""
-    data = documents()[:2]
-    data[1]["labels"] = [-100] * 20 + data[1]["input_ids"][20:]
-    batches = RolloutBatches(data, 1, SEGMENT, 12, seed=None)
-    assert [int((batches[0]["targets"] >= 0).sum()), int(batches[0]["mask"].sum())] == [6 + 8, 25 + 8]
+def test_batches_go_on_from_a_saved_place():
+    """With a seed in the next epoch; without one they begin again."""
+    for seed in (0, None):
+        made, other = (RolloutBatches(documents(), 2, SEGMENT, ROLLOUT, seed) for _ in range(2))
+        assert [batch["index"] for batch in made] == list(range(5))
+        second, start = iter(made), 5 if seed == 0 else 0
+        assert [next(second)["index"] for _ in range(2)] == [start, start + 1]
+        other.load_state_dict(made.state_dict())
+        assert [batch["index"] for batch in other] == list(range(start + 2, start + 5))
+        assert next(iter(other))["index"] == 2 * start
+        assert next(iter(made))["index"] == (start + 2 if start else 0)
 
 
 def test_padding_of_documents_is_left_out():

@@ -128,8 +128,10 @@ def test_a_loss_of_ones_own(tmp_path):
 
 @pytest.mark.slow
 def test_other_loaders_are_refused(tmp_path):
-    refuses("RolloutBatches", trainer(tmp_path, max_steps=1).fit, Language(), torch.utils.data.DataLoader([1, 2]))
-    refuses("seed=None", trainer(tmp_path, max_steps=1).fit, Language(), batches(), batches())
+    other = torch.utils.data.DataLoader([1, 2])
+    refuses("to train on, found DataLoader", trainer(tmp_path, max_steps=1).fit, Language(), other)
+    for given, found in ((batches(), "one with a seed"), (other, "DataLoader")):
+        refuses(f"to validate on, found {found}", trainer(tmp_path, max_steps=1).fit, Language(), batches(), given)
 
 
 def test_a_module_that_lacks_a_part_is_refused():

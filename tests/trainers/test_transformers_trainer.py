@@ -150,7 +150,9 @@ def test_an_evaluation_counts_targets_alone(tmp_path):
     """Padding and labels of −100 are none; with none at all the mean is 0."""
     model, data = made("linear"), documents(1)
     trainer = trainer_of(model, tmp_path, evaluated=data, per_device_eval_batch_size=3)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(loss_of_each_alone(model, data), rel=1e-5)
+    for given in (None, [{"input_ids": [4, 5]}]):
+        expected = loss_of_each_alone(model, given or data)
+        assert trainer.evaluate(given)["eval_loss"] == pytest.approx(expected, rel=1e-5)
     none = [{"input_ids": [4, 5, 6], "labels": [-100] * 3}]
     assert trainer.evaluate(none, metric_key_prefix="test")["test_loss"] == 0
 
