@@ -111,12 +111,14 @@ def test_groups_of_parameters():
     assert {group["lr"] for group in mnemos.hosts.parameter_groups(model, lr=0.5)} == {0.5}
 
 
-@pytest.mark.parametrize("says", ["is_decoder", "is_causal", "config", "none", "across"])
-def test_an_attention_of_a_decoder_says_so_or_its_configuration_does(says):
+@pytest.mark.parametrize(
+    ("says", "said"),
+    [("is_decoder", "in a decoder"), ("is_causal", "in a decoder"), ("config", "in a decoder"), ("", "")],
+)
+def test_an_attention_of_a_decoder_says_so_or_its_configuration_does(says, said):
     module = nn.Identity()
-    setattr(module, says, True)
+    setattr(module, says or "other", True)
     module.config = SimpleNamespace(is_decoder=says == "config")
-    name = "layer.0.crossattention.self" if says == "across" else "layer.0.attention.self"
-    reason = adapters._decoder(NamedModule(name, module, ()))
-    found = "a decoder" if "decoder" in str(reason) else "two sequences" if "two sequences" in str(reason) else None
-    assert found == {"none": None, "across": "two sequences"}.get(says, "a decoder")
+    reason = adapters._decoder(NamedModule("layer.0.attention.self", module, ())) or ""
+    assert said in reason
+    assert bool(reason) == bool(said)

@@ -294,9 +294,7 @@ def test_a_state_of_another_model_is_refused():
     states = {name: RowStates(batches) for name in ("mamba", "linear")}
     for name, rows in states.items():
         reader = Reader(made(name).eval())
-        read = [rows.read(lambda s, state, reader=reader: reader(s, state, 1.0), batches[i]) for i in (0, 1, 0)]
-        assert read[0] == read[2]  # documents without a seed begin again
-    refuses(r"expected batch 1 .* found batch 2", rows.read, lambda s, state: (torch.zeros(()), state), batches[2])
+        rows.read(lambda s, state, reader=reader: reader(s, state, 1.0), batches[0])
     other, device = Reader(made("mamba")), torch.device("cpu")
     with pytest.raises(InputError, match="state of this model"):
         states["mamba"].restore(states["linear"].state_dict(), lambda: other.fresh(1, device), device)
