@@ -151,6 +151,7 @@ def test_language_models_beams_and_samples_have_teacher_forced_scores(name):
                 assert h.log_prob == pytest.approx(total, rel=1e-6)
                 assert h.score == pytest.approx(total / len(h.tokens) ** 0.5, rel=1e-6)
                 assert h.finished == (h.tokens[-1] == EOS)
+                assert h.finished or settings  # fairseq's running ones take the end token at last
 
 
 def test_prefixes_of_different_lengths_give_what_each_gives_alone():
@@ -176,6 +177,7 @@ def test_limits_of_sentences_give_what_each_gives_alone(stopping):
     for i, limit in enumerate(limits.tolist()):
         one = replace(config, max_length=limit)
         same(found[i : i + 1], beam_search(model, model.encode(source[i : i + 1]), start[:1], one))
+    assert all(h.finished for one in found for h in one) == (stopping == "fairseq")
     for wrong, said in ((limits[:2], r"limits \[4\] of int64"), (limits - 1, "limits of at least 1, found 0")):
         refuses(said, beam_search, model, model.encode(source), start, config, limits=wrong)
 

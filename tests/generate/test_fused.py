@@ -62,13 +62,15 @@ MODELS = {
 @needs_kernels
 @pytest.mark.parametrize("rows", [1, 2, 3, 16, 17])
 @pytest.mark.parametrize("name", MODELS)
-def test_equals_the_model(name, rows, variant, poisoned):
+def test_equals_the_model(name, rows, variant, poisoned, monkeypatch):
     model = make(**MODELS[name])
     step = mnemos.fused_step(model)
     assert step.fused
     assert step.why == ""
     x = ids(rows, vocab=model.config.vocab_size)
-    y, state = stream(step, x)
+    with monkeypatch.context() as alone:  # the kernel answers all of it
+        alone.setattr(Transformer, "forward", None)
+        y, state = stream(step, x)
     wanted, end = stream(exactly(model), x)
     assert [type(part) for part in (state, *state.layers)] == [type(part) for part in (end, *end.layers)]
     close((y, state), (wanted, end))
@@ -117,7 +119,7 @@ def test_a_stream_may_change_between_the_two_at_any_token(fields):
 
 @needs_kernels
 @pytest.mark.parametrize("fields", [{}, DELTA, SOFTMAX], ids=str)
-def test_rows_are_selected_and_reset_and_states_may_lie_anywhere(fields):
+def test_rows_are_selected_and_reset(fields):
     model = make(**fields)
     step, x = mnemos.fused_step(model), ids(4)
     _, state = stream(step, x)
@@ -130,15 +132,6 @@ def test_rows_are_selected_and_reset_and_states_may_lie_anywhere(fields):
     y, _ = stream(step, x, reset(state, fresh))
     close([y[fresh]], [stream(step, x[fresh])[0]])
     close([y[~fresh]], [stream(step, x, state)[0][~fresh]])
-
-    def turned(part):  # the first tensor of each layer lies elsewhere in memory
-        first, *rest = part
-        return type(part)(first.mT.contiguous().mT, *rest)
-
-    others = [] if fields is SOFTMAX else [tuple(map(turned, state.layers))]
-    others += [exactly(state.layers)] if fields is DELTA else []
-    for layers in others:  # the model's to read
-        close([step(x[:, :1], state._replace(layers=layers))[0]], [step(x[:, :1], state)[0]])
 
 
 @needs_kernels

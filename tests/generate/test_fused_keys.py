@@ -1,5 +1,8 @@
 """The fused step of softmax attention and of an encoder-decoder, against the model itself in float64."""
 
+import functools
+import itertools
+
 import pytest
 import torch
 from fused_cases import close, equal, exactly, ids, make, stirred, stream, translator
@@ -12,7 +15,7 @@ from mnemos.attention.recurrent import DeltaConfig, GLAConfig, KimiDeltaConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.generate import fused
 from mnemos.memory.key_values import BranchedKeyValues
-from mnemos.types import map_state, select
+from mnemos.types import leaves, map_state, select
 
 pytestmark = needs_kernels
 
@@ -44,20 +47,23 @@ def decoder(**fields):
 @pytest.mark.each_value
 @pytest.mark.parametrize("rows", [1, 3, 17])
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_transformer_with_softmax_attention_equals_the_model(name, rows, variant, poisoned):
+def test_a_transformer_with_softmax_attention_equals_the_model(name, rows, variant, poisoned, monkeypatch):
     model = decoder(**DECODERS[name])
     step = mnemos.fused_step(model)
     assert step.why == ""
     with torch.no_grad():
         _, state = model(ids(rows, 4), mask=torch.arange(4) >= torch.arange(rows)[:, None] % 3)  # padded on the left
-    y, end = stream(step, ids(rows, 9), state)
+    with monkeypatch.context() as alone:  # the kernel answers all of it; a window with padding is the model's
+        if name != "window" or rows == 1:
+            alone.setattr(Transformer, "forward", None)
+        y, end = stream(step, ids(rows, 9), state)
     wanted, exact = stream(exactly(model), ids(rows, 9), exactly(state))
     close((y, end), (wanted, exact), 4e-6)
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", TRANSLATORS)
-def test_a_decoder_over_reordered_rows(name, variant, poisoned):
+def test_a_decoder_over_reordered_rows(name, variant, poisoned, monkeypatch):
     model = translator(**TRANSLATORS[name])
     step = mnemos.fused_step(model)
     assert step.why == ""
@@ -66,7 +72,9 @@ def test_a_decoder_over_reordered_rows(name, variant, poisoned):
         _, start = model(ids(3, 3), model.encode(ids(3, 6), mask))
         found, expected, exact = model.branch(start, 3), exactly(model.branch(start, 3)), exactly(model)
         for i in range(20):  # past the merging of entries
-            y, found = step(ids(9, 20 + i)[:, :1], found)
+            with monkeypatch.context() as alone:
+                alone.setattr(mnemos.EncoderDecoder, "forward", None)
+                y, found = step(ids(9, 20 + i)[:, :1], found)
             wanted, expected = exact(ids(9, 20 + i)[:, :1], expected)
             close(y, wanted, 4e-6)
             rows = torch.tensor([0, 0, 2, 5, 4, 4, 6, 6, 6] if i % 3 else [2, 1, 0, 3, 4, 5, 8, 7, 7])
@@ -81,8 +89,8 @@ def test_a_decoder_over_reordered_rows(name, variant, poisoned):
 @torch.no_grad()
 def states():
     for fields in ({}, {"attention": KimiDeltaConfig()}):
-        yield make(**fields), None
-    model = decoder()
+        yield make(**fields, layers=2), None
+    model = decoder(layers=2)
     yield model, model(ids(3, 4))[1]
     yield model, model.branch(model(ids(3, 4))[1], 2)
     other = translator()
@@ -102,6 +110,54 @@ def test_the_given_state_is_never_changed_and_forks(variant):
         assert not torch.equal(one[0], other[0])
 
 
+@functools.cache
+@torch.no_grad()
+def begun():
+    """The models, their steps, the next tokens and the states before them."""
+    found = []
+    for model, state in states():
+        x = ids(3 if state is None else len(state.seen), 1)
+        found.append((model, mnemos.fused_step(model), x, model(x, state)[1]))
+    return found
+
+
+def said(step, x, state):
+    """The outputs and the state after them, or the kind of error."""
+    try:
+        return leaves(step(x, state))
+    except Exception as error:
+        return type(error)
+
+
+CHANGES = {
+    "double": torch.Tensor.double,
+    "int32": torch.Tensor.int,
+    "turned": lambda x: x.mT.contiguous().mT if x.dim() > 1 else torch.stack([x, x], 1)[:, 0],
+    "negative": lambda x: torch._neg_view(-x) if x.is_floating_point() else x,
+    "a row less": lambda x: x[1:],
+    "a row more": lambda x: torch.cat([x[:1], x]),
+    "narrow": lambda x: x[..., 1:] if x.dim() > 1 else x,
+    "more": lambda x: x + 1 if x.dtype == torch.int64 else x,
+    "marked": lambda x: x.logical_not() if x.dtype == torch.bool else x,
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_whatever_a_state_holds_the_answer_is_the_models(change):
+    """Each tensor of a state in turn: other numbers, elsewhere in memory, of other sizes."""
+    for model, step, x, state in begun():
+        for number, part in enumerate(leaves(state)):
+            if (new := change(part)) is part:
+                continue
+            count = itertools.count()
+            other = map_state(lambda old, n=number, c=count, new=new: new if next(c) == n else old, state)
+            found, expected = said(step, x, other), said(model, x, other)
+            assert type(found) is type(expected)
+            if isinstance(expected, list):
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_layers_that_have_read_different_tokens_are_the_models():
     model = decoder(layers=2)
     step = mnemos.fused_step(model)
@@ -112,6 +168,11 @@ def test_layers_that_have_read_different_tokens_are_the_models():
         mixed = short._replace(layers=(other.layers[0], short.layers[1]))
         y, _ = step(ids(2, 1), mixed)
         torch.testing.assert_close(y, model(ids(2, 1), mixed)[0])
+    narrow = decoder(layers=2, attention=SoftmaxConfig(window=3))  # and a state of a model without its window
+    with torch.no_grad():
+        _, between = model(ids(2, 3), mask=torch.tensor([[True, False, True]] * 2))
+        for other in (long, padded, between):
+            torch.testing.assert_close(mnemos.fused_step(narrow)(ids(2, 1), other)[0], narrow(ids(2, 1), other)[0])
 
 
 def test_a_search_runs_on_the_kernel(monkeypatch):

@@ -134,7 +134,7 @@ def test_copied_and_pickled(kind):
     network = model(kind).float()
     stream = Stream(network).prefill(ids(2, 6))
     wanted = stream.generate(5, temperature=0)[0]
-    for other in (copy.copy(stream), copy.deepcopy(stream), pickle.loads(pickle.dumps(stream))):
+    for other in (copy.copy(stream), copy.deepcopy(stream), pickle.loads(pickle.dumps(stream)), Stream.join([stream])):
         assert other.step.fused == stream.step.fused
         assert other.step.model is other.model
         assert torch.equal(other.generate(5, temperature=0)[0], wanted)
@@ -173,7 +173,7 @@ def test_drawing():
 
 def test_a_stream_shares_no_memory_with_what_was_given_or_returned():
     network, prompt = model("linear"), ids(2, 6)
-    stream = Stream(network).prefill(prompt)
+    stream = Stream(network).prefill(prompt, 1)
     said = stream.predict()
     prompt.zero_()
     assert torch.equal(stream.predict(), said)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import mnemos
 from mnemos import GRC, InputError
 from mnemos.hosts import Call, Host, adapters
+from mnemos.hosts.named import make_reader
 from mnemos.memory.gated_cache import caches
 
 
@@ -131,6 +132,18 @@ class Reading(nn.Module):
             valid = ~key_padding_mask
         share = valid.to(x.dtype)[..., None]
         return (x * share).sum(1, keepdim=True).expand_as(x) / share.sum(1, keepdim=True)
+
+
+def test_a_map_of_tokens_is_read_in_rows():
+    module, x = Reading("mean"), torch.randn(2, 3, 4, 12)
+    read = make_reader(module)
+    call = read(module, (x,), {"mask": torch.arange(12)[None] < torch.tensor([[12], [5]])})
+    assert torch.equal(call.x, x.flatten(1, 2))
+    assert call.mask.sum(1).tolist() == [12, 5]
+    for shape in ((2, 12, 4, 5), (2, 5, 4, 5)):  # the width that it says, or as many as the last axis
+        refuses("which may be a map", read, module, (torch.randn(shape),), {})
+    refuses("a mask of padding named", read, module, (X, None, None, None), {"other": torch.ones(3, 7).bool()})
+    refuses("a second sequence", read, module, (X, X + 1), {})
 
 
 class Around(nn.Module):

@@ -14,8 +14,10 @@ from torch import Tensor
 
 import mnemos
 from mnemos import GRC, InputError
+from mnemos.hosts.row_caches import RowState
 from mnemos.libraries import transformers
 from mnemos.memory.gated_cache import caches
+from mnemos.memory.row_blocks import CacheState
 
 EVERY = [*FEW, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in FAMILIES if name not in FEW)]
 STREAM = GRC(length=4, block=3, scope="stream")
@@ -285,3 +287,21 @@ def test_biases_of_far_positions_hide_no_token():
     """ALiBi lowers early tokens far below the last ones."""
     model, given = cached("falcon_alibi", replace(STREAM, block=8)).float(), ids(1, 300)
     close(in_parts(model, given, (100, 299)), logits(model, given), 1e-4)
+
+
+def test_what_is_computed_of_a_cache_is_kept_until_another_is_read():
+    """Also while rows are selected, as beams do it."""
+    rows, computed, order = RowState(), [], torch.tensor([1, 0, 1])
+
+    def project():
+        return rows.project(rows.current().cache, lambda cache: (computed.append(1) or 2 * cache,))[0]
+
+    for count in (1, 2):
+        state = CacheState.fresh(2, 3, torch.zeros(4, 5))
+        rows.extend(3, state._replace(cache=torch.randn(2, 4, 5)))
+        if count == 1:
+            assert torch.equal(project(), 2 * rows.current().cache)
+        before = rows.current().cache
+        rows.map(lambda x: x[order])
+        assert torch.equal(project(), 2 * before[order])
+        assert (len(computed), rows.rows, rows.length) == (count, 3, 3 * count)

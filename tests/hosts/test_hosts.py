@@ -1,13 +1,18 @@
 """A cache beside each host: opened, moved, loaded, of several settings; what all hosts keep is in `matrix`."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hosts import ZOO, build, close, example, few, loss, open_caches, run, twice
+from refusals import refuses
+from torch import nn
 
 import mnemos
 from mnemos import GRC, InputError
+from mnemos.hosts import Host, adapters
+from mnemos.hosts.inputs import NamedModule
 from mnemos.memory.gated_cache import caches
 
 
@@ -105,3 +110,22 @@ def test_groups_of_parameters():
     assert "blocks.0.attn.grc.to_query.bias" in found[3]
     torch.optim.AdamW(groups)
     assert {group["lr"] for group in mnemos.hosts.parameter_groups(model, lr=0.5)} == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("says", "said"),
+    [("is_decoder", "in a decoder"), ("is_causal", "in a decoder"), ("config", "in a decoder"), ("", "")],
+)
+def test_an_attention_of_a_decoder_says_so_or_its_configuration_does(says, said):
+    module = nn.Identity()
+    setattr(module, says or "other", True)
+    module.config = SimpleNamespace(is_decoder=says == "config")
+    reason = adapters._decoder(NamedModule("layer.0.attention.self", module, ())) or ""
+    assert said in reason
+    assert bool(reason) == bool(said)
+
+
+def test_sizes_are_those_of_the_attributes_that_are_named():
+    host = Host("library:Attention", (), "inner.width", "heads", None, out="out")
+    assert host.sizes(SimpleNamespace(inner=SimpleNamespace(width=6), out=8, heads=2)) == (6, 8, 2)
+    refuses(r"integer widths and heads, found \[None, 8, 0\]", host.sizes, SimpleNamespace(out=8, heads=0))

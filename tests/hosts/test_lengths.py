@@ -3,6 +3,7 @@
 import copy
 import json
 
+import matrix  # noqa: F401  more models to build
 import pytest
 import torch
 from hosts import FEW, build, example, given, libraries, run
@@ -104,15 +105,23 @@ CASES = {
     ),
     "ViT, paper": (hf_vit, PAPER, 196, 197, 1, [14] * 2, 1, 1),
     "torch, paper": (encoder, PAPER, 64, None, 0, None, 1, 1),
+    "torchvision_maxvit": (None, AUTO, 16, 16, 0, None, [4, 4, 1, 1], 1),
+    "torchvision_swin": (None, AUTO, 16, [12544, 3136, 3136], 0, [112, 56, 56], 1, 1),
+    "timm_maxvit": (None, AUTO, 4, 4, 0, None, [1024, 1024, 256, 256, 64, 64, 16, 16], 1),
+    "timm_convit": (None, AUTO, 16, [16, 17], [0, 1], [4, 4], 1, 1),
+    "timm_naflexvit": (None, AUTO, 256, None, 4, None, 1, 1),
+    "timm_xcit": (None, AUTO, 4, 4, 0, [2, 2], 1, 1),
+    "hf_dinov3": (None, AUTO, 16, 19, 3, [4, 4], 1, 1),
+    "hf_segformer": (None, AUTO, 784, [3136, 784], 0, [56, 28], 1, 1),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_hosts_own_length_and_the_papers(case):
     make, grc, slots, tokens, prefix, sides, windows, squares = CASES[case]
-    report = mnemos.cache(make(), grc)
+    report = mnemos.cache(make() if make else build(case), grc)
     layers = len(report.swapped)
-    assert layers == (5 if sides and len(sides) == 5 else 2)
+    assert layers == max(len(x) if isinstance(x, list) else 2 for x in (tokens, sides, windows))
 
     def each(expected: object) -> list:
         return expected if isinstance(expected, list) else [expected] * layers

@@ -100,6 +100,18 @@ def test_any_cut_and_left_padding(name: str, state: str, rotary: bool, half_life
         torch.testing.assert_close(found[1, 4:], whole[1, :-4], rtol=2e-5, atol=2e-5)
 
 
+@torch.no_grad()
+def test_tokens_of_a_call_without_a_mask_are_valid() -> None:
+    """In the window they see what was padding before them, as in Transformers; beyond it nothing does."""
+    model, x, mask = plain("llama", num_hidden_layers=1).float(), ids(), torch.arange(33) >= torch.tensor([[0], [2]])
+    mnemos.linearise(model, window=7, sinks=1)
+    cache, places = new_cache(), mask.cumsum(1) - 1
+    logits(model, x[:, :4], mask[:, :4], cache)
+    logits(model, x[:, 4:6], None, cache, position_ids=places[:, 4:6])
+    found = logits(model, x[:, 6:], None, cache, position_ids=places[:, 6:])
+    torch.testing.assert_close(found, logits(model, x, mask)[:, 6:], rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize(("state", "rotary"), [("hedgehog", True), ("delta", False)])
 def test_gradients_flow_through_a_carried_cache(state: str, rotary: bool) -> None:
     model = decoder("llama", -1.0, rank=2, state=state, rotary=rotary)
@@ -292,8 +304,10 @@ def test_what_is_refused() -> None:
         refuses(words, mnemos.linearise, plain(name), **options)
     refuses("nothing to undo", mnemos.unlinearise, plain("llama"))
     refuses("linearised already", mnemos.linearise, decoder("llama", -1.0), window=7)
-    report = mnemos.linearise(decoder("gemma3"), window=7)
-    assert [one.why for one in report.left] == ["its own sliding window of 6 tokens is not longer than window=7"]
+    for window in (6, 7):
+        report = mnemos.linearise(decoder("gemma3"), window=window)
+        why = f"its own sliding window of 6 tokens is not longer than window={window}"
+        assert [one.why for one in report.left] == [why]
 
 
 @torch.no_grad()
@@ -342,7 +356,8 @@ def test_low_rank_updates_and_adapters() -> None:
         for child in layer.self_attn.children():
             child.weight = nn.Parameter(child.weight.to(torch.uint8), False)
     assert {p.dtype for p in mnemos.linearise(model, rank=2).updates.values()} == {torch.float32}
-    refuses(r"expected weights \[24, 24\] of floating-point numbers, found q_proj", mnemos.hosts.merge_updates, model)
+    said = r"weights \[24, 24\] of floating-point numbers, found q_proj \(Linear\) with \(24, 24\) in torch\.uint8;"
+    refuses(said, mnemos.hosts.merge_updates, model)
     names = [name for name, _ in model.named_modules() if name.endswith(".q_proj")]
     assert not any("linearised" in name for name in names)
 

@@ -123,6 +123,7 @@ def test_calls_that_say_they_are_causal_are_refused():
     for wrong in (
         lambda: encoder(x, mask=mask, is_causal=True),
         lambda: encoder.layers[0](x, src_mask=mask),
+        lambda: encoder.layers[0].self_attn(x, x, x, None, False, mask),
         lambda: vit.blocks[0].attn(torch.randn(2, T, 24).double(), is_causal=True),
     ):
         refuses("causally", wrong)

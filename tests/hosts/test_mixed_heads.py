@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import mnemos
 from mnemos import GRC
+from mnemos.hosts import hooks
 from mnemos.libraries import timm
 from mnemos.memory.gated_cache import caches, hold_caches
 
@@ -44,6 +45,7 @@ def test_the_mix_is_what_the_projection_reads(name, training):
     with hold_caches(model):
         run(model.train(training), example(name))
     assert len(calls) == len(report.swapped)
+    assert not hooks._stack.calls  # which would keep the model alive
     for key, (args, kwargs, y) in calls.items():
         branch, plain = model.get_submodule(key).grc, host.train(training).get_submodule(key)
         assert branch.inside == branch.host.projection

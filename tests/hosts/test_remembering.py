@@ -244,6 +244,8 @@ def test_bad_input():
     _, state = network(x)
     for wrong, message in (
         (lambda: mnemos.remember(network.model, 0), "whole number of at least 1, found 0"),
+        (lambda: mnemos.hosts.Segmented(network, 0), "segment: expected at least 1 token, found 0"),
+        (lambda: mnemos.hosts.Segmented(network, "4"), "segment: expected at least 1 token, found '4'"),
         (lambda: mnemos.remember(network.model.transformer), "with its head.*found GPT2Model"),
         (lambda: mnemos.remember(mnemos.cache(host())), "found Report; give the model itself"),
         (lambda: mnemos.remember(nn.Linear(2, 2)), "layout is known"),

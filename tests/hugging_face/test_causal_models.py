@@ -9,7 +9,7 @@ from refusals import refuses
 
 import mnemos
 from mnemos.attention import CompressiveConfig, LinearConfig, RelativeConfig
-from mnemos.hugging_face import MnemosConfig, MnemosForCausalLM, StateCache
+from mnemos.hugging_face import MnemosConfig, MnemosForCausalLM, StateCache, remembering_model
 from mnemos.libraries import CACHE_NAMES, cache_name, transformers
 from mnemos.types import InputError
 
@@ -120,9 +120,97 @@ def test_padding_on_the_right_is_read_over(name):
     mask, row = MASK.flip(1), IDS[1:, :4]
     found = model.generate(IDS, attention_mask=mask, max_new_tokens=NEW, do_sample=False)[1, PROMPT:]
     assert torch.equal(found, model.generate(row, max_new_tokens=NEW, do_sample=False)[0, 4:])
-    for carries in (False, True):
-        last = model(IDS, attention_mask=mask, use_cache=carries).logits[1, -1]
-        torch.testing.assert_close(last, model(row).logits[0, -1])
+    # Padding has the outputs of the token before it, and 0 before the first one.
+    between = torch.tensor([[1] * PROMPT, [0, 0, 1, 1, 0, 1, 0], [0] * PROMPT])
+    three = IDS[[0, 1, 1]]
+    alone = model(IDS[1:, [2, 3, 5]]).logits[0]
+    none = torch.zeros_like(alone[:1])
+    wanted = torch.cat([none, none, alone[:2], alone[1:], alone[2:]])
+    for carries, keep in ((False, 0), (False, 4), (True, 0), (True, 4)):
+        found = model(three, attention_mask=between, use_cache=carries, logits_to_keep=keep).logits
+        torch.testing.assert_close(found[1], wanted[-keep:])
+        torch.testing.assert_close(found[0], model(IDS[:1]).logits[0, -keep:])
+        assert not found[2].any()
+    some = model(three[2:, :2], attention_mask=between[2:, :2], use_cache=True).logits
+    assert (some.shape, int(some.count_nonzero())) == ((1, 2, VOCABULARY), 0)
+
+
+def test_when_a_cache_is_made_and_what_is_returned():
+    _, model = built("lstm-plain-causal")
+    cache, name = StateCache(), cache_name()
+    for given, made in (
+        ({}, True),
+        ({"labels": IDS}, False),
+        ({"labels": IDS, "use_cache": True}, True),
+        ({"use_cache": False}, False),
+        ({"cache": cache, "labels": IDS}, True),
+    ):
+        assert (model(IDS, **given).get(name) is not None) == made
+    assert model(IDS, cache=cache)[name] is cache
+    assert cache.length == 2 * PROMPT
+    model.train()
+    assert model(IDS).get(name) is None
+    assert model.eval()(IDS, return_dict=False)[0].shape == (2, PROMPT, VOCABULARY)
+    options = {"max_new_tokens": 2, "do_sample": False, "return_dict_in_generate": True}
+    assert isinstance(model.generate(IDS, **options)[name], StateCache)
+    assert name not in model.generate(IDS, use_cache=False, **options)
+    given = StateCache()
+    assert model.generate(IDS, cache=given, **options)[name] is given
+    remembering_model.register()  # as where `transformers serve` imports it again
+    mapping = transformers().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    assert [mapping[kind] for kind in ("mnemos", "mnemos-remembering")] == [
+        "MnemosForCausalLM",
+        "RememberingForCausalLM",
+    ]
+
+
+def test_a_cache_is_cropped_to_any_recorded_length():
+    """Of states that say how many tokens were read, and tokens that say where they are."""
+    text = torch.arange(40).expand(2, 40) + torch.tensor([[0], [100]])
+    valid = torch.rand(2, 40, generator=torch.Generator().manual_seed(0)) < 0.8
+    cache = StateCache(torch.full((2,), 3), 3)
+    cache.activate_past_recording()
+
+    def read(cache, n):
+        end = cache.length + n
+        tokens, mask = cache.with_unread(text[:, end - n : end], valid[:, end - n : end] if n > 1 else None)
+        assert torch.equal(tokens, text[:, int(cache.state[0]) : end])
+        cache.read(tokens, mask, torch.full((2,), end))
+
+    for n in (5, *[1] * 13, 4, 2, *[1] * 6):
+        read(cache, n)
+        sizes = [one.tokens.shape[1] for one in cache.reads]
+        assert [one.length for one in cache.reads] == [3 + sum(sizes[:i]) for i in range(len(sizes))]
+        assert 3 + sum(sizes) == cache.length
+        for i in range(len(sizes) - 1):  # two calls are one where that is no longer than what follows
+            assert sizes[i] + sizes[i + 1] > sum(sizes[i + 2 :])
+    end = cache.length
+    for length in range(3, end + 1):
+        for first in (0, (length - end) // 2):
+            one = cache.fork()
+            one.crop(first)
+            one.crop(length - end - first)
+            start = int(one.state[0])
+            assert one.length == one.get_seq_length() == length
+            assert end - length >= length - start >= 0  # at most as many are read again as were taken back
+            if one.unread is not None:
+                mask = one.unread[1]
+                assert torch.equal(one.unread[0], text[:, start:length])
+                assert mask is None or torch.equal(mask | valid[:, start:length], mask)
+            read(one, 1 + length % 2)
+            assert (one.length, one.unread) == (length + 1 + length % 2, None)
+    refuses("at least the 3 tokens before those that were recorded, found 2;", cache.fork().crop, 2 - end)
+    refuses("a negative number of tokens, found 1", cache.crop, 1)
+    cache.crop(-2)
+    cache.reorder_cache(torch.tensor([1, 0]))
+    assert torch.equal(cache.with_unread(text[:, :1], None)[0][:, :-1], text.flip(0)[:, int(cache.state[0]) : end - 2])
+    assert all(torch.equal(one.tokens[0], one.tokens[1] + 100) for one in cache.reads)
+    cache.batch_repeat_interleave(3)
+    assert (cache.batch_size, cache.is_initialized, cache.get_mask_sizes(4, 0)) == (6, True, (end + 2, 0))
+    cache.batch_select_indices(torch.tensor([5]))
+    assert cache.batch_size == 1
+    cache.reset()
+    assert (cache.batch_size, cache.length, cache.is_initialized, cache.reads) == (-1, 0, False, [])
 
 
 def test_auxiliary_losses_count_once_for_accumulated_calls():
@@ -176,25 +264,12 @@ def test_crop_returns_to_any_length():
         for n in (6, 1, 1, 9, *[1] * 15):
             model(ids[:, place : place + n], attention_mask=mask[:, : place + n], cache=cache)
             place += n
-        assert len(cache.reads) <= 10  # of 19: states at distances that double
-        for back in (2, 1, 7, 12):
-            cache.crop(-back)
-            place -= back
+        cache.crop(-22)
         cache.reorder_cache(torch.tensor([1, 0]))
-        new = model(ids[:, place : place + 2], attention_mask=mask[:, : place + 2].flip(0), cache=cache)
-        assert cache.get_seq_length() == place + 2
-        text = torch.cat([ids[:, :place].flip(0), ids[:, place : place + 2]], 1)
-        whole = model(text, mask[:, : place + 2].flip(0))
-        early = StateCache()
-        early.activate_past_recording()
-        model(ids, cache=early)
-        early.crop(-30)  # to before the state of any call
         with pytest.raises(InputError, match="token ids"):  # a call that fails changes nothing
-            model(ids[:, :1] + VOCABULARY, cache=early)
-        assert early.get_seq_length() == 10
-        torch.testing.assert_close(model(ids[:, 10:11], cache=early.fork()).logits, model(ids[:, :11]).logits[:, -1:])
-        early.batch_repeat_interleave(2)
-        assert model(ids[:, 10:12].repeat_interleave(2, 0), cache=early).logits.shape[:2] == (4, 2)
+            model(ids[:, :1] + VOCABULARY, cache=cache)
+        new = model(ids[:, 10:12], attention_mask=mask[:, :12].flip(0), cache=cache)
+        whole = model(torch.cat([ids[:, :10].flip(0), ids[:, 10:12]], 1), mask[:, :12].flip(0))
     torch.testing.assert_close(new.logits, whole.logits[:, -2:], rtol=1e-8, atol=1e-8)
     refuses("crop", model(ids, use_cache=True)[cache_name()].crop, -1)
 

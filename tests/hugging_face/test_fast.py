@@ -15,7 +15,7 @@ import mnemos
 from mnemos.errors import InputError
 from mnemos.hugging_face import fast_model
 from mnemos.hugging_face.fast_model import _CACHES, is_fast
-from mnemos.hugging_face.fast_token import LAYERS, compute_token, norm_offset
+from mnemos.hugging_face.fast_token import LAYERS, compute_token, norm_offset, normalise
 from mnemos.libraries import transformers
 
 DELTA = "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Qwen4Exp", "LaraMini", "OlmoHybrid"
@@ -130,15 +130,30 @@ def test_checkpointed_layers_and_bfloat16(name):
 
 WIDE = {
     "Qwen3Next": {"linear_key_head_dim": 20, "linear_value_head_dim": 36, "linear_conv_kernel_dim": 3},
+    "Qwen3_5": {"linear_key_head_dim": 12, "linear_value_head_dim": 20},
     "OlmoHybrid": {"linear_key_head_dim": 24, "linear_value_head_dim": 16, "linear_allow_neg_eigval": True},
     "KimiLinear": {"linear_head_dim": 40},
+    "BailingHybrid": {"linear_head_dim": 12},
     "Mamba2": {"hidden_size": 72, "state_size": 20, "head_dim": 36},
 }
 
 
-@pytest.mark.parametrize("name", WIDE)
+@pytest.fixture
+def by_kernel(monkeypatch):
+    """What the kernel returned for each token: None where it left it to the layer's own forward."""
+    found = []
+
+    def noted(*given):
+        found.append(compute_token(*given))
+        return found[-1]
+
+    monkeypatch.setattr(fast_model, "compute_token", noted)
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in WIDE if name in SERVED])
 @torch.no_grad()
-def test_tokens_of_wide_layers_on_all_instruction_sets(name):
+def test_tokens_of_wide_layers_on_all_instruction_sets(name, by_kernel):
     """Widths of a few vectors and a rest, more rows than threads, and norms of both kinds."""
     model = build(name, **WIDE[name])
     layer = next(x for x in model.modules() if type(x).__name__ in LAYERS)
@@ -155,20 +170,16 @@ def test_tokens_of_wide_layers_on_all_instruction_sets(name):
         with mnemos.native.instruction_set(instructions), mnemos.fast(model):
             assert compute_token(LAYERS[type(layer).__name__], layer, x[:, :1], None, None) is None
             torch.testing.assert_close(read(), theirs, rtol=1e-4, atol=2e-6)
+        assert len(by_kernel) == 5
+        assert not any(y is None for y in by_kernel)
+        by_kernel.clear()
 
 
 @pytest.mark.skipif(not mnemos.native.instruction_sets(), reason="the kernels are not built")
 @torch.no_grad()
-def test_single_tokens_are_read_by_the_kernel(monkeypatch):
-    model, x = build("Qwen3Next"), tokens(2, 9)
+def test_single_tokens_are_read_by_the_kernel(by_kernel):
+    model, x, found = build("Qwen3Next"), tokens(2, 9), by_kernel
     mnemos.fast(model)
-    found = []
-
-    def noted(*given):
-        found.append(compute_token(*given))
-        return found[-1]
-
-    monkeypatch.setattr(fast_model, "compute_token", noted)
     model.generate(x, max_new_tokens=4, min_new_tokens=4, do_sample=False)
     assert len(found) == 6
     assert None not in found
@@ -176,9 +187,23 @@ def test_single_tokens_are_read_by_the_kernel(monkeypatch):
     cache = model(x, use_cache=True)[mnemos.libraries.cache_name()]
     mask = torch.tensor([[1], [0]])
     layer = model.get_submodule("model.layers.0.linear_attn")
-    layer(torch.zeros(2, 1, 16), cache, mask)  # padding
-    layer.bfloat16()(torch.zeros(2, 1, 16, dtype=torch.bfloat16), cache)
-    assert found == [None, None]
+    token = torch.zeros(2, 1, 16)
+    layer(token, cache, mask)  # padding
+    with torch.enable_grad():
+        layer(token, copy.deepcopy(cache))
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(token, copy.deepcopy(cache))
+    layer(token, transformers().DynamicCache(config=model.config))
+    layer.bfloat16()(token.bfloat16(), cache)
+    assert found == [None] * 5
+    norm = model.get_submodule("model.layers.0.input_layernorm")
+    offset = norm_offset(type(norm))
+    assert normalise(norm, token, offset) is not None
+    for given in (token.double(), torch.zeros(2, 1, 8)):
+        assert normalise(norm, given, offset) is None
+    with torch.enable_grad():
+        assert normalise(norm, token, offset) is None
+    assert normalise(norm.double(), token, offset) is None
 
 
 def test_other_models_copies_pickles_and_threads():

@@ -180,6 +180,7 @@ def test_copies_and_other_types(name):
     y, state = in_pieces(wide, x, [2, 4])
     assert state.parts[0][0].dtype == torch.float64 if name == "Mamba" else state.parts[0].k.dtype == torch.float64
     torch.testing.assert_close(y.float(), step(x)[0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(y, wide(x)[0], rtol=1e-10, atol=1e-12)
     embedded = step.model.get_input_embeddings()(x)
     torch.testing.assert_close(step(embedded)[0], step(x)[0], **CLOSE)
 

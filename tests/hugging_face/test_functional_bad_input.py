@@ -26,6 +26,7 @@ def refused(make, *words):
     ("kind", "sizes", "words"),
     [
         ("BertLMHeadModel", SMALL, "change with later tokens"),
+        ("LlamaForSequenceClassification", {"pad_token_id": 0, "num_labels": 3}, "returned (2, 3) for two rows of two"),
         ("T5ForConditionalGeneration", {"d_model": 8, "num_layers": 1, "num_heads": 2, "d_ff": 8}, "encoder"),
         (
             "Lfm2ForCausalLM",
@@ -78,12 +79,27 @@ def test_models_that_were_changed():
     refused(lambda: mnemos.functional(more), "expected 1 layers", "found a layer 1")
 
 
+def test_layers_are_named_in_errors():
+    named = step_of("Gemma2")._layout.named
+    assert named(0) == "'sliding_attention' in layer 0 of Gemma2ForCausalLM"
+    assert named(1) == "'full_attention' in layer 1 of Gemma2ForCausalLM"
+    for number in (2, -1, None):
+        assert named(number) == "another kind in Gemma2ForCausalLM"
+
+
 def test_states_of_others():
     mamba, jamba, x = step_of("Mamba"), step_of("Jamba"), tokens(2, 4)
     state = mamba(x)[1]
     refused(lambda: mamba(x, jamba(x)[1]), "MambaForCausalLM", "3")
     refused(lambda: step_of("FalconMamba")(x, step_of("Llama")(x)[1]), "another model in layer 0")
-    refused(lambda: mamba(x, mnemos.functional(build("Mamba", state_size=5))(x)[1]), "another model")
+    for name, options in (
+        ("Mamba", {"state_size": 5}),
+        ("Mamba", {"conv_kernel": 3}),
+        ("Llama", {"num_key_value_heads": 4}),
+        ("Llama", {"head_dim": 6}),
+    ):
+        other = mnemos.functional(build(name, **options))(x)[1]
+        refused(lambda name=name, other=other: step_of(name)(x, other), "another model in layer 0")
     refused(lambda: mamba(x, 3), "int")
     refused(lambda: mamba(x[:1], state), "1 rows", "2")
 

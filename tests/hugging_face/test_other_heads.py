@@ -3,10 +3,11 @@
 import pytest
 import torch
 from contract_cases import ModelCase, scatter
+from refusals import refuses
 
 import mnemos
 from mnemos.hugging_face import MnemosConfig, MnemosForSeq2SeqLM, MnemosForSequenceClassification
-from mnemos.libraries import transformers
+from mnemos.libraries import cache_name, transformers
 from mnemos.types import InputError
 
 BOS, EOS, PAD = 1, 2, 0
@@ -55,6 +56,32 @@ def test_loss_of_labels_is_that_of_a_pair(pair):
     torch.testing.assert_close(output.loss, total / 8, check_dtype=False, rtol=1e-6, atol=1e-6)
     output.loss.backward()
     model.zero_grad()
+
+
+def test_what_a_translator_reads_and_returns(pair):
+    _, model = pair
+    labels, name = torch.tensor([[5, -100, 6, EOS]] * 3), cache_name()
+    other = MnemosForSeq2SeqLM.of(model.model, decoder_start_token_id=BOS, pad_token_id=4)
+    inputs = other.prepare_decoder_input_ids_from_labels(labels)
+    assert inputs.tolist() == [[BOS, 5, 4, 6]] * 3
+    encoded = model.get_encoder()(SOURCE, MASK)
+    given = {"attention_mask": MASK, "decoder_input_ids": inputs}
+    with torch.no_grad():
+        output = model(SOURCE, **given)
+        again = model(encoder_outputs=encoded, **given, logits_to_keep=2, return_dict=False)
+        assert torch.equal(again[0], output.logits[:, -2:])
+        assert torch.equal(output.encoder_last_hidden_state, encoded[0])
+        assert output[name].get_seq_length() == 4
+        following = {"decoder_input_ids": labels[:, -1:], name: output[name]}
+        both = torch.cat([inputs, labels[:, -1:]], 1)
+        whole = model(SOURCE, attention_mask=MASK, decoder_input_ids=both).logits[:, -1:]
+        torch.testing.assert_close(model(**following).logits, whole)
+    for options, carries in (({"labels": labels}, False), ({"use_cache": False}, False), ({}, True)):
+        assert (model(SOURCE, **given, **options).get(name) is not None) == carries
+    assert model(SOURCE, **given, labels=labels, use_cache=True).get(name) is not None
+    refuses("decoder_input_ids .* found neither", model, SOURCE)
+    refuses("encoder_outputs, found neither", model, decoder_input_ids=inputs)
+    refuses("decoder_start_token_id, found none", MnemosForSeq2SeqLM.of(model.model), SOURCE, labels=labels)
 
 
 # Reformer: padding at the end of a row would change what its tokens attend to.

@@ -7,6 +7,8 @@ from refusals import refuses
 
 from mnemos import libraries
 from mnemos.trainers import RolloutBatches, RolloutModule
+from mnemos.trainers.batches import Segment
+from mnemos.trainers.reader import Reader
 
 libraries.torchvision()  # torchmetrics imports it
 pytest.importorskip("pytorch_lightning")
@@ -71,20 +73,16 @@ def test_resuming_leaves_running_statistics_as_they_were(tmp_path):
     assert all(map(torch.equal, *(module.norm.buffers() for module in modules)))
 
 
-def test_batches_without_a_seed_go_on_once_from_a_saved_place():
-    made, other = (RolloutBatches(documents(1), 3, SEGMENT, seed=None) for _ in range(2))
-    places = iter(made)
-    assert [next(places)["index"] for _ in range(2)] == [0, 1]
-    other.load_state_dict(made.state_dict())
-    assert [batch["index"] for batch in other] == list(range(2, len(other)))
-    assert next(iter(other))["index"] == 0
-
-
 def test_a_validation_reads_each_document_alone(tmp_path):
+    """The last batch has nothing but padding and tokens that do not count."""
+    data = documents(1)
+    short = data[7]["input_ids"][:9]
+    data[7]["labels"] = short + [-100] * 24
     module = Language("memformer")
     fitted = trainer(tmp_path, max_steps=2, limit_train_batches=2)
-    fitted.fit(module, batches(), RolloutBatches(documents(1), 3, SEGMENT, seed=None))
-    expected = loss_of_each_alone(module.model, documents(1))
+    fitted.fit(module, batches(), RolloutBatches(data, 3, SEGMENT, seed=None))
+    expected = loss_of_each_alone(module.model, [*data[:7], {"input_ids": short}])
+    assert {*fitted.progress_bar_metrics} == {"train_loss", "val_loss"}
     assert float(fitted.callback_metrics["val_loss"]) == pytest.approx(expected, rel=1e-5)
 
 
@@ -130,8 +128,10 @@ def test_a_loss_of_ones_own(tmp_path):
 
 @pytest.mark.slow
 def test_other_loaders_are_refused(tmp_path):
-    refuses("RolloutBatches", trainer(tmp_path, max_steps=1).fit, Language(), torch.utils.data.DataLoader([1, 2]))
-    refuses("seed=None", trainer(tmp_path, max_steps=1).fit, Language(), batches(), batches())
+    other = torch.utils.data.DataLoader([1, 2])
+    refuses("to train on, found DataLoader", trainer(tmp_path, max_steps=1).fit, Language(), other)
+    for given, found in ((batches(), "one with a seed"), (other, "DataLoader")):
+        refuses(f"to validate on, found {found}", trainer(tmp_path, max_steps=1).fit, Language(), batches(), given)
 
 
 def test_a_module_that_lacks_a_part_is_refused():
@@ -139,5 +139,10 @@ def test_a_module_that_lacks_a_part_is_refused():
     module = Language()
     refuses(r"super\(\)\.on_train_start", module.training_step, batches()[0], 0)
     refuses(r"super\(\)\.on_validation_epoch_start", module.validation_step, batches()[0], 0)
+    segment = Segment(*(batches()[0][name][:, :SEGMENT] for name in ("input_ids", "targets")))
+    for name in ("linear", "mamba"):  # a model may be replaced
+        module.model = made(name).eval()
+        expected = Reader(module.model)(segment, None, 2.0)[0]
+        assert torch.equal(module.segment_loss(segment, None, 2.0)[0], expected)
     del module.model
     refuses(r"self\.model", module.segment_loss, None, None, torch.ones(()))

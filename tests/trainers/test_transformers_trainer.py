@@ -10,15 +10,17 @@ from refusals import refuses
 from torch.nn import functional as F
 
 import mnemos
+from mnemos.hugging_face import MnemosForCausalLM
 from mnemos.libraries import transformers
 from mnemos.memory_replay import rollout
 from mnemos.trainers import RolloutBatches
 from mnemos.trainers.batches import RowStates, Segment
 from mnemos.trainers.reader import Reader
-from mnemos.types import InputError
+from mnemos.types import InputError, leaves
 
 pytest.importorskip("accelerate")
 from trainer_standins import (
+    LINEAR,
     MODELS,
     ROLLOUT,
     SEGMENT,
@@ -42,8 +44,8 @@ from trainer_standins import (
 def test_the_first_update_is_verified(tmp_path, monkeypatch, verify):
     calls, original = [], rollout.compare
     monkeypatch.setattr(rollout, "compare", lambda *given: calls.append(None) or original(*given))
-    named = {"model": made("linear"), "args": arguments(tmp_path, max_steps=3), "train_dataset": documents()}
-    RolloutTrainer(**named, segment=SEGMENT, rollout=2, verify=verify).train()
+    named = {"args": arguments(tmp_path, max_steps=3), "train_dataset": documents()}
+    RolloutTrainer(made("linear"), **named, segment=SEGMENT, rollout=2, verify=verify).train()
     assert len(calls) == verify  # the first of two steps
 
 
@@ -144,6 +146,17 @@ def test_an_evaluation_reads_each_document_alone(name, tmp_path):
     assert trainer.state.log_history[0]["eval_loss"] == expected
 
 
+def test_an_evaluation_counts_targets_alone(tmp_path):
+    """Padding and labels of −100 are none; with none at all the mean is 0."""
+    model, data = made("linear"), documents(1)
+    trainer = trainer_of(model, tmp_path, evaluated=data, per_device_eval_batch_size=3)
+    for given in (None, [{"input_ids": [4, 5]}]):
+        expected = loss_of_each_alone(model, given or data)
+        assert trainer.evaluate(given)["eval_loss"] == pytest.approx(expected, rel=1e-5)
+    none = [{"input_ids": [4, 5, 6], "labels": [-100] * 3}]
+    assert trainer.evaluate(none, metric_key_prefix="test")["test_loss"] == 0
+
+
 @pytest.mark.parametrize("name", ["cached", pytest.param("remembering", marks=pytest.mark.exhaustive)])
 def test_a_memory_is_saved_with_its_settings_and_read(name, tmp_path):
     trainer = trainer_of(made(name), tmp_path, max_steps=2)
@@ -153,34 +166,6 @@ def test_a_memory_is_saved_with_its_settings_and_read(name, tmp_path):
     with torch.no_grad():
         found, expected = read_again(name, tmp_path / "saved")(ids).logits, trainer.model.eval()(ids).logits
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-def test_labels_that_do_not_count(tmp_path):
-    """As documents whose prompt is read and not predicted."""
-    data = documents()[:2]
-    data[1]["labels"] = [-100] * 20 + data[1]["input_ids"][20:]
-    batches = RolloutBatches(data, 1, SEGMENT, 12, seed=None)
-    assert [int((batches[0]["targets"] >= 0).sum()), int(batches[0]["mask"].sum())] == [6 + 8, 25 + 8]
-
-
-def test_padding_of_documents_is_left_out():
-    """As a tokenizer pads them, on either side, with labels; a document that is all padding is none."""
-    data = documents()[:3]
-    padded = []
-    for i, one in enumerate(data):
-        ids = list(one["input_ids"])
-        labels = [-100, *ids[1:]]
-        ends = (3, 0) if i % 2 else (0, 5)
-        found = {"input_ids": ids, "labels": labels, "attention_mask": [1] * len(ids)}
-        padded.append({k: [-100 if k == "labels" else 0] * ends[0] + v + [0] * ends[1] for k, v in found.items()})
-    for values in padded[2].values():
-        values[4:4] = [0, 0]  # and in between
-    padded.append({"input_ids": [0] * 9, "attention_mask": [0] * 9})
-    plain, cleaned = (RolloutBatches(one, 2, SEGMENT, ROLLOUT, seed=None) for one in (data, padded))
-    assert len(plain) == len(cleaned)
-    for mine, theirs in zip(cleaned, plain, strict=True):
-        for name in {*mine, *theirs}:
-            assert torch.equal(torch.as_tensor(mine[name]), torch.as_tensor(theirs[name])), name
 
 
 def stateless():
@@ -213,21 +198,6 @@ def test_models_without_a_causal_state_are_refused(model, said, tmp_path):
     refuses(re.escape(said), trainer_of, model(), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ([{"text": "a b"}], "input_ids"),
-        (torch.arange(9), "found Tensor"),
-        (iter([]), "length"),
-        ([torch.ones(1, 9, dtype=torch.int64)], r"found \[1, 9\]"),
-        ([{"input_ids": [5, 6, 7], "labels": [5, 6]}], "2 labels and 3 ids"),
-        ([{"input_ids": [5, 6, 7], "attention_mask": [1, 0]}], "2 attention_mask and 3 ids"),
-    ],
-)
-def test_other_data_are_refused(data, said):
-    refuses(said, RolloutBatches, data, 1, SEGMENT)
-
-
 def test_what_does_not_apply_is_refused(tmp_path):
     with pytest.raises(InputError, match="data_collator"):
         RolloutTrainer(model=made("linear"), args=arguments(tmp_path), data_collator=dict, segment=4, rollout=1)
@@ -237,6 +207,39 @@ def test_what_does_not_apply_is_refused(tmp_path):
         for positional, named in (((), {"model": made("linear"), "args": given}), ((made("linear"), given), {})):
             with pytest.raises(InputError, match=f"without {name}, because"):
                 RolloutTrainer(*positional, **named, train_dataset=documents(), segment=4, rollout=1)
+
+
+def test_loaders_give_the_batches_of_an_epoch_in_order(tmp_path):
+    given = arguments(tmp_path, data_seed=5, gradient_accumulation_steps=2, per_device_eval_batch_size=3)
+    sets = {"train_dataset": documents(), "eval_dataset": {"short": documents(1)}}
+    trainer = RolloutTrainer(made("linear"), given, **sets, segment=SEGMENT, rollout=ROLLOUT)
+    loader, expected = trainer.get_train_dataloader(), RolloutBatches(documents(), 2, SEGMENT, ROLLOUT, 5, 2)
+    assert loader.dataset.describe() == expected.describe()
+    count = len(expected)
+    assert len(loader) == count
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        assert [batch["index"] for batch in loader] == list(range(epoch * count, (epoch + 1) * count))
+    for given in ("short", documents(1)):
+        evaluated = trainer.get_eval_dataloader(given)
+        assert evaluated.dataset.describe() == RolloutBatches(documents(1), 3, SEGMENT, 1, None).describe()
+    trainer.train_dataset = trainer.eval_dataset = None
+    refuses("train_dataset, a sequence of documents, found none", trainer.get_train_dataloader)
+    refuses("eval_dataset, a sequence of documents, found none", trainer.get_eval_dataloader)
+    refuses(r"evaluate\(documents\)", trainer.get_test_dataloader, documents())
+    half = tmp_path / "checkpoint-9"
+    with pytest.raises(ValueError, match="No valid checkpoint"):  # Trainer's own, where there is none at all
+        trainer.train(True)
+    half.mkdir()
+    for written, text in (
+        ("trainer_state.json", "{}"),
+        ("rng_state.pth", ""),
+        ("trainer_state.json", "{"),
+        ("rows-0.safetensors", ""),
+    ):
+        (half / written).write_text(text)
+        refuses(r"by 1 process\(es\), found none; name another, or remove", trainer.train, True)
+        refuses("checkpoint-9: .* resume from another", trainer.train, str(half))
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path):
@@ -261,14 +264,37 @@ def test_labels_are_smoothed_in_training_alone():
         torch.testing.assert_close(Reader(model, 0.3)(Segment(x, y), None, 7.0)[0], expected)
 
 
+@pytest.mark.parametrize("name", ["mamba", "memformer"])
+@torch.no_grad()
+def test_padding_of_a_segment_leaves_the_state_alone(name):
+    reader, x = Reader(made(name).eval()), torch.tensor([documents()[1]["input_ids"]])
+    after, mask = Segment(x[:, 4:8], x[:, 5:9]), torch.arange(4)[None] < 3
+    padded, plain = Segment(x[:, :4], torch.where(mask, x[:, 1:5], -100), mask), Segment(x[:, :3], x[:, 1:4])
+    found, wanted = reader(padded, None, 3.0), reader(plain, None, 3.0)
+    torch.testing.assert_close(found[0], wanted[0])
+    states = [found[1], *([reader.advance(padded, None)] if reader.advances else [])]
+    for state in states:
+        torch.testing.assert_close(reader(after, state, 3.0)[0], reader(after, wanted[1], 3.0)[0])
+    assert reader.advances == (name == "memformer")
+    reader.model.train()
+    fresh = reader.fresh(3, torch.device("cpu"))
+    assert reader.model.training
+    assert [len(leaf) for leaf in leaves(fresh)] == [3] * len(leaves(wanted[1]))
+
+
+def test_smoothed_labels_need_logits():
+    head = mnemos.models.HeadConfig(tied=True, cutoffs=(4,))
+    model = MnemosForCausalLM.of(mnemos.Transformer(**{**LINEAR, "head": head}))
+    Reader(model)
+    refuses("label_smoothing_factor: expected 0 for a model without logits, found 0.1", Reader, model, 0.1)
+
+
 def test_a_state_of_another_model_is_refused():
     batches = RolloutBatches(documents(), 1, SEGMENT)
     states = {name: RowStates(batches) for name in ("mamba", "linear")}
     for name, rows in states.items():
         reader = Reader(made(name).eval())
-        read = [rows.read(lambda s, state, reader=reader: reader(s, state, 1.0), batches[i]) for i in (0, 1, 0)]
-        assert read[0] == read[2]  # documents without a seed begin again
-    refuses(r"expected batch 1 .* found batch 2", rows.read, lambda s, state: (torch.zeros(()), state), batches[2])
+        rows.read(lambda s, state, reader=reader: reader(s, state, 1.0), batches[0])
     other, device = Reader(made("mamba")), torch.device("cpu")
     with pytest.raises(InputError, match="state of this model"):
         states["mamba"].restore(states["linear"].state_dict(), lambda: other.fresh(1, device), device)

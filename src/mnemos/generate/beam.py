@@ -157,7 +157,7 @@ def beam_search(
         elif k > 1:
             state = select(state, torch.arange(len(prefix), device=device).repeat_interleave(k))
         logp = log_probs(outputs[:, -1], likelihood)  # [B, V], of the next token: the hypotheses are still the same
-        _check_tokens(c, logp.shape[-1])
+        _check_tokens(c, logp.shape[1])
         step = step or DecoderStep(model)
         # Inference mode makes operations cheaper to start. Other models may keep tensors that they computed in it,
         # which training could not use; the fast step keeps none that training differentiates.
@@ -180,11 +180,12 @@ def beam_search(
                 logp[:, list(c.forbidden)] = -torch.inf
             if c.no_repeat_ngram:
                 forbid_repeats(logp, tokens[:, :beams].flatten(0, 1), c.no_repeat_ngram)
-            if c.eos is not None and c.min_length and t < longest + c.min_length:
+            if c.eos is not None and c.min_length:
                 early = (count <= c.min_length).repeat_interleave(beams, 0)[:, 0]
                 logp[:, c.eos] = logp[:, c.eos].masked_fill(early, -torch.inf)
             forces_end = c.stopping == "fairseq" and c.eos is not None and not c.temperature
-            if forces_end and t >= common + least - 1:
+            near_end = t + 1 >= common + least  # where a sentence may first have its greatest length
+            if forces_end and near_end:
                 end = logp[:, c.eos].clone()
                 logp.masked_fill_((count >= limits).repeat_interleave(beams, 0), -torch.inf)
                 logp[:, c.eos] = end
@@ -209,7 +210,6 @@ def beam_search(
 
             # --- hypotheses that end: of the first K candidates; the others are there to go on with ---
             ends = candidates.tokens == (-1 if c.eos is None else c.eos)
-            near_end = t + 1 >= common + least  # where a sentence may first have its greatest length
             stops = None
             if near_end or ends.device.type != "cpu" or bool(ends.any()):  # in most steps none does
                 ends, last = ends & (count > 0), count >= limits
@@ -218,7 +218,7 @@ def beam_search(
                 hits = accept_hits(finished.scores, hits, done, c.stopping)
                 if hits.device.type != "cpu" or bool(hits.any()):
                     any_finished = True
-                    penalised = candidates.scores[:, :k] / count.clamp(min=1).to(scores.dtype) ** c.length_penalty
+                    penalised = candidates.scores[:, :k] / count.to(scores.dtype) ** c.length_penalty
                     new = Finished(
                         penalised.masked_fill(~hits, -torch.inf),
                         candidates.scores[:, :k],
@@ -248,7 +248,7 @@ def beam_search(
             if c.temperature:
                 done = done | ((scores == -torch.inf).all(1, keepdim=True) & (count > 0))
             elif any_finished:
-                spans = torch.cat([count.clamp(min=1), limits], 1)
+                spans = torch.cat([count, limits], 1)
                 full = is_done(finished.scores, scores[:, :1], spans, c.stopping, c.length_penalty)
                 done = done | (full & (count > 0))
             if number + 1 == steps:

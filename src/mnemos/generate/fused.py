@@ -458,12 +458,14 @@ class Keys(FusedLayer):
                 return None
             if shape != first.k.shape or not is_literal(layer.k) or not is_literal(layer.v):
                 return None
+            if getattr(layer, marks).dtype != torch.bool or layer.seen.dtype != torch.int64:
+                return None
             if branched and (layer.copies, layer.shared) != (first.copies, first.shared):
                 return None
             if layer is not first and not torch.equal(getattr(layer, marks), getattr(first, marks)):
                 return None
-        within = window is None or branched or (first.k.shape[1] < window and first.is_packed())
-        if not _all_equal(seen, layers) or not within:  # of a layer without this window: some of it may be padding
+        within = window is None or branched or first.is_packed()
+        if not _all_equal(seen, layers) or not within:  # padding between tokens would count in the window
             return None
         visible = first.visible_after() if branched else None
         words, after, attended = [], [], None
