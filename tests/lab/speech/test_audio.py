@@ -49,6 +49,7 @@ def test_pcm_in_the_extensible_format_is_read():
     for before in (b"", b"LIST" + struct.pack("<I", 3) + b"abc\0"):  # another chunk first, padded to an even length
         read, rate = read_wav(extensible(samples, before=before), "x.wav")
         assert (read.tolist(), rate) == (samples.tolist(), 16000)
+    assert len(read_wav(wav(np.arange(200)), "x.wav")[0]) == 200, "as long as a window"
 
 
 @pytest.mark.parametrize(
