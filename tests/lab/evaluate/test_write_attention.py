@@ -49,6 +49,7 @@ def test_a_document_that_is_shorter_than_a_segment_is_looked_at_and_has_no_weigh
     task, arrays = text_task()
     network = model(segment=64)
     assert measured(network, task) is None
+    assert set(measured(model(segment=16), task)["shares"]["holds"]) == {0}, "of the only one that is as long"
     opened = Opened("", "", network, task, None, 64)
     assert document_of([opened], 64, None, None, 9).tokens == (0, *arrays[0][:-1].tolist())
 
@@ -84,6 +85,7 @@ def test_slots_that_are_made_to_hold_or_to_be_overwritten_are_seen_to(logit, kin
     assert set(found["shares"][kind]) == {1.0}
     assert found["middle"][kind] == 1
     assert found["kinds"][kind]["slots"] == 5
+    assert (found["split"], found["shown"]["place"], found["shown"]["of"]) == ("test", 3, 7)
     examples = found["shown"]["examples"]
     assert {one["kind"] for one in examples} == {kind}
     assert len(examples) <= 2
