@@ -18,6 +18,27 @@ def test_a_picture_is_a_function_of_seed_use_and_index():
     assert not np.array_equal(first.picture(2), first.picture(3))
     assert not np.array_equal(first.picture(2), other.picture(2))
     assert not np.array_equal(first.picture(2), scenes(seed=1).picture(2))
+    # These pictures are in results: what is drawn must stay as it is.
+    means = [
+        81.15,
+        131.59,
+        115.58,
+        169.52,
+        123.08,
+        142.29,
+        120.53,
+        132.47,
+        146.4,
+        115.07,
+        170.99,
+        137.34,
+        125.43,
+        174.32,
+    ]
+    some = ShapeScenes(14, 40, 4, 3, 0)
+    assert [some.picture(index).mean() for index in range(14)] == pytest.approx(means, abs=0.006)
+    boxes = [[31, 20, 6, 5], [21, 25, 13, 13], [16, 17, 5, 5], [26, 20, 6, 6], [7, 21, 9, 9]]
+    assert [one["bbox"] for index in range(3) for one in some.annotations(index)][:5] == boxes
 
 
 def test_boxes_and_areas_are_those_of_the_visible_masks():

@@ -282,6 +282,32 @@ def test_groups_are_normalised_after_the_convolutions_of_pyramid_and_heads():
     assert sum(isinstance(m, nn.GroupNorm) for m in masked.modules()) == 5  # two for each map, one in the mask branch
 
 
+def test_the_parts_of_a_detector_have_the_configured_sizes():
+    host = replace(detector(), classes=4, channels=12, group_norm=True).build().host
+    rpn, heads = host.rpn, host.roi_heads
+    assert rpn._pre_nms_top_n == rpn._post_nms_top_n == {"training": 40, "testing": 20}
+    assert rpn.anchor_generator.sizes == ((16,), (32,), (64,))
+    assert rpn.anchor_generator.aspect_ratios == ((0.5, 1.0, 2.0),) * 3
+    assert (host.transform.min_size, host.transform.max_size) == ((64,), 96)
+    for pool, side in ((heads.box_roi_pool, 7), (heads.mask_roi_pool, 14)):
+        assert (pool.featmap_names, pool.output_size, pool.sampling_ratio) == (["0", "1"], (side, side), 2)
+    assert (heads.box_head.fc6.in_features, heads.box_head.fc6.out_features) == (12 * 49, 8)
+    assert (heads.box_predictor.cls_score.out_features, heads.mask_predictor.mask_fcn_logits.out_channels) == (5, 5)
+    assert heads.fg_bg_sampler.batch_size_per_image == 8
+    assert {m.num_groups for m in host.modules() if isinstance(m, nn.GroupNorm)} == {1}, "12 channels are not divided"
+    host = replace(detector("retinanet"), classes=4, channels=16, group_norm=True).build().host
+    assert (host.detections_per_img, host.head.classification_head.num_classes) == (100, 5)
+    assert host.head.classification_head.num_anchors == host.anchor_generator.num_anchors_per_location()[0] == 9
+    assert {m.num_groups for m in host.modules() if isinstance(m, nn.GroupNorm)} == {2}
+    least = replace(detector("retinanet"), classes=1, channels=1, longest=1, anchor=1, sides=(1,))
+    assert least.build().host.transform.max_size == 1
+    for name in ("classes", "channels", "longest", "anchor"):
+        with pytest.raises(InputError, match=f"{name}: expected at least 1, found 0"):
+            replace(least, **{name: 0}).build()
+    with pytest.raises(InputError, match="finest: expected 0 to 1"):
+        replace(least, finest=-1).build()
+
+
 def test_the_step_schedule_drops_more_than_once():
     from mnemos.lab.run.optim import factor
 
