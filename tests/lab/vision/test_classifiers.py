@@ -132,11 +132,13 @@ def test_a_cache_is_as_long_as_the_keys(name, slots):
         (ViTConfig(image=30), "a multiple of 4, found image 30"),
         (ViTConfig(dim=10), "dim must be divisible by num_heads"),
         (ViTConfig(drop_path=1.0), "drop_path"),
+        (ViTConfig(drop_path=-0.1), "drop_path"),
         (PVTConfig(depths=(2,)), "depths"),
         (PVTConfig(image=36), "a multiple of 8, found image 36"),
         (PVTConfig(reductions=(3, 1)), r"reductions: .* found \(3, 1\)"),
         (PVTConfig(reductions=(2, 2)), "reductions: .*2, 2"),
         (SwinConfig(window=0), "window"),
+        (SwinConfig(image=31), "a multiple of 2, found image 31"),
         (SwinConfig(cache=AttentionCache()), "expected an attention of timm"),
         (ViTConfig(cache=GRC(scope="stream")), "scope"),
     ],
@@ -162,8 +164,6 @@ def test_the_least_sizes(config):
         with pytest.raises(InputError, match=name):
             build(config, **{name: less})
     assert build(config, drop_path=0.9)
-    with pytest.raises(InputError, match="drop_path: expected at least 0"):
-        build(config, drop_path=-0.1)
 
 
 def test_other_images_are_refused():
@@ -206,11 +206,9 @@ def test_features_are_those_of_the_classifier_for_images_of_any_size(version):
 
 def test_a_host_reads_images_of_its_own_size_and_channels():
     host, x = Scaled(torch.nn.Identity(), 3, (4, 6)), torch.rand(2, 1, 8, 6)
-    expected = torch.nn.functional.interpolate(x, (4, 6), mode="bilinear", antialias=True).expand(-1, 3, -1, -1)
-    torch.testing.assert_close(host(x), expected)
-    small = torch.nn.functional.interpolate(x[..., :3, :6], (4, 6), mode="bilinear").expand(-1, 3, -1, -1)
-    torch.testing.assert_close(host(x[..., :3, :6]), small)
-    assert torch.equal(host(x[..., :4, :]), x[..., :4, :].expand(-1, 3, -1, -1))
+    for shown, smaller in ((x, True), (x[..., :3, :6], False)):
+        expected = torch.nn.functional.interpolate(shown, (4, 6), mode="bilinear", antialias=smaller)
+        torch.testing.assert_close(host(shown), expected.expand(-1, 3, -1, -1))
     assert Scaled(torch.nn.Identity(), 1, None)(x).shape == x.shape
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 import mnemos
 from mnemos.config import to_dict
 from mnemos.lab.cli import main
-from mnemos.lab.evaluate.predict import read_preprocessing
+from mnemos.lab.evaluate import predict as evaluated
 from mnemos.lab.vision import detect
 from mnemos.lab.vision.classifiers import PVTConfig
 from mnemos.lab.vision.detect import DetectionPreprocessing
@@ -70,25 +70,6 @@ def test_photos_are_drawn_and_listed(model, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == json.loads((out / "detections.json").read_text())
 
 
-def test_photos_are_upright_and_large_ones_are_read_smaller(model, tmp_path, monkeypatch):
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turned by 90 degrees
-    file = photo(tmp_path / "a.jpg", exif=exif)
-    (one,) = mnemos.detect(model, [file], score=0.0)
-    (some,) = mnemos.detect(model, [file], score=one.objects[2]["score"])
-    assert some.objects == one.objects[:3]
-    assert one.objects[0]["segmentation"]["size"] == [90, 60]
-    assert one.objects[0]["image_id"] == 1
-    assert one.drawn is None
-    monkeypatch.setattr(detect, "LONGEST", 45)
-    (small,) = mnemos.detect(model, [file], score=0.0)
-    assert small.objects[0]["segmentation"]["size"] == [90, 60]
-    half = detect.read_image(file).resize((30, 45), Image.Resampling.BICUBIC)
-    found = read_preprocessing(model).objects(mnemos.load(model).eval(), np.array(half), 1, 0.0)
-    boxes = [np.array([entry["bbox"] for entry in entries]) for entries in (small.objects, found)]
-    np.testing.assert_allclose(boxes[0], 2 * boxes[1], rtol=1e-5, err_msg="boxes are in the photo's pixels")
-
-
 class Found(torch.nn.Module):
     """Finds the same three objects in every image, in the left, the right and the lower part of 10 x 20 pixels."""
 
@@ -128,8 +109,9 @@ def test_what_a_detector_finds_is_told_in_pixels_of_the_photo(monkeypatch):
     assert found.read[2][0] == (3, 15, 20)
     assert [entry["bbox"] for entry in entries] == [[20, 2, 20, 16], [4, 0, 8, 10]]
     assert decode(entries[1]["segmentation"]).nonzero()[0].max() == 9
-    about.objects(found, np.zeros((1, 90, 3), np.uint8), 7, 0.4)
-    assert found.read[3][0] == (3, 1, 20)
+    for height, width, read in ((1, 90, (3, 1, 20)), (6, 15, (3, 6, 15))):
+        about.objects(found, np.zeros((height, width, 3), np.uint8), 7, 0.4)
+        assert found.read[-1][0] == read
     monkeypatch.setattr(found, "forward", lambda images: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         about.objects(found, white, 7, 0.5)
@@ -137,10 +119,12 @@ def test_what_a_detector_finds_is_told_in_pixels_of_the_photo(monkeypatch):
 
 
 def test_drawn_photos_and_objects_have_names_and_numbers_of_their_own(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(detect, "load", lambda run: Found())
+    found, exif = Found(), Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    monkeypatch.setattr(detect, "load", lambda run: found)
     for name in ("7.jpg", "sub/7.png", "sub/x.png", "sub/X.JPG"):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        photo(tmp_path / "in" / name, (20, 10))
+        photo(tmp_path / "in" / name, (20, 10), exif=exif)
     told, out = [], tmp_path / "out"
     given = [tmp_path / "in", tmp_path / "in" / "sub" / "x.png"]
     photos = mnemos.detect(model, given, out=out, progress=lambda one, count: told.append((one, count)))
@@ -148,14 +132,18 @@ def test_drawn_photos_and_objects_have_names_and_numbers_of_their_own(model, tmp
     assert sorted(drawn) == sorted(["7.jpg", "sub/7.jpg", "sub/X.jpg", "sub/x-2.jpg", "sub/x-3.jpg"])
     assert all(one.drawn.is_file() for one in photos)
     assert told == [(one, 5) for one in photos]
+    assert {shape for shape, *_ in found.read} == {(3, 20, 10)}, "upright"
     listed = json.loads((out / "detections.json").read_text())
     assert [one["image_id"] for one in listed] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5], "7 is there twice"
     (one,) = mnemos.detect(model, str(tmp_path / "in" / "7.jpg"))
     assert [entry["image_id"] for entry in one.objects] == [7, 7]
     assert (one.drawn, one.text) == (None, "cat 0.75  dog 0.50")
-    answer = read_preprocessing(model).answer(Found(), tmp_path / "in" / "7.jpg", {"top": 1})
-    assert answer.text == "cat 0.75"
+    monkeypatch.setattr(evaluated, "load", lambda run: Found())
+    ((answer,), (every,)) = (evaluated.predict(model, [one.file], top=top) for top in (1, None))
+    assert (answer.text, every.text) == ("cat 0.75", "cat 0.75  dog 0.50  dog 0.25")
     assert [entry["image_id"] for entry in answer.details["objects"]] == [0]
+    with pytest.raises(InputError, match="--top: expected at least 1, found 0"):
+        evaluated.predict(model, [one.file], top=0)
     assert [len(mnemos.detect(model, [one.file], score=score)[0].objects) for score in (0, 1)] == [3, 0]
     for score in (-0.01, 1.01):
         with pytest.raises(InputError, match="score: expected 0 to 1"):

@@ -34,6 +34,10 @@ def test_figures_of_boxes_by_hand():
     assert result.classes[1] == pytest.approx(0.6 * HALF)
     assert math.isnan(result.classes[2])
     assert set(found[0]) == {"image_id", "category_id", "bbox", "score"}, "it is not changed"
+    wrong = [found[0] | {"bbox": [50, 0, 40, 40], "score": 0.99}] * 10  # the right one is the eleventh
+    last = average_precision(TRUTH, [*wrong, found[0]], "box")
+    assert last.classes[1] == pytest.approx(last.figures["AP"]) == pytest.approx(0.6 * HALF / 11)
+    assert [last.figures[f"AR {number}"] for number in (1, 10, 100)] == pytest.approx([0, 0, 30])
     none = average_precision(TRUTH, [], "box")
     assert none.figures["AP"] == 0
     assert math.isnan(none.figures["AP small"])
@@ -87,9 +91,7 @@ def test_each_category_has_a_colour_and_greater_scores_are_above():
     red, blue = ([round(255 * c) for c in colorsys.hsv_to_rgb(hue, 0.6, 1)] for hue in (0, 0.618034))
     both = [{"category_id": kind, "bbox": [30, 25, 30, 15], "score": score} for kind, score in ((1, 0.9), (3, 0.2))]
     for better, colour in ((both, red), ([both[0] | {"score": 0.1}, both[1]], blue)):
-        drawn = overlay(grey, better, names)
-        assert drawn[320, 360].tolist() == colour, "the lower edge"
-        assert drawn[322, 360].tolist() == drawn[310, 360].tolist() == [128] * 3
+        assert overlay(grey, better, names)[[310, 320, 322], 360].tolist() == [[128] * 3, colour, [128] * 3]
     inside = np.zeros((50, 80), np.bool_)
     inside[25:40, 30:60] = True
     filled = overlay(grey, [both[1] | {"segmentation": encode(inside)}], names)[290, 360]
@@ -102,19 +104,17 @@ def test_each_category_has_a_colour_and_greater_scores_are_above():
 def test_the_first_photos_with_an_object_are_drawn_beside_what_was_found(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "_LONGEST", 60)
     scenes, names = ShapeScenes(12, 30, 2, 0, 0), dict(enumerate(NAMES, 1))
-    plain = scenes.plain
-    monkeypatch.setattr(scenes, "plain", lambda row: [] if row == 5 else plain(row))
+    scenes.annotations(5).clear()
     (tmp_path / "detections").mkdir()
     (tmp_path / "detections" / "1-9.jpg").touch()
     found = [{"category_id": 1, "bbox": [5, 5, n, n], "image_id": 99, "score": n / 100} for n in (30, 29, 9)]
     write_detections(tmp_path, scenes, [(row, [] if row < 9 else found) for row in (11, *range(10))])
     shown = sorted(path.name for path in (tmp_path / "detections").iterdir())
     assert shown == [f"{k}-{number}.jpg" for k, number in enumerate((12, 1, 2, 3, 4, 5, 7, 8), 1)]
-    with Image.open(tmp_path / "detections" / "1-12.jpg") as image:
-        pixels = np.asarray(image, np.float64)
+    pixels = np.asarray(Image.open(tmp_path / "detections" / "1-12.jpg"), np.float64)
     assert pixels.shape == (60, 132, 3)
-    truth = scenes.annotations(11)
-    every = [overlay(scenes.picture(11), entries, names, 60) for entries in (truth, found[:1], found[:2], [])]
+    drawn = scenes.annotations(11), found[:1], found[:2], []
+    every = [overlay(scenes.picture(11), entries, names, 60) for entries in drawn]
     far = [[np.abs(part - one).mean() for one in every] for part in (pixels[:, :60], pixels[:, 72:])]
     assert [int(np.argmin(one)) for one in far] == [0, 1]
     assert pixels[:, 64:68].min() > 240
