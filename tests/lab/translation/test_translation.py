@@ -112,7 +112,8 @@ def test_every_nth_training_pair_may_be_the_validation_split(config):
     whole = sentences(300, 0)
     valid = task.corpora["valid"]
     assert list(zip(valid.sources, valid.references, strict=True)) == whole[9::10]
-    assert len(task.corpora["train"]) == 270
+    train = [task.vocabularies.source.decode(row) for row in task.corpora["train"].source]
+    assert train == [one for number, (one, _) in enumerate(whole, 1) if number % 10]
     assert "one pair in 10" in task.about[1]
     scored = config.build_to_score("valid", replace(config, subwords=60).build().preprocessing())
     assert (scored.size("valid"), scored.vocab_size) == (sum(len(x) for x in scored.corpora["valid"].target) + 24, 60)
@@ -172,6 +173,8 @@ def test_a_split_is_translated_shown_and_scored(config, tmp_path):
     assert [tuple(row.values()) for row in rows] == wanted
     shown = [wanted[row][:3] for row in (0, 2, 4, 6, 8, 10, 12, 15)]
     assert [tuple(row.values()) for row in found["translations"]] == shown
+    about = found["examples"]["translations"]
+    assert (about["compared"], about["exact"]) == (True, False)
     assert found["cleaning"]["test"] == {"read": 16, "empty": 0, "long": 0, "uneven": 0, "kept": 16}
     names = "source      ", "reference   ", "translation "
     lines = ["\n".join(f"  {name}{part}" for name, part in zip(names, one, strict=True)) for one in shown]
@@ -245,7 +248,7 @@ def test_scores_are_those_of_sacrebleu_with_their_signatures():
         ({"target": "en"}, r"data\.target: expected target != source"),
         (
             {"valid": "dev"},
-            r"expected dev\.en and dev\.de .* found no valid split .* among test\.de, .* data\.valid, .* data\.held_out$",
+            r"expected dev\.en and dev\.de .* no valid split .* among test\.de, .* data\.valid, .*held_out$",
         ),
         ({"held_out": 10, "valid": "val"}, r"data\.valid: expected not .valid and held_out."),
     ],

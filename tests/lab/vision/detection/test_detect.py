@@ -122,14 +122,14 @@ def test_drawn_photos_and_objects_have_names_and_numbers_of_their_own(model, tmp
     found, exif = Found(), Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
     monkeypatch.setattr(detect, "load", lambda run: found)
-    for name in ("7.jpg", "sub/7.png", "sub/x.png", "sub/X.JPG"):
+    for name in ("7.jpg", "a/sub/7.png", "a/sub/x.png", "a/sub/X.JPG"):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         photo(tmp_path / "in" / name, (20, 10), exif=exif)
     told, out = [], tmp_path / "out"
-    given = [tmp_path / "in", tmp_path / "in" / "sub" / "x.png"]
+    given = [tmp_path / "in", tmp_path / "in" / "a" / "sub" / "x.png"]
     photos = mnemos.detect(model, given, out=out, progress=lambda one, count: told.append((one, count)))
     drawn = [str(one.drawn.relative_to(out)) for one in photos]
-    assert sorted(drawn) == sorted(["7.jpg", "sub/7.jpg", "sub/X.jpg", "sub/x-2.jpg", "sub/x-3.jpg"])
+    assert sorted(drawn) == ["7.jpg", *(f"a/sub/{name}.jpg" for name in ("7", "X", "x-2", "x-3"))]
     assert all(one.drawn.is_file() for one in photos)
     assert told == [(one, 5) for one in photos]
     assert {shape for shape, *_ in found.read} == {(3, 20, 10)}, "upright"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mnemos.lab.vision.detection.scenes import objects
-from mnemos.lab.vision.detection.shapes import NAMES, ShapeScenes, draw
+from mnemos.lab.vision.detection.shapes import NAMES, ShapeScenes, ShapesConfig, draw
 
 
 def scenes(seed=0, use=0, count=60):
@@ -37,6 +37,8 @@ def test_boxes_and_areas_are_those_of_the_visible_masks():
             rows, columns = np.nonzero(mask)
             assert box.tolist() == [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
             assert entry["area"] == mask.sum()
+    sides = [ShapesConfig(side=side, train=1, valid=1, test=1) for side in (64, 128, 220)]
+    assert [len(config.build().metrics) for config in sides] == [16, 20, 24], "of sizes that there can be"
     assert (numbers, kinds) == ({1, 2, 3, 4, 5, 6}, {1, 2, 3, 4})
 
 

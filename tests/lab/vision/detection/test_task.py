@@ -128,6 +128,7 @@ def test_the_figures_of_perfect_detections_are_100():
     printed = [f"{kind} {figure}" for kind in ("box", "mask") for figure in ("AP", "AP50", "AP75")]
     assert [m.name for m in task.metrics if m.form] == printed
     assert task.metrics[0].name == "box AP"
+    assert all(m.higher_is_better for m in task.metrics)
     assert len(task.metrics) == 16  # without those of sizes that a picture of 64 pixels cannot have
     assert task.unit == "pictures"
     (batch,) = task.batches("test", 5)
@@ -285,7 +286,9 @@ def test_groups_are_normalised_after_the_convolutions_of_pyramid_and_heads():
 
 
 def test_the_parts_of_a_detector_have_the_configured_sizes():
-    host = replace(detector(), classes=4, channels=12, group_norm=True).build().host
+    model = replace(detector(), classes=4, channels=12, group_norm=True).build()
+    assert not model.rows_independent
+    host = model.host
     rpn, heads = host.rpn, host.roi_heads
     assert rpn._pre_nms_top_n == rpn._post_nms_top_n == {"training": 40, "testing": 20}
     assert rpn.anchor_generator.sizes == ((16,), (32,), (64,))
