@@ -104,6 +104,8 @@ def test_the_effective_rank():
     assert layers[0]["cache"]["rank"] == pytest.approx(1, abs=1e-3)
     assert layers[1]["cache"]["rank"] == pytest.approx(4, rel=1e-5)
     assert layers[0]["cache"]["rms"] == pytest.approx(2)
+    second.cache.zero_()
+    assert measure_gates(network, batches()[0])["layers"][1]["cache"] == {"rms": 0, "max": 0, "rank": 0}
 
 
 def test_caches_of_streams_are_those_of_the_state():

@@ -14,6 +14,8 @@ from translation_standins import sentences, write_pairs
 from mnemos.lab.compare.budgets import samples_per_update
 from mnemos.lab.run.recipe import OptimConfig, Recipe, TrainConfig
 from mnemos.lab.tasks.batch import IGNORE
+from mnemos.lab.translation.parallel_corpus import Corpus
+from mnemos.lab.translation.parallel_text import SentencePair
 from mnemos.lab.translation.translate import Translator, beam_config, pad, search
 from mnemos.lab.translation.translation import TranslationConfig, TranslationTask
 from mnemos.lab.translation.translation_scores import BLEU, CHRF, TOKENISED, Scorer
@@ -86,6 +88,10 @@ def test_cleaning_is_counted_and_said(tmp_path):
     assert len(task.corpora["train"]) == 301
     any_ratio = TranslationConfig(path=str(folder), subwords=80, longest=40, ratio=0.0).build()
     assert len(any_ratio.corpora["train"]) == 302
+    pair = SentencePair("one two three", "eins.", (folder, 1), (folder, 1))
+    sizes = [len(side.encode([text])[0]) for side, text in zip(task.vocabularies, pair[:2], strict=True)]
+    for ratio, kept in ((max(sizes) / min(sizes), 1), (0.99 * max(sizes) / min(sizes), 0)):
+        assert len(Corpus([pair], task.vocabularies, 40, ratio, strict=False)) == kept
     most = max(int(corpus.lengths.max()) for corpus in any_ratio.corpora.values()) - 1
     assert len(replace(any_ratio.config, longest=most).build().corpora["train"]) == 302
 
@@ -162,13 +168,15 @@ def test_some_pairs_are_translated_greedily_in_training_and_all_by_the_beam_in_t
 
 
 def test_a_split_is_translated_shown_and_scored(config, tmp_path):
-    task = replace(config, beams=2).build()
+    task = replace(config, beams=1).build()
     torch.manual_seed(0)
     sizes = {"dim": 16, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "mlp": 16}
     model, pairs = EncoderDecoder(vocab_size=80, max_length=41, **sizes).eval(), sentences(16, 2)
     ours = [*Translator(model, task.vocabularies, 40).translate([one for one, _ in pairs], task.decoding)]
     found = task.artifacts(model, tmp_path, "test")
-    rows = [json.loads(line) for line in (tmp_path / "translations.jsonl").read_text().splitlines()]
+    text = (tmp_path / "translations.jsonl").read_text(encoding="utf-8")
+    assert "fünf" in text, "as it is read"
+    rows = [json.loads(line) for line in text.splitlines()]
     wanted = [(*pair, one.text, round(one.score, 4)) for pair, (one,) in zip(pairs, ours, strict=True)]
     assert [tuple(row.values()) for row in rows] == wanted
     shown = [wanted[row][:3] for row in (0, 2, 4, 6, 8, 10, 12, 15)]
