@@ -153,6 +153,8 @@ def test_bad_frames_are_refused(name):
     for mask in (torch.ones(2, 3), torch.ones(2, 4, dtype=torch.bool)):
         with pytest.raises(InputError, match="expected a mask"):
             model(torch.randn(2, 3, 5), None, mask=mask)
+    with pytest.raises(InputError, match="state"):
+        model(torch.randn(2, 3, 5), torch.zeros(2, 3))
     with pytest.raises(InputError, match="expected the valid frames of a row before its padding"):
         model(torch.randn(2, 3, 5), None, mask=torch.tensor([[True, True, False], [True, False, True]]))
 
@@ -186,7 +188,7 @@ def test_without_what_blocks_add_the_outputs_are_of_frames_and_positions():
 def test_every_attention_of_the_registry_fits_or_is_causal_only_and_refused():
     for name in registry.names("attention"):
         attention = registry.load("attention", name)()
-        sizes = {"dim": 12, "layers": 1, "num_heads": 2, "mlp": 8, "bands": 5, "attention": attention}
+        sizes = {"dim": 12, "layers": 1, "num_heads": 2, "mlp": 8, "bands": 5, "attention": name}
         if False in attention.causal_modes:
             assert SpeechRecogniser(**sizes)(torch.randn(2, 9, 5))[0].shape == (2, 9, 11)
         else:
