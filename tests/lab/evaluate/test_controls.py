@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mnemos import GRC, Transformer
-from mnemos.lab.evaluate.controls import CONTROLS, controls, legend
+from mnemos.lab.evaluate.controls import CONTROLS, controls
 from mnemos.lab.evaluate.gates import measure_gates
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.tasks.batch import Batch
@@ -61,9 +61,6 @@ def test_a_model_that_stores_no_content_has_none_to_change(cache):
         for one in caches(network):
             one.mix.fill_(-torch.inf)
     assert found == {"closed": {name: value for name, value in evaluate(network, batches()).items() if name != "count"}}
-    assert legend(["closed", "emptied", "closed"]) == (
-        "closed (every gate closed, with the trained weights), emptied (stored caches set to zero)"
-    )
 
 
 def test_a_model_without_caches_has_no_controls_and_no_gates():

@@ -164,5 +164,4 @@ def test_what_is_refused(model, tmp_path):
     photo(photos / "a.jpg")
     refuses("expected a folder outside .*photos", model, [photos], out=photos / "drawn")
     refuses("expected a folder outside .*photos", model, [photos / "a.jpg"], out=photos)
-    refuses("score: expected 0 to 1.*found 50", model, [photos], score=50)
     refuses("lstm: expected a model that reads files .*detection", other, [photos])
