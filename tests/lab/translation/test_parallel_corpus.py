@@ -49,11 +49,12 @@ def test_rows_of_similar_length_share_a_batch():
 def test_a_sentence_longer_than_a_batch_is_an_error():
     with pytest.raises(InputError, match=r"data\.batch_tokens: expected at least 39"):
         TokenBatches(lengths(200), 38, 8)
+    assert len(TokenBatches(lengths(200), 39, 8))
 
 
 @pytest.mark.parametrize(
     ("rows", "most", "sizes"),
-    [(21, 10, [8, 7, 6]), (20, 10, [8, 6, 6]), (16, 9, [8, 8]), (12, 8, [6, 6]), (11, 7, [6, 5]), (3, 9, [3])],
+    [(29, 10, [8, 8, 7, 6]), (20, 10, [8, 6, 6]), (16, 9, [8, 8]), (12, 8, [6, 6]), (11, 7, [6, 5]), (3, 9, [3])],
 )
 def test_a_last_batch_shares_the_rows_of_the_one_before_it(rows, most, sizes):
     short = np.arange(rows) % 3 * 5
