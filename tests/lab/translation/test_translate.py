@@ -92,7 +92,7 @@ def test_runs_and_files_are_scored_beside_each_other(tmp_path, capsys):
         (tmp_path / name / "translations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     a, b, other = (tmp_path / name for name in "abd")
     file.write_text("\n".join(worse))
-    score_systems([a, b, file], samples=5)
+    score_systems([a, b, file], samples=2)
     said, scorer = capsys.readouterr().out.splitlines(), Scorer("de")
     scores = [", ".join(f"{name} {scorer.score(name, x, wanted):.2f}" for name in NAMES) for x in (worse, wanted)]
     assert [said[0], said[1], said[5]] == [f"{a}: {scores[0]}", f"{b}: {scores[1]}", f"{file}: {scores[0]}"]
