@@ -174,6 +174,8 @@ def test_other_images_are_refused():
     for more in ({"state": x}, {"mask": x[:, 0, 0] > 0}):
         with pytest.raises(InputError, match="expected no state and no mask"):
             model(x, **more)
+    for read in ("mean", "sample"):
+        assert build(SMALL["digits"], cache=GRC(read=read)).rows_independent == (read == "sample")
 
 
 @pytest.mark.parametrize("version", [1, 2])
