@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ def test_class_tokens_are_left_out_and_other_shapes_are_no_grid():
     torch.testing.assert_close(maps(layer, (4, 4), outputs)[1], outputs.o_self[:, 1:].mean(-1).view(2, 4, 4))
     other = BranchOutputs(torch.randn(2, 18, 16), torch.randn(2, 18, 16))
     assert picture_grid(layer, other, (16, 16)) == "its 17 tokens form no known grid"
+    assert picture_grid(layer, BranchOutputs(*(torch.zeros(2, 13, 16),) * 2), (3, 4)) == (3, 4), "a token a pixel"
 
 
 @pytest.mark.parametrize("config", [VIT, PVT, SWIN], ids=["vit", "pvt", "swin"])
@@ -54,6 +57,9 @@ def test_recorded_branches_of_a_layer_of_ours():
                 layer.inner(x)[0],
                 one.o_self if preset == "official" else layer.inner.project(one.o_self.unflatten(-1, (2, 6))),
             )
+        layer(x)
+        assert len(found) == 1, "it is no longer observed"
+        assert not layer.map("query")._forward_hooks
 
 
 def test_numbers_of_maps():
@@ -67,9 +73,10 @@ def test_numbers_of_maps():
         numbers, own, memory = maps(layer, (4, 4), BranchOutputs(o_self, o_mem))
     torch.testing.assert_close(own, o_self[:, 1:].mean(-1).view(5, 4, 4))
     assert numbers.memory_own == pytest.approx(0, abs=1e-6)
-    assert numbers.self_own > 0.8
+    within, common = own.var(0).mean(), own.mean(0).var() - own.var(0).mean() / 5
+    assert numbers.self_own == pytest.approx(float(within / (within + common.clamp(min=0))))
     expected = [np.corrcoef(a, b)[0, 1] for a, b in zip(own.flatten(1), memory.flatten(1), strict=True)]
-    assert list(numbers.correlation) == pytest.approx(expected, abs=1e-4)
+    assert list(numbers.correlation) == np.round(expected, 4).tolist()
     share = torch.sigmoid(layer.mix.detach()).repeat_interleave(8)
     sizes = [float((s * o).square().mean().sqrt()) for s, o in ((share, o_mem), (1 - share, o_self))]
     assert numbers.weight == pytest.approx(sizes[0] / sum(sizes))
@@ -78,6 +85,11 @@ def test_numbers_of_maps():
     assert maps(layer, (40, 40), BranchOutputs(o_mem, o_mem))[0].memory_own == pytest.approx(0.5, abs=0.04)
     against = maps(layer, (4, 4), BranchOutputs(o_self, -2 * o_self))[0]
     assert against.correlation == pytest.approx((-1,) * 5)
+    none = maps(layer, (113, 1), BranchOutputs(*(torch.zeros(1, 114, 16),) * 2))
+    assert (none[0].weight, none[1].shape) == (0, (1, 56, 1))
+    two = maps(layer, (4, 4), BranchOutputs(o_self[:2], o_self[:1].expand(2, -1, -1) * 0))[0]
+    assert [none[0].self_own, two.memory_own] == pytest.approx([math.nan] * 2, nan_ok=True)
+    assert 0 < two.self_own <= 1
     # Large maps are averaged down.
     o = torch.arange(-1.0, 112 * 56).view(1, -1, 1).expand(2, -1, 16)
     with torch.no_grad():

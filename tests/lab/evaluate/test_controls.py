@@ -55,7 +55,12 @@ def test_controls_are_what_they_say_and_leave_the_model_alone(preset):
 
 @pytest.mark.parametrize("cache", [GRC(write=False), GRC(scope="stream")], ids=["unwritten", "stream"])
 def test_a_model_that_stores_no_content_has_none_to_change(cache):
-    assert set(controls(model(cache), batches)) == {"closed"}
+    network = model(cache)
+    found = controls(network, batches)
+    with torch.no_grad():
+        for one in caches(network):
+            one.mix.fill_(-torch.inf)
+    assert found == {"closed": {name: value for name, value in evaluate(network, batches()).items() if name != "count"}}
 
 
 def test_a_model_without_caches_has_no_controls_and_no_gates():
@@ -88,9 +93,30 @@ def test_the_effective_rank():
     network = model(GRC(length=4)).eval()
     first, second = caches(network)
     with torch.no_grad():
-        first.cache.fill_(2.0)
+        first.cache.fill_(-2.0)
         second.cache.copy_(torch.eye(4))
     layers = measure_gates(network, batches()[0])["layers"]
+    assert (layers[0]["cache"]["max"], layers[1]["cache"]["max"]) == (2, 1)
+    assert layers[1]["cache"]["rms"] == pytest.approx(0.5)
     assert layers[0]["cache"]["rank"] == pytest.approx(1, abs=1e-3)
     assert layers[1]["cache"]["rank"] == pytest.approx(4, rel=1e-5)
     assert layers[0]["cache"]["rms"] == pytest.approx(2)
+    second.cache.zero_()
+    assert measure_gates(network, batches()[0])["layers"][1]["cache"] == {"rms": 0, "max": 0, "rank": 0}
+
+
+def test_caches_of_streams_are_those_of_the_state():
+    """Root mean square, maximum, and the mean over rows of the effective rank."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 7, "dim": 8, "layers": 2, "num_heads": 2, "mlp": 8, "max_length": 6}
+    network, x = Transformer(**sizes, cache=GRC(scope="stream", length=3, block=2)), torch.randint(7, (5, 6))
+    layers = measure_gates(network, Batch(x, x))["layers"]
+    _, state = network.train()(x)
+    for found, layer in zip(layers, state.layers, strict=True):
+        cache = layer.updates.cache.detach()
+        ranks = []
+        for row in cache:
+            share = torch.linalg.svdvals(row) / torch.linalg.svdvals(row).sum()
+            ranks.append(float(torch.exp(-(share * share.log()).sum())))
+        wanted = {"rms": cache.square().mean().sqrt(), "max": cache.abs().max(), "rank": sum(ranks) / len(ranks)}
+        assert found["cache"] == pytest.approx({name: float(x) for name, x in wanted.items()}, rel=1e-4)

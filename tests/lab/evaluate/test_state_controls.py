@@ -1,5 +1,7 @@
 """The controls of a state, for every kind of memory, against a reading row by row; and where they have no meaning."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,10 @@ from mnemos import GRC, Memformer, SlotsConfig, Transformer
 from mnemos.attention import LinearConfig, RelativeConfig, SoftmaxConfig
 from mnemos.lab.evaluate import controls
 from mnemos.lab.evaluate.controls import ROWS, SEGMENTS, WHOLE
+from mnemos.lab.evaluate.recorded import ControlledMemory, Left, ScoredSegments, StateControls
 from mnemos.lab.evaluate.records import to_json
 from mnemos.lab.tasks.batch import IGNORE, Batch
+from mnemos.lab.tasks.metrics import ACCURACY, TOP5
 from mnemos.lab.tasks.recall import RecallConfig
 from mnemos.lab.tasks.task import SPLITS, Task
 from mnemos.lab.tasks.token_task import SegmentedTask
@@ -166,7 +170,7 @@ def test_rows_that_are_read_in_one_call_are_cut():
     given = RecallConfig(pairs=2, symbols=4, queries=1, distance=10, rows=16).build()
     model = Transformer(vocab_size=given.vocab_size, dim=8, layers=1, num_heads=2, mlp=8, max_length=given.max_length)
     found = state_controls(model, given)
-    assert found["cut"] == 4
+    assert (found["cut"], found["metric"]) == (4, "accuracy")
     assert found["segments"] == [4]
     assert found["targets"] == 16
     scores = found["carried"]["scores"]
@@ -254,6 +258,9 @@ def test_where_a_control_has_no_meaning_the_result_says_why():
     documents = [np.ones(4 * T, np.int64)] * 2
     silent = Silent(dict.fromkeys(SPLITS, documents), VOCABULARY, T)
     assert "no segment that was read after a row's first" in state_controls(built("sums"), silent)["left"]
+    longer = Silent(dict.fromkeys(SPLITS, [np.ones(8 * T, np.int64)] * 2), VOCABULARY, T)
+    longer.scored = 3
+    assert state_controls(built("sums"), longer, segments=2)["segments"] == [4, 8], "those that are scored count"
     silent.scored = 1  # of four segments, so that it is not said that a row has two
     (second,) = state_controls(built("sums"), silent)["memories"]
     assert "second segments alone were scored" in second["frozen"]["left"]
@@ -264,3 +271,23 @@ def test_where_a_control_has_no_meaning_the_result_says_why():
     (short,) = state_controls(built("sums"), task(2 * T, 2 * T))["memories"]
     assert "second segments alone" in short["frozen"]["left"]
     assert "scores" in short["exchanged"]
+
+
+def test_what_was_measured_as_lines():
+    def scored(accuracy):
+        return ScoredSegments({"loss": 2 * accuracy, "accuracy": accuracy}, np.zeros(3))
+
+    given = Task()
+    given.metrics = (TOP5, ACCURACY)
+    slots = ControlledMemory("slots", scored(0.25), Left("with no other row"), scored(0.75))
+    measured = StateControls(3, (2, 3, 5), 9, "accuracy", scored(0.5), (slots,))
+    assert controls.control_lines(measured, given) == [
+        "  state, segments 2 to 5 of 3 rows at once:",
+        "    as carried       accuracy 0.5000",
+        "    slots emptied    accuracy 0.2500 (-0.2500)  replaced by that of a new row",
+        "    slots exchanged  with no other row",
+        "    slots frozen     accuracy 0.7500 (+0.2500)  replaced by the row's own after its first segment",
+    ]
+    first, second, *_ = controls.control_lines(replace(measured, rows=1, segments=(2,), metric="loss"), given)
+    assert (first, second) == ("  state, segment 2 of 1 row:", "    as carried       loss 1.0000")
+    assert controls.control_lines(Left("why"), given) == ["  state: why"]

@@ -49,6 +49,7 @@ def test_a_document_that_is_shorter_than_a_segment_is_looked_at_and_has_no_weigh
     task, arrays = text_task()
     network = model(segment=64)
     assert measured(network, task) is None
+    assert set(measured(model(segment=16), task)["shares"]["holds"]) == {0}, "of the only one that is as long"
     opened = Opened("", "", network, task, None, 64)
     assert document_of([opened], 64, None, None, 9).tokens == (0, *arrays[0][:-1].tolist())
 
@@ -79,14 +80,17 @@ def test_weights_are_those_of_each_document_read_alone():
 
 
 @pytest.mark.parametrize(("logit", "kind"), [(60.0, "holds"), (-60.0, "overwrites")])
-def test_slots_that_are_made_to_hold_or_to_be_overwritten_are_seen_to(logit, kind):
+def test_slots_that_are_made_to_hold_or_to_be_overwritten_are_seen_to(logit, kind, monkeypatch):
+    monkeypatch.setattr(write_attention, "SHOWN", 3)
     found = measured(model(self_logit=logit), text_task()[0])
     assert set(found["shares"][kind]) == {1.0}
     assert found["middle"][kind] == 1
     assert found["kinds"][kind]["slots"] == 5
+    assert (found["split"], found["shown"]["place"], found["shown"]["of"]) == ("test", 3, 7)
     examples = found["shown"]["examples"]
     assert {one["kind"] for one in examples} == {kind}
-    assert len(examples) <= 2
+    assert len(examples) == 1 + (kind == "holds"), "the one in the middle, and the one that holds least if all do"
+    assert {len(one["weights"]) for one in examples} == {4}, "of one segment at least"
 
 
 def test_only_the_middle_half_of_what_a_document_has_counts():

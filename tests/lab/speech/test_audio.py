@@ -44,11 +44,14 @@ def extensible(samples, subformat=1, before=b"", bits=16):
     return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
 
 
+@pytest.mark.filterwarnings("error")
 def test_pcm_in_the_extensible_format_is_read():
     samples = np.arange(-400, 400)
-    for before in (b"", b"LIST" + struct.pack("<I", 3) + b"abc\0"):  # another chunk first, padded to an even length
+    other = struct.pack("<I", 3) + b"abc\0"  # another chunk first, padded to an even length
+    for before in (b"", b"LIST" + other, b"mine" + other):
         read, rate = read_wav(extensible(samples, before=before), "x.wav")
         assert (read.tolist(), rate) == (samples.tolist(), 16000)
+    assert len(read_wav(wav(np.arange(200)), "x.wav")[0]) == 200, "as long as a window"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from mnemos.lab.speech.models import BiLSTMConfig, SpeechConfig, SpeechRecognise
 from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.metrics import ACCURACY, TOKEN_ERROR_RATE
 from mnemos.lab.tasks.task import Task
+from mnemos.ops.positions import sinusoids
 from mnemos.types import InputError
 
 NAN = float("nan")
@@ -148,14 +150,45 @@ def test_bad_frames_are_refused(name):
     for x in (torch.randn(2, 3, 4), torch.randn(2, 5), torch.zeros(2, 3, 5, dtype=torch.int64), torch.randn(2, 0, 5)):
         with pytest.raises(InputError, match=r"expected frames \[B, T, 5\]"):
             model(x)
-    with pytest.raises(InputError, match="expected a mask"):
-        model(torch.randn(2, 3, 5), None, mask=torch.ones(2, 3))
+    for mask in (torch.ones(2, 3), torch.ones(2, 4, dtype=torch.bool)):
+        with pytest.raises(InputError, match="expected a mask"):
+            model(torch.randn(2, 3, 5), None, mask=mask)
+    with pytest.raises(InputError, match="state"):
+        model(torch.randn(2, 3, 5), torch.zeros(2, 3))
+    with pytest.raises(InputError, match="expected the valid frames of a row before its padding"):
+        model(torch.randn(2, 3, 5), None, mask=torch.tensor([[True, True, False], [True, False, True]]))
+
+
+@pytest.mark.parametrize("kind", [SpeechConfig, BiLSTMConfig])
+def test_the_least_sizes_are_one_and_dropout_acts_between_layers(kind):
+    names = ["vocab_size", "bands", "stack", "layers", "mlp" if kind is SpeechConfig else "dim"]
+    least = dict.fromkeys(names, 1)
+    more = {"dim": 4, "num_heads": 1} if kind is SpeechConfig else {}
+    with warnings.catch_warnings(action="error"):
+        model = kind(**least, **more, dropout=0.5).build()
+    assert model(torch.randn(2, 3, 1))[0].shape == (2, 3, 2)
+    for name in least:
+        with pytest.raises(InputError, match=name):
+            kind(**least | {name: 0}, **more).build()
+    model, x = kind(**least | {"layers": 2}, **more, dropout=0.5).build(), torch.randn(2, 30, 1)
+    assert not torch.equal(model(x)[0], model(x)[0])
+
+
+def test_without_what_blocks_add_the_outputs_are_of_frames_and_positions():
+    model = MODELS["transformer"].build().double()
+    with torch.no_grad():
+        for parameter in model.blocks.parameters():
+            parameter.zero_()
+        x = torch.randn(2, 9, 5, dtype=torch.float64)
+        entered = model.entry(x.unflatten(1, (3, 3)).flatten(2))
+        expected = model.head(torch.nn.functional.layer_norm(entered + sinusoids(torch.arange(3), 12), (12,)))
+        torch.testing.assert_close(model(x)[0], expected)
 
 
 def test_every_attention_of_the_registry_fits_or_is_causal_only_and_refused():
     for name in registry.names("attention"):
         attention = registry.load("attention", name)()
-        sizes = {"dim": 12, "layers": 1, "num_heads": 2, "mlp": 8, "bands": 5, "attention": attention}
+        sizes = {"dim": 12, "layers": 1, "num_heads": 2, "mlp": 8, "bands": 5, "attention": name}
         if False in attention.causal_modes:
             assert SpeechRecogniser(**sizes)(torch.randn(2, 9, 5))[0].shape == (2, 9, 11)
         else:

@@ -1,13 +1,16 @@
 """Spoken strings: what they are made of, that nothing leaks between splits, and that position is everything."""
 
 import dataclasses
+import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from spoken_standins import write_recordings
+from spoken_standins import tone, wav, write_recordings
 
 from mnemos.lab.speech.audio import filterbanks, frames, normalise
+from mnemos.lab.speech.models import BiLSTM, BiLSTMConfig
 from mnemos.lab.speech.spoken import SpokenConfig, SpokenTask
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.row_order import POOL
@@ -25,30 +28,61 @@ def task(config) -> SpokenTask:
     return config.build()
 
 
-def taken(task: SpokenTask, samples: np.ndarray) -> set[int]:
-    """The recordings that are in a string, found by looking for them."""
-    found = set()
-    for row in range(len(task.recordings)):
-        one = task.recordings.wave(row).astype(np.float64)
-        if len(one) <= len(samples):
-            windows = np.lib.stride_tricks.sliding_window_view(32768 * samples, len(one))
-            starts = np.flatnonzero(np.abs(windows[:, :40] - one[:40]).max(1) < 8)
-            if any(np.abs(windows[start] - one).max() < 8 for start in starts):
-                found.add(row)
-    return found
+@pytest.mark.parametrize(("split", "takes"), [("test", [0]), ("valid", [1, 2]), ("train", [3, 4])])
+def test_a_string_is_words_of_one_speaker_from_takes_of_its_split_in_noise_of_one_step(config, split, takes):
+    for label, word in enumerate(("low", "high")):  # a third speaker
+        for take in range(5):
+            (Path(config.path) / f"{word}_cat_{take}.wav").write_bytes(wav(tone(label, 2, take)))
+    task, quiet = (dataclasses.replace(config, silence=silence).build() for silence in (0.2, 0.0))
+    every = task.recordings
+    gaps, lengths = [], set()
+    for index in range(20):
+        samples, words = quiet.string(split, index, 3)
+        noises = []
+        for speaker in range(3):
+            mine = np.isin(every.takes, takes) & (every.speakers == speaker)
+            for rows in itertools.product(*(np.flatnonzero(mine & (every.labels == word)) for word in words)):
+                said = np.concatenate([every.wave(row) for row in rows])
+                noises += [32768 * samples - said] if len(said) == len(samples) else []
+        noise = min(noises, key=lambda one: np.abs(one).max())
+        assert np.abs(noise).max() < 6
+        assert noise.std() == pytest.approx(1, abs=0.1)
+        longer, again = task.string(split, index, 3)
+        assert again.tolist() == words.tolist()
+        lengths.add(len(words))
+        gaps.append((len(longer) - len(samples)) / (len(words) + 1) / 1600)
+    assert lengths == {1, 2, 3}
+    assert 0 < min(gaps) < 0.5 < max(gaps) < 1
 
 
-def test_no_recording_is_in_two_splits_and_a_string_has_one_speaker(task):
-    takes = {"test": {0}, "valid": {1, 2}, "train": {3, 4}}
-    for split in ("train", "valid", "test"):
-        for index in range(2):
-            samples, words = task.string(split, index, seed=0)
-            rows = taken(task, samples)
-            assert rows
-            assert {int(task.recordings.takes[row]) for row in rows} <= takes[split]
-            assert len({int(task.recordings.speakers[row]) for row in rows}) == 1
-            assert {int(task.recordings.labels[row]) for row in rows} == set(words.tolist())
-            assert 1 <= len(words) <= 3
+def test_some_strings_are_shown_with_what_is_heard(config):
+    task = dataclasses.replace(config, rows=18).build()
+
+    class Parrot(BiLSTM):
+        def transcribe(self, frames, mask=None):
+            return [heard(frames.shape[1] if mask is None else int(mask.sum()))] * len(frames)
+
+    def heard(length):
+        return [length % 2] * (length % 3)
+
+    model = Parrot(BiLSTMConfig(dim=2, layers=1))
+    every = list(task.batches("valid", 1))[::3]  # eight at most: the first of each three
+    said = [" ".join(task.names[word] for word in one.targets[0].tolist()) for one in every]
+    found = task.artifacts(model, None, "valid")
+    assert [one["said"] for one in found["transcriptions"]] == said
+    words = [" ".join(task.names[word] for word in heard(one.inputs.shape[1])) for one in every]
+    assert [one["heard"] for one in found["transcriptions"]] == words
+    assert found["examples"]["transcriptions"]["given"] == "said"
+    lines = [f"  said   {one}\n  heard  {two or '(nothing)'}" for one, two in zip(said, words, strict=True)]
+    assert task.show(model, "valid") == lines
+    assert task.artifacts(torch.nn.Linear(1, 1), None, "valid") == {}
+    about, file = task.preprocessing(), Path(config.path) / "low_ann_0.wav"
+    words = [task.names[word] for word in heard(frames(len(tone(0, 0, 0)), 8000))]
+    assert [one.text for one in about.predict(model, [file], {})] == [" ".join(words)]
+    with pytest.raises(InputError, match="expected a model that transcribes, found Linear"):
+        list(about.predict(torch.nn.Linear(1, 1), [file], {}))
+    (fast,) = dataclasses.replace(about, rate=16000).predict(model, [file], {})
+    assert "low_ann_0.wav: expected 16000 Hz as in training, found 8000 Hz" in fast.problem
 
 
 def test_strings_are_functions_of_seed_and_number(config):

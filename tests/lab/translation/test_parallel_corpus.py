@@ -49,3 +49,18 @@ def test_rows_of_similar_length_share_a_batch():
 def test_a_sentence_longer_than_a_batch_is_an_error():
     with pytest.raises(InputError, match=r"data\.batch_tokens: expected at least 39"):
         TokenBatches(lengths(200), 38, 8)
+    assert len(TokenBatches(lengths(200), 39, 8))
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "sizes"),
+    [(29, 10, [8, 8, 7, 6]), (20, 10, [8, 6, 6]), (16, 9, [8, 8]), (12, 8, [6, 6]), (11, 7, [6, 5]), (3, 9, [3])],
+)
+def test_a_last_batch_shares_the_rows_of_the_one_before_it(rows, most, sizes):
+    short = np.arange(rows) % 3 * 5
+    batches = TokenBatches(np.stack([np.full(rows, 10), short], 1).astype(np.int32), 100, most)
+    found = list(batches.once())
+    assert [len(batch) for batch in found] == sizes
+    assert batches.fewest == min(sizes)
+    assert np.concatenate(found).tolist() == sorted(range(rows), key=lambda row: -(row % 3)), "longest first"
+    assert all((np.diff(short[batches.batch(i, 0)]) <= 0).all() for i in range(len(batches)))

@@ -23,6 +23,10 @@ def test_the_text_comes_back_and_training_is_the_same_again(trained):
     assert trained.decode([1, *trained.encode(["two. three!."])[0], END]) == "two. three!."
     assert END not in trained.encode(["one </s> two"])[0]
     assert trained.encode([""]) == [[]]
+    library = Tokenizer.from_str(trained.content)
+    library.enable_truncation(2)
+    library.enable_padding(length=9)
+    assert SubWordTokens(library.to_str()).encode(LINES) == trained.encode(LINES), "whole, whatever the file says"
 
 
 def test_lower_case_is_part_of_the_file():

@@ -9,6 +9,7 @@ import mnemos
 from mnemos import GRC, libraries
 from mnemos.lab.vision.attention_cache import AttentionCache
 from mnemos.lab.vision.classifiers import ImageConfig, PVTConfig, SwinConfig, ViTConfig
+from mnemos.lab.vision.hosted import Scaled
 from mnemos.memory.gated_cache import caches, stored
 from mnemos.types import InputError
 
@@ -131,11 +132,13 @@ def test_a_cache_is_as_long_as_the_keys(name, slots):
         (ViTConfig(image=30), "a multiple of 4, found image 30"),
         (ViTConfig(dim=10), "dim must be divisible by num_heads"),
         (ViTConfig(drop_path=1.0), "drop_path"),
+        (ViTConfig(drop_path=-0.1), "drop_path"),
         (PVTConfig(depths=(2,)), "depths"),
         (PVTConfig(image=36), "a multiple of 8, found image 36"),
         (PVTConfig(reductions=(3, 1)), r"reductions: .* found \(3, 1\)"),
         (PVTConfig(reductions=(2, 2)), "reductions: .*2, 2"),
         (SwinConfig(window=0), "window"),
+        (SwinConfig(image=31), "a multiple of 2, found image 31"),
         (SwinConfig(cache=AttentionCache()), "expected an attention of timm"),
         (ViTConfig(cache=GRC(scope="stream")), "scope"),
     ],
@@ -146,11 +149,69 @@ def test_impossible_sizes_are_one_line(config, words):
     assert "\n" not in str(raised.value)
 
 
+LEAST = [
+    ViTConfig(image=1, channels=1, classes=1, patch=1, dim=2, depth=1, num_heads=1, mlp_ratio=0.5),
+    SwinConfig(image=1, channels=1, classes=1, patch=1, window=1, dim=2, depths=(1,), num_heads=(1,), mlp_ratio=0.5),
+    PVTConfig(2, 1, 1, patch=2, dims=(2,), depths=(1,), num_heads=(1,), mlp_ratios=(1,), reductions=(1,)),
+]
+
+
+@pytest.mark.parametrize("config", LEAST, ids=lambda config: config.name)
+def test_the_least_sizes(config):
+    assert build(config)(images(config))[0].shape == (3, config.classes)
+    for name in {"image", "channels", "classes", "patch", "window", "depth", "mlp_ratio"} & vars(config).keys():
+        less = 0.49 if name == "mlp_ratio" else getattr(config, name) - 1
+        with pytest.raises(InputError, match=name):
+            build(config, **{name: less})
+    assert build(config, drop_path=0.9)
+
+
 def test_other_images_are_refused():
     model, x = build(SMALL["cifar"]), images(SMALL["cifar"])
     for other in (x[:, :1], x[..., :28], x[0], x.long()):
         with pytest.raises(InputError, match="expected images"):
             model(other)
+    for more in ({"state": x}, {"mask": x[:, 0, 0] > 0}):
+        with pytest.raises(InputError, match="expected no state and no mask"):
+            model(x, **more)
+    for read in ("mean", "sample"):
+        assert build(SMALL["digits"], cache=GRC(read=read)).rows_independent == (read == "sample")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_features_are_those_of_the_classifier_for_images_of_any_size(version):
+    config = PVTConfig(version=version, image=16, dims=(4, 8), depths=(1, 1), num_heads=(1, 2), cache=GRC(length=4))
+    classifier = build(config).eval()
+    for cache in caches(classifier):
+        cache.cache.fill_(3.0)
+        cache.mix.data.fill_(-torch.inf)
+    features = config.features().eval()
+    mnemos.cache(features, config.cache, example=images(config, 1))
+    weights = features.classifier_weights(classifier.state_dict())
+    assert weights.keys() == features.classifier_weights(classifier.host.state_dict()).keys()
+    found = features.load_state_dict(weights, strict=False)
+    assert not found.unexpected_keys
+    assert [name.rpartition(".")[2] for name in found.missing_keys] == ["cache"] * 2, "they start empty"
+    assert features.channels == [4, 8]
+    x, seen = images(config), []
+    stages = classifier.host.stages if version == 2 else [one[-1] for one in classifier.host.pvt.encoder.block]
+    for stage in stages:
+        stage.register_forward_hook(lambda _, args, y: seen.append(y if version == 2 else y[0].mT))
+    with torch.no_grad():
+        classifier(x)
+        maps, wide = features(x), features(torch.cat([x, x], 3))
+    torch.testing.assert_close(maps[0], seen[0].view(3, 4, 4, 4))
+    if version == 2:  # version 1 has a class token in the last stage
+        torch.testing.assert_close(maps[1], seen[1])
+    assert [one.shape for one in wide] == [(3, 4, 4, 8), (3, 8, 2, 4)]
+
+
+def test_a_host_reads_images_of_its_own_size_and_channels():
+    host, x = Scaled(torch.nn.Identity(), 3, (4, 6)), torch.rand(2, 1, 8, 6)
+    for shown, smaller in ((x, True), (x[..., :3, :6], False)):
+        expected = torch.nn.functional.interpolate(shown, (4, 6), mode="bilinear", antialias=smaller)
+        torch.testing.assert_close(host(shown), expected.expand(-1, 3, -1, -1))
+    assert Scaled(torch.nn.Identity(), 1, None)(x).shape == x.shape
 
 
 def test_another_patch_than_timms_begins_as_timms_does():

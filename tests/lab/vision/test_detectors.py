@@ -9,7 +9,7 @@ from torch import nn
 import mnemos
 from mnemos import libraries
 from mnemos.lab.vision.classifiers import PVTFeatures
-from mnemos.lab.vision.detectors import FeaturePyramid, leave_out_padding
+from mnemos.lab.vision.detectors import FeaturePyramid, ValidPart, leave_out_padding
 from mnemos.memory.gated_cache import caches
 from mnemos.types import InputError
 
@@ -183,30 +183,6 @@ def first_positions(host):
                 table.zero_()
 
 
-def test_pvt_has_the_maps_of_its_classifier_and_loads_its_weights():
-    libraries.transformers()
-    from transformers import PvtConfig, PvtForImageClassification
-
-    torch.manual_seed(5)
-    classifier = PvtForImageClassification(PvtConfig(image_size=64, mlp_ratios=[2] * 4, **SIZES)).eval()
-    mnemos.cache(classifier, mnemos.GRC(length=4), example=torch.zeros(1, 3, 64, 64))
-    written(classifier)
-    features = pvt()
-    mnemos.cache(features, mnemos.GRC(length=4), example=torch.zeros(1, 3, 64, 64))
-    found = features.eval().load_state_dict(features.classifier_weights(classifier.state_dict()), strict=False)
-    assert not found.unexpected_keys
-    assert all(name.endswith(".cache") for name in found.missing_keys)
-    assert all(not cache.cache.any() for cache in caches(features))
-    x = images((64, 64))[0][None]
-    with torch.no_grad():
-        wanted = classifier.pvt(x, output_hidden_states=True).hidden_states
-        maps = features(x)
-        larger = features(torch.cat([x, x], 3))
-    for found, tokens in zip(maps[:3], wanted, strict=False):  # the last stage has no class token here
-        torch.testing.assert_close(found.flatten(2).transpose(1, 2), tokens)
-    assert [tuple(one.shape[1:]) for one in larger] == [(8, 16, 32), (16, 8, 16), (24, 4, 8), (32, 2, 4)]
-
-
 def test_maps_with_as_many_rows_as_channels_are_not_transposed():
     """Swin returns [B, H, W, C]; here the first map has 8 rows, 16 columns and 8 channels."""
     host = backbone("swin").eval()
@@ -230,9 +206,22 @@ def test_levels_coarser_maps_and_what_is_refused():
     assert pyramid.maps == len(found)
     for call, words in (
         (lambda: FeaturePyramid(backbone("pvt"), 8, levels=(4,)), "levels: expected 0 to 3"),
+        (lambda: FeaturePyramid(backbone("pvt"), 8, levels=(-1,)), "levels: expected 0 to 3"),
         (lambda: FeaturePyramid(nn.Linear(2, 2)), "features_only=True"),
         (lambda: leave_out_padding(mask_rcnn(backbone("pvt"))), r"with 0 caches; call mnemos\.cache"),
         (lambda: leave_out_padding(backbone("pvt")), "expected a whole detector"),
     ):
         with pytest.raises(InputError, match=words):
             call()
+
+
+def test_the_part_of_a_grid_that_is_of_an_image():
+    part = ValidPart()
+    assert part.at((4, 6)) is None, "before a call"
+    part.note([(40, 90), (64, 61), (1, 1)], (64, 96))
+    assert part.at((4, 6)) == [(3, 6), (4, 4), (1, 1)]
+    assert part.at((1, 1)) == [(1, 1)] * 3
+    mask = part.mask([(2, 1), (1, 3)], (2, 3), torch.device("cpu"))
+    assert mask.tolist() == [[True, False, False, True, False, False], [True, True, True, False, False, False]]
+    part.note([(64, 96)], (64, 96))
+    assert part.at((4, 6)) is None, "nothing is padded"

@@ -97,10 +97,9 @@ def maps(layer: GatedBranch, grid: tuple[int, int], outputs: BranchOutputs) -> t
 
 def _share_per_picture(maps: Tensor) -> float:
     """The share of the variance of maps [N, h, w] that is between pictures; NaN for one picture or constant maps."""
-    if len(maps) < 2:
+    if len(maps) == 1:
         return math.nan
     within = maps.var(0).mean()
     # The mean over N pictures still contains 1/N of the variance between pictures.
     between = (maps.mean(0).var() - within / len(maps)).clamp(min=0)
-    total = within + between
-    return float(within / total) if total > 0 else math.nan
+    return float(within / (within + between))

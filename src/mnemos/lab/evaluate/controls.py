@@ -124,7 +124,7 @@ def state_controls(
     with generators.preserve(), evaluating(model):
         cut = None
         groups = [group for group in _groups(task, split, segment_length, segments) if len(group) > 1]
-        if not groups and task.splits_rows and task.max_length > 1 and getattr(model, "splits", "") == "anywhere":
+        if not groups and task.splits_rows and getattr(model, "splits", "") == "anywhere":
             cut = -(-task.max_length // PIECES)
             groups = [group for group in _groups(task, split, cut, segments) if len(group) > 1]
         if not groups:

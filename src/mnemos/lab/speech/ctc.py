@@ -69,9 +69,8 @@ class Transcriber(Stateless, nn.Module):
         spoken = torch.where(real, targets, 0)  # token 0 where there is none; `counts` excludes it
         # A path needs a frame per token, and a blank between two equal tokens.
         needed = counts + ((spoken[:, 1:] == spoken[:, :-1]) & real[:, 1:]).sum(1)
-        wrong = (needed > lengths) & (counts > 0)
-        if bool(wrong.any()):
-            row = int(wrong.nonzero()[0])
+        if len(wrong := (needed > lengths).nonzero()):
+            row = int(wrong[0])
             raise InputError(
                 f"row {row}: expected at least {int(needed[row])} outputs for its {int(counts[row])} tokens (one more "
                 f"between two equal ones), found {int(lengths[row])}, one for every {self.config.stack} frame(s); "
@@ -128,12 +127,12 @@ def best_path(logits: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tens
 def edit_distance(a: Tensor, a_lengths: Tensor, b: Tensor, b_lengths: Tensor) -> Tensor:
     """The Levenshtein distance [B] between the first a_lengths [B] of a [B, L] and the first b_lengths [B] of b [B, M].
 
-    Cost: O(B·L·M), in max(b_lengths) sequential operations on whole rows.
+    B ≥ 1. Cost: O(B·L·M), in max(b_lengths) sequential operations on whole rows.
     """
     steps = torch.arange(a.shape[1] + 1, device=a.device)
     row = steps.expand(a.shape[0], -1)  # distances from each prefix of a to the empty prefix of b
     last = row
-    for j in range(int(b_lengths.max()) if b_lengths.numel() else 0):
+    for j in range(int(b_lengths.max())):
         replaced = row[:, :-1] + (a != b[:, j : j + 1])
         new = torch.cat([row[:, :1] + 1, torch.minimum(replaced, row[:, 1:] + 1)], 1)
         # Deletions of consecutive tokens of a: new[i] = min over k ≤ i of new[k] + (i − k).

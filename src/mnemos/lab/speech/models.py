@@ -114,7 +114,7 @@ class BiLSTM(Transcriber):
         super().__init__()
         self.config = c = checked_config(self, config, {}, vocab_size=1, bands=1, stack=1, dim=1, layers=1)
         dropout = c.dropout if c.layers > 1 else 0.0  # torch warns about dropout in a single layer
-        self.lstm = nn.LSTM(c.stack * c.bands, c.dim, c.layers, batch_first=True, dropout=dropout, bidirectional=True)
+        self.lstm = nn.LSTM(c.stack * c.bands, c.dim, c.layers, dropout=dropout, bidirectional=True)
         self.head = Linear(2 * c.dim, c.vocab_size + 1)
 
     def encode(self, x: Tensor, mask: Tensor | None) -> Tensor:

@@ -132,9 +132,8 @@ class TokenBatches:
         while starts[-1] < len(descending):
             fits = min(rows, tokens // int(descending[starts[-1]]))
             starts.append(min(len(descending), starts[-1] + (fits - fits % FEWEST if fits > FEWEST else fits)))
-        one, two, three = starts[-3:] if len(starts) > 2 else (0, 0, 0)
-        if three - two < two - one:  # a last batch of fewer rows shares those of the one before it
-            starts[-2] = (one + three + 1) // 2
+        if len(starts) > 2 and starts[-1] - starts[-2] < starts[-2] - starts[-3]:
+            starts[-2] = (starts[-3] + starts[-1] + 1) // 2  # a last batch of fewer rows shares those of the one before
         self._spans = [slice(start, end) for start, end in pairwise(starts)]
         self._epoch = lru_cache(maxsize=2)(self._shuffle)
 

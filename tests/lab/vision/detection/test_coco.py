@@ -63,12 +63,14 @@ def test_polygons_and_both_forms_of_run_lengths_are_the_same_mask(tmp_path):
 
 
 def test_boxes_outside_are_cut_or_left_out_and_counted(tmp_path):
-    boxes = [(-5, 2, 10, 4), (40, 2, 10, 4), (3, 3, 0, 4), (3, 3, 4, 4), (25, 18, 10, 4)]
+    boxes = [(-5, 2, 10, 4), (40, 2, 10, 4), (3, 3, 0, 4), (0, 0, 30, 20), (25, 8, 10, 4), (3, 18, 4, 4), (3, -1, 4, 4)]
+    boxes += [(0, 0, 1, 1), (29, 19, 1, 1)]
     scenes = read_coco(*write(tmp_path, [annotation(i, None, box) for i, box in enumerate(boxes)]))
-    assert objects(scenes, 0).boxes.tolist() == [[0, 2, 5, 6], [3, 3, 7, 7], [25, 18, 30, 20]]
+    cut = [[0, 2, 5, 6], [0, 0, 30, 20], [25, 8, 30, 12], [3, 18, 7, 20], [3, 0, 7, 3], [0, 0, 1, 1]]
+    assert objects(scenes, 0).boxes.tolist() == [*cut, [29, 19, 30, 20]]
     assert objects(scenes, 0).masks is None
     assert scenes.describe() == (
-        "1 picture with 3 objects of 1 class, boxes cut at the edge: 2, boxes without an area in the picture: 2"
+        "1 picture with 7 objects of 1 class, boxes cut at the edge: 4, boxes without an area in the picture: 2"
     )
     assert "1 picture without an object" in read_coco(*write(tmp_path, [])).describe()
 
@@ -95,6 +97,7 @@ def test_an_area_that_is_missing_is_that_of_the_segmentation_or_of_the_box(tmp_p
     scenes = read_coco(*write(tmp_path, [annotation(1, None, crowd=None) | {"area": None}]))  # null: as if missing
     (one,) = ground_truth([(1, scenes, 0)])["annotations"]
     assert (one["iscrowd"], one["area"]) == (0, 60)
+    assert read_coco(*write(tmp_path, [annotation(1, None) | {"area": 0}])).areas() == [0]
 
 
 def test_a_held_out_split_without_an_object_is_refused(tmp_path):
@@ -103,6 +106,7 @@ def test_a_held_out_split_without_an_object_is_refused(tmp_path):
     train.write_bytes(file.read_bytes())
     (tmp_path / "train").symlink_to(photos)
     settings = COCOConfig(str(tmp_path), "train", "val2017", masks=False)
+    assert settings.files() == (train, file)
     _, places = write(tmp_path, [])
     with pytest.raises(InputError, match=r"valid split: expected an annotated object, .* found none"):
         settings.build()

@@ -1,12 +1,17 @@
 """COCO's twelve figures of detections by hand, and objects drawn on a picture."""
 
+import colorsys
+import json
 import math
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from mnemos.lab.vision.detection.results import FIGURES, average_precision, overlay
+from mnemos.lab.vision.detection import results
+from mnemos.lab.vision.detection.results import FIGURES, average_precision, overlay, write_detections
 from mnemos.lab.vision.detection.scenes import decode, encode
+from mnemos.lab.vision.detection.shapes import NAMES, ShapeScenes
 
 BOX = {"bbox": [0, 0, 40, 40], "area": 1600, "iscrowd": 0, "category_id": 1}
 TRUTH = {
@@ -29,6 +34,10 @@ def test_figures_of_boxes_by_hand():
     assert result.classes[1] == pytest.approx(0.6 * HALF)
     assert math.isnan(result.classes[2])
     assert set(found[0]) == {"image_id", "category_id", "bbox", "score"}, "it is not changed"
+    wrong = [found[0] | {"bbox": [50, 0, 80, 20], "score": 0.99}] * 10  # the right one is the eleventh
+    last = average_precision(TRUTH, [*wrong, found[0]], "box")
+    assert [last.classes[1], last.figures["AP"], last.figures["AP medium"]] == pytest.approx([0.6 * HALF / 11] * 3)
+    assert [last.figures[f"AR {number}"] for number in (1, 10, 100)] == pytest.approx([0, 0, 30])
     none = average_precision(TRUTH, [], "box")
     assert none.figures["AP"] == 0
     assert math.isnan(none.figures["AP small"])
@@ -75,3 +84,38 @@ def test_objects_are_drawn_where_they_are():
     assert overlay(grey, [one], {3: "cat"}, longest=40).shape == (25, 40, 3)
     assert (overlay(grey, [], {3: "cat"}, longest=80) == grey).all()
     assert np.array_equal(decode(one["segmentation"]), mask)
+
+
+def test_each_category_has_a_colour_and_greater_scores_are_above():
+    grey, names = np.full((50, 80, 3), 128, np.uint8), {1: "dog", 3: "cat"}
+    red, blue = ([round(255 * c) for c in colorsys.hsv_to_rgb(hue, 0.6, 1)] for hue in (0, 0.618034))
+    both = [{"category_id": kind, "bbox": [30, 25, 30, 15], "score": score} for kind, score in ((1, 0.9), (3, 0.2))]
+    for better, colour in ((both, red), ([both[0] | {"score": 0.1}, both[1]], blue)):
+        assert overlay(grey, better, names)[[310, 320, 322], 360].tolist() == [[128] * 3, colour, [128] * 3]
+    inside = np.zeros((50, 80), np.bool_)
+    inside[25:40, 30:60] = True
+    filled = overlay(grey, [both[1] | {"segmentation": encode(inside)}], names)[290, 360]
+    np.testing.assert_allclose(filled, 0.55 * 128 + 0.45 * np.array(blue), atol=1)
+    for (height, width), scale in (((10, 1000), 4), ((399, 450), 2), ((400, 450), 1), ((9, 4001), 1)):
+        assert overlay(np.zeros((height, width, 3), np.uint8), [], names).shape == (scale * height, scale * width, 3)
+    assert overlay(np.zeros((2, 90, 3), np.uint8), [], names, 30).shape == (1, 30, 3)
+
+
+def test_the_first_photos_with_an_object_are_drawn_beside_what_was_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "_LONGEST", 60)
+    scenes, names = ShapeScenes(12, 30, 2, 0, 0), dict(enumerate(NAMES, 1))
+    scenes.annotations(5).clear()
+    (tmp_path / "detections").mkdir()
+    (tmp_path / "detections" / "1-9.jpg").touch()
+    found = [{"category_id": 1, "bbox": [5, 5, n, n], "image_id": 99, "score": n / 100} for n in (30, 29, 9)]
+    write_detections(tmp_path, scenes, [(row, [] if row < 9 else found) for row in (11, *range(10))])
+    shown = sorted(path.name for path in (tmp_path / "detections").iterdir())
+    assert shown == [f"{k}-{number}.jpg" for k, number in enumerate((12, 1, 2, 3, 4, 5, 7, 8), 1)]
+    pixels = np.asarray(Image.open(tmp_path / "detections" / "1-12.jpg"), np.float64)
+    assert pixels.shape == (60, 132, 3)
+    drawn = scenes.annotations(11), found[:1], found[:2], []
+    every = [overlay(scenes.picture(11), entries, names, 60) for entries in drawn]
+    far = [[np.abs(part - one).mean() for one in every] for part in (pixels[:, :60], pixels[:, 72:])]
+    assert [int(np.argmin(one)) for one in far] == [0, 1]
+    assert pixels[:, 64:68].min() > 240
+    assert [one["image_id"] for one in json.loads((tmp_path / "detections.json").read_text())] == [12] * 3 + [10] * 3

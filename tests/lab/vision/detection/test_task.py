@@ -54,24 +54,24 @@ def recipe(kind="mask-rcnn", **fields):
 
 
 def test_batches_are_padded_and_come_back_whole():
-    pictures = [np.full((4, 6, 3), 9, np.uint8), np.full((5, 3, 3), 7, np.uint8)]
-    masks = np.zeros((1, 4, 6), np.bool_)
+    pictures = [np.full((4, 19, 3), 9, np.uint8), np.full((5, 3, 3), 7, np.uint8)]
+    masks = np.zeros((1, 4, 19), np.bool_)
     masks[0, 1:3, 2:5] = True
     some = [
         Objects(np.array([[2, 1, 5, 3]], np.float32), np.array([3]), masks),
         Objects(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros((0, 5, 3), np.bool_)),
     ]
     batch = collate(pictures, some, [4, 8])
-    assert (batch.pictures.shape, batch.masks.shape) == ((2, 3, 5, 6), (2, 1, 5, 1))
+    assert (batch.pictures.shape, batch.masks.shape) == ((2, 3, 5, 19), (2, 1, 5, 3))
     images, targets = batch.images(torch.float64), batch.targets()
-    assert [tuple(image.shape) for image in images] == [(3, 4, 6), (3, 5, 3)]
+    assert [tuple(image.shape) for image in images] == [(3, 4, 19), (3, 5, 3)]
     assert bool((images[0] == 9 / 255).all())
     assert targets[0]["boxes"].tolist() == [[2, 1, 5, 3]]
     assert torch.equal(targets[0]["masks"], torch.from_numpy(masks.astype(np.uint8)))
     assert len(targets[1]["boxes"]) == 0
     mirrored, turned = mirror(pictures[0], some[0])
-    assert turned.boxes.tolist() == [[1, 1, 4, 3]]
-    assert np.nonzero(turned.masks[0].any(0))[0].tolist() == [1, 2, 3]
+    assert turned.boxes.tolist() == [[14, 1, 17, 3]]
+    assert np.nonzero(turned.masks[0].any(0))[0].tolist() == [14, 15, 16]
     assert np.array_equal(mirror(mirrored, turned)[1].masks, masks)
 
 
@@ -125,7 +125,10 @@ def test_workers_make_the_same_batches_and_name_a_damaged_photo(tmp_path):
 
 def test_the_figures_of_perfect_detections_are_100():
     task = SHAPES.build()
-    assert [m.name for m in task.metrics[:3]] == ["box AP", "box AP50", "box AP75"]
+    printed = [f"{kind} {figure}" for kind in ("box", "mask") for figure in ("AP", "AP50", "AP75")]
+    assert [m.name for m in task.metrics if m.form] == printed
+    assert task.metrics[0].name == "box AP"
+    assert all(m.higher_is_better for m in task.metrics)
     assert len(task.metrics) == 16  # without those of sizes that a picture of 64 pixels cannot have
     assert task.unit == "pictures"
     (batch,) = task.batches("test", 5)
@@ -280,6 +283,30 @@ def test_groups_are_normalised_after_the_convolutions_of_pyramid_and_heads():
     assert spread[0] < 1e-4 < 0.1 < spread[1]
     masked = replace(detector(), classes=4, group_norm=True).build()
     assert sum(isinstance(m, nn.GroupNorm) for m in masked.modules()) == 5  # two for each map, one in the mask branch
+
+
+def test_the_parts_of_a_detector_have_the_configured_sizes():
+    model = replace(detector(), classes=4, channels=12, group_norm=True).build()
+    assert not model.rows_independent
+    host = model.host
+    rpn, heads = host.rpn, host.roi_heads
+    assert rpn._pre_nms_top_n == rpn._post_nms_top_n == {"training": 40, "testing": 20}
+    assert rpn.anchor_generator.sizes == ((16,), (32,), (64,))
+    for pool, side in ((heads.box_roi_pool, 7), (heads.mask_roi_pool, 14)):
+        assert (pool.featmap_names, pool.output_size, pool.sampling_ratio) == (["0", "1"], (side, side), 2)
+    assert (heads.box_head.fc6.in_features, heads.box_head.fc6.out_features) == (12 * 49, 8)
+    assert (heads.box_predictor.cls_score.out_features, heads.mask_predictor.mask_fcn_logits.out_channels) == (5, 5)
+    assert (host.transform.max_size, heads.fg_bg_sampler.batch_size_per_image) == (96, 8)
+    assert {m.num_groups for m in host.modules() if isinstance(m, nn.GroupNorm)} == {1}, "12 channels are not divided"
+    host = replace(detector("retinanet"), classes=4, channels=16, group_norm=True).build().host
+    head = host.head.classification_head
+    assert (host.detections_per_img, head.num_classes, head.num_anchors) == (100, 5, 9)
+    assert {m.num_groups for m in host.modules() if isinstance(m, nn.GroupNorm)} == {2}
+    least = replace(detector("retinanet"), classes=1, channels=1, longest=1, anchor=1, sides=(1,))
+    assert least.build()
+    for name, value in (("classes", 0), ("channels", 0), ("longest", 0), ("anchor", 0), ("finest", -1)):
+        with pytest.raises(InputError, match=f"{name}: expected"):
+            replace(least, **{name: value}).build()
 
 
 def test_the_step_schedule_drops_more_than_once():

@@ -72,7 +72,7 @@ def average_precision(truth: dict[str, list[Annotation]], detections: Sequence[A
     entries = []
     for number, one in enumerate(detections, 1):
         area = coco_masks().area(one["segmentation"]) if mode == "mask" else one["bbox"][2] * one["bbox"][3]
-        entries.append({**one, "id": number, "iscrowd": 0, "area": float(area)})
+        entries.append({**one, "id": number, "area": float(area)})
     if mode == "mask":  # a group may have none
         truth = {**truth, "annotations": [one for one in truth["annotations"] if one.get("segmentation")]}
     sides = [COCO(), COCO()]
