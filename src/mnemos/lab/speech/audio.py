@@ -155,7 +155,7 @@ def _sizes(rate: int) -> tuple[int, int]:
 def _weights(rate: int, bands: int) -> tuple[Tensor, Tensor]:
     """The Hann window [N], and the triangles w_b [F, bands] at F frequencies from 0 to rate/2."""
     window, _ = _sizes(rate)
-    size = 1 << window.bit_length()
+    size = 1 << (window - 1).bit_length()
     frequency = torch.linspace(0, rate / 2, size // 2 + 1, dtype=torch.float64)[:, None]
     top = torch.tensor(rate / 2, dtype=torch.float64)
     mel = torch.linspace(0, 1, bands + 2, dtype=torch.float64) * 2595 * torch.log10(1 + top / 700)
