@@ -76,14 +76,44 @@ def test_a_sweep_in_bits_chooses_the_fewest_on_the_validation_split(text, tmp_pa
     assert {name: one.best for name, one in result.sweeps.items()} == {"text": 1e-2, "text-xl": 1e-3}
     assert result.sweeps["text-xl"].scores == {1e-3: 1.0, 1e-2: 1.2, 1e-1: None}
     said = capsys.readouterr()
-    assert said.out.count("loss is not finite") == 2
-    assert "text at learning rate 1.0e-02, seed 5: validation bits per byte 1.5, 1 s" in said.out
+    assert (
+        said.out.count("loss is not finite") == said.out.count("the run failed with exit code 1; the lines above") == 2
+    )
+    for line in (
+        "  text at learning rate 1.0e-02, seed 5: validation bits per byte 1.5, 1 s (3 of 8 runs)",
+        "text: learning rate 1.0e-02, the best of 3 on the validation split",
+        "text-xl: learning rate 1.0e-03, the best of 3 on the validation split",
+        "  text-xl at learning rate 1.0e-03, seed 6: validation bits per byte 1, 1 s (8 of 8 runs)",
+    ):
+        assert said.out.splitlines().count(line) == 1
     assert planned[6:] == [("text", 1e-2, 6), ("text-xl", 1e-3, 6)]
     assert [str(run.relative_to(tmp_path)) for run in result.runs["text"]] == [f"text/1.0e-02/seed-{n}" for n in (5, 6)]
     assert train(recipes, tmp_path, 2, (1e-3, 1e-2), jobs).runs == result.runs
     assert len(planned) == 8, "nothing is trained again"
     with pytest.raises(TrainingFailed, match="failed with every learning rate"):
         train(recipes, tmp_path, 2, (1e-1,), jobs)
+
+
+def test_what_fails_is_left_out_of_a_comparison_that_goes_on(text, tmp_path, runs_here, capsys):
+    def trained(recipe, folder):
+        if recipe.name == "b" or recipe.train.seed == 1:
+            raise TrainingFailed("no")
+        write_result(folder, recipe.optim.lr, before={"bits per byte": 8.0})
+
+    runs_here(trained)
+    a, b = (replace(text, name=name) for name in "ab")
+    found = train([a, b], tmp_path, 3, (1e-3, 1e-2), keep_going=True)
+    assert found.runs == {"a": [tmp_path / f"a/1.0e-03/seed-{seed}" for seed in (0, 2)]}
+    said = capsys.readouterr().out
+    assert (
+        "  a at learning rate 1.0e-03, seed 2: validation bits per byte 0.001 (8 before training), 1 s (6 of 6" in said
+    )
+    for recipes, goes_on in (([a, b], False), ([b], True)):
+        with pytest.raises(TrainingFailed, match=r"b: the run failed with every learning rate; give other --rates"):
+            train(recipes, tmp_path, 3, (1e-3, 1e-2), tell=False, keep_going=goes_on)
+    assert "learning rate 1.0e-03, the best" not in capsys.readouterr().out
+    found = train([a, b], tmp_path / "of-one-rate", 2, keep_going=True, tell=False)
+    assert found.runs == {"a": [tmp_path / "of-one-rate/a/seed-0"], "b": []}
 
 
 def test_a_run_without_a_score_is_told_and_summarised(text, tmp_path, runs_here, capsys):
