@@ -4,6 +4,7 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from mnemos.config import to_dict
 from mnemos.lab.compare import budgets, compare
 from mnemos.lab.compare.baselines import parameters, with_parameters
 from mnemos.lab.compare.budgets import Budget, Seconds, budget_text, with_steps
-from mnemos.lab.compare.equal import check_equal, check_scored, read_equal
+from mnemos.lab.compare.equal import check_equal, check_scored, read_equal, scored_alike
 from mnemos.lab.measure.flops import count_flops, task_flops
 from mnemos.lab.report.read import read_tasks
 from mnemos.lab.report.verdict import caveats
@@ -145,6 +146,8 @@ def test_everything_that_counts_updates_follows_the_steps():
     assert with_steps(recipe, 100) == recipe
     shared = replace(recipe, optim=replace(recipe.optim, schedule=replace(schedule, warmup=0.05)))
     assert with_steps(shared, 33).optim.schedule.warmup == 0.05
+    first = replace(recipe, optim=OptimConfig(schedule=ScheduleConfig("step", warmup=1, drop_at=(30, 50))))
+    assert with_steps(first, 250).optim.schedule == ScheduleConfig("step", warmup=3, drop_at=(75, 125))
     steady = replace(recipe, optim=OptimConfig(schedule=ScheduleConfig("lra", warmup=10)))
     assert with_steps(steady, 1000).optim == steady.optim
     assert with_steps(steady, 1000).train.eval_every == 500
@@ -251,6 +254,22 @@ def test_recipes_are_scored_on_the_same_rows(text):
         check_scored([plain(text, test_rows=2), rmt(text, test_rows=2)])
 
 
+def test_rows_left_open_are_those_of_a_recipe_that_gives_them_or_of_the_first(text):
+    open_, given = plain(text, valid_rows=-1, test_rows=-1), plain(text, valid_rows=-1, test_rows=3)
+
+    def rows(*recipes):
+        return [(one.train.valid_rows, one.train.test_rows) for one in scored_alike(recipes)]
+
+    alone = complete(open_, open_.data.build()).train
+    assert alone.valid_rows > 0 < alone.test_rows
+    assert rows(open_, open_) == [(alone.valid_rows, alone.test_rows)] * 2
+    assert rows(open_, given) == [(alone.valid_rows, 3)] * 2
+    assert rows(open_, plain(text, batch_size=1)) == [(0, 0), (0, 0)]
+    assert rows(open_, plain(text, batch_size=1, valid_rows=-1)) == [(0, 0), (0, 0)]
+    assert scored_alike([given, plain(text)])[1].model.vocab_size == 256, "the sizes of the data, too"
+    assert scored_alike([plain(text)]) == [plain(text)]
+
+
 def test_parameters_are_made_equal_by_the_width_of_mlps(text):
     lstm = replace(plain(text), model=LSTMConfig(vocab_size=256, dim=64, layers=1))
     wide = replace(plain(text), model=TransformerConfig(vocab_size=256, dim=32, layers=2, mlp=999), name="wide")
@@ -323,6 +342,25 @@ def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forke
     assert flops == budgets.update_flops([plain(text)])
     with pytest.raises(InputError, match=r"lstm: its update could not be measured: train\.batch_size: expected"):
         budgets.update_flops([plain(text, batch_size=0)])
+
+
+def test_seconds_are_those_of_all_updates_of_a_round(monkeypatch):
+    clock = [0.0]  # an update takes two seconds and computes for one
+    monkeypatch.setattr(budgets.loop, "update", lambda learner: clock.append(clock.pop() + 2))
+    monkeypatch.setattr(budgets.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(budgets.time, "process_time", lambda: clock[0] / 2)
+    learner = SimpleNamespace(fabric=SimpleNamespace(device=torch.device("cpu")))
+    for kind, seconds, updates, found in (
+        ("elapsed time", 5.0, 1, 2),
+        ("CPU time", 0.0, 4, 1),
+        ("CPU time", 4.0, 1, 1),
+    ):
+        assert budgets._seconds(learner, kind, seconds, updates) == found
+    assert clock == [2 * (3 + 4 + 2)]
+    for threads, found in ((1, "CPU time"), (2, "elapsed time")):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert budgets._warm(learner, 0.0, 3) == found
+    assert clock == [2 * (9 + 6)]
 
 
 def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, measured, capsys, runs_here):

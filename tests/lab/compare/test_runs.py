@@ -8,11 +8,12 @@ import threading
 from dataclasses import replace
 
 import pytest
+from refusals import refuses
 
 from mnemos import registry
 from mnemos.atomic import write_json
 from mnemos.config import to_dict
-from mnemos.lab.compare import processes
+from mnemos.lab.compare import arguments, processes
 from mnemos.lab.compare.arguments import variants
 from mnemos.lab.compare.compare import _check_folder, compare
 from mnemos.lab.compare.comparison import summarise
@@ -43,10 +44,20 @@ def test_the_best_rate(scores, higher, best):
     assert Sweep(scores, higher).best == best
 
 
-@pytest.mark.parametrize("rates", [(), (0.0,), (1e-3, 1.01e-3)])
+@pytest.mark.parametrize("rates", [(), (0.0,), (math.inf,), (1e-3, 1.01e-3)])
 def test_rates_that_cannot_be_swept(rates):
     with pytest.raises(InputError, match="--rates: expected"):
         check_rates(rates)
+
+
+def test_each_combination_of_values_has_a_name(monkeypatch):
+    names = ["short-listops", "short-listops-cached"]
+    monkeypatch.setattr(arguments, "MOST", 2)
+    made = variants(names[:1], ["--train.steps", "7"], [("model.dim", "16,32"), ("optim.schedule.name", "lra")])
+    assert [one.name for one in made] == [f"short-listops-dim-{dim}-name-lra" for dim in (16, 32)]
+    assert [(one.model.dim, one.train.steps) for one in made] == [(16, 7), (32, 7)]
+    refuses(r"at most 2 recipes, found 2 × 3 = 6; give", variants, names, [], [("model.dim", "1,2,3")])
+    refuses("found model.dim twice", variants, names, [], [("train.seed", "1"), *[("model.dim", "16")] * 2])
 
 
 VALID = {("text", 1e-3): 2.0, ("text", 1e-2): 1.5, ("text-xl", 1e-3): 1.0, ("text-xl", 1e-2): 1.2}
@@ -90,6 +101,9 @@ def test_a_sweep_in_bits_chooses_the_fewest_on_the_validation_split(text, tmp_pa
     assert [str(run.relative_to(tmp_path)) for run in result.runs["text"]] == [f"text/1.0e-02/seed-{n}" for n in (5, 6)]
     assert train(recipes, tmp_path, 2, (1e-3, 1e-2), jobs).runs == result.runs
     assert len(planned) == 8, "nothing is trained again"
+    capsys.readouterr()
+    train(recipes, tmp_path, 3, (1e-3, 1e-2))
+    assert [line[-12:] for line in capsys.readouterr().out.splitlines()[-2:]] == ["7 of 8 runs)", "8 of 8 runs)"]
     with pytest.raises(TrainingFailed, match="failed with every learning rate"):
         train(recipes, tmp_path, 2, (1e-1,), jobs)
 
@@ -238,6 +252,11 @@ def test_a_comparison_goes_on_beside_its_pages(tmp_path):
     for name in ("text", "report.html", "look.html", "comparison.json", "budget.json"):
         (tmp_path / name).touch()
     _check_folder(tmp_path, ["text"], shared=False)
+    (tmp_path / "other/seed-0").mkdir(parents=True)
+    _check_folder(tmp_path, ["text"], shared=True)
+    with pytest.raises(InputError, match="a new folder or this comparison, found 'other' in it"):
+        _check_folder(tmp_path, ["text"], shared=False)
+    _check_folder(tmp_path, ["text", "other"], shared=False)
     (tmp_path / "notes").touch()
     with pytest.raises(InputError, match="a new folder or this comparison, found 'notes' in it"):
         _check_folder(tmp_path, ["text"], shared=False)
