@@ -16,7 +16,7 @@ from mnemos.config import to_dict
 from mnemos.lab.compare import budgets, compare
 from mnemos.lab.compare.baselines import parameters, with_parameters
 from mnemos.lab.compare.budgets import Budget, Seconds, budget_text, with_steps
-from mnemos.lab.compare.equal import check_equal, check_scored, read_equal, scored_alike
+from mnemos.lab.compare.equal import check_equal, check_scored, read_equal
 from mnemos.lab.measure.flops import count_flops, task_flops
 from mnemos.lab.report.read import read_tasks
 from mnemos.lab.report.verdict import caveats
@@ -252,22 +252,6 @@ def test_recipes_are_scored_on_the_same_rows(text):
     check_scored([plain(text), rmt(text)])
     with pytest.raises(InputError, match="found a part of the splits in the different batches of lstm and rmt"):
         check_scored([plain(text, test_rows=2), rmt(text, test_rows=2)])
-
-
-def test_rows_left_open_are_those_of_a_recipe_that_gives_them_or_of_the_first(text):
-    open_, given = plain(text, valid_rows=-1, test_rows=-1), plain(text, valid_rows=-1, test_rows=3)
-
-    def rows(*recipes):
-        return [(one.train.valid_rows, one.train.test_rows) for one in scored_alike(recipes)]
-
-    alone = complete(open_, open_.data.build()).train
-    assert alone.valid_rows > 0 < alone.test_rows
-    assert rows(open_, open_) == [(alone.valid_rows, alone.test_rows)] * 2
-    assert rows(open_, given) == [(alone.valid_rows, 3)] * 2
-    assert rows(open_, plain(text, batch_size=1)) == [(0, 0), (0, 0)]
-    assert rows(open_, plain(text, batch_size=1, valid_rows=-1)) == [(0, 0), (0, 0)]
-    assert scored_alike([given, plain(text)])[1].model.vocab_size == 256, "the sizes of the data, too"
-    assert scored_alike([plain(text)]) == [plain(text)]
 
 
 def test_parameters_are_made_equal_by_the_width_of_mlps(text):
