@@ -331,8 +331,8 @@ def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forke
 def test_seconds_are_those_of_all_updates_of_a_round(monkeypatch):
     clock = [0.0]  # an update takes two seconds and computes for one
     monkeypatch.setattr(budgets.loop, "update", lambda learner: clock.append(clock.pop() + 2))
-    monkeypatch.setattr(budgets.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(budgets.time, "process_time", lambda: clock[0] / 2)
+    watch = SimpleNamespace(perf_counter=lambda: clock[0], process_time=lambda: clock[0] / 2)
+    monkeypatch.setattr(budgets, "time", watch)
     learner = SimpleNamespace(fabric=SimpleNamespace(device=torch.device("cpu")))
     for kind, seconds, updates, found in (
         ("elapsed time", 5.0, 1, 2),
