@@ -108,7 +108,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_trained(text, tmp
     assert not (tmp_path / "c").exists()
 
 
-@pytest.mark.parametrize(("rows", "said"), [(0, False), (5, True), (6, False)])
+@pytest.mark.parametrize(("rows", "said"), [(0, False), (1, True), (5, True), (6, False)])
 def test_what_a_comparison_trains_is_told_first(text, tmp_path, runs_here, capsys, rows, said):
     runs_here(finished)
     compare.compare([rmt(text, test_rows=rows)], tmp_path / "c", seeds=2, baselines=True)
@@ -345,6 +345,16 @@ def test_seconds_are_those_of_all_updates_of_a_round(monkeypatch):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         assert budgets._warm(learner, 0.0, 3) == found
     assert clock == [2 * (9 + 6)]
+
+
+def test_updates_are_measured_with_the_threads_of_the_recipe(text, monkeypatch):
+    monkeypatch.setattr(budgets, "_LEARNERS", [])
+    before, recipe = torch.get_num_threads(), to_dict(plain(text, threads=2))
+    try:
+        seen = [budgets._with_learner(recipe, lambda one: (one, torch.get_num_threads())) for _ in range(2)]
+    finally:
+        torch.set_num_threads(before)
+    assert seen[0] == seen[1] == (budgets._LEARNERS[0], 2)
 
 
 def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, measured, capsys, runs_here):

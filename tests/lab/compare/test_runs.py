@@ -173,7 +173,7 @@ def test_a_signal_ends_all_runs_with_one_line(text, runs_here, tmp_path, number)
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-    assert [child.terminated for child in children] == [True, True], "no other run begins"
+    assert [(child.terminated, child.joined) for child in children] == [(True, True)] * 2, "no other run begins"
 
 
 @pytest.mark.parametrize("error", [TrainingFailed("no"), InputError("no"), Interrupted()])
@@ -186,7 +186,7 @@ def test_a_run_that_fails_or_was_interrupted_ends_the_others(text, runs_here, tm
     children = runs_here(trained)
     with pytest.raises(type(error)):
         train_several([(replace(text, name=name), tmp_path / name) for name in "abc"], jobs=2)
-    assert [child.terminated for child in children] == [True, False]
+    assert [(child.terminated, child.joined) for child in children] == [(True, True), (False, True)]
 
 
 def test_a_signal_that_comes_when_the_last_run_has_ended_is_not_lost(text, runs_here, tmp_path, monkeypatch):
