@@ -8,7 +8,7 @@ from refusals import refuses
 from train_standins import Toys
 
 from mnemos.config import ModelConfig
-from mnemos.lab.run.checks import check_settings, check_state, check_task, complete, schedule_warning
+from mnemos.lab.run.checks import check_settings, check_state, check_task, complete, schedule_warning, unresolved
 from mnemos.lab.run.recipe import OWN, RolloutConfig, ScheduleConfig
 from mnemos.lab.tasks.metrics import ACCURACY, LOSS
 from mnemos.models.transformer import TransformerConfig
@@ -50,6 +50,7 @@ def task(**fields):
             "vocab_size is 11, but the data needs at least 12; use model.vocab_size 12",
         ),
         ({}, {"sizes": {"dim": 7}}, "model.dim is 8, but the data needs 7; use model.dim 7"),
+        ({}, {"sizes": {"inputs": 3}}, "the data has inputs 3, but the model toy supports only inputs tokens; choose"),
         ({}, {"sizes": {"dim": 0}}, r"model.dim is 8, but the data needs none \(0\); use model.dim 0"),
     ],
 )
@@ -71,6 +72,9 @@ def test_data_that_fit_and_states_that_grow():
     refuses("keeps every token; .* with model.attention.window 12", check_state, growing, task(carries_state=True))
     open_ = Toys(model={"vocab_size": 0}).recipe()
     assert complete(open_, task(sizes={"vocab_size": 9, "dim": 3})).model == replace(open_.model, vocab_size=9)
+    whole = replace(RECIPE, model=replace(RECIPE.model, classes=3))
+    assert [*map(unresolved, (open_, whole, with_training(test_rows=-1)))] == [True, False, True]
+    assert unresolved(replace(whole, train=with_training(valid_rows=-1).train))
     refuses("toy takes tokens, but", complete, open_, task(sizes={"vocab_size": 9}, inputs="images"))
 
 
@@ -95,6 +99,7 @@ def test_settings_out_of_range_are_refused(settings, words):
 def test_the_ends_of_ranges_are_in_them():
     rollout = RolloutConfig(segments=2, slide=2, checkpoints=2)
     check_settings(with_training(steps=1, valid_rows=-1, accumulate=2, seed=0, keep_best=True, rollout=rollout), 2)
+    check_settings(with_training(batch_size=3), 1)
     schedule = replace(RECIPE.optim, schedule=ScheduleConfig(warmup=12))
     assert schedule_warning(replace(RECIPE, optim=schedule)) is None
     of_fit = replace(RECIPE, optim=schedule, train=replace(RECIPE.train, steps=3), model=OwnConfig())

@@ -13,6 +13,7 @@ from trained_runs import equal, lines, weights
 from mnemos.lab.errors import TrainingFailed
 from mnemos.lab.run import checkpoint, devices, learner
 from mnemos.lab.run.learner import Learner
+from mnemos.lab.run.progress import RUN_NUMBER, RunNumber
 from mnemos.lab.run.recipe import ScheduleConfig
 from mnemos.lab.run.run import Run
 from mnemos.lab.run.session import carry_out
@@ -201,6 +202,26 @@ def test_a_quick_run_scores_as_many_rows_as_it_says(tmp_path, capsys):
     assert part["scored_rows"]["test"] == 5 < rows["test"]  # batches of four rows and the last of one
     assert part["valid"] == whole["valid"]
     assert part["test"] != whole["test"]
+
+
+@pytest.mark.parametrize(
+    ("number", "quiet", "said"),
+    [
+        (None, False, "toy: 3 rows\n"),
+        (None, True, ""),
+        (RunNumber(1, 2, first=True, new=True), True, "data: 3 rows\n"),
+        (RunNumber(2, 2, first=False, new=True), False, ""),
+    ],
+)
+def test_what_the_data_are_is_said_once(tmp_path, capsys, number, quiet, said):
+    recipe = Toys().recipe()
+    task, before = recipe.data.build(), RUN_NUMBER.set(number)
+    task.about = ("3 rows",)
+    try:
+        Run.open(recipe, tmp_path / "run", task=task, quiet=quiet).close()
+    finally:
+        RUN_NUMBER.reset(before)
+    assert capsys.readouterr().out == said
 
 
 def test_a_warm_up_that_is_longer_than_the_run_is_a_warning(tmp_path, capsys):
