@@ -328,33 +328,27 @@ def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forke
         budgets.update_flops([plain(text, batch_size=0)])
 
 
-def test_seconds_are_those_of_all_updates_of_a_round(monkeypatch):
+def test_seconds_are_those_of_all_updates_of_a_round(text, monkeypatch):
     clock = [0.0]  # an update takes two seconds and computes for one
     monkeypatch.setattr(budgets.loop, "update", lambda learner: clock.append(clock.pop() + 2))
     watch = SimpleNamespace(perf_counter=lambda: clock[0], process_time=lambda: clock[0] / 2)
     monkeypatch.setattr(budgets, "time", watch)
-    learner = SimpleNamespace(fabric=SimpleNamespace(device=torch.device("cpu")))
+    monkeypatch.setattr(budgets, "_LEARNERS", [])
+    threads = torch.get_num_threads()
+    try:
+        learner, number = budgets._with_learner(
+            to_dict(plain(text, threads=2)), lambda one: (one, torch.get_num_threads())
+        )
+        assert (learner, number, budgets._warm(learner, 0.0, 3)) == (budgets._LEARNERS[0], 2, "elapsed time")
+    finally:
+        torch.set_num_threads(threads)
     for kind, seconds, updates, found in (
         ("elapsed time", 5.0, 1, 2),
         ("CPU time", 0.0, 4, 1),
         ("CPU time", 4.0, 1, 1),
     ):
         assert budgets._seconds(learner, kind, seconds, updates) == found
-    assert clock == [2 * (3 + 4 + 2)]
-    for threads, found in ((1, "CPU time"), (2, "elapsed time")):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert budgets._warm(learner, 0.0, 3) == found
-    assert clock == [2 * (9 + 6)]
-
-
-def test_updates_are_measured_with_the_threads_of_the_recipe(text, monkeypatch):
-    monkeypatch.setattr(budgets, "_LEARNERS", [])
-    before, recipe = torch.get_num_threads(), to_dict(plain(text, threads=2))
-    try:
-        seen = [budgets._with_learner(recipe, lambda one: (one, torch.get_num_threads())) for _ in range(2)]
-    finally:
-        torch.set_num_threads(before)
-    assert seen[0] == seen[1] == (budgets._LEARNERS[0], 2)
+    assert clock == [2 * (3 + 3 + 4 + 2)]
 
 
 def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, measured, capsys, runs_here):

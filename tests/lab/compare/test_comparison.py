@@ -4,11 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from refusals import refuses
 
 from mnemos.lab.compare.baselines import Role
 from mnemos.lab.compare.comparison import Comparison, Row, ScoreAt, controls_of, read_comparison, rows_of
 from mnemos.lab.run.files import Result
-from mnemos.types import InputError
 
 COSTS = {"seconds": 1.0, "peak_bytes": 10, "steps": 4, "tokens": 7, "update_flops": 3.0}
 
@@ -35,13 +35,11 @@ def test_a_row_has_the_means_of_its_runs():
 
 
 def test_what_is_written_is_read(tmp_path):
-    rows = Row("a", 0.5, 0.1, 2, 9), Row("b", 0.6, 0.1, 2, 9, baseline_of=("a",)), Row("c", 0, 0, 2, 9, 1, 1, 1)
-    rows = *rows, replace(rows[2], name="d", baseline_of=("a", "b"))
-    made = Comparison("accuracy", True, rows, bounds=(0.0, float("inf")), against="a")
+    rows = [Row("a", 0.5, 0.1, 2, 9), *(Row("b", 0, 0, 2, 9, baseline_of=names) for names in (("a",), ("a", "c")))]
+    made = Comparison("accuracy", True, tuple(rows), bounds=(0.0, float("inf")), against="a")
     made.write(tmp_path)
     written = json.loads((tmp_path / "comparison.json").read_text())
-    assert [row["baseline_of"] for row in written["rows"]] == [None, "a", None, ["a", "b"]]
+    assert [row["baseline_of"] for row in written["rows"]] == [None, "a", ["a", "c"]]
     assert repr(read_comparison(tmp_path)) == repr(made), "NaN too"
     (tmp_path / "comparison.json").write_text(json.dumps(written | {"rows": []}))
-    with pytest.raises(InputError, match='expected "rows" to be a list of recipes, found none; compare again'):
-        read_comparison(tmp_path)
+    refuses('expected "rows" to be a list of recipes, found none; compare again', read_comparison, tmp_path)
