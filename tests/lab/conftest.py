@@ -20,7 +20,7 @@ class Child:
     """What stands for the process of a run; code None: it works until it is told to end."""
 
     def __init__(self, code: int | None) -> None:
-        self.exitcode, self.terminated = code, False
+        self.exitcode, self.terminated, self.joined = code, False, False
         self.sentinel, self._end = os.pipe()
         if code is not None:
             os.close(self._end)
@@ -32,6 +32,7 @@ class Child:
             os.close(self._end)
 
     def join(self) -> None:
+        self.joined = True
         os.close(self.sentinel)
 
 

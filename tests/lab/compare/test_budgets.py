@@ -4,6 +4,7 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,6 +71,7 @@ def finished(recipe: Recipe, folder: Path) -> None:
     scores = {"loss": 1.0, "bits per byte": 1 + recipe.optim.lr}
     costs = {"steps": recipe.train.steps, "update_flops": 2.0, "flops": 1, "parameters": 1, "seconds": 1.0}
     result = {"recipe": recipe.name, "seed": recipe.train.seed, "metric": "bits per byte", **costs}
+    result["scored_rows"] = {"valid": 9, "test": 5}
     write_json(folder / "result.json", {**result, "valid": scores, "test": scores})
 
 
@@ -79,6 +81,48 @@ def test_kinds_are_read():
     assert read_equal("parameters,time") == ("time", "parameters")
     refuses(r"--equal: expected one of updates, samples, .*found 'flop'", read_equal, "flop")
     refuses("found flops and time; leave one out", read_equal, "time,flops")
+
+
+@pytest.mark.parametrize(
+    ("named", "options", "words"),
+    [
+        (("rmt", "wide"), {"seeds": 0}, "^--seeds: expected at least 1, found 0; raise it"),
+        (("rmt", "wide"), {"jobs": 0}, "^--jobs: expected at least 1, found 0"),
+        (("rmt", "wide"), {"rates": (0.0,)}, r"^--rates: expected learning rates above 0, found \[0.0\]"),
+        (("rmt", "wide"), {"against": "lstm"}, "^--against: expected one of rmt, wide, found 'lstm'"),
+        (
+            ("rmt", *3 * ["wide"]),
+            {},
+            r"rmt, wide, wide, wide: two called 'wide', .* model.dim \(65, not 66\); name each",
+        ),
+        # each step within 5 %, and both beyond
+        (("small", "rmt"), {"equal": ("parameters",), "baselines": True}, "12,504 .* of small, .* 13,136 of rmt-wider"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_is_trained(text, tmp_path, named, options, words):
+    sizes = [{"wide": {"dim": 64 + i}, "small": {"mlp": 326}}.get(name, {}) for i, name in enumerate(named)]
+    one = rmt(text)
+    made = [replace(one, name=n, model=replace(one.model, **size)) for n, size in zip(named, sizes, strict=True)]
+    with pytest.raises(InputError, match=words):
+        compare.compare(made, tmp_path / "c", **options)
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(("rows", "said"), [(0, False), (1, True), (5, True), (6, False)])
+def test_what_a_comparison_trains_is_told_first(text, tmp_path, runs_here, capsys, rows, said):
+    runs_here(finished)
+    compare.compare([rmt(text, test_rows=rows)], tmp_path / "c", seeds=2, baselines=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "3 recipes × 2 seeds: 6 runs",
+        "rmt-unwritten: rmt with a memory that is never written, but read in the same way",
+        "rmt-wider: rmt without its memory and with wider MLPs: 13,136 parameters, of 13,128 with it",
+    ]
+    assert lines[8].endswith(
+        "rmt-wider at learning rate 1.0e-03, seed 1: validation bits per byte 1.001, 1 s (6 of 6 runs)"
+    )
+    assert ("scored: 5 rows of the test split; --train.test-rows 0 scores all of it" in lines) == said
+    assert lines[-1] == str(tmp_path / "c")
 
 
 def test_equal_parameters_alone_keep_equal_updates(text, tmp_path, runs_here):
@@ -102,6 +146,8 @@ def test_everything_that_counts_updates_follows_the_steps():
     assert with_steps(recipe, 100) == recipe
     shared = replace(recipe, optim=replace(recipe.optim, schedule=replace(schedule, warmup=0.05)))
     assert with_steps(shared, 33).optim.schedule.warmup == 0.05
+    first = replace(recipe, optim=OptimConfig(schedule=ScheduleConfig("step", warmup=1, drop_at=(30, 50))))
+    assert with_steps(first, 250).optim.schedule == ScheduleConfig("step", warmup=3, drop_at=(75, 125))
     steady = replace(recipe, optim=OptimConfig(schedule=ScheduleConfig("lra", warmup=10)))
     assert with_steps(steady, 1000).optim == steady.optim
     assert with_steps(steady, 1000).train.eval_every == 500
@@ -280,6 +326,29 @@ def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forke
     assert flops == budgets.update_flops([plain(text)])
     with pytest.raises(InputError, match=r"lstm: its update could not be measured: train\.batch_size: expected"):
         budgets.update_flops([plain(text, batch_size=0)])
+
+
+def test_seconds_are_those_of_all_updates_of_a_round(text, monkeypatch):
+    clock = [0.0]  # an update takes two seconds and computes for one
+    monkeypatch.setattr(budgets.loop, "update", lambda learner: clock.append(clock.pop() + 2))
+    watch = SimpleNamespace(perf_counter=lambda: clock[0], process_time=lambda: clock[0] / 2)
+    monkeypatch.setattr(budgets, "time", watch)
+    monkeypatch.setattr(budgets, "_LEARNERS", [])
+    threads = torch.get_num_threads()
+    try:
+        learner, number = budgets._with_learner(
+            to_dict(plain(text, threads=2)), lambda one: (one, torch.get_num_threads())
+        )
+        assert (learner, number, budgets._warm(learner, 0.0, 3)) == (budgets._LEARNERS[0], 2, "elapsed time")
+    finally:
+        torch.set_num_threads(threads)
+    for kind, seconds, updates, found in (
+        ("elapsed time", 5.0, 1, 2),
+        ("CPU time", 0.0, 4, 1),
+        ("CPU time", 4.0, 1, 1),
+    ):
+        assert budgets._seconds(learner, kind, seconds, updates) == found
+    assert clock == [2 * (3 + 3 + 4 + 2)]
 
 
 def test_a_comparison_at_equal_time_from_end_to_end(text, tmp_path, measured, capsys, runs_here):

@@ -8,11 +8,12 @@ import threading
 from dataclasses import replace
 
 import pytest
+from refusals import refuses
 
 from mnemos import registry
 from mnemos.atomic import write_json
 from mnemos.config import to_dict
-from mnemos.lab.compare import processes
+from mnemos.lab.compare import arguments, processes
 from mnemos.lab.compare.arguments import variants
 from mnemos.lab.compare.compare import _check_folder, compare
 from mnemos.lab.compare.comparison import summarise
@@ -43,10 +44,16 @@ def test_the_best_rate(scores, higher, best):
     assert Sweep(scores, higher).best == best
 
 
-@pytest.mark.parametrize("rates", [(), (0.0,), (1e-3, 1.01e-3)])
+@pytest.mark.parametrize("rates", [(), (0.0,), (math.inf,), (1e-3, 1.01e-3)])
 def test_rates_that_cannot_be_swept(rates):
     with pytest.raises(InputError, match="--rates: expected"):
         check_rates(rates)
+
+
+def test_too_many_recipes_are_refused(monkeypatch):
+    monkeypatch.setattr(arguments, "MOST", 2)
+    assert [one.model.dim for one in variants(["short-listops"], [], [("model.dim", "16,32")])] == [16, 32]
+    refuses("at most 2 recipes, found 2 × 3 = 6; give", variants, ["a", "b"], [], [("model.dim", "1,2,3")])
 
 
 VALID = {("text", 1e-3): 2.0, ("text", 1e-2): 1.5, ("text-xl", 1e-3): 1.0, ("text-xl", 1e-2): 1.2}
@@ -76,14 +83,47 @@ def test_a_sweep_in_bits_chooses_the_fewest_on_the_validation_split(text, tmp_pa
     assert {name: one.best for name, one in result.sweeps.items()} == {"text": 1e-2, "text-xl": 1e-3}
     assert result.sweeps["text-xl"].scores == {1e-3: 1.0, 1e-2: 1.2, 1e-1: None}
     said = capsys.readouterr()
-    assert said.out.count("loss is not finite") == 2
-    assert "text at learning rate 1.0e-02, seed 5: validation bits per byte 1.5, 1 s" in said.out
+    assert (
+        said.out.count("loss is not finite") == said.out.count("the run failed with exit code 1; the lines above") == 2
+    )
+    for line in (
+        "  text at learning rate 1.0e-02, seed 5: validation bits per byte 1.5, 1 s (3 of 8 runs)",
+        "text: learning rate 1.0e-02, the best of 3 on the validation split",
+        "text-xl: learning rate 1.0e-03, the best of 3 on the validation split",
+        "  text-xl at learning rate 1.0e-03, seed 6: validation bits per byte 1, 1 s (8 of 8 runs)",
+    ):
+        assert said.out.splitlines().count(line) == 1
     assert planned[6:] == [("text", 1e-2, 6), ("text-xl", 1e-3, 6)]
     assert [str(run.relative_to(tmp_path)) for run in result.runs["text"]] == [f"text/1.0e-02/seed-{n}" for n in (5, 6)]
     assert train(recipes, tmp_path, 2, (1e-3, 1e-2), jobs).runs == result.runs
     assert len(planned) == 8, "nothing is trained again"
+    capsys.readouterr()
+    train(recipes, tmp_path, 3, (1e-3, 1e-2))
+    assert [line[-12:] for line in capsys.readouterr().out.splitlines()[-2:]] == ["7 of 8 runs)", "8 of 8 runs)"]
     with pytest.raises(TrainingFailed, match="failed with every learning rate"):
         train(recipes, tmp_path, 2, (1e-1,), jobs)
+
+
+def test_what_fails_is_left_out_of_a_comparison_that_goes_on(text, tmp_path, runs_here, capsys):
+    def trained(recipe, folder):
+        if recipe.name == "b" or recipe.train.seed == 1:
+            raise TrainingFailed("no")
+        write_result(folder, recipe.optim.lr, before={"bits per byte": 8.0})
+
+    runs_here(trained)
+    a, b = (replace(text, name=name) for name in "ab")
+    found = train([a, b], tmp_path, 3, (1e-3, 1e-2), keep_going=True)
+    assert found.runs == {"a": [tmp_path / f"a/1.0e-03/seed-{seed}" for seed in (0, 2)]}
+    said = capsys.readouterr().out
+    assert (
+        "  a at learning rate 1.0e-03, seed 2: validation bits per byte 0.001 (8 before training), 1 s (6 of 6" in said
+    )
+    for recipes, goes_on in (([a, b], False), ([b], True)):
+        with pytest.raises(TrainingFailed, match=r"b: the run failed with every learning rate; give other --rates"):
+            train(recipes, tmp_path, 3, (1e-3, 1e-2), tell=False, keep_going=goes_on)
+    assert "learning rate 1.0e-03, the best" not in capsys.readouterr().out
+    found = train([a, b], tmp_path / "of-one-rate", 2, keep_going=True, tell=False)
+    assert found.runs == {"a": [tmp_path / "of-one-rate/a/seed-0"], "b": []}
 
 
 def test_a_run_without_a_score_is_told_and_summarised(text, tmp_path, runs_here, capsys):
@@ -132,7 +172,7 @@ def test_a_signal_ends_all_runs_with_one_line(text, runs_here, tmp_path, number)
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-    assert [child.terminated for child in children] == [True, True], "no other run begins"
+    assert [(child.terminated, child.joined) for child in children] == [(True, True)] * 2, "no other run begins"
 
 
 @pytest.mark.parametrize("error", [TrainingFailed("no"), InputError("no"), Interrupted()])
@@ -145,7 +185,7 @@ def test_a_run_that_fails_or_was_interrupted_ends_the_others(text, runs_here, tm
     children = runs_here(trained)
     with pytest.raises(type(error)):
         train_several([(replace(text, name=name), tmp_path / name) for name in "abc"], jobs=2)
-    assert [child.terminated for child in children] == [True, False]
+    assert [(child.terminated, child.joined) for child in children] == [(True, True), (False, True)]
 
 
 def test_a_signal_that_comes_when_the_last_run_has_ended_is_not_lost(text, runs_here, tmp_path, monkeypatch):
@@ -208,6 +248,11 @@ def test_a_comparison_goes_on_beside_its_pages(tmp_path):
     for name in ("text", "report.html", "look.html", "comparison.json", "budget.json"):
         (tmp_path / name).touch()
     _check_folder(tmp_path, ["text"], shared=False)
+    (tmp_path / "other/seed-0").mkdir(parents=True)
+    _check_folder(tmp_path, ["text"], shared=True)
+    with pytest.raises(InputError, match="a new folder or this comparison, found 'other' in it"):
+        _check_folder(tmp_path, ["text"], shared=False)
+    _check_folder(tmp_path, ["text", "other"], shared=False)
     (tmp_path / "notes").touch()
     with pytest.raises(InputError, match="a new folder or this comparison, found 'notes' in it"):
         _check_folder(tmp_path, ["text"], shared=False)

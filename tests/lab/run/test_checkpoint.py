@@ -69,6 +69,12 @@ def test_prune_keeps_the_newest_and_nothing_of_a_lost_future(tmp_path):
     checkpoint.path_of(tmp_path, 9).write_text("")
     checkpoint.prune(tmp_path, 9, 1, constant=3)
     assert checkpoint.steps(tmp_path) == [9, 3], "the newest before the rate falls"
+    for step in (1, 2, 4, 5, 6):
+        checkpoint.path_of(tmp_path, step).write_text("")
+    checkpoint.prune(tmp_path, 9, 3, every=2)
+    assert checkpoint.steps(tmp_path) == [9, 6, 5, 4], "three of the schedule, with the newest"
+    checkpoint.prune(tmp_path, 9, 2, every=2)
+    assert checkpoint.steps(tmp_path) == [9, 6]
 
 
 def test_the_best_weights_of_a_checkpoint_are_kept(tmp_path):

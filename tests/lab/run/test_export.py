@@ -14,12 +14,14 @@ import mnemos
 from mnemos.config import to_dict
 from mnemos.lab.cli import main
 from mnemos.lab.evaluate.predict import predict
-from mnemos.lab.run.export import export_run, export_run_programs, exported_tokenizers
+from mnemos.lab.run.export import export_run, export_run_programs, exported_tokenizers, model_card
+from mnemos.lab.run.files import Provenance, Result
 from mnemos.lab.tasks.text import TextPreprocessing
 from mnemos.lab.tasks.vocabulary import Bytes, SubWords, Words
 from mnemos.lab.translation.translate import TranslationPreprocessing, beam_config
 from mnemos.lab.translation.translation_vocabulary import SubWordTokens
 from mnemos.libraries import tokenizers, transformers
+from mnemos.models.transformer import TransformerConfig
 from mnemos.types import InputError
 
 TEXT = "Ā héllo\n <|start|> 日本 x\ty  </s> z\r\n"
@@ -59,6 +61,31 @@ def test_the_card_has_the_run_s_own_numbers(exported):
         assert f"| {metric} | {result['valid'][metric]:.6g} | {result['test'][metric]:.6g} |" in card
     assert f"with the attention `{mnemos.load(folder).config.attention.name}`" in card
     assert str(folder) not in card  # folders of this machine are no part of it
+
+
+def test_the_numbers_and_the_origin_on_a_card():
+    scores = {"valid": {"loss": 1.25}, "test": {"loss": 2.0, "f1": 0.125}, "reference": {"a guess": 0.1}}
+    result = Result(**scores, scored_rows={"valid": 1000, "test": 20}, steps=1500)
+    data = {"sha256": "ff", "count": 1200, "files": [{"name": name} for name in "abcdef"]}
+    made = Provenance(commit="c", versions={"mnemos": "1", "torch": "2"}, device="cpu", cpu="AVX", threads=4, seed=3)
+    config, kind = TransformerConfig(8, 8), "MnemosForSequenceClassification"
+    about = "Code: mnemos 1, commit c, PyTorch 2, 4 threads of AVX, device cpu.\n"
+    for names, shown in (("abcdef", "(a, b, c, d, e, …)"), ("ab", "(a, b)")):
+        data |= {"files": [{"name": name} for name in names], "count": 1200 if len(names) > 5 else 2}
+        card = model_card("x", config, kind, {"name": "text"}, result, replace(made, data=data), True)
+        assert card.split("\n\n")[8:] == [
+            "## Numbers",
+            "| | valid (1,000 rows) | test (20 rows) |\n|---|---|---|\n| loss | 1.25 | 2 |\n| f1 |  | 0.125 |\n"
+            "| a guess | | 0.1 |",
+            "## Origin",
+            f"Recipe `text`, seed 3, 1,500 updates.\nData: {data['count']:,} files {shown}; SHA-256 ff.\n{about}",
+        ]
+        assert "pipeline_tag: text-classification\n" in card
+        assert "model.generate" not in card
+    alone = model_card("x", config, "MnemosForCausalLM", {}, None, made, False)
+    assert f"## Origin\n\nRecipe `None`, seed 3, 0 updates.\n{about}" in alone
+    assert "AutoTokenizer" not in alone
+    assert "pipeline" not in alone
 
 
 def test_without_the_library_the_shipped_file_says_what_to_install(exported, monkeypatch):

@@ -3,6 +3,7 @@
 import gc
 import json
 import signal
+import time
 import warnings
 
 import pytest
@@ -13,6 +14,7 @@ from trained_runs import equal, lines, weights
 from mnemos.lab.errors import TrainingFailed
 from mnemos.lab.run import checkpoint, devices, learner
 from mnemos.lab.run.learner import Learner
+from mnemos.lab.run.progress import RUN_NUMBER, RunNumber
 from mnemos.lab.run.recipe import ScheduleConfig
 from mnemos.lab.run.run import Run
 from mnemos.lab.run.session import carry_out
@@ -33,7 +35,10 @@ def test_a_run_leaves_what_it_promises(tmp_path, language):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("default")
+        began = time.perf_counter()
         result = train(recipe, tmp_path / "run", on_evaluation=look, quiet=True)
+    assert 0 < result["seconds"] < time.perf_counter() - began
+    assert devices.peak_bytes(torch.device("cpu")) > 50 * 2**20, "bytes, for PyTorch alone takes more"
     assert [f"{w.filename}: {w.message}" for w in found] == []
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert result == json.loads((tmp_path / "run" / "result.json").read_text())
@@ -201,6 +206,21 @@ def test_a_quick_run_scores_as_many_rows_as_it_says(tmp_path, capsys):
     assert part["scored_rows"]["test"] == 5 < rows["test"]  # batches of four rows and the last of one
     assert part["valid"] == whole["valid"]
     assert part["test"] != whole["test"]
+
+
+def test_what_the_data_are_is_said_once(tmp_path, capsys):
+    task = Toys().recipe().data.build()
+    task.about = ("3 rows",)
+    for number, quiet, said in (
+        (None, False, "toy"),
+        (None, True, ""),
+        ((1, 2, True), True, "data"),
+        ((2, 2), False, ""),
+    ):
+        before = RUN_NUMBER.set(number and RunNumber(*number))
+        Run.open(Toys().recipe(), tmp_path / f"{number} {quiet}", task=task, quiet=quiet).close()
+        RUN_NUMBER.reset(before)
+        assert capsys.readouterr().out == (f"{said}: 3 rows\n" if said else "")
 
 
 def test_a_warm_up_that_is_longer_than_the_run_is_a_warning(tmp_path, capsys):

@@ -98,3 +98,12 @@ def test_a_text_has_the_words_of_facts_whole(task):
     said = task.encode(b"Anna is  in\nthe garden. This is in theory\n there. Where is Anna?", "")
     assert [task.names[i] for i in said[:4]] == ["Anna", TOLD, "garden", "."]
     assert said.count(task.names.index(TOLD)) == said.count(task.names.index(ASKED)) == 1
+    shown = task.encode(
+        b"Then Anna is in the attic. Hugo is in the dairy. Anna is in the cellar. Then Where is Anna?", ""
+    )
+    anna, cellar = (task.names.index(name) for name in ("Anna", "cellar"))
+    asked = task.names.index(ASKED), anna, task.names.index("?")
+    assert task.question(shown) == ((9, 13), asked, cellar), "where she was said to be last"
+    assert task.question(shown[9:13] + shown[-3:]) == ((0, 4), asked, cellar)
+    for none in (shown[-6:], shown[:-1], [*shown[:-3], *shown[-2:], shown[-1]], shown[:9][5:] + shown[-3:]):
+        assert task.question(none) is None

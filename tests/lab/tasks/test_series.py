@@ -11,6 +11,7 @@ import torch
 
 from mnemos.config import from_dict, to_dict
 from mnemos.lab.cli import main
+from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.preprocessing import Preprocessing
 from mnemos.lab.tasks.series import ERROR, MEAN, REPEAT, SeriesConfig
 from mnemos.types import InputError
@@ -111,6 +112,7 @@ def test_gaps_have_the_value_before_and_columns_are_named(tmp_path):
 )
 def test_dates_that_the_model_does_not_see_are_looked_at(tmp_path, days, words):
     columns = {"day": [f"2024-01-{day:02}" for day in days], "a": WAVE[:28], "b": WAVE[1:29]}
+    columns["second"] = [f"2024-01-01 00:00:{i:02}" for i in range(28)]
     about = SeriesConfig(write(tmp_path / "s.csv", **columns), segment=4).build().about
     warned = [line for line in about if line.startswith("warning")]
     assert len(warned) == (words is not None)
@@ -236,6 +238,9 @@ def test_a_gap_is_not_scored(tmp_path):
     batch = next(both.batches("test", 1))
     outputs = batch.targets.nan_to_num(7.0)  # anything where nothing is known
     assert ERROR.sums(None, outputs, batch)[0] == 0
+    targets = torch.tensor([[[1.0, 2.0], [math.nan, 2.0], [math.nan, math.nan]]])
+    errors, steps = ERROR.sums(None, torch.tensor([[[2.0, 5.0], [7.0, 4.0], [7.0, 7.0]]]), Batch(None, targets))
+    assert (errors, steps) == (5 + 4, 2), "the mean over the known columns of each step"
 
 
 def test_whole_numbers_with_a_gap_are_classes_and_a_run_keeps_its_own(tmp_path):

@@ -73,7 +73,7 @@ def spread(values: Sequence[float]) -> Spread:
     if not values:
         return Spread(math.nan, math.nan, 0)
     finite = all(map(math.isfinite, values))
-    mean = statistics.fmean(values) if finite else sum(values) / len(values)  # fmean refuses ∞ − ∞
+    mean = statistics.fmean(values) if finite else sum(values)  # ±∞ or NaN, as is their mean; fmean refuses ∞ − ∞
     return Spread(mean, statistics.stdev(values) if finite and len(values) > 1 else math.nan, len(values))
 
 

@@ -242,8 +242,9 @@ def model_card(
     if run is not None:
         origin = [f"Recipe `{recipe.get('name')}`, seed {run.seed}, {result.steps if result else 0:,} updates."]
         if run.data.get("sha256"):
-            files = ", ".join(str(one["name"]) for one in (run.data.get("files") or [])[:5])
-            origin.append(f"Data: {run.data['count']:,} files ({files}, …); SHA-256 {run.data['sha256']}.")
+            names, count = [str(one["name"]) for one in run.data.get("files") or ()][:5], run.data["count"]
+            files = ", ".join([*names, *(["…"] if count > len(names) else [])])
+            origin.append(f"Data: {count:,} files ({files}); SHA-256 {run.data['sha256']}.")
         origin.append(
             f"Code: mnemos {run.versions.get('mnemos')}, commit {run.commit}, PyTorch {run.versions.get('torch')}, "
             f"{run.threads} threads of {run.cpu}, device {run.device}."

@@ -66,7 +66,7 @@ def factor(config: ScheduleConfig, update: int, steps: int) -> float:
     if update <= length:
         return config.start + (1 - config.start) * rising
     if config.name == "cosine":
-        progress = min(1.0, (update - length) / max(1, steps - length))
+        progress = (update - length) / (steps - length)
         return config.floor + (1 - config.floor) * 0.5 * (1 + math.cos(math.pi * progress))
     if config.name == "inverse_sqrt":
         return math.sqrt(warmup / update)
