@@ -38,7 +38,7 @@ def test_a_run_leaves_what_it_promises(tmp_path, language):
         began = time.perf_counter()
         result = train(recipe, tmp_path / "run", on_evaluation=look, quiet=True)
     assert 0 < result["seconds"] < time.perf_counter() - began
-    assert devices.peak_bytes(torch.device("cpu")) > 50 * 2**20, "bytes, for PyTorch alone takes more"
+    assert devices.peak_bytes(torch.device("cpu")) > 50 * 2**20, "PyTorch takes more bytes"
     assert [f"{w.filename}: {w.message}" for w in found] == []
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert result == json.loads((tmp_path / "run" / "result.json").read_text())

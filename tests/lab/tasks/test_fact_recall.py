@@ -88,7 +88,9 @@ def test_the_accuracy_is_measured_at_each_distance(task, tmp_path):
         place, ago = one["the right answer"].split(", ")
         between = int(ago.split()[0])
         assert f"is in the {place} ." in one["told and asked"]
-        assert re.search(r"\S+ Where is \w+ \?$", one["told and asked"])
+        assert re.fullmatch(
+            rf"… (\S+ ){{{4 * (between < 20)}}}\w+ is in the .*\S+ Where is \w+ \?", one["told and asked"]
+        )
         left_out = re.findall(r"\((\d+) more words?\)", one["told and asked"])  # four words stay on either side
         assert left_out == ([str(between - 8)] if between > 8 else [])
     assert {one["the right answer"].startswith(one["answered"]) for one in answers if "20 words" in str(one)} == {False}
