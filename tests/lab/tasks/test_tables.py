@@ -76,7 +76,7 @@ def test_a_column_that_is_not_there_is_named_with_the_candidates(tmp_path, colum
     with pytest.raises(InputError, match=rf"data.csv: .*data.column, found {found}"):
         TextConfig(str(path), column=column).build()
     (tmp_path / "data.csv").write_text("n,empty\n" + "1,\n" * 20)
-    with pytest.raises(InputError, match=r"it has no column of text, but n \(int64\), empty \(\w+\); `mnemos train series`"):
+    with pytest.raises(InputError, match=r"no column of text, but n \(int64\), empty \(\w+\); `mnemos train series`"):
         TextConfig(str(tmp_path / "data.csv")).build()
 
 
