@@ -42,8 +42,8 @@ _VERDICTS = {
   CIFAR-10, a small ViT, six seeds: a gain of 1.4 is excluded.
 ? Table 1, PVT and Swin [table1]
   paper: PVT +1.8 to +3.3, PVT v2 +0.5 to +0.6, Swin +0.9
-  here: digits: PVT v2 +0.3 (−0.3 to +0.8), Swin −1.6 (−12.4 to +9.2)
-  Digits, 500 updates, five seeds: undecided.
+  here: CIFAR-10, PVT v2: <cached_pvt_cifar|rows/name=cifar-pvt/mean|.1f/0.01> → <cached_pvt_cifar|rows/name=cifar-pvt-paper/mean|.1f/0.01>, learned constant <cached_pvt_cifar|rows/name=cifar-pvt-paper-constant/mean|.1f/0.01>; difference <cached_pvt_cifar|rows/name=cifar-pvt/against/difference|+.1f/-0.01> (<cached_pvt_cifar|rows/name=cifar-pvt/against/interval/1|+.1f/-0.01> to <cached_pvt_cifar|rows/name=cifar-pvt/against/interval/0|+.1f/-0.01>); digits: Swin −1.6 (−12.4 to +9.2)
+  Five seeds: undecided; 0.6 points would need some 24.
 – ImageNet, COCO, WikiText-103 (Tables 1, 3, 5, 7, 8) [table3 table7 table8]
   paper: top-1 +0.5 to +3.3; box AP +3.5 to +4.6; 18.3 → 17.9 perplexity
   here: shapes, box AP: +1.3 (−12.1 to +14.7)
