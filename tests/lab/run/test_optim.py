@@ -36,6 +36,7 @@ KINDS = pytest.mark.parametrize(("name", "fused"), [("adamw", True), ("radam", F
             {2: 0.5, 4: 1.0, 6: 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2, 8: 0.55, 12: 0.1},
         ),
         (ScheduleConfig("cosine"), 8, {4: 0.5, 8: 0.0}),
+        (ScheduleConfig("cosine", 3), 3, {1: 1 / 3, 3: 1.0}),
         # A share of the steps, and at least one: 4 of 16, 1 of 8.
         (ScheduleConfig("cosine", 0.25), 16, {1: 0.25, 4: 1.0, 10: 0.5, 16: 0.0}),
         (ScheduleConfig(warmup=0.01, start=0.5), 8, {1: 1.0, 2: 1.0}),
@@ -53,6 +54,8 @@ KINDS = pytest.mark.parametrize(("name", "fused"), [("adamw", True), ("radam", F
 def test_schedules(config, steps, expected):
     for update, value in expected.items():
         assert factor(config, update, steps) == pytest.approx(value, rel=1e-12, abs=1e-15)
+    for more in (1, steps, 10 * steps):
+        assert factor(config, steps + more, steps) == factor(config, steps, steps)
 
 
 @pytest.mark.parametrize(("patience", "floor"), [(1, 0.0), (2, 0.0), (3, 0.2)])
