@@ -159,7 +159,8 @@ def test_branched_rows_branch_again_and_may_all_leave(attention):
         _, start = model(tokens(2, 3, 2), model.encode(tokens(2, 6)))
         state = model(tokens(6, 1, 3), model.branch(start, 3))[1]
         twice, copied = model.branch(state, 2), mnemos.select(state, torch.arange(6).repeat_interleave(2))
-        close(model(tokens(12, 1, 4), twice)[0], model(tokens(12, 1, 4), copied)[0])
+        for x in tokens(12, 1, 4), tokens(12, 2, 5):
+            close(model(x, twice)[0], model(x, copied)[0])
         assert len(mnemos.select(state, torch.zeros(6, dtype=torch.bool)).seen) == 0
 
 

@@ -105,6 +105,17 @@ def test_the_effective_rank():
     assert measure_gates(network, batches()[0])["layers"][1]["cache"] == {"rms": 0, "max": 0, "rank": 0}
 
 
+def test_a_learned_constant_is_measured_without_its_graph(recwarn):
+    network = model(GRC(length=4, preset="paper").unwritten())
+    torch.set_warn_always(True)
+    try:
+        first, _ = measure_gates(network, batches()[0])["layers"]
+    finally:
+        torch.set_warn_always(False)
+    assert first["cache"]["max"] == float(caches(network)[0].cache.detach().abs().max())
+    assert not recwarn.list
+
+
 def test_caches_of_streams_are_those_of_the_state():
     """Root mean square, maximum, and the mean over rows of the effective rank."""
     torch.manual_seed(0)

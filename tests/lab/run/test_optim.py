@@ -36,13 +36,14 @@ KINDS = pytest.mark.parametrize(("name", "fused"), [("adamw", True), ("radam", F
             {2: 0.5, 4: 1.0, 6: 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2, 8: 0.55, 12: 0.1},
         ),
         (ScheduleConfig("cosine"), 8, {4: 0.5, 8: 0.0}),
+        (ScheduleConfig("cosine", 3), 3, {1: 1 / 3, 3: 1.0}),
         # A share of the steps, and at least one: 4 of 16, 1 of 8.
         (ScheduleConfig("cosine", 0.25), 16, {1: 0.25, 4: 1.0, 10: 0.5, 16: 0.0}),
         (ScheduleConfig(warmup=0.01, start=0.5), 8, {1: 1.0, 2: 1.0}),
         # fairseq: 4,000 warm-up updates, then the inverse root.
         (ScheduleConfig("inverse_sqrt", 4000), 10**5, {1000: 0.25, 4000: 1.0, 16000: 0.5, 64000: 0.25}),
         (ScheduleConfig("step", 0, 0.1, 3000), 4000, {1: 1.0, 3000: 1.0, 3001: 0.1, 4000: 0.1}),
-        (ScheduleConfig("step", 2, 0.1, 3), 4, {1: 0.5, 2: 1.0, 3: 1.0, 4: 0.1}),
+        (ScheduleConfig("step", 2, 0.1, (4, 6)), 8, {1: 0.5, 2: 1.0, 4: 1.0, 5: 0.1, 6: 0.1, 7: 0.01, 8: 0.01}),
         # The last 2 of 10 steps: two thirds and a third of the way down would be the line to 0 after the last.
         (ScheduleConfig("trapezoid", 2), 10, {1: 0.5, 2: 1.0, 8: 1.0, 9: 1.0, 10: 0.5}),
         (ScheduleConfig("trapezoid", floor=0.2, fall=0.5), 8, {4: 1.0, 5: 1.0, 7: 0.6, 8: 0.4}),
@@ -53,6 +54,8 @@ KINDS = pytest.mark.parametrize(("name", "fused"), [("adamw", True), ("radam", F
 def test_schedules(config, steps, expected):
     for update, value in expected.items():
         assert factor(config, update, steps) == pytest.approx(value, rel=1e-12, abs=1e-15)
+    for more in (1, steps, 10 * steps):
+        assert factor(config, steps + more, steps) == factor(config, steps, steps)
 
 
 @pytest.mark.parametrize(("patience", "floor"), [(1, 0.0), (2, 0.0), (3, 0.2)])

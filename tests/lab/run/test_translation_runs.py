@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -116,8 +115,6 @@ def test_a_sentence_that_is_too_long_writes_nothing(plain, tmp_path, capsys):
     said = capsys.readouterr()
     assert said.out == ""
     assert "a.txt: line 4: expected a sentence of at most 40 sub-words" in said.err
-    with pytest.raises(InputError, match="sentence 2: expected a sentence"):
-        mnemos.translate(plain, ["one", "one " * 60])
     with pytest.raises(InputError, match="n_best: expected at most beams, 5, found 6; lower it"):
         mnemos.translate(plain, ["one"], n_best=6)
     assert main(["translate", str(tmp_path / "nothing")]) == 2
@@ -165,12 +162,7 @@ def test_runs_averaged_models_and_files_are_scored_beside_each_other(plain, cach
     assert said[2].startswith(f"  BLEU {second['BLEU'] - first['BLEU']:+.2f} against the first; p = ")
     assert said[6] == "  BLEU +0.00 against the first; p = 1.000 by paired bootstrap"
     assert "sacremoses" in said[-1]
-    written.write_text("a\n")
-    assert "out.de: expected a line for each of the 16 test sentences" in refused("score", plain, written)
     assert "found no translations.jsonl; train one to its end, or write a file" in refused("score", averaged)
-    shutil.copytree(cached, tmp_path / "other")
-    (tmp_path / "other/translations.jsonl").write_text((cached / "translations.jsonl").read_text().split("\n", 1)[1])
-    assert "expected translations of the sentences of" in refused("score", plain, tmp_path / "other")
 
 
 def test_a_run_is_evaluated_on_its_own_and_on_other_text(plain, tmp_path, output, refused):

@@ -239,7 +239,7 @@ def test_scores_are_those_of_sacrebleu_with_their_signatures():
     scorer = Scorer("de")
     assert scorer.score(BLEU, OURS, REFERENCES) == sacrebleu.corpus_bleu(OURS, [REFERENCES]).score
     assert scorer.score(CHRF, OURS, REFERENCES) == sacrebleu.corpus_chrf(OURS, [REFERENCES]).score
-    assert scorer.tokens("Ein Mann (alt) & z. B. er.") == "Ein Mann ( alt ) & z. B. er ."
+    assert scorer.tokens("Ein Mann (alt), z. B. & er.") == "Ein Mann ( alt ) , z. B. & er ."
     tokens = [[scorer.tokens(line) for line in side] for side in (OURS, REFERENCES)]
     found = sacrebleu.corpus_bleu(tokens[0], [tokens[1]], tokenize="none", force=True).score
     assert scorer.score(TOKENISED, OURS, REFERENCES) == found
@@ -248,6 +248,15 @@ def test_scores_are_those_of_sacrebleu_with_their_signatures():
     upper = [line.upper() for line in REFERENCES]
     assert Scorer("de", lowercase=True).score(BLEU, upper, REFERENCES) == pytest.approx(100)
     assert scorer.score(BLEU, upper, REFERENCES) < 50
+
+
+def test_the_paired_bootstrap_tells_systems_apart():
+    systems = [["Ein Hund."] * 9, OURS * 3, ["Ein Hund."] * 9]
+    (worse, _), (better, p), same = Scorer("de").paired(BLEU, systems, REFERENCES * 3, 30)
+    assert better == pytest.approx(sacrebleu.corpus_bleu(OURS, [REFERENCES]).score)
+    assert better > worse + 10
+    assert p < 0.05
+    assert same == (worse, 1.0)  # sacrebleu's own p of equal systems is the least there is
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def measure_gates(model: nn.Module, batch: object, task: Task = SUPERVISED) -> J
 
         # --- its cache [rows, Tm, Dm]; the rank is the mean over rows ---
         per_stream = layer.grc.scope != "shared" and len(streams) == len(layers)
-        cache = streams[i].cache if per_stream else layer.cache[None]
+        cache = (streams[i].cache if per_stream else layer.cache[None]).detach()  # a constant is a parameter
         singular = torch.linalg.svdvals(cache.float())
         share = singular / singular.sum(-1, keepdim=True).clamp(min=1e-30)
         rank = torch.exp(-(share * share.clamp(min=1e-30).log()).sum(-1)) * (singular.sum(-1) > 0)

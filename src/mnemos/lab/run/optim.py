@@ -56,9 +56,10 @@ def factor(config: ScheduleConfig, update: int, steps: int) -> float:
     Up to w: start + (1 − start)·update/w, except for lra. After w: constant 1; cosine floor + (1 − floor)·½(1 +
     cos(π·p)) with p from 0 at w to 1 at `steps`; inverse_sqrt √(max(w, 1)/update); step floorⁿ, where n of
     the `drop_at` are below `update`; trapezoid 1, then a straight line from 1 to `floor`, which it would reach at
-    `steps` + 1. lra: min(1, update/w)/√max(update, w).
+    `steps` + 1. lra: min(1, update/w)/√max(update, w). Updates beyond `steps`, as a measurement of their time makes
+    them, have the last one's.
     """
-    length = config.warmup_steps(steps)
+    update, length = min(update, steps), config.warmup_steps(steps)
     warmup = max(length, 1)
     rising = min(1.0, update / warmup)
     if config.name == "lra":

@@ -15,7 +15,7 @@ from torch import nn
 import mnemos
 from mnemos.lab.report import report
 from mnemos.lab.run import checkpoint
-from mnemos.lab.run.recipe import OptimConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemos.lab.run.recipe import OptimConfig, Recipe, TrainConfig
 from mnemos.lab.run.scored_batches import part
 from mnemos.lab.run.session import run
 from mnemos.lab.run.weights import Start
@@ -307,10 +307,3 @@ def test_the_parts_of_a_detector_have_the_configured_sizes():
     for name, value in (("classes", 0), ("channels", 0), ("longest", 0), ("anchor", 0), ("finest", -1)):
         with pytest.raises(InputError, match=f"{name}: expected"):
             replace(least, **{name: value}).build()
-
-
-def test_the_step_schedule_drops_more_than_once():
-    from mnemos.lab.run.optim import factor
-
-    schedule = ScheduleConfig(name="step", warmup=2, floor=0.1, drop_at=(4, 6))
-    assert [round(factor(schedule, update, 8), 6) for update in range(1, 9)] == [0.5, 1, 1, 1, 0.1, 0.1, 0.01, 0.01]
