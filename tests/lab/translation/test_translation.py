@@ -237,7 +237,7 @@ REFERENCES = ["Ein Mann, der nicht lacht.", "Zwei Hunde (braun) spielen.", "Eine
 OURS = ["Ein Mann, der lacht.", "Zwei Hunde (schwarz) spielen!", "Eine Frau liest ein Buch."]
 
 
-def test_scores_are_those_of_sacrebleu_with_their_signatures():
+def test_scores_are_those_of_sacrebleu_with_their_signatures(capfd):
     scorer = Scorer("de")
     assert scorer.score(BLEU, OURS, REFERENCES) == sacrebleu.corpus_bleu(OURS, [REFERENCES]).score
     assert scorer.score(CHRF, OURS, REFERENCES) == sacrebleu.corpus_chrf(OURS, [REFERENCES]).score
@@ -250,6 +250,9 @@ def test_scores_are_those_of_sacrebleu_with_their_signatures():
     upper = [line.upper() for line in REFERENCES]
     assert Scorer("de", lowercase=True).score(BLEU, upper, REFERENCES) == pytest.approx(100)
     assert scorer.score(BLEU, upper, REFERENCES) < 50
+    capfd.readouterr()
+    scorer.score(TOKENISED, 100 * ["Zwei Hunde."], 100 * ["Zwei Hunde."])
+    assert capfd.readouterr() == ("", ""), "no warning that the text is tokenised, as it should be"
 
 
 @pytest.mark.parametrize(
