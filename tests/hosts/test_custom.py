@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hosts import build, close, open_caches
+from more_hosts import MORE
 from refusals import refuses
 from torch import Tensor, nn
 
@@ -245,6 +246,16 @@ def test_parts_of_pyramids_are_cached_with_a_warning(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         mnemos.hosts.load(again, tmp_path)
+
+
+def test_a_part_of_a_vit_is_cached_with_a_warning_and_a_whole_model_without():
+    make, _ = MORE["torchvision_vit"]
+    with pytest.warns(UserWarning, match="without the model around"):
+        mnemos.cache(make().encoder, GRC(length=3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for whole in (make(), nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)):
+            mnemos.cache(whole, GRC(length=3))
 
 
 class Pooling(nn.Module):

@@ -97,6 +97,16 @@ def test_a_cache_goes_on_from_call_to_call_and_takes_drafts_back(pair):
     assert torch.equal(model.generate(ids, max_new_tokens=9, do_sample=False, assistant_model=draft), expected)
 
 
+def test_what_the_last_update_wrote_is_saved(tmp_path):
+    model = MnemosForCausalLM.of(mnemos.Transformer(cache=mnemos.GRC(preset="paper", length=3), **SIZES)).train()
+    model(IDS)
+    model.save_pretrained(tmp_path)
+    loaded = transformers().AutoModelForCausalLM.from_pretrained(tmp_path)
+    cached, saved = (one.model.blocks[0].attention.cache for one in (model, loaded))
+    assert saved.count_nonzero()
+    assert torch.equal(saved, cached)
+
+
 def test_what_is_saved_is_loaded(pair, tmp_path):
     _, model = pair
     model.save_pretrained(tmp_path)

@@ -48,6 +48,13 @@ def test_any_number_of_checkpointed_forwards_may_read_one_content():
     assert module.mix.grad is not None
 
 
+def test_a_repeated_forward_whose_first_one_was_not_seen_reads_what_is_stored():
+    stored = torch.randn(3, 4)
+    found = gated_cache.Reads().again(stored)
+    assert torch.equal(found, stored)
+    assert found is not stored
+
+
 def test_eval_writes_nothing_and_clearing_forgets():
     module = layer().eval()
     module(batch())

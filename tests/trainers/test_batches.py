@@ -28,6 +28,7 @@ def test_rows_read_one_document_after_the_other():
         assert batch["mask"].tolist() == [[digit == "1" for digit in row] for row in valid]
         assert batch["resets"].tolist() == [[digit == "1" for digit in row] for row in resets]
     assert (first["index"], last["index"]) == (0, 1)
+    assert len(RolloutBatches([list(range(10))], 1, 3, 3, seed=None)) == 1, "three segments, three a batch"
     assert [part.mask.tolist() for part in segments(last, 3)] == [
         [[True, False, False], [False] * 3],
         [[False] * 3] * 2,

@@ -124,6 +124,10 @@ def test_a_loss_of_ones_own(tmp_path):
     trainer(tmp_path, max_steps=2).fit(module, batches())
     assert module.cell.weight_hh_l0.grad.abs().sum() > 0
     assert module.seen[-1].abs().sum() > 0
+    ends = RolloutBatches([{"input_ids": [*range(12)], "labels": [*range(4), *8 * [-100]]}], 1, 3, seed=None)
+    again = trainer(tmp_path / "ends", max_steps=len(ends))
+    again.fit(module, ends)
+    assert again.callback_metrics["train_loss"] == 0, "the last batch has no targets"
 
 
 @pytest.mark.slow

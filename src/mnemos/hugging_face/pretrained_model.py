@@ -206,7 +206,6 @@ class MnemosPreTrainedModel(PreTrainedModel):
         """As in Transformers; the folder also gets the code that `trust_remote_code=True` loads."""
         if (plain := plain_module(self, "save_pretrained")) is not self:
             return plain.save_pretrained(save_directory, *given, **named)
-        self.model.state_dict()  # promotes pending caches
         self.config.auto_map = {
             "AutoConfig": f"{CODE}.{type(self.config).__name__}",
             self.auto_class: f"{CODE}.{type(self).__name__}",

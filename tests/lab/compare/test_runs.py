@@ -52,7 +52,11 @@ def test_rates_that_cannot_be_swept(rates):
 
 def test_too_many_recipes_are_refused(monkeypatch):
     monkeypatch.setattr(arguments, "MOST", 2)
-    assert [one.model.dim for one in variants(["short-listops"], [], [("model.dim", "16,32")])] == [16, 32]
+    varied = variants(["short-listops"], [], [("model.dim", "16,32"), ("train.seed", "1")])
+    assert [(one.name, one.model.dim, one.train.seed) for one in varied] == [
+        ("short-listops-dim-16-seed-1", 16, 1),
+        ("short-listops-dim-32-seed-1", 32, 1),
+    ]
     refuses("at most 2 recipes, found 2 × 3 = 6; give", variants, ["a", "b"], [], [("model.dim", "1,2,3")])
 
 

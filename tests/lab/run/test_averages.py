@@ -90,7 +90,9 @@ def test_the_command_writes_the_mean_as_a_model(averaged, tmp_path, output, refu
     same, two = tmp_path / "same", tmp_path / "two"
     assert main(["average", str(folder), "--last", "3", "--out", str(same)]) == 0
     equal(mnemos.load(same).state_dict(), final_weights(folder))  # the run averages three too
-    assert f"loss {result['test']['loss']:.4f}" in output("eval", same)
+    said = output("eval", same)
+    assert f"  as trained  loss {result['test']['loss']:.4f}" in said
+    assert "  emptied     loss " in said
     assert main(["average", str(folder), "--last", "2", "--out", str(two)]) == 0
     name = next(iter(dict(recipe.model.build().named_parameters())))
     mean = (weights(folder, 6)[name].double() + weights(folder, 7)[name].double()) / 2

@@ -109,3 +109,11 @@ def test_a_text_has_the_words_of_facts_whole(task):
     assert task.question(shown[9:13] + shown[-3:]) == ((0, 4), asked, cellar)
     for none in (shown[-6:], shown[:-1], [*shown[:-3], *shown[-2:], shown[-1]], shown[:9][5:] + shown[-3:]):
         assert task.question(none) is None
+
+
+def test_the_distances_that_a_run_was_trained_on_are_said():
+    assert [CONFIG.trained_on(updates).partition(" words up to ")[2] for updates in (1, 3, 20)] == [
+        "4; greater ones were tested without training.",
+        "a greatest one, which grew from 4 to 5 in 3 updates; greater ones were tested without training.",
+        "a greatest one, which grew from 4 to 20 in 20 updates.",
+    ]
