@@ -170,6 +170,19 @@ def test_blocks_of_attention_alone(norm):
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean", "last"])
+@pytest.mark.parametrize("mask", [None, torch.tensor([[True] * 5 + [False] * 2, [False] * 3 + [True] * 4])])
+def test_a_classifier_reads_one_vector_of_a_row(pool, mask):
+    network, seen = model(causal=False, head=HeadConfig(classes=4, pool=pool)), {}
+    network.blocks[-1].register_forward_hook(lambda module, args, outputs: seen.update(y=outputs[0]))
+    network.final_norm.register_forward_pre_hook(lambda module, args: seen.update(read=args[0]))
+    network(torch.randint(5, (2, 7)), None, mask)
+    valid = [[*range(7)]] * 2 if mask is None else [row.nonzero()[:, 0].tolist() for row in mask]
+    for y, read, tokens in zip(seen["y"], seen["read"], valid, strict=True):
+        wanted = {"cls": y[0], "mean": y[tokens].mean(0), "last": y[tokens[-1]]}[pool]
+        torch.testing.assert_close(read, wanted)
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean", "last"])
 def test_a_classifier_ignores_padding(pool):
     network = model(causal=False, head=HeadConfig(classes=4, hidden=8, pool=pool), cache=GRC(length=3))
     mask = torch.arange(9) < torch.tensor([9, 6])[:, None]
