@@ -149,6 +149,8 @@ def test_every_listed_name_is_there_and_another_is_refused_with_a_name_that_is_a
     ("call", "words"),
     [
         (lambda: mnemos.GRC(lenght=8), "GRC: .* found 'lenght'; did you mean 'length'?"),
+        (lambda: mnemos.GRC(scope="strem"), "GRC.scope: .* found 'strem'; did you mean 'stream'?"),
+        (lambda: mnemos.GRC(length="papr"), "GRC.length: .* found 'papr'; did you mean 'paper'?"),
         (lambda: replace(mnemos.TrainConfig(), stpes=8), "TrainConfig: .* did you mean 'steps'?"),
         (lambda: mnemos.Transformer(layrs=8), "Transformer has no field 'layrs'; did you mean 'layers'?"),
         (lambda: mnemos.attention.GatedCacheAttention(16, 2, casual=True), "did you mean 'causal'?"),

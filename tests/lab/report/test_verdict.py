@@ -49,7 +49,7 @@ def of_rows(rows, counts, targets=0):
 
 WHOLE = (CACHED, UNWRITTEN)
 ALONE = replace(UNWRITTEN, baseline_of=())
-SHARED = Provenance(warnings=["equal files in two splits: a and b; remove one"])
+SHARED = Provenance(warnings=["the same data in two splits: a and b; remove one"])
 
 
 def at(row, mean, **fields):
@@ -103,7 +103,7 @@ CAVEATS = {
         made(CACHED, higher=False, reference={"byte unigrams": 0.61}),
         made(CACHED, higher=False, reference={"byte unigrams": 0.62}),
     ),
-    "shared files": ("Equal files in two splits: a and b; remove one.", ran(SHARED), ran(Provenance())),
+    "shared files": ("The same data in two splits: a and b; remove one.", ran(SHARED), ran(Provenance())),
 }
 TABLES = {
     "reference": ("to north", made(PLAIN, CACHED), made(DIVERGED, CACHED)),

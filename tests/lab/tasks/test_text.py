@@ -258,6 +258,6 @@ def test_a_text_in_two_splits_is_said(tmp_path):
         for name in names:
             (tmp_path / split / f"{name}.txt").write_text(f"{'a' if name == 'c' else name} and so on\n" * 100)
     about = str(TextConfig(path=str(tmp_path)).build().about)
-    assert "warning: equal files in two splits: test/c.txt (test) and train/a.txt (train); remove one" in about
+    assert "warning: the same data in two splits: test/c.txt (test) and train/a.txt (train); remove one" in about
     (tmp_path / "test" / "c.txt").write_text("another text\n" * 100)
     assert "equal files" not in str(TextConfig(path=str(tmp_path)).build().about)

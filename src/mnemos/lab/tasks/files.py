@@ -66,7 +66,7 @@ def check_text(data: bytes, name: str) -> bytes:
 
 
 def repeated(splits: Mapping[Any, Mapping[str, Hashable]]) -> Iterator[str]:
-    """A line that says which files are in two splits, if any are. splits: {split: {name: what is equal for equals}}."""
+    """A line that says what is in two splits, if anything is. splits: {split: {name: what is equal for equals}}."""
     first: dict[Hashable, tuple[str, str]] = {}
     pairs = []
     for split, names in splits.items():
@@ -77,7 +77,7 @@ def repeated(splits: Mapping[Any, Mapping[str, Hashable]]) -> Iterator[str]:
     if pairs:
         more = f", and {len(pairs) - 1:,} further pairs" if pairs[1:] else ""
         advice = "remove one of each: the score of the other tells nothing of new data"
-        yield f"warning: equal files in two splits: {pairs[0]}{more}; {advice}"
+        yield f"warning: the same data in two splits: {pairs[0]}{more}; {advice}"
 
 
 def first_names(names: Sequence[str]) -> str:
