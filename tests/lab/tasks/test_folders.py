@@ -152,5 +152,5 @@ def test_a_photo_in_two_splits_is_said(tmp_path):
         path.write_bytes(path.read_bytes() + b"other")
     assert not [line for line in PhotosConfig(str(tmp_path), size=8).build().about if "a/copy.png" in line]
     (tmp_path / "test" / "a" / "copy.png").write_bytes(photo.read_bytes())
-    said = [line for line in PhotosConfig(str(tmp_path), size=8).build().about if "warning: equal files" in line]
+    said = [line for line in PhotosConfig(str(tmp_path), size=8).build().about if "warning: the same data" in line]
     assert [line.count("test/a/copy.png") for line in said] == [1]

@@ -260,4 +260,4 @@ def test_a_text_in_two_splits_is_said(tmp_path):
     about = str(TextConfig(path=str(tmp_path)).build().about)
     assert "warning: the same data in two splits: test/c.txt (test) and train/a.txt (train); remove one" in about
     (tmp_path / "test" / "c.txt").write_text("another text\n" * 100)
-    assert "equal files" not in str(TextConfig(path=str(tmp_path)).build().about)
+    assert "the same data" not in str(TextConfig(path=str(tmp_path)).build().about)
