@@ -418,9 +418,8 @@ def _reduce(group: Sequence[StoredCache], failed: bool | None = None) -> None:
             flat = flat[:-1]
         rows, rest = flat[: len(group)], flat[len(group) :]
         for cache, count, total in zip(group, rows, rest.split([s.numel() for s in sums]), strict=True):
-            cache.pending.copy_(
-                total.view_as(cache.pending) / count.clamp(min=1)
-            )  # NaN of no rows would stay in later sums
+            # Of no rows in any process it is 0: NaN would stay in later sums.
+            cache.pending.copy_(total.view_as(cache.pending) / count.clamp(min=1))
             cache.pending_rows.copy_(count)
 
 
