@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 
 from . import registry
-from .errors import near_name, nearest
+from .errors import near_name
 from .types import InputError
 
 _Value = TypeVar("_Value")
@@ -262,8 +262,8 @@ def unknown_field(name: str, known: Iterable[str], where: str) -> str:
 
 def _wrong(where: str, cls: object, value: object) -> InputError:
     nested = [one for part in typing.get_args(cls) for one in (part, *typing.get_args(part))]
-    near = nearest(value, [one for one in nested if isinstance(one, str)]) if isinstance(value, str) else None
-    fix = f"did you mean {near!r}?" if near else "change it"
+    words = [one for one in nested if isinstance(one, str)]
+    fix = near_name(value, words, "change it") if isinstance(value, str) else "change it"
     return InputError(f"{where}: expected {in_words(cls) or cls}, found {value!r:.80}; {fix}")
 
 
