@@ -240,10 +240,13 @@ def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
         else:
             said = refused(capsys, "train", str(file.with_suffix(".yml")))
             assert f"train.steps: expected an integer, found {read!r}" in said
-    file.with_suffix(".yml").write_text("model: {is: transformer\ndata: 3")
-    assert "mine.yml: expected a recipe, found a file that cannot be read (" in refused(
-        capsys, "train", str(file.with_suffix(".yml"))
-    )
+    for written, problem in (
+        ("name: mine\nmodel: {is: transformer\ndata: 3", "mine.yml: line 3: expected YAML, found an error (expected "),
+        ("name: \x00", "mine.yml: expected a recipe, found a file that cannot be read ("),
+        ("# nothing", "mine.yml: expected a recipe, found an empty file; mnemos show prints one"),
+    ):
+        file.with_suffix(".yml").write_text(written)
+        assert problem in refused(capsys, "train", str(file.with_suffix(".yml")))
     for written, problem in (
         ('{"model":', "mine.json: line 1: expected JSON"),
         (json.dumps(shown | {"model": "text"}), "mine.json: model: expected"),

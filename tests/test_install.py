@@ -30,6 +30,8 @@ def test_the_command_of_an_extra_names_its_libraries(monkeypatch):
     needed += ["scikit-learn<2,>=1; extra == 'data'", 'data-x; extra == "data-x"']
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: needed)
     assert install_command("data") == "pip install 'scikit-learn<2,>=1'"
+    needed += ["absent[more]>=2; extra == 'data'"]
+    assert install_command("data") == "pip install 'absent[more]>=2'"  # scikit-learn is installed
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: None)
     assert install_command("data") == "pip install '.[data]' in a clone of mnemos"
 

@@ -28,7 +28,7 @@ class UntestedVersion(UserWarning):
 
 
 def install_command(extra: str) -> str:
-    """The command that installs what an extra of pyproject.toml adds, by the libraries' own names.
+    """The command that installs what is absent of an extra of pyproject.toml, by the libraries' own names.
 
     The distribution itself is on no index, so "mnemos-torch[hf]" would fetch nothing, or what a stranger put there.
     """
@@ -37,7 +37,13 @@ def install_command(extra: str) -> str:
     except importlib.metadata.PackageNotFoundError:  # run from its folder, without an installation
         needed = []
     own = [one.partition(";")[0].strip() for one in needed if re.search(rf"extra == ['\"]{extra}['\"]", one)]
-    return "pip install " + (" ".join(f"'{one}'" for one in own) or f"'.[{extra}]' in a clone of mnemos")
+    absent = [one for one in own if not _is_installed(one)] or own
+    return "pip install " + (" ".join(f"'{one}'" for one in absent) or f"'.[{extra}]' in a clone of mnemos")
+
+
+def _is_installed(requirement: str) -> bool:
+    name = re.match(r"[\w.-]+", requirement)
+    return name is not None and any(importlib.metadata.distributions(name=name[0]))
 
 
 def printable(text: str) -> str:

@@ -11,7 +11,7 @@ import torch
 from train_standins import STILL, Toy, Toys, gradient_norm, look, train
 from trained_runs import equal, lines, weights
 
-from mnemos.lab.errors import TrainingFailed
+from mnemos.lab.errors import Interrupted, TrainingFailed
 from mnemos.lab.run import checkpoint, devices, learner
 from mnemos.lab.run.learner import Learner
 from mnemos.lab.run.progress import RUN_NUMBER, RunNumber
@@ -26,6 +26,13 @@ from mnemos.types import InputError
 def quiet(folder, *kinds, **train_settings):
     """Train a `Toys` of these kinds (language, model, data, optim) with other settings; the content of result.json."""
     return train(Toys(*kinds, train=train_settings).recipe(), folder, quiet=True)
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_an_interrupt_is_answered_before_the_update_ends(tmp_path, capfd, quiet):
+    with pytest.raises(Interrupted):
+        train(Toys().recipe(), tmp_path, on_evaluation=lambda *_: signal.raise_signal(signal.SIGINT), quiet=quiet)
+    assert ("the update in progress is completed first; Ctrl-C again" in capfd.readouterr().err) is not quiet
 
 
 @pytest.mark.parametrize("language", [True, False])

@@ -151,7 +151,8 @@ def _read(path: Path) -> Recipe:
         text = read_text(path)
         saved = parse(text) if path.suffix == ".json" else yaml.load(text, _Loader)  # safe: it makes no objects
         if not isinstance(saved, dict):
-            raise InputError(f"expected a recipe, found {saved!r:.40}; mnemos show prints one")
+            what = "an empty file" if saved is None else f"{saved!r:.40}"
+            raise InputError(f"expected a recipe, found {what}; mnemos show prints one")
         if isinstance(model := saved.get("model"), dict) and model.get("is") == OWN:
             raise InputError(
                 "expected a registered model, found a run of mnemos.fit, whose model and data are not stored; continue "
@@ -161,6 +162,11 @@ def _read(path: Path) -> Recipe:
     except json.JSONDecodeError as error:
         raise InputError(
             f"{path}: line {error.lineno}: expected JSON, found an error ({error.msg}); correct the file"
+        ) from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise InputError(
+            f"{path}: line {line}: expected YAML, found an error ({error.problem}); correct the file"
         ) from None
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         problem = " ".join(str(error).split())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -356,6 +357,8 @@ class Run:
     def _stop(self) -> None:
         """Let the update that is running be completed first; a second Ctrl-C ends the program at once."""
         self._asked_to_stop = True
+        if not self.quiet and self.files is not None:  # not by `print`, inside which the signal may have come
+            os.write(2, b"\nstopping: the update in progress is completed first; Ctrl-C again ends at once\n")
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def check_signals(self) -> None:
