@@ -11,8 +11,8 @@ first of the texts, recall of told facts. It can be killed at any moment; the sa
 --tokens it trains on from where the learning rate was constant. "original" and "window" are not trained. All runs share
 the teacher's predictions in OUT/teacher.
 
-`told` trains a memory on told facts (`fact_recall.py`): a state of constant size, a gated cache per stream
-and the same never written, memory tokens, and the window alone; all with a window of 64 tokens in the decoder, frozen
+`told` trains a memory on told facts (`fact_recall.py`): a state of constant size, one with a half-life, a gated cache
+per stream and the same never written, memory tokens, and the window alone; all with a window of 64 tokens in the decoder, frozen
 weights, and low-rank updates of the attentions from the seventh layer on, where the memories are. The loss is that of
 the answers and that of the text; with `--answers` that of the answers alone, in OUT/ARM-answers. It measures the
 recall of other facts in the test text, and the perplexity of that text as `run` does.
@@ -95,7 +95,9 @@ ARMS: dict[str, LinearisedConfig | None] = {
 }
 MEMORIES = ("cache", "cache-unwritten", "remember", "cache-few")
 # Window 64, 4 sinks, rank 16. Features of queries and keys before rotary positions, which facts at all distances share.
-TOLD = ("told-window", "told-hedgehog", "told-delta", "told-cache", "told-cache-unwritten", "told-remember")
+TOLD = ("told-window", "told-hedgehog", "told-delta", "told-delta-forgets", "told-cache", "told-cache-unwritten")
+TOLD += ("told-remember",)
+FORGETS = "-forgets"  # of a state that halves in 1,024 tokens
 ALONE = "-answers"  # of arms that learn the answers alone
 LOWER, SCALE = 6, 1.5  # layers that have the window alone and no updates; the factor of feature maps at the start
 SLOTS, BLOCK, TOKENS = 16, 32, 16  # of the gated cache, and memory tokens; a segment has window − 2·TOKENS tokens
@@ -203,10 +205,12 @@ def told(options: argparse.Namespace) -> None:
     text, test = (torch.tensor(tokenizer(novel, add_special_tokens=False)["input_ids"]) for novel in novels)
     torch.manual_seed(options.seed)
     kind = options.arm.removeprefix("told-")
+    half_life = 1024 if kind.endswith(FORGETS) else 0
+    kind = kind.removesuffix(FORGETS)
     state: Any = kind if kind in ("hedgehog", "delta") else "none"
     names = [f"model.layers.{i}.self_attn" for i in range(model.config.num_hidden_layers)]
     mnemos.linearise(model, state="none", where=names[:LOWER])
-    report = mnemos.linearise(model, state=state, rank=16, half_life=0, where=names[LOWER:])
+    report = mnemos.linearise(model, state=state, rank=16, half_life=half_life, where=names[LOWER:])
     changed = {one.name: model.get_submodule(one.name) for one in report.changed}
     parts: dict[str, dict[str, Any]] = {"updates": dict(report.updates), "maps": {}, "weights": {}, "memory": {}}
     for name, value in report.maps.items():
