@@ -12,10 +12,10 @@ first of the texts, recall of told facts. It can be killed at any moment; the sa
 the teacher's predictions in OUT/teacher.
 
 `told` trains a memory on told facts (`fact_recall.py`): a state of constant size, one with a half-life, a gated cache
-per stream and the same never written, memory tokens, and the window alone; all with a window of 64 tokens in the decoder, frozen
-weights, and low-rank updates of the attentions from the seventh layer on, where the memories are. The loss is that of
-the answers and that of the text; with `--answers` that of the answers alone, in OUT/ARM-answers. It measures the
-recall of other facts in the test text, and the perplexity of that text as `run` does.
+per stream and the same never written, memory tokens, and the window alone; all with a window of 64 tokens in the
+decoder, frozen weights, and low-rank updates of the attentions from the seventh layer on, where the memories are. The
+loss is that of the answers and that of the text; with `--answers` that of the answers alone, in OUT/ARM-answers. It
+measures the recall of other facts in the test text, and the perplexity of that text as `run` does.
 
 `table` reads what is there: for each arm the share of the gap between "window" and "original" that it closes, in nats a
 token, and the difference to windows that were trained alike with its 95 % interval, over seeds and over pieces of one;
@@ -78,6 +78,8 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "untrained-hybrid-8": replace(BASE, state="none", rank=0, tokens=0, transfer_tokens=0, full=("8",)),
     "window-hybrid-12": replace(BASE, state="none", full=("12",)),
     "hybrid-8-bf16": LinearisedConfig(full=("8",), precision="bf16-mixed"),
+    "hybrid-8-labels": LinearisedConfig(full=("8",), loss="labels"),
+    "window-hybrid-8-labels": replace(BASE, state="none", full=("8",), loss="labels"),
     # The tokens of hybrid-8-bf16, of six novels and WikiText-2, about half and half, in another --out.
     "hybrid-8-novels": LinearisedConfig(full=("8",), precision="bf16-mixed"),
     "hybrid-8-longer": LinearisedConfig(full=("8",), precision="bf16-mixed"),  # with 163,840 --tokens
@@ -105,7 +107,7 @@ RATES = {"updates": 2e-3, "maps": 1e-2, "weights": 5e-2, "memory": 3e-3}
 FLOOR, CEILING, AGAINST = "window", "original", "window-trained"
 # What an arm differs from in one thing: the window that was trained alike, where it is not AGAINST, or another arm.
 CONTROLS = {"delta-forgets-wiki": "window-wiki", "delta-labels": "window-labels"}
-CONTROLS |= {arm: f"window-{arm}" for arm in ("hybrid-8", "hybrid-12", "heads-24")}
+CONTROLS |= {arm: f"window-{arm}" for arm in ("hybrid-8", "hybrid-8-labels", "hybrid-12", "heads-24")}
 CONTROLS |= {"hybrid-8-bf16": "hybrid-8", "hybrid-8-longer": "hybrid-8-bf16"}
 CONTROLS["hybrid-8-novels"] = "hybrid-8-bf16"
 FAR = "512-4096"
