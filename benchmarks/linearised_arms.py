@@ -11,11 +11,11 @@ first of the texts, recall of told facts. It can be killed at any moment; the sa
 --tokens it trains on from where the learning rate was constant. "original" and "window" are not trained. All runs share
 the teacher's predictions in OUT/teacher.
 
-`told` trains a memory on told facts (`fact_recall.py`): a state of constant size, a gated cache per stream
-and the same never written, memory tokens, and the window alone; all with a window of 64 tokens in the decoder, frozen
-weights, and low-rank updates of the attentions from the seventh layer on, where the memories are. The loss is that of
-the answers and that of the text; with `--answers` that of the answers alone, in OUT/ARM-answers. It measures the
-recall of other facts in the test text, and the perplexity of that text as `run` does.
+`told` trains a memory on told facts (`fact_recall.py`): a state of constant size, one with a half-life, a gated cache
+per stream and the same never written, memory tokens, and the window alone; all with a window of 64 tokens in the
+decoder, frozen weights, and low-rank updates of the attentions from the seventh layer on, where the memories are. The
+loss is that of the answers and that of the text; with `--answers` that of the answers alone, in OUT/ARM-answers. It
+measures the recall of other facts in the test text, and the perplexity of that text as `run` does.
 
 `table` reads what is there: for each arm the share of the gap between "window" and "original" that it closes, in nats a
 token, and the difference to windows that were trained alike with its 95 % interval, over seeds and over pieces of one;
@@ -78,6 +78,8 @@ ARMS: dict[str, LinearisedConfig | None] = {
     "untrained-hybrid-8": replace(BASE, state="none", rank=0, tokens=0, transfer_tokens=0, full=("8",)),
     "window-hybrid-12": replace(BASE, state="none", full=("12",)),
     "hybrid-8-bf16": LinearisedConfig(full=("8",), precision="bf16-mixed"),
+    "hybrid-8-labels": LinearisedConfig(full=("8",), loss="labels"),
+    "window-hybrid-8-labels": replace(BASE, state="none", full=("8",), loss="labels"),
     # The tokens of hybrid-8-bf16, of six novels and WikiText-2, about half and half, in another --out.
     "hybrid-8-novels": LinearisedConfig(full=("8",), precision="bf16-mixed"),
     "hybrid-8-longer": LinearisedConfig(full=("8",), precision="bf16-mixed"),  # with 163,840 --tokens
@@ -95,7 +97,9 @@ ARMS: dict[str, LinearisedConfig | None] = {
 }
 MEMORIES = ("cache", "cache-unwritten", "remember", "cache-few")
 # Window 64, 4 sinks, rank 16. Features of queries and keys before rotary positions, which facts at all distances share.
-TOLD = ("told-window", "told-hedgehog", "told-delta", "told-cache", "told-cache-unwritten", "told-remember")
+TOLD = ("told-window", "told-hedgehog", "told-delta", "told-delta-forgets", "told-cache", "told-cache-unwritten")
+TOLD += ("told-remember",)
+FORGETS = "-forgets"  # of a state that halves in 1,024 tokens
 ALONE = "-answers"  # of arms that learn the answers alone
 LOWER, SCALE = 6, 1.5  # layers that have the window alone and no updates; the factor of feature maps at the start
 SLOTS, BLOCK, TOKENS = 16, 32, 16  # of the gated cache, and memory tokens; a segment has window − 2·TOKENS tokens
@@ -103,7 +107,7 @@ RATES = {"updates": 2e-3, "maps": 1e-2, "weights": 5e-2, "memory": 3e-3}
 FLOOR, CEILING, AGAINST = "window", "original", "window-trained"
 # What an arm differs from in one thing: the window that was trained alike, where it is not AGAINST, or another arm.
 CONTROLS = {"delta-forgets-wiki": "window-wiki", "delta-labels": "window-labels"}
-CONTROLS |= {arm: f"window-{arm}" for arm in ("hybrid-8", "hybrid-12", "heads-24")}
+CONTROLS |= {arm: f"window-{arm}" for arm in ("hybrid-8", "hybrid-8-labels", "hybrid-12", "heads-24")}
 CONTROLS |= {"hybrid-8-bf16": "hybrid-8", "hybrid-8-longer": "hybrid-8-bf16"}
 CONTROLS["hybrid-8-novels"] = "hybrid-8-bf16"
 FAR = "512-4096"
@@ -203,10 +207,12 @@ def told(options: argparse.Namespace) -> None:
     text, test = (torch.tensor(tokenizer(novel, add_special_tokens=False)["input_ids"]) for novel in novels)
     torch.manual_seed(options.seed)
     kind = options.arm.removeprefix("told-")
+    half_life = 1024 if kind.endswith(FORGETS) else 0
+    kind = kind.removesuffix(FORGETS)
     state: Any = kind if kind in ("hedgehog", "delta") else "none"
     names = [f"model.layers.{i}.self_attn" for i in range(model.config.num_hidden_layers)]
     mnemos.linearise(model, state="none", where=names[:LOWER])
-    report = mnemos.linearise(model, state=state, rank=16, half_life=0, where=names[LOWER:])
+    report = mnemos.linearise(model, state=state, rank=16, half_life=half_life, where=names[LOWER:])
     changed = {one.name: model.get_submodule(one.name) for one in report.changed}
     parts: dict[str, dict[str, Any]] = {"updates": dict(report.updates), "maps": {}, "weights": {}, "memory": {}}
     for name, value in report.maps.items():
