@@ -58,6 +58,7 @@ BASE = LinearisedConfig(state="hedgehog", rotary=True, half_life=0, transfer_rat
 BEST = LinearisedConfig(half_life=0)  # the delta rule on features before rotary positions, and more attention transfer
 ARMS: dict[str, LinearisedConfig | None] = {
     "original": None,
+    "original-labels": replace(BASE, state="none", window=4096, sinks=0, loss="labels"),
     "window": replace(BASE, state="none", rank=0, tokens=0, transfer_tokens=0),
     "window-trained": replace(BASE, state="none"),
     "window-longer": replace(BASE, state="none"),  # with --tokens 212992, as many as both stages of a state have
@@ -110,6 +111,7 @@ CONTROLS = {"delta-forgets-wiki": "window-wiki", "delta-labels": "window-labels"
 CONTROLS |= {arm: f"window-{arm}" for arm in ("hybrid-8", "hybrid-8-labels", "hybrid-12", "heads-24")}
 CONTROLS |= {"hybrid-8-bf16": "hybrid-8", "hybrid-8-longer": "hybrid-8-bf16"}
 CONTROLS["hybrid-8-novels"] = "hybrid-8-bf16"
+CONTROLS["original-labels"] = "original"
 FAR = "512-4096"
 
 
