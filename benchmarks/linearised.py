@@ -1,6 +1,7 @@
 """A trained decoder as it comes and linearised: tokens a second while generating and reading, and bytes of state.
 
-    python benchmarks/linearised.py generate --model FOLDER [--context 2000 8000 32000] [--threads 2] [--out FILE]
+    python benchmarks/linearised.py generate --model FOLDER [--context 2000 8000 32000] [--threads 2] [--llama-cpp]
+                                             [--out FILE]
     python benchmarks/linearised.py prefill  --model FOLDER [--context 2000 8000 32000] [--threads 2] [--out FILE]
 
 FOLDER is a decoder of Transformers; only its configuration is read, and weights are random (`--weights` reads them
@@ -10,16 +11,20 @@ and, within the window, to the model.
 generate: the model's own `generate`, greedy, after CONTEXT tokens, with transformers' DynamicCache. A round generates
 `--steps` tokens with each model, in an order that rotates. The cache of the softmax model holds random keys and values,
 which take the same time; after a round the new ones are removed. The linearised model's cache has read 1,024 tokens:
-after the window it is the same at any length. prefill: logits of the last token after CONTEXT tokens, softmax in one
-call as `generate` reads a prompt, linearised in calls of 2,048 tokens. At 32,000 tokens one call takes minutes.
+after the window it is the same at any length. With --llama-cpp a Llama is also run by llama.cpp (llama-cpp-python, and
+gguf for the weights' file), built for this processor: weights in float32, keys and values in float16.
+prefill: logits of the last token after CONTEXT tokens, softmax in one call as `generate` reads a prompt, linearised in
+calls of 2,048 tokens. At 32,000 tokens one call takes minutes.
 """
 
 import argparse
 import json
 import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+import timeit
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +142,52 @@ def stretch(model: Any, cache: Any, n: int) -> None:
         )
 
 
+def in_llama_cpp(model: Any, n: int, options: argparse.Namespace) -> tuple[Callable[[], None], int]:
+    """A Llama in llama.cpp that has read n tokens: what generates more and forgets them, and its cache's bytes."""
+    import gguf
+    import llama_cpp
+
+    config = model.config
+    with tempfile.TemporaryDirectory() as folder:
+        file = gguf.GGUFWriter(path := f"{folder}/model.gguf", "llama")
+        file.add_tokenizer_model("none")
+        file.add_vocab_size(config.vocab_size)
+        file.add_context_length(config.max_position_embeddings)
+        file.add_embedding_length(config.hidden_size)
+        file.add_block_count(config.num_hidden_layers)
+        file.add_feed_forward_length(config.intermediate_size)
+        file.add_head_count(config.num_attention_heads)
+        file.add_head_count_kv(config.num_key_value_heads)
+        file.add_layer_norm_rms_eps(config.rms_norm_eps)
+        file.add_rope_freq_base(config.rope_parameters["rope_theta"])
+        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+        for name, x in model.named_parameters():
+            if name.endswith(("q_proj.weight", "k_proj.weight")):  # pairs that turn together are neighbours
+                x = x.view(-1, 2, config.head_dim // 2, x.shape[1]).transpose(1, 2).reshape(x.shape)
+            file.add_tensor(names.get_name(name, (".weight",)) + ".weight", x.detach().contiguous().numpy())
+        file.write_header_to_file()
+        file.write_kv_data_to_file()
+        file.write_tensors_to_file()
+        file.close()
+        threads = {"n_threads": options.threads, "n_threads_batch": options.threads}
+        llama = llama_cpp.Llama(path, n_ctx=n + options.steps, use_mmap=False, verbose=False, **threads)
+
+    def read(ids: list[int]) -> Tensor:
+        llama.eval(ids)
+        return torch.tensor(llama._ctx.get_logits()[: config.vocab_size])
+
+    def generate() -> None:
+        llama.n_tokens = n
+        token = 1
+        for _ in range(options.steps):
+            token = int(read([token]).argmax())
+
+    ids = torch.randint(100, (1, n))
+    torch.testing.assert_close(read(ids[0, :64].tolist()), model(ids[:, :64]).logits[0, -1], rtol=0, atol=2e-2)
+    read(ids[0, 64:].tolist())
+    return generate, 2 * 2 * n * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+
+
 def generate(models: dict[str, Any], n: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Tokens a second while generating, of each model, and the bytes of its cache."""
     caches: dict[str, Any] = {}
@@ -151,8 +202,14 @@ def generate(models: dict[str, Any], n: int, options: argparse.Namespace) -> lis
                 stretch(model, caches[name], n)
         places[name] = caches[name].get_seq_length()
 
+    sizes = {name: state_bytes(cache) for name, cache in caches.items()}
+    if options.llama_cpp:
+        of_llama_cpp, sizes["llama.cpp"] = in_llama_cpp(models["softmax"], n, options)
+
     def run(name: str) -> float:
         """Seconds a token."""
+        if name == "llama.cpp":
+            return timeit.timeit(of_llama_cpp, number=1) / options.steps
         cache, steps = caches[name], options.steps
         ids = torch.ones(1, places[name] + 1, dtype=torch.long)
         began = time.perf_counter()
@@ -174,8 +231,9 @@ def generate(models: dict[str, Any], n: int, options: argparse.Namespace) -> lis
             places[name] = cache.get_seq_length()
         return seconds
 
-    times = race(run, models, options)
-    return rows(times, n, options, {name: state_bytes(cache) for name, cache in caches.items()})
+    times = race(run, sizes, options)
+    sizes |= {name: state_bytes(cache) for name, cache in caches.items()}
+    return rows(times, n, options, sizes)
 
 
 def prefill(models: dict[str, Any], n: int, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -196,9 +254,10 @@ def prefill(models: dict[str, Any], n: int, options: argparse.Namespace) -> list
     return rows(race(run, models, options), n, options, sizes)
 
 
-def race(run: Callable[[str], float], models: dict[str, Any], options: argparse.Namespace) -> dict[str, list[float]]:
+def race(run: Callable[[str], float], models: Iterable[str], options: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds a token of each model in each round, whose order rotates."""
-    names, times = list(models), {name: [] for name in models}
+    names = list(models)
+    times: dict[str, list[float]] = {name: [] for name in names}
     if options.part == "generate":
         for name in names:
             run(name)
@@ -214,8 +273,8 @@ def rows(
     found = []
     for name, seconds in times.items():
         row: dict[str, Any] = {"part": options.part, "model": name, "rank": options.rank, "rotary": options.rotary}
-        row |= {"full": options.full if name != "softmax" else 0}
-        row |= {"heads": True} if options.heads and name != "softmax" else {}
+        row |= {"full": options.full if name in options.states else 0}
+        row |= {"heads": True} if options.heads and name in options.states else {}
         row |= {
             "context": n,
             "state_bytes": sizes[name],
@@ -249,6 +308,7 @@ def main() -> None:
     parser.add_argument("--heads", action="store_true", help="key heads in place of attentions")
     parser.add_argument("--ranking", type=Path, default=Path("results/attention_ranking.json"))
     parser.add_argument("--steps", type=int, default=16, help="tokens that a round generates")
+    parser.add_argument("--llama-cpp", action="store_true", help="generate by llama.cpp too")
     parser.add_argument("--no-softmax", dest="softmax", action="store_false")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

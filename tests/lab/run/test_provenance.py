@@ -34,6 +34,20 @@ def checkout(tmp_path, monkeypatch) -> Path:
     return package
 
 
+def test_other_names_and_contents_of_the_source_have_other_hashes(checkout):
+    def hashed(name: str, text: str) -> str:
+        (checkout / name).write_text(text)
+        found = module.source_hash.__wrapped__()  # the function itself keeps its first answer
+        (checkout / name).unlink()
+        return found
+
+    files = [("a.py", "x"), ("b.py", "x"), ("a.py", "y"), ("a.cpp", "x"), ("a.h", "x"), ("a.txt", "x"), ("b.txt", "x")]
+    hashes = [hashed(*one) for one in files]
+    assert len({*hashes}) == 6
+    assert hashes[-1] == hashes[-2] == module.source_hash.__wrapped__()
+    assert hashed("a.py", "x") == hashes[0]
+
+
 def test_only_the_source_of_the_package_makes_a_run_dirty(checkout):
     clean = source()
     assert len(clean["commit"]) == 40
