@@ -135,6 +135,7 @@ def split_in_two(folder, **classes):
         (lambda f: write_photos(f, {"a": 2, "b": 2}), "none: .*at least 3 images"),
         (lambda f: write_photos(f / "val", {"a": 2, "b": 2}), "none/val: .*folder train"),
         (lambda f: split_in_two(f, val={"a": 1, "x": 1}), "none/val/x: .*train.*'x'"),
+        (lambda f: split_in_two(f, valid={"a": 1}, val={"b": 1}), "none: .*one folder for the valid.*val and valid"),
         (lambda f: (split_in_two(f), (f / "val" / "a").mkdir(parents=True)), "none/val/a: .*images"),
     ],
 )

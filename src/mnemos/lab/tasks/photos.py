@@ -192,7 +192,13 @@ def _split_folders(folder: str) -> dict[Split, str]:
     below = _subfolders(folder)
     folders: dict[Split, str] = {}
     for split, names in _FOLDERS.items():
-        path = next((os.path.join(folder, name) for name in names if name in below), None)
+        own = [name for name in names if name in below]
+        if len(own) > 1 and all(_subfolders(os.path.join(folder, name)) for name in own):
+            raise InputError(
+                f"{folder}: expected one folder for the {split} split, found {' and '.join(own)}; join them, or remove "
+                "one"
+            )
+        path = os.path.join(folder, own[0]) if own else None
         if path is not None and _subfolders(path) and not any(map(is_image, os.listdir(path))):
             folders[split] = path
         elif path is not None and split == "valid" and "train" in folders:
