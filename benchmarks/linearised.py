@@ -164,7 +164,7 @@ def in_llama_cpp(model: Any, n: int, options: argparse.Namespace) -> tuple[Calla
         for name, x in model.named_parameters():
             if name.endswith(("q_proj.weight", "k_proj.weight")):  # pairs that turn together are neighbours
                 x = x.view(-1, 2, config.head_dim // 2, x.shape[1]).transpose(1, 2).reshape(x.shape)
-            file.add_tensor(names.get_name(name, (".weight",)) + ".weight", x.detach().contiguous().numpy())
+            file.add_tensor(names.get_name(name, (".weight",)), x.detach().contiguous().numpy())
         file.write_header_to_file()
         file.write_kv_data_to_file()
         file.write_tensors_to_file()
