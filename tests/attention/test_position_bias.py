@@ -38,6 +38,20 @@ def test_buckets_are_t5s(both, n, far):
     assert bucket(far, n, far) == n - 1
 
 
+@pytest.mark.parametrize(
+    ("both", "n", "far", "words"),
+    [
+        (True, 7, 128, "expected at least 4 buckets, an even number, and"),
+        (True, 2, 128, "expected at least 4 buckets, an even number, and"),
+        (False, 1, 128, "expected at least 2 buckets and"),
+        (False, 32, 16, "max_distance above 16, found 32 buckets and max_distance 16"),
+    ],
+)
+def test_too_few_buckets_or_too_near_are_refused(both, n, far, words):
+    with pytest.raises(InputError, match=words):
+        PositionBias(2, n, far, both)
+
+
 @pytest.mark.parametrize("both", [False, True])
 def test_it_starts_with_heads_that_look_near_and_one_that_looks_everywhere(both):
     layer = PositionBias(3, 32, 128, both)

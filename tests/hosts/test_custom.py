@@ -144,6 +144,8 @@ def test_a_map_of_tokens_is_read_in_rows():
     for shape in ((2, 12, 4, 5), (2, 5, 4, 5)):  # the width that it says, or as many as the last axis
         refuses("which may be a map", read, module, (torch.randn(shape),), {})
     refuses("a mask of padding named", read, module, (X, None, None, None), {"other": torch.ones(3, 7).bool()})
+    for other in (torch.ones(3, 7), torch.ones(3, 2).bool()):  # weights of tokens, and what is no mask of theirs
+        assert read(module, (X, None, None, None), {"other": other}).mask is None
     refuses("a second sequence", read, module, (X, X + 1), {})
 
 

@@ -10,6 +10,7 @@ from refusals import refuses
 import mnemos
 from mnemos.attention import CompressiveConfig, LinearConfig, RelativeConfig
 from mnemos.hugging_face import MnemosConfig, MnemosForCausalLM, StateCache, remembering_model
+from mnemos.hugging_face.pretrained_heads import shift_labels
 from mnemos.libraries import CACHE_NAMES, cache_name, transformers
 from mnemos.types import InputError
 
@@ -260,6 +261,14 @@ def test_loss_counts_labels_whose_context_is_valid():
     output.loss.backward()
     assert all(p.grad is not None for p in model.parameters())
     model.zero_grad()
+
+
+def test_the_count_of_an_update_shrinks_by_the_labels_without_a_context():
+    labels, mask = torch.tensor([[5, 6, 7]]), torch.tensor([[True, False, True]])
+    targets, count = shift_labels(labels, mask, torch.tensor(2))
+    assert targets.tolist() == [[6, -100, -100]]
+    assert count == 1
+    assert shift_labels(labels, None, 2)[1] == 2
 
 
 def test_crop_returns_to_any_length():

@@ -14,6 +14,7 @@ from refusals import refuses
 import mnemos
 from mnemos.errors import InputError
 from mnemos.hugging_face import fast_model
+from mnemos.hugging_face.fast_functions import torch_chunk_gated_delta_rule
 from mnemos.hugging_face.fast_model import _CACHES, is_fast
 from mnemos.hugging_face.fast_token import LAYERS, compute_token, norm_offset, normalise
 from mnemos.libraries import transformers
@@ -252,6 +253,16 @@ def test_other_models_copies_pickles_and_threads():
     assert torch.equal(model(x).logits, wanted)
     assert "until undo() was called" in str(report)
     refuses("call fast\\(model\\) again", report.__enter__)
+
+
+def test_sequences_in_one_row_are_read_apart_and_some_may_be_empty():
+    q, k, v = torch.randn(3, 1, 9, 2, 4).unbind(0)
+    g, beta = -torch.rand(1, 9, 2), torch.rand(1, 9, 2)
+    ends = torch.tensor([0, 0, 4, 4, 9, 9])
+    whole, _ = torch_chunk_gated_delta_rule(q, k, v, g, beta, cu_seqlens=ends)
+    for part in (slice(4), slice(4, 9)):
+        alone, _ = torch_chunk_gated_delta_rule(*(x[:, part] for x in (q, k, v, g, beta)))
+        torch.testing.assert_close(whole[:, part], alone)
 
 
 def test_what_is_left_is_said():

@@ -33,6 +33,11 @@ def refused(make, *words):
             {"layer_types": ["full_attention", "conv"], "num_hidden_layers": 2, "num_key_value_heads": 2},
             "found 'conv' in layer 1 of Lfm2ForCausalLM",
         ),
+        (
+            "Llama4ForCausalLM",
+            {"intermediate_size_mlp": 8, "num_local_experts": 2, "layer_types": ["chunked_attention"]},
+            "found 'chunked_attention' in layer 0 of Llama4ForCausalLM",
+        ),
         ("CpmAntForCausalLM", {"dim_head": 4, "dim_ff": 8}, "the ids of all earlier tokens"),
     ],
 )

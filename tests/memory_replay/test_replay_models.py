@@ -116,6 +116,28 @@ def test_a_plain_attribute_is_read_as_it_stood(first, options):
     assert getattr(model, "last", "missing") is first
 
 
+class Sometimes(Remembering):
+    """A plain attribute that is a tensor at first, and after some steps None."""
+
+    def forward(self, x, state):
+        loss, state = super().forward(x, state)
+        if x.sum() < 0:
+            self.last = None
+        return loss, state
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoints": 2}, {"truncate_every": 3}])
+def test_a_plain_attribute_may_be_none_in_between(options):
+    pieces = segments()
+    assert {bool(x.sum() < 0) for x in pieces[:-1]} == {True, False}
+    model = Sometimes(torch.zeros(3, 5, dtype=torch.float64))
+    plain(model, pieces, begin(), every=options.get("truncate_every", 10**9))
+    expected = gradients(model)
+    model = Sometimes(torch.zeros(3, 5, dtype=torch.float64))
+    replay(model, pieces, begin(), **options)
+    agree(gradients(model), expected, 1e-12)
+
+
 @pytest.mark.parametrize("preset", ["mnemos", "paper"])
 def test_stored_caches_move_once_a_step(preset):
     torch.manual_seed(0)
