@@ -32,6 +32,8 @@ def test_the_command_of_an_extra_names_its_libraries(monkeypatch):
     assert install_command("data") == "pip install 'scikit-learn<2,>=1'"
     needed += ["absent[more]>=2; extra == 'data'"]
     assert install_command("data") == "pip install 'absent[more]>=2'"  # scikit-learn is installed
+    needed += ["numpy<1; extra == 'data'"]
+    assert install_command("data") == "pip install 'absent[more]>=2' 'numpy<1'", "another version is"
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: None)
     assert install_command("data") == "pip install '.[data]' in a clone of mnemos"
 

@@ -42,8 +42,14 @@ def install_command(extra: str) -> str:
 
 
 def _is_installed(requirement: str) -> bool:
-    name = re.match(r"[\w.-]+", requirement)
-    return name is not None and any(importlib.metadata.distributions(name=name[0]))
+    """Whether it is, in a version that is wanted; False where the library `packaging` is not there to say."""
+    try:
+        from packaging.requirements import Requirement
+
+        needed = Requirement(requirement)
+        return needed.specifier.contains(importlib.metadata.version(needed.name), prereleases=True)
+    except ImportError:  # PackageNotFoundError is one
+        return False
 
 
 def printable(text: str) -> str:
