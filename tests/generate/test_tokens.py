@@ -123,6 +123,8 @@ def test_min_p_is_that_of_transformers():
         expected = warpers.TopPLogitsWarper(top_p)(None, expected) if top_p < 1 else expected
         expected = warpers.MinPLogitsWarper(min_p)(None, expected).softmax(-1)
         torch.testing.assert_close(probabilities(scores, temperature, k, top_p, min_p), expected)
+        of_rows = probabilities(scores.view(8, 5, 30), temperature, k, top_p, min_p)
+        torch.testing.assert_close(of_rows.view(40, 30), expected)
     network = model("linear", vocab_size=17, head=HeadConfig(mixture=3))
     refuses("expected min_p 0, because", Stream(network).prefill(ids(1, 3)).generate, 1, min_p=0.1)
 

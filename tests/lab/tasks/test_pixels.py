@@ -6,9 +6,10 @@ import torch
 from PIL import Image
 from test_images import images, write_mnist
 
+import mnemos
 from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
 from mnemos.lab.tasks.photos import PhotosConfig
-from mnemos.lab.tasks.pixels import PixelsConfig
+from mnemos.lab.tasks.pixels import PixelsConfig, write_pictures
 from mnemos.lab.tasks.text import TextConfig
 from mnemos.types import InputError
 
@@ -46,13 +47,30 @@ def test_with_a_start_token_every_byte_is_predicted(tmp_path):
     assert np.array_equal(task.pictures(batch.targets)[3].reshape(-1), task.bytes("test", [3])[0])
 
 
-def test_colours_come_after_each_other(tmp_path):
+def coloured(folder, size):
     random = np.random.default_rng(0)
     for kind in "ab":
-        (tmp_path / kind).mkdir()
+        (folder / kind).mkdir()
         for i in range(5):
-            Image.fromarray(random.integers(0, 256, (4, 4, 3)).astype(np.uint8)).save(tmp_path / kind / f"{i}.png")
-    task = PixelsConfig(PhotosConfig(str(tmp_path), size=4, held_out=0.2)).build()
+            Image.fromarray(random.integers(0, 256, (size, size, 3)).astype(np.uint8)).save(folder / kind / f"{i}.png")
+    return PixelsConfig(PhotosConfig(str(folder), size=size, held_out=0.2)).build()
+
+
+@pytest.mark.parametrize(("size", "completed"), [(2, 3), (2, 0), (1, 3)])
+def test_pictures_are_generated_and_the_lower_halves_of_others(tmp_path, size, completed):
+    task = coloured(tmp_path, size)
+    model = mnemos.Transformer(vocab_size=256, dim=8, num_heads=1, layers=1, attention="linear").eval()
+    found = write_pictures(model, task, tmp_path, count=2, completed=completed)
+    assert found["samples"].shape == (2, size, size, 3)
+    assert ("completions" in found) is (size == 2 and completed > 0), "a picture of one row has no half"
+    if "completions" in found:
+        originals, upper = found["originals"], slice(size // 2)
+        assert len(originals) == task.images("test") < completed
+        assert (found["completions"][:, :, upper] == originals[:, None, upper]).all()
+
+
+def test_colours_come_after_each_other(tmp_path):
+    task = coloured(tmp_path, 4)
     assert (task.shape, task.max_length) == ((4, 4, 3), 47)
     picture = task.pictures(task.bytes("train", [0]))[0]
     assert np.array_equal(task.bytes("train", [0])[0, :6], [*picture[0, 0], *picture[0, 1]])
