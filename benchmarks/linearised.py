@@ -23,7 +23,6 @@ import os
 import statistics
 import tempfile
 import time
-import timeit
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -209,7 +208,9 @@ def generate(models: dict[str, Any], n: int, options: argparse.Namespace) -> lis
     def run(name: str) -> float:
         """Seconds a token."""
         if name == "llama.cpp":
-            return timeit.timeit(of_llama_cpp, number=1) / options.steps
+            began = time.perf_counter()
+            of_llama_cpp()
+            return (time.perf_counter() - began) / options.steps
         cache, steps = caches[name], options.steps
         ids = torch.ones(1, places[name] + 1, dtype=torch.long)
         began = time.perf_counter()
@@ -311,6 +312,8 @@ def main() -> None:
     parser.add_argument("--llama-cpp", action="store_true", help="generate by llama.cpp too")
     parser.add_argument("--no-softmax", dest="softmax", action="store_false")
     options = parser.parse_args()
+    if options.llama_cpp and (options.part != "generate" or not options.softmax):
+        parser.error("--llama-cpp goes with generate, beside softmax")
     torch.set_num_threads(options.threads)
     models = {"softmax": load(options)} if options.softmax else {}
     for state in options.states:

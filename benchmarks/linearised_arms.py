@@ -58,7 +58,6 @@ BASE = LinearisedConfig(state="hedgehog", rotary=True, half_life=0, transfer_rat
 BEST = LinearisedConfig(half_life=0)  # the delta rule on features before rotary positions, and more attention transfer
 ARMS: dict[str, LinearisedConfig | None] = {
     "original": None,
-    "original-labels": replace(BASE, state="none", window=4096, sinks=0, loss="labels"),
     "window": replace(BASE, state="none", rank=0, tokens=0, transfer_tokens=0),
     "window-trained": replace(BASE, state="none"),
     "window-longer": replace(BASE, state="none"),  # with --tokens 212992, as many as both stages of a state have
@@ -98,8 +97,8 @@ ARMS: dict[str, LinearisedConfig | None] = {
 }
 MEMORIES = ("cache", "cache-unwritten", "remember", "cache-few")
 # Window 64, 4 sinks, rank 16. Features of queries and keys before rotary positions, which facts at all distances share.
-TOLD = ("told-window", "told-hedgehog", "told-delta", "told-delta-forgets", "told-cache", "told-cache-unwritten")
-TOLD += ("told-remember",)
+KINDS = ("window", "hedgehog", "delta", "delta-forgets", "cache", "cache-unwritten", "remember")
+TOLD = tuple(f"told-{kind}" for kind in KINDS)
 FORGETS = "-forgets"  # of a state that halves in 1,024 tokens
 ALONE = "-answers"  # of arms that learn the answers alone
 LOWER, SCALE = 6, 1.5  # layers that have the window alone and no updates; the factor of feature maps at the start
@@ -111,7 +110,6 @@ CONTROLS = {"delta-forgets-wiki": "window-wiki", "delta-labels": "window-labels"
 CONTROLS |= {arm: f"window-{arm}" for arm in ("hybrid-8", "hybrid-8-labels", "hybrid-12", "heads-24")}
 CONTROLS |= {"hybrid-8-bf16": "hybrid-8", "hybrid-8-longer": "hybrid-8-bf16"}
 CONTROLS["hybrid-8-novels"] = "hybrid-8-bf16"
-CONTROLS["original-labels"] = "original"
 FAR = "512-4096"
 
 

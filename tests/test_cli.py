@@ -241,9 +241,12 @@ def test_a_recipe_is_read_from_the_file_that_show_printed(tmp_path, capsys):
             said = refused(capsys, "train", str(file.with_suffix(".yml")))
             assert f"train.steps: expected an integer, found {read!r}" in said
     for written, problem in (
-        ("name: mine\nmodel: {is: transformer\ndata: 3", "mine.yml: line 3: expected YAML, found an error (expected "),
+        ("name: mine\nmodel: {is: transformer\ndata: 3", "mapping that starts in line 2; correct the file"),
+        ('a: 1\nname: "mine\n\n\n', "line 5: expected YAML, found unexpected end of stream while scanning a quoted"),
+        ("steps: !!int x", "mine.yml: expected YAML, found a value that its tag does not allow ("),
+        ("steps: !!bool maybe", "mine.yml: expected YAML, found a value that its tag does not allow ('maybe')"),
         ("name: \x00", "mine.yml: expected a recipe, found a file that cannot be read ("),
-        ("# nothing", "mine.yml: expected a recipe, found an empty file; mnemos show prints one"),
+        ("# nothing", "mine.yml: expected a recipe, found nothing; mnemos show prints one"),
     ):
         file.with_suffix(".yml").write_text(written)
         assert problem in refused(capsys, "train", str(file.with_suffix(".yml")))

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import signal
 import time
 import warnings
@@ -29,10 +30,32 @@ def quiet(folder, *kinds, **train_settings):
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_an_interrupt_is_answered_before_the_update_ends(tmp_path, capfd, quiet):
+def test_an_interrupt_is_answered_at_once(tmp_path, capfd, quiet):
+    said = []
+
+    def interrupt(*_):
+        capfd.readouterr()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+        said.append(capfd.readouterr().err)
+
     with pytest.raises(Interrupted):
-        train(Toys().recipe(), tmp_path, on_evaluation=lambda *_: signal.raise_signal(signal.SIGINT), quiet=quiet)
-    assert ("the update in progress is completed first; Ctrl-C again" in capfd.readouterr().err) is not quiet
+        train(Toys().recipe(), tmp_path, on_evaluation=interrupt, quiet=quiet)
+    assert said == ["" if quiet else "\nstopping as soon as a checkpoint can be saved; the next Ctrl-C ends at once\n"]
+
+
+def test_an_interrupt_is_obeyed_where_nobody_reads_what_it_says(tmp_path, monkeypatch):
+    write = os.write
+
+    def broken(file, data):
+        if file == 2:
+            raise BrokenPipeError
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", broken)
+    with pytest.raises(Interrupted, match="a checkpoint is saved"):
+        train(Toys().recipe(), tmp_path, on_evaluation=lambda *_: signal.raise_signal(signal.SIGINT))
+    assert checkpoint.steps(tmp_path / "checkpoints")
 
 
 @pytest.mark.parametrize("language", [True, False])

@@ -117,6 +117,14 @@ def test_what_is_an_image(tmp_path):
     assert f"left out: {os.path.join('b', 'c.heic')}" in PhotosConfig(str(tmp_path / "phone"), size=8).build().about
     write_photos(tmp_path / "kinds", {"car": 5, "train": 5, "test": 3})
     assert read_layout(tmp_path / "kinds", 0.1)["train"].classes == ("car", "test", "train"), "train is a class"
+    for name in ("val", "valid"):
+        write_photos(tmp_path / "kinds" / name, {".": 5, "deeper": 1})
+    assert read_layout(tmp_path / "kinds", 0.1)["train"].classes == ("car", "test", "train", "val", "valid")
+    write_photos(tmp_path / "linked" / "train", {"a": 5, "b": 5})
+    write_photos(tmp_path / "linked" / "valid", {"a": 5, "b": 5}, seed=2)
+    (tmp_path / "linked" / "val").mkdir()
+    (tmp_path / "linked" / "validation").symlink_to("valid")
+    assert len(read_layout(tmp_path / "linked", 0.1)["test"].paths) == 10, "one folder with two names"
 
 
 def split_in_two(folder, **classes):
@@ -135,7 +143,10 @@ def split_in_two(folder, **classes):
         (lambda f: write_photos(f, {"a": 2, "b": 2}), "none: .*at least 3 images"),
         (lambda f: write_photos(f / "val", {"a": 2, "b": 2}), "none/val: .*folder train"),
         (lambda f: split_in_two(f, val={"a": 1, "x": 1}), "none/val/x: .*train.*'x'"),
-        (lambda f: split_in_two(f, valid={"a": 1}, val={"b": 1}), "none: .*one folder for the valid.*val and valid"),
+        (
+            lambda f: (split_in_two(f, valid={"a": 1}, val={"b": 1}), (f / "validation").mkdir()),
+            "none: .*one folder for the valid.*val and valid;",
+        ),
         (lambda f: (split_in_two(f), (f / "val" / "a").mkdir(parents=True)), "none/val/a: .*images"),
     ],
 )

@@ -145,13 +145,25 @@ def recipe_of_model(folder: Path) -> Recipe:
     return read_recipe(folder.parent if of_run else folder)
 
 
+def _read_yaml(text: str) -> object:
+    try:
+        return yaml.load(text, _Loader)  # safe: it makes no objects
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        began = f" {error.context}" if error.context else ""
+        began += f" that starts in line {error.context_mark.line + 1}" if error.context_mark else ""
+        raise InputError(f"line {line}: expected YAML, {error.problem}{began}; correct the file") from None
+    except (ValueError, KeyError) as error:  # of a tag, as in !!int x
+        raise InputError(f"expected YAML, found a value that its tag does not allow ({error}); correct it") from None
+
+
 def _read(path: Path) -> Recipe:
     check_file(path)
     try:
         text = read_text(path)
-        saved = parse(text) if path.suffix == ".json" else yaml.load(text, _Loader)  # safe: it makes no objects
+        saved = parse(text) if path.suffix == ".json" else _read_yaml(text)
         if not isinstance(saved, dict):
-            what = "an empty file" if saved is None else f"{saved!r:.40}"
+            what = "nothing" if saved is None else f"{saved!r:.40}"
             raise InputError(f"expected a recipe, found {what}; mnemos show prints one")
         if isinstance(model := saved.get("model"), dict) and model.get("is") == OWN:
             raise InputError(
@@ -162,11 +174,6 @@ def _read(path: Path) -> Recipe:
     except json.JSONDecodeError as error:
         raise InputError(
             f"{path}: line {error.lineno}: expected JSON, found an error ({error.msg}); correct the file"
-        ) from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise InputError(
-            f"{path}: line {line}: expected YAML, found an error ({error.problem}); correct the file"
         ) from None
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         problem = " ".join(str(error).split())

@@ -356,10 +356,12 @@ class Run:
 
     def _stop(self) -> None:
         """Let the update that is running be completed first; a second Ctrl-C ends the program at once."""
-        self._asked_to_stop = True
-        if not self.quiet and self.files is not None:  # not by `print`, inside which the signal may have come
-            os.write(2, b"\nstopping: the update in progress is completed first; Ctrl-C again ends at once\n")
+        first, self._asked_to_stop = not self._asked_to_stop, True
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if first and not self.quiet and self.files is not None:
+            with contextlib.suppress(OSError):  # Ctrl-C has ended the reader of a pipe too
+                # Not by `print`, inside which the signal may have come.
+                os.write(2, b"\nstopping as soon as a checkpoint can be saved; the next Ctrl-C ends at once\n")
 
     def check_signals(self) -> None:
         if devices.any_of(self.fabric, self._asked_to_stop):

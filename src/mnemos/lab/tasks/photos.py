@@ -192,17 +192,19 @@ def _split_folders(folder: str) -> dict[Split, str]:
     below = _subfolders(folder)
     folders: dict[Split, str] = {}
     for split, names in _FOLDERS.items():
-        own = [name for name in names if name in below]
-        if len(own) > 1 and all(_subfolders(os.path.join(folder, name)) for name in own):
+        paths = {
+            os.path.realpath(path): path for path in (os.path.join(folder, name) for name in names if name in below)
+        }
+        whole = [path for path in paths.values() if _subfolders(path) and not any(map(is_image, os.listdir(path)))]
+        if len(whole) > 1:
             raise InputError(
-                f"{folder}: expected one folder for the {split} split, found {' and '.join(own)}; join them, or remove "
-                "one"
+                f"{folder}: expected one folder for the {split} split, found "
+                f"{' and '.join(map(os.path.basename, whole))}; join them, or remove one"
             )
-        path = os.path.join(folder, own[0]) if own else None
-        if path is not None and _subfolders(path) and not any(map(is_image, os.listdir(path))):
-            folders[split] = path
-        elif path is not None and split == "valid" and "train" in folders:
-            raise InputError(f"{path}: expected class folders as in train, found none; add them")
+        if whole:
+            folders[split] = whole[0]
+        elif paths and split == "valid" and "train" in folders:
+            raise InputError(f"{next(iter(paths.values()))}: expected class folders as in train, found none; add them")
     return folders
 
 
