@@ -79,6 +79,10 @@ def test_memory_is_bounded_and_the_oldest_go_first():
     before = two.read
     two.prefill(rows[:1])
     assert two.read == before
+    by_token = PrefixTree(model, block=1)
+    same(by_token.prefill([rows[0][:5]]), [rows[0][:5]])
+    same(by_token.prefill([rows[0][:7]]), [rows[0][:7]])
+    assert by_token.read == 7
     none = PrefixTree(model, block=8, memory=0)
     same(none.prefill(rows), rows)
     assert (len(none), none.size) == (0, 0)

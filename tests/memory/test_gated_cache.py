@@ -164,6 +164,11 @@ def test_a_probe_can_be_told_not_to_write():
     assert torch.equal(module.eval().cache, before)
 
 
+def test_heads_that_do_not_divide_the_width_are_refused():
+    with pytest.raises(InputError, match="found dim 10 and num_heads 3; num_heads may be 1, 2, 5, 10"):
+        gated_cache.GatedCache(10, 3, GRC(length=4))
+
+
 def test_empty_rows_leave_the_mean():
     module, alone = layer(), layer()
     x = batch(3)

@@ -297,6 +297,8 @@ def test_bad_input():
         ("2 rows.* found 3", lambda: reads(x[:2], slots)),
         ("another configuration", lambda: reads(x, model("reads", segment=5)(x)[1])),
         ("segment: .* found 0", lambda: RMT(segment=0)),
+        ("token ids: .* found", lambda: rmt(x + rmt.config.vocab_size)),
+        ("token ids: .* found", lambda: rmt(x - rmt.config.vocab_size, tokens)),
         ("model.memory: expected a TokensConfig", lambda: RMT(memory=3)),
         ("memory.tokens: expected at least 1, found 0; .*write=False", lambda: TokensConfig(tokens=0)),
         ("memory_tokens: .* found -1", lambda: MemoryTransformer(memory_tokens=-1)),
