@@ -162,6 +162,10 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
         refuses(words, mnemos.load, tmp_path)
     refuses("save its state_dict", mnemos.save, torch.nn.Linear(2, 2), tmp_path / "other")
     assert not (tmp_path / "other").exists()
+    grown = mnemos.Transformer(vocab_size=9, dim=8, num_heads=2)
+    grown.more = torch.nn.Linear(2, 2)
+    refuses("save: expected the tensors that the model's config builds", mnemos.save, grown, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
     (tmp_path / "file").touch()
     refuses(
         "file: expected a folder", mnemos.save, mnemos.Transformer(vocab_size=9, dim=8, num_heads=2), tmp_path / "file"
