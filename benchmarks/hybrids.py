@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from linearised import load_decoder
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -174,9 +175,7 @@ def main() -> None:
     if options.do != "rank" and options.ranking is None:
         parser.error(f"{options.do}: expected --ranking, the file that `rank` wrote, found none; add it")
     torch.set_num_threads(options.threads)
-    library = mnemos.libraries.transformers()
-    model = library.AutoModelForCausalLM.from_pretrained(options.model, dtype="float32", trust_remote_code=False).eval()
-    tokenizer = library.AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
+    model, tokenizer = load_decoder(options.model)
     pieces, every = [], []
     for text in read_texts(options.text).values():
         ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])

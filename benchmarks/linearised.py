@@ -38,6 +38,7 @@ from mnemos.lab.run.provenance import provenance
 from mnemos.libraries import cache_name, transformers
 
 PIECE, BEFORE = 2048, 1024  # tokens of a call of the linearised model; tokens that it has read before it generates
+SMALL = 4  # layers of the models that must agree
 
 
 def state_bytes(cache: Any) -> int:
@@ -59,17 +60,19 @@ def state_bytes(cache: Any) -> int:
     return sum(seen.values())
 
 
-def load(options: argparse.Namespace, small: bool = False) -> Any:
-    """The model of the folder; small: four layers of it, with random weights."""
+def load_decoder(folder: Path) -> tuple[Any, Any]:
+    """The decoder of a folder and its tokenizer."""
     library = transformers()
+    model = library.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+    return model.eval(), library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+def random_decoder(folder: Path, layers: int | None = None) -> Any:
+    """A decoder like that of a folder, or so many layers of it, with random weights, each time the same."""
     torch.manual_seed(0)
-    if options.weights and not small:
-        return library.AutoModelForCausalLM.from_pretrained(
-            options.model, dtype=torch.float32, trust_remote_code=False
-        ).eval()
-    config = library.AutoConfig.from_pretrained(options.model, trust_remote_code=False)
-    if small:
-        config.num_hidden_layers = 4
+    library = transformers()
+    config = library.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config.num_hidden_layers = layers or config.num_hidden_layers
     return library.AutoModelForCausalLM.from_config(config, trust_remote_code=False).float().eval()
 
 
@@ -84,8 +87,8 @@ def ranked(path: Path, count: int, heads: bool) -> list[str]:
     return sorted(shares, key=shares.__getitem__, reverse=True)[:count]
 
 
-def linearise(model: Any, options: argparse.Namespace, state: str) -> Any:
-    """The model with a state; its weight is large enough to count."""
+def linearise(model: Any, options: argparse.Namespace, state: str) -> None:
+    """Give the model a state, with a weight that is large enough to count."""
     kind: Any = state
     names = {name for name, _ in model.named_modules()}  # a small model has the first attentions alone
     full = [one for one in ranked(options.ranking, options.full, options.heads) if one.partition(":")[0] in names]
@@ -96,7 +99,6 @@ def linearise(model: Any, options: argparse.Namespace, state: str) -> Any:
         for name, parameter in report.maps.items():
             if name.endswith("log_gamma"):
                 parameter.fill_(-4.0)
-    return model
 
 
 def read(model: Any, ids: Tensor, cache: Any) -> Tensor:
@@ -108,7 +110,8 @@ def read(model: Any, ids: Tensor, cache: Any) -> Tensor:
 
 def check(options: argparse.Namespace, state: str) -> None:
     """A small linearised model gives equal logits in all ways of reading."""
-    plain, model = load(options, small=True), linearise(load(options, small=True), options, state)
+    plain, model = (random_decoder(options.model, SMALL) for _ in range(2))
+    linearise(model, options, state)
     ids = torch.randint(100, (1, options.window + options.sinks + 90))
     cache = transformers().DynamicCache()
     whole = model(ids).logits
@@ -273,16 +276,19 @@ def rows(
 ) -> list[dict[str, Any]]:
     found = []
     for name, seconds in times.items():
-        row: dict[str, Any] = {"part": options.part, "model": name, "rank": options.rank, "rotary": options.rotary}
-        row |= {"full": options.full if name in options.states else 0}
-        row |= {"heads": True} if options.heads and name in options.states else {}
-        row |= {
+        changed = name in options.states
+        row: dict[str, Any] = {
+            **{key: getattr(options, key) for key in ("part", "rank", "rotary")},
+            "model": name,
+            "full": options.full * changed,
             "context": n,
             "state_bytes": sizes[name],
             "tokens_per_second": 1 / statistics.median(seconds),
             "rounds": len(seconds),
         }
-        if name != "softmax" and "softmax" in times:
+        if changed and options.heads:
+            row["heads"] = True
+        if name != "softmax":
             row["times_softmax"] = ratio(times, "softmax", name)._asdict()
         found.append(row)
         print(json.dumps(row), flush=True)
@@ -302,7 +308,7 @@ def main() -> None:
         threads=os.cpu_count() or 1,
     )
     parser.add_argument("part", choices=["generate", "prefill"])
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--weights", action="store_true")
     parser.add_argument("--rotary", action="store_true", help="features after rotary positions")
     parser.add_argument("--full", type=int, default=0, help="attentions that stay whole, the first of --ranking")
@@ -310,15 +316,15 @@ def main() -> None:
     parser.add_argument("--ranking", type=Path, default=Path("results/attention_ranking.json"))
     parser.add_argument("--steps", type=int, default=16, help="tokens that a round generates")
     parser.add_argument("--llama-cpp", action="store_true", help="generate by llama.cpp too")
-    parser.add_argument("--no-softmax", dest="softmax", action="store_false")
     options = parser.parse_args()
-    if options.llama_cpp and (options.part != "generate" or not options.softmax):
-        parser.error("--llama-cpp goes with generate, beside softmax")
+    if options.llama_cpp and options.part != "generate":
+        parser.error("--llama-cpp goes with generate")
     torch.set_num_threads(options.threads)
-    models = {"softmax": load(options)} if options.softmax else {}
+    load = (lambda folder: load_decoder(folder)[0]) if options.weights else random_decoder
+    models = {name: load(options.model) for name in ("softmax", *options.states)}
     for state in options.states:
         check(options, state)
-        models[state] = linearise(load(options), options, state)
+        linearise(models[state], options, state)
     measure = generate if options.part == "generate" else prefill
     measured = [row for n in options.context for row in measure(models, n, options)]
     if options.out:

@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 from fact_recall import FactRecall, SegmentReading, fit_weights
-from linearised import ranked, state_bytes
+from linearised import load_decoder, random_decoder, ranked, state_bytes
 
 import mnemos
 from mnemos.atomic import write_json
@@ -115,11 +115,7 @@ FAR = "512-4096"
 
 def run(options: argparse.Namespace) -> None:
     """Train and measure one arm with one seed."""
-    transformers = mnemos.libraries.transformers()
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        options.model, dtype="float32", trust_remote_code=False
-    ).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
+    model, tokenizer = load_decoder(options.model)
     place = options.out / options.arm / f"seed-{options.seed}"
     place.mkdir(parents=True, exist_ok=True)
     settings, reader = _settings(options.arm, options.ranking), model
@@ -197,12 +193,8 @@ def told(options: argparse.Namespace) -> None:
     place = options.out / (options.arm + (ALONE if options.answers else "")) / f"seed-{options.seed}"
     if all((place / name).is_file() for name in ("told.json", "predicted.json")):
         return
-    transformers = mnemos.libraries.transformers()
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        options.model, dtype="float32", trust_remote_code=False
-    ).eval()
+    model, tokenizer = load_decoder(options.model)
     model.requires_grad_(False)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
     novels = [next(iter(read_texts(paths[:1]).values())) for paths in (options.train, options.test)]
     text, test = (torch.tensor(tokenizer(novel, add_special_tokens=False)["input_ids"]) for novel in novels)
     torch.manual_seed(options.seed)
@@ -370,11 +362,8 @@ def _state_bytes(settings: LinearisedConfig | None, model: Path) -> int | None:
     """Bytes of state after 4,096 tokens, from a model without weights; None: of the original, which was measured."""
     if settings is None:
         return None
-    transformers = mnemos.libraries.transformers()
     with torch.device("meta"):
-        decoder = transformers.AutoModelForCausalLM.from_config(
-            transformers.AutoConfig.from_pretrained(model, trust_remote_code=False), trust_remote_code=False
-        )
+        decoder = random_decoder(model)
     report = mnemos.linearise(decoder, **settings.arguments, full=settings.full or None)
     config = decoder.config
     whole = sum(len(one.full_heads) for one in report.changed) + len(report.left) * config.num_key_value_heads
@@ -384,10 +373,7 @@ def _state_bytes(settings: LinearisedConfig | None, model: Path) -> int | None:
 def _memory_costs(kind: str, settings: LinearisedConfig | None, model: Path) -> dict[str, float]:
     """Bytes of state, and FLOPs of a token that is read alone, the mean of a block; of a model with random weights."""
     assert settings is not None
-    transformers = mnemos.libraries.transformers()
-    decoder = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.from_pretrained(model, trust_remote_code=False), trust_remote_code=False
-    ).eval()
+    decoder = random_decoder(model)
     report = mnemos.linearise(decoder, **settings.arguments)
     reader, _ = add_memory(decoder, kind, [one.name for one in report.changed], settings.window)
     step: Any = mnemos.functional(decoder) if reader is decoder else reader

@@ -16,9 +16,7 @@ Each part adds its figures to the JSON file under its own name:
 
 import argparse
 import functools
-import gzip
 import json
-import re
 import resource
 import time
 from collections.abc import Callable
@@ -32,6 +30,7 @@ from torch.nn import functional as F
 import mnemos
 from mnemos.lab.hosted.decoder import HostedDecoderConfig
 from mnemos.lab.hosted.hub import settings_of
+from mnemos.lab.linearised.text_batches import read_texts
 from mnemos.lab.measure.gradients import WAYS, state_bytes
 from mnemos.lab.measure.peak import peak_of
 from mnemos.lab.run.provenance import provenance
@@ -43,18 +42,11 @@ CACHE = mnemos.GRC(scope="stream", length=16, block=64, gate_init=-4.0)
 PART = 10_000  # tokens of a novel whose figures are added up
 
 
-def read_text(path: Path) -> str:
-    """A novel with each paragraph in one line, without the licence of Project Gutenberg."""
-    read = path.read_bytes()
-    found = (gzip.decompress(read) if path.suffix == ".gz" else read).decode("utf-8-sig")
-    found = re.split(r"\*\*\* ?END OF TH.*", re.split(r"\*\*\* ?START OF TH.*", found)[-1])[0]
-    paragraphs = re.split(r"\r?\n\s*\r?\n", found)
-    return "\n\n".join(" ".join(one.split()) for one in paragraphs if one.strip())
-
-
 def tokens_of(options: argparse.Namespace, path: Path, count: int | None = None) -> Tensor:
-    """The first tokens [T] of a novel."""
-    return torch.tensor(options.tokenizer(read_text(path))["input_ids"][:count])
+    """The first tokens [T] of a novel with each paragraph in one line."""
+    (text,) = read_texts([path]).values()
+    paragraphs = (" ".join(one.split()) for one in text.split("\n\n"))
+    return torch.tensor(options.tokenizer("\n\n".join(filter(None, paragraphs)))["input_ids"][:count])
 
 
 def hosted(options: argparse.Namespace, cached: bool) -> nn.Module:

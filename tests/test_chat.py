@@ -143,6 +143,8 @@ def test_with_a_window_the_state_is_constant(monkeypatch, capsys, folder, tmp_pa
     mnemos.linearise(model, window=16, sinks=2, state="none")
     model.save_pretrained(saved)
     assert said(monkeypatch, capsys, saved, lines)[1] == out
+    code, _, err = said(monkeypatch, capsys, saved, lines, "--window", "8")
+    assert (code, err[0].endswith(f"without a state, found {saved} linearised; leave it out")) == (2, True)
     mnemos.hosts.save_adapter(model, tmp_path / "a")
     assert said(monkeypatch, capsys, folder, lines, "--adapter", str(tmp_path / "a"))[1] == out
     mnemos.linearise(mnemos.unlinearise(model), window=16, sinks=2, rank=2)
@@ -154,6 +156,47 @@ def test_with_a_window_the_state_is_constant(monkeypatch, capsys, folder, tmp_pa
     (code, _, err) = said(monkeypatch, capsys, tmp_path / "none", lines, "--adapter", str(tmp_path / "b"))
     assert code == 2  # before the model is read
     assert "--adapter: expected" in err[0]
+
+
+class Typed(io.StringIO):
+    """What is typed; in place of the first line Ctrl-C. terminal: whether it is typed at one."""
+
+    terminal, asked = True, False
+
+    def isatty(self):
+        return self.terminal
+
+    def readline(self, *given):
+        if not self.asked:
+            self.asked = True
+            raise KeyboardInterrupt
+        return super().readline(*given)
+
+
+@pytest.mark.usefixtures("with_ctrl_c")
+@pytest.mark.parametrize("terminal", [True, False])
+def test_ctrl_c_at_a_terminal_drops_what_is_typed_and_without_one_ends(monkeypatch, capsys, folder, terminal):
+    typed = Typed("so\n")
+    typed.terminal = terminal
+    monkeypatch.setattr(sys, "stdin", typed)
+    code = main(["chat", str(folder), "--temperature", "0", "--length", "3"])
+    found = capsys.readouterr()
+    if terminal:
+        assert (code, found.out.count("> "), len(found.out.splitlines())) == (0, 3, 2)
+        assert found.err.splitlines()[:3] == ["/help lists the commands", "", "/quit or Ctrl-D ends the chat"]
+    else:
+        assert (code, found.out, found.err) == (130, "", "mnemos: interrupted\n")
+
+
+def test_a_template_that_refuses_a_message_is_one_line(monkeypatch, capsys, folder, tmp_path):
+    strict = copytree(folder, tmp_path / "strict")
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no\\nsystem') }}{% endif %}"
+    before = (strict / "chat_template.jinja").read_text()
+    (strict / "chat_template.jinja").write_text(template + before)
+    assert said(monkeypatch, capsys, strict, ["so"])[:2] == said(monkeypatch, capsys, folder, ["so"])[:2]
+    code, _, err = said(monkeypatch, capsys, strict, ["so"], "--system", "be kind")
+    assert (code, len(err)) == (2, 1)
+    assert "found one that refuses them (no\\nsystem); leave --system out" in err[0]
 
 
 def test_without_a_template_the_text_goes_on(monkeypatch, capsys, folder, tmp_path):
@@ -170,6 +213,10 @@ def test_the_folder_of_a_training_names_the_model_in_it(monkeypatch, capsys, fol
     copytree(folder, tmp_path / "run/model")
     _, _, err = said(monkeypatch, capsys, tmp_path / "run", ["so"])
     assert err[0].endswith(f"found a folder without its config.json; name {tmp_path}/run/model")
+    (tmp_path / "run/recipe.json").write_text("{}")
+    (tmp_path / "run/model/config.json").unlink()
+    _, _, err = said(monkeypatch, capsys, tmp_path / "run/model", ["so"])
+    assert f"found a run of mnemos; mnemos sample {tmp_path}/run uses its model, mnemos export {tmp_path}/r" in err[0]
 
 
 @pytest.mark.parametrize("missing", ["tokenizer", "config.json", "a folder"])

@@ -173,6 +173,25 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
         (["train", "text", "--model(.zzz", "3"], "found --model(.zzz; see mnemos train text --help"),
         ("compare short-listops short-listops", "found short-listops, short-listops"),
         ("report nowhere --out /", "expected a file or a new name to write to, found a folder"),
+        ("report", "required: RUNS; see mnemos report --help"),
+        ("look nowhere", "nowhere: expected a run"),
+        ("show demo demo", "mnemos show: expected one recipe, found demo demo; use mnemos compare"),
+        ("show short-listops --model.zzz 3", "found --model.zzz; --model has vocab-size, dim, "),
+        ("show short-listops --model.dim 8 9", "expected settings --field value, found 9 without its field"),
+        ("show short-listops --optim.betas 1", "--optim.betas: expected 2 numbers, found '1'"),
+        ("show short-listops --model.attention", "--model.attention: expected the name of an attention, found none; k"),
+        ("show short-listops --model.attention --model.dim 8", "expected the name of an attention, found none; known"),
+        ("show short-listops --model.cache foo", "preset of a cache or none, found 'foo'; known: paper, official, mne"),
+        ("show short-listops --name a/b", "--name: expected a name without / and \\, found 'a/b'; change it"),
+        ("show short-listops --name ..", "--name: expected a name without / and \\, found '..'; change it"),
+        ("compare", "expected several recipes, seeds or rates, found 0; see mnemos list"),
+        ("compare short-listops --rates 1e-3", "expected several recipes, seeds or rates, found 1; see mnemos list"),
+        ("compare short-listops --rates 1e-3,x", "--rates: expected numbers such as 1e-3,1e-2, found '1e-3,x'"),
+        ("bench-memory --jobs 0", "--jobs: expected at least 1, found 0; leave the option out for its default"),
+        (
+            "tokenizer x --out nowhere/t.json",
+            "expected a file in a folder that exists, found no folder nowhere; make it",
+        ),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, words, capsys, tmp_path, monkeypatch):
@@ -180,6 +199,12 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, words, capsys, tmp_p
     arguments = arguments.split() if isinstance(arguments, str) else arguments
     assert words in refused(capsys, *arguments)
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_what_the_system_refuses_is_one_line_and_exit_code_1(capsys):
+    assert main(["tokenizer", "x", "--out", "x" * 300]) == 1
+    said = capsys.readouterr().err
+    assert said == f"mnemos: {'x' * 300}: File name too long; check the path\n"
 
 
 def test_an_attention_is_chosen_by_name_and_has_its_own_settings(capsys):

@@ -21,6 +21,23 @@ def test_a_missing_library_names_its_install_command(monkeypatch, name, extra):
     assert str(raised.value).endswith(f"run: {install_command(extra)}")
 
 
+@pytest.mark.parametrize(
+    ("name", "source", "words"),
+    [
+        ("sacremoses", "import a_part_of_it", "No module named 'a_part_of_it'"),
+        ("torchvision", "raise RuntimeError('no CUDA driver')", "no CUDA driver"),
+        ("torchvision", "raise RuntimeError('operator torchvision::nms is broken')", "is broken"),
+    ],
+)
+def test_a_library_that_fails_itself_says_so_in_its_own_words(name, source, words, tmp_path, monkeypatch):
+    """It is there: an install command would not help."""
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises((ModuleNotFoundError, RuntimeError), match=words):
+        getattr(libraries, name)()
+
+
 def test_timm_imports_with_its_data_and_torchvision_has_its_operators():
     libraries.timm()
     import timm.data  # noqa: F401

@@ -122,6 +122,11 @@ def test_what_is_wrong_with_a_file_is_one_line(folder, capsys):
         forget()
     assert "faulty.py: line 10: NameError: name 'missing'" in refused(capsys, "show", "faulty.py")
     assert "first-one" not in registry.names("recipe")
+    (folder / "stopped.py").write_text(f"{two}raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        registry.load_file("stopped.py")
+    assert "first-one" not in registry.names("recipe")
+    assert not registry.is_loaded("stopped.py")
     assert "syntax.py: line 2: SyntaxError: " in refused(capsys, "list", "--plugin", "syntax.py")
     assert "no such file" in refused(capsys, "eval", "run", "--plugin", "gone.py")
     assert "--plugin: expected a Python file" in refused(capsys, "list", "--plugin")

@@ -39,6 +39,7 @@ def test_a_state_comes_back_bit_for_bit_for_its_own_model_alone(tmp_path):
     mnemos.save_state(gru[0], tmp_path / "typed", dtype=torch.bfloat16)
     assert torch.equal(mnemos.load_state(tmp_path / "typed", like=gru[0]), gru[0].bfloat16().float())
     Stream(model).prefill(ids(20)[None]).save(tmp_path / "stream")
+    unloaded = torch.nn.Linear(2, 2, device="meta")
     for words, call in (
         ("of other weights", lambda: mnemos.load_state(file, built(1))),
         ("another configuration", lambda: mnemos.load_state(file, built(mlp=28))),
@@ -48,6 +49,8 @@ def test_a_state_comes_back_bit_for_bit_for_its_own_model_alone(tmp_path):
         ("found Stream in the state; give stream.state", lambda: mnemos.save_state(Stream(model), file)),
         ("mnemos.load_state reads it", lambda: Stream.restore(model, file)),
         ("mnemos.Stream.restore reads it", lambda: mnemos.load_state(tmp_path / "stream", model)),
+        ("expected a folder .*gone to write in", lambda: mnemos.save_state(h, tmp_path / "gone" / "x")),
+        ("expected weights in memory to hash, found none of", lambda: mnemos.save_state(h, file, unloaded)),
         ("found a folder; name a file in it", lambda: mnemos.load_state(tmp_path, model)),
         (r"call save_state\(state, file, model\)", lambda: mnemos.save_state(file, state, model)),
         ("bfloat16, int8 or None, found 'int4'", lambda: mnemos.save_state(h, file, dtype="int4")),
@@ -143,6 +146,25 @@ def test_a_file_of_other_parts_or_shapes_is_refused_before_it_takes_memory(tmp_p
             Stream.restore(model, file)
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - started < 100_000  # kilobytes
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("scale", lambda x: x[:1]),  # these would be broadcast
+        ("scale", lambda x: x.expand(2, 3, 5).contiguous()),
+        ("error", lambda x: x[..., :2].contiguous()),
+        ("error", lambda x: x.to(torch.int8)),
+    ],
+)
+def test_scales_and_errors_of_other_shapes_are_refused(tmp_path, name, change):
+    x, file = torch.randn(2, 3, 5), tmp_path / "x"
+    mnemos.save_state(x, file, dtype="int8")
+    _rewritten(file, lambda header, tensors: None)
+    assert (mnemos.load_state(file, like=x) - x).abs().max() < 1e-2
+    _rewritten(file, lambda header, tensors: tensors.update({f"parts/0/{name}": change(tensors[f"parts/0/{name}"])}))
+    with pytest.raises(InputError, match=r"found parts that do not fit .*scales of other shapes"):
+        mnemos.load_state(file, like=x)
 
 
 def test_a_state_of_other_names_heads_rows_or_types_is_refused(tmp_path):

@@ -5,7 +5,7 @@ import torch
 
 from mnemos import GRC
 from mnemos.attention import GatedCacheAttention, LinearAttention, SoftmaxAttention
-from mnemos.types import InputError, check_token_ids, reset, select
+from mnemos.types import InputError, check_token_ids, join, reset, select
 
 STATE = {"a": torch.arange(6.0).reshape(3, 2), "b": (torch.tensor([1, 2, 3]), None)}
 
@@ -55,6 +55,40 @@ def test_tokens_that_no_row_reads_after_a_reset_are_gone():
 def test_rows_that_do_not_fit_are_refused(call, words):
     with pytest.raises(InputError, match=words):
         call()
+
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("states", "joined"),
+    [
+        ([(X, None), (X[:1], None)], [[0, 1, 2], [3, 4, 5], [0, 1, 2]]),
+        ([(X, 4), (X[:1, :1], 4)], [[0, 1, 2], [3, 4, 5], [0, 0, 0]]),  # padding in front
+        ([(X[:, 0], "a"), (X[:1, 0], "a")], [0, 3, 0]),
+    ],
+)
+def test_joined_states_have_the_rows_of_all_and_the_values_that_they_share(states, joined):
+    found, other = join(states)
+    assert found.tolist() == joined
+    assert other == states[0][1]
+
+
+@pytest.mark.parametrize(
+    ("states", "words"),
+    [
+        ([], "at least one state"),
+        ([{"a": X}, (X,)], "states of one structure"),
+        ([(X,), (None,)], "a tensor in every state"),
+        ([(X, 4), (X, 5)], "in all the same value"),
+        ([(X,), (X[..., None],)], r"differ only in rows and tokens, found \(2, 3\), \(2, 3, 1\)"),
+        ([(X[..., None],), (X[:, :2, None].expand(2, 2, 2),)], "rows and tokens"),
+        ([(X,), (X[:, 0],)], r"rows and tokens, found \(2, 3\), \(2,\)"),
+    ],
+)
+def test_states_of_different_models_are_not_joined(states, words):
+    with pytest.raises(InputError, match=f"^join: expected .*{words}"):
+        join(states)
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 16), (5, 32), (2, 3, 5, 32)])

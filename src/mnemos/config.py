@@ -55,11 +55,6 @@ class AttentionConfig(Config):
         """The values of `causal` that `build` accepts; {True} for an attention that can only be causal."""
         return frozenset({False, True})
 
-    @property
-    def remembers(self) -> bool:
-        """Whether causal attention keeps a memory: sums, or segments. Keys and values of a window are none."""
-        return False
-
     def of_layer(self, number: int) -> "AttentionConfig":
         """The configuration in layer `number` (0, 1, …) of a model: the same in all layers, unless they are drawn."""
         return self

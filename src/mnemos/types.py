@@ -159,13 +159,13 @@ def join(states: Sequence[S]) -> S:
     if any(other != structure for _, other in parts):
         raise InputError("join: expected states of one structure, found different ones; join states of one model")
 
-    def together(same: Sequence[Tensor | None]) -> Tensor | None:
-        tensors = [x for x in same if x is not None]
-        if not tensors:
-            return None
+    def together(same: Sequence[Any]) -> Any:
+        tensors = [x for x in same if isinstance(x, Tensor)]
+        if not tensors and all(x == same[0] for x in same):
+            return same[0]
         if len(tensors) != len(same):
             fix = "join states of one model"
-            raise InputError(f"join: expected a tensor in every state or in no state, found both; {fix}")
+            raise InputError(f"join: expected a tensor in every state, or in all the same value, found others; {fix}")
         if len({x.shape[1:] for x in tensors}) == 1:
             return torch.cat(tensors)
         if len({x.shape[2:] for x in tensors}) > 1 or min(x.dim() for x in tensors) < 2:

@@ -11,6 +11,7 @@ from mnemos import GRC, InputError
 from mnemos.attention import GatedCacheAttention, SoftmaxAttention
 from mnemos.ops.gated_cache import resample
 from mnemos.ops.gated_cache.reference import reference_attend, reference_mix, reference_resample, reference_update
+from mnemos.ops.gated_cache.resampling import Windows, pool_grid
 
 D, H, TM = 12, 3, 5
 
@@ -158,6 +159,11 @@ def test_a_grid_is_resampled_in_two_dimensions_and_convolved():
         wanted = weights @ values[row, valid] / weights.sum(1, keepdim=True)
         torch.testing.assert_close(found[row], wanted)
     assert resample(values, 24, method="grid", grid=(4, 6)) is values
+    convolved = build(dim=8, heads=2, preset="official", grid=(4, 6), length=6)
+    assert convolved(x[:, 1:])[0].shape == (2, 24, 8)
+    refuses(r"expected tokens of the grid \(4, 6\).*, found 25", convolved, x)
+    refuses("nearest, linear or grid, found 'cubic'", resample, values, 6, method="cubic")
+    refuses(r"of 24 tokens, found None", resample, values, 6, method="grid")
     refuses(r"of 24 tokens, found \(4, 5\)", resample, values, 6, method="grid", grid=(4, 5))
     refuses(
         "expected slots in the shape of a 4 x 6 grid, found 7; use 6", resample, values, 7, method="grid", grid=(4, 6)
@@ -176,6 +182,12 @@ def test_resampling_takes_each_rows_valid_tokens_alone():
     three = F.interpolate(torch.tensor([[[1.0, 3.0, 4.0]]]), 4, mode="linear", align_corners=False).flatten()
     torch.testing.assert_close(straight[1], three)
     assert resample(x, 8) is x
+    assert pool_grid(x[:1, :6], (2, 3), 2).flatten().tolist() == [2.0, 3.5]  # means of 0, 1, 3, 4 and of 2, 5
+    refuses(r"expected tokens of the grid \(2, 3\) .* found 8", pool_grid, x, (2, 3), 2)
+    windows = Windows((3, 3), (2, 2))
+    assert torch.equal(windows.to_grid(windows.to_windows(x[:1, [0, *range(8)]])), x[:1, [0, *range(8)]])
+    for shape in ((3, 4, 1), (4, 5, 1)):
+        refuses("expected 4 windows of 2 x 2 tokens", windows.to_grid, torch.zeros(shape))
 
 
 def test_frozen_keys_are_projected_once_and_refreshed():

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from native_kernels import needs_kernels
+from refusals import refuses
 from torch.utils.flop_counter import FlopCounterMode
 
 import mnemos.attention.softmax
@@ -43,6 +44,8 @@ def test_rotary_positions_are_the_published_rotations_with_a_base_and_a_scaling(
             a, b = x[0, p, 0, 2 * i], x[0, p, 0, 2 * i + 1]
             torch.testing.assert_close(found[0, p, 0, 2 * i], a * angle.cos() - b * angle.sin())
             torch.testing.assert_close(found[0, p, 0, 2 * i + 1], a * angle.sin() + b * angle.cos())
+    for base, scaling in ((1.0, 1.0), (2.0, 0.0), (torch.nan, 1.0)):
+        refuses("a base above 1 and a scaling above 0, found", Rotary, base, scaling)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -89,6 +92,21 @@ def test_grouped_heads_and_normalised_queries_equal_the_equations(settings, caus
             y, state = module(x[:, i : i + 1], state, mask[:, i : i + 1])
             parts.append(y)
         torch.testing.assert_close(torch.cat(parts, 1)[mask], found[mask])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kv_heads": 0}, "kv_heads: expected a number that divides the 3 heads, found 0"),
+        ({"kv_heads": 2}, "kv_heads: .* found 2"),
+        ({"window": 0}, "window: expected at least 1 and causal=True, found window 0"),
+        ({"window": 1, "causal": False}, "window: .* found window 1, causal=False"),
+    ],
+)
+def test_heads_and_windows_that_do_not_fit_are_refused(settings, words):
+    refuses(words, layer, **settings)
+    for kv_heads, window in ((1, 1), (3, None)):
+        assert layer(kv_heads=kv_heads, window=window)(torch.ones(1, 2, 12).double())[0].shape == (1, 2, 12)
 
 
 def test_wider_values_than_keys():

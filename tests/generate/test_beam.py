@@ -288,7 +288,18 @@ def test_a_full_pool_is_done_as_the_convention_says(stopping, best, penalty, don
 def test_wrong_settings_and_inputs_are_refused_in_one_line():
     model, prefix = translator(), torch.zeros(2, 1, dtype=torch.int64)
     state = model.encode(sources(2))
+    mixture = mnemos.Transformer(**PLAIN, head=HeadConfig(mixture=2)).eval()
     refused = {
+        "beams: expected at least 1, found 0": lambda: BeamConfig(beams=0),
+        "n_best: expected at least 1, found 0": lambda: BeamConfig(n_best=0),
+        "max_length: expected at least 1, found 0": lambda: BeamConfig(max_length=0),
+        "min_length: expected at least 0, found -1": lambda: BeamConfig(min_length=-1),
+        "no_repeat_ngram: expected at least 0, found -1": lambda: BeamConfig(no_repeat_ngram=-1),
+        "length_penalty: expected a finite number, found nan": lambda: BeamConfig(length_penalty=torch.nan),
+        "after its tokens alone, found it between": lambda: beam_search(model, state, torch.tensor([[-100, 0]] * 2)),
+        r"tokens from 0 to 6, found \[7\]": lambda: beam_search(model, state, prefix, BeamConfig(eos=VOCABULARY)),
+        r"to 6, found \[6, -1\]": lambda: beam_search(model, state, prefix, BeamConfig(eos=6, forbidden=(-1,))),
+        "a likelihood with `log_prob`, found LogisticMixture": lambda: beam_search(mixture, None, prefix),
         "n_best: expected at most beams": lambda: BeamConfig(n_best=6),
         "min_length: expected below": lambda: BeamConfig(min_length=9, max_length=9),
         "other than eos": lambda: BeamConfig(eos=1, forbidden=(1,)),

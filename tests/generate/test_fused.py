@@ -4,6 +4,7 @@ import pytest
 import torch
 from fused_cases import SMALL, close, equal, exactly, ids, make, stream
 from native_kernels import needs_kernels
+from refusals import refuses
 from torch import nn
 
 import mnemos
@@ -283,6 +284,12 @@ def test_where_no_kernel_serves_it_says_why_and_steps_all_the_same(name, capsys)
     wanted, end = model(ids(2, 1))
     assert torch.equal(y, wanted)
     assert equal(state, end)
+
+
+@needs_kernels
+def test_a_model_of_vectors_has_no_kernel_and_weights_have_a_known_type():
+    assert mnemos.fused_step(make(features=3)).why == "it reads vectors, and the kernel reads tokens"
+    refuses("weights of float32, bfloat16, int8, found 'int4'", mnemos.fused_step, make(), "int4")
 
 
 def test_without_a_compiler_the_model_steps(monkeypatch):

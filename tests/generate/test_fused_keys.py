@@ -174,6 +174,11 @@ def test_layers_that_have_read_different_tokens_are_the_models():
         _, between = model(ids(2, 3), mask=torch.tensor([[True, False, True]] * 2))
         for other in (long, padded, between):
             torch.testing.assert_close(mnemos.fused_step(narrow)(ids(2, 1), other)[0], narrow(ids(2, 1), other)[0])
+    turned = decoder(layers=2, attention=LinearConfig(), position="rotary")
+    with torch.no_grad():
+        (_, short), (_, long) = turned(ids(2, 3)), turned(ids(2, 30))
+        mixed = short._replace(layers=(short.layers[0], long.layers[1]))
+        torch.testing.assert_close(mnemos.fused_step(turned)(ids(2, 1), mixed)[0], turned(ids(2, 1), mixed)[0])
 
 
 def test_a_search_runs_on_the_kernel(monkeypatch):

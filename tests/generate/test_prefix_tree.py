@@ -104,3 +104,8 @@ def test_wrong_input_of_a_tree_is_one_line():
         with pytest.raises(InputError, match=words) as found:
             call()
         assert "\n" not in str(found.value)
+    tree.prefill([ids(3, 1)])
+    with torch.no_grad():
+        model.head.weight[0, 0] += 1
+    with pytest.raises(InputError, match="the weights with which the tree was made, found others; make a new tree"):
+        tree.prefill([ids(3, 1)])

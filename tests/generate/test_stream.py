@@ -266,6 +266,8 @@ def test_bad_input(tmp_path):
     stream = Stream(network)
     read = stream.prefill(ids(1, 3))
     read.save(file)
+    assert read.generate(0)[0].shape == (1, 0)
+    assert repr(read) == "Stream(Transformer, 1 rows)"
     elsewhere = model(attention=LinearConfig(backend="chunked"))
     elsewhere.load_state_dict(network.state_dict())
     assert torch.equal(Stream.restore(elsewhere, file).last, read.last)
@@ -277,6 +279,10 @@ def test_bad_input(tmp_path):
         ("read", lambda: stream.select(torch.tensor([0]))),
         ("tokens", lambda: stream.prefill(torch.zeros(1, 0, dtype=torch.int64))),
         ("chunk", lambda: stream.prefill(ids(1, 3), 0)),
+        ("whole number of at least 0, found -1", lambda: read.generate(-1)),
+        ("whole number of at least 0, found 1.5", lambda: read.generate(1.5)),
+        ("at least one stream, found none", lambda: Stream.join([])),
+        ("without `draw` or `log_prob`", lambda: draw(torch.zeros(1, 3), likelihood=object())),
         (r"\[1, T\]", lambda: read.prefill(ids(3, 3))),
         ("of one model", lambda: Stream.join([read, Stream(model()).prefill(ids(1, 3))])),
         (r"language model.*mnemos\.functional", lambda: Stream(classifier).prefill(ids(1, 3))),

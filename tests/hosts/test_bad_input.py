@@ -43,6 +43,10 @@ REFUSED = [
     (vit, {"grc": GRC(ratio=0.1)}, "blocks.0.attn: GRC.ratio: .*3 heads, found 0.1 of dim 24"),
     (vit, {"grc": GRC(length=(3, 4))}, "one cache length for each of 1 stages, found 2"),
     (vit, {"grc": GRC(resample="grid", length=7)}, "4 x 4 grid, found 7; use 6"),
+    (vit, {"grc": GRC(length=18)}, "blocks.0.attn: expected 17 slots at most, found 18; lower"),
+    (lambda: build("timm_swin").layers[0], {"grc": GRC(length="paper")}, "tokens of a known grid, found 16 tokens"),
+    (lambda: nn.DataParallel(vit()), {}, "found DataParallel; call mnemos.cache.. first"),
+    (linear, {"where": []}, r"where=\[\] chose nothing"),
 ]
 
 
@@ -55,6 +59,18 @@ def test_what_is_refused_leaves_the_model_as_it_was(make, given, match):
     assert state(model) == before
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 300
+
+
+def test_as_many_slots_as_tokens_are_taken():
+    assert [one.length for one in mnemos.cache(vit(), GRC(length=17)).swapped] == [17, 17]
+
+
+def test_there_is_nothing_to_undo_without_a_cache():
+    model = vit()
+    before = state(model)
+    with pytest.raises(InputError, match=r"cache\(\) was called on, found none; nothing to undo"):
+        mnemos.uncache(model)
+    assert state(model) == before
 
 
 def test_what_is_no_model():

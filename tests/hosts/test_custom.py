@@ -184,12 +184,58 @@ def test_a_module_that_reads_the_future_or_elsewhere_is_refused(kind, example, w
         assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("example", [None, X])
 @pytest.mark.parametrize("kind", ["local", "mean"])
-def test_a_module_that_reads_other_tokens_is_taken(kind, example):
-    host = Around(kind).double()
+def test_a_module_that_reads_other_tokens_is_taken(kind, example, dtype):
+    host, example = Around(kind).to(dtype), example if example is None else example.to(dtype)
     mnemos.cache(host, GRC(length=3), where="inside", example=example)
-    host(X)
+    host(X.to(dtype))
+    host = Around("causal").to(dtype)
+    refuses("not depend on later tokens", mnemos.cache, host, GRC(length=3), where="inside", example=example)
+
+
+def test_what_declares_that_it_is_not_causal_is_taken_where_no_call_can_show_it():
+    for kind, example, words in (
+        ("across", None, "takes tokens alone, found AssertionError"),
+        ("mean", X[:, :1], "several tokens, to test for causality, found one"),
+    ):
+        host = Around(kind).double()
+        refuses(words, mnemos.cache, host, GRC(length=3), where="inside", example=example)
+        host.inside.is_causal = False
+        assert len(mnemos.cache(host, GRC(length=3), where="inside", example=example).swapped) == 1
+    mnemos.cache(Around("mean").double(), GRC(length=3), where="inside", example=X[:, :2])
+    with torch.device("meta"):
+        host = Model(says=True)
+    assert len(mnemos.cache(host, GRC(length=3), where="mixers.*").swapped) == 2
+    assert all(branch.cache.is_meta for branch in caches(host))
+
+
+class Strange(nn.Module):
+    """Returns no tensor, or fails with two lines."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.dim, self.mixer, self.fails = 12, Mixer(12), fails
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        if self.fails:
+            raise RuntimeError("one line\nand another")
+        return {"y": self.mixer(x)}
+
+
+@pytest.mark.parametrize(
+    ("make", "where", "example", "words"),
+    [
+        (Model, "mixers.*", None, "mixers.0: expected a width D, found none of embed_dim, .*; give example="),
+        (lambda: nn.Sequential(Strange(False)), "0", X, "Strange: expected a tensor first, found dict; leave it out"),
+        (lambda: nn.Sequential(Strange(True)), "0", X, "the model accepts, found RuntimeError: one line and another"),
+        (lambda: nn.Sequential(Strange(True)), "0", None, "tokens alone, found RuntimeError: one line and another"),
+        (lambda: nn.Sequential(Reading("mean")), "0", X[0], r"0: Reading: expected a call with \[B, T, D\] first"),
+    ],
+)
+def test_modules_that_cannot_be_read_are_refused(make, where, example, words):
+    refuses(words, mnemos.cache, make().double(), GRC(length=3), where=where, example=example)
 
 
 def test_windows_are_rows_of_a_batch():
@@ -267,6 +313,24 @@ class Pooling(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return tokens.mean(1, keepdim=True).expand_as(tokens)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"signature": ("x",)}, r"expected forward\(x, …\), found \(tokens\)"),
+        ({"signature": ("tokens", "mask")}, r"expected forward\(tokens, mask, …\), found \(tokens\)"),
+        ({"heads": "odd"}, "its width 8 is no multiple of its 3 heads"),
+        ({"out": "odd"}, "its width 3 is no multiple of its 2 heads"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_its_class_is_refused(given, words, monkeypatch):
+    monkeypatch.setattr(adapters, "_registered", {})
+    host = Host(f"{__name__}:Pooling", ("tokens",), "width", "parts", lambda module, args, kwargs: Call(args[0]))
+    model = nn.Sequential(Pooling())
+    model[0].odd = 3
+    mnemos.register_host(replace(host, **given))
+    refuses(words, mnemos.cache, model)
 
 
 def test_a_class_of_another_package_is_registered(monkeypatch):

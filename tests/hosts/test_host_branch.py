@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refuses
 from torch import Tensor
 
 from mnemos import GRC, InputError
@@ -291,3 +292,23 @@ def test_shapes_that_do_not_fit_are_refused():
             branch(x, y, mask)
     branch(x, y)
     assert branch.eval().cache.abs().max() > 0
+    pooled = build(SIZES[0], SIZES[1], 3, *CASES["pooled"][2:])
+    assert repr(pooled).startswith("HostBranch(\n  host='tests Attention', mix='channels', ")
+    x, y = calls(15, 21, 16, 1)
+    refuses('length="paper".: expected no padding mask', pooled, x, y, torch.ones(B, 16, dtype=torch.bool))
+
+
+def test_a_call_that_raised_writes_nothing_and_the_next_one_does():
+    branch, other = (build(*SIZES, {"preset": "mnemos", "length": 5}) for _ in range(2))
+    first, second = calls(15, 21, 7, 1), calls(15, 21, 7, 2)
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    branch.observer = fail
+    with pytest.raises(ZeroDivisionError):
+        branch(*first)
+    branch.observer = None
+    for inputs in (second, first):
+        assert torch.equal(branch(*inputs), other(*inputs))
+    assert torch.equal(branch.eval().cache, other.eval().cache)

@@ -2,11 +2,12 @@
 
 import copy
 import json
+import warnings
 
 import matrix  # noqa: F401  more models to build
 import pytest
 import torch
-from hosts import FEW, build, example, given, libraries, run
+from hosts import FEW, VIT, build, example, given, libraries, run
 from torch import Tensor, nn
 
 import mnemos
@@ -162,12 +163,59 @@ def test_an_image_that_is_no_square(make, options, height, width, slots, grids):
         (pvt_v2, torch.randn(1, 3, 96, 64), 6, [384, 384, 96, 24, 6]),
         # 96² is patches of 24, 12, 6 and 3 a side, and reduced by 8, 4, 2 and 1 of 3.
         (hf_pvt_v2, (torch.randn(1, 3, 96, 96),), 9, [576, 576, 144, 36, 9]),
+        (lambda: build("timm_naflexvit"), torch.randn(1, 3, 16, 24).double(), 24, [28, 28]),
     ],
-    ids=["torch", "text", "timm", "hf"],
+    ids=["torch", "text", "timm", "hf", "prefix"],
 )
 def test_an_example_tells_the_length(make, inputs, slots, tokens):
     report = mnemos.cache(make(), example=inputs)
     assert [(one.length, one.input.tokens) for one in report.swapped] == [(slots, n) for n in tokens]
+
+
+PARTS = {  # a part of a model, and which of its attentions it has; None: it does not say what its tokens are
+    ("timm_swin", "layers.0"): [0],
+    ("timm_swin", "layers.1.blocks.1"): [2],
+    ("hf_swin", "swin.encoder.layers.0"): [0],
+    ("hf_swin", "swin.encoder.layers.1.blocks.1"): [2],
+    ("timm_pvt2", "stages.0"): None,
+    ("timm_twins", "blocks.0.0"): None,
+    ("torchvision_swin", "features.1.0"): None,
+    ("hf_pvt2", "pvt_v2.encoder.layers.0.blocks.0"): None,
+    ("hf_segformer", "segformer.stages.0.blocks.0"): None,
+}
+
+
+@pytest.mark.parametrize(("name", "part"), PARTS)
+def test_a_part_of_a_model_has_what_its_own_modules_say(name, part):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = mnemos.cache(build(name).get_submodule(part)).swapped
+    numbers = PARTS[name, part]
+    assert any("without the model around" in str(one.message) for one in said) is (numbers is None)
+    if numbers is None:
+        assert [(one.length, one.input.tokens, one.input.grid) for one in found] == [(64, None, None)]
+    else:
+        whole = mnemos.cache(build(name)).swapped
+        for one, other in zip(found, [whole[i] for i in numbers], strict=True):
+            assert (one.length, one.input.tokens) == (other.length, other.input.tokens)
+            assert (one.input.rows, one.input.grid) == (other.input.rows, other.input.grid)
+
+
+def test_the_decoder_of_a_masked_autoencoder_has_all_patches():
+    library = libraries.transformers()
+    config = library.ViTMAEConfig(**{**VIT, "mask_ratio": 0.75, "decoder_hidden_size": 12})
+    config.decoder_num_attention_heads, config.decoder_num_hidden_layers = 2, 1
+    report = mnemos.cache(library.ViTMAEForPreTraining(config))
+    assert [(one.length, one.input.tokens) for one in report.swapped] == [(4, 5), (4, 5), (16, 17)]
+
+
+def test_rows_of_patches_of_a_mobile_vit_have_no_class_token():
+    block = libraries.timm().models.mobilevit.MobileVitBlock(8, transformer_dim=12, num_heads=2, transformer_depth=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (one,) = mnemos.cache(nn.Sequential(block)).swapped
+    assert (one.length, one.input.tokens, one.input.prefix) == (64, None, 0)
+    block(torch.randn(2, 8, 16, 16))
 
 
 @pytest.mark.parametrize("name", FEW)

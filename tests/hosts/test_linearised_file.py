@@ -79,6 +79,13 @@ def test_what_is_refused_leaves_the_model_as_it_was(tmp_path: Any) -> None:
     mnemos.unlinearise(model)
     mnemos.linearise(model, window=6)
     save_adapter(model, path)
+    kept = mnemos.tree_file.read(path, "mnemos state-adapter 1")
+    name, value = next(iter(kept["weights"].items()))
+    for weights, words in (({"other": value}, "other"), ({name: value.flatten()[:-1]}, "must match the size")):
+        mnemos.tree_file.write(tmp_path / "changed", {**kept, "weights": weights}, "mnemos state-adapter 1")
+        fresh = plain("llama")
+        refuses(f"expected weights that fit its own states, .*{words}", load_adapter, fresh, tmp_path / "changed")
+        assert not any("linearised" in name for name, _ in fresh.named_modules())
     refuses(r"linearise model\.layers\.1\.self_attn, found that its forward was replaced", load_adapter, other, path)
     assert not any("linearised" in name for name, _ in other.named_modules())
     refuses("found none of its states", save_adapter, plain("llama"), tmp_path / "no")

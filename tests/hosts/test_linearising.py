@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from decoder_models import FAMILIES, FURTHER, ids, in_parts, logits, plain
+from hosts import build
 from refusals import refuses
 from torch import Tensor, nn
 
@@ -308,6 +309,63 @@ def test_what_is_refused() -> None:
         report = mnemos.linearise(decoder("gemma3"), window=window)
         why = f"its own sliding window of 6 tokens is not longer than window={window}"
         assert [one.why for one in report.left] == [why]
+
+
+def test_models_and_parts_that_are_no_decoder_of_transformers_are_refused() -> None:
+    upcasting = plain("gpt2", reorder_and_upcast_attn=True)
+    for model, words in (
+        (plain("llama").model.layers[0], "a part of a decoder; pass the model of Transformers and choose with where="),
+        (build("hf_bert"), "encoder.layer.0.attention.self was left .it is no causal self-attention of a decoder"),
+        (upcasting, "reorder_and_upcast_attn=True computes attention itself"),
+        (build("timm_vit"), "it is no causal self-attention of a decoder"),
+    ):
+        refuses(words, mnemos.linearise, model)
+
+
+def test_a_decoder_that_was_changed_later_is_refused() -> None:
+    model = plain("gpt2").float()
+    model.set_attn_implementation("eager")
+    mnemos.linearise(model, window=3, rank=2)
+    for block in model.transformer.h:
+        block.attn._upcast_and_reordered_attn = lambda q, k, v, *_: ((torch.zeros_like(q)).transpose(1, 2), None)
+        block.attn.reorder_and_upcast_attn = True
+    refuses("GPT2Attention: expected a forward that calls its attention function, found another", model, ids())
+    model = decoder("llama", 0.0, rank=2)
+    attention = model.model.layers[1].self_attn
+    attention.forward = attention.forward
+    refuses(r"linearise changed it; model\.layers\.1\.self_attn: its forward was replaced", mnemos.unlinearise, model)
+    assert model.model.layers[0].self_attn.linearised is not None
+    del attention.forward, attention.q_proj
+    refuses("LlamaAttention: expected the projection q_proj of a low-rank update, found none", model, ids())
+
+
+@pytest.mark.parametrize("full", [None, WHOLE])
+@torch.no_grad()
+def test_rows_of_a_cache_are_repeated_selected_and_begun_anew(full: str | None) -> None:
+    model, x = decoder("llama", -1.0, full=full), ids()
+    whole, cache = logits(model, x), new_cache(model)
+    for size in (4, 20):  # within the window, and beyond it
+        cache.reset()
+        first = logits(model, x[:, :size], None, cache)
+        torch.testing.assert_close(first, whole[:, :size], rtol=2e-5, atol=2e-5)
+        for change, rows in (
+            (lambda other: other.batch_repeat_interleave(2), [0, 0, 1, 1]),
+            (lambda other: other.batch_select_indices(torch.tensor([1])), [1]),
+            (lambda other: other.reorder_cache(torch.tensor([1, 1])), [1, 1]),
+        ):
+            change(other := copy.deepcopy(cache))
+            found = logits(model, x[rows, size:], None, other)
+            torch.testing.assert_close(found, whole[rows, size:], rtol=2e-5, atol=2e-5)
+
+
+@torch.no_grad()
+def test_a_cache_may_be_passed_by_position() -> None:
+    model = decoder("llama", -1.0)
+    attention, x = model.model.layers[0].self_attn, torch.randn(2, 12, 24, generator=torch.Generator().manual_seed(0))
+    angles, caches = model.model.rotary_emb(x, torch.arange(12)[None]), (new_cache(), new_cache())
+    found = attention(x, angles, None, caches[0])[0]
+    assert torch.equal(found, attention(x, angles, None, past_key_values=caches[1])[0])
+    assert [cache.get_seq_length() for cache in caches] == [12, 12]
 
 
 @torch.no_grad()

@@ -90,6 +90,29 @@ def test_a_bias_of_keys_hides_none():
         assert torch.equal(_read_mask(mask, False, x), VALID)
 
 
+def test_masks_of_a_named_module_are_of_rows_of_pairs_or_of_heads():
+    x, window, pairs = tokens(LATER), ~TAKEN["a window"], VALID[:, None] & VALID[:, :, None]
+    for name, mask, wanted in (
+        ("mask", VALID[:, None], VALID),
+        ("key_padding_mask", ~VALID[:, None], VALID),
+        ("mask", VALID[1:2, None], VALID[1:2].expand(3, T)),
+        ("mask", window, None),
+        ("mask", window.expand(4, T, T), None),
+        ("mask", pairs, VALID),
+        ("padding_mask", ~pairs, VALID),
+    ):
+        found = Reader()(None, (x,), {name: mask}).mask
+        assert found is wanted is None or torch.equal(found, wanted), name
+    several = Reader()(None, (x,), {"mask": VALID, "key_padding_mask": torch.arange(T).expand(3, T) == 0}).mask
+    assert torch.equal(several, VALID & (torch.arange(T) > 0))
+    square = x[:1].expand(T, T, 12)  # as many rows as tokens: each row's tokens, or pairs
+    assert torch.equal(Reader()(None, (square,), {"mask": window}).mask, window)
+    assert torch.equal(Reader()(None, (square,), {"key_padding_mask": LATER}).mask, ~LATER)
+    refuses("causally", Reader(), None, (square,), {"mask": ~LATER})
+    assert Reader()(None, (x,), {"mask": window, "is_causal": False}).mask is None
+    refuses("causally", Reader(), None, (x,), {"mask": window, "is_causal": True})
+
+
 def call(model: nn.Module, name: str, hidden: Tensor, low: float | None) -> None:
     """A call of two rows under a mask as the host takes it: of booleans, or one that lowers."""
     mask = ~hidden if low is None else torch.zeros(T, T, dtype=torch.float64).masked_fill(hidden, low)
@@ -116,8 +139,8 @@ def test_calls_of_hosts_with_causal_masks_or_packed_sequences_are_refused(name, 
 
 
 def test_calls_that_say_they_are_causal_are_refused():
-    encoder, vit = build("torch_encoder"), build("timm_vit")
-    for model in (encoder, vit):
+    encoder, vit, bert = map(build, ("torch_encoder", "timm_vit", "hf_bert"))
+    for model in (encoder, vit, bert):
         mnemos.cache(model, GRC(length=3))
     x, mask = torch.randn(2, T, 12, dtype=torch.float64), torch.zeros(T, T).double().masked_fill(LATER, -torch.inf)
     for wrong in (
@@ -125,6 +148,7 @@ def test_calls_that_say_they_are_causal_are_refused():
         lambda: encoder.layers[0](x, src_mask=mask),
         lambda: encoder.layers[0].self_attn(x, x, x, None, False, mask),
         lambda: vit.blocks[0].attn(torch.randn(2, T, 24).double(), is_causal=True),
+        lambda: bert(torch.randint(5, 50, (2, T)), is_causal=True),
     ):
         refuses("causally", wrong)
 
@@ -177,6 +201,20 @@ def test_masks_of_every_kind_are_read():
     assert torch.equal(valid_tokens(valid[:1], x), valid[:1].expand(2, 4))
     for wrong in (valid[:, :3], valid[None], torch.ones(3, 4), torch.ones(4), "causal"):
         refuses(r"attention mask \[2, 4\]", valid_tokens, wrong, x)
+    assert valid_tokens(torch.zeros(2, 1, 0, 4), x) is None  # of no query
+    assert valid_tokens(torch.zeros(2, 1, 0, 0), x[:, :0]) is None
+
+
+def test_which_masks_of_decoders_are_refused():
+    x = torch.zeros(2, 3, 4)
+    for shape in ((2, 3), (1, 5), (2, 1, 3, 3), (1, 2, 3, 8)):
+        assert bool(own_tokens(torch.ones(shape), x, 5).all()), shape
+    for shape in ((2, 2), (3, 3), (2, 1, 3, 2), (2, 1, 2, 3), (2, 1, 4, 4), (3, 1, 3, 3), (2, 3, 3), (3,)):
+        refuses(r"attention mask \[2, 1, 3, N\] or \[2, N\], found", own_tokens, torch.ones(shape), x, 0)
+    refuses("found str", own_tokens, "causal", x, 0)
+    last = torch.tensor([[1, 1, 0, 1, 0, 0, 0, 0]])  # of a static cache: the keys after the last query are no tokens
+    for seen, wanted in ((0, [True, True, False]), (2, [False, True, False]), (9, [False] * 3)):
+        assert own_tokens(last, x, seen).tolist() == [wanted] * 2
 
 
 def test_what_an_additive_mask_hides_is_relative_to_each_query():
@@ -297,6 +335,15 @@ def test_a_graph_refuses_causal_masks_when_it_runs(name, how):
         graph(x, bias.masked_fill(LATER, -torch.inf))
     with pytest.raises(Exception, match="one sequence per row"):
         graph(x, bias.masked_fill(PACKED["blocks"], -50.0))
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused():
+    attention = nn.MultiheadAttention(12, 2, batch_first=True).eval()
+    mnemos.cache(attention, GRC(length=3))
+    x = torch.nested.nested_tensor([torch.randn(3, 12), torch.randn(2, 12)])
+    refuses("found nested tensors; pad them", attention, x, x, x, need_weights=False)
 
 
 def test_queries_and_keys_that_are_computed_twice():

@@ -1,7 +1,9 @@
 """mix="heads": eq. 2 of Cached Transformers inside other people's attentions, before their projection."""
 
 import copy
+import functools
 import gc
+import warnings
 import weakref
 from typing import Any
 
@@ -167,14 +169,22 @@ def test_a_call_that_raised_leaves_nothing_behind():
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    for part in (attention.qkv, attention.proj_drop):
-        handle = part.register_forward_hook(fail)
-        with pytest.raises(ZeroDivisionError):
-            model(x)
+    for hook in (
+        attention.qkv.register_forward_hook,
+        attention.proj_drop.register_forward_hook,
+        functools.partial(attention.register_forward_pre_hook, prepend=True),  # before the call is noted
+    ):
+        handle = hook(fail)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # PyTorch warns of a hook that raises, too
+            with pytest.raises(ZeroDivisionError):
+                model(x)
         handle.remove()
         refuses("in each call of its attention", attention.proj, torch.randn(2, 17, 24).double())
+    attention.forward = lambda x, **_: x  # as a tool may that fuses it
+    refuses("timm Attention: expected a call of its proj, found none", model, x)
     found = weakref.ref(model)
-    del model, attention, handle, part
+    del model, attention, handle, hook
     gc.collect()
     assert found() is None
 

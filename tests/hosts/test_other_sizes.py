@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from hosts import build, close, libraries, open_caches, tensor
+from refusals import refuses
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -64,6 +65,14 @@ def test_a_branch_is_given_the_grid_of_its_call(name, options):
         assert seen[:2] == [(height // side, width // side) for side in sides]
         assert all(branch.pending.isfinite().all() for branch in caches(model))
         assert tensor(model.eval()(images(height, width), **more)).isfinite().all()
+
+
+def test_tokens_that_were_dropped_form_no_grid():
+    options = {"patch_drop_rate": 0.5, "dynamic_img_size": True, **_SMALL}
+    model = libraries.timm().create_model("vit_tiny_patch16_224", **options).double()
+    mnemos.cache(model, GRC(resample="grid", length=4))
+    refuses(r"expected the \(height, width\) of 6 tokens, found", model.train(), images(24, 8))
+    model.eval()(images(24, 8))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hosts import ZOO, close, few, loss, open_caches, run, twice
 from refusals import refuses
+from safetensors.torch import save_file
 from torch import nn
 
 import mnemos
@@ -224,6 +225,41 @@ def test_what_is_not_there_is_said(tmp_path):
     model.config.mnemos = [{**record[0], "caches": {"nowhere": next(iter(record[0]["caches"].values()))}}]
     model.save_pretrained(tmp_path / "elsewhere")
     refuses("a module 'nowhere'", from_pretrained, type(model), tmp_path / "elsewhere")
+
+
+def test_weights_of_some_caches_alone_are_missed(tmp_path):
+    model = trained("hf_vit")
+    names = [name for name, module in model.named_modules() if isinstance(module, mnemos.hosts.HostBranch)]
+    some = {key: value for key, value in model.state_dict().items() if not key.startswith(names[1])}
+    lacking = [key for key in model.state_dict() if key.startswith(names[1])]
+    assert model.load_state_dict(some, strict=False).missing_keys == lacking
+    none = {key: value for key, value in some.items() if not key.startswith(names[0])}
+    assert model.load_state_dict(none).missing_keys == []  # of the host alone
+    model.save_pretrained(tmp_path)
+    save_file(some, tmp_path / "model.safetensors", {"format": "pt"})
+    refuses(f"the weights of '{names[1]}' .*found none; save .* again", from_pretrained, type(model), tmp_path)
+
+
+def test_a_class_keeps_its_own_list_of_weights_that_are_no_surprise(tmp_path):
+    class Own(transformers().ViTForImageClassification):
+        _keys_to_ignore_on_load_unexpected = ["old"]
+
+    trained("hf_vit").save_pretrained(tmp_path)
+    assert caches(from_pretrained(Own, tmp_path))
+    assert Own._keys_to_ignore_on_load_unexpected == ["old"]
+    with pytest.raises(OSError, match="nowhere"):
+        from_pretrained(Own, tmp_path / "nowhere")
+    assert Own._keys_to_ignore_on_load_unexpected == ["old"]
+
+
+def test_weights_of_another_model_and_damaged_ones_are_refused(tmp_path):
+    save(trained("timm_vit"), tmp_path)
+    other = build("timm_vit")
+    other.head = nn.Linear(24, 6)
+    refuses("found others .*size mismatch for head.weight.*; build it as saved", load, other, tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    refuses("this model's weights, found others .*not fully covered", load, build("timm_vit"), tmp_path)
 
 
 @pytest.mark.parametrize("text", ['[{"grc": {}', "[3]", "[{}]", '[{"grc": {}, "caches": {"a": 3}}]', "[" * 100_000])

@@ -121,6 +121,22 @@ def test_nothing_is_kept_of_blocks_that_are_called_twice() -> None:
         assert torch.equal(loss(loss.names), fresh)
 
 
+def test_nothing_is_kept_of_blocks_whose_forward_was_replaced() -> None:
+    model, (ids,) = llama(2), pieces(1)
+    with WindowLoss(model, [ids], window=6, sinks=2, first=10) as loss:
+        expected = loss(loss.names[1:])
+    calls = []
+    for block in model.model.layers:  # as accelerate's hooks do
+        own = block.forward
+        block.forward = lambda *args, own=own, **options: (calls.append(1), own(*args, **options))[1]
+    with WindowLoss(model, [ids], window=6, sinks=2, first=10) as loss:
+        for _ in range(2):
+            loss(loss.names, keep=True)
+        assert torch.equal(loss(loss.names[1:]), expected)
+    assert len(calls) == 3 * 2
+    assert all("forward" in vars(block) for block in model.model.layers)
+
+
 def test_the_order_is_that_of_trying_each() -> None:
     model, texts = llama(), [ids[: 30 - 9 * i] for i, ids in enumerate(pieces(3))]
     calls: list[tuple[int, int]] = []

@@ -1,6 +1,7 @@
 """remember: against the decoder's own inputs_embeds, under replay, with padding, of named parts."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -239,9 +240,47 @@ def test_parts_whose_logits_are_not_the_models_are_refused():
     refuses("that they differ by up to", mnemos.remember, model, 2, "transformer.wte", "transformer", "lm_head")
 
 
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda a, b: a, "called with token ids .*, found TypeError: .*missing 1 required.*; use another model"),
+        (lambda ids: ids.new_zeros(2, 4, 49).float(), r"logits are those of Foreign, found \(2, 4, 50\) and .*4, 49"),
+        (lambda ids: "text", r"found \(2, 4, 50\) and str"),
+    ],
+)
+def test_models_whose_own_call_is_another_are_refused(forward, message):
+    model = Foreign()
+    model.__class__ = type("Foreign", (Foreign,), {"forward": lambda self, *given: forward(*given)})
+    refuses(message, mnemos.remember, model, 2, "table", "body", "head")
+
+
+def test_hidden_states_of_another_shape_are_refused():
+    model = Foreign()
+    model.body.register_forward_hook(lambda module, args, output: (output[0][:, :-1],))
+    refuses(
+        r"hidden states \(2, 4, 6\), found .*2, 3, 6.*; name another",
+        mnemos.remember,
+        model,
+        2,
+        "table",
+        "body",
+        "head",
+    )
+
+
+def test_a_model_is_taken_that_returns_its_logits_first_or_by_name():
+    x = ids(2, 5)
+    for answer in (lambda y: y, lambda y: (y, None), lambda y: SimpleNamespace(logits=y)):
+        model = Foreign()
+        whole = lambda self, ids, answer=answer: answer(self.head(self.body(self.table(ids))[0]))  # noqa: E731
+        model.__class__ = type("Foreign", (Foreign,), {"forward": whole})
+        mnemos.remember(model, 2, "table", "body", "head")(x)
+
+
 def test_bad_input():
     network, x = remembering(max_position_embeddings=20), ids()
     _, state = network(x)
+    segmented = mnemos.hosts.Segmented(network, 4)
     for wrong, message in (
         (lambda: mnemos.remember(network.model, 0), "whole number of at least 1, found 0"),
         (lambda: mnemos.hosts.Segmented(network, 0), "segment: expected at least 1 token, found 0"),
@@ -249,6 +288,9 @@ def test_bad_input():
         (lambda: mnemos.remember(network.model.transformer), "with its head.*found GPT2Model"),
         (lambda: mnemos.remember(mnemos.cache(host())), "found Report; give the model itself"),
         (lambda: mnemos.remember(nn.Linear(2, 2)), "layout is known"),
+        (lambda: mnemos.remember(mnemos.Transformer(dim=8, num_heads=2)), "found Transformer; .* use mnemos.RMT"),
+        (lambda: network(x[:, :1].expand(3, 15)), "at most the 20 positions of the decoder, found 21: 15 tokens and 6"),
+        (lambda: segmented(x, segmented(x)[1], x > 0), "mask: expected none where rows go on, found one"),
         (lambda: remembering("mistral", sliding_window=12)(x), "at most the 12 tokens of its window"),
         (lambda: network(x.tolist()), "a tensor of token ids .* found list; use torch.as_tensor"),
         (lambda: network(x - 1000), "token ids: expected 0 to"),
@@ -256,5 +298,6 @@ def test_bad_input():
         (lambda: network(x, (1, 2)), "found tuple"),
     ):
         refuses(message, wrong)
+    assert network(x[:, :1].expand(3, 14))[0].shape == (3, 14, 60)
     network.model.config.sliding_window = 0  # as configurations say that a window is not used
     close(network(x)[1].tokens, state.tokens)

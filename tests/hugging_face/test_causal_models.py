@@ -1,5 +1,6 @@
 """Every registered causal language model in `generate` of Transformers: as our own streams and searches, row by row."""
 
+import copy
 import functools
 
 import pytest
@@ -218,6 +219,10 @@ def test_a_cache_is_cropped_to_any_recorded_length():
     assert all(torch.equal(one.tokens[0], one.tokens[1] + 100) for one in cache.reads)
     cache.batch_repeat_interleave(3)
     assert (cache.batch_size, cache.is_initialized, cache.get_mask_sizes(4, 0)) == (6, True, (end + 2, 0))
+    assert (len(cache), cache.is_linear, cache.get_max_length(), cache.is_croppable) == (0, [False], -1, True)
+    other = copy.deepcopy(cache)
+    other.crop(-1)
+    assert (cache.length, other.length, StateCache().is_croppable) == (end - 2, end - 3, False)
     cache.batch_select_indices(torch.tensor([5]))
     assert cache.batch_size == 1
     cache.reset()
@@ -261,6 +266,42 @@ def test_loss_counts_labels_whose_context_is_valid():
     output.loss.backward()
     assert all(p.grad is not None for p in model.parameters())
     model.zero_grad()
+
+
+def test_the_loss_of_an_adaptive_softmax_is_that_of_its_log_probabilities():
+    _, model = built("adaptive softmax")
+    labels = IDS.masked_fill(MASK == 0, -100)
+    logp = model(IDS, attention_mask=MASK).logits[:, :-1].gather(2, IDS[:, 1:, None])[..., 0]
+    expected = -logp[MASK[:, :-1] * MASK[:, 1:] > 0].mean()
+    for training in (False, True):
+        output = model.train(training)(IDS, attention_mask=MASK, labels=labels)
+        torch.testing.assert_close(output.loss, expected)
+        assert (output.logits is None) is training
+    model.eval()
+
+
+def test_logits_of_chosen_positions():
+    _, model = built("lstm-plain-causal")
+    whole, chosen = model(IDS).logits, torch.tensor([0, 5, 2])
+    assert torch.equal(model(IDS, logits_to_keep=chosen).logits, whole[:, chosen])
+    for keep in (0, PROMPT, PROMPT + 1):
+        assert torch.equal(model(IDS, logits_to_keep=keep).logits, whole)
+
+
+def test_a_configuration_says_the_sizes_of_its_model():
+    sizes = mnemos.TransformerConfig(position="learned", max_length=9, **SIZES)
+    config = MnemosConfig(model=sizes, segment=1)
+    assert (config.segment, config.max_position_embeddings, config.vocab_size) == (1, 9, VOCABULARY)
+    assert (config.hidden_size, config.num_attention_heads) == (SIZES["dim"], SIZES["num_heads"])
+    assert not hasattr(MnemosConfig(model=OTHERS["linear, float32"]), "max_position_embeddings")
+    assert MnemosConfig().of_model() == mnemos.TransformerConfig()
+
+
+def test_the_parts_that_other_libraries_ask_for():
+    for name, linear in (("transformer-plain-causal", True), ("adaptive softmax", False)):
+        ours, model = built(name)
+        assert model.get_input_embeddings() is ours.embedding
+        assert model.get_output_embeddings() is (ours.head if linear else None)
 
 
 def test_the_count_of_an_update_shrinks_by_the_labels_without_a_context():
@@ -311,6 +352,11 @@ def test_bad_input():
         with pytest.raises(InputError, match=rf"labels: expected \[2, {PROMPT}\].*found \[2, 3\]"):
             network(IDS, attention_mask=MASK, labels=IDS[:, :3])
     refuses("gradient checkpointing", model.gradient_checkpointing_enable)
+    refuses("the model's vocabulary, found another; build it", model.resize_token_embeddings, VOCABULARY + 1)
+    refuses("of: expected a model of this library, found Linear", MnemosForCausalLM.of, torch.nn.Linear(2, 2))
+    refuses("found one that stores keys and values; give it a DynamicCache", StateCache().update)
+    for segment in (0, "4", 1.5):
+        refuses(f"segment: expected at least 1 token, found {segment!r}; use", MnemosConfig, segment=segment)
     refuses("cache_implementation", model.generate, IDS, cache_implementation="static", max_new_tokens=1)
     for config, words in (
         (mnemos.EncoderDecoderConfig(), "MnemosForSeq2SeqLM"),

@@ -18,6 +18,7 @@ from mnemos.hugging_face.fast_functions import torch_chunk_gated_delta_rule
 from mnemos.hugging_face.fast_model import _CACHES, is_fast
 from mnemos.hugging_face.fast_token import LAYERS, compute_token, norm_offset, normalise
 from mnemos.libraries import transformers
+from mnemos.types import leaves
 
 DELTA = "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Qwen4Exp", "LaraMini", "OlmoHybrid"
 CHANNELS = "KimiLinear", "Glm5Next", "BailingHybrid"
@@ -339,6 +340,11 @@ def test_with_functional_in_both_orders():
         y, state = one(x[:, :5])
         rest, _ = one(x[:, 5:], state)
         torch.testing.assert_close(torch.cat([y, rest], 1), one.model(x).logits, **CLOSE)
+        before = [x.clone() for x in leaves(state)]
+        with torch.no_grad():  # the kernel for a token would write into the state
+            token, _ = one(x[:, 5:6], state)
+        torch.testing.assert_close(token, rest[:, :1], **CLOSE)
+        assert all(map(torch.equal, leaves(state), before))
 
 
 def test_compiled_and_exported_layers():

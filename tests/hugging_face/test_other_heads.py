@@ -82,6 +82,7 @@ def test_what_a_translator_reads_and_returns(pair):
     refuses("decoder_input_ids .* found neither", model, SOURCE)
     refuses("encoder_outputs, found neither", model, decoder_input_ids=inputs)
     refuses("decoder_start_token_id, found none", MnemosForSeq2SeqLM.of(model.model), SOURCE, labels=labels)
+    refuses("pairs, found 'transformer'; use MnemosForCausalLM", MnemosForSeq2SeqLM, MnemosConfig())
 
 
 # Reformer: padding at the end of a row would change what its tokens attend to.
@@ -96,6 +97,9 @@ def test_a_classifier_reads_a_padded_row_as_alone(attention, tmp_path):
     alone = torch.cat([model(row).logits for row in rows()])
     torch.testing.assert_close(output.logits, alone, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(output.loss, torch.nn.functional.cross_entropy(alone, torch.tensor([0, 2, 1])))
+    again = MnemosForSequenceClassification.of(model.model)
+    assert torch.equal(again(SOURCE, attention_mask=MASK).logits, output.logits)
+    refuses("with 4 classes, found 3", MnemosForSequenceClassification.of, model.model, num_labels=4)
     model.save_pretrained(tmp_path)
     loaded = transformers().AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert torch.equal(loaded(SOURCE, attention_mask=MASK).logits, output.logits)

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from refusals import refuses
 from torch.utils.checkpoint import checkpoint
 
 from mnemos import GRC, InputError, Transformer
@@ -46,6 +47,18 @@ def test_any_number_of_checkpointed_forwards_may_read_one_content():
         rows = [checkpoint(lambda x: module(x)[0], batch(seed=i), use_reentrant=False) for i in range(10)]
         sum(y.sum() for y in rows).backward()
     assert module.mix.grad is not None
+
+
+def test_eight_checkpointed_forwards_that_read_different_contents_are_kept():
+    def gradients(count, run):
+        module = layer()
+        sum(run(module, batch(seed=i)).sum() for i in range(count)).backward()
+        return [p.grad for p in module.parameters()]
+
+    plain, repeated = lambda m, x: m(x)[0], lambda m, x: checkpoint(lambda y: m(y)[0], x, use_reentrant=False)
+    for found, wanted in zip(gradients(8, repeated), gradients(8, plain), strict=True):
+        torch.testing.assert_close(found, wanted)
+    refuses("a stored cache: expected to know .* found 8 contents", gradients, 9, repeated)
 
 
 def test_a_repeated_forward_whose_first_one_was_not_seen_reads_what_is_stored():

@@ -2,12 +2,25 @@
 
 import pytest
 import torch
+from refusals import refuses
 
 from mnemos.memory import AssociationsConfig, Segments, key_values
 from mnemos.memory.associations import AssociativeMemory
 from mnemos.memory.key_values import BranchedKeyValues, Encoded, KeyValues
 from mnemos.memory.tokens import TokenMemory
 from mnemos.types import Rows, leaves, select
+
+
+def test_a_state_is_shown_by_its_sizes():
+    state = KeyValues.empty(2, 1, 3).append(torch.zeros(2, 4, 1, 3), torch.zeros(2, 4, 1, 3))
+    layers = ((state.k, state.v),) * 5
+    for shown, one in {
+        "KeyValues(k=(2, 4, 1, 3), v=(2, 4, 1, 3), seen=(2,))": state,
+        "BranchedKeyValues(k=(2, 4, 1, 3), copies=3, seen=(6,))": BranchedKeyValues.of(state, 3),
+        "Encoded(5 layers, valid=(2, 4), copies=3)": Encoded(layers, state.valid, 3),
+        "Segments(x=(2, 0, 7))": Segments.empty(2, 7),
+    }.items():
+        assert repr(one) == shown
 
 
 def test_detached_segments_have_the_values_and_no_graph():
@@ -132,7 +145,14 @@ def test_sources_are_kept_once_for_rows_that_follow_each_other(rows, copies, kep
     assert [x.tolist() for x in leaves(found.unshare())] == [x.tolist() for x in whole]
 
 
+@pytest.mark.parametrize("name", ["key_dim", "nu"])
+def test_associations_have_a_width(name):
+    assert AssociativeMemory(4, AssociationsConfig(**{name: 1})).features == {"key_dim": 6, "nu": 64}[name]
+    refuses(f"memory.{name}: expected at least 1, found 0", AssociationsConfig, **{name: 0})
+
+
 def test_rows_that_are_not_active_are_not_written():
+    torch.manual_seed(0)
     tokens, active = torch.randn(3, 2, 4), torch.tensor([True, False, True])
     memory = TokenMemory(2, 4)
     once = memory.written(memory.initial_state(3), tokens, active)

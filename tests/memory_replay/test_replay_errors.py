@@ -142,6 +142,17 @@ def test_what_is_not_finite_is_no_error(value):
     assert not gradients(model)["read.weight"].isfinite().all()
 
 
+def test_an_infinity_that_only_one_pass_finds_is_an_error():
+    model = cell(dropout=0.0)
+
+    def overflow(x, state):
+        state = model.advance(x, state)
+        last = int(state["seen"][0][0]) == int(begin()["seen"][0][0]) + 12  # after step 5
+        return {**state, "h": state["h"].index_fill(1, torch.tensor(0), torch.inf) if last else state["h"]}
+
+    refuses(r"step 5: .*infinities or NaN at other positions", replay, model, segments(), begin(), advance=overflow)
+
+
 def test_losses_without_gradient():
     model = cell()
     with pytest.raises(InputError, match="a loss that requires gradient"):

@@ -119,6 +119,12 @@ def test_a_closed_gate_equals_no_cache_and_an_open_one_does_not():
     close(cached(pair)[0], plain(pair)[0])
 
 
+def test_an_attention_may_be_given_by_its_name():
+    assert build(encoder="linear", decoder="softmax").config == build(encoder=LinearConfig()).config
+    with pytest.raises(InputError, match="found 'liner'; did you mean 'linear'"):
+        build(decoder="liner")
+
+
 def test_sharing_of_embeddings():
     for share, count in {"all": 1, "target": 2, "none": 3}.items():
         model = EncoderDecoder(**SMALL, share=share)

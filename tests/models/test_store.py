@@ -57,6 +57,16 @@ def test_dtypes_come_back(tmp_path, monkeypatch, dtype):
         assert torch.equal(network(x)[0], loaded(x)[0])
 
 
+def test_layers_of_different_dtypes_come_back(tmp_path):
+    network = small()
+    network.blocks[1].double()
+    network.final_norm.bfloat16()
+    mnemos.save(network, tmp_path)
+    for (name, ours), theirs in zip(network.state_dict().items(), mnemos.load(tmp_path).state_dict().values()):  # noqa: B905
+        assert ours.dtype == theirs.dtype, name
+        assert torch.equal(ours, theirs), name
+
+
 def test_equal_models_are_equal_files(tmp_path):
     """Also where several names share a tensor: the file lists them."""
     network = mnemos.EncoderDecoder(vocab_size=9, dim=8, encoder_layers=1, decoder_layers=1, num_heads=2, mlp=8)
@@ -151,6 +161,7 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
         (whole[:-1] + bytes([whole[-1] ^ 1]), settings, r"model.safetensors: .*bytes"),
         (whole, settings.replace('"dim": 16', '"dim": 32'), r"model.safetensors: .*weights"),
         (whole, settings.replace('"dim"', '"dmi"'), "did you mean 'dim'"),
+        (b"x", settings.replace(hashlib.sha256(whole).hexdigest(), hashlib.sha256(b"x").hexdigest()), "this model's w"),
         (whole, "[]", "expected a model and its sha256"),
         (whole, '{"model": {}, "sha256": ""}', "'is' is missing"),
         (whole, '{"model": {"is": [1]}, "sha256": ""}', "registered class"),

@@ -8,7 +8,7 @@ from refusals import refuses
 
 import mnemos
 from mnemos import GRC, BlockSparseConfig, InputError, Transformer, TransformerConfig, libraries
-from mnemos.attention import LinearConfig, RelativeConfig, RetentionConfig, SoftmaxConfig
+from mnemos.attention import DeltaConfig, LinearConfig, RelativeConfig, RetentionConfig, SoftmaxConfig
 from mnemos.models.transformer import HeadConfig, LearnedPositions, SinusoidalPositions
 
 SMALL = TransformerConfig(vocab_size=11, dim=16, layers=2, num_heads=2, mlp=32, max_length=12)
@@ -215,6 +215,24 @@ def test_a_cache_as_long_as_the_sequence():
         (lambda: Transformer(dmi=16), "did you mean 'dim'"),
         (lambda: Transformer(attention=RelativeConfig(), position="rotary"), r"position: .*relative"),
         (lambda: Transformer(cache=LinearConfig()), r"model.cache: expected a GRC or None, found LinearConfig\("),
+        (lambda: Transformer(attention=LinearConfig), r"found the class LinearConfig; write LinearConfig\(\)"),
+        (lambda: Transformer(head={"classes": 3}), r"expected a HeadConfig, found {'classes': 3}; write HeadConfig\("),
+        (lambda: model(cache=GRC(), attention=DeltaConfig()), "model.cache: expected an attention of heads.*'delta'"),
+        (lambda: model(head=HeadConfig(classes=-1)), "of at least 0, found -1 and 0"),
+        (lambda: model(head=HeadConfig(hidden=-1)), "of at least 0, found 0 and -1"),
+        (lambda: model(head=HeadConfig(classes=1)), '"last" or "mean" in a causal classifier, found "cls"'),
+        (lambda: model(head=HeadConfig(mixture=-1)), "head.mixture"),
+        (lambda: model(head=HeadConfig(mixture=1), vocab_size=1), "head.mixture: .*vocab_size 1"),
+        (lambda: model(head=HeadConfig(mixture=1, classes=2)), "head.mixture: .*classes 2"),
+        (lambda: model(head=HeadConfig(mixture=1, tied=True)), "head.mixture: .*tied True"),
+        (lambda: model(head=HeadConfig(mixture=1, cutoffs=(5,))), "head.cutoffs: .*mixture 1"),
+        (lambda: model(head=HeadConfig(classes=2, pool="last", cutoffs=(5,))), "head.cutoffs: .*classes 2"),
+        (lambda: model(features=-1), "features: expected 0, .*found -1"),
+        (lambda: model(features=3, scale_embedding=True), "found 3 .*scale_embedding True"),
+        *(
+            (lambda one=one: model(features=3, head=HeadConfig(**one)), "features: .*found 3")
+            for one in ({"mixture": 1}, {"tied": True}, {"cutoffs": (5,)})
+        ),
         (lambda: model()(ids()[:, :0]), "at least 1"),
         (lambda: model(dropout=1.0), "dropout"),
         (lambda: model(causal=False), "set head.classes"),

@@ -235,6 +235,8 @@ def test_which_backend_runs_hangs_on_what_a_feature_map_makes_of_queries_and_key
         ({"state": (torch.zeros(1, H, D, 4), torch.zeros(1, H, D))}, r"state_s \[B=2, H=3, D=5, M=4\] or None"),
         ({"state": torch.zeros(B, H, D, 4)}, "or None, found Tensor"),
         ({"feature_map": lambda x: x.sum(-1)}, "keeps all axes"),
+        ({"eps": -1e-9}, "eps of at least 0, found -1e-09"),
+        ({"eps": float("nan")}, "eps of at least 0, found nan"),
         ({"resets": starts(B, 7)}, "resets"),
         ({"resets": starts(B, 6).float()}, "resets"),
         ({"resets": starts(B, 6), "causal": False}, "no resets"),

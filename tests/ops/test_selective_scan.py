@@ -59,6 +59,10 @@ def test_second_derivatives_of_pytorch():
         ({"x": torch.zeros(2, 3)}, r"x \[B, T, C\]"),
         ({"dt": -torch.ones(B, 7, 5)}, r"use softplus\(dt\)"),
         ({"A": torch.ones(5, 4)}, r"use -A_log.exp\(\)"),
+        (
+            {"A": torch.ones(5, 0), "B": torch.ones(B, 7, 0), "C": torch.ones(B, 7, 0), "state": None},
+            "with N at least 1",
+        ),
         ({"backend": "chunk"}, "did you mean 'chunked'?"),
     ],
 )

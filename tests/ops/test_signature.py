@@ -28,6 +28,7 @@ def test_sizes_are_returned_by_letter_and_looked_up():
         ({"q": Q[0]}, r"floating q \[B, T, K, D\], found torch.float32 \[3, 1, 4\]; use g"),
         ({"q": None}, "floating q .*, found None"),
         ({"decay": Q[..., 0, :2, None]}, r"floating decay \[B=2, T=3, H\] or \[B=2, T=3, H, D=4\] or None, found"),
+        ({"s": torch.zeros(2, 4, device="meta")}, "all tensors on one device, found cpu and for s meta"),
         ({"mask": torch.ones(2, 2, dtype=torch.bool)}, r"found torch.bool \[2, 2\]"),
         (
             {"decay": torch.zeros(2, 3, H), "s": torch.zeros(2, 4)},

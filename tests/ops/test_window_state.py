@@ -213,6 +213,13 @@ def test_sizes_that_do_not_fit():
     x = draw(1, 3, 4, 2, 3, 2)
     with pytest.raises(InputError, match="window of at least 1"):
         window_attention(x["q"], x["k"], x["v"], Sizes(0, 0, 1.0))
+    with pytest.raises(InputError, match="sinks of at least 0"):
+        window_attention(x["q"], x["k"], x["v"], Sizes(1, -1, 1.0))
+    with pytest.raises(InputError, match="T at least 1"):
+        window_attention(*(x[name][:, :0] for name in "qkv"), Sizes(1, 0, 1.0))
+    _, state = window_attention(x["q"], x["k"], x["v"], Sizes(1, 0, 1.0))
+    with pytest.raises(InputError, match="a state of 2 rows, found 1"):
+        window_attention(*(torch.cat([x[name]] * 2) for name in "qkv"), Sizes(1, 0, 1.0), state=state)
     with pytest.raises(InputError, match="multiple of K"):
         window_attention(x["k"], x["q"], x["v"], Sizes(1, 0, 1.0))
 
@@ -263,6 +270,11 @@ def test_what_the_kernel_of_single_tokens_leaves_to_pytorch():
     with forward_ad.dual_level():
         dual = x | {"q": forward_ad.make_dual(x["q"], torch.ones_like(x["q"]))}
         assert forward_ad.unpack_dual(step(Ring(state, sizes), dual, 3, far)).tangent is not None
+    for maps in ((torch.sigmoid, torch.sigmoid), (elu, torch.sigmoid), (torch.sigmoid, elu)):
+        own = Far(*maps, x["gamma"], None, 0.0)
+        ring = Ring(read(first(x, 29), sizes, own, (), None)[1], sizes)
+        wanted = read(x, sizes, own, (), None)[0][:, 29:].transpose(1, 2)
+        torch.testing.assert_close(step(ring, x, 29, own), wanted, rtol=1e-4, atol=1e-5)
     permuted = state._replace(k=state.k.mT.contiguous().mT, s=state.s.mT.contiguous().mT)
     rings = Ring(permuted, sizes), Ring(map_state(lambda leaf: leaf[::2], state), sizes)
     rings[0].map(lambda leaf: leaf[::2])

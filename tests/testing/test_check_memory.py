@@ -1,6 +1,7 @@
 """check_memory: layers that keep every law, and layers with one fault each, which the law of its kind reports."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -488,6 +489,154 @@ def test_a_fault_is_reported_by_the_law_of_its_kind(name):
     assert not found.passed
 
 
+def shows(law, words, changed, base=Average, mode=True, **members):
+    """A case: a layer, in training mode or not, whose outputs y become changed(self, x, y), and the report's words."""
+    return law, words, type("Shown", (base,), members | ({"finish": finish(changed)} if changed else {})), mode
+
+
+def seen_without_gradient(self, x, y):
+    before, self.kept = getattr(self, "kept", False), not torch.is_grad_enabled()
+    return y * (1.01 if before else 1)
+
+
+def trained(self, x, y):
+    self.kept = 1.01 if self.training else getattr(self, "kept", 1)
+    return y * (1 if self.training else self.kept)
+
+
+def another_number_of_threads(self, x, y):
+    torch.set_num_threads(torch.get_num_threads() % 5 + 1)
+    return y
+
+
+def half_after_more_rows(self, x, y):
+    self.most = max(getattr(self, "most", 0), len(x))
+    return y[..., : 4 if self.most < 5 else 2]
+
+
+def count_states(self, state, x):
+    self.count = getattr(self, "count", 0) + 1
+    return state
+
+
+def without_padding(self, x, y):
+    return y if self.mask is None else y.masked_fill(~self.mask[..., None], torch.nan)
+
+
+def sums_of_padding(self, x, y):
+    total = self.given.sum(1, keepdim=True)
+    return y + (total - total.detach())
+
+
+def bias(changed):
+    """A `finish` that changes the last bias."""
+    return lambda self, x, read: F.linear(read, self.output.weight, changed(x, self.output.bias))
+
+
+def another_start(self, rows, device=None, dtype=None):
+    return Average.begin(self, torch.zeros(rows, 4, dtype=dtype)) | {"m": torch.full((rows, 4), 0.1, dtype=dtype)}
+
+
+def no_copy(self, memo):
+    raise TypeError("one of a kind")
+
+
+@pytest.mark.parametrize(
+    ("law", "words", "layer", "mode"),
+    [
+        shows("repeats", "a call changes the mode of the layer", lambda self, x, y: self.eval() and y),
+        shows("repeats", "drawn in eval mode", lambda self, x, y: y + 0 * torch.rand(1).to(y), mode=False),
+        shows("repeats", "sets the seed of the global random", lambda self, x, y: torch.manual_seed(0) and y),
+        shows("repeats", "after one without gradients, call 1 of 2: output 0 differs", seen_without_gradient),
+        shows(
+            "repeats", "in eval mode, after a call in training mode, call 1 of 2: output 0 differs", trained, mode=False
+        ),
+        shows(
+            "repeats", "a call changes output.bias", lambda self, x, y: (self.output.bias.data.mul_(1 + 1e-14), y)[1]
+        ),
+        shows("repeats", "global setting of PyTorch", another_number_of_threads),
+        shows(
+            "repeats",
+            r"after more rows, call 1 of 2: expected the shape \[3, \d+, 4\], found \[3, \d+, 2\]",
+            half_after_more_rows,
+        ),
+        shows("float64", "the outputs of float64 are float32", lambda self, x, y: y.float()),
+        shows("modes", "the outputs of float32 are float64", lambda self, x, y: y.double()),
+        shows("lengths", "no tokens: .* another shape", lambda self, x, y: y if x.shape[1] else y[..., :2]),
+        shows("lengths", "no rows: .* another shape", lambda self, x, y: y if len(x) else y[..., :2]),
+        shows("resumes", "from initial_state instead of None: output 0 differs", None, initial_state=another_start),
+        shows(
+            "untouched",
+            "the same token from the same state again: output 0 differs",
+            lambda self, x, y: y + 1e-3 * getattr(self, "count", 0),
+            enter=count_states,
+        ),
+        shows(
+            "untouched",
+            "the state changes when x is changed afterwards",
+            None,
+            Masked,
+            leave=leave(lambda self, state, x, y: {"x": self.given[:, :1]}),
+        ),
+        shows("hidden", "padding gets a gradient", sums_of_padding, Masked),
+        shows("hidden", "outputs of padding are not finite", without_padding, Masked),
+        shows("parameters", "output.bias is not finite", None, finish=bias(lambda x, b: Scaled.apply(b, torch.nan))),
+        shows(
+            "gradient",
+            "the gradient of the parameter output.bias does not pass the state",
+            None,
+            finish=bias(lambda x, b: b.detach() if x.shape[1] == 1 else b),
+        ),
+        shows(
+            "autocast",
+            "under autocast the output of call 1 of 3 is not finite",
+            lambda self, x, y: y * (torch.inf if torch.is_autocast_enabled("cpu") else 1),
+        ),
+        shows("saving", "raised TypeError in copy.deepcopy.*: one of a kind", None, __deepcopy__=no_copy),
+        shows("saving", "shares weights with the layer", None, __deepcopy__=lambda self, memo: self),
+    ],
+)
+def test_a_report_says_in_which_way_a_law_is_broken(law, words, layer, mode, threads):
+    threads(1)
+    found = check_memory(layer().train(mode), laws=law)
+    assert failed(found) == [law]
+    assert re.search(words, found.results[0].detail), found.results[0].detail
+
+
+class NotKept(Average):
+    """Cannot be made again from what it keeps: `sizes` is not there, and `width` is another one."""
+
+    def __init__(self, sizes, width=4):
+        super().__init__()
+        assert width == 4
+        self.sizes, self.width = sizes, 5
+
+
+class NotKeptAtAll(Average):
+    def __init__(self, sizes):
+        super().__init__()
+
+
+def test_what_a_layer_may_do_breaks_no_law():
+    """Weights that are not trained, integers that are saved, and arguments that it does not keep."""
+    layer = FAULTS["Unused"][1]()
+    layer.unused.requires_grad_(False)
+    assert check_memory(layer, laws="parameters").passed
+    layer = type("Ordered", (Average,), {"finish": finish(lambda self, x, y: y[..., self.order])})()
+    layer.register_buffer("order", torch.tensor([3, 2, 1, 0]))
+    assert check_memory(layer, laws="weights").passed
+    for layer in (NotKept(4), NotKeptAtAll(4)):
+        assert check_memory(layer, laws="saving").passed
+
+
+def test_hooks_on_gradients_are_checked_and_a_layer_without_copies_is_not_examined_further():
+    layer = Average()
+    layer.decay.register_hook(lambda gradient: 2 * gradient)
+    assert failed(check_memory(layer, laws="derivatives")) == ["derivatives"]
+    found = check_memory(type("Single", (Average,), {"__deepcopy__": no_copy})(), laws=["repeats", "saving"])
+    assert [result.holds for result in found.results] == [None, False]
+
+
 def test_a_compiled_layer_is_compared():
     found = check_memory(FAULTS["CompiledDiffers"][1](), laws=["float64", "compiles"])
     assert failed(found) == ["compiles"]
@@ -559,11 +708,17 @@ class Alone(Average):
         return super().forward(x, state)[0]
 
 
+class Counted(Average):
+    def forward(self, x, state=None):
+        return super().forward(x)[0], 1
+
+
 def test_what_cannot_be_checked_is_one_line():
     for words, call in (
         ("the width of its inputs", lambda: check_memory(nn.GRUCell(4, 4))),
         ("put a module around it", lambda: check_memory(nn.GRUCell(4, 4), 4)),
         ("found Tensor", lambda: check_memory(Alone(), 4)),
+        ("a state of tensors, found int, in which none are found", lambda: check_memory(Counted(), 4)),
         ("names of laws, found 'causality'", lambda: check_memory(Average(), laws="causality")),
     ):
         with pytest.raises(InputError, match=words) as error:

@@ -36,7 +36,17 @@ def test_resumed_it_is_bit_identical(tmp_path):
         trainer(tmp_path / name, max_steps=7).fit(resumed, batches(), ckpt_path=tmp_path / "whole" / f"{name}.ckpt")
         assert all(map(torch.equal, resumed.parameters(), whole.parameters()))
     first = tmp_path / "whole" / "epoch=0-step=2.ckpt"
+    kept = torch.load(first, weights_only=False)
+    own = kept["mnemos_rollouts"]
     refuses("rows", trainer(tmp_path, max_steps=7).fit, Language(), batches(1), ckpt_path=first)
+    torch.save({**kept, "mnemos_rollouts": {**own, "rows": own["rows"] * 2}}, tmp_path / "two.ckpt")
+    refuses(
+        "2 processes, .* found 1; resume with",
+        trainer(tmp_path).fit,
+        Language(),
+        batches(),
+        ckpt_path=tmp_path / "two.ckpt",
+    )
     weights, others = Language.load_from_checkpoint(first), batches(1)
     for index in (1, 2):  # the rows of the checkpoint are not those of these data; a second fit goes on
         trainer(tmp_path / "others", max_steps=1).fit(weights, others)
@@ -48,13 +58,17 @@ def test_schedulers_step_by_their_frequency_and_plateaus_by_their_owner(tmp_path
         def configure_optimizers(self):
             optimizer, kinds = super().configure_optimizers()["optimizer"], torch.optim.lr_scheduler
             self.schedules = [kinds.ExponentialLR(optimizer, 0.5), kinds.ReduceLROnPlateau(optimizer)]
-            options = {"interval": "step", "frequency": 2}, {"interval": "epoch"}
+            self.schedules += [kinds.ExponentialLR(optimizer, 0.5) for _ in range(2)]
+            options = [
+                {"interval": "step", "frequency": 2},
+                *({"interval": "epoch", "frequency": n} for n in (1, 1, 2)),
+            ]
             return [optimizer], [{"scheduler": s, **o} for s, o in zip(self.schedules, options, strict=True)]
 
     module = Scheduled()
     trainer(tmp_path, max_epochs=1).fit(module, batches())
     assert module.trainer.global_step == 5
-    assert [schedule.last_epoch for schedule in module.schedules] == [2, 0]
+    assert [schedule.last_epoch for schedule in module.schedules] == [2, 0, 1, 0]
 
 
 def test_resuming_leaves_running_statistics_as_they_were(tmp_path):
@@ -131,9 +145,20 @@ def test_a_loss_of_ones_own(tmp_path):
 
 
 @pytest.mark.slow
+def test_several_optimisers_are_refused(tmp_path):
+    class Two(Language):
+        def configure_optimizers(self):
+            return [torch.optim.SGD(self.parameters(), 0.1) for _ in range(2)]
+
+    refuses("expected one optimiser, found 2", trainer(tmp_path, max_steps=1).fit, Two(), batches())
+
+
+@pytest.mark.slow
 def test_other_loaders_are_refused(tmp_path):
     other = torch.utils.data.DataLoader([1, 2])
+    sets = RolloutBatches(documents(), 2, SEGMENT, 3, sets=2)
     refuses("to train on, found DataLoader", trainer(tmp_path, max_steps=1).fit, Language(), other)
+    refuses("one set of rows, found 2; use sets=1", trainer(tmp_path, max_steps=1).fit, Language(), sets)
     for given, found in ((batches(), "one with a seed"), (other, "DataLoader")):
         refuses(f"to validate on, found {found}", trainer(tmp_path, max_steps=1).fit, Language(), batches(), given)
 

@@ -10,7 +10,7 @@ from refusals import refuses
 from torch.nn import functional as F
 
 import mnemos
-from mnemos.hugging_face import MnemosForCausalLM
+from mnemos.hugging_face import MnemosConfig, MnemosForCausalLM, MnemosForSeq2SeqLM
 from mnemos.libraries import transformers
 from mnemos.memory_replay import rollout
 from mnemos.trainers import RolloutBatches
@@ -180,6 +180,11 @@ def shared():
     return model
 
 
+def translator():
+    sizes = {"vocab_size": 30, "dim": 8, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "mlp": 8}
+    return MnemosForSeq2SeqLM(MnemosConfig(model=mnemos.EncoderDecoderConfig(**sizes)))
+
+
 BERT = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
 
 
@@ -189,6 +194,7 @@ BERT = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attenti
         (lambda: transformers().BertForMaskedLM(transformers().BertConfig(**BERT)), "causal"),
         (lambda: made("remembering").remembering, "RememberingForCausalLM.of"),
         (lambda: made("linear").model, "MnemosForCausalLM.of"),
+        (translator, "expected a causal language model, found MnemosForSeq2SeqLM; use transformers.Trainer"),
         (stateless, "keeps a state"),
         (lambda: made("mamba").backbone, "MambaModel, which has no output layer"),
         (shared, 'scope="stream"'),
@@ -280,6 +286,15 @@ def test_padding_of_a_segment_leaves_the_state_alone(name):
     fresh = reader.fresh(3, torch.device("cpu"))
     assert reader.model.training
     assert [len(leaf) for leaf in leaves(fresh)] == [3] * len(leaves(wanted[1]))
+
+
+def test_a_model_may_be_made_by_the_trainer_or_exchanged(tmp_path):
+    given = {"args": arguments(tmp_path), "eval_dataset": documents(1)[:2], "segment": SEGMENT, "rollout": ROLLOUT}
+    trainer = RolloutTrainer(model_init=lambda: made("linear"), **given)
+    for model in (made("linear"), made("mamba")):
+        found = trainer.evaluate()["eval_loss"]
+        assert found == pytest.approx(loss_of_each_alone(model, documents(1)[:2]), rel=1e-5)
+        trainer.model = made("mamba")
 
 
 def test_smoothed_labels_need_logits():

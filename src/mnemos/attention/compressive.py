@@ -56,10 +56,6 @@ class CompressiveConfig(AttentionConfig):
         # A memory of earlier tokens is for causal attention only; otherwise `RelativeConfig` serves.
         return frozenset({True})
 
-    @property
-    def remembers(self) -> bool:
-        return True
-
     def build(self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0) -> "CompressiveAttention":
         return CompressiveAttention(dim, num_heads, causal, dropout, self)
 

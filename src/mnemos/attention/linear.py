@@ -55,10 +55,6 @@ class LinearConfig(AttentionConfig):
     eps: float = 1e-6
     backend: Literal["auto", "native", "chunked"] = "auto"
 
-    @property
-    def remembers(self) -> bool:
-        return True
-
     def build(
         self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0, rotary: Rotary | bool = False
     ) -> "LinearAttention":

@@ -68,11 +68,6 @@ class RecurrentConfig(AttentionConfig):
         """A sum over the tokens so far is causal."""
         return frozenset({True})
 
-    @property
-    def remembers(self) -> bool:
-        """Its sums are a memory of all tokens."""
-        return True
-
     def widths(self, dim: int, num_heads: int, key_heads: int | None = None) -> Widths:
         """The heads and widths of a layer; key_heads None: as many as there are heads of values."""
         check_heads(dim, num_heads)

@@ -154,10 +154,6 @@ class RelativeConfig(AttentionConfig):
     clamp: int = 0
     detached: bool = True
 
-    @property
-    def remembers(self) -> bool:
-        return self.memory > 0
-
     def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "RelativeAttention":
         """The layer, [B, T, dim] -> [B, T, dim]."""
         return RelativeAttention(dim, num_heads, causal, dropout, self)

@@ -460,8 +460,6 @@ class Keys(FusedLayer):
                 return None
             if getattr(layer, marks).dtype != torch.bool or layer.seen.dtype != torch.int64:
                 return None
-            if branched and (layer.copies, layer.shared) != (first.copies, first.shared):
-                return None
             if layer is not first and not torch.equal(getattr(layer, marks), getattr(first, marks)):
                 return None
         within = window is None or branched or first.is_packed()
@@ -550,8 +548,6 @@ def why_not_fused(model: nn.Module) -> str:
     config: Any = model.config
     if getattr(config, "features", 0):
         return "it reads vectors, and the kernel reads tokens"
-    if config.activation not in (*codes.ACTIVATIONS, "swiglu"):
-        return f"the kernel has the activations {', '.join(codes.ACTIVATIONS)} and swiglu, found {config.activation}"
     if not config.mlp:
         return "its blocks have no MLP, for which there is no kernel"
     if likelihood_of(model) is not None and not isinstance(model.head, nn.Linear):

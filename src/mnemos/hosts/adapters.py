@@ -55,10 +55,6 @@ def _multihead(module: nn.MultiheadAttention, args: tuple, kwargs: dict) -> Call
     attended, batched = argument(args, kwargs, 5, "attn_mask"), query.dim() == 3
     x = query[None] if not batched else query if module.batch_first else query.transpose(0, 1)
     valid = valid if valid is None or batched else valid[None]
-    if valid is not None and valid.shape != x.shape[:2]:
-        raise InputError(
-            f"expected a key_padding_mask {tuple(x.shape[:2])}, found {tuple(valid.shape)}; pass one value per token"
-        )
     mask = combine(valid, refuse_mask(attended, x, hides=True))
     return Call(x, mask, "batch" if module.batch_first or not batched else "time")
 

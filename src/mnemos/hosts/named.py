@@ -211,11 +211,10 @@ def record_calls(
                 model(**example)
             else:
                 model(*(example if isinstance(example, (tuple, list)) else (example,)))
-    except InputError:
-        raise
     except Exception as error:
+        words = " ".join(str(error).split())
         raise InputError(
-            f"expected an example= that the model accepts, found {type(error).__name__}: {error}"
+            f"expected an example= that the model accepts, found {type(error).__name__}: {words}"
         ) from None
     finally:
         for handle in handles:
@@ -257,8 +256,9 @@ def probe(site: NamedModule, host: Host, call: FirstCall | None) -> None:
         except Exception as error:
             if declared:
                 return
+            words = " ".join(str(error).split())
             raise InputError(
-                f"{name}: expected a module that takes tokens alone, found {type(error).__name__}: {error}; give "
+                f"{name}: expected a module that takes tokens alone, found {type(error).__name__}: {words}; give "
                 "cache() an example= input of the model"
             ) from None
         # --- its shape ---

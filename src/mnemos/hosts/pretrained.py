@@ -146,8 +146,9 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     try:
         load_model(plain_module(model, "hosts.load"), str(folder / "model.safetensors"))
     except (SafetensorError, RuntimeError, OSError) as error:
+        words = " ".join(str(error).split())[:200]
         raise InputError(
-            f"{folder}: expected this model's weights, found others ({str(error).splitlines()[0]}); build it as saved"
+            f"{folder}: expected this model's weights, found others ({words}); build it as saved"
         ) from None
     return model
 

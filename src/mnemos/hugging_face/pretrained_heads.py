@@ -53,10 +53,6 @@ class Generates:
     config: Any
     training: bool
 
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False
-
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *given: Any, **named: Any
     ) -> None:

@@ -165,9 +165,6 @@ class StateCache(Cache):
             "expected a model of this library, found one that stores keys and values; give it a DynamicCache"
         )
 
-    def __len__(self) -> int:
-        return 0  # layers
-
     def __repr__(self) -> str:
         return f"StateCache(length={self.length}, rows={max(self.batch_size, 0)})"
 

@@ -279,10 +279,6 @@ class BranchedKeyValues(SharedRows):
         (self.k, self.v), self.visible, self.seen, self._room = entries, visible, seen, _room
         self.copies, self.shared = copies, shared  # K and P
 
-    @property
-    def memory_name(self) -> str:
-        return "keys and values"
-
     def fits(self, rows: int, heads: int, width: int) -> bool:
         """Whether the state is one of `rows` rows, with heads of `width` channels."""
         return (len(self.visible), *self.k.shape[2:]) == (rows, heads, width)
@@ -402,10 +398,6 @@ class Encoded(SharedRows):
 
     def __init__(self, layers: tuple[tuple[Tensor, Tensor], ...], valid: Tensor, copies: int = 1) -> None:
         self.layers, self.valid, self.copies = layers, valid, copies
-
-    @property
-    def memory_name(self) -> str:
-        return "source"
 
     @property
     def rows(self) -> int:

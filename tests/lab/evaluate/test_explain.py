@@ -1,3 +1,4 @@
+import copy
 import json
 
 import numpy as np
@@ -114,6 +115,14 @@ def test_sequences_of_pixels_are_pictures_too(tmp_path):
     model = mnemos.Transformer(**sizes, causal=False, cache=GRC(length=16), head=head)
     (entry,) = explain(model, task, tmp_path)["layers"]
     assert entry["maps"]["grid"] == [8, 8]
+    model.spare = copy.deepcopy(model.blocks[0].attention)
+    (_, spare) = explain(model, task, tmp_path)["layers"]
+    assert spare["maps"] == {"left": "the model did not call it"}
+    model = mnemos.Transformer(**sizes, causal=True, cache=GRC(length=16), head=HeadConfig(classes=10, pool="last"))
+    found = explain(model, task, tmp_path)
+    assert found["layers"][0]["maps"] == {"left": "its cache changes along the sequence"}
+    assert (found["pictures"], found["middle"]) == (None, None)
+    assert found["left"] == "no layer's tokens have known positions in the picture"
 
 
 def test_smaller_pictures_keep_their_shape():

@@ -147,6 +147,18 @@ def test_a_memory_that_is_never_written_changes_nothing_when_it_is_changed():
     }
 
 
+def test_a_model_that_says_nothing_of_its_state_and_returns_none_keeps_none():
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(VOCABULARY, VOCABULARY)
+
+        def forward(self, x, state=None, mask=None):
+            return self.table(x), None
+
+    assert state_controls(Plain(), task(3 * T, 3 * T)) == {"left": "the model keeps no state"}
+
+
 def test_rows_that_end_leave_the_reading():
     """Three documents of 5, 4 and 2 segments: from segment 2, 2, 1 and 1 rows go on, and a single row is not read."""
     found = state_controls(built("hidden state"), task(5 * T, 4 * T - 1, 2 * T))

@@ -1,13 +1,16 @@
 """An encoder that reads texts in segments: what the class is read from, what is carried, frozen and added."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
+from refusals import refuses
 
 from mnemos import GRC, libraries
 from mnemos.hosts import carry
 from mnemos.lab.compare.baselines import equal_parameters, parameters
+from mnemos.lab.hosted.decoder import HostedDecoderConfig
 from mnemos.lab.hosted.encoder import HostedEncoderConfig
 from mnemos.lab.run.recipe import Recipe, unwritten
 from mnemos.lab.tasks.text_classes import TextClassesConfig
@@ -17,6 +20,11 @@ from mnemos.types import InputError
 libraries.transformers()
 PLAIN = HostedEncoderConfig(vocab_size=30, classes=3, segment=4)
 CACHED = replace(PLAIN, cache=GRC(length=3, scope="stream"))
+
+
+def small_bert(positions):
+    """The settings of an encoder of so many positions."""
+    return json.dumps({**json.loads(PLAIN.host), "max_position_embeddings": positions})
 
 
 def built(config):
@@ -61,6 +69,28 @@ def test_what_is_frozen_gets_no_gradient_no_dropout_and_no_cache():
     assert model.host.encoder.layer[1].training
     with pytest.raises(InputError, match=r"fewer layers than the 2 of the host.*found 2"):
         replace(CACHED, frozen=2).build()
+
+
+@pytest.mark.parametrize(
+    ("config", "host", "words"),
+    [
+        (
+            PLAIN,
+            '{"model_type": "t5", "d_model": 8}',
+            "hosted-encoder: host: expected an encoder of texts, found t5; c",
+        ),
+        (PLAIN, '{"model_type": "bert", "is_decoder": true}', "expected an encoder of texts, found bert; choose one"),
+        (PLAIN, '{"model_type": "vit"}', "expected an encoder of texts, found vit; choose one"),
+        (PLAIN, '{"model_type": "bert", "hidden_size": 15}', r"found bert \(The hidden size \(15\) is not a multiple"),
+        (HostedDecoderConfig(), '{"model_type": "no"}', 'as JSON, found \'{"model_type": "no"}\' .ValueError: '),
+        (HostedDecoderConfig(), "{", r"settings of a model of transformers as JSON, found '{' \(JSONDecodeError: "),
+        (replace(PLAIN, segment=9), small_bert(8), "segment: expected at most the 8 positions of the host, found 9"),
+        (replace(CACHED, cache=GRC()), small_bert(8), "cache.scope: expected stream, a cache per text, found shared"),
+    ],
+)
+def test_hosts_of_another_kind_and_settings_that_do_not_fit_are_refused(config, host, words):
+    refuses(words, replace(config, host=host).build)
+    replace(PLAIN, host=small_bert(8), segment=8).build()
 
 
 def test_the_baseline_of_equal_parameters_has_adapters_that_start_as_nothing():

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from refusals import refuses
 from torch import nn
 
 from mnemos.lab.linearised import assess
@@ -74,6 +75,45 @@ def test_recall_is_planned_where_it_fits():
     }
     alike = assess.plan_assessment(lambda text, **_: {"input_ids": [1] * len(text.split())}, words, 1000)
     assert alike["rows"] == 0
+
+
+def test_texts_that_are_too_short_and_places_that_begin_alike_are_refused():
+    ids = torch.ones(64 + 128, dtype=torch.int64)
+    assert recall(Recalls(), tokenizer, ids, 1, (128,))["rows"] == 1
+    words = "recall: expected at least 192 tokens of text, found 191; add text"
+    refuses(words, recall, Recalls(), tokenizer, ids[1:], 1, (128,))
+    alike = lambda text, **_: {"input_ids": [1] * len(text.split())}  # noqa: E731
+    refuses("another first token for each place, found two alike", recall, Recalls(), alike, ids, 1, (128,))
+    few = " ".join(["word"] * 7)
+    refuses("notes: expected at least 8 tokens, found 7; add text", assess.plan_assessment, tokenizer, few, 2, "notes")
+    assert assess.plan_assessment(tokenizer, f"{few} more", 2, "notes")["rows"] == 0
+
+
+def test_a_text_is_assessed_by_pieces_that_are_spread_over_it():
+    class Tokenizer:
+        def __call__(self, text, **named):
+            return (
+                {"input_ids": [int(word) for word in text.split()]} if text[0].isdigit() else tokenizer(text, **named)
+            )
+
+        def decode(self, ids):
+            return "ab" * len(ids)
+
+    class Both(Recalls):
+        def forward(self, input_ids, past_key_values, use_cache):
+            recalled = super().forward(input_ids, past_key_values, use_cache)
+            return recalled if rows else Known()(input_ids, past_key_values, use_cache)
+
+    # Of 7 pieces of 20 tokens the first, the third and the fifth: only they hold the tokens that come next.
+    text = " ".join(str(n % 20 if n // 20 in (0, 2, 4) else 50) for n in range(150))
+    for rows in (0, 2):
+        found = assess.assess(Both(), Tokenizer(), text, pieces=3, context=20, rows=rows, distances=(64,))
+        assert found["tokens"] == 60
+        assert found.get("recall", {}).get("rows", 0) == rows
+        if not rows:
+            assert found["positions"]["0-64"]["perplexity"] == pytest.approx(2 ** ((9 + 10 * 3) / 19))
+            assert found["bits_per_byte"] == pytest.approx((9 + 10 * 3) / 19 / 2)
+            assert found["bits_per_byte_of_pieces"] == pytest.approx([(9 + 10 * 3) / 19 / 2] * 3)
 
 
 def test_recall_asks_at_each_distance():

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,12 @@ import mnemos
 from mnemos.errors import InputError
 from mnemos.hosts.ranking import WindowLoss
 from mnemos.lab.cli import main
-from mnemos.lab.errors import Interrupted
+from mnemos.lab.cli.linearising import linearise
+from mnemos.lab.errors import Interrupted, TrainingFailed
 from mnemos.lab.linearised import ranked, train
 from mnemos.lab.linearised.settings import LinearisedConfig
 from mnemos.lab.linearised.stages import Teacher, divergence, original, transfer_loss
+from mnemos.lab.linearised.text_batches import read_texts
 from mnemos.lab.linearised.train import Training
 from mnemos.lab.run import checkpoint, loop
 
@@ -42,8 +45,8 @@ def tokenizer(text, **_):
     return {"input_ids": [ord(c) % 40 for c in text]}
 
 
-def begin(folder, **changes):
-    return Training(decoder(), tokenizer, TEXT, replace(SETTINGS, **changes), folder, quiet=True)
+def begin(folder, quiet=True, **changes):
+    return Training(decoder(), tokenizer, TEXT, replace(SETTINGS, **changes), folder, quiet=quiet)
 
 
 def weights(training):
@@ -140,6 +143,13 @@ def test_it_says_how_long_it_will_take_and_changes_nothing_by_that(tmp_path, cap
     assert "rises for 8 updates and the training has 2" in said
     assert "optim." not in said  # the command has no such option
     assert all(map(torch.equal, weights(quiet), weights(training)))
+    Training(decoder(), tokenizer, TEXT, few, tmp_path / "False").run()
+    assert "about" not in capsys.readouterr().err, "nothing is left to do"
+
+
+def test_a_loss_that_is_no_number_names_the_rates_of_the_command(tmp_path):
+    with pytest.raises(TrainingFailed, match=r"expected a finite loss and gradient, .*; lower the rates"):
+        begin(tmp_path, transfer_rate=1e30).run()
 
 
 def test_rows_are_read_together_and_a_group_begins_with_no_state(tmp_path):
@@ -160,6 +170,9 @@ def test_rows_are_read_together_and_a_group_begins_with_no_state(tmp_path):
     torch.testing.assert_close(torch.cat([logits, more], 1), whole, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(again, anew, rtol=1e-5, atol=1e-5)
     assert task.count(batches[0]) + task.count(batches[1]) == 2 * 63
+    losses = [task.loss(parameters, *one) for one in ((logits, batches[0]), (more, batches[1]))]
+    expected = F.cross_entropy(whole[:, :-1].mT, training.pieces.ids[training.pieces.group(0, 2)][:, 1:])
+    torch.testing.assert_close(sum(losses) / (2 * 63), expected)
 
 
 def test_the_command_refuses_in_one_line_before_it_loads(tmp_path, capsys):
@@ -259,10 +272,18 @@ def test_a_folder_becomes_a_decoder_whose_updates_are_in_its_weights(tmp_path, m
     model.save_pretrained(tmp_path / "model")
     monkeypatch.setattr(train, "plan_assessment", lambda *_: {"pieces": 2, "context": 64, "rows": 0, "distances": []})
     settings = replace(SETTINGS, transfer_tokens=64)
-    found = train.train_folder(tmp_path / "model", [text], settings, tmp_path / "run", test=[text])
-    assert found["test"] == json.loads((tmp_path / "run/assessed.json").read_text())
-    assert found["test"]["text.txt"]["tokens"] == 128
-    assert "measuring on text.txt" in capsys.readouterr().err
+    assert linearise(str(tmp_path / "model"), text=(text,), settings=settings, out=tmp_path / "run", test=(text,)) == 0
+    found = json.loads((tmp_path / "run/assessed.json").read_text())["text.txt"]
+    assert found["tokens"] == 128
+    said = capsys.readouterr()
+    assert "measuring on text.txt" in said.err
+    first, second, measured, unasked, end = said.out.splitlines()
+    assert re.fullmatch(r"transfer: 2 updates, 64 tokens, \d+ s", first)
+    assert re.fullmatch(r"next token: 10 updates, 320 tokens, \d+ s", second)
+    perplexity, bits = found["positions"]["0-64"]["perplexity"], found["bits_per_byte"]
+    assert measured == f"text.txt: perplexity at positions 0-64 {perplexity:.2f}; {bits:.3f} bits per byte"
+    assert unasked.startswith("  told facts were not asked for: ")
+    assert end.startswith(f"{tmp_path / 'run/model'}: the decoder; ")
     made = mnemos.hosts.from_pretrained(type(model), tmp_path / "run/model").eval()
     assert not any(".updates." in name for name, _ in made.named_parameters())
     with torch.no_grad():
@@ -272,7 +293,7 @@ def test_a_folder_becomes_a_decoder_whose_updates_are_in_its_weights(tmp_path, m
         assert not torch.allclose(made(ids).logits, model(ids).logits, rtol=1e-3, atol=1e-3)
 
 
-def test_a_hybrid_leaves_the_attentions_whole_that_the_text_needs_most(tmp_path, monkeypatch):
+def test_a_hybrid_leaves_the_attentions_whole_that_the_text_needs_most(tmp_path, monkeypatch, capsys):
     """It is ranked once, on pieces that are read last; the run goes on with them, and is loaded with them."""
     training = begin(tmp_path / "one", full=("1",))
     rows = [training.pieces.ids[i] for i in [*training.pieces.numbers[-2:], training.pieces.held_out]]
@@ -289,14 +310,41 @@ def test_a_hybrid_leaves_the_attentions_whole_that_the_text_needs_most(tmp_path,
         patch.setattr(WindowLoss, "__call__", lambda *_: pytest.fail("measured again"))
         assert begin(tmp_path / "one", full=("1",)).full == training.full
     refuses(r"another settings.full \(\['1'\], not \['2'\]\)", begin, tmp_path / "one", full=("2",))
+    (tmp_path / "one" / train.SETTINGS).unlink()  # it was interrupted while it ranked
+    refuses(
+        "ranking.json: expected losses of .*'window': 7.* found .*'window': 8",
+        *(begin, tmp_path / "one"),
+        full=("1",),
+        window=7,
+    )
     assert begin(tmp_path / "none", full=("0",)).full == ()
     assert not (tmp_path / "none/ranking.json").exists()  # nothing is measured for it
     with monkeypatch.context() as patch:  # a window as long as what is read: twice as much is read
         patch.setattr(ranked, "LENGTH", 8)
         assert len(begin(tmp_path / "long", full=("1",)).full) == 1
-    assert [one.name for one in begin(tmp_path / "named", full=("model.layers.0.*",)).report.changed] == [
+    names = ("model.layers.0.*", "model.layers.1.self_attn:1")
+    assert [one.name for one in begin(tmp_path / "named", full=names, quiet=False).report.changed] == [
         "model.layers.1.self_attn"
     ]
+    assert capsys.readouterr().err == "left whole: model.layers.0.self_attn, model.layers.1.self_attn:1\n"
+
+
+def test_a_ranking_that_is_interrupted_goes_on_with_the_losses_that_it_has(tmp_path, monkeypatch, capsys):
+    measure, measured = WindowLoss.__call__, []
+
+    def interrupted(self, *given, **named):
+        if len(measured) == 2:
+            measured.append("interrupted")
+            raise KeyboardInterrupt
+        measured.append(given)
+        return measure(self, *given, **named)
+
+    monkeypatch.setattr(WindowLoss, "__call__", interrupted)
+    with pytest.raises(Interrupted, match=r"^interrupted; the same command continues after loss 1 of 4$"):
+        begin(tmp_path, full=("1",), quiet=False)
+    assert "ranking 2 attentions by 4 losses on 3 pieces of 64 tokens, kept in" in capsys.readouterr().err
+    assert len(begin(tmp_path, full=("1",)).full) == 1
+    assert len(json.loads((tmp_path / ranked.LOSSES).read_text())["losses"]) == 4
 
 
 def test_a_hybrid_by_key_head(tmp_path):
@@ -351,6 +399,30 @@ def test_divergence_is_that_of_the_kept_tokens_and_of_the_rest():
     assert torch.allclose(found, direct, atol=1e-5)
     assert torch.allclose(gradient, expected, atol=1e-5)
     assert bool((found <= F.kl_div(q.log(), p, reduction="none").sum(-1) + 1e-6).all())
+
+
+def test_a_transfer_of_the_first_tokens_alone_is_that_of_a_shorter_row(whole):
+    training = whole[0]
+    changed = {one.name: training.decoder.get_submodule(one.name) for one in training.report.changed}
+    ids = training.pieces.ids[training.pieces.group(0, 2)]
+    first = (torch.arange(ids.shape[1]) < 20).float().expand(2, -1)
+    with torch.no_grad():
+        found, expected = (
+            transfer_loss(training.decoder, changed, ids, first),
+            transfer_loss(training.decoder, changed, ids[:, :20]),
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(transfer_loss(training.decoder, changed, ids, 3 * first), found)
+
+
+def test_texts_of_one_name_are_refused(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "one.txt").write_text(f"{folder}\r\n")
+    assert read_texts([tmp_path / "a"]) == {"one.txt": "a\n"}
+    refuses(
+        "of their own, found a second one.txt; rename one", read_texts, [tmp_path / "a", tmp_path / "b" / "one.txt"]
+    )
 
 
 def test_weights_of_one_number_a_head_learn_ten_times_as_fast_as_maps(whole):

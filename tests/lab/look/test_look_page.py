@@ -101,13 +101,15 @@ def test_the_table_of_emptied_parts_leaves_out_what_was_emptied_earlier_alone():
     early = [Effect(Change("early", 0, 1), np.array([0.1])), Effect(Change("late", 0, 2, True), np.array([0.625]))]
     late = [Effect(Change("late", 0, 2), np.array([np.nan, 0.25]))]
     one.predictions = [Prediction(90, 1, 0.9, 1, 0.9, "word", "word", [1, 2], early + late)]
+    one.predictions.append(Prediction(91, 1, 0.9, 1, 0.9, "bare", "bare", [1, 2], early))
     text = page([one]).partition('<section id="emptied"')[2]
     assert "early" not in text
     assert re.search(r"late.*0?\.25.*–", text, re.DOTALL)
     assert ".625" not in text
+    assert "bare" not in text, "nothing was emptied before its segment"
 
 
-def test_a_notebook_shows_the_page_of_a_stream():
+def test_a_notebook_shows_the_page_of_a_stream(tmp_path):
     torch.manual_seed(0)
     sizes = {"vocab_size": 9, "dim": 8, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "mlp": 8}
     model = mnemos.Memformer(**sizes, segment=4).eval()
@@ -116,6 +118,7 @@ def test_a_notebook_shows_the_page_of_a_stream():
     assert isinstance(found, Look)
     assert found.recordings[0].document.tokens == (int(stream.last), 1, 2, 3)
     assert found._repr_html_().count("<") == 2  # the frame alone
+    assert found.write(tmp_path / "new" / "look.html").read_text(encoding="utf-8") == found.html
 
 
 NAME = """(() => {

@@ -1,10 +1,12 @@
 """What the viewer records is what the model computed: observed weights, hand-made sums, gates, and emptied parts."""
 
+import json
 import math
 import re
 
 import numpy as np
 import pytest
+import tiny_decoder
 import torch
 from refusals import refuses
 from tiny_decoder import llama
@@ -16,13 +18,15 @@ from mnemos.lab.look import effects, viewer
 from mnemos.lab.look.memories import nodes
 from mnemos.lab.look.observe import Added, Attended, CacheWritten, Mixed, SlotsWritten, Summed, Windowed, observing
 from mnemos.lab.look.readers import readers_of
-from mnemos.lab.look.record import Document, record
+from mnemos.lab.look.record import SEGMENT, Document, record, segment_length
 from mnemos.lab.look.sums import LinearisedReader
 from mnemos.lab.look.viewer import choose_row
 from mnemos.lab.run import checkpoint
+from mnemos.lab.run.files import Result
 from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.fact_recall import ToldConfig
-from mnemos.lab.tasks.task import Question, Task
+from mnemos.lab.tasks.task import SPLITS, Question, Task
+from mnemos.lab.tasks.text import TextTask
 from mnemos.memory.gated_cache import GRC
 from mnemos.memory.row_blocks import CacheState
 from mnemos.ops.linear import LinearState
@@ -44,6 +48,7 @@ def transformer(attention=None, cache=None):
 MODELS = {
     "memformer": memformer,
     "window": transformer,
+    "grouped": lambda: transformer(mnemos.SoftmaxConfig(window=6, kv_heads=1)),
     "cached": lambda: transformer(cache=GRC(length=3, block=5, scope="stream")),
     "linear": lambda: transformer(mnemos.LinearConfig()),
     "delta": lambda: transformer(mnemos.DeltaConfig()),
@@ -389,6 +394,7 @@ PLAIN, HINTED, FAVOURED = ([3, 0, hint, 0, 0, 0, 5] for hint in (0, 4, 2))
         ([FAVOURS, KNOWS], [FAVOURED, PLAIN], 1, "guessed without it"),
         ([FAVOURS, KNOWS], [FAVOURED], 0, "does not know it"),
         ([KNOWS], [FAVOURED, PLAIN], 0, "guessed without it"),
+        ([FAVOURS], [FAVOURED, PLAIN], 0, "the first of those told 5 tokens before the question"),  # it is not known
     ],
 )
 def test_the_row_that_is_chosen_needs_the_state_and_has_no_favourite_word(models, rows, chosen, said):
@@ -396,6 +402,113 @@ def test_the_row_that_is_chosen_needs_the_state_and_has_no_favourite_word(models
     row, why = choose_row(Asks(), [(one, 2) for one in models], Batch(rows, torch.ones_like(rows)))
     assert row == chosen
     assert why.endswith(said)
+
+
+def test_a_document_is_chosen_by_its_number(tmp_path):
+    told = ToldConfig(distances=(4, 8), words=20, rows=4).build()
+    opened = viewer.Opened("a", "", build("window"), told, None, 6)
+    every = [row for batch in told.batches("test", 4) for row in batch.inputs.tolist()]
+    found = viewer.document_of([opened], 6, None, 3, 9)
+    assert (found.tokens, found.about) == (tuple(every[3]), "row 3 of the test split")
+    assert found.guess == told.reference["a guess"]
+    assert viewer.document_of([opened], 6, None, 3, 2).tokens == tuple(every[3][:12]), "two segments at most"
+    far = viewer.document_of([opened._replace(length=99)], 99, None, None, 9)
+    assert far.about.endswith(", the first of those told 8 tokens before the question")
+    refuses("--document: expected a number below 4, found 4; lower it", viewer.document_of, [opened], 6, None, 4, 9)
+    texts = [np.frombuffer(text, np.uint8) for text in (b"a longer one", b"short")]
+    opened = opened._replace(task=TextTask(dict.fromkeys(SPLITS, texts), 4))
+    for number, about in ((None, "document 0 of the test split, the first"), (1, "document 1 of the test split")):
+        found = viewer.document_of([opened], 6, None, number, 9)
+        assert (found.tokens, found.about) == ((0, *texts[number or 0][:-1].tolist()), about)
+    refuses("--document: expected a number below 2, found 2; lower it", viewer.document_of, [opened], 6, None, 2, 9)
+    (tmp_path / "text.txt").write_text("a text of its own")
+    found = viewer.document_of([opened] * 2, 6, tmp_path / "text.txt", None, 2)
+    assert (bytes(found.tokens), found.about) == (b"\0a text of i", "text.txt")
+    for options in ({"segments": 0}, {"number": -1}):
+        refuses("--segments, --document: expected at least 1 and 0", viewer.look_at_runs, [tmp_path], **options)
+    row = torch.zeros(2, 5, dtype=torch.int64)
+    assert choose_row(Task(), [(KNOWS, 2)], Batch(row, row)) == (0, "the first"), "nothing is asked"
+
+
+def test_how_far_a_finished_run_was_trained_is_said(tmp_path):
+    for result, said in (
+        (Result(), "trained"),
+        (Result(steps=1500, valid={"accuracy": 0.25}), "trained with 1,500 updates, accuracy 0.2500 on the validation"),
+        (Result(valid={"accuracy": 0.25}, test={"accuracy": 0.5}), "trained, accuracy 0.5000 on the test split"),
+        (Result(test={"loss": 0.5}, controls={"frozen": {"accuracy": 1.0}}), "trained"),
+        (Result(controls={"emptied": {"accuracy": 0.125}}), "trained, accuracy 0.1250 with the caches emptied"),
+    ):
+        result.write(tmp_path)
+        assert viewer.trained(tmp_path, None, Task()).removesuffix(" split") == said.removesuffix(" split")
+
+
+def test_a_decoder_of_transformers_is_looked_at_with_a_text(tmp_path, monkeypatch):
+    folder = tiny_decoder.save(tmp_path / "decoder")
+    (tmp_path / "text.txt").write_text("so be it")
+    refuses("decoder: expected --text FILE beside a decoder of Transformers", viewer.look_at_runs, [folder])
+    path = viewer.look_at_runs([folder], tmp_path / "text.txt", tmp_path / "new" / "look.html", segments=1)
+    (data,) = re.findall('class="look-run">(.*?)</script>', path.read_text(encoding="utf-8"))
+    assert "".join(json.loads(data)["words"]) == "so be it"
+    opened = viewer.Opened("a", "", torch.nn.Linear(2, 2), Task(), None, 6, folder)
+    refuses(f"^{folder}: expected a model that reads tokens with a state", opened.record, Document.of_text([1]))
+
+
+class Forgets(torch.nn.Module):
+    """Attention whose state is no part of the model's."""
+
+    state_kind, autoregressive = "constant", True
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.layer = torch.nn.Embedding(30, 16), mnemos.SoftmaxConfig().build(16, 2, True)
+        self.head = torch.nn.Linear(16, 30)
+
+    def forward(self, x, state=None):
+        return self.head(self.layer(self.embedding(x))[0]), torch.zeros(len(x), 1)
+
+
+def unwritten_rmt():
+    return mnemos.RMT(**SIZES, layers=1, segment=5, memory=mnemos.TokensConfig(tokens=3, write=False))
+
+
+@pytest.mark.parametrize(
+    ("make", "length", "emptied"),
+    [
+        (Forgets, 5, set()),
+        (unwritten_rmt, 5, set()),
+        (lambda: transformer(mnemos.LinearConfig()), 5, {"sums"}),
+    ],
+)
+def test_a_memory_that_is_not_in_the_state_is_not_emptied(make, length, emptied):
+    torch.manual_seed(0)
+    row = tuple(TOKENS[0].tolist())
+    found = record(make().eval(), Document(row, (("w", 1),) * 21, (-1,) * 20 + (7,)), length=length)
+    assert found.memories
+    assert found.emptied.keys() == emptied
+    (place,) = found.predictions
+    assert any(one.change.memory is not None for one in place.effects) == bool(emptied)
+
+
+@pytest.mark.parametrize(
+    ("name", "trained", "length"),
+    [("memformer", 7, 5), ("window", 7, 7), ("window", 0, 6), ("cached", 0, 5), ("linear", 0, SEGMENT)],
+)
+def test_the_segment_is_the_models_own_or_that_of_its_training(name, trained, length):
+    assert segment_length(build(name), trained) == length
+
+
+def test_what_our_kernels_attend_to_is_observed_too():
+    torch.manual_seed(0)
+    layer = mnemos.SoftmaxConfig(window=300).build(64, 1, True).eval()
+    x = torch.randn(1, 512, 64)
+    expected, state = layer(x)[0][:, 256:], layer(x[:, :256])[1]
+    with observing(layer) as calls:
+        torch.testing.assert_close(layer(x[:, 256:], state)[0], expected, rtol=1e-4, atol=1e-5)
+    call = next(one for one in calls[""] if isinstance(one, Attended))
+    heads = torch.einsum("bhtn,bnhm->bthm", call.weights(), call.v)
+    torch.testing.assert_close(layer.project(heads), expected, rtol=1e-4, atol=1e-5)
+    seen = (call.weights()[0, 0] > 0).nonzero()
+    assert (256 + seen[:, 0] - seen[:, 1] + call.k.shape[1] - 512).max() == 299
 
 
 def test_runs_of_different_data_and_of_no_tokens_are_refused(monkeypatch, tmp_path):

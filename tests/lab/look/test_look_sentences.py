@@ -1,5 +1,6 @@
 """Every sentence of a look is measured: a recording in which it would be false changes it, or has none."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import mnemos
 from mnemos.lab.look.effects import WHOLE, Change, Effect, Prediction
 from mnemos.lab.look.memories import Memory
-from mnemos.lab.look.page import sentences
+from mnemos.lab.look.page import page, sentences
 from mnemos.lab.look.readers import readers_of
 from mnemos.lab.look.record import Asked, Document, Recording
 from mnemos.lab.tasks.task import Question
@@ -98,6 +99,21 @@ def test_boundaries_are_joined_where_the_same_is_needed():
     assert found.startswith("Before segments 2 to 3 the answer is lost without slot 1; before segment 4 the answer is")
 
 
+@pytest.mark.parametrize("guess", [None, 0.25])
+def test_a_page_says_what_was_told_and_draws_when_it_was_known(guess):
+    one, bare = recorded(), text()
+    words = (*(("fact", 1),) * 4, ("so", 2), *(("on", 1),) * 25, ("which", 1))
+    one.document = replace(one.document, words=words, guess=guess, other="on")
+    found = page([one])
+    assert "Told: “fact fact fact fact” Asked 27 tokens later: “which”" in found
+    assert "The question is asked after every 2 tokens of this one row" in found
+    assert "“on” in the text is a word outside the vocabulary of the models." in found
+    assert "Known: at least 0.50 times the greatest probability" in found
+    assert ("Dotted: a guess." in found) == ("A guess, 0.25, is what an answer" in found) == (guess is not None)
+    bare.document = replace(bare.document, words=words, other="off")
+    assert not re.search("outside the vocabulary|The question is asked|Known: at least", page([bare]))
+
+
 SIZES = {"vocab_size": 9, "dim": 8, "num_heads": 2, "mlp": 8}
 SEGMENTS = {**SIZES, "layers": 1, "segment": 4}
 HALVES = {**SIZES, "encoder_layers": 1, "decoder_layers": 1, "segment": 4}
@@ -115,6 +131,7 @@ def transformer(window=None, **cache):
         (lambda: transformer(6), "the last 5 tokens", "all earlier"),
         (lambda: transformer(6, block=2), "An update gate", "constant"),
         (lambda: transformer(6, write=False, inference="frozen", scope="shared"), "A constant", "update"),
+        (lambda: transformer(6, write=False, block=2), "starts from the stored cache", "constant"),
         (lambda: mnemos.RMT(**SEGMENTS, memory=mnemos.TokensConfig(2, write=False)), "same ones", "behind"),
         (lambda: mnemos.Memformer(**HALVES, memory=mnemos.SlotsConfig(2, write=False)), "never written", "once"),
     ],

@@ -7,20 +7,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy import stats
 
 from mnemos.lab.compare.baselines import parameters
 from mnemos.lab.compare.equal import check_equal, completed
 from mnemos.lab.compare.significance import Spread, spread
 from mnemos.lab.papers.cached_transformers import experiment as cached
-from mnemos.lab.papers.drawing import mean_curve
-from mnemos.lab.papers.experiments import differences_table, power, seeds_needed
+from mnemos.lab.papers.drawing import draw_seeds, mean_curve
+from mnemos.lab.papers.experiments import add_differences, differences_table, power, seeds_needed
+from mnemos.lab.papers.findings import Finding
 from mnemos.lab.papers.linear_transformers import experiment as linear
 from mnemos.lab.papers.memformer import experiment as memformer
 from mnemos.lab.papers.reproduce import Options, reproduce
+from mnemos.lab.papers.small_runs import Trained, digits_or_mnist, perplexities, perplexity_text
 from mnemos.lab.recipes.family import altered
+from mnemos.lab.run.files import Result
 from mnemos.lab.vision.attention_cache import AttentionCache
 from mnemos.models.memformer import MemformerConfig
+from mnemos.types import InputError
 
 pytestmark = pytest.mark.usefixtures("forked_comparisons")
 
@@ -69,6 +74,51 @@ def test_a_curve_is_the_mean_over_the_steps_that_every_seed_has():
     step, value = mean_curve([one, two], "loss")
     np.testing.assert_array_equal(step, [2, 3])
     np.testing.assert_array_equal(value, [np.nan, 4.0])
+
+
+def test_perplexities_of_seeds_and_their_differences(tmp_path):
+    losses = {"first": [1.0, 1.1, 1.3], "other": [2.0, 2.1, 2.1], "diverged": [1.0, 800.0, 1.0]}
+    runs = {name: [tmp_path / f"{name}-{i}" for i in range(3)] for name in losses}
+    for name, folders in runs.items():
+        for folder, loss in zip(folders, losses[name], strict=True):
+            folder.mkdir()
+            Result(test={"loss": loss}).write(folder)
+    scores = perplexities(Trained({}, runs, {}))
+    assert scores["first"] == pytest.approx(np.exp(losses["first"]))
+    assert [perplexity_text(values) for values in ([2.0, 2.0, 5.0], [2.0], scores["diverged"])] == [
+        "3.000 ± 1.732",
+        "2.000",
+        "inf",
+    ]
+    finding, pairs = Finding(), [("first", "other"), ("first", "first")]
+    add_differences(finding, Options(tmp_path, seeds=1), scores, pairs)
+    assert not finding.tables
+    add_differences(finding, Options(tmp_path, seeds=3), scores, pairs)
+    row, same = (dict(zip(finding.tables[0].columns, row, strict=True)) for row in finding.tables[0].rows)
+    assert row[""] == "first minus other"
+    assert row["difference"] == pytest.approx(np.mean(scores["first"]) - np.mean(scores["other"]))
+    assert row["from"] < row["difference"] < row["to"] < 0
+    wanted = stats.ttest_ind(scores["first"], scores["other"], equal_var=False).pvalue
+    assert row["p"] == pytest.approx(2 * wanted), "the smaller of two"
+    assert (same["difference"], same["p"]) == (0, 1)
+
+
+def test_every_seed_is_drawn_beside_their_mean():
+    seeds = [{"step": np.array([1, 2]), "loss": np.array([x, x + 1])} for x in (1.0, 3.0)]
+    for some, mean in ((seeds, [2.0, 3.0]), (seeds[:1], [1.0, 2.0])):
+        axes = Figure().subplots()
+        assert draw_seeds(axes, some, "step", "loss", 0, "x").tolist() == mean
+        drawn = [line.get_ydata().tolist() for line in axes.lines]
+        assert drawn == [*([one["loss"].tolist() for one in some] if some[1:] else []), mean]
+
+
+def test_grey_pictures_are_digits_or_mnist(tmp_path):
+    assert digits_or_mnist(Options(tmp_path))[0] == "digits"
+    with pytest.raises(InputError, match="expected a folder with MNIST, found no MNIST files; omit --data to use"):
+        digits_or_mnist(Options(tmp_path, data=tmp_path))
+    for part in ("train-images-idx3", "train-labels-idx1"):
+        (tmp_path / f"{part}-ubyte").touch()
+    assert digits_or_mnist(Options(tmp_path, data=tmp_path)) == ("mnist", {"path": str(tmp_path)})
 
 
 # ---- controls ----

@@ -43,6 +43,13 @@ def test_the_section_says_what_each_control_changes_and_claims_dependence_only(t
     assert re.findall(r'<td data-head="(?:emp|exch|fro).*?">(.*?)<', found) == ["−0.250", "+0.000", "−0.125"]
 
 
+def test_one_segment_has_a_table_and_no_curve(tmp_path):
+    slots = {"name": "slots", **dict.fromkeys(("emptied", "exchanged", "frozen"), entry(0.25, 1))}
+    found = part([run_with(tmp_path / "a", measured(segments=[2], carried=entry(0.5, 1), memories=[slots]))])
+    assert "<figure" not in found
+    assert re.findall(r'<td data-head="(?:emp|exch|fro).*?">(.*?)<', found) == ["−0.250"] * 3
+
+
 def test_several_seeds_give_an_interval(tmp_path):
     runs = [run_with(tmp_path / str(s), measured(shift), seed=s) for s, shift in enumerate((0.0, 0.01, -0.01))]
     found = part(runs)

@@ -123,6 +123,10 @@ def test_arrays_that_do_not_fit_are_refused(run):
     path = run / "explain.safetensors"
     save_file({name: array for name, array in load_file(path).items() if name != "memory.1"}, path)
     refused(run, str(path), "'memory.1'", "none")
+    (run / "samples.json").write_text("{}")
+    path.write_bytes((run / "recipe.json").read_bytes())
+    (run / "explain.json").unlink()
+    refused(run, "samples.json: expected samples and samples.safetensors, found", "run mnemos sample on it again")
 
 
 def test_runs_of_one_recipe_are_one_variant_and_others_another(tmp_path):
@@ -136,13 +140,17 @@ def test_runs_of_one_recipe_are_one_variant_and_others_another(tmp_path):
     assert comparison.rows[0].std == pytest.approx(np.std(tested, ddof=1))
 
 
-@pytest.mark.parametrize("change", ["data", "files", "files since", "rows", "batches", "start", "weights", "metric"])
+@pytest.mark.parametrize(
+    "change", ["data", "files", "files since", "rows", "batches", "start", "weights", "metric", "generator"]
+)
 def test_runs_of_different_tasks_are_never_one_comparison(tmp_path, change):
     """Unfinished runs belong to the task with their data; equal files in another folder are equal data."""
     runs = [write_run(tmp_path / name, "demo", i, finished=name != "c") for i, name in enumerate("abcd")]
     for run in runs:
         about = {"data": {"sha256": "1" if (change, run.name) == ("files", "b") else "2"}}
         data = {"is": "text", "path": run.name, "held_out": 0.1 if (change, run.name) == ("data", "b") else 0.2}
+        if change == "generator":
+            about, data["path"] = {"data": {"generated": {"version": 1 if run.name == "b" else 2}}}, ""
         if (change, run.name) == ("files since", "b"):
             about["resumed"] = [{"data": {"sha256": "1"}}, {}]
         part = change == "batches" or (change, run.name) == ("rows", "b")

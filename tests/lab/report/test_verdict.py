@@ -64,6 +64,10 @@ def ran(provenance):
     return made(PLAIN, records={"north": (with_result(None, provenance),)})
 
 
+def along(row, mean):
+    return replace(row, along=MetricByX("accuracy", "words", (ScoreAt(4, mean, math.nan, 1),)))
+
+
 # What is said of some rows, and other rows of which it would be false.
 HEADLINES = {
     "helps": ("east helps", made(*WHOLE), made(at(CACHED, 0.56), UNWRITTEN)),
@@ -85,6 +89,11 @@ HEADLINES = {
     "of memories": ("Without learning: majority class 0.100.", made(*WHOLE, majority=0.1), made(*WHOLE)),
     "shown": ("1 of 1 difference to north", made(PLAIN, ALONE), made(PLAIN, DIVERGED)),
     "order": ("west 0.550, north 0.500", made(PLAIN, ALONE), made(PLAIN, at(PLAIN, 0.4, name="west"))),
+    "a memory and its baseline along an axis": (
+        "At 4 words: 0.750 against 0.250.",
+        made(*map(along, WHOLE, (0.75, 0.25))),
+        made(along(CACHED, 0.75), UNWRITTEN),
+    ),
     "no result": ("No variant has a finite", made(Row("a", math.nan, math.nan, 0)), made(PLAIN)),
 }
 CAVEATS = {

@@ -98,4 +98,5 @@ def test_the_command_writes_the_mean_as_a_model(averaged, tmp_path, output, refu
     mean = (weights(folder, 6)[name].double() + weights(folder, 7)[name].double()) / 2
     assert torch.equal(mnemos.load(two).state_dict()[name], mean.to(torch.float32))
     assert "expected a new folder" in refused("average", folder, "--last", "2", "--out", two)
-    assert "expected 9 checkpoints, found 3" in refused("average", folder, "--last", "9")
+    assert "expected 4 checkpoints, found 3" in refused("average", folder, "--last", "4")
+    assert "--last: expected at least 1 checkpoint, found 0" in refused("average", folder, "--last", "0")

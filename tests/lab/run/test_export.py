@@ -17,6 +17,7 @@ from mnemos.lab.evaluate.predict import predict
 from mnemos.lab.run.export import export_run, export_run_programs, exported_tokenizers, model_card
 from mnemos.lab.run.files import Provenance, Result
 from mnemos.lab.tasks.text import TextPreprocessing
+from mnemos.lab.tasks.text_classes import TextClassesPreprocessing
 from mnemos.lab.tasks.vocabulary import Bytes, SubWords, Words
 from mnemos.lab.translation.translate import TranslationPreprocessing, beam_config
 from mnemos.lab.translation.translation_vocabulary import SubWordTokens
@@ -109,6 +110,25 @@ def test_programs_have_the_tokenizer_of_their_run(exported, tmp_path, monkeypatc
 def test_no_word_is_special_where_the_vocabulary_lacks_unknown_words():
     tokenizer = exported_tokenizers(TextPreprocessing.of(8, "words", Words(["the", "cat", "<eos>"])))[""]
     assert tokenizer.decode(tokenizer("the cat the")["input_ids"][1:], skip_special_tokens=True) == "the cat the"
+
+
+def test_a_classifier_of_texts_gives_the_run_s_logits(classifier_run, tmp_path):
+    transformers()
+    assert main(["export", str(classifier_run), "--out", str(tmp_path / "hf")]) == 0
+    loaded = mnemos.hugging_face.MnemosForSequenceClassification.from_pretrained(tmp_path / "hf")
+    ids = torch.randint(1, 10, (2, 9))
+    assert torch.equal(loaded(ids).logits, mnemos.load(classifier_run)(ids)[0])
+    assert "AutoTokenizer" not in (tmp_path / "hf/README.md").read_text()
+
+
+def test_each_language_has_the_tokenizer_of_its_own():
+    """And a task whose files are not read as tokens of a library has none."""
+    source, target = (SubWordTokens.train([text] * 3, size) for text, size in (("the cat sat", 16), ("die katze", 18)))
+    found = exported_tokenizers(TranslationPreprocessing("en", "de", source.content, target.content))
+    assert [*found] == ["", "target_tokenizer"]
+    for tokenizer, tokens in zip(found.values(), (source, target), strict=True):
+        assert tokenizer("die cat")["input_ids"] == [*tokens.encode(["die cat"])[0], 2]
+    assert exported_tokenizers(TextClassesPreprocessing(8, 8)) == {}
 
 
 SENTENCES = ["the cat sat on the mat .", "x y z </s> start"] * 3

@@ -162,6 +162,9 @@ def test_a_state_is_carried_where_batches_say_so(tmp_path):
     batches = [mnemos.Batch(x, x, None, start) for x, start in zip(tokens, fresh, strict=True)]
     fit(tmp_path / "run", Counting(), batches, batches, 3)
     assert seen == [[0, 0], [4, 4], [8, 0]]
+    batches[2] = mnemos.Batch(*(x[:1] for x in (tokens[2], tokens[2])), None, fresh[2, :1])
+    words = "expected 2 rows in every training batch, because a state is carried from one to the next, found 1; "
+    refuses(words, fit, tmp_path / "short", Counting(), batches, batches[:2], 3)
 
 
 def test_a_model_in_eval_mode_is_trained_in_training_mode_and_left_in_its_own(tmp_path):
@@ -251,6 +254,8 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path):
                 "^data: .* 4 rows .*, found 2",
             ),
             ({"loss": per_token}, r"one value per row \[\d+\], found shape"),
+            ({"train": replace(SETTINGS, strategy="fsdp")}, "expected train.strategy 'auto' or 'ddp', found 'fsdp'"),
+            ({"data": Plain()}, "expected a Task alone, found valid_data, loss or metrics too"),
         )
     ):
         with pytest.raises(InputError, match=words) as error:
@@ -259,6 +264,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path):
     with pytest.raises(IndexError, match=r"^list index out of range$"):  # the model's own error
         fit(tmp_path / "own", loss=lambda outputs, targets: [][1])
     refuses("expected valid_data, found none", mnemos.fit, classifier(), rows(), None, tmp_path / "none", 2)
+    refuses("expected `out` with resume=True, found none", fit, None, resume=True)
     fit(tmp_path / "other")
     refuses(r"continue it with: mnemos.fit\(.*, steps=2, resume=True\)", fit, tmp_path / "other")
     refuses(r"another data\.train", fit, tmp_path / "other", data=rows(21), resume=True)

@@ -141,6 +141,23 @@ def test_the_recurrent_layers_of_a_hybrid_begin_again_with_each_segment():
         torch.testing.assert_close(model(x, None, mask, only=mask)[0], expected[mask])
 
 
+def test_an_encoder_of_texts_starts_with_the_weights_and_the_tokens_of_the_model(folder):
+    library = libraries.transformers()
+    torch.manual_seed(0)
+    host = library.BertModel(library.BertConfig(vocab_size=30, **SIZES)).eval()
+    host.save_pretrained("bert")
+    shutil.copy("llama/tokenizer.json", "bert")
+    (texts,) = variants(["texts-last"], [], [])
+    assert with_host(texts, "bert", own_tokens=True).data == texts.data
+    made = with_host(texts, "bert")
+    assert (made.data.tokens, made.train.init_from, made.optim.lr) == ("bert/tokenizer.json", "bert", 1e-4)
+    model = replace(made.model, vocab_size=30, classes=2, segment=8).build()
+    model.load_state_dict(model.pretrained("bert"), strict=False)
+    x = torch.randint(30, (2, 8))
+    expected = model.head(host(x).last_hidden_state.mean(1))
+    torch.testing.assert_close(model.eval()(x)[0], expected)
+
+
 @pytest.mark.parametrize("source", ["vit", pytest.param("timm:test_vit", marks=pytest.mark.exhaustive)])
 def test_an_image_classifier_is_trained_further_on_other_images(folder, source, monkeypatch, output):
     library = libraries.timm()

@@ -1,11 +1,14 @@
 """What is said while a run trains, and at its end."""
 
+import signal
+import threading
 from types import SimpleNamespace
 
 from mnemos.lab.run import progress
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.progress import BarProgress, LogProgress
 from mnemos.lab.run.session import _print_summary
+from mnemos.lab.run.stopping import calling
 from mnemos.lab.tasks.metrics import ACCURACY, LOSS
 
 UPDATE = {"loss": 1.25, "lr": 1e-3}
@@ -32,6 +35,28 @@ def test_speed_and_time_left_are_those_of_this_process(monkeypatch, capsys):
     assert (task.completed, task.total, task.fields["facts"]) == (50, 100, "loss 1.2500  0.1/s  1 MiB")
     seen = [bar.bar.tasks[1].completed for _ in bar.evaluation("test", 9, [4, 5], lambda batch: batch)]
     assert (seen, len(bar.bar.tasks)) == ([0, 4], 1)
+    with bar:
+        bar.message("[bold]scoring\x1b[2J")
+    said = capsys.readouterr().err
+    assert "[bold]scoring\\x1b[2J\n" in said, "a name in it is shown as it is"
+    assert "50/100 loss 1.2500  0.1/s  1 MiB" in said
+
+
+def test_signals_call_the_main_thread_alone():
+    called, before = [], signal.getsignal(signal.SIGTERM)
+
+    def inside():
+        with calling(lambda: called.append(1)):
+            called.append(signal.getsignal(signal.SIGTERM) is before)
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    inside()
+    with calling(lambda: called.append("asked")):
+        signal.raise_signal(signal.SIGTERM)
+    assert called == [True, False, "asked"]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_the_end_of_a_run_is_summed_up(tmp_path, capsys):

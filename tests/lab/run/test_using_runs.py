@@ -78,7 +78,27 @@ def test_a_run_starts_from_the_weights_of_another(text_run, tmp_path, capsys, re
     new = ("train", "text", "--out", tmp_path / "other", "--from")
     assert "expected a folder after --out and --from" in refused(*new, "")
     assert "expected a run of a similar model" in refused(*new, text_run, "--data.path", asked.data.path)
+    none = tmp_path / "none"
+    said = refused(*new, none, "--data.path", asked.data.path)
+    assert f"train.init_from: {none}: expected the folder of a run, found no such folder" in said
     assert not (tmp_path / "other").exists()
+
+
+def test_a_folder_that_is_no_run_is_refused_with_what_is_meant(text_run, tmp_path, refused):
+    (tmp_path / "host").mkdir()
+    (tmp_path / "host/config.json").write_text('{"model_type": "llama"}')
+    mnemos.save(Transformer(vocab_size=7, dim=8, layers=1, num_heads=1, mlp=8, max_length=4), tmp_path / "alone")
+    model, host, bare = text_run / "model", tmp_path / "host", stopped(text_run, tmp_path / "bare", 2, 4)
+    for words, said in (
+        (("train", text_run), f"found the folder of a run; mnemos train --resume {text_run} continues it, and"),
+        (("train", "--resume", model), f"{model}: expected a run, found its model; name {text_run}"),
+        (("train", "--resume", host), f"found a model of Transformers; mnemos chat {host} uses it"),
+        (("train", "--resume", tmp_path / "alone"), "found a model without its run; mnemos.load reads it in Python"),
+        (("train", "--resume", tmp_path), "found no recipe.json in it; name a folder that mnemos train wrote"),
+        (("eval", bare), f"{bare}: expected a checkpoint, found none; train the run first"),
+        (("eval", text_run, "--train.steps", "3"), "--data.FIELD value or --model.FIELD value, found --train.steps;"),
+    ):
+        assert said in refused(*words)
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -229,5 +249,9 @@ def test_a_run_is_scored_at_other_lengths(words_run, capsys, refused):
 
 
 def test_other_text_is_read_with_the_runs_vocabulary(words_run, tmp_path, output):
-    said = output("eval", words_run, "--data.path", texts_about(tmp_path / "other", "owl owl ape"))
+    other = texts_about(tmp_path / "other", "owl owl ape")
+    said = output("eval", words_run, "--data.path", other)
     assert "in the vocabulary: test 330 (6.06% unknown)\n" in said
+    unfinished = stopped(words_run, tmp_path / "unfinished")
+    shutil.rmtree(unfinished / "model")
+    assert output("eval", unfinished, "--data.path", other) == said.replace(str(words_run), str(unfinished))

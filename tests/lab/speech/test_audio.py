@@ -76,6 +76,10 @@ def test_wrong_folders_raise(tmp_path):
         read_recordings(tmp_path / "none")
     with pytest.raises(InputError, match=r"expected recordings"):
         read_recordings(tmp_path)
+    with tarfile.open(tmp_path / "words.tar", "w") as file:
+        file.add(__file__, "README.md")
+    with pytest.raises(InputError, match=r"words.tar: expected recordings named LABEL_SPEAKER_TAKE.wav, found none;"):
+        read_recordings(tmp_path / "words.tar")
     folder = write_recordings(tmp_path / "a", takes=1)
     for name, content, match in (
         ("word.wav", wav(np.arange(800)), "LABEL_SPEAKER_TAKE"),

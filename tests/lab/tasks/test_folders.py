@@ -148,6 +148,9 @@ def split_in_two(folder, **classes):
             "none: .*one folder for the valid.*val and valid;",
         ),
         (lambda f: (split_in_two(f), (f / "val" / "a").mkdir(parents=True)), "none/val/a: .*images"),
+        (lambda f: (split_in_two(f), (f / "val").mkdir()), "none/val: expected class folders as in train, found none"),
+        (lambda f: (f.mkdir(), (f / "a.jpg").touch()), "found images and no folder; name the folder above"),
+        (lambda f: f.mkdir(), "none: expected class folders with images, found none; check the path"),
     ],
 )
 def test_wrong_folders(tmp_path, make, words):

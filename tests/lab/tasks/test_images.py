@@ -38,6 +38,8 @@ def test_mnist(tmp_path, ending, test_name):
     folder = write_mnist(tmp_path / "mnist", ending=ending, test_name=test_name)
     settings = MNISTConfig(str(folder), valid_size=10)
     task = settings.build()
+    parts = [f"{part}-{what}" for part in ("train", test_name) for what in ("images-idx3", "labels-idx1")]
+    assert [file.name for file in settings.files()] == [f"{part}-ubyte{ending}" for part in parts]
     assert (task.metrics[0].name, task.vocab_size, task.classes, task.max_length) == ("accuracy", 256, 10, 784)
     assert [task.size(split) for split in ("train", "valid", "test")] == [50, 10, 20]
     batch = next(task.batches("test", 20))

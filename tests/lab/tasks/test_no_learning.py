@@ -45,6 +45,8 @@ def test_ngrams_are_fitted_on_the_training_split_and_scored_on_the_test_split(tm
     config = TextConfig(str(tmp_path), segment=16, tokens=tokens, longest=200)
     task = config.build()
     monkeypatch.setattr(no_learning, "_CHUNK", 70)  # several chunks, also of one document
+    if tokens == "words":
+        monkeypatch.setattr(no_learning, "_DENSE", 0)  # as of more words
     bits = by_definition(task)
     text = b"".join(task.vocabulary.decode(document.tolist()) for document in task._splits["test"])
     size = sum(task.vocabulary.lengths[document].sum() for document in task._splits["test"])
@@ -55,6 +57,9 @@ def test_ngrams_are_fitted_on_the_training_split_and_scored_on_the_test_split(tm
         "bz2 of the text alone": 8 * len(bz2.compress(text)) / size,
     }
     assert bits[1] < bits[0]
+    without = [np.array([task.vocabulary.start])]
+    if not task.vocabulary.lengths[without[0]]:  # no text to divide by
+        assert text_scores(task._splits["train"], without, task.vocabulary) == {}
     assert list(replace(config, tokens="bytes").build_to_score("test").reference) == ["bz2 of the text alone"]
 
 
@@ -76,6 +81,7 @@ def test_who_has_learned_nothing_is_named_once():
         "Not 2% better than byte unigrams, 4.560 bits per byte: a 4.550, b 4.700.",
         "Not 2% better than byte bigrams, 3.600 bits per byte: c 3.550.",
     ]
+    assert no_better({"a": 3.527, "b": 3.529}, known, "bits per byte", False)[0].endswith("bits per byte: b 3.529.")
     assert no_better({"a": 0.1, "b": 0.2}, {"a guess": 0.1}, "accuracy", True) == [
         "No better than a guess, 0.100 accuracy: a 0.100."
     ]

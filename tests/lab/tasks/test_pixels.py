@@ -71,6 +71,8 @@ def test_pictures_are_generated_and_the_lower_halves_of_others(tmp_path, size, c
 
 def test_colours_come_after_each_other(tmp_path):
     task = coloured(tmp_path, 4)
+    scored = PixelsConfig(PhotosConfig(str(tmp_path), size=4)).build_to_score("test")
+    assert (scored.whole, scored.size("test"), scored.about[0][:11]) == (True, 10 * 47, "scored: all")
     assert (task.shape, task.max_length) == ((4, 4, 3), 47)
     picture = task.pictures(task.bytes("train", [0]))[0]
     assert np.array_equal(task.bytes("train", [0])[0, :6], [*picture[0, 0], *picture[0, 1]])

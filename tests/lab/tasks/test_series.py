@@ -108,10 +108,13 @@ def test_gaps_have_the_value_before_and_columns_are_named(tmp_path):
         ([1 + i // 2 for i in range(28)], "warning: day stands still, from 2024-01-01T00:00:00 to 2024-01-01T00:00:00"),
         (range(28, 0, -1), "warning: day goes back, from 2024-01-28T00:00:00 to 2024-01-27T00:00:00: the rows must"),
         (range(1, 29), None),
+        ((*range(1, 28), 28.5), None),
+        ([1, *[""] * 27], None),
     ],
 )
 def test_dates_that_the_model_does_not_see_are_looked_at(tmp_path, days, words):
-    columns = {"day": [f"2024-01-{day:02}" for day in days], "a": WAVE[:28], "b": WAVE[1:29]}
+    dates = ["" if day == "" else np.datetime64("2023-12-31T00") + np.timedelta64(int(24 * day), "h") for day in days]
+    columns = {"day": dates, "a": WAVE[:28], "b": WAVE[1:29]}
     columns["second"] = [f"2024-01-01 00:00:{i:02}" for i in range(28)]
     about = SeriesConfig(write(tmp_path / "s.csv", **columns), segment=4).build().about
     warned = [line for line in about if line.startswith("warning")]
@@ -133,6 +136,12 @@ EARLY = [i % 5 / 2 if i < 300 else "" for i in range(STEPS)]
         (COLUMNS, {"target": "time"}, r"found 400 different ones in 400 rows of time; name another column$"),
         ({"a": WAVE, "no": [""] * STEPS}, {"target": "no"}, "found 0 different ones in 0 rows of no; name another"),
         (COLUMNS, {"target": "onn"}, r"a column in data.target, found 'onn'; did you mean 'on'\?$"),
+        ({"on": COLUMNS["on"]}, {}, "expected columns of numbers, found none; it has the columns on, of which none"),
+        ({"on": COLUMNS["on"]}, {"target": "on"}, "expected columns of numbers, found none"),
+        (COLUMNS, {"columns": ("a", "bb")}, r"the column 'bb' of data.columns, found no such column; did you mean 'b'"),
+        (COLUMNS, {"columns": ("on",)}, "the column 'on' of data.columns, found other values in it; it has the"),
+        ({"a": range(13)}, {}, "expected at least two steps in each split, found 13 in all"),
+        (COLUMNS, {"held_out": 0.5}, "data.held_out: expected 0 < held_out < 0.5, found held_out 0.5"),
     ],
 )
 def test_columns_that_cannot_be_learned_are_refused(tmp_path, columns, change, words):
@@ -275,3 +284,45 @@ def test_decimals_are_numbers(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"x": WAVE, "price": prices}), tmp_path / "s.parquet")
     task = SeriesConfig(str(tmp_path / "s.parquet"), target="price").build()
     assert (task.prepared.columns, task.prepared.names) == (("x", "price"), ())
+
+
+def test_a_run_is_scored_with_its_own_columns_and_targets(table):
+    config = SeriesConfig(table)
+    run, same = (config.build().preprocessing() for _ in range(2))
+    assert run.difference(same) is None
+    other = SeriesConfig(table, ("a",)).build().preprocessing()
+    assert run.difference(other) == "expected the columns of the run, a, b, found a; rename them"
+    named = {target: SeriesConfig(table, target=target) for target in ("a", "b", "on")}
+    runs = {target: one.build().preprocessing() for target, one in named.items()}
+    words = "expected the target of the run, a, b, found {}; leave data.target out"
+    for target, said in (("b", "b"), ("on", "classes")):
+        assert run.difference(runs[target]) == words.format(said)
+        assert named[target].build_to_score("test", runs[target]).size("test") == STEPS
+    for one, trained, own, found in (
+        (named["b"], run, "a, b", "b"),
+        (config, runs["b"], "b", "a, b"),
+        (named["a"], runs["b"], "b", "a"),
+        (config, runs["on"], "classes", "a, b"),
+    ):
+        with pytest.raises(InputError, match=f"s.csv: expected the target of the run, {own}, found {found}; leave"):
+            one.build_to_score("test", trained)
+    assert "classes of the run" in run.difference(Preprocessing(names=("yes",)))
+    assert runs["on"].difference(named["on"].build().preprocessing()) is None
+    assert "classes of the run" in runs["on"].difference(run)
+    assert config.build_to_score("test").size("test") == config.build().size("test") == 60, "without a run: its splits"
+    task = config.build()
+    task.check(next(task.batches("test", 1)), "here")
+    for wrong in (torch.zeros(1, 4), torch.zeros(1, 4, 3)):
+        with pytest.raises(InputError, match=r"^here: expected inputs \[B, T, columns\], found \[1, 4"):
+            task.check(Batch(wrong, None), "here")
+
+
+def test_the_class_of_the_last_step_is_predicted(table):
+    def model(x, state):
+        last = torch.zeros(1, x.shape[1], 2)
+        last[:, -1, 1] = math.log(3)
+        return last, state
+
+    about = SeriesConfig(table, target="on").build().preprocessing()
+    (found,) = about.predict(model, [Path(table)], {"length": 1, "top": 2})
+    assert found.text == "yes 0.750  no 0.250"

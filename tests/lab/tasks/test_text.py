@@ -10,6 +10,7 @@ import torch
 
 from mnemos import DataConfig, Transformer, config
 from mnemos.attention import SoftmaxConfig
+from mnemos.lab.tasks.preprocessing import Preprocessing
 from mnemos.lab.tasks.text import GIVEN, TEXTS, WRITTEN, TextConfig, TextPreprocessing, written_texts
 from mnemos.lab.tasks.text_files import find_text, read_documents, split_documents
 from mnemos.lab.tasks.vocabulary import Bytes
@@ -105,6 +106,47 @@ def test_one_document_is_cut_and_a_long_one_goes_on_afresh(tmp_path):
     assert [task.size(split) for split in ("train", "valid", "test")] == [8000, 1000, 1000]
     whole = TextConfig(str(tmp_path / "one"), segment=64, held_out=0.1).build()
     assert (texts(whole, "valid"), texts(whole, "test")) == ({data[8000:9000]}, {data[9000:]})
+
+
+def test_a_text_without_a_line_or_a_word_is_cut_between_characters(tmp_path):
+    """Each is three bytes; half of the text, less a byte, begins inside one."""
+    (tmp_path / "one.txt").write_text("字" * 41, encoding="utf-8")
+    for share in (0.1, 0.2, 0.3, 0.4):
+        parts = split_documents(find_text(tmp_path), share, characters=True)
+        texts = [one.tobytes().decode() for part in parts.values() for one in part.values()]
+        assert sum(map(len, texts)) == 41
+        assert all(texts)
+
+
+def test_text_is_scored_by_the_split_that_its_folder_gives(tmp_path):
+    folder = corpus(tmp_path / "two", "train.txt", "valid.txt")
+    task = TextConfig(str(folder)).build_to_score("valid")
+    assert (texts(task, "valid"), task.whole, task.fitted) == ({b"B" * 2000}, False, False)
+    for other, words in (
+        (TextConfig(str(folder)), "two: expected a test split, found the splits train and valid; choose one with"),
+        (TextConfig(str(folder), held_out=0.5), "0 < held_out < 0.5, found held_out 0.5"),
+        (TextConfig(str(folder), longest=0), "longest >= 1, found longest 0"),
+        (TextConfig(str(folder), segment=0), "segment >= 1, found segment 0"),
+        (TextConfig(str(folder), tokens="words", words=2), "words >= 3 .*found words 2"),
+    ):
+        with pytest.raises(InputError, match=words):
+            other.build_to_score("test")
+    assert TextConfig(str(folder), tokens="words", words=3).build_to_score("valid").vocab_size == 3
+    whole = TextConfig(str(folder / "train.txt")).build_to_score("test")
+    assert (texts(whole, "test"), whole.whole) == ({b"A" * 2000}, True)
+    assert whole.encode(b"ab", "x") == [0, 97, 98], "after the start token"
+
+
+def test_a_folder_of_texts_is_predicted_from(tmp_path):
+    about = TextPreprocessing(8)
+    folder = corpus(tmp_path / "some", "a.txt", "b.txt", "c.jpg")
+    assert about.paths([folder, Path("-")]) == [folder / "a.txt", folder / "b.txt", Path("-")]
+    with pytest.raises(InputError, match=r"pictures: expected text.*, found 1 pictures"):
+        about.paths([corpus(tmp_path / "pictures", "c.jpg")])
+    (tmp_path / "none.txt").touch()
+    (none,) = about.predict(None, [tmp_path / "none.txt"], {"length": 1})
+    assert "none.txt: expected text that the model continues, found 0 bytes" in none.problem
+    assert "classes of the run" in about.difference(Preprocessing(names=("a",)))
 
 
 def corpus(folder: Path, *names: str) -> Path:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mnemos.lab.cli import main
+from mnemos.lab.tasks.task import SPLITS
 from mnemos.lab.tasks.text_classes import TextClassesConfig
 from mnemos.types import InputError
 
@@ -42,6 +43,9 @@ def test_rows_have_segments_with_special_tokens(tmp_path):
     }
     assert rows == {(1, 3, 4, 2, 1, 5, 6, 2): 0, (1, 7, 3, 2, 1, 4, 2): 0, (1, 7, 6, 2): 1}
     assert task.preprocessing().names == ("one", "two")
+    (tmp_path / "none.txt").touch()
+    (none,) = task.preprocessing().predict(None, [tmp_path / "none.txt"], {"top": 1})
+    assert none.problem == f"{tmp_path / 'none.txt'}: expected text, found none; add text to it"
 
 
 def test_splits_are_of_each_class(tmp_path):
@@ -61,6 +65,14 @@ def test_splits_are_of_each_class(tmp_path):
         ({"one__a": "text", "two__b": "text", "lost": "text"}, {}, r"lost\.txt: expected texts in folders of classes"),
         ({"one__a": "text", "two__b": "text"}, {"segment": 3}, "found segment 3 and length 512"),
         ({"train__one__a": "x", "train__two__b": "x", "test__one__a": "x"}, {}, "test split: .* the class two"),
+        (
+            {f"{c}__{split}": "x" * (c + split != "onetest") for c in ("one", "two") for split in SPLITS},
+            {},
+            "test split: expected text of the class one, found none",
+        ),
+        ({"one__a": "text", "two__b": "text"}, {"segment": 0}, "more than 0 special tokens, .* found segment 0"),
+        ({"one__a": "text", "two__b": "text"}, {"length": 0, "segment": 1}, "found segment 1 and length 0"),
+        ({"one__a": "text", "two__b": "text"}, {"held_out": 0.0}, "0 < held_out < 0.5, found held_out 0.0"),
     ],
 )
 @pytest.mark.each_value

@@ -1,3 +1,4 @@
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -69,3 +70,103 @@ def test_an_error_of_the_data_in_a_worker_is_their_own():
     with pytest.raises(RuntimeError, match="row 0 cannot be read") as error:
         list(source(DataLoader(_Damaged(), num_workers=1)).once(1))
     assert not isinstance(error.value, InputError)
+
+
+ROWS = [(torch.ones(2, 1), torch.ones(2, dtype=torch.int64))]
+
+
+class _Masked(torch.nn.Linear):
+    def forward(self, x, mask=None):
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: source(7), "a data set or an iterable of batches, found int; put rows in a DataLoader"),
+        (lambda: source(iter(ROWS)), "expected data that can be iterated again, found a list_iterator that ends"),
+        (lambda: source([]).batch(0, 1, 0), "expected training data of at least one batch, found none"),
+        (lambda: source([(1, 2, 3)]).batch(0, 1, 0), r"expected batches \(inputs, targets\), .*, found tuple;"),
+        (lambda: source([{"inputs": 1}]).batch(0, 1, 0), "found a mapping with inputs; make such"),
+        (lambda: source([dict.fromkeys(("inputs", "targets", "x"), 1)]).batch(0, 1, 0), "mapping with inputs, targets"),
+        (lambda: source(DataLoader([])), "expected data of at least one row, found an empty list"),
+    ],
+)
+@pytest.mark.each_value
+def test_data_that_cannot_be_read_are_refused(call, words):
+    refuses(words, call)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "loss", "words"),
+    [
+        (torch.nn.Linear, Batch(*ROWS[0]), None, None),
+        (torch.nn.Linear, Batch(*ROWS[0], torch.ones(2, 1)), None, "a model that takes a mask, found one without"),
+        (_Masked, Batch(*ROWS[0], torch.ones(2, 1)), None, None),
+        (torch.nn.Linear, Batch(ROWS[0][0], torch.ones(2)), None, "int64 for cross-entropy, found torch.float32"),
+        (torch.nn.Linear, Batch(ROWS[0][0], [1, 1]), None, "int64 for cross-entropy, found list; give fit a loss"),
+        (torch.nn.Linear, Batch(ROWS[0][0], torch.ones(2)), torch.nn.MSELoss(), None),
+    ],
+)
+@pytest.mark.each_value
+def test_batches_that_do_not_fit_the_model_or_its_loss_are_refused(model, batch, loss, words):
+    task = OwnTask(model(1, 2), source([batch]), source([batch]), 2, loss)
+    if words is None:
+        task.check(batch, "here")
+    else:
+        refuses(f"^here: .*{words}", task.check, batch, "here")
+
+
+def test_targets_are_the_classes_that_the_model_has():
+    model, (x, _) = torch.nn.Linear(1, 3), ROWS[0]
+    for targets, words in (([0, 2], None), ([-100, 2], None), ([1, 3], "found 3"), ([-1, 0], "found -1")):
+        batch = Batch(x, torch.tensor(targets))
+        task = OwnTask(model, source([batch]), source([batch]), 2)
+        found = task.forward(model, batch, None)[0]
+        if words is None:
+            assert task.loss(model, found, batch).isfinite()
+        else:
+            refuses(f"targets 0 to 2, as the model has 3 classes, {words};", task.loss, model, found, batch)
+
+
+def test_what_models_and_losses_return_must_fit():
+    class Own(torch.nn.Module):
+        def forward(self, input_ids, labels=None): ...
+
+    class Stateful(torch.nn.Module):
+        def __init__(self, returned):
+            super().__init__()
+            self.returned = returned
+
+        def forward(self, x, state=None):
+            return self.returned
+
+    data = source([{"input_ids": torch.ones(2, 3), "labels": torch.ones(2, 3, dtype=torch.int64)}])
+    task, batch = OwnTask(Own(), data, data, 2), data.batch(0, 2, 0)
+    for outputs, form in (
+        (SimpleNamespace(loss=torch.ones(2)), "a SimpleNamespace"),
+        (SimpleNamespace(loss=None), "a SimpleNamespace"),
+        (torch.ones(2, 3), r"a tensor of shape \(2, 3\)"),
+        ((1, 2, 3), "a tuple of 3"),
+    ):
+        refuses(f"a scalar `loss` from a model .*, found {form};", task.loss, None, outputs, batch)
+    data = source(ROWS)
+    task, batch = OwnTask(Stateful(None), data, data, 2), data.batch(0, 2, 0)
+    for returned, form in ((torch.ones(2), "a tensor"), ((1, 2, 3), "a tuple of 3"), ([1, 2], "a list")):
+        refuses(rf"expected \(outputs, state\) .*, found {form}", task.forward, Stateful(returned), batch, None)
+    assert task.forward(Stateful((1, 2)), batch, None) == (1, 2)
+    for loss, words in (
+        (lambda x, y: torch.ones(3), r"one value per row \[2\], found shape \(3,\)"),
+        (lambda x, y: torch.ones(2, 1), r"found shape \(2, 1\)"),
+    ):
+        task = OwnTask(torch.nn.Linear(1, 1), data, data, 2, loss)
+        refuses(words, task.loss, None, torch.ones(2, 1), batch)
+
+
+def test_rows_can_be_sent_to_a_process_that_is_not_forked():
+    read = source(DataLoader(torch.utils.data.TensorDataset(torch.arange(5), torch.arange(5)), 2, num_workers=1))
+    assert read.batch(1, 2, 0).inputs.tolist() == [2, 3]
+    copy = pickle.loads(pickle.dumps(read))  # and not the process that reads ahead
+    read.close()
+    copy.workers = 0
+    assert [batch.inputs.tolist() for batch in copy.once(3)] == [[0, 1], [2, 3], [4]], "the loader's own batches"

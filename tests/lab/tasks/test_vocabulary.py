@@ -65,6 +65,7 @@ def test_sub_words_come_back_with_their_bytes(tmp_path):
     assert vocabulary.decode([vocabulary.start, *tokens.tolist()]) == text
     assert vocabulary.lengths[tokens].sum() == len(text)
     assert (vocabulary.size, vocabulary.lengths[vocabulary.start]) == (vocabulary.start + 1, 0)
+    assert [vocabulary.words(part) for part in (tokens[:2].tolist(), [])] == [[("the", 1), (" Größe", 1)], []]
     about = TextPreprocessing.of(8, "tokenizer.json", vocabulary)
     assert about.vocabulary().encode(text, "x").tolist() == tokens.tolist()
 
@@ -87,6 +88,16 @@ def test_the_bytes_of_other_kinds_of_sub_words():
     assert (found.lengths.tolist(), found.unknown) == ([5, 4, 1, 1, 0], 0)
     bert = library.models.WordPiece(vocab={"[UNK]": 0, "the": 1, "##r": 2}, unk_token="[UNK]")
     assert SubWords(library.Tokenizer(bert).to_str()).lengths.tolist()[1:] == [4, 1, 0]
+
+
+def test_special_tokens_around_a_text_are_known_where_a_letter_has_a_token():
+    library = pytest.importorskip("tokenizers")
+    for letters, found in (("ab", ([2], [3, 3])), ("CG", ([], []))):
+        made = library.Tokenizer(library.models.BPE({one: i for i, one in enumerate([*letters, "[C]", "[S]"])}, []))
+        assert SubWords(made.to_str()).around() == ([], [])
+        special = [("[C]", 2), ("[S]", 3)]
+        made.post_processor = library.processors.TemplateProcessing("[C] $A [S] [S]", special_tokens=special)
+        assert SubWords(made.to_str()).around() == found
 
 
 def spaced(library, kind: str):

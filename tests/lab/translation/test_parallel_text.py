@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mnemos.lab.translation.parallel_text import find_pairs, pairs
+from mnemos.lab.translation.parallel_text import find_pairs, pairs, read_lines
 from mnemos.types import InputError
 
 PAIRS = [("A man & a dog.", "Ein Mann & ein Hund."), ("Two  birds\tfly.", "Zwei Vögel fliegen."), ("", "Nichts.")]
@@ -86,5 +86,13 @@ LONE = {"train_en": "a\n", "train_fr": "a\n", "test__2016_en": "a\n", "test__201
 def test_files_that_are_no_pair_of_languages(tmp_path, files, arguments, words):
     write(tmp_path, **files)
     assert find_pairs(tmp_path, "valid", LANGUAGES) == []
+    for path in (tmp_path / "none", tmp_path / "train.en"):
+        with pytest.raises(
+            InputError, match=f"data.path: expected a folder of parallel text, found no folder '{path}'"
+        ):
+            find_pairs(path, "valid", LANGUAGES)
+    for path, problem in ((tmp_path / "none", "No such file or directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(InputError, match=rf"expected a readable file, .* \({problem}\); check the path"):
+            list(read_lines(path))
     with pytest.raises(InputError, match=words):
         read(tmp_path, *arguments)

@@ -12,6 +12,7 @@ from translation_standins import sentences
 import mnemos
 from mnemos.config import to_dict
 from mnemos.lab.tasks.preprocessing import Preprocessing
+from mnemos.lab.tasks.text import TextPreprocessing
 from mnemos.lab.translation import translate as module
 from mnemos.lab.translation.translate import TrainedTranslator, TranslationPreprocessing, beam_config, search
 from mnemos.lab.translation.translation_scores import NAMES, Scorer, score_systems
@@ -53,6 +54,11 @@ def test_every_sentence_is_translated_as_alone_and_progress_is_told(tmp_path, mo
         mnemos.translate(opened, ["one", exact + " one"])
     with pytest.raises(InputError, match="expected a list of sentences, found a text"):
         mnemos.translate(opened, "one")
+    assert mnemos.translate(opened, ["", " \n"]) == [[("", 0.0)]] * 2
+    assert mnemos.translate(opened, []) == []
+    (tmp_path / "preprocessing.json").write_text(json.dumps(to_dict(TextPreprocessing(8))))
+    with pytest.raises(InputError, match="expected a run whose task is translation, found one of text; use mnemos"):
+        TrainedTranslator(tmp_path)
 
 
 def test_runs_of_other_sub_words_and_languages_are_told_apart():

@@ -113,6 +113,23 @@ def test_a_held_out_sentence_that_cannot_be_scored_is_named(tmp_path, language, 
         TranslationConfig(path=str(folder), subwords=80, longest=40).build()
 
 
+@pytest.mark.parametrize(("split", "lines"), [("train", 5), ("test", 0)])
+def test_a_split_of_which_no_pair_is_left_is_refused_by_its_name(tmp_path, task, split, lines):
+    folder = write_pairs(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(task.vocabularies.source.content)
+    for language in ("en", "de"):
+        for old in folder.glob(f"{split}.{language}*"):
+            old.unlink()
+        (folder / f"{split}.{language}").write_text("\n" * lines)
+    config = TranslationConfig(path=str(folder), tokenizer=str(tmp_path / "tokenizer.json"), longest=40)
+    words = f"expected a {split} split of at least one pair, found that none of its {lines} is left; give more text"
+    with pytest.raises(InputError, match=words):
+        config.build()
+    if not lines:
+        with pytest.raises(InputError, match=words):
+            config.build_to_score("test")
+
+
 def test_every_nth_training_pair_may_be_the_validation_split(config):
     task = replace(config, held_out=10).build()
     whole = sentences(300, 0)

@@ -1,6 +1,7 @@
 """Image models: the published sizes, the hosts' own outputs, small images, what is refused."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import mnemos
 from mnemos import GRC, libraries
 from mnemos.lab.vision.attention_cache import AttentionCache
 from mnemos.lab.vision.classifiers import ImageConfig, PVTConfig, SwinConfig, ViTConfig
-from mnemos.lab.vision.hosted import Scaled
+from mnemos.lab.vision.hosted import HostedClassifierConfig, Scaled
 from mnemos.memory.gated_cache import caches, stored
 from mnemos.types import InputError
 
@@ -212,6 +213,41 @@ def test_a_host_reads_images_of_its_own_size_and_channels():
         expected = torch.nn.functional.interpolate(shown, (4, 6), mode="bilinear", antialias=smaller)
         torch.testing.assert_close(host(shown), expected.expand(-1, 3, -1, -1))
     assert Scaled(torch.nn.Identity(), 1, None)(x).shape == x.shape
+
+
+_SIZES = {"num_hidden_layers": 1, "hidden_size": 4, "intermediate_size": 4, "num_attention_heads": 1}
+_STAGES = {"depths": [1, 1], "hidden_sizes": [4, 8], "num_attention_heads": [1, 1], "num_encoder_blocks": 2}
+VIT = json.dumps({"model_type": "vit", "image_size": 8, "patch_size": 4, **_SIZES})
+PVT = json.dumps({"model_type": "pvt", "image_size": 16, **_STAGES})
+
+
+@pytest.mark.parametrize(
+    ("host", "fields", "found"),
+    [
+        ("timm:test_vit", {"channels": 1}, (3, (160, 160))),
+        ("timm:test_vit", {"drop_path": 0.1}, (3, (160, 160))),
+        ("timm:test_vit", {"channels": 2}, "channels: expected 1 or the 3 of the host, found 2; choose another host"),
+        ("timm:dla46_c", {}, (3, (224, 224))),  # whose models have no drop_path
+        ("timm:dla46_c", {"drop_path": 0.1}, "model of timm, found 'dla46_c' .*argument 'drop_path_rate'"),
+        ("timm:nonesuch", {}, r"host: expected a model of timm, found 'nonesuch' \(Unknown model"),
+        (VIT, {}, (3, (8, 8))),
+        (VIT, {"channels": 4}, "expected 1 or the 3 of the host, found 4"),
+        (VIT, {"drop_path": 0.1}, "drop_path: expected 0 for a vit, which has none, found 0.1; set it to 0"),
+        (PVT, {"drop_path": 0.1}, (3, (16, 16))),
+    ],
+)
+@pytest.mark.each_value
+def test_hosts_have_what_the_configuration_asks_for(host, fields, found):
+    config = HostedClassifierConfig(host=host, classes=7, **fields)
+    with torch.device("meta"):
+        if isinstance(found, str):
+            with pytest.raises(InputError, match=found):
+                config.build()
+            return
+        model = config.build().host
+    assert (model.channels, model.size) == found
+    rates = [vars(one)["drop_prob"] for one in model.modules() if "drop_prob" in vars(one)]
+    assert max(rates, default=0.0) == pytest.approx(fields.get("drop_path", 0.0))
 
 
 def test_another_patch_than_timms_begins_as_timms_does():

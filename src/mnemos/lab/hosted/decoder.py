@@ -90,12 +90,6 @@ class HostedDecoder(nn.Module):
             step = self.__dict__["_step"] = functional(self.host)
         return step
 
-    @property
-    def head(self) -> nn.Module:
-        decoder: Any = self.host
-        head: nn.Module = decoder.get_output_embeddings()
-        return head
-
     def __getstate__(self) -> dict[str, Any]:
         """Without `step`, which belongs to this host alone."""
         return {**self.__dict__, "_step": None}

@@ -63,9 +63,10 @@ class HostedEncoderConfig(ModelConfig):
         check_sizes(self, vocab_size=1, classes=1, segment=1, frozen=0, adapter=0)
         config = host_config(self.host)
         check_segments(self, "segment", getattr(config, "max_position_embeddings", None), "text")
-        if config.is_encoder_decoder or getattr(config, "is_decoder", False):
+        decodes = config.is_encoder_decoder or getattr(config, "is_decoder", False)
+        if decodes or not hasattr(config, "vocab_size"):
             raise InputError(
-                f"{self.name}: host: expected an encoder, found {config.model_type}; choose one such as BERT"
+                f"{self.name}: host: expected an encoder of texts, found {config.model_type}; choose one such as BERT"
             )
         config.vocab_size = max(config.vocab_size, self.vocab_size)
         host: Any = host_of(_AUTO, config)

@@ -58,7 +58,7 @@ class WindowReader(Reader):
 
     def emptied(self, state: State, unit: int | None) -> State | None:
         windows = nodes(state, KeyValues)
-        if unit is not None or self.index >= len(windows):
+        if self.index >= len(windows):  # of a layer whose state is no part of the model's
             return None
         own = windows[self.index]  # without a token, at the same position of the row
         return replaced(state, own, KeyValues(own.k, own.v, torch.zeros_like(own.valid), own.seen))
@@ -212,8 +212,6 @@ class EncodedReader(Reader):
         self.add(received=torch.cat([received, torch.zeros(self.config.segment)]))
 
     def emptied(self, state: State, unit: int | None) -> State | None:
-        if unit is not None:
-            return None
         return state._replace(encoded=torch.zeros_like(state.encoded), valid=torch.zeros_like(state.valid))
 
 

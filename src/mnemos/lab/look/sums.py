@@ -117,8 +117,7 @@ class SumsReader(Reader):
 
     def alone(self, state: State, unit: int) -> State | None:
         """S of one direction alone, and the other heads' S and z as 0."""
-        if (s := self._s(state)) is None:
-            return None
+        s = self.matrix(self.sums(state))
         head, direction = _direction(s, unit)
         alone = torch.zeros_like(s)
         alone[head] = direction

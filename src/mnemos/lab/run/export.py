@@ -106,8 +106,8 @@ def _architecture(model: Any) -> Any:
     if config.inputs == "tokens" and hasattr(head, "classes"):
         return hugging_face.MnemosForSequenceClassification
     raise InputError(
-        f"export: expected a model that reads tokens, found {config.name!r}, which reads {config.inputs}; use the "
-        "model's folder with mnemos.load"
+        f"export: expected a model of the next token, of translations or with model.head.classes, found "
+        f"{config.name!r}, which reads {config.inputs}; use the model's folder with mnemos.load"
     )
 
 

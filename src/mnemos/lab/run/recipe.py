@@ -16,7 +16,7 @@ from mnemos.errors import printable
 from mnemos.lab.run.written import stop_writing
 from mnemos.lab.tasks.task import DataConfig
 from mnemos.memory.gated_cache import GRC
-from mnemos.types import JSON, InputError
+from mnemos.types import JSON, InputError, JSONObject
 
 OWN = "own"  # the name, in a recipe, of a model and data that were passed to mnemos.fit
 FROM_DATA = 0  # a size of a recipe's model that a run takes from its data; no model has a size of 0
@@ -299,10 +299,8 @@ def unwritten(recipe: Recipe) -> Recipe | None:
     return replace(recipe, name=f"{recipe.name}-unwritten", about=about, model=model)
 
 
-def as_written(saved: JSON) -> JSON:
+def as_written(saved: JSONObject) -> JSONObject:
     """A recipe.json in the form of `as_json`, with defaults of fields that it lacks; unreadable parts stay."""
-    if not isinstance(saved, dict):
-        return saved
     found = dict(saved)
     parts = {"model": ModelConfig, "data": DataConfig, "optim": OptimConfig, "train": TrainConfig}
     for name, cls in parts.items():

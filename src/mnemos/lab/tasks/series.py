@@ -97,6 +97,8 @@ class SeriesConfig(DataConfig):
         if not isinstance(trained, SeriesPreprocessing):
             return self.build()
         series = read_series(Path(self.path), trained.columns, self.target, trained)
+        if series.targets != trained.targets:
+            raise InputError(f"{self.path}: {trained.other_target(series.targets)}")
         whole = dict.fromkeys(SPLITS, range(len(series.values)))
         task = SeriesTask(series, whole, self.segment, len(series.values), trained)
         task.about, task.whole = (f"scored: the whole series, {len(series.values):,} steps", *series.about), True
@@ -359,11 +361,15 @@ class SeriesPreprocessing(Preprocessing):
     def difference(self, other: Preprocessing) -> str | None:
         if not isinstance(other, SeriesPreprocessing) or self.names:
             return super().difference(other)
-        if (self.columns, self.targets) == (other.columns, other.targets):
-            return None
-        return (
-            f"expected the columns of the run, {', '.join(self.columns)}, found {', '.join(other.columns)}; rename them"
-        )
+        if self.columns != other.columns:
+            found = ", ".join(other.columns)
+            return f"expected the columns of the run, {', '.join(self.columns)}, found {found}; rename them"
+        return None if self.targets == other.targets else self.other_target(other.targets)
+
+    def other_target(self, found: Sequence[str]) -> str:
+        """What is wrong with data in which other columns are predicted; () for classes."""
+        own, other = (", ".join(targets) or "classes" for targets in (self.targets, found))
+        return f"expected the target of the run, {own}, found {other}; leave data.target out"
 
     def answer(self, reader: Any, path: Path, options: Mapping[str, int]) -> Predicted:
         if options["length"] > 1 and (self.names or self.targets != self.columns):

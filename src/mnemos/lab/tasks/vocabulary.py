@@ -186,8 +186,8 @@ class SubWords(Vocabulary):
 
     def around(self) -> tuple[list[int], list[int]]:
         whole, bare = self._tokenizer.encode("a"), self._tokenizer.encode("a", add_special_tokens=False)
-        inside = [i for i, special in enumerate(whole.special_tokens_mask) if not special] or [0]
-        if [whole.ids[i] for i in inside] != bare.ids:
+        inside = [i for i, special in enumerate(whole.special_tokens_mask) if not special]
+        if not inside or [whole.ids[i] for i in inside] != bare.ids:  # not told apart: "a" may have no token
             return [], []
         return whole.ids[: inside[0]], whole.ids[inside[-1] + 1 :]
 

@@ -213,7 +213,7 @@ class TranslationTask(Task):
         corpora: Mapping[Split, Corpus],
         vocabularies: Vocabularies,
     ) -> None:
-        for split in STEMS:
+        for split in texts:
             if not len(corpora[split]):
                 raise InputError(
                     f"{config.path}: expected a {split} split of at least one pair, found that none of its "

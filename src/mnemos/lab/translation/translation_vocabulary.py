@@ -33,7 +33,7 @@ class SubWordTokens:
         except Exception as error:  # the library raises Exception itself
             raise InputError(
                 f"{source}: expected a tokenizer.json of the library tokenizers, found another file "
-                f" ({' '.join(str(error).split()):.80}); make one with mnemos tokenizer"
+                f"({' '.join(str(error).split()):.80}); make one with mnemos tokenizer"
             ) from None
         first = tuple(self.library.id_to_token(i) for i in range(len(SPECIAL)))
         if first != SPECIAL:

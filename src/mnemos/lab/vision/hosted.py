@@ -58,7 +58,7 @@ class HostedClassifierConfig(ImageConfig):
             elif self.drop_path:
                 raise InputError(
                     f"{self.name}: drop_path: expected 0 for a {config.model_type}, which has none, found "
-                    f"{self.drop_path}"
+                    f"{self.drop_path}; set it to 0"
                 )
             model, channels = host_of(_AUTO, config), getattr(config, "num_channels", 3)
             size = getattr(config, "image_size", None)

@@ -23,8 +23,8 @@ def resample(
     mask [B, T] bool, True = valid; the result of a row without valid tokens is undefined.
     nearest: slot i takes token floor(i·n/length) of the n valid ones. linear: between the two nearest centres.
     grid: bilinear over the (height, width) that the T tokens form. Cost O(B·length·C).
-    Raises InputError for an unknown method, and for method="grid" with a mask, if T is not height·width, or if
-    `length` slots cannot form a grid of that shape.
+    Raises InputError for an unknown method, and for method="grid" if T is not height·width, or if `length` slots cannot
+    form a grid of that shape.
     """
     b, t, c = tokens.shape
     if t == 0:

@@ -1,6 +1,7 @@
 """COCO's format: what is read, what is left out and counted, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -115,6 +116,13 @@ def test_a_held_out_split_without_an_object_is_refused(tmp_path):
         settings.build()
     assert "1 object of 1 class, 1 of the objects groups" in read_coco(file, places).describe()
     write(tmp_path, [annotation(1, None)])
+    for size in (-1, 1):
+        with pytest.raises(InputError, match=rf"data.valid_size: expected 0 to 0, fewer than the .*, found {size};"):
+            replace(settings, valid_size=size).build()
+    train.write_text(json.dumps(json.loads(train.read_text()) | {"annotations": []}))
+    with pytest.raises(InputError, match="train split: expected at least one picture with an object, found none"):
+        settings.build()
+    train.write_bytes(file.read_bytes())
     named = {metric.name for metric in settings.build().metrics}
     assert "box AP small" in named
     assert not {"box AP medium", "box AP large"} & named, "the held-out splits have no object of these sizes"
@@ -151,6 +159,12 @@ def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_witho
         ([], {"images": []}, "expected at least one picture"),
         ([], {"images": [IMAGE, IMAGE]}, "found two of id 9"),
         ([], {"images": [{"id": 9}]}, "expected 'file_name' in every entry"),
+        ([], {"images": [IMAGE | {"height": 0}]}, "a height and width of at least 1, found 0 and 30 of a.jpg"),
+        ([], {"images": [IMAGE | {"width": 29.5}]}, "expected an integer as 'width', found 29.5; correct it"),
+        ([], {"images": [IMAGE | {"id": True}]}, "expected an integer as 'id', found True"),
+        ([], {"images": [IMAGE | {"id": "9"}]}, "expected an integer as 'id', found '9'"),
+        ([], {"categories": {"id": 7}}, "COCO's lists images, annotations and categories, found no list 'categories'"),
+        ([3], {}, "found no list 'annotations'; name a file of instances"),
     ],
 )
 def test_wrong_annotations_are_refused_by_name(tmp_path, annotations, changes, message):

@@ -11,6 +11,7 @@ import mnemos
 from mnemos.config import to_dict
 from mnemos.lab.cli import main
 from mnemos.lab.evaluate import predict as evaluated
+from mnemos.lab.tasks.text import TextPreprocessing
 from mnemos.lab.vision import detect
 from mnemos.lab.vision.classifiers import PVTConfig
 from mnemos.lab.vision.detect import DetectionPreprocessing
@@ -160,8 +161,12 @@ def test_what_is_refused(model, tmp_path):
         with pytest.raises(InputError, match=words):
             mnemos.detect(model, given, **options)
 
+    refuses("photos: expected at least one file or folder, found none; name some", model, [])
     refuses(r"photos: expected photos \(.*found none", model, [photos])
     photo(photos / "a.jpg")
     refuses("expected a folder outside .*photos", model, [photos], out=photos / "drawn")
     refuses("expected a folder outside .*photos", model, [photos / "a.jpg"], out=photos)
+    (tmp_path / "text" / "model").mkdir(parents=True)
+    (tmp_path / "text" / "preprocessing.json").write_text(json.dumps(to_dict(TextPreprocessing(8))))
+    refuses("text: expected a run whose task is detection, found one of text; use", tmp_path / "text", [photos])
     refuses("lstm: expected a model that reads files .*detection", other, [photos])

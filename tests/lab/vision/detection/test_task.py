@@ -288,7 +288,9 @@ def test_groups_are_normalised_after_the_convolutions_of_pyramid_and_heads():
 def test_the_parts_of_a_detector_have_the_configured_sizes():
     model = replace(detector(), classes=4, channels=12, group_norm=True).build()
     assert not model.rows_independent
-    host = model.host
+    host, image = model.host.eval(), torch.rand(3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(model([image])[0]["scores"], host([image])[0]["scores"])
     rpn, heads = host.rpn, host.roi_heads
     assert rpn._pre_nms_top_n == rpn._post_nms_top_n == {"training": 40, "testing": 20}
     assert rpn.anchor_generator.sizes == ((16,), (32,), (64,))
