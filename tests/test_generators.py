@@ -8,7 +8,6 @@ from refusals import refuses
 
 from mnemos import generators
 from mnemos.lab.run import checkpoint
-from mnemos.schedule import Schedule
 
 
 def draw():
@@ -47,11 +46,8 @@ def test_processes_draw_differently():
     assert len(set(drawn)) == 4
 
 
-def test_a_seed_below_0_and_a_schedule_without_rows_are_refused():
-    assert generators.generator(0, 2).integers(9) in range(9)
+def test_a_seed_below_0_is_refused():
     refuses("seed: expected an integer of at least 0, found -1", generators.generator, -1, 2)
-    assert Schedule([2], 1, None).at(1) == [(0, 1)]
-    refuses("rows: expected at least 1 row", Schedule, [2], 0, None)
 
 
 def test_what_is_drawn_inside_leaves_no_trace():

@@ -151,10 +151,8 @@ def test_a_file_of_other_parts_or_shapes_is_refused_before_it_takes_memory(tmp_p
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("scale", lambda x: x[:1]),  # these would be broadcast
-        ("scale", lambda x: x.expand(2, 3, 5).contiguous()),
+        ("scale", lambda x: x[:1]),  # this would be broadcast
         ("error", lambda x: x[..., :2].contiguous()),
-        ("error", lambda x: x.to(torch.int8)),
     ],
 )
 def test_scales_and_errors_of_other_shapes_are_refused(tmp_path, name, change):

@@ -149,8 +149,8 @@ def join(states: Sequence[S]) -> S:
     """States of one structure as one batch: the rows of the first state, then those of the second, and so on.
 
     Where tensors hold different numbers of tokens (axis 1 of a key-value state), the shorter ones are padded with
-    zeros in front, and the state's `valid` marks the padding as invalid. Raises InputError for states of different
-    models.
+    zeros in front, and the state's `valid` marks the padding as invalid. What is no tensor must be equal in all, and
+    stays. Raises InputError for states of different models.
     """
     if not states:
         raise InputError("join: expected at least one state, found none")

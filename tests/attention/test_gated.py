@@ -183,11 +183,8 @@ def test_resampling_takes_each_rows_valid_tokens_alone():
     torch.testing.assert_close(straight[1], three)
     assert resample(x, 8) is x
     assert pool_grid(x[:1, :6], (2, 3), 2).flatten().tolist() == [2.0, 3.5]  # means of 0, 1, 3, 4 and of 2, 5
-    refuses(r"expected tokens of the grid \(2, 3\) .* found 8", pool_grid, x, (2, 3), 2)
     windows = Windows((3, 3), (2, 2))
     assert torch.equal(windows.to_grid(windows.to_windows(x[:1, [0, *range(8)]])), x[:1, [0, *range(8)]])
-    for shape in ((3, 4, 1), (4, 5, 1)):
-        refuses("expected 4 windows of 2 x 2 tokens", windows.to_grid, torch.zeros(shape))
 
 
 def test_frozen_keys_are_projected_once_and_refreshed():

@@ -315,24 +315,6 @@ class Pooling(nn.Module):
         return tokens.mean(1, keepdim=True).expand_as(tokens)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"signature": ("x",)}, r"expected forward\(x, …\), found \(tokens\)"),
-        ({"signature": ("tokens", "mask")}, r"expected forward\(tokens, mask, …\), found \(tokens\)"),
-        ({"heads": "odd"}, "its width 8 is no multiple of its 3 heads"),
-        ({"out": "odd"}, "its width 3 is no multiple of its 2 heads"),
-    ],
-)
-def test_an_adapter_that_does_not_fit_its_class_is_refused(given, words, monkeypatch):
-    monkeypatch.setattr(adapters, "_registered", {})
-    host = Host(f"{__name__}:Pooling", ("tokens",), "width", "parts", lambda module, args, kwargs: Call(args[0]))
-    model = nn.Sequential(Pooling())
-    model[0].odd = 3
-    mnemos.register_host(replace(host, **given))
-    refuses(words, mnemos.cache, model)
-
-
 def test_a_class_of_another_package_is_registered(monkeypatch):
     monkeypatch.setattr(adapters, "_registered", {})
     torch.manual_seed(0)

@@ -213,32 +213,6 @@ def test_the_state_follows_the_rows_of_the_hosts_cache(change, rows):
     close(*(logits(model, given[taken], mask[taken], one)[valid] for one in (past, None)))
 
 
-class Own:
-    """A cache of nobody's library."""
-
-    def __init__(self, layers: object) -> None:
-        self.layers = layers
-
-    def update(self, keys, values, *_, **__):
-        return keys, values
-
-
-def test_caches_without_layers_are_refused():
-    model = plain("llama")
-    mnemos.cache(model, GRC(scope="stream", length=3, block=2))
-    x = torch.randn(2, 5, 24, dtype=torch.float64)
-    angles = model.model.rotary_emb(x, torch.arange(5)[None])
-    for past, found in ((Own(None), "a Own"), (Own([]), "0 layers")):
-        refuses(
-            f"a layer for each attention, found {found}; give a new",
-            model.model.layers[0].self_attn,
-            x,
-            angles,
-            None,
-            past,
-        )
-
-
 def test_what_cannot_be_right_is_refused():
     model = cached("llama")
     given = ids(2, 8)

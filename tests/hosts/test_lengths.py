@@ -178,9 +178,7 @@ PARTS = {  # a part of a model, and which of its attentions it has; None: it doe
     ("hf_swin", "swin.encoder.layers.0"): [0],
     ("hf_swin", "swin.encoder.layers.1.blocks.1"): [2],
     ("timm_pvt2", "stages.0"): None,
-    ("timm_twins", "blocks.0.0"): None,
     ("torchvision_swin", "features.1.0"): None,
-    ("hf_pvt2", "pvt_v2.encoder.layers.0.blocks.0"): None,
     ("hf_segformer", "segformer.stages.0.blocks.0"): None,
 }
 

@@ -240,18 +240,6 @@ def test_weights_of_some_caches_alone_are_missed(tmp_path):
     refuses(f"the weights of '{names[1]}' .*found none; save .* again", from_pretrained, type(model), tmp_path)
 
 
-def test_a_class_keeps_its_own_list_of_weights_that_are_no_surprise(tmp_path):
-    class Own(transformers().ViTForImageClassification):
-        _keys_to_ignore_on_load_unexpected = ["old"]
-
-    trained("hf_vit").save_pretrained(tmp_path)
-    assert caches(from_pretrained(Own, tmp_path))
-    assert Own._keys_to_ignore_on_load_unexpected == ["old"]
-    with pytest.raises(OSError, match="nowhere"):
-        from_pretrained(Own, tmp_path / "nowhere")
-    assert Own._keys_to_ignore_on_load_unexpected == ["old"]
-
-
 def test_weights_of_another_model_and_damaged_ones_are_refused(tmp_path):
     save(trained("timm_vit"), tmp_path)
     other = build("timm_vit")

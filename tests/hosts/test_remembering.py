@@ -257,15 +257,8 @@ def test_models_whose_own_call_is_another_are_refused(forward, message):
 def test_hidden_states_of_another_shape_are_refused():
     model = Foreign()
     model.body.register_forward_hook(lambda module, args, output: (output[0][:, :-1],))
-    refuses(
-        r"hidden states \(2, 4, 6\), found .*2, 3, 6.*; name another",
-        mnemos.remember,
-        model,
-        2,
-        "table",
-        "body",
-        "head",
-    )
+    words = r"hidden states \(2, 4, 6\), found .*2, 3, 6.*; name another"
+    refuses(words, mnemos.remember, model, 2, "table", "body", "head")
 
 
 def test_a_model_is_taken_that_returns_its_logits_first_or_by_name():

@@ -105,12 +105,6 @@ def test_its_loss_is_that_of_the_segments(network):
     assert network.remembering.memory.start.grad.abs().max() > 0
 
 
-def test_its_embedding_and_head_are_those_of_the_decoder(network):
-    decoder = network.remembering.model
-    assert network.get_input_embeddings() is decoder.get_input_embeddings()
-    assert network.get_output_embeddings() is decoder.get_output_embeddings()
-
-
 def test_bad_input(network):
     refuses("segment", Segmented, network.remembering, 0)
     refuses("state that this model returned", network.model, IDS, network.model.initial_state(3))

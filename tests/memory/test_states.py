@@ -11,18 +11,6 @@ from mnemos.memory.tokens import TokenMemory
 from mnemos.types import Rows, leaves, select
 
 
-def test_a_state_is_shown_by_its_sizes():
-    state = KeyValues.empty(2, 1, 3).append(torch.zeros(2, 4, 1, 3), torch.zeros(2, 4, 1, 3))
-    layers = ((state.k, state.v),) * 5
-    for shown, one in {
-        "KeyValues(k=(2, 4, 1, 3), v=(2, 4, 1, 3), seen=(2,))": state,
-        "BranchedKeyValues(k=(2, 4, 1, 3), copies=3, seen=(6,))": BranchedKeyValues.of(state, 3),
-        "Encoded(5 layers, valid=(2, 4), copies=3)": Encoded(layers, state.valid, 3),
-        "Segments(x=(2, 0, 7))": Segments.empty(2, 7),
-    }.items():
-        assert repr(one) == shown
-
-
 def test_detached_segments_have_the_values_and_no_graph():
     state = Segments(torch.ones(2, 3, 4, requires_grad=True), torch.ones(2, 3).bool())
     found = state.detach()

@@ -40,13 +40,8 @@ def test_resumed_it_is_bit_identical(tmp_path):
     own = kept["mnemos_rollouts"]
     refuses("rows", trainer(tmp_path, max_steps=7).fit, Language(), batches(1), ckpt_path=first)
     torch.save({**kept, "mnemos_rollouts": {**own, "rows": own["rows"] * 2}}, tmp_path / "two.ckpt")
-    refuses(
-        "2 processes, .* found 1; resume with",
-        trainer(tmp_path).fit,
-        Language(),
-        batches(),
-        ckpt_path=tmp_path / "two.ckpt",
-    )
+    fit = trainer(tmp_path).fit
+    refuses("2 processes, .* found 1; resume with", fit, Language(), batches(), ckpt_path=tmp_path / "two.ckpt")
     weights, others = Language.load_from_checkpoint(first), batches(1)
     for index in (1, 2):  # the rows of the checkpoint are not those of these data; a second fit goes on
         trainer(tmp_path / "others", max_steps=1).fit(weights, others)

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -277,12 +276,11 @@ def test_a_folder_becomes_a_decoder_whose_updates_are_in_its_weights(tmp_path, m
     assert found["tokens"] == 128
     said = capsys.readouterr()
     assert "measuring on text.txt" in said.err
-    first, second, measured, unasked, end = said.out.splitlines()
-    assert re.fullmatch(r"transfer: 2 updates, 64 tokens, \d+ s", first)
-    assert re.fullmatch(r"next token: 10 updates, 320 tokens, \d+ s", second)
+    first, second, measured, _, end = said.out.splitlines()
+    assert first.startswith("transfer: 2 updates, 64 tokens, ")
+    assert second.startswith("next token: 10 updates, 320 tokens, ")
     perplexity, bits = found["positions"]["0-64"]["perplexity"], found["bits_per_byte"]
     assert measured == f"text.txt: perplexity at positions 0-64 {perplexity:.2f}; {bits:.3f} bits per byte"
-    assert unasked.startswith("  told facts were not asked for: ")
     assert end.startswith(f"{tmp_path / 'run/model'}: the decoder; ")
     made = mnemos.hosts.from_pretrained(type(model), tmp_path / "run/model").eval()
     assert not any(".updates." in name for name, _ in made.named_parameters())
@@ -311,12 +309,8 @@ def test_a_hybrid_leaves_the_attentions_whole_that_the_text_needs_most(tmp_path,
         assert begin(tmp_path / "one", full=("1",)).full == training.full
     refuses(r"another settings.full \(\['1'\], not \['2'\]\)", begin, tmp_path / "one", full=("2",))
     (tmp_path / "one" / train.SETTINGS).unlink()  # it was interrupted while it ranked
-    refuses(
-        "ranking.json: expected losses of .*'window': 7.* found .*'window': 8",
-        *(begin, tmp_path / "one"),
-        full=("1",),
-        window=7,
-    )
+    words = "ranking.json: expected losses of .*'window': 7.* found .*'window': 8"
+    refuses(words, begin, tmp_path / "one", full=("1",), window=7)
     assert begin(tmp_path / "none", full=("0",)).full == ()
     assert not (tmp_path / "none/ranking.json").exists()  # nothing is measured for it
     with monkeypatch.context() as patch:  # a window as long as what is read: twice as much is read
@@ -407,10 +401,8 @@ def test_a_transfer_of_the_first_tokens_alone_is_that_of_a_shorter_row(whole):
     ids = training.pieces.ids[training.pieces.group(0, 2)]
     first = (torch.arange(ids.shape[1]) < 20).float().expand(2, -1)
     with torch.no_grad():
-        found, expected = (
-            transfer_loss(training.decoder, changed, ids, first),
-            transfer_loss(training.decoder, changed, ids[:, :20]),
-        )
+        found = transfer_loss(training.decoder, changed, ids, first)
+        expected = transfer_loss(training.decoder, changed, ids[:, :20])
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(transfer_loss(training.decoder, changed, ids, 3 * first), found)
 
@@ -420,9 +412,7 @@ def test_texts_of_one_name_are_refused(tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "one.txt").write_text(f"{folder}\r\n")
     assert read_texts([tmp_path / "a"]) == {"one.txt": "a\n"}
-    refuses(
-        "of their own, found a second one.txt; rename one", read_texts, [tmp_path / "a", tmp_path / "b" / "one.txt"]
-    )
+    refuses("found a second one.txt; rename one", read_texts, [tmp_path / "a", tmp_path / "b" / "one.txt"])
 
 
 def test_weights_of_one_number_a_head_learn_ten_times_as_fast_as_maps(whole):

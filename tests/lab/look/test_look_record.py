@@ -22,7 +22,6 @@ from mnemos.lab.look.record import SEGMENT, Document, record, segment_length
 from mnemos.lab.look.sums import LinearisedReader
 from mnemos.lab.look.viewer import choose_row
 from mnemos.lab.run import checkpoint
-from mnemos.lab.run.files import Result
 from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.fact_recall import ToldConfig
 from mnemos.lab.tasks.task import SPLITS, Question, Task
@@ -412,8 +411,6 @@ def test_a_document_is_chosen_by_its_number(tmp_path):
     assert (found.tokens, found.about) == (tuple(every[3]), "row 3 of the test split")
     assert found.guess == told.reference["a guess"]
     assert viewer.document_of([opened], 6, None, 3, 2).tokens == tuple(every[3][:12]), "two segments at most"
-    far = viewer.document_of([opened._replace(length=99)], 99, None, None, 9)
-    assert far.about.endswith(", the first of those told 8 tokens before the question")
     refuses("--document: expected a number below 4, found 4; lower it", viewer.document_of, [opened], 6, None, 4, 9)
     texts = [np.frombuffer(text, np.uint8) for text in (b"a longer one", b"short")]
     opened = opened._replace(task=TextTask(dict.fromkeys(SPLITS, texts), 4))
@@ -426,20 +423,6 @@ def test_a_document_is_chosen_by_its_number(tmp_path):
     assert (bytes(found.tokens), found.about) == (b"\0a text of i", "text.txt")
     for options in ({"segments": 0}, {"number": -1}):
         refuses("--segments, --document: expected at least 1 and 0", viewer.look_at_runs, [tmp_path], **options)
-    row = torch.zeros(2, 5, dtype=torch.int64)
-    assert choose_row(Task(), [(KNOWS, 2)], Batch(row, row)) == (0, "the first"), "nothing is asked"
-
-
-def test_how_far_a_finished_run_was_trained_is_said(tmp_path):
-    for result, said in (
-        (Result(), "trained"),
-        (Result(steps=1500, valid={"accuracy": 0.25}), "trained with 1,500 updates, accuracy 0.2500 on the validation"),
-        (Result(valid={"accuracy": 0.25}, test={"accuracy": 0.5}), "trained, accuracy 0.5000 on the test split"),
-        (Result(test={"loss": 0.5}, controls={"frozen": {"accuracy": 1.0}}), "trained"),
-        (Result(controls={"emptied": {"accuracy": 0.125}}), "trained, accuracy 0.1250 with the caches emptied"),
-    ):
-        result.write(tmp_path)
-        assert viewer.trained(tmp_path, None, Task()).removesuffix(" split") == said.removesuffix(" split")
 
 
 def test_a_decoder_of_transformers_is_looked_at_with_a_text(tmp_path, monkeypatch):
@@ -458,9 +441,9 @@ class Forgets(torch.nn.Module):
 
     state_kind, autoregressive = "constant", True
 
-    def __init__(self):
+    def __init__(self, attention):
         super().__init__()
-        self.embedding, self.layer = torch.nn.Embedding(30, 16), mnemos.SoftmaxConfig().build(16, 2, True)
+        self.embedding, self.layer = torch.nn.Embedding(30, 16), attention.build(16, 2, True)
         self.head = torch.nn.Linear(16, 30)
 
     def forward(self, x, state=None):
@@ -474,7 +457,8 @@ def unwritten_rmt():
 @pytest.mark.parametrize(
     ("make", "length", "emptied"),
     [
-        (Forgets, 5, set()),
+        (lambda: Forgets(mnemos.SoftmaxConfig()), 5, set()),
+        (lambda: Forgets(mnemos.LinearConfig()), 5, set()),
         (unwritten_rmt, 5, set()),
         (lambda: transformer(mnemos.LinearConfig()), 5, {"sums"}),
     ],

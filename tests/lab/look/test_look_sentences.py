@@ -1,6 +1,5 @@
 """Every sentence of a look is measured: a recording in which it would be false changes it, or has none."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 import mnemos
 from mnemos.lab.look.effects import WHOLE, Change, Effect, Prediction
 from mnemos.lab.look.memories import Memory
-from mnemos.lab.look.page import page, sentences
+from mnemos.lab.look.page import sentences
 from mnemos.lab.look.readers import readers_of
 from mnemos.lab.look.record import Asked, Document, Recording
 from mnemos.lab.tasks.task import Question
@@ -97,21 +96,6 @@ def test_boundaries_are_joined_where_the_same_is_needed():
     ]
     found = sentences(one)[-1]
     assert found.startswith("Before segments 2 to 3 the answer is lost without slot 1; before segment 4 the answer is")
-
-
-@pytest.mark.parametrize("guess", [None, 0.25])
-def test_a_page_says_what_was_told_and_draws_when_it_was_known(guess):
-    one, bare = recorded(), text()
-    words = (*(("fact", 1),) * 4, ("so", 2), *(("on", 1),) * 25, ("which", 1))
-    one.document = replace(one.document, words=words, guess=guess, other="on")
-    found = page([one])
-    assert "Told: “fact fact fact fact” Asked 27 tokens later: “which”" in found
-    assert "The question is asked after every 2 tokens of this one row" in found
-    assert "“on” in the text is a word outside the vocabulary of the models." in found
-    assert "Known: at least 0.50 times the greatest probability" in found
-    assert ("Dotted: a guess." in found) == ("A guess, 0.25, is what an answer" in found) == (guess is not None)
-    bare.document = replace(bare.document, words=words, other="off")
-    assert not re.search("outside the vocabulary|The question is asked|Known: at least", page([bare]))
 
 
 SIZES = {"vocab_size": 9, "dim": 8, "num_heads": 2, "mlp": 8}

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from scipy import stats
 
 from mnemos.lab.compare.baselines import parameters
 from mnemos.lab.compare.equal import check_equal, completed
 from mnemos.lab.compare.significance import Spread, spread
 from mnemos.lab.papers.cached_transformers import experiment as cached
-from mnemos.lab.papers.drawing import draw_seeds, mean_curve
+from mnemos.lab.papers.drawing import mean_curve
 from mnemos.lab.papers.experiments import add_differences, differences_table, power, seeds_needed
 from mnemos.lab.papers.findings import Finding
 from mnemos.lab.papers.linear_transformers import experiment as linear
@@ -101,15 +100,6 @@ def test_perplexities_of_seeds_and_their_differences(tmp_path):
     wanted = stats.ttest_ind(scores["first"], scores["other"], equal_var=False).pvalue
     assert row["p"] == pytest.approx(2 * wanted), "the smaller of two"
     assert (same["difference"], same["p"]) == (0, 1)
-
-
-def test_every_seed_is_drawn_beside_their_mean():
-    seeds = [{"step": np.array([1, 2]), "loss": np.array([x, x + 1])} for x in (1.0, 3.0)]
-    for some, mean in ((seeds, [2.0, 3.0]), (seeds[:1], [1.0, 2.0])):
-        axes = Figure().subplots()
-        assert draw_seeds(axes, some, "step", "loss", 0, "x").tolist() == mean
-        drawn = [line.get_ydata().tolist() for line in axes.lines]
-        assert drawn == [*([one["loss"].tolist() for one in some] if some[1:] else []), mean]
 
 
 def test_grey_pictures_are_digits_or_mnist(tmp_path):

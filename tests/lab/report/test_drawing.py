@@ -2,12 +2,11 @@ import math
 
 import numpy as np
 
-from mnemos.lab.report.charts import Axis, Chart, Series, chart_figure, variant
+from mnemos.lab.report.charts import Series
 from mnemos.lab.report.curves import every_nth
 from mnemos.lab.report.gated_caches import gate_chart, grey
 from mnemos.lab.report.markup import decimal, duration, listed, memory, operations, short, shortened
 from mnemos.lab.report.run_records import GateCurves
-from mnemos.lab.report.shell import VARIANTS
 
 
 def test_long_curves_of_seeds_share_their_steps():
@@ -30,18 +29,6 @@ def test_the_gates_of_seeds_are_drawn_at_equal_updates():
         assert short < long
         assert 100 < len(short) <= 200
     assert chart.runs == ["seed 5", "seed 7"]
-
-
-def test_many_variants_have_dashes_where_colours_repeat_and_buttons_for_all_and_none():
-    every = [variant(f"v{i}", i) for i in range(len(VARIANTS) + 1)]
-    assert (every[-1].colour, every[-1].dash) == (every[0].colour, [7, 3])
-    for series, dashed, buttons in ((every[:3], False, False), ([*every[:3], every[-1]], True, True)):
-        chart = Chart("a", "A", "loss", series, ["seed 0"], [Axis("updates")])
-        for i in range(len(series)):
-            chart.add(i, 0, [0.5, 0.25 + i], [1, 2])
-        found = chart_figure([chart], "A caption.")
-        assert ('stroke-dasharray="7 3"' in found) == ('"strokeDash":{"field"' in found) == dashed
-        assert ('class="none">none</button>' in found) == buttons
 
 
 def test_numbers_as_a_paper_prints_them():

@@ -42,21 +42,6 @@ def test_everything_comes_back(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ({"a": {"b": BASE}, "a/b": BASE + 1}, "one tensor per path, found two tensors for 'a/b'"),
-        ({"a": {1: BASE}}, "^a: expected a dict with string keys"),
-        ([0, {"a": {2, 3}}], "^1/a: expected a tensor, number, .* found set; convert it"),
-    ],
-)
-def test_what_cannot_be_stored_is_refused(value, words, tmp_path):
-    with pytest.raises(TypeError, match=words):
-        checkpoint.write(tmp_path / "a", value)
-    assert not list(tmp_path.iterdir())
-    checkpoint.write(tmp_path / "a", {"a": {"b": BASE}, "a/b": BASE})  # one tensor
-
-
 def test_newest_passes_over_what_is_damaged_and_says_so(tmp_path):
     assert checkpoint.newest(tmp_path) is None
     for step in (1, 2, 30):

@@ -70,19 +70,6 @@ def test_a_source_without_git_has_no_commit(monkeypatch, tmp_path):
     assert source() == {"commit": None, "dirty": None}
 
 
-@pytest.mark.parametrize(
-    ("program", "words"),
-    [
-        ("/usr/venv/bin/mnemos", ["mnemos"]),
-        ("/usr/lib/mnemos/__main__.py", ["python", "-m", "mnemos"]),
-        ("tools/made.py", ["tools/made.py"]),
-    ],
-)
-def test_the_command_is_written_as_it_was_typed(monkeypatch, program, words):
-    monkeypatch.setattr("sys.argv", [program, "train", "demo"])
-    assert module.command_line() == [*words, "train", "demo"]
-
-
 def test_files_are_named_sized_and_hashed(tmp_path):
     (tmp_path / "b").mkdir()
     for name, text in (("b/two.txt", "two"), ("one.txt", "one!")):

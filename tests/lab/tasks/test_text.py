@@ -125,8 +125,6 @@ def test_text_is_scored_by_the_split_that_its_folder_gives(tmp_path):
     for other, words in (
         (TextConfig(str(folder)), "two: expected a test split, found the splits train and valid; choose one with"),
         (TextConfig(str(folder), held_out=0.5), "0 < held_out < 0.5, found held_out 0.5"),
-        (TextConfig(str(folder), longest=0), "longest >= 1, found longest 0"),
-        (TextConfig(str(folder), segment=0), "segment >= 1, found segment 0"),
         (TextConfig(str(folder), tokens="words", words=2), "words >= 3 .*found words 2"),
     ):
         with pytest.raises(InputError, match=words):

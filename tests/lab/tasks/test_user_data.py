@@ -88,7 +88,6 @@ class _Masked(torch.nn.Linear):
         (lambda: source([]).batch(0, 1, 0), "expected training data of at least one batch, found none"),
         (lambda: source([(1, 2, 3)]).batch(0, 1, 0), r"expected batches \(inputs, targets\), .*, found tuple;"),
         (lambda: source([{"inputs": 1}]).batch(0, 1, 0), "found a mapping with inputs; make such"),
-        (lambda: source([dict.fromkeys(("inputs", "targets", "x"), 1)]).batch(0, 1, 0), "mapping with inputs, targets"),
         (lambda: source(DataLoader([])), "expected data of at least one row, found an empty list"),
     ],
 )
@@ -104,7 +103,6 @@ def test_data_that_cannot_be_read_are_refused(call, words):
         (torch.nn.Linear, Batch(*ROWS[0], torch.ones(2, 1)), None, "a model that takes a mask, found one without"),
         (_Masked, Batch(*ROWS[0], torch.ones(2, 1)), None, None),
         (torch.nn.Linear, Batch(ROWS[0][0], torch.ones(2)), None, "int64 for cross-entropy, found torch.float32"),
-        (torch.nn.Linear, Batch(ROWS[0][0], [1, 1]), None, "int64 for cross-entropy, found list; give fit a loss"),
         (torch.nn.Linear, Batch(ROWS[0][0], torch.ones(2)), torch.nn.MSELoss(), None),
     ],
 )
@@ -145,7 +143,6 @@ def test_what_models_and_losses_return_must_fit():
     task, batch = OwnTask(Own(), data, data, 2), data.batch(0, 2, 0)
     for outputs, form in (
         (SimpleNamespace(loss=torch.ones(2)), "a SimpleNamespace"),
-        (SimpleNamespace(loss=None), "a SimpleNamespace"),
         (torch.ones(2, 3), r"a tensor of shape \(2, 3\)"),
         ((1, 2, 3), "a tuple of 3"),
     ):
@@ -155,12 +152,8 @@ def test_what_models_and_losses_return_must_fit():
     for returned, form in ((torch.ones(2), "a tensor"), ((1, 2, 3), "a tuple of 3"), ([1, 2], "a list")):
         refuses(rf"expected \(outputs, state\) .*, found {form}", task.forward, Stateful(returned), batch, None)
     assert task.forward(Stateful((1, 2)), batch, None) == (1, 2)
-    for loss, words in (
-        (lambda x, y: torch.ones(3), r"one value per row \[2\], found shape \(3,\)"),
-        (lambda x, y: torch.ones(2, 1), r"found shape \(2, 1\)"),
-    ):
-        task = OwnTask(torch.nn.Linear(1, 1), data, data, 2, loss)
-        refuses(words, task.loss, None, torch.ones(2, 1), batch)
+    task = OwnTask(torch.nn.Linear(1, 1), data, data, 2, lambda x, y: torch.ones(2, 1))
+    refuses(r"one value per row \[2\], found shape \(2, 1\)", task.loss, None, torch.ones(2, 1), batch)
 
 
 def test_rows_can_be_sent_to_a_process_that_is_not_forked():

@@ -87,9 +87,7 @@ def test_files_that_are_no_pair_of_languages(tmp_path, files, arguments, words):
     write(tmp_path, **files)
     assert find_pairs(tmp_path, "valid", LANGUAGES) == []
     for path in (tmp_path / "none", tmp_path / "train.en"):
-        with pytest.raises(
-            InputError, match=f"data.path: expected a folder of parallel text, found no folder '{path}'"
-        ):
+        with pytest.raises(InputError, match=f"expected a folder of parallel text, found no folder '{path}'"):
             find_pairs(path, "valid", LANGUAGES)
     for path, problem in ((tmp_path / "none", "No such file or directory"), (tmp_path, "Is a directory")):
         with pytest.raises(InputError, match=rf"expected a readable file, .* \({problem}\); check the path"):

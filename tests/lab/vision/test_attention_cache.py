@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mnemos
-from mnemos import libraries
 from mnemos.lab.vision.attention_cache import AttentionCache, TokenCache, cache_attention
 from mnemos.lab.vision.classifiers import PVTConfig, ViTConfig
 from mnemos.memory.gated_cache import accumulate_caches, hold_caches, stored
@@ -160,28 +159,6 @@ def test_it_is_committed_once_a_forward_of_the_whole_model(name, tmp_path):
         clone(batch(name, 6))
         clone.eval()
         assert not torch.equal(stored(clone)[0].cache, stored(model)[0].cache)
-
-
-class Masked(nn.Module):
-    """An attention of timm that is called causally."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = libraries.timm().layers.attention.Attention(8, 2)
-
-    def forward(self, x, is_causal=False):
-        return self.layer(x, is_causal=is_causal)
-
-
-def test_an_attention_with_a_mask_or_on_other_tokens_is_refused():
-    model = Masked()
-    with pytest.raises(InputError, match="expected a call without a causal mask, found that it was called causally"):
-        cache_attention(model, AttentionCache(), {"x": torch.zeros(1, 5, 8), "is_causal": True})
-    assert not stored(model)
-    assert cache_attention(model, AttentionCache(), torch.zeros(1, 5, 8)) == ["layer"]
-    assert model(torch.ones(2, 5, 8)).shape == (2, 5, 8)
-    with pytest.raises(InputError, match="expected tokens alone, found a mask or another option; call it without"):
-        model(torch.ones(2, 5, 8), is_causal=True)
 
 
 @pytest.mark.slow

@@ -211,18 +211,10 @@ def test_levels_coarser_maps_and_what_is_refused():
         (lambda: FeaturePyramid(nn.Linear(2, 2)), "features_only=True"),
         (lambda: leave_out_padding(mask_rcnn(backbone("pvt"))), r"with 0 caches; call mnemos\.cache"),
         (lambda: leave_out_padding(backbone("pvt")), "expected a whole detector"),
-        (lambda: leave_out_padding(without_a_grid()), "layer.self_attn: .*show the grid of their tokens, found Mult"),
         (lambda: DetectorConfig(PVTConfig(cache=AttentionCache())).build(), r"backbone.cache: expected a gated cache"),
     ):
         with pytest.raises(InputError, match=words):
             call()
-
-
-def without_a_grid():
-    detector = nn.Module()
-    detector.transform, detector.layer = nn.Identity(), nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
-    mnemos.cache(detector.layer, mnemos.GRC(length=4), example=torch.zeros(1, 9, 8))
-    return detector
 
 
 def test_the_part_of_a_grid_that_is_of_an_image():

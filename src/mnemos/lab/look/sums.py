@@ -75,8 +75,8 @@ class SumsReader(Reader):
     def read(self, calls: Calls, before: State, after: State, count: int) -> None:
         old = None if before is None else self.sums(before)
         terms = self.terms(calls, old, count)
-        s = self.matrix(self.sums(after))
-        if not s.shape[-2]:  # a linearised layer of a window alone
+        s = self._s(after)
+        if s is None:  # a linearised layer of a window alone, or sums that are no part of the model's state
             self.add(moved=torch.zeros(0))
             return
         u, sigma, w = directions(s)

@@ -42,10 +42,6 @@ def test_boxes_and_areas_are_those_of_the_visible_masks():
     assert (numbers, kinds) == ({1, 2, 3, 4, 5, 6}, {1, 2, 3, 4})
 
 
-def test_a_shape_that_would_hide_another_is_left_out():
-    assert len(draw(np.random.default_rng(0), 12, 99).shapes) == 37, "of 38, on 12 x 12 pixels"
-
-
 def test_half_of_every_shape_stays_visible_and_shapes_differ_from_what_is_behind_them():
     shown = hidden = 0
     for index in range(40):
