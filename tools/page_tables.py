@@ -407,6 +407,7 @@ def linearised_decoders() -> Rows:
         "hybrid-8": "**8 of 30 whole, window and state beside them**",
         "hybrid-8-labels": "… stage 2 on the text's labels, not on what the decoder predicts",
         "window-hybrid-8-labels": "… the same with windows alone beside them",
+        "whole-labels": "… the same with all attentions whole",
         "hybrid-8-novels": "… half of the text from six novels, in bfloat16",
         "hybrid-8-longer": "… on 163,840 tokens of stage 2, in bfloat16",
         "heads-24": "24 of 90 key heads whole, window and state beside them",
