@@ -62,6 +62,11 @@ def say(*parts: object, sep: str = " ", end: str = "\n", file: TextIO | None = N
     print(printable(sep.join(map(str, parts))), end=end, file=file, flush=flush)
 
 
+def one_line(error: object) -> str:
+    """What a foreign error says, on one line of at most 200 characters; its class, where it says nothing."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
 def plural(count: int, noun: str) -> str:
     """1 seed, 2 seeds."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -12,6 +12,7 @@ import mnemos
 from mnemos.attention import CompressiveConfig, LinearConfig, RelativeConfig
 from mnemos.hugging_face import MnemosConfig, MnemosForCausalLM, StateCache, remembering_model
 from mnemos.hugging_face.pretrained_heads import shift_labels
+from mnemos.lab.hosted.decoder import HostedDecoderConfig
 from mnemos.libraries import CACHE_NAMES, cache_name, transformers
 from mnemos.types import InputError
 
@@ -301,6 +302,8 @@ def test_the_parts_that_other_libraries_ask_for():
         ours, model = built(name)
         assert model.get_input_embeddings() is ours.embedding
         assert model.get_output_embeddings() is (ours.head if linear else None)
+    hosted = HostedDecoderConfig().build()
+    assert MnemosForCausalLM.of(hosted).get_input_embeddings() is hosted.host.get_input_embeddings()
 
 
 def test_the_count_of_an_update_shrinks_by_the_labels_without_a_context():

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos import generators
+from mnemos.errors import one_line
 from mnemos.modes import evaluating
 from mnemos.types import InputError
 
@@ -212,9 +213,8 @@ def record_calls(
             else:
                 model(*(example if isinstance(example, (tuple, list)) else (example,)))
     except Exception as error:
-        words = " ".join(str(error).split())
         raise InputError(
-            f"expected an example= that the model accepts, found {type(error).__name__}: {words}"
+            f"expected an example= that the model accepts, found {type(error).__name__}: {one_line(error)}"
         ) from None
     finally:
         for handle in handles:
@@ -256,10 +256,9 @@ def probe(site: NamedModule, host: Host, call: FirstCall | None) -> None:
         except Exception as error:
             if declared:
                 return
-            words = " ".join(str(error).split())
             raise InputError(
-                f"{name}: expected a module that takes tokens alone, found {type(error).__name__}: {words}; give "
-                "cache() an example= input of the model"
+                f"{name}: expected a module that takes tokens alone, found {type(error).__name__}: {one_line(error)}; "
+                "give cache() an example= input of the model"
             ) from None
         # --- its shape ---
         read = host.call(module, call.args, call.kwargs)

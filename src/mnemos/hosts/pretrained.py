@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mnemos.atomic import check_file, parse, read_text, replacing, write_json
 from mnemos.config import from_dict
+from mnemos.errors import one_line
 from mnemos.libraries import transformers
 from mnemos.memory.gated_cache import GRC
 from mnemos.modes import plain_module, uncompiled
@@ -146,9 +147,8 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     try:
         load_model(plain_module(model, "hosts.load"), str(folder / "model.safetensors"))
     except (SafetensorError, RuntimeError, OSError) as error:
-        words = " ".join(str(error).split())[:200]
         raise InputError(
-            f"{folder}: expected this model's weights, found others ({words}); build it as saved"
+            f"{folder}: expected this model's weights, found others ({one_line(error)}); build it as saved"
         ) from None
     return model
 

@@ -182,8 +182,8 @@ class MnemosPreTrainedModel(PreTrainedModel):
                 setattr(value, _READ, True)
 
     def get_input_embeddings(self) -> nn.Module:
-        embedding: nn.Module = self.model.embedding
-        return embedding
+        embedding = getattr(self.model, "embedding", None)  # a host of Transformers names its own
+        return self.model.host.get_input_embeddings() if embedding is None else embedding
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The head, where it is a linear map from hidden states to logits; else None."""

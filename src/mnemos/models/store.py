@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from mnemos import generators, registry
 from mnemos.atomic import check_output_folder, parse, read_text, replacing, sort_metadata, write_json
 from mnemos.config import ModelConfig, from_dict, to_dict
+from mnemos.errors import one_line
 from mnemos.modes import plain_module
 from mnemos.types import InputError
 
@@ -83,8 +84,9 @@ def load(folder: str | Path) -> Any:
     settings, weights = folder / "config.json", folder / "model.safetensors"
 
     def other(problem: object) -> InputError:
-        words = " ".join(str(problem).split())[:200]
-        return InputError(f"{weights}: expected this model's weights, found others ({words}); save it again")
+        return InputError(
+            f"{weights}: expected this model's weights, found others ({one_line(problem)}); save it again"
+        )
 
     # --- the configuration, and whether the weights are those beside which it was written ---
     try:
@@ -173,9 +175,9 @@ def build_within(config: ModelConfig, tensors: int, values: int) -> nn.Module:
     except InputError:
         raise
     except Exception as error:  # sizes that no library expects end in its internal errors
-        problem = " ".join(str(error).split())[:200] or "no reason given"
         raise InputError(
-            f"expected the settings of a model, found ones that cannot be built ({type(error).__name__}: {problem})"
+            "expected the settings of a model, found ones that cannot be built "
+            f"({type(error).__name__}: {one_line(error)})"
         ) from error
     return model
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mnemos import registry
 from mnemos.atomic import check_file, parse, read_text
-from mnemos.errors import nearest
+from mnemos.errors import nearest, one_line
 from mnemos.libraries import timm, transformers
 from mnemos.types import InputError
 
@@ -82,7 +82,7 @@ def host_config(settings: str) -> Any:
     except Exception as error:  # the library raises errors of its own for settings of the wrong type
         raise InputError(
             f"host: expected the settings of a model of transformers as JSON, found {settings[:60]!r} "
-            f"({type(error).__name__}: {_line(error)}); choose the host with --model hf:NAME"
+            f"({type(error).__name__}: {one_line(error)}); choose the host with --model hf:NAME"
         ) from None
 
 
@@ -91,9 +91,9 @@ def host_of(auto: str, config: Any) -> nn.Module:
     try:
         return getattr(transformers(), auto).from_config(config, trust_remote_code=False)
     except ValueError as error:
-        what = auto.removeprefix("AutoModelFor")
+        task = auto.removeprefix("AutoModel").replace("For", " for ")  # of an encoder none
         raise InputError(
-            f"host: expected a model of transformers for {what}, found {config.model_type} ({_line(error)}); choose "
+            f"host: expected a model of transformers{task}, found {config.model_type} ({one_line(error)}); choose "
             "another host"
         ) from None
 
@@ -233,7 +233,7 @@ def _from_hub(
                 f"{source}: expected a model without Python code of its own, found one that brings some; {remedy}"
             ) from None
         unsafe = isinstance(error, pickle.UnpicklingError)  # its message says how to run the pickle nevertheless
-        found = "a pickle that is damaged, or holds more than tensors" if unsafe else _line(error)
+        found = "a pickle that is damaged, or holds more than tensors" if unsafe else one_line(error)
         found = "weights of other shapes than config.json says" if "ignore_mismatched_sizes" in found else found
         fix = "fetch the files again" if Path(source).is_dir() else "check the name and the network"
         raise InputError(f"{source}: expected {what}, found none that can be read ({found}); {fix}") from None
@@ -242,7 +242,3 @@ def _from_hub(
         messages.set_verbosity(own)
         if bars:
             messages.enable_progress_bar()
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -1,5 +1,6 @@
 """The settings of the training of a linearised decoder."""
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -71,7 +72,7 @@ class LinearisedConfig:
     def __post_init__(self) -> None:
         check_fields(self, "settings")
         check_sizes(self, window=1, sinks=0, rank=0, half_life=0, context=1, length=1, rows=1, transfer_length=1, top=1)
-        check_sizes(self, transfer_tokens=0, tokens=0, transfer_rate=0, rate=0, map_rate=0, decay=0)
+        check_sizes(self, transfer_tokens=0, tokens=0, rate=0, map_rate=0, decay=0)
         unnamed = [one for one in self.full if re.fullmatch(r"[-+.\d]+|heads?|.*\s.*", one)]
         near = 0 if self.state == "none" else self.window + self.sinks
         more = f"more than the {near} tokens of window and sinks"
@@ -84,6 +85,10 @@ class LinearisedConfig:
             ("transfer_length", self.context % self.transfer_length == 0, divisor),
             ("context", self.context > near, more),
             ("transfer_length", self.transfer_length > near or not self.transfer_tokens, more),
+            ("transfer_rate", 0 < self.transfer_rate < math.inf, "a rate above 0"),
+            ("rate", self.rate < math.inf, "a finite rate"),
+            ("map_rate", self.map_rate < math.inf, "a finite rate"),
+            ("rate", self.rate + self.map_rate > 0 or not self.tokens, "a rate above 0, or one of map_rate"),
         ):
             if not holds:
                 value = getattr(self, name)

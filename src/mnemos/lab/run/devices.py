@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
+from mnemos.errors import one_line
 from mnemos.types import Advances, InputError
 
 from .recipe import TrainConfig
@@ -63,10 +64,9 @@ def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
         fabric.launch()
     except (MisconfigurationException, ValueError, RuntimeError) as error:
         asked = f"{config.accelerator!r}, {config.devices} device(s), {config.strategy!r}, {config.precision!r}"
-        problem = " ".join(str(error).split())
         where = "" if resumed is None else f" in a new run: {_again(resumed)}"
         raise InputError(
-            f"train: {asked} is not available on this machine ({problem}); change train.accelerator or "
+            f"train: {asked} is not available on this machine ({one_line(error)}); change train.accelerator or "
             f"train.devices{where}"
         ) from None
     if fabric.world_size > 1:

@@ -12,7 +12,7 @@ import yaml
 from mnemos import registry
 from mnemos.atomic import check_file, parse, read_text
 from mnemos.config import from_dict
-from mnemos.errors import say
+from mnemos.errors import one_line, say
 from mnemos.types import InputError
 
 from .recipe import OWN, Recipe
@@ -176,9 +176,8 @@ def _read(path: Path) -> Recipe:
             f"{path}: line {error.lineno}: expected JSON, found an error ({error.msg}); correct the file"
         ) from None
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        problem = " ".join(str(error).split())
         raise InputError(
-            f"{path}: expected a recipe, found a file that cannot be read ({problem}); correct it"
+            f"{path}: expected a recipe, found a file that cannot be read ({one_line(error)}); correct it"
         ) from None
     except InputError as error:
         raise InputError(f"{path}: {error}") from None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mnemos import libraries
 from mnemos.atomic import parse, read_text, write_json
-from mnemos.errors import InputError
+from mnemos.errors import InputError, one_line
 from mnemos.lab.evaluate.records import flat
 
 from .files import Measurement
@@ -28,10 +28,9 @@ def open_sink(log: str, folder: Path, step: int) -> "Sink":
     except InputError:
         raise
     except Exception as error:  # the libraries raise errors of their own
-        line = " ".join(str(error).split())[:300]
         raise InputError(
-            f"train.log: expected {log} to take the run, found {type(error).__name__}: {line}; set it up and resume "
-            "the run, or start one without it"
+            f"train.log: expected {log} to take the run, found {type(error).__name__}: {one_line(error)}; set it up "
+            "and resume the run, or start one without it"
         ) from error
 
 

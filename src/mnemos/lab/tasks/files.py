@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mnemos import atomic
-from mnemos.errors import InputError
+from mnemos.errors import InputError, one_line
 
 _NAMED = 4  # names at most in a line
 HEAD = 8192  # bytes that tell whether a file is text
@@ -105,7 +105,6 @@ def archive_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tu
                 raise tarfile.ReadError("truncated")
             rest.read()  # to the end, where gzip has its checksum
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        problem = " ".join(str(error).split())
         raise InputError(
-            f"{archive}: expected a tar file, but it is missing or damaged ({problem}); fetch it again"
+            f"{archive}: expected a tar file, but it is missing or damaged ({one_line(error)}); fetch it again"
         ) from None

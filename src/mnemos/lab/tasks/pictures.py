@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mnemos import libraries
+from mnemos.errors import one_line
 from mnemos.types import InputError
 
 from .files import read_bytes
@@ -190,4 +191,4 @@ def _problem(error: Exception) -> str:
         return error.strerror
     if type(error).__name__ == "UnidentifiedImageError":  # its own message does not name the file
         return "no format that Pillow knows"
-    return " ".join(str(error).split()) or type(error).__name__
+    return one_line(error)

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from mnemos._compat import end_workers
+from mnemos.errors import one_line
 from mnemos.types import InputError
 
 Key = TypeVar("Key")
@@ -53,7 +54,7 @@ def prefetch(
     except RuntimeError as error:
         if str(error).startswith("Caught "):  # of what reads the data, as without workers
             raise
-        problem = " ".join(str(error).split())
+        problem = one_line(error)
         raise InputError(f"data.workers: a process that reads data died ({problem}); set fewer workers") from None
     finally:
         if results is not None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mnemos.errors import one_line
 from mnemos.lab.hosted.hub import TIMM, host_config, host_of, host_weights
 from mnemos.lab.vision.classifiers import ImageConfig, ImageModel
 from mnemos.libraries import timm
@@ -46,7 +47,7 @@ class HostedClassifierConfig(ImageConfig):
                         raise
                     model = create()
             except (RuntimeError, TypeError) as error:
-                problem = " ".join(str(error).split())
+                problem = one_line(error)
                 raise InputError(f"{self.name}: host: expected a model of timm, found {name!r} ({problem})") from None
             channels, *size = model.default_cfg["input_size"]
         else:
