@@ -93,7 +93,7 @@ def _processor(file: Value) -> str:
     return "Intel Xeon" if "Xeon" in file["provenance"]["cpu"] else "AMD EPYC"
 
 
-Arms = tuple[str, Value, Value, Value, Value]  # a title, no cache, equal parameters, cached, never written
+Arms = Sequence[Value]  # a title, no cache, equal parameters, cached, never written
 
 
 def _beside_controls(score: str, rows: Sequence[Arms], form: str, seeds: int = 5) -> Rows:
@@ -111,12 +111,11 @@ def _beside_controls(score: str, rows: Sequence[Arms], form: str, seeds: int = 5
 
 def _arms(title: str, file: str, stem: str, *endings: str) -> Arms:
     rows = _named(_load(file)["rows"])
-    none, wider, cached, unwritten = (rows[stem + ending] for ending in endings)
-    return title, none, wider, cached, unwritten
+    return [title, *(rows[stem + ending] for ending in endings)]
 
 
 def _cache_per_stream(title: str, rows: dict[str, Value]) -> Arms:
-    return (title, rows["window"], None, rows["gated-cache"], rows["gated-cache-unwritten"])
+    return title, rows["window"], None, rows["gated-cache"], rows["gated-cache-unwritten"]
 
 
 # ---- docs/choosing.md, docs/memories.md ----
@@ -260,9 +259,8 @@ def what_helped() -> Rows:
     }
     endings = "", "-wider", "-cached", "-cached-unwritten"
     rows = [_arms(title, *host, *endings) for title, host in hosts.items()]
-    recall = _benchmarks("bench_memory")["mqar"]
-    rows.append(_cache_per_stream("MQAR (recall of pairs), cache per stream", recall))
-    yield from _beside_controls("test accuracy", rows, ".3f")
+    recall = _cache_per_stream("MQAR (recall of pairs), cache per stream", _benchmarks("bench_memory")["mqar"])
+    yield from _beside_controls("test accuracy", [*rows, recall], ".3f")
 
 
 def other_tasks() -> Rows:
@@ -283,8 +281,7 @@ def other_tasks() -> Rows:
 
 
 def _in_percent(title: str, *arms: Value) -> Arms:
-    none, wider, cached, unwritten = ({**arm, "mean": 100 * arm["mean"], "std": 100 * arm["std"]} for arm in arms)
-    return title, none, wider, cached, unwritten
+    return [title, *({**arm, "mean": 100 * arm["mean"], "std": 100 * arm["std"]} for arm in arms)]
 
 
 def encoder_classes() -> Rows:
@@ -413,17 +410,14 @@ def linearised_decoders() -> Rows:
         "window-hybrid-12": "12 of 30 whole, windows beside them, trained alike",
         "hybrid-12": "12 of 30 whole, window and state beside them",
     }
-    rows = _named(row for row in _load("linearised")["rows"] if row["seeds"])
     heads = ["", "seeds", "perplexity at 512–4,096", "of the gap, %", "of Great Expectations, Moby Dick, WikiText-2"]
     heads += ["facts of 128, 1,024, 4,096 tokens ago, %", "keys, values and state after 4,096 tokens, MB"]
     yield [*heads, "MFLOPs a token"]
-    for name, title in titles.items():
-        if (row := rows.get(name)) is not None:
-            perplexity, size = row["positions"]["512-4096"], row["state_bytes"] / 1e6
-            told = {at["distance"]: at["choice"] for at in row["recall"]}
-            facts = _percents(told[distance] for distance in (128, 1024, 4096))
-            cells = [title, row["seeds"], f"{perplexity:.1f}", _closed(row), _closed_of_texts(row), facts]
-            yield [*cells, f"{size:,.0f}", f"{row['token_flops'] / 1e6:.0f}"]
+    for title, row in _linearised(titles):
+        told = {at["distance"]: at["choice"] for at in row["recall"]}
+        facts = _percents(told[distance] for distance in (128, 1024, 4096))
+        cells = [title, row["seeds"], f"{row['positions']['512-4096']:.1f}", _closed(row), _closed_of_texts(row), facts]
+        yield [*cells, f"{row['state_bytes'] / 1e6:,.0f}", f"{row['token_flops'] / 1e6:.0f}"]
 
 
 def linearised_arms() -> Rows:
@@ -445,13 +439,17 @@ def linearised_arms() -> Rows:
         "window-cache-few": "window and sinks with gated caches in six upper layers alone",
         "window-remember": "window with memory tokens, which take 32 of its 64",
     }
-    rows = _named(row for row in _load("linearised")["rows"] if row["seeds"])
     heads = ["", "tokens of stage 2", "seeds", "perplexity at 64–512", "512–4,096", "of the gap, %"]
     yield [*heads, "of Great Expectations, Moby Dick, WikiText-2"]
-    for name, title in titles.items():
-        row = rows[name]
+    for title, row in _linearised(titles):
         perplexities = (f"{row['positions'][at]:.1f}" for at in ("64-512", "512-4096"))
         yield [title, f"{row['tokens']:,}", row["seeds"], *perplexities, _closed(row), _closed_of_texts(row)]
+
+
+def _linearised(titles: dict[str, str]) -> Iterator[tuple[str, Value]]:
+    """The title and the row of each arm that has runs."""
+    rows = _named(_load("linearised")["rows"])
+    return ((title, rows[name]) for name, title in titles.items() if name in rows and rows[name]["seeds"])
 
 
 def _closed(row: Value) -> str:
@@ -572,7 +570,7 @@ def delta_forward() -> Rows:
     titles = [f"{name}, times" for name in ("`GatedDeltaNet`", "`LinearAttention`", "zentorch", "transformers")]
     yield ["call", "processor", "heads of", "ms", *titles]
     for file in map(_load, ("delta", "delta_epyc")):
-        for part in ("forward", "step") if "step" in file else ("forward",):
+        for part in [part for part in ("forward", "step") if part in file]:
             for row in file[part]["rows"]:
                 if part == "forward":
                     title = f"{row['tokens']:,} tokens"
@@ -696,7 +694,7 @@ def main(argv: list[str] | None = None) -> int:
     check, failed = parser.parse_args(argv).check, False
     pages = {path: render(path.read_text()) for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
     for path, made in {**pages, log_index.PAGE: log_index.index()}.items():
-        found = path.read_text() if path.exists() else ""
+        found = path.read_text()
         if found != made and check:
             failed = True
             lines = found.splitlines(), made.splitlines()
