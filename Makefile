@@ -93,7 +93,6 @@ slow: $(READY)
 
 numbers: $(READY)
 	$(BIN)/python tools/page_tables.py
-	$(BIN)/python tools/log_index.py
 
 # The pages, with the docstrings of all public names, as HTML; a warning, such as a broken link, is an error.
 site: $(READY)

@@ -7,18 +7,17 @@ The written cache starts an update from a stored array, which is fixed at infere
 from zeros. Between them stands a constant: `learned` starts every update from a parameter [Tm, Dm], trained with the
 other weights and read per row, `random` from the fixed numbers of a standard deviation of 0.02 with which `learned`
 begins, and `large` from those times 25, about the size of a written cache. All arms have the cache's other parameters,
-and a seed's initial weights and batches.
+and a seed's initial weights and batches. What the file has of this data is not run again.
 """
 
-import argparse
 import json
-import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from command import command
 from torch import nn
 
 from mnemos import registry
@@ -60,30 +59,22 @@ def started(model: nn.Module, arm: str, seed: int) -> nn.Module:
 def accuracy(preset: str, arm: str, seed: int, mnist: Path | None) -> dict[str, float]:
     made = recipe(preset, arm, seed, mnist)
     torch.manual_seed(seed)
-    folder = Path(tempfile.mkdtemp(prefix="constant-start-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="constant-start-") as folder:
         # The model of the run's own seed, so that all arms begin with the same weights.
-        probe = Run.open(made, folder / "probe", quiet=True)
-        model, probe_folder = probe.model, folder / "run"
+        probe = Run.open(made, Path(folder, "probe"), quiet=True)
+        model = probe.model
         probe.close()
         assert model is not None
         if arm in ARMS[2:]:
             model = started(model, arm, seed)
-        run = Run.open(made, probe_folder, model=model, quiet=True)
-        result = run.train()
+        result = Run.open(made, Path(folder, "run"), model=model, quiet=True).train()
         moved = [float(cache.cache.detach().std()) for cache in caches(model)]
         return {"accuracy": result.test["accuracy"], "loss": result.test["loss"], "std of the start": max(moved)}
-    finally:
-        shutil.rmtree(folder)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = command(__doc__, out=Path, seeds=5)
     parser.add_argument("--mnist", type=Path, help="a folder with MNIST, in place of digits")
-    parser.add_argument(
-        "--out", type=Path, required=True, help="a JSON file; what it has of this data is not run again"
-    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     data = "mnist" if options.mnist else "digits"

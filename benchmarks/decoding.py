@@ -19,25 +19,25 @@ embedding, positions and head; our times include them.
 import importlib.util
 import itertools
 import os
-import statistics
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from command import command, write
+from command import cells, command, summary, write
 from torch import Tensor, nn
 
 import mnemos
 from mnemos import Transformer
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.lab.measure.timing import race, ratio
+from mnemos.lab.measure.timing import race
 from mnemos.ops.positions import sinusoids
 from mnemos.types import map_state
 
 VOCABULARY, LAYERS, HEADS, WIDTH, MLP = 256, 8, 8, 256, 1024
 CACHED = (200, 784)  # tokens in softmax's cache
 AGES = (1, 10**3, 10**4, 10**5, 10**6)
+OF = "of fused's time"
 Run = Callable[[], Any]
 
 
@@ -127,10 +127,6 @@ def cached(model: Transformer, rows: int, length: int) -> Run:
     return run
 
 
-def medians(times: dict[str, list[float]]) -> dict[str, float]:
-    return {name: 1e3 * statistics.median(found) for name, found in times.items()}
-
-
 def token(rows: int, rounds: int) -> dict[str, Any]:
     """The time per token at one batch size."""
     model, softmax = build(LinearConfig()), build(SoftmaxConfig())
@@ -139,17 +135,11 @@ def token(rows: int, rounds: int) -> dict[str, Any]:
     runs["reading the weights"] = lambda: [p.sum() for p in parameters]
     if importlib.util.find_spec("fast_transformers"):
         runs["fast-transformers"] = recurrent(peer(), rows)
-    for length in (
-        CACHED if rows <= 16 else ()
-    ):  # with larger batches the time is dominated by memory traffic of the caches
+    # With larger batches the time is dominated by memory traffic of the caches.
+    for length in CACHED if rows <= 16 else ():
         runs[f"softmax, {length} cached"] = cached(softmax, rows, length)
-    times = race(runs, rounds)
-    row = {"batch": rows, "ms": medians(times)}
-    row["of fused's time"] = {name: ratio(times, name, "fused")._asdict() for name in runs if name != "fused"}
-    print(f"batch {rows:4}  fused {row['ms']['fused']:.3f} ms", end="")
-    for name, found in row["of fused's time"].items():
-        print(f"  {name} {row['ms'][name]:.3f} ({found['median']:.2f}x)", end="")
-    print(flush=True)
+    row = {"batch": rows, **summary(race(runs, rounds), "fused", OF)}
+    print(f"batch {rows:4}  {cells(row, OF)}", flush=True)
     return row
 
 
@@ -166,10 +156,8 @@ def flatness(rows: int, rounds: int, stream: int) -> dict[str, Any]:
             grown = map_state(lambda s, by=age // last: s * by, states[last])
             states[age] = grown._replace(seen=torch.full((rows,), age))
     times = race({str(age): lambda s=s: step(x, s) for age, s in states.items()}, rounds)
-    row = {"batch": rows, "streamed up to": last, "ms": medians(times)}
-    row["of the first's time"] = {name: ratio(times, name, "1")._asdict() for name in times if name != "1"}
-    cells = "  ".join(f"after {name} {ms:.3f} ms" for name, ms in row["ms"].items())
-    print(f"batch {rows:4}  {cells}  (streamed up to {last}; scaled sums beyond)", flush=True)
+    row = {"batch": rows, "streamed up to": last, **summary(times, "1", first := "of the first's time")}
+    print(f"batch {rows:4}  after {cells(row, first)}  (streamed up to {last}; scaled sums beyond)", flush=True)
     return row
 
 

@@ -24,18 +24,17 @@ import argparse
 import gc
 import importlib.util
 import json
-import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from command import command
+from command import cells, command, kept, summary
 from torch import Tensor
 from torch.nn import functional as F
 
 import mnemos
-from mnemos.lab.measure.timing import race, ratio
+from mnemos.lab.measure.timing import race
 from mnemos.lab.run.provenance import provenance
 from mnemos.libraries import transformers
 from mnemos.ops import decayed_attention, delta_rule, linear_attention, short_convolution
@@ -176,29 +175,10 @@ def check(calls: dict[str, Call], exact: Call, given: list[Tensor], gradients: b
             torch.testing.assert_close(a.double(), b, rtol=0, atol=close, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def kept(call: Call, given: list[Tensor]) -> float:
-    """Floats per token and channel of v that are kept for the backward beside inputs and output."""
-    found: dict[int, int] = {}
-
-    def pack(x: Tensor) -> Tensor:
-        found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        y = call(*given)[0]
-    known = {x.untyped_storage().data_ptr() for x in (*given, y)}
-    return sum(size for place, size in found.items() if place not in known) / 4 / given[2].numel()
-
-
 def timed(runs: Runs, options: argparse.Namespace, **about: Any) -> dict:
     """A row: medians in milliseconds and the times of all others by that of ours, the first."""
-    times = race(runs, options.rounds)
-    names = list(runs)
-    row = {**about, "ms": {name: 1e3 * statistics.median(found) for name, found in times.items()}}
-    row["of ours"] = {name: ratio(times, name, names[0])._asdict() for name in names[1:]}
-    cells = "  ".join(f"{name} {row['ms'][name]:.3f} ms" for name in names)
-    ratios = "  ".join(f"{name} {found['median']:.2f}x" for name, found in row["of ours"].items())
-    print("  ".join(f"{k} {v}" for k, v in about.items()), "|", cells, "|", ratios, flush=True)
+    row = {**about, **summary(race(runs, options.rounds), next(iter(runs)), "of ours")}
+    print("  ".join(f"{k} {v}" for k, v in about.items()), "|", cells(row, "of ours"), flush=True)
     gc.collect()
     return row
 
@@ -217,7 +197,7 @@ def gradients(options: argparse.Namespace, channels: bool = False) -> Iterator[d
             runs["linear attention"] = step(linear, given[:3], upstream)
             if tokens > options.peers_to:
                 runs.pop("transformers", None)
-            yield timed(runs, options, tokens=tokens, width=width, kept=kept(ours, given))
+            yield timed(runs, options, tokens=tokens, width=width, kept=kept(ours, given) / given[2].numel())
 
 
 def decayed(options: argparse.Namespace) -> Iterator[dict]:
@@ -364,8 +344,7 @@ def merge(path: Path, part: str, row: dict) -> None:
     """Puts a row into the file, in place of one of the same sizes."""
     found = json.loads(path.read_text()) if path.exists() else {}
     sizes = "width", "batch", "tokens", "heads", "key_heads", "state", "channels", "gradients"
-    old = {json.dumps([row.get(x) for x in sizes]): row for row in found.get(part, {}).get("rows", [])}
-    old[json.dumps([row.get(x) for x in sizes])] = row
+    old = {json.dumps([row.get(x) for x in sizes]): row for row in (*found.get(part, {}).get("rows", []), row)}
     ordered = sorted(old.values(), key=lambda row: [row.get(x) or 0 for x in sizes])
     found[part] = {"rows": ordered, "provenance": provenance(0, "cpu")}
     path.write_text(json.dumps(found, indent=2) + "\n")

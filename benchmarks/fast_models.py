@@ -23,7 +23,6 @@ AdamW's step, fused, is in it. Decoding: 64 single tokens after 64 by model(toke
 
 import argparse
 import copy
-import json
 import os
 import statistics
 import time
@@ -31,18 +30,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from command import command, write
+from command import command, in_turns, merged, write
 from torch import Tensor
 
 import mnemos
-from mnemos.lab.measure.timing import ratio
+from mnemos.lab.measure.timing import ratio, seconds_of
 from mnemos.libraries import transformers
 
 VOCABULARY, DIM, LAYERS = 4096, 512, 4
 COMMON = {"vocab_size": VOCABULARY, "hidden_size": DIM, "num_hidden_layers": LAYERS, "pad_token_id": 0}
 TYPES = [*["linear_attention"] * (LAYERS - 1), "full_attention"]
 BEFORE, STEPS = 64, 64  # tokens that are read before decoding is timed, and timed ones
-Times = dict[str, list[float]]
 
 
 def build(name: str, width: int) -> Any:
@@ -126,24 +124,6 @@ def check(plain: Any, fast: Any, x: Tensor) -> None:
         torch.testing.assert_close(decode(fast, x)[1], decode(plain, x)[1], rtol=1e-3, atol=1e-4)
 
 
-def rounds_of(runs: dict[str, Callable[[], float]], rounds: int) -> Times:
-    """The seconds that each run returns, in rounds with a rotating order, after one that does not count."""
-    names, times = list(runs), Times({name: [] for name in runs})
-    for i in range(rounds + 1):
-        first = i % len(names)
-        for name in names[first:] + names[:first]:
-            found = runs[name]()
-            if i:
-                times[name].append(found)
-    return times
-
-
-def timed(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     plain = build(name, options.width)
     fast = copy.deepcopy(plain)
@@ -165,10 +145,10 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         for key, model in models.items()
     }
     parts["training step"] = {
-        key: lambda model=model, key=key: timed(lambda: train(model, x, optimisers[key]))
+        key: lambda model=model, key=key: seconds_of(lambda: train(model, x, optimisers[key]))
         for key, model in models.items()
     }
-    parts["prefill"] = {key: lambda model=model: timed(lambda: prefill(model, x)) for key, model in models.items()}
+    parts["prefill"] = {key: lambda model=model: seconds_of(lambda: prefill(model, x)) for key, model in models.items()}
     for rows in dict.fromkeys((1, options.batch)) if writes(plain) else ():
         tokens = x[:rows, : BEFORE + STEPS + 4]
         parts[f"token, batch {rows}"] = {
@@ -177,7 +157,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     for part, runs in parts.items():
         if not any(part.startswith(wanted) for wanted in options.parts):
             continue
-        times = rounds_of(runs, options.rounds)
+        times = in_turns(runs, options.rounds)
         found: dict[str, Any] = {"rounds": options.rounds}
         found["ms"] = {key: 1e3 * statistics.median(values) for key, values in times.items()}
         text = f"{name:10} {part:14} {found['ms']['mnemos']:8.2f} ms"
@@ -191,27 +171,16 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = command(
-        __doc__,
-        models=["Qwen3Next", "Mamba2", "KimiLinear"],
-        parts=["training", "prefill", "token"],
-        tokens=1024,
-        batch=2,
-        rounds=5,
-        threads=os.cpu_count() or 1,
-    )
-    parser.add_argument("--width", type=int, default=64, help="of a head")
-    parser.add_argument("--optimiser", action="store_true", help="a training step includes AdamW's")
+    sizes = {"width": 64, "tokens": 1024, "batch": 2, "rounds": 5, "threads": os.cpu_count() or 1}
+    models, parts = ["Qwen3Next", "Mamba2", "KimiLinear"], ["training", "prefill", "token"]
+    parser = command(__doc__, models=models, parts=parts, **sizes, optimiser=False)
     parser.add_argument("--no-check", dest="check", action="store_false")
     parser.add_argument("--alone", action="store_true", help="without the model as it comes and its comparison")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     rows = [measure(name, options) for name in options.models]
-    if options.out:
-        merged = {}
-        for row in [*(json.loads(options.out.read_text())["rows"] if options.out.exists() else []), *rows]:
-            merged.setdefault(tuple(row[key] for key in ("model", "width", "tokens", "batch")), {}).update(row)
-        write(options.out, {"rows": list(merged.values()), "threads": options.threads})
+    every = merged(options.out, rows, "model", "width", "tokens", "batch")
+    write(options.out, {"rows": every, "threads": options.threads})
 
 
 if __name__ == "__main__":

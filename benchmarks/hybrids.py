@@ -18,12 +18,12 @@ loss itself). `head-sets`: as `sets`, by key head, for as many keys and values a
 Every loss is kept in OUT beside its set, so the same command goes on after a kill. Pieces are spaced evenly in a text.
 """
 
-import argparse
 import math
 from pathlib import Path
 from typing import Any
 
 import torch
+from command import command
 from linearised import load_decoder
 from torch import Tensor
 from torch.nn import functional as F
@@ -36,12 +36,11 @@ from mnemos.lab.linearised.assess import recall
 from mnemos.lab.linearised.ranked import KeptLoss
 from mnemos.lab.linearised.text_batches import read_texts
 from mnemos.lab.run.files import read_object
-from mnemos.lab.run.provenance import command_line, now, provenance
+from mnemos.lab.run.provenance import now, provenance
 
 WINDOW, SINKS, FIRST = 64, 4, 512
 COUNTS, DRAWS = (2, 4, 8, 12, 15), 10
 PRICE, RATE = 0.2, 0.04  # of the gates
-_SAME = ("model", "texts", "pieces", "length", "bfloat16")
 _BLOCK = 512  # queries whose weights are held at a time
 
 
@@ -159,108 +158,76 @@ def draws(names: tuple[str, ...], count: int, ranking: dict[str, Any]) -> dict[s
 
 def main() -> None:
     """Parse the arguments and do what they say."""
-    parser = argparse.ArgumentParser(description="Which attentions of a decoder need the far past, and hybrids of them")
+    sizes = {"pieces": 1, "length": 2048, "rows": 20, "steps": 40, "bfloat16": False, "threads": 1}
+    parser = command(__doc__, model=Path, text=[Path], out=Path, **sizes)
     parser.add_argument("do", choices=("rank", "heads", "gates", "sets", "head-sets"))
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--text", type=Path, nargs="+", required=True)
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--ranking", type=Path, help="what `rank` wrote")
-    parser.add_argument("--pieces", type=int, default=1, help="of each text")
-    parser.add_argument("--length", type=int, default=2048, help="tokens of a piece")
-    parser.add_argument("--rows", type=int, default=20, help="told facts")
-    parser.add_argument("--steps", type=int, default=40, help="updates of the gates")
-    parser.add_argument("--bfloat16", action="store_true", help="products in bfloat16, by autocast")
-    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     if options.do != "rank" and options.ranking is None:
         parser.error(f"{options.do}: expected --ranking, the file that `rank` wrote, found none; add it")
     torch.set_num_threads(options.threads)
     model, tokenizer = load_decoder(options.model)
-    pieces, every = [], []
+    pieces, every, length = [], [], options.length
     for text in read_texts(options.text).values():
         ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
-        whole = len(ids) // options.length
-        pieces += [
-            ids[options.length * (i * whole // options.pieces) :][: options.length] for i in range(options.pieces)
-        ]
+        whole = len(ids) // length
+        pieces += [ids[length * (i * whole // options.pieces) :][:length] for i in range(options.pieces)]
         every.append(ids)
-    about = provenance(0, "cpu") | {"command": command_line(), "started": now()}
-    about |= {
-        "model": options.model.name,
-        "texts": [path.name for path in options.text],
-        "pieces": options.pieces,
-        "length": options.length,
-    }
-    given = model, pieces, WINDOW, SINKS, FIRST
+    same = {"model": options.model.name, "texts": [path.name for path in options.text]}
+    same |= {name: getattr(options, name) for name in ("pieces", "length", "bfloat16")}
+    started = provenance(0, "cpu") | same
+    given = same, model, pieces, WINDOW, SINKS, FIRST
     options.out.parent.mkdir(parents=True, exist_ok=True)
     losses = options.out.with_suffix(".losses.json")
-    about["bfloat16"] = options.bfloat16
     torch.set_autocast_enabled("cpu", options.bfloat16)
 
-    same = {name: about[name] for name in _SAME}
+    def write(found: Any, about: str = "about") -> None:
+        write_json(options.out, found | {about: started | {"finished": now()}})
+
     if options.do == "rank":
-        with KeptLoss(losses, same, *given) as loss:
+        with KeptLoss(losses, *given) as loss:
             done = rank(loss, True, False, lambda n, of: n % 10 or print(f"{n} of {of}", flush=True))
         print(done, flush=True)
         ranking: Any = {name: getattr(done, name) for name in ("names", "alone", "order", "nats", "tokens")}
-        ranking["far_mass"] = far_mass(model, pieces)
-        write_json(options.out, ranking | {"about": about | {"finished": now()}})
+        write(ranking | {"far_mass": far_mass(model, pieces)})
         return
 
     ranking = read_object(options.ranking)
     names = tuple(ranking["names"])
     if options.do == "heads":
-        with KeptLoss(losses, same, *given) as loss:
+        with KeptLoss(losses, *given) as loss:
             whole, heads = loss(names), {}
             loss(names, keep=True)
             for name, count in loss.kv_heads.items():
-                every = {one: {*range(n)} for one, n in loss.kv_heads.items()}
-                without = [{**every, name: every[name] - {i}} for i in range(count)]
+                whole_heads = {one: {*range(n)} for one, n in loss.kv_heads.items()}
+                without = [{**whole_heads, name: whole_heads[name] - {i}} for i in range(count)]
                 heads[name] = [float((loss.with_heads(one) - whole).mean()) for one in without]
                 print(name, *(f"{nats:.4f}" for nats in heads[name]), flush=True)
         told = told_without(model, tokenizer, every[0], names, options.rows, options.out.with_suffix(".told.json"))
-        write_json(options.out, ranking | {"heads": heads, "told": told, "about_heads": about | {"finished": now()}})
+        write(ranking | {"heads": heads, "told": told}, "about_heads")
         return
 
     if options.do == "gates":
-        gates = train_gates(model, pieces, ranking, options.steps)
-        write_json(options.out, ranking | {"gates": gates, "about_gates": about | {"finished": now()}})
+        write(ranking | {"gates": train_gates(model, pieces, ranking, options.steps)}, "about_gates")
         return
 
     rows: list[Any] = []
     by_head = options.do == "head-sets"
-    with KeptLoss(losses, same, *given) as loss:
+    with KeptLoss(losses, *given) as loss:
         floor, ceiling = loss(()), loss(names)
         loss((), keep=True)
         for count in COUNTS[:4] if by_head else COUNTS:
             sets: Any = head_draws(count, ranking) if by_head else draws(names, count, ranking)
             for name, chosen in sets.items():
                 nats = loss.with_heads(chosen) if by_head else loss(chosen)
-                closed = float((floor - nats).mean() / (floor - ceiling).mean())
-                size = options.pieces
-                texts = [
-                    ((floor - nats)[i : i + size].sum() / (floor - ceiling)[i : i + size].sum()).item()
-                    for i in range(0, len(nats), size)
-                ]
-                rows.append(
-                    {
-                        "whole": count,
-                        "chosen": name,
-                        "names": chosen if by_head else sorted(chosen, key=names.index),
-                        "nats": nats.tolist(),
-                        "gap_closed": closed,
-                        "by_text": texts,
-                    }
-                )
-                print(
-                    f"{count:3} whole, {name:16} {float(nats.mean()):.4f} nats, {closed:5.0%} of the gap; "
-                    + ", ".join(f"{x:.0%}" for x in texts),
-                    flush=True,
-                )
-    write_json(
-        options.out,
-        {"window": floor.tolist(), "whole": ceiling.tolist(), "rows": rows, "about": about | {"finished": now()}},
-    )
+                gained, gap = floor - nats, floor - ceiling
+                parts = zip(gained.split(options.pieces), gap.split(options.pieces), strict=True)
+                row = {"whole": count, "chosen": name, "names": chosen if by_head else sorted(chosen, key=names.index)}
+                row |= {"nats": nats.tolist(), "gap_closed": float(gained.mean() / gap.mean())}
+                rows.append(row | {"by_text": [float(a.sum() / b.sum()) for a, b in parts]})
+                shares = ", ".join(f"{x:.0%}" for x in rows[-1]["by_text"])
+                print(f"{count:3} whole, {name:16} {row['gap_closed']:5.0%} of the gap; {shares}", flush=True)
+    write({"window": floor.tolist(), "whole": ceiling.tolist(), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -21,15 +21,16 @@ import statistics
 from collections.abc import Callable
 
 import torch
-from command import command, write
+from command import cells, command, kept, summary, write
 from torch import Tensor
 from torch.nn import functional as F
 
-from mnemos.lab.measure.timing import race, ratio
+from mnemos.lab.measure.timing import race
 from mnemos.ops import linear_attention
 
 BATCH, HEADS, SQUARE = 2, 8, 1024
 SOFTMAX_UP_TO = 4096  # longer sequences take too long, as the cost is quadratic
+OF = "of native's time"
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -93,20 +94,6 @@ def draw(tokens: int, width: int, batch: int = BATCH, heads: int = HEADS) -> tup
     return given, torch.randn(batch, tokens, heads, width, generator=g)
 
 
-def kept(given: list[Tensor], causal: bool) -> int:
-    """Bytes that native keeps for its backward pass besides inputs and output: denominators and the first state."""
-    found: dict[int, int] = {}
-
-    def pack(x: Tensor) -> Tensor:
-        found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        y = ours("native", causal)(*given)
-    known = {x.untyped_storage().data_ptr() for x in (*given, y)}
-    return sum(size for place, size in found.items() if place not in known)
-
-
 def check(width: int, causal: bool) -> None:
     """Compare values and gradients of all implementations of linear attention with float64."""
     given, upstream = draw(333, width)
@@ -131,22 +118,15 @@ def measure(tokens: int, width: int, options: argparse.Namespace) -> dict:
     medians = {name: statistics.median(found) for name, found in times.items()}
     pieces = options.batch * tokens * options.heads
     gemm = 2 * SQUARE**3 / medians["sgemm"]
-    row = {
-        "tokens": tokens,
-        "width": width,
-        "batch": options.batch,
-        "heads": options.heads,
-        "sgemm GFLOP/s": gemm / 1e9,
-    }
-    row["ms"] = {name: 1e3 * medians[name] for name in runs}
+    row = {"tokens": tokens, "width": width, "batch": options.batch, "heads": options.heads}
+    row["sgemm GFLOP/s"] = gemm / 1e9
+    row |= summary({name: times[name] for name in runs}, "native", OF)
     row["ns a token and head"] = {name: 1e9 * medians[name] / pieces for name in runs}
-    row["of native's time"] = {name: ratio(times, name, "native")._asdict() for name in runs if name != "native"}
-    row["kept, floats a token and head"] = kept(given, causal) / 4 / pieces
+    # denominators and the first state
+    row["kept, floats a token and head"] = kept(lambda *given: linear_attention(*given, causal), given) / pieces
     row["part of sgemm"] = (14 if causal else 12) * width**2 * pieces / medians["native"] / gemm
-    cells = "  ".join(f"{name} {1e3 * medians[name]:8.2f} ms" for name in runs)
-    times_as_long = "  ".join(f"{name} {found['median']:.1f}x" for name, found in row["of native's time"].items())
-    print(f"{tokens:7} x {width:3}  {cells}  |  {times_as_long}  |  ", end="")
     print(
+        f"{tokens:7} x {width:3}  {cells(row, OF)}  |  "
         f"{row['ns a token and head']['native']:.0f} ns, {row['part of sgemm']:.0%} of sgemm, "
         f"{row['kept, floats a token and head']:.2f} floats kept",
         flush=True,
@@ -155,15 +135,8 @@ def measure(tokens: int, width: int, options: argparse.Namespace) -> dict:
 
 
 def main() -> None:
-    parser = command(
-        __doc__,
-        tokens=[1024, 4096, 16384, 65536],
-        widths=[32, 64],
-        batch=BATCH,
-        heads=HEADS,
-        rounds=9,
-        threads=os.cpu_count() or 1,
-    )
+    sizes = {"batch": BATCH, "heads": HEADS, "rounds": 9, "threads": os.cpu_count() or 1}
+    parser = command(__doc__, tokens=[1024, 4096, 16384, 65536], widths=[32, 64], **sizes)
     parser.add_argument("--peers", "--only", nargs="+", help="compared with native (sdpa means softmax); or none")
     parser.add_argument("--bidirectional", action="store_true", help="not causal")
     options = parser.parse_args()

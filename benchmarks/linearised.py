@@ -23,12 +23,13 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from command import command
+from command import command, in_turns, merged
 from torch import Tensor
 
 import mnemos
@@ -217,14 +218,8 @@ def generate(models: dict[str, Any], n: int, options: argparse.Namespace) -> lis
         cache, steps = caches[name], options.steps
         ids = torch.ones(1, places[name] + 1, dtype=torch.long)
         began = time.perf_counter()
-        made = models[name].generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=steps,
-            min_new_tokens=steps,
-            do_sample=False,
-            **{cache_name(): cache},
-        )
+        lengths = {"max_new_tokens": steps, "min_new_tokens": steps, "attention_mask": torch.ones_like(ids)}
+        made = models[name].generate(ids, do_sample=False, **lengths, **{cache_name(): cache})
         seconds = (time.perf_counter() - began) / steps
         assert made.shape[1] == ids.shape[1] + steps
         if name == "softmax":
@@ -235,7 +230,7 @@ def generate(models: dict[str, Any], n: int, options: argparse.Namespace) -> lis
             places[name] = cache.get_seq_length()
         return seconds
 
-    times = race(run, sizes, options)
+    times = in_turns({name: partial(run, name) for name in sizes}, options.rounds)
     sizes |= {name: state_bytes(cache) for name, cache in caches.items()}
     return rows(times, n, options, sizes)
 
@@ -255,20 +250,7 @@ def prefill(models: dict[str, Any], n: int, options: argparse.Namespace) -> list
         sizes[name] = state_bytes(cache)
         return seconds
 
-    return rows(race(run, models, options), n, options, sizes)
-
-
-def race(run: Callable[[str], float], models: Iterable[str], options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds a token of each model in each round, whose order rotates."""
-    names = list(models)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    if options.part == "generate":
-        for name in names:
-            run(name)
-    for i in range(options.rounds):
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            times[name].append(run(name))
-    return times
+    return rows(in_turns({name: partial(run, name) for name in models}, options.rounds, first=0), n, options, sizes)
 
 
 def rows(
@@ -277,15 +259,9 @@ def rows(
     found = []
     for name, seconds in times.items():
         changed = name in options.states
-        row: dict[str, Any] = {
-            **{key: getattr(options, key) for key in ("part", "rank", "rotary")},
-            "model": name,
-            "full": options.full * changed,
-            "context": n,
-            "state_bytes": sizes[name],
-            "tokens_per_second": 1 / statistics.median(seconds),
-            "rounds": len(seconds),
-        }
+        row: dict[str, Any] = {key: getattr(options, key) for key in ("part", "rank", "rotary")}
+        row |= {"model": name, "full": options.full * changed, "context": n, "state_bytes": sizes[name]}
+        row |= {"tokens_per_second": 1 / statistics.median(seconds), "rounds": len(seconds)}
         if changed and options.heads:
             row["heads"] = True
         if name != "softmax":
@@ -297,18 +273,9 @@ def rows(
 
 @torch.no_grad()
 def main() -> None:
-    parser = command(
-        __doc__,
-        context=[2000, 8000, 32000],
-        states=["delta"],
-        window=64,
-        sinks=4,
-        rank=0,
-        rounds=5,
-        threads=os.cpu_count() or 1,
-    )
+    sizes = {"window": 64, "sinks": 4, "rank": 0, "rounds": 5, "threads": os.cpu_count() or 1}
+    parser = command(__doc__, model=Path, context=[2000, 8000, 32000], states=["delta"], **sizes)
     parser.add_argument("part", choices=["generate", "prefill"])
-    parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--weights", action="store_true")
     parser.add_argument("--rotary", action="store_true", help="features after rotary positions")
     parser.add_argument("--full", type=int, default=0, help="attentions that stay whole, the first of --ranking")
@@ -330,12 +297,10 @@ def main() -> None:
     if options.out:
         about = provenance(0, "cpu")
         kept = {name: about[name] for name in ("commit", "dirty", "cpu", "command", "started")}
-        rows_before = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
         keys = "part", "model", "rank", "rotary", "full", "heads", "context"
-        every = *rows_before, *(row | kept for row in measured)
-        merged = {tuple(row.get(key, 0) for key in keys): row for row in every}
+        every = merged(options.out, (row | kept for row in measured), *keys)
         settings = {name: getattr(options, name) for name in ("window", "sinks", "steps", "threads", "weights")}
-        found = {"rows": list(merged.values()), **settings, "decoder": options.model.name}
+        found = {"rows": every, **settings, "decoder": options.model.name}
         options.out.write_text(json.dumps(found, indent=2) + "\n")
 
 

@@ -17,6 +17,8 @@ decoder, frozen weights, and low-rank updates of the attentions from the seventh
 loss is that of the answers and that of the text; with `--answers` that of the answers alone, in OUT/ARM-answers. It
 measures the recall of other facts in the test text, and the perplexity of that text as `run` does.
 
+A test text is read in --pieces of 4,096 tokens, the first with --rows of told facts. --updates: each of one row.
+
 `table` reads what is there: for each arm the share of the gap between "window" and "original" that it closes, in nats a
 token, and the difference to windows that were trained alike with its 95 % interval, over seeds and over pieces of one;
 and the recall of what was trained on told facts. Runs of other seeds and arms that the result file holds are kept.
@@ -32,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from command import command
 from fact_recall import FactRecall, SegmentReading, fit_weights
 from linearised import load_decoder, random_decoder, ranked, state_bytes
 
@@ -230,26 +233,14 @@ def told(options: argparse.Namespace) -> None:
     language = float(not options.answers)
     transferred = changed if state != "none" else None
     task = FactRecall(tokenizer, text, options.updates, predict, language, model, transferred)
+    schedule = ScheduleConfig("trapezoid", warmup=10, fall=0.2)
+    often = {"log_every": 20, "checkpoint_every": 20, "eval_every": 2**62, "keep": 1}
     recipe = Recipe(
         name=options.arm,
         model=OwnModel("told facts", sum(value.numel() for value in named.values())),
         data=OwnData(train=f"{len(text)} tokens, language {language}"),
-        optim=OptimConfig(
-            lr=rate,
-            betas=(0.9, 0.98),
-            weight_decay=0.0,
-            schedule=ScheduleConfig("trapezoid", warmup=10, fall=0.2),
-        ),
-        train=TrainConfig(
-            steps=options.updates,
-            batch_size=1,
-            seed=options.seed,
-            log_every=20,
-            checkpoint_every=20,
-            eval_every=2**62,
-            keep=1,
-            accelerator="cpu",
-        ),
+        optim=OptimConfig(lr=rate, betas=(0.9, 0.98), weight_decay=0.0, schedule=schedule),
+        train=TrainConfig(steps=options.updates, batch_size=1, seed=options.seed, accelerator="cpu", **often),
     )
     result = Run.open(recipe, folder, resume, task=task, model=parameters).train(count_flops=False)
     names_of = {"loss": "answers", "right": "right", "text": "text"}
@@ -283,8 +274,7 @@ def table(options: argparse.Namespace) -> None:
         for place in sorted((options.out / arm).glob("seed-*")):
             done = [folder for folder in place.glob("assessed-*") if (folder / "run.json").is_file()]
             if done:
-                newest = max(done, key=lambda folder: int(folder.name.rpartition("-")[2]))
-                found[arm].append(_read(place, newest))
+                found[arm].append(_read(place, max(done, key=_tokens)))
         found[arm] = _joined(found[arm], earlier.get(arm, []))
     far = {arm: [_mean(one, FAR) for one in runs] for arm, runs in found.items() if runs}
     floor, ceiling = (statistics.fmean(far[name]) if name in far else None for name in (FLOOR, CEILING))
@@ -337,16 +327,15 @@ def table(options: argparse.Namespace) -> None:
                 for entries in [[one["distances"][i] for one in recall]]
             ]
         rows.append(row)
-    arms = [arm + end for arm in TOLD for end in ("", ALONE)]
-    told_runs = {
-        arm: _joined([_told(path) for path in (options.out / arm).glob("seed-*/told.json")], earlier.get(arm, []))
-        for arm in arms
-    }
+    told_runs: dict[str, list[dict[str, Any]]] = {}
+    for arm in (arm + end for arm in TOLD for end in ("", ALONE)):
+        runs = _joined([*map(_told, (options.out / arm).glob("seed-*/told.json"))], earlier.get(arm, []))
+        told_runs |= {arm: runs} if runs else {}
     result = {
         "metric": f"nats a token at positions {FAR}, the mean over pieces of the test texts",
         "higher_is_better": False,
         "rows": rows,
-        "told": {arm: found for arm, found in told_runs.items() if found},
+        "told": told_runs,
         "machine": "; ".join(sorted({one["cpu"] for runs in (*found.values(), *told_runs.values()) for one in runs})),
         "command": command_line(),
         "reported": source(),
@@ -355,9 +344,9 @@ def table(options: argparse.Namespace) -> None:
     for row in rows:
         if row["seeds"]:
             closed = statistics.fmean(row["gap_closed"]) if "gap_closed" in row else float("nan")
-            print(f"{row['name']:24} {row['tokens']:>8} tokens  {row['mean']:.4f} nats  {closed:6.1%} of the gap")
+            told = (f"{at['distance']}: {at['choice']:.2f}/{at['own_words']:.2f}" for at in row.get("recall", ()))
             print(
-                "   ", *(f"{at['distance']}: {at['choice']:.2f}/{at['own_words']:.2f}" for at in row.get("recall", ()))
+                f"{row['name']:24} {row['tokens']:>8} tokens  {row['mean']:.4f} nats  {closed:6.1%} of the gap", *told
             )
 
 
@@ -389,19 +378,25 @@ def _memory_costs(kind: str, settings: LinearisedConfig | None, model: Path) -> 
     return {"state_bytes": bytes_of(state), "token_flops": flops / BLOCK}
 
 
+def _tokens(folder: Path) -> int:
+    return int(folder.name.rpartition("-")[2])
+
+
 def _read(place: Path, folder: Path) -> dict[str, Any]:
     """One run: its texts' measurements, costs, commit and training, with the loss of each piece of stage 2."""
     about = read_object(folder / "run.json")
     texts = {path.stem: read_object(path) for path in sorted(folder.glob("*.json")) if path.name != "run.json"}
-    found = {
-        name: about.get(name) for name in ("seed", "commit", "dirty", "state_bytes", "token_flops", "cpu", "finished")
-    }
+    kept = "seed", "commit", "dirty", "state_bytes", "token_flops", "cpu", "finished"
+    found = {name: about.get(name) for name in kept}
     result = read_object(place / "result.json") if (place / "result.json").is_file() else {}
-    tokens = int(folder.name.rpartition("-")[2])
     stage = place / "next_token"
     lines = [*Measurement.read_all(stage)] if (stage / Measurement.FILE).is_file() else []
     steps = {one.step: one.values["loss"] for one in lines if one.kind == "train"}
-    found |= {"tokens": tokens, "stages": result.get("stages", {}), "losses": [steps[step] for step in sorted(steps)]}
+    found |= {
+        "tokens": _tokens(folder),
+        "stages": result.get("stages", {}),
+        "losses": [steps[step] for step in sorted(steps)],
+    }
     return found | {"texts": texts, "parameters": result.get("parameters", {})}
 
 
@@ -455,20 +450,13 @@ def _against(runs: list[dict[str, Any]], others: list[dict[str, Any]]) -> dict[s
 
 def main() -> None:
     """Parse the arguments and do what they say."""
-    parser = argparse.ArgumentParser(description="What the training of a linearised decoder gives")
+    sizes = {"seed": 0, "tokens": 131_072, "updates": 300, "answers": False, "pieces": 4, "rows": 10}
+    parser = command(__doc__, out=Path, ranking=Path("results/attention_ranking.json"), **sizes)
     parser.add_argument("do", choices=("run", "told", "table"))
-    parser.add_argument("--out", type=Path, required=True, help="the folder of all runs")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--train", type=Path, nargs="+")
     parser.add_argument("--test", type=Path, nargs="+")
     parser.add_argument("--arm", choices=(*ARMS, *TOLD))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokens", type=int, default=131_072)
-    parser.add_argument("--updates", type=int, default=300, help="updates of one row of told facts")
-    parser.add_argument("--answers", action="store_true", help="learn the answers alone, and not the text")
-    parser.add_argument("--pieces", type=int, default=4, help="pieces of 4,096 tokens of each test text")
-    parser.add_argument("--rows", type=int, default=10, help="told facts")
-    parser.add_argument("--ranking", type=Path, default=Path("results/attention_ranking.json"), help="for hybrids")
     parser.add_argument("--result", type=Path, help="the file of the table")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -19,7 +19,6 @@ programs disturb less; "wall": with a quiet machine.
 
 import dataclasses
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,13 +27,12 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
-from command import command, write
+from command import command, summary, write
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mnemos
 from mnemos import GRC, CompressiveConfig, LinearConfig, RelativeConfig, SoftmaxConfig, registry
-from mnemos.lab.measure.timing import Ratio
 from mnemos.programs.export import after, export_programs, onnx_graph
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
@@ -206,13 +204,8 @@ def speed(dim: int, layers: int, attention: Any, rounds: int, clock: str, calls:
             if i:  # the first round warms up
                 times[name].append((now() - start) / calls)
     row: dict[str, Any] = {"name": f"{attention.name}-{dim}x{layers}", "dim": dim, "layers": layers}
-    row["ms"] = {name: 1e3 * statistics.median(found) for name, found in times.items()}
-    row["least ms"] = {name: 1e3 * min(found) for name, found in times.items()}
-    row["of the fused step"] = {}
-    for name in ("onnxruntime", "bound", "plain"):
-        ratios = [a / b for a, b in zip(times[name], times["fused"], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        row["of the fused step"][name] = Ratio(middle, low, high)._asdict()
+    found = summary(times, "fused", "of the fused step")
+    row |= found | {"least ms": {name: 1e3 * min(each) for name, each in times.items()}}
     return row
 
 

@@ -20,13 +20,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from command import command, write
+from command import command, in_turns, quartiles, write
 from torch import Tensor, nn
 
 import mnemos
 from mnemos.attention import LinearConfig
 from mnemos.lab.measure.gradients import WAYS, check_ways, most_saved
 from mnemos.lab.measure.peak import peak_of
+from mnemos.lab.measure.timing import seconds_of
 
 VOCABULARY = 64
 
@@ -103,9 +104,8 @@ def memory(
             run = functools.partial(way, model, pieces)
             if not rows:
                 run()  # gradients, and memory that is allocated only once
-            saved = (
-                None if "checkpoint" in name else most_saved(run)
-            )  # checkpointing saves tensors through its own hooks
+            # checkpointing saves tensors through its own hooks
+            saved = None if "checkpoint" in name else most_saved(run)
             peaks = sorted(peak_of(run) or 0 for _ in range(rounds))  # they differ by a few percent
             peak = statistics.median(peaks)
             kept = count if "sqrt" not in name else 2 * int(count**0.5 + 1)
@@ -118,12 +118,6 @@ def memory(
     return rows
 
 
-def timed(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
 def speed(model: Recurrent, pieces: Segments, rounds: int) -> dict[str, Any]:
     x, state = pieces[0], model.advance(pieces[1], None).detach()
 
@@ -133,19 +127,23 @@ def speed(model: Recurrent, pieces: Segments, rounds: int) -> dict[str, Any]:
 
     loss = torch.zeros(())
     parts: dict[str, list[float]] = {"forward": [], "backward": [], "forward without gradient": [], "advance": []}
-    names, times = list(WAYS), {name: [] for name in WAYS}
-    for i in range(rounds + 1):
+
+    def measure_parts() -> float:
         for _ in range(4):
-            parts["forward"].append(timed(whole_forward))
-            parts["backward"].append(timed(lambda: loss.backward()))
+            parts["forward"].append(seconds_of(whole_forward))
+            parts["backward"].append(seconds_of(lambda: loss.backward()))
             with torch.no_grad():
-                parts["forward without gradient"].append(timed(lambda: model(x, state)))
-                parts["advance"].append(timed(lambda: model.advance(x, state)))
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            seconds = timed(lambda name=name: WAYS[name](model, pieces))  # type: ignore[misc]
-            model.zero_grad()
-            if i:  # the first round warms up the allocator
-                times[name].append(seconds)
+                parts["forward without gradient"].append(seconds_of(lambda: model(x, state)))
+                parts["advance"].append(seconds_of(lambda: model.advance(x, state)))
+        return 0.0
+
+    def seconds(name: str) -> float:
+        found = seconds_of(lambda: WAYS[name](model, pieces))
+        model.zero_grad()
+        return found
+
+    ways = {name: functools.partial(seconds, name) for name in WAYS}
+    times = in_turns({"parts": measure_parts, **ways}, rounds)  # the first round warms up the allocator
     f, b, n, a = (statistics.median(parts[k]) for k in parts)
     steps, share = len(pieces), a / n
     first = {"replay": n, "replay, advance": a}
@@ -155,18 +153,12 @@ def speed(model: Recurrent, pieces: Segments, rounds: int) -> dict[str, Any]:
     }
     print(f"forward {1e3 * f:.2f} ms, without gradient {1e3 * n:.2f}, backward {1e3 * b:.2f}, advance {1e3 * a:.2f}: "
           f"f = {share:.3f}")  # fmt: skip
-    found: dict[str, Any] = {
-        "steps": steps,
-        "share": share,
-        "ms": {k: 1e3 * statistics.median(v) for k, v in parts.items()},
-    }
-    found["ways"] = []
-    for name in names:
+    medians = {k: 1e3 * statistics.median(v) for k, v in parts.items()}
+    found: dict[str, Any] = {"steps": steps, "share": share, "ms": medians, "ways": []}
+    for name in WAYS:
         row: dict[str, Any] = {"way": name, "seconds": statistics.median(times[name])}
         for peer in ("through time", "torch.utils.checkpoint"):
-            ratios = [p / own for p, own in zip(times[peer], times[name], strict=True)]
-            row[f"speed of {peer}"] = {"median": statistics.median(ratios)}
-            row[f"speed of {peer}"]["quartiles"] = statistics.quantiles(ratios, n=4)[::2]
+            row[f"speed of {peer}"] = quartiles(times, peer, name)
         if name in limits:
             measured = steps * (f + b) / (steps * (f + b) + (steps - 1) * first[name])
             row |= {"limit": limits[name][0], "limit from these parts": measured}
@@ -203,19 +195,20 @@ def small_steps(steps: int, batch: int, width: int, rounds: int) -> dict[str, An
         for name in ("through time", "torch.utils.checkpoint", "replay")
     }
     ways["replay, verify=False"] = lambda: mnemos.replay(model, pieces, verify=False)
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for i in range(rounds + 1):
-        for name, run in ways.items():
-            start = time.thread_time()
-            run()
-            if i:  # the first round warms up the allocator
-                times[name].append(time.thread_time() - start)
-            model.zero_grad()
+
+    def seconds(run: Callable[[], Any]) -> float:
+        start = time.thread_time()
+        run()
+        spent = time.thread_time() - start
+        model.zero_grad()
+        return spent
+
+    times = in_turns({name: functools.partial(seconds, run) for name, run in ways.items()}, rounds)
     found: dict[str, Any] = {"steps": steps, "batch": batch, "width": width, "rounds": rounds, "ways": []}
     for name, own in times.items():
-        ratios = [a / b for a, b in zip(own, times["through time"], strict=True)]
-        row = {"way": name, "ms per step": 1e3 * statistics.median(own) / steps, "ratio": statistics.median(ratios)}
-        row["quartiles"] = statistics.quantiles(ratios, n=4)[::2]
+        ratios = quartiles(times, name, "through time")
+        row = {"way": name, "ms per step": 1e3 * statistics.median(own) / steps, "ratio": ratios["median"]}
+        row["quartiles"] = ratios["quartiles"]
         found["ways"].append(row)
         print(f"{name:24} {row['ms per step']:.3f} ms per step, {row['ratio']:.2f} times back-propagation", flush=True)
     return found

@@ -12,6 +12,8 @@ Each part adds its figures to the JSON file under its own name:
     novel         a novel in segments: the decoder alone, with the caches carried, and with them reset at each segment;
                   or with the last 64 tokens and 4 sinks in every layer, which needs no training; or the linearised
                   decoder of `mnemos linearise … --out RUN` (--linearised RUN/model)
+
+--tokens: of each text; --updates: of train; --arm: of novel; --way and --frozen (of the caches alone): of gradients.
 """
 
 import argparse
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from command import command
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -216,19 +219,13 @@ GRADIENTS = ("through time", "torch.utils.checkpoint", "replay", "layers", "laye
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The tools of this library on a trained decoder")
+    known = {"arm": ARMS, "way": GRADIENTS}
+    sizes = {"tokens": 200_000, "updates": 160, "arm": ARMS[1], "way": "replay", "frozen": False, "threads": 1}
+    parser = command(__doc__, known, model=str, folder=Path("runs/trained_decoder"), **sizes)
     parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--model", required=True, help="a decoder of Transformers with its tokenizer")
     parser.add_argument("--text", type=Path, nargs="+", default=[], help="novels")
-    parser.add_argument("--tokens", type=int, default=200_000, help="of each text (%(default)s)")
-    parser.add_argument("--updates", type=int, default=160, help="of train (%(default)s)")
-    parser.add_argument("--arm", choices=ARMS, default=ARMS[1], help="of novel (%(default)s)")
-    parser.add_argument("--way", choices=GRADIENTS, default="replay", help="of gradients (%(default)s)")
-    parser.add_argument("--frozen", action="store_true", help="gradients: of the caches alone")
     parser.add_argument("--window", type=int, default=0, help="of a novel (64)")
     parser.add_argument("--linearised", help="the folder of a linearised decoder, for a novel")
-    parser.add_argument("--folder", type=Path, default=Path("runs/trained_decoder"), help="of trained caches")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--result", type=Path, help="the JSON file that gets the figures")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

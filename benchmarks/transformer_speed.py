@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable
 
 import torch
-from command import command, write
+from command import command, quartiles, write
 from torch import Tensor, nn
 
 from mnemos import Transformer, TransformerConfig, libraries
@@ -120,10 +120,8 @@ def contestants(shape: dict[str, int]) -> tuple[dict[str, nn.Module], Tensor, Te
     torch.manual_seed(0)
     fields = {k: shape[k] for k in ("dim", "layers", "num_heads", "mlp")}
     head = HeadConfig(classes=CLASSES, pool="mean")
-    config = TransformerConfig.classic(
-        vocab_size=VOCABULARY, max_length=shape["tokens"], causal=False, head=head, **fields
-    )
-    ours = Transformer(config)
+    sizes = {"vocab_size": VOCABULARY, "max_length": shape["tokens"], **fields}
+    ours = Transformer(TransformerConfig.classic(**sizes, causal=False, head=head))
     models = {
         "mnemos": Ours(ours),
         "torch.nn.TransformerEncoder": WithEmbedding(ours, torch_encoder(ours), shape["tokens"]),
@@ -172,17 +170,9 @@ def main() -> None:
             times = race({n: work(m, x, y, mode) for n, m in models.items()}, options.pairs)
             medians = {n: statistics.median(t) for n, t in times.items()}
             best = min((n for n in medians if n != "mnemos"), key=medians.__getitem__)
-            ratios = sorted(a / b for a, b in zip(times["mnemos"], times[best], strict=True))
-            quarters = statistics.quantiles(ratios, n=4)
-            rows.append(
-                {"shape": name, "mode": mode, "ms": {n: 1e3 * m for n, m in medians.items()}, "fastest peer": best}
-            )
-            rows[-1]["ratio to it"] = {"median": statistics.median(ratios), "quartiles": [quarters[0], quarters[2]]}
-            cells = "  ".join(f"{n} {1e3 * m:8.2f} ms" for n, m in medians.items())
-            print(
-                f"{name:6} {mode:8} {cells}  ratio {quarters[1]:.3f} ({quarters[0]:.3f} to {quarters[2]:.3f})",
-                flush=True,
-            )
+            row = {"shape": name, "mode": mode, "ms": {n: 1e3 * m for n, m in medians.items()}, "fastest peer": best}
+            rows.append(row | {"ratio to it": quartiles(times, "mnemos", best)})
+            print(rows[-1], flush=True)
     write(options.out, {"pairs": options.pairs, "shapes": SHAPES, "rows": rows})
 
 

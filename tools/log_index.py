@@ -1,14 +1,13 @@
-"""Write log/README.md, the index of the findings, from their heads: `python tools/log_index.py [--check]`.
+"""The text of log/README.md, the index of the findings, from their heads; page_tables.py writes it.
 
 A finding is one file log/YYYY-MM-DD-short-name.md: a title, a head of eight fields in a fixed order, then the findings.
-`--check` writes nothing and fails where a head is incomplete or the index is out of date.
 """
 
 import re
 import sys
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[1] / "log"
+PAGE = Path(__file__).parents[1] / "log" / "README.md"
 WORDS = 15  # of a line of the index, at most
 HEAD = re.compile(
     r"# .+\n\n- In short: (?P<symbol>[✓≈✗?–]) (?P<words>[^|\[\]\n]+)\n- Date: (?P<date>\d{4}-\d\d-\d\d)\n"
@@ -33,49 +32,23 @@ without an expectation.
 """
 
 
-class HeadError(Exception):
-    """The head of a finding is not as it should be; the message names the file."""
-
-
-def read(path: Path) -> tuple[str, str, str]:
-    """The date, the symbol and the words of a finding. Raises HeadError where a field is missing, empty or wrong."""
+def read(path: Path) -> tuple[str, str, str, str]:
+    """The date, the symbol, the words and the file of a finding; ends the program where a field is missing or wrong."""
     head = HEAD.match(path.read_text())
     if head is None:
-        raise HeadError(f"log/{path.name}: expected a title, eight fields and a text as CONTRIBUTING.md shows them")
+        sys.exit(f"log/{path.name}: expected a title, eight fields and a text as CONTRIBUTING.md shows them")
     if not re.fullmatch(rf"{head['date']}-[a-z0-9-]+\.md", path.name):
-        raise HeadError(f"log/{path.name}: expected a name that starts with its date {head['date']}; rename the file")
+        sys.exit(f"log/{path.name}: expected a name that starts with its date {head['date']}; rename the file")
     if len(head["words"].split()) > WORDS:
-        raise HeadError(
-            f"log/{path.name}: expected at most {WORDS} words in short, found {head['words']!r}; shorten it"
-        )
+        sys.exit(f"log/{path.name}: expected at most {WORDS} words in short, found {head['words']!r}; shorten it")
     for old in re.findall(r"\]\(([^)]+)\)", head["old"]):
         if not (path.parent / old).exists():
-            raise HeadError(f"log/{path.name}: expected a finding in Supersedes, found {old}, which does not exist")
-    return head["date"], head["symbol"], head["words"]
+            sys.exit(f"log/{path.name}: expected a finding in Supersedes, found {old}, which does not exist")
+    return head["date"], head["symbol"], head["words"], path.name
 
 
-def index(folder: Path = FOLDER) -> str:
+def index() -> str:
     """The text of log/README.md: one row per finding, the newest first, those of one day by name."""
-    rows = [(*read(path), path.name) for path in sorted(folder.glob("*.md")) if path.name != "README.md"]
+    rows = [read(path) for path in sorted(PAGE.parent.glob("*.md")) if path != PAGE]
     rows.sort(key=lambda row: row[0], reverse=True)
     return INTRODUCTION + "".join(f"| {date} | {symbol} | [{words}]({name}) |\n" for date, symbol, words, name in rows)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Write the index, or with `--check` compare it; 1 where a head is wrong or the index is out of date."""
-    check, page = "--check" in (sys.argv[1:] if argv is None else argv), FOLDER / "README.md"
-    try:
-        text = index()
-    except HeadError as error:
-        print(error, file=sys.stderr)
-        return 1
-    if not check:
-        page.write_text(text)
-    elif not page.exists() or page.read_text() != text:
-        print("log/README.md is out of date: run `make numbers`", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -144,10 +145,8 @@ def stages(fault: Fault, tree: Path) -> list[list[str]]:
 
 def examine(fault: Fault, tree: Path) -> tuple[str | None, float]:
     """The first test that the fault fails, or None; and seconds. A test that fails without the fault does not count."""
-    start = time.monotonic()
-    path = tree / fault.file
+    start, path, failing = time.monotonic(), tree / fault.file, list[str]()
     source = path.read_text()
-    failing: list[str] = []
     for stage in stages(fault, tree):
         while True:
             path.write_text(fault.apply(source))
@@ -157,19 +156,15 @@ def examine(fault: Fault, tree: Path) -> tuple[str | None, float]:
                 path.write_text(source)
             if test is None:
                 break
-            if "::" not in test:  # without the fault it must not happen: libraries may have gone since the start
-                alone = ["--collect-only"] if test == "collection" else []
-                again = first_failure(tree, stage, failing, *alone)
-                if again is None:
-                    return test, time.monotonic() - start
-                if "::" not in again:
-                    raise SystemExit(f"expected tests that run without a fault, found {again}; run {' '.join(stage)}")
-                failing.append(again)  # before the crash
-                continue
-            if test in _SOUND or first_failure(tree, [test], []) is None:
-                _SOUND.add(test)
+            named = "::" in test  # otherwise it must not happen without the fault: libraries may have gone since
+            tests, options = ([test], []) if named else (stage, ["--collect-only"] * (test == "collection"))
+            again = None if test in _SOUND else first_failure(tree, tests, [] if named else failing, *options)
+            if again is None:
+                _SOUND.update([test] if named else [])
                 return test, time.monotonic() - start
-            failing.append(test)
+            if "::" not in again:
+                raise SystemExit(f"expected tests that run without a fault, found {again}; run {' '.join(tests)}")
+            failing.append(again)
     return None, time.monotonic() - start
 
 
@@ -181,46 +176,32 @@ def first_failure(tree: Path, tests: list[str], without: list[str], *more: str) 
 
     Raises TimeoutError for a stage that has not ended after LIMIT: such a fault is neither found nor a survivor.
     """
-    with tempfile.NamedTemporaryFile() as note:
-        child = os.fork()
-        if child == 0:
-            _run(tree, tests, without, note.name, more)
-        deadline = time.monotonic() + LIMIT
-        while True:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                break
-            if time.monotonic() > deadline:
-                os.killpg(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                raise TimeoutError(f"expected {len(tests)} test files to end within {LIMIT} s; run them by hand")
-            time.sleep(0.05)
+    with tempfile.TemporaryDirectory() as folder:
+        child = multiprocessing.get_context("fork").Process(target=_run, args=(tree, tests, without, folder, more))
+        child.start()
+        child.join(LIMIT)
+        ended = child.exitcode
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # what a failed test has left running
-        code = os.waitstatus_to_exitcode(status)
-        if code in (0, 5):  # 5: nothing to run
+            os.killpg(child.pid, signal.SIGKILL)  # also what a failed test has left running
+        child.join()
+        if ended is None:
+            raise TimeoutError(f"expected {len(tests)} test files to end within {LIMIT} s; run them by hand")
+        if ended in (0, 5):  # 5: nothing to run
             return None
-        return Path(note.name).read_text().strip() or ("collection" if code > 0 else "crash")
+        note = Path(folder, "failed")
+        return note.read_text() if note.exists() else "collection" if ended > 0 else "crash"
 
 
-def _run(tree: Path, tests: list[str], without: list[str], note: str, more: tuple[str, ...]) -> None:
-    """In a process of its own: the tests, until one fails, whose id is written to `note`."""
+def _run(tree: Path, tests: list[str], without: list[str], folder: str, more: tuple[str, ...]) -> None:
+    """In a process of its own: the tests, until one fails, whose id is written to a file of the folder."""
     import pytest
 
     class First:
         @staticmethod
         def pytest_runtest_logreport(report: Any) -> None:
             if report.failed:
-                Path(note).write_text(report.nodeid)
+                Path(folder, "failed").write_text(report.nodeid)
 
-        @staticmethod
-        @pytest.hookimpl(wrapper=True, tryfirst=True)  # after the choice of cases, which depends on a test's others
-        def pytest_collection_modifyitems(items: list[Any]) -> Any:
-            yield
-            items[:] = [item for item in items if not cases or item.nodeid in cases]
-
-    cases = {test for test in tests if "::" in test}
-    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
     os.setpgid(0, 0)
     os.chdir(tree)
     os.environ |= {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -230,14 +211,12 @@ def _run(tree: Path, tests: list[str], without: list[str], note: str, more: tupl
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "300", *more]
-    options += ["--basetemp", f"{note}.tests"]
-    options += [word for name in without for word in ("--deselect", name)]
+    options += ["--basetemp", f"{folder}/tests", *(f"--deselect={name}" for name in without)]
     code = 1
     try:
-        code = int(pytest.main([*files, *options], plugins=[First()]))
+        code = int(pytest.main([*tests, *options], plugins=[First()]))
     finally:
-        shutil.rmtree(f"{note}.tests", ignore_errors=True)
-        os._exit(code)
+        os._exit(code)  # threads that a test has left running are not waited for
 
 
 def write(path: Path, seed: int, mutants: list[dict[str, Any]]) -> None:

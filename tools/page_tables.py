@@ -1,20 +1,22 @@
-"""Write the tables of the pages that are made whole from results/*.json: `python tools/page_tables.py [--check]`.
+"""Write the tables of pages from results/*.json, and log/README.md: `python tools/page_tables.py [--check]`.
 
 A table stands between `<!--table NAME-->` and `<!--/table-->`. A function of its name, with _ for -, gives its rows,
 of which the first are the heads.
-`--check` writes nothing; it fails where a page has other lines than its table, and prints both.
+`--check` writes nothing; it fails where a page has other lines than these, and prints both.
 """
 
 import argparse
+import difflib
 import functools
 import inspect
 import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+import log_index
 
 from mnemos.lab.compare.significance import Spread, correct, interval, spread, welch
 from mnemos.lab.papers.verdicts import verdicts
@@ -39,28 +41,46 @@ def _table(rows: Iterable[Sequence[object]]) -> str:
     return heads.replace("|  |", "| |", 1) + "|" + "---|" * (heads.count("|") - 1) + "\n" + "".join(rest)
 
 
+def _minus(numbers: str) -> str:
+    """Numbers with a true minus."""
+    return numbers.replace("-", "−")
+
+
 def _signed(value: float, form: str) -> str:
-    """A number with its sign, a true minus; never −0.0."""
-    return f"{float(f'{value:{form}}') + 0.0:+{form}}".replace("-", "−")
+    """A number with its sign; never −0.0."""
+    return _minus(f"{float(f'{value:{form}}') + 0.0:+{form}}")
+
+
+def _percent(share: float) -> str:
+    return _minus(f"{100 * share:.0f}")
+
+
+def _percents(shares: Iterable[float]) -> str:
+    return ", ".join(map(_percent, shares))
 
 
 def _with_interval(middle: float, ends: Iterable[float], form: str) -> str:
     return "{} ({} to {})".format(*(_signed(one, form) for one in (middle, *ends)))
 
 
-def _mean_and_std(row: Value, form: str, seeds: int) -> str:
+def _mean_and_std(row: Value, form: str, seeds: int | None = None) -> str:
     """The number of seeds in brackets, unless it is `seeds`."""
     if row is None:
         return "not run"
-    count = "" if row["seeds"] == seeds else f" ({row['seeds']})"
+    count = "" if seeds is None or row["seeds"] == seeds else f" ({row['seeds']})"
     return f"{row['mean']:{form}} ± {row['std']:{form}}{count}"
+
+
+def _times(peers: Value, names: Iterable[str], form: str = ".1f") -> list[str]:
+    """How many times ours each of these peers took; empty for one that was not timed."""
+    return [f"{peers[name]['median']:{form}}" if name in peers else "" for name in names]
 
 
 def _p(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}" if value >= 0.005 else "< 0.01"
 
 
-def _named(rows: Sequence[Value]) -> dict[str, Value]:
+def _named(rows: Iterable[Value]) -> dict[str, Value]:
     return {row["name"]: row for row in rows}
 
 
@@ -73,7 +93,7 @@ def _processor(file: Value) -> str:
     return "Intel Xeon" if "Xeon" in file["provenance"]["cpu"] else "AMD EPYC"
 
 
-Arms = tuple[str, Value, Value, Value, Value]  # a title, no cache, equal parameters, cached, never written
+Arms = Sequence[Value]  # a title, no cache, equal parameters, cached, never written
 
 
 def _beside_controls(score: str, rows: Sequence[Arms], form: str, seeds: int = 5) -> Rows:
@@ -89,8 +109,13 @@ def _beside_controls(score: str, rows: Sequence[Arms], form: str, seeds: int = 5
         yield [title, *cells, difference, _p(gain.p_holm)]
 
 
+def _arms(title: str, file: str, stem: str, *endings: str) -> Arms:
+    rows = _named(_load(file)["rows"])
+    return [title, *(rows[stem + ending] for ending in endings)]
+
+
 def _cache_per_stream(title: str, rows: dict[str, Value]) -> Arms:
-    return (title, rows["window"], None, rows["gated-cache"], rows["gated-cache-unwritten"])
+    return title, rows["window"], None, rows["gated-cache"], rows["gated-cache-unwritten"]
 
 
 # ---- docs/choosing.md, docs/memories.md ----
@@ -99,23 +124,21 @@ def _cache_per_stream(title: str, rows: dict[str, Value]) -> Arms:
 def which() -> Rows:
     """The memories that were compared, a number a task; bold: the best of its column."""
     first, corrects = _benchmarks("bench_memory"), _benchmarks("memories_that_forget")
-    texts = {name.removeprefix("text-state-"): row for f in _TEXTS for name, row in _named(_load(f)["rows"]).items()}
-    told = {
-        name.removeprefix("demo-").replace("demo", "window"): r for name, r in _named(_load("demo")["rows"]).items()
-    }
+    texts = _named(_load("text_state")["rows"]) | _named(_load("text_forgets")["rows"])
+    told = _named(_load("demo")["rows"])
     names = {
-        "softmax": ("softmax", "", ""), "window": ("window", "window", "window"),
-        "linear": ("linear", "linear", "linear"),
+        "softmax": ("softmax", "", ""), "window": ("window", "window", "demo"),
+        "linear": ("linear", "linear", "demo-linear"),
         "mamba2": ("Mamba-2", "mamba2", ""), "gated-delta": ("gated delta (Qwen3-Next)", "gated-delta", ""),
         "delta": ("delta rule", "delta", ""), "kimi-delta": ("Kimi Delta Attention", "kimi-delta", ""),
         "transformer-xl": ("Transformer-XL", "xl", ""),
-        "gated-cache": ("gated cache per stream, window", "cached", "cached"),
-        "memformer": ("Memformer", "memformer", "memformer"), "rmt": ("memory tokens (RMT)", "rmt", ""),
+        "gated-cache": ("gated cache per stream, window", "cached", "demo-cached"),
+        "memformer": ("Memformer", "memformer", "demo-memformer"), "rmt": ("memory tokens (RMT)", "rmt", ""),
     }  # fmt: skip
     rows = []
     for name, (title, text, fact) in names.items():
         pairs = first["mqar"].get(name) or corrects["mqar"][name]
-        bits = texts.get(text, {}).get("against")
+        bits = texts.get(f"text-state-{text}", {}).get("against")
         rewritten = corrects["mqar-rewritten"].get(name)
         scores = [
             told[fact]["along"]["values"][-1]["mean"] if fact else None,
@@ -135,20 +158,19 @@ def which() -> Rows:
     yield from ([title, *map(cell, range(4), scores), state] for title, scores, state in rows)
 
 
-_TEXTS = ("text_state", "text_forgets")
-
-
 def which_memory() -> Rows:
     """Every memory's scores, and its state and seconds in the first benchmark."""
     benchmarks = _load("bench_memory")["benchmarks"]
-    names = dict.fromkeys(row["name"] for one in benchmarks for row in one["rows"])
-    best = [_best(one["rows"]) for one in benchmarks]
+    tables, best = [_named(one["rows"]) for one in benchmarks], [_best(one["rows"]) for one in benchmarks]
     state = f"state, KiB, in `{benchmarks[0]['name']}`"
     yield ["memory", *(f"`{one['name']}`" for one in benchmarks), state, "seconds"]
-    for name in names:
-        rows = [_named(one["rows"]).get(name) for one in benchmarks]
-        cells = ["failed" if row is None else _score(row, name in top) for row, top in zip(rows, best, strict=True)]
-        costs = ["", ""] if rows[0] is None else [f"{rows[0]['state_bytes'] / KIB:.1f}", f"{rows[0]['seconds']:.0f}"]
+    for name in dict.fromkeys(name for table in tables for name in table):
+        cells = []
+        for table, top in zip(tables, best, strict=True):
+            score = _mean_and_std(table[name], ".2f") if name in table else "failed"
+            cells.append(re.sub(r"^\S+", r"**\g<0>**", score) if name in top else score)
+        first = tables[0].get(name)
+        costs = [f"{first['state_bytes'] / KIB:.1f}", f"{first['seconds']:.0f}"] if first else ["", ""]
         yield [name, *cells, *costs]
     yield ["a guess", *(f"{one['chance']:.2f}" for one in benchmarks), "", ""]
 
@@ -157,16 +179,8 @@ def _best(rows: list[Value]) -> set[str]:
     """The memories within .01 of the best mean; none if a range of ± one standard deviation meets that of another."""
     top = max(row["mean"] for row in rows)
     best = {row["name"] for row in rows if row["mean"] >= top - 0.01}
-    if any(row["std"] is None for row in rows):  # one seed: nothing is known about another
-        return set()
     low = min(row["mean"] - row["std"] for row in rows if row["name"] in best)
     return best if all(row["mean"] + row["std"] < low for row in rows if row["name"] not in best) else set()
-
-
-def _score(row: Value, best: bool) -> str:
-    """Mean and standard deviation of a score; bold: one of the best."""
-    mean = f"{row['mean']:.2f}"
-    return (f"**{mean}**" if best else mean) + ("" if row["std"] is None else f" ± {row['std']:.2f}")
 
 
 def constant_start() -> Rows:
@@ -178,7 +192,7 @@ def constant_start() -> Rows:
     yield ["an update starts from", *map(", ".join, columns)]
     for name, title in titles.items():
         scores = (file[data]["scores"][f"{preset}: {name}"] for data, preset in columns)
-        yield [title, *(f"{score['mean']:.1f} ± {score['std']:.1f}" for score in scores)]
+        yield [title, *(_mean_and_std(score, ".1f") for score in scores)]
 
 
 def stream_caches() -> Rows:
@@ -202,23 +216,12 @@ def which_forgets() -> Rows:
         yield [name, state, _mean_and_std(row, ".3f", 3), beyond, *cells]
 
 
-def text_state() -> Rows:
-    """Memories of one size on books, the best first."""
-    yield from _texts("text_state")
-
-
-def text_forgets() -> Rows:
-    """The same for the layers that forget and correct."""
-    yield from _texts("text_forgets")
-
-
 def _texts(file: str) -> Rows:
     yield ["memory", "bits per byte", "minus Transformer-XL", "updates", "state, KiB"]
     for row in sorted(_load(file)["rows"], key=lambda row: row["mean"]):
         against, name = row["against"], row["name"].removeprefix("text-state-")
         gain = "" if against is None else _with_interval(against["difference"], against["interval"], ".3f")
-        cells = [f"{row['mean']:.3f} ± {row['std']:.3f}", gain, f"{row['steps']:,.0f}"]
-        yield [name, *cells, f"{row['state_bytes'] / KIB:.1f}"]
+        yield [name, _mean_and_std(row, ".3f"), gain, f"{row['steps']:,.0f}", f"{row['state_bytes'] / KIB:.1f}"]
 
 
 def state_bits() -> Rows:
@@ -240,7 +243,7 @@ def state_bits() -> Rows:
         for dtype in dtypes:
             own = [row for row in rows if row["kind"] == dtype]
             gains = [100 * (row["accuracy"] - x) for row, x in zip(own, exact, strict=True)]
-            changed = ", ".join(f"{x:+.2f}".replace("-", "−") for x in gains) if any(gains) else "none"
+            changed = _minus(", ".join(f"{x:+.2f}" for x in gains)) if any(gains) else "none"
             apart = max(row["apart"] for row in own)
             cells.append(f"{f'{apart:.3f}' if apart >= 0.0005 else '< 0.0005'}; {changed}")
         yield cells
@@ -248,46 +251,42 @@ def state_bits() -> Rows:
 
 def what_helped() -> Rows:
     """A gated cache beside its baselines, mean and spread over the seeds."""
-    rows: list[Arms] = []
-    for title, stem, file in (
-        ("MNIST, ViT", "mnist-vit", "mnist_vit"),
-        ("digits 8 × 8, ViT", "digits-vit", "digits_vit"),
-        ("540 photos, ViT", "photos-vit", "photos_vit"),
-        ("short ListOps", "demo", "demo_unwritten"),
-    ):
-        arms = _named(_load(file)["rows"])
-        plain, wider, cached, control = (arms[stem + end] for end in ("", "-wider", "-cached", "-cached-unwritten"))
-        rows.append((title, plain, wider, cached, control))
-    recall = _benchmarks("bench_memory")["mqar"]
-    rows.append(_cache_per_stream("MQAR (recall of pairs), cache per stream", recall))
-    yield from _beside_controls("test accuracy", rows, ".3f")
+    hosts = {
+        "MNIST, ViT": ("mnist_vit", "mnist-vit"),
+        "digits 8 × 8, ViT": ("digits_vit", "digits-vit"),
+        "540 photos, ViT": ("photos_vit", "photos-vit"),
+        "short ListOps": ("demo_unwritten", "demo"),
+    }
+    endings = "", "-wider", "-cached", "-cached-unwritten"
+    rows = [_arms(title, *host, *endings) for title, host in hosts.items()]
+    recall = _cache_per_stream("MQAR (recall of pairs), cache per stream", _benchmarks("bench_memory")["mqar"])
+    yield from _beside_controls("test accuracy", [*rows, recall], ".3f")
 
 
 def other_tasks() -> Rows:
     """Small forms of the tables of Cached Transformers on other tasks."""
-    shapes, multi30k = (_named(_load(file)["rows"]) for file in ("shapes_arms", "multi30k_demo"))
-    ends = ("", "-cached-wider", "-cached", "-cached-unwritten")
-    rows: list[Value] = [
-        ("shapes, Mask R-CNN, default preset: box AP", *(shapes[f"shapes-mask-rcnn{end}"] for end in ends)),
-        ("Multi30k, default preset: BLEU", *(multi30k[f"multi30k-demo{end}"] for end in ends)),
+    endings = "", "-cached-wider", "-cached", "-cached-unwritten"
+    rows = [
+        _arms("shapes, Mask R-CNN, default preset: box AP", "shapes_arms", "shapes-mask-rcnn", *endings),
+        _arms("Multi30k, default preset: BLEU", "multi30k_demo", "multi30k-demo", *endings),
         ("Multi30k, `paper`: BLEU", None, None, *_load("multi30k_paper")["rows"]),
     ]
-    mnist = _named(_load("mnist_vit")["rows"])
-    arms = (_in_percent(mnist[f"mnist-vit{end}"]) for end in ("", "-wider", "-paper", "-paper-constant"))
-    rows.append(("MNIST, ViT, `paper`: accuracy, %", *arms))
+    endings = "", "-wider", "-paper", "-paper-constant"
+    rows.append(_in_percent(*_arms("MNIST, ViT, `paper`: accuracy, %", "mnist_vit", "mnist-vit", *endings)))
     for name, entry in _load("listops_128")["comparisons"].items():
-        plain, cached, control, wider = map(_in_percent, entry["rows"])
-        rows.append((f"ListOps of 64 to 128 symbols, {name}, `paper`: accuracy, %", plain, wider, cached, control))
+        plain, cached, control, wider = entry["rows"]
+        title = f"ListOps of 64 to 128 symbols, {name}, `paper`: accuracy, %"
+        rows.append(_in_percent(title, plain, wider, cached, control))
     yield from _beside_controls("score", rows, ".1f", seeds=3)
 
 
-def _in_percent(row: Value) -> Value:
-    return {**row, "mean": 100 * row["mean"], "std": 100 * row["std"]}
+def _in_percent(title: str, *arms: Value) -> Arms:
+    return [title, *({**arm, "mean": 100 * arm["mean"], "std": 100 * arm["std"]} for arm in arms)]
 
 
 def encoder_classes() -> Rows:
     """A gated cache in an encoder that classifies passages of novels, and controls."""
-    read = {"texts-last": "the last segment", "texts": "all segments, averaged"}
+    read = {"texts": "all segments, averaged", "texts-last": "the last segment"}
     variants = {
         "": "no cache",
         "-cached": "gated cache, carried",
@@ -297,15 +296,12 @@ def encoder_classes() -> Rows:
     file = _load("encoder_classes")
     against = {row["minus"]: row for rows in file["differences"].values() for row in rows}
     yield ["the class is read from", "", "test accuracy", "gated cache − this (95 %)", "p (Holm)"]
-    for stem, title in read.items():
-        for end, variant in variants.items():
-            if stem + end not in file["arms"]:
-                continue
-            test, row = file["arms"][stem + end]["test"], against.get(stem + end)
-            cells = ["", ""]
-            if row is not None and row["interval"] is not None:
-                cells = [_with_interval(row["difference"], row["interval"], ".3f"), f"{row['p_holm']:.3f}"]
-            yield [title, variant, f"{test['mean']:.3f} ± {test['std']:.3f}", *cells]
+    for name, arm in file["arms"].items():
+        stem = name.partition("-cached")[0]
+        cells = ["", ""]
+        if row := against.get(name):
+            cells = [_with_interval(row["difference"], row["interval"], ".3f"), f"{row['p_holm']:.3f}"]
+        yield [read[stem], variants[name.removeprefix(stem)], _mean_and_std(arm["test"], ".3f"), *cells]
 
 
 # ---- docs/cached-transformers.md and the other papers' pages ----
@@ -387,9 +383,9 @@ def _number(file: str, path: str, form: str) -> str:
     if form == "s":
         return str(value)
     if form.startswith("±"):
-        return f"{value['mean']:{form[1:]}} ± {value['std']:{form[1:]}}"
+        return _mean_and_std(value, form[1:])
     form, _, divisor = form.partition("/")
-    return f"{float(value) / float(divisor or 1):{form}}".replace("-", "−")
+    return _minus(f"{float(value) / float(divisor or 1):{form}}")
 
 
 # ---- docs/linearised.md ----
@@ -414,15 +410,14 @@ def linearised_decoders() -> Rows:
         "window-hybrid-12": "12 of 30 whole, windows beside them, trained alike",
         "hybrid-12": "12 of 30 whole, window and state beside them",
     }
-    rows = {row["name"]: row for row in _load("linearised")["rows"] if row["seeds"]}
     heads = ["", "seeds", "perplexity at 512–4,096", "of the gap, %", "of Great Expectations, Moby Dick, WikiText-2"]
     heads += ["facts of 128, 1,024, 4,096 tokens ago, %", "keys, values and state after 4,096 tokens, MB"]
     yield [*heads, "MFLOPs a token"]
-    for name, title in titles.items():
-        if (row := rows.get(name)) is not None:
-            perplexity, size = row["positions"]["512-4096"], row["state_bytes"] / 1e6
-            cells = [title, row["seeds"], f"{perplexity:.1f}", _closed(row), _closed_of_texts(row), _facts(row)]
-            yield [*cells, f"{size:,.0f}", f"{row['token_flops'] / 1e6:.0f}"]
+    for title, row in _linearised(titles):
+        told = {at["distance"]: at["choice"] for at in row["recall"]}
+        facts = _percents(told[distance] for distance in (128, 1024, 4096))
+        cells = [title, row["seeds"], f"{row['positions']['512-4096']:.1f}", _closed(row), _closed_of_texts(row), facts]
+        yield [*cells, f"{row['state_bytes'] / 1e6:,.0f}", f"{row['token_flops'] / 1e6:.0f}"]
 
 
 def linearised_arms() -> Rows:
@@ -444,13 +439,17 @@ def linearised_arms() -> Rows:
         "window-cache-few": "window and sinks with gated caches in six upper layers alone",
         "window-remember": "window with memory tokens, which take 32 of its 64",
     }
-    rows = {row["name"]: row for row in _load("linearised")["rows"] if row["seeds"]}
     heads = ["", "tokens of stage 2", "seeds", "perplexity at 64–512", "512–4,096", "of the gap, %"]
     yield [*heads, "of Great Expectations, Moby Dick, WikiText-2"]
-    for name, title in titles.items():
-        row = rows[name]
+    for title, row in _linearised(titles):
         perplexities = (f"{row['positions'][at]:.1f}" for at in ("64-512", "512-4096"))
         yield [title, f"{row['tokens']:,}", row["seeds"], *perplexities, _closed(row), _closed_of_texts(row)]
+
+
+def _linearised(titles: dict[str, str]) -> Iterator[tuple[str, Value]]:
+    """The title and the row of each arm that has runs."""
+    rows = _named(_load("linearised")["rows"])
+    return ((title, rows[name]) for name, title in titles.items() if name in rows and rows[name]["seeds"])
 
 
 def _closed(row: Value) -> str:
@@ -459,18 +458,13 @@ def _closed(row: Value) -> str:
         return ""
     share = spread([100 * one for one in row["gap_closed"]])
     ends = interval(share)
-    return (f"{share.mean:.0f}" + ("" if ends is None else " ({:.0f} to {:.0f})".format(*ends))).replace("-", "−")
+    return _minus(f"{share.mean:.0f}" + ("" if ends is None else " ({:.0f} to {:.0f})".format(*ends)))
 
 
 def _closed_of_texts(row: Value) -> str:
     shares = row.get("gap_closed_of_texts", {})
     texts = [one for start in ("great", "moby", "wiki") for text, one in shares.items() if text.startswith(start)]
-    return ", ".join(f"{100 * spread(one).mean:.0f}".replace("-", "−") for one in texts)
-
-
-def _facts(row: Value) -> str:
-    told = {at["distance"]: f"{100 * at['choice']:.0f}" for at in row["recall"]}
-    return ", ".join(told[distance] for distance in (128, 1024, 4096))
+    return _percents(spread(one).mean for one in texts)
 
 
 def linearised_told() -> Rows:
@@ -488,7 +482,7 @@ def linearised_told() -> Rows:
     yield [*heads, "4,096 tokens ago", "perplexity at 512–4,096"]
     for arm, runs in _load("linearised")["told"].items():
         title = titles[arm.removesuffix("-answers")] + (", answers alone" if arm.endswith("-answers") else "")
-        right = ", ".join(f"{100 * run['training']['right']:.0f}" for run in runs)
+        right = _percents(run["training"]["right"] for run in runs)
         told = []
         for distance in (128, 512, 1024, 4096):
             at = [one for run in runs for one in run["recall"]["distances"] if one["distance"] == distance]
@@ -502,15 +496,17 @@ def hybrids() -> Rows:
     rows = _load("hybrids_untrained")["rows"]
     heads = ["whole, of 30", "jointly (Great Expectations, Moby Dick, WikiText-2)", "each alone", "attention's mass"]
     yield [*heads, "equal distances", "the last", "ten random draws"]
-    percent = lambda share: f"{100 * share:.0f}".replace("-", "−")  # noqa: E731
     for count in sorted({row["whole"] for row in rows}):
         sets = {row["chosen"]: row for row in rows if row["whole"] == count}
         random = [row["gap_closed"] for name, row in sets.items() if name.startswith("random")]
-        named = [percent(sets[name]["gap_closed"]) for name in ("alone", "mass", "equal distances", "last")]
-        texts = ", ".join(percent(share) for share in sets["jointly"]["by_text"])
-        chosen = f"{percent(sets['jointly']['gap_closed'])} ({texts})"
-        middle = percent(sum(random) / len(random))
-        yield [count, chosen, *named, f"{middle} ({percent(min(random))} to {percent(max(random))})"]
+        named = [_percent(sets[name]["gap_closed"]) for name in ("alone", "mass", "equal distances", "last")]
+        middle = _percent(sum(random) / len(random))
+        drawn = f"{middle} ({_percent(min(random))} to {_percent(max(random))})"
+        yield [count, _with_texts(sets["jointly"]), *named, drawn]
+
+
+def _with_texts(row: Value) -> str:
+    return f"{_percent(row['gap_closed'])} ({_percents(row['by_text'])})"
 
 
 def hybrids_by_head() -> Rows:
@@ -520,11 +516,7 @@ def hybrids_by_head() -> Rows:
     yield ["whole key heads, of 90", *titles.values()]
     for count in sorted({row["whole"] for row in rows}):
         sets = {row["chosen"]: row for row in rows if row["whole"] == count}
-        cells = []
-        for name in titles:
-            closed, *texts = (f"{100 * x:.0f}" for x in (sets[name]["gap_closed"], *sets[name]["by_text"]))
-            cells.append(f"{closed} ({', '.join(texts)})".replace("-", "−"))
-        yield [3 * count, *cells]
+        yield [3 * count, *(_with_texts(sets[name]) for name in titles)]
 
 
 # ---- docs/speed.md ----
@@ -557,8 +549,7 @@ def linear_speed() -> Rows:
     file = _load("linear_attention")
     yield [f"tokens ({_processor(file)})", "heads of", "ms", "fast-transformers, times", "PyTorch in chunks, times"]
     for row in file["rows"]:
-        peers = (row["of native's time"][name] for name in ("fast-transformers", "chunked"))
-        times = (f"{peer['median']:.1f}" for peer in peers)
+        times = _times(row["of native's time"], ("fast-transformers", "chunked"))
         yield [f"{row['tokens']:,}", row["width"], f"{row['ms']['native']:.1f}", *times]
 
 
@@ -568,11 +559,8 @@ def delta_gradients() -> Rows:
     yield ["computation", "heads of", "tokens", "ms", "transformers, times", "beside linear attention, times"]
     for part, title in titles.items():
         for row in _load("delta")[part]["rows"]:
-            theirs, linear = (row["of ours"].get(name) for name in ("transformers", "linear attention"))
-            times = [
-                f"{theirs['median']:.1f}" if theirs else "not timed",
-                f"{1 / linear['median']:.1f}" if linear else "",
-            ]
+            (theirs,), linear = _times(row["of ours"], ["transformers"]), row["of ours"].get("linear attention")
+            times = [theirs or "not timed", f"{1 / linear['median']:.1f}" if linear else ""]
             yield [title, row["width"], f"{row['tokens']:,}", f"{row['ms']['ours']:.0f}", *times]
 
 
@@ -582,16 +570,15 @@ def delta_forward() -> Rows:
     titles = [f"{name}, times" for name in ("`GatedDeltaNet`", "`LinearAttention`", "zentorch", "transformers")]
     yield ["call", "processor", "heads of", "ms", *titles]
     for file in map(_load, ("delta", "delta_epyc")):
-        for part in ("forward", "step") if "step" in file else ("forward",):
+        for part in [part for part in ("forward", "step") if part in file]:
             for row in file[part]["rows"]:
                 if part == "forward":
                     title = f"{row['tokens']:,} tokens"
                 else:
                     title = f"one token, batch {row['batch']}, {row['heads']} heads"
                     title += f", {row['key_heads']} of keys" if row["key_heads"] != row["heads"] else ""
-                times = (row["of ours"].get(name) for name in peers)
-                cells = (f"{x['median']:.2f}" if x else "" for x in times)
-                yield [title, _processor(file[part]), row["width"], f"{row['ms']['ours']:.3g}", *cells]
+                times = _times(row["of ours"], peers, ".2f")
+                yield [title, _processor(file[part]), row["width"], f"{row['ms']['ours']:.3g}", *times]
 
 
 def transformer_speed() -> Rows:
@@ -599,11 +586,8 @@ def transformer_speed() -> Rows:
     files = [_load(file) for file in ("transformer_speed_xeon", "transformer_speed")]
     heads = ["rows × tokens, width, layers", "processor", "", "mnemos, ms", "torch.nn", "transformers"]
     yield [*heads, "times the faster"]
-    for row, file in (
-        (row, file)
-        for rows in zip(*(file["rows"] for file in files), strict=True)
-        for row, file in zip(rows, files, strict=True)
-    ):
+    pairs = zip(*([(row, file) for row in file["rows"]] for file in files), strict=True)
+    for row, file in (pair for both in pairs for pair in both):
         shape, ms = file["shapes"][row["shape"]], row["ms"]
         sizes = f"{shape['batch']} × {shape['tokens']:,}, {shape['dim']}, {shape['layers']}"
         times = (ms[name] for name in ("mnemos", "torch.nn.TransformerEncoder", "transformers ViT"))
@@ -633,9 +617,7 @@ def decoding_speed() -> Rows:
     }
     yield [f"rows ({_processor(file)})", "fused step, ms", *(f"{name}, times" for name in peers.values())]
     for row in file["token"]:
-        times = (row["of fused's time"].get(name) for name in peers)
-        cells = (f"{x['median']:.1f}" if x else "" for x in times)
-        yield [row["batch"], f"{row['ms']['fused']:.2f}", *cells]
+        yield [row["batch"], f"{row['ms']['fused']:.2f}", *_times(row["of fused's time"], peers)]
 
 
 def translation_speed() -> Rows:
@@ -663,16 +645,12 @@ def linearised_speed() -> Rows:
         other = softmax.get(tuple(own[key] for key in keys))
         if own is other or other is None:
             continue
-        times, both = own["times_softmax"], (other, own)
-        cells = [own["part"], own["cpu"].removesuffix(" Processor").replace("(R)", "")]
-        cells += [
-            f"`{own['model']}`" + (", `rotary=True`" if own["rotary"] else ""),
-            own["rank"],
-            f"{own['context']:,}",
-        ]
-        cells += [f"{row['tokens_per_second']:,.1f}" for row in both]
-        cells.append(f"{times['median']:.2f} ({times['low']:.2f} to {times['high']:.2f})")
-        yield [*cells, *(f"{row['state_bytes'] / 1e6:,.1f}" for row in both)]
+        state = f"`{own['model']}`" + (", `rotary=True`" if own["rotary"] else "")
+        cells = [own["part"], own["cpu"].removesuffix(" Processor").replace("(R)", ""), state, own["rank"]]
+        speeds = (f"{row['tokens_per_second']:,.1f}" for row in (other, own))
+        times = "{median:.2f} ({low:.2f} to {high:.2f})".format(**own["times_softmax"])
+        sizes = (f"{row['state_bytes'] / 1e6:,.1f}" for row in (other, own))
+        yield [*cells, f"{own['context']:,}", *speeds, times, *sizes]
 
 
 def rollout_cost() -> Rows:
@@ -690,42 +668,40 @@ def rollout_cost() -> Rows:
 
 
 _PUBLIC = {name.replace("_", "-"): one for name, one in globals().items() if name[0] != "_"}
-TABLES = {name: one for name, one in _PUBLIC.items() if inspect.isgeneratorfunction(one)}
+ROWS = {name: one for name, one in _PUBLIC.items() if inspect.isgeneratorfunction(one)}
+ROWS |= {f"text-{kind}": functools.partial(_texts, f"text_{kind}") for kind in ("state", "forgets")}
 CLAIMS = {f"claims-{page.split('-')[0]}": functools.partial(_claims_of, name) for name, page, _ in _PAPERS}
 CLAIMS["claims"] = claims
 
 
-def render(text: str, page: str) -> tuple[str, list[str]]:
-    """The page with its tables written anew, and a line for each line of a table that was another."""
-    wrong: list[str] = []
+def render(text: str) -> str:
+    """A page with its tables written anew."""
 
     def table(match: re.Match[str]) -> str:
-        name, before = match.groups()
-        if name not in TABLES and name not in CLAIMS:
-            wrong.append(f"{page}: expected a table of {', '.join([*TABLES, *CLAIMS])}, found {name}")
-            return match[0]
-        made = CLAIMS[name]() if name in CLAIMS else _table(TABLES[name]())
-        lines = zip_longest(before.splitlines(), made.splitlines(), fillvalue="")
-        for number, (ours, theirs) in enumerate(lines, text.count("\n", 0, match.start()) + 2):
-            if ours != theirs:
-                wrong.append(f"{page}:{number}: the page says {ours!r}, the table {name} {theirs!r}")
+        name = match[1]
+        if name not in ROWS and name not in CLAIMS:
+            sys.exit(f"expected a table of {', '.join([*ROWS, *CLAIMS])}, found {name}")
+        made = CLAIMS[name]() if name in CLAIMS else _table(ROWS[name]())
         return f"<!--table {name}-->\n{made}<!--/table-->"
 
-    return TABLE.sub(table, text), wrong
+    return TABLE.sub(table, text)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the tables, or with `--check` compare them; 1 where a page has another one."""
+    """Write the pages, or with `--check` compare them; 1 where one is another."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a page and its table differ")
     check, failed = parser.parse_args(argv).check, False
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        text, wrong = render(page.read_text(), str(page.relative_to(ROOT)))
-        if wrong and check:
+    pages = {path: render(path.read_text()) for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+    for path, made in {**pages, log_index.PAGE: log_index.index()}.items():
+        found = path.read_text()
+        if found != made and check:
             failed = True
-            print(*wrong, "make numbers writes the tables", sep="\n", file=sys.stderr)
-        elif wrong:
-            page.write_text(text)
+            lines = found.splitlines(), made.splitlines()
+            names = str(path.relative_to(ROOT)), "what `make numbers` writes"
+            print(*difflib.unified_diff(*lines, *names, n=0, lineterm=""), sep="\n", file=sys.stderr)
+        elif found != made:
+            path.write_text(made)
     return int(failed)
 
 

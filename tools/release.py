@@ -9,14 +9,13 @@ builds the source distribution, and from that a wheel for this machine. It needs
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tempfile
 import tomllib
 import venv
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,10 +75,8 @@ def project() -> dict:
 def changes() -> tuple[str, str]:
     """The version and the date of the newest heading of CHANGELOG.md; no date where it is unreleased."""
     heading = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
-    if match := re.fullmatch(r"Unreleased \(([\w.]+)\)", heading):
-        return match[1], ""
-    if match := re.fullmatch(r"([\w.]+) \((\d{4}-\d\d-\d\d)\)", heading):
-        return match[1], match[2]
+    if match := re.fullmatch(r"Unreleased \(([\w.]+)\)|([\w.]+) \((\d{4}-\d\d-\d\d)\)", heading):
+        return match[1] or match[2], match[3] or ""
     raise FailedError(f'CHANGELOG.md: expected "## VERSION (DATE)" or "## Unreleased (VERSION)", found "## {heading}"')
 
 
@@ -140,11 +137,11 @@ def files() -> str:
 def workflows() -> str:
     """Workflows, issue forms and CITATION.cff have the fields that their readers know; the auditor finds nothing."""
     github = ROOT / ".github"
-    forms = sorted((github / "ISSUE_TEMPLATE").glob("*.yml"))
+    config = github / "ISSUE_TEMPLATE" / "config.yml"
     schemas = {
         "github-workflows": sorted((github / "workflows").glob("*.yml")),
-        "github-issue-forms": [path for path in forms if path.stem != "config"],
-        "github-issue-config": [path for path in forms if path.stem == "config"],
+        "github-issue-forms": sorted({*config.parent.glob("*.yml")} - {config}),
+        "github-issue-config": [config],
         "citation-file-format": [ROOT / "CITATION.cff"],
     }
     for name, paths in schemas.items():
@@ -172,15 +169,15 @@ def contents(dist: Path) -> str:
     if not {".gz", ".whl"} <= {path.suffix for path in paths}:
         raise FailedError(f"expected a source distribution and a wheel, found {', '.join(path.name for path in paths)}")
     for path in paths:
-        if path.suffix == ".whl":
-            with zipfile.ZipFile(path) as archive:
-                members = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+        wheel = path.suffix == ".whl"
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.unpack_archive(path, folder, "zip" if wheel else "gztar")
+            top = Path(folder) if wheel else next(Path(folder).iterdir())  # of a source distribution, one folder
+            members = {str(one.relative_to(top)): one.read_bytes() for one in top.rglob("*") if one.is_file()}
+        if wheel:
             kernels = set() if path.name.endswith("-any.whl") else {"mnemos/native/libmnemos.so"}
             wrong = {name for name in members if ".dist-info/" not in name} ^ (tracked | kernels)
         else:
-            with tarfile.open(path) as archive:  # a folder is around its files
-                inside = filter(tarfile.TarInfo.isfile, archive)
-                members = {one.name.partition("/")[2]: archive.extractfile(one).read() for one in inside}
             wrong = {name for name in members if name.split("/")[0] not in SOURCES}
             wrong |= {name for name in members if name.startswith("src/")} ^ {f"src/{name}" for name in tracked}
         wrong |= {name for name, data in members.items() if OF_A_MACHINE.search(data)}

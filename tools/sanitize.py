@@ -1,4 +1,4 @@
-"""Run the kernels' tests with sanitizers: `make sanitize` or `python tools/sanitize.py [address] [thread] [--set SET]`.
+"""Run the kernels' tests with sanitizers: `make sanitize` or `python tools/sanitize.py [address|thread] [--set SET]`.
 
 The kernels are built twice into a temporary folder, for the processor's best instruction set (or the given one): with
 GCC's address and undefined-behaviour sanitizers, and with the thread sanitizer. The tests run in processes that have
@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
@@ -61,43 +61,24 @@ sys.exit(pytest.main(sys.argv[2:]))
 
 
 def build(kind: str, variant: tuple[str, int, list[str]], folder: Path) -> Path:
-    """Compile the kernels of one instruction set with a sanitizer, as the library's only variant."""
-    _, width, processor = variant
-    flags = [x for x in building.FLAGS if x != "-O3"] + ["-O1", "-g", "-fno-omit-frame-pointer", *KINDS[kind][0]]
-    jobs = [(name, [f"-DWIDTH={width}", "-DVARIANT=baseline", *processor]) for name in building.PER_PROCESSOR]
-    jobs += [(name, [f'-DSOURCES="{building.fingerprint()}"']) for name in building.ONCE]
-
-    def compiled(job: tuple[str, list[str]]) -> str:
-        name, more = job
-        out = str(folder / f"{kind}_{name.replace('/', '_')}.o")
-        source = str(building.HERE / f"{name}.cpp")
-        subprocess.run([*building.compiler(), *flags, *more, f"-I{building.HERE}", "-c", source, "-o", out], check=True)
-        return out
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compiled, jobs))
-    library = folder / f"libmnemos_{kind}.so"
-    linked = [*building.compiler(), *KINDS[kind][0], "-shared", "-o", str(library), *objects, "-pthread", "-ldl"]
-    subprocess.run(linked, check=True)
-    return library
-
-
-def library_path(name: str) -> str:
-    """The path of one of the compiler's libraries."""
-    found = subprocess.run([*building.compiler(), f"-print-file-name={name}"], capture_output=True, text=True)
-    path = os.path.realpath(found.stdout.strip())
-    if not os.path.isabs(path) or not os.path.exists(path):
-        sys.exit(f"expected the compiler's {name}, found none; install the sanitizers of g++")
-    return path
+    """Build the kernels as the installation does, with a sanitizer, for one instruction set alone."""
+    sources, (_, width, processor) = building.fingerprint(), variant
+    flags = [x for x in building.FLAGS if x != "-O3"] + ["-O1", "-g", "-fno-omit-frame-pointer"]
+    own = {"fingerprint": lambda: sources, "FLAGS": flags, "LIBRARY": folder / f"libmnemos_{kind}.so"}
+    own |= {"BASELINE": ("baseline", width, processor), "X86": []}
+    command = " ".join([*building.compiler(), *KINDS[kind][0]])
+    with mock.patch.multiple(building, **own), mock.patch.dict(os.environ, CXX=command):
+        return building.build()
 
 
 def run(kind: str, library: Path) -> int:
     """Run the kernels' tests with a sanitizer's library preloaded; returns pytest's status."""
+    found = [[*building.compiler(), f"-print-file-name={name}"] for name in KINDS[kind][1]]
     environment = dict(os.environ, **OPTIONS, PYTHONPATH=str(ROOT / "src"), OMP_NUM_THREADS="1")
-    environment["LD_PRELOAD"] = " ".join(library_path(name) for name in KINDS[kind][1])
+    environment["LD_PRELOAD"] = " ".join(subprocess.check_output(command, text=True).strip() for command in found)
     quiet = ["-q", "-x", "-s", "-p", "no:cacheprovider", "-m", "not slow", "--cases", "2", "-k", PART]
     # -s: pytest would keep the reports, and a report ends the process.
-    fixed = [shutil.which("setarch") or "", "-R"] if shutil.which("setarch") else []  # addresses that the shadow covers
+    fixed = ["setarch", "-R"] if shutil.which("setarch") else []  # addresses that the shadow covers
     command = [*fixed, sys.executable, "-c", TRIAL, str(library), *quiet, *TESTS]
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
@@ -105,23 +86,18 @@ def run(kind: str, library: Path) -> int:
 def main() -> None:
     """Build and run what the command line names; exit with 1 if a sanitizer or a test found something."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; all by default")
-    variants = (building.BASELINE, *building.X86)
-    parser.add_argument("--set", choices=[v[0] for v in variants], help="an instruction set")
-    options = parser.parse_args()
-    if unknown := set(options.kinds) - set(KINDS):
-        parser.error(f"expected sanitizers of {', '.join(KINDS)}, found {', '.join(sorted(unknown))}")
-    variant = next(v for v in variants if v[0] == (options.set or instruction_sets()[-1]))
-    name = variant[0]
-    failed = []
-    with tempfile.TemporaryDirectory() as folder:
-        for kind in options.kinds or KINDS:
+    parser.add_argument("kind", nargs="?", choices=KINDS, help="both by default")
+    variants = {one[0]: one for one in (building.BASELINE, *building.X86)}
+    parser.add_argument("--set", choices=variants, default=instruction_sets()[-1], help="an instruction set")
+    options, failed = parser.parse_args(), False
+    with tempfile.TemporaryDirectory(dir=building.HERE) as folder:
+        for kind in [options.kind] if options.kind else KINDS:
             start = time.monotonic()
-            status = run(kind, build(kind, variant, Path(folder)))
+            status = run(kind, build(kind, variants[options.set], Path(folder)))
             result = "nothing found" if status == 0 else f"failed with status {status}"
-            print(f"{kind} sanitizer, {name}: {result} ({time.monotonic() - start:.0f} s)", flush=True)
-            failed += [kind] if status else []
-    sys.exit(1 if failed else 0)
+            print(f"{kind} sanitizer, {options.set}: {result} ({time.monotonic() - start:.0f} s)", flush=True)
+            failed |= status != 0
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import reference
@@ -17,8 +18,7 @@ from reference import ROOT
 from mnemos.lab.cli import verbs
 
 NAMED_LINK = r"\[([^\]]*)\]\(([^)#\s]+)\)"
-LINK = re.compile(r"(\]\()([^)\s]+)(\))")
-FENCED = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(^```.*?^```$|`[^`\n]+`)|\]\(([^)\s]+)\)", re.MULTILINE | re.DOTALL)  # or code, which has none
 
 
 def places() -> dict[Path, str]:
@@ -58,13 +58,17 @@ def write(folder: Path) -> None:
         text = site.notebook(path) if path.suffix == ".ipynb" else path.read_text()
         text = site.with_links(text, path, place)
         if place == "index":
-            text += "\n".join(_toctree(title, named) for title, named in sections().items())
+            for title, named in sections().items():
+                rows = (f"{label} <{page}>" if label else page for page, label in named.items())
+                text += _toctree(rows, f"caption: {title}", "hidden:", "maxdepth: 2")
         elif place == "findings/index":
             pass
         elif place.startswith(("findings/", "examples/")) or place == "pages":
             text = f"---\norphan: true\n---\n\n{text}"  # other pages link them
         site.add(place, text)
-    site.add("operators/index", _list("Operators", "The equations, costs and limits of each operator.", "operators"))
+    operators = sorted(place.partition("/")[2] for place in places().values() if place.startswith("operators/"))
+    said = "# Operators\n\nThe equations, costs and limits of each operator.\n"
+    site.add("operators/index", said + _toctree(operators, "maxdepth: 1"))
     site.add("api/index", reference.index(), ".rst")
     for name in reference.PAGES:
         site.add(f"api/{name}", reference.page(name), ".rst")
@@ -85,10 +89,7 @@ class Site:
 
     def with_links(self, text: str, path: Path, place: str) -> str:
         """The text of a page of the repository with the links of its place on the site."""
-        parts = FENCED.split(text)
-        parts[::2] = [LINK.sub(lambda m: m[1] + self._link(m[2], path, place) + m[3], part) for part in parts[::2]]
-        # a link around `code` is cut by the split above
-        return re.sub(r"(`\]\()([^)\s]+)(\))", lambda m: m[1] + self._link(m[2], path, place) + m[3], "".join(parts))
+        return LINK.sub(lambda m: m[0] if m[1] else f"]({self._link(m[2], path, place)})", text)
 
     def notebook(self, path: Path) -> str:
         """A notebook as a page: its texts, its code with what it printed and drew, and itself for download."""
@@ -148,14 +149,8 @@ class Site:
         return f"{place}.md"
 
 
-def _toctree(title: str, named: dict[str, str]) -> str:
-    rows = [f"{label} <{page}>" if label else page for page, label in named.items()]
-    return f"\n```{{toctree}}\n:caption: {title}\n:hidden:\n:maxdepth: 2\n\n" + "\n".join(rows) + "\n```\n"
-
-
-def _list(title: str, said: str, folder: str) -> str:
-    rows = sorted(Path(place).name for place in places().values() if place.startswith(f"{folder}/"))
-    return f"# {title}\n\n{said}\n\n```{{toctree}}\n:maxdepth: 1\n\n" + "\n".join(rows) + "\n```\n"
+def _toctree(pages: Iterable[str], *options: str) -> str:
+    return "\n".join(["\n```{toctree}", *(f":{one}" for one in options), "", *pages, "```\n"])
 
 
 def command_line() -> str:
