@@ -11,7 +11,6 @@ from refusals import refuses
 import mnemos
 from mnemos.attention import CompressiveConfig, LinearConfig, RelativeConfig
 from mnemos.hugging_face import MnemosConfig, MnemosForCausalLM, StateCache, remembering_model
-from mnemos.hugging_face.pretrained_heads import shift_labels
 from mnemos.libraries import CACHE_NAMES, cache_name, transformers
 from mnemos.types import InputError
 
@@ -162,7 +161,11 @@ def test_when_a_cache_is_made_and_what_is_returned():
     assert cache.length == 2 * PROMPT
     model.train()
     assert model(IDS).get(name) is None
-    assert model.eval()(IDS, return_dict=False)[0].shape == (2, PROMPT, VOCABULARY)
+    whole, chosen = model.eval()(IDS, return_dict=False)[0], torch.tensor([0, 5, 2])
+    assert whole.shape == (2, PROMPT, VOCABULARY)
+    assert torch.equal(model(IDS, logits_to_keep=chosen).logits, whole[:, chosen])
+    for keep in (0, PROMPT, PROMPT + 1):
+        assert torch.equal(model(IDS, logits_to_keep=keep).logits, whole)
     options = {"max_new_tokens": 2, "do_sample": False, "return_dict_in_generate": True}
     assert isinstance(model.generate(IDS, **options)[name], StateCache)
     assert name not in model.generate(IDS, use_cache=False, **options)
@@ -279,14 +282,6 @@ def test_the_loss_of_an_adaptive_softmax_is_that_of_its_log_probabilities():
     model.eval()
 
 
-def test_logits_of_chosen_positions():
-    _, model = built("lstm-plain-causal")
-    whole, chosen = model(IDS).logits, torch.tensor([0, 5, 2])
-    assert torch.equal(model(IDS, logits_to_keep=chosen).logits, whole[:, chosen])
-    for keep in (0, PROMPT, PROMPT + 1):
-        assert torch.equal(model(IDS, logits_to_keep=keep).logits, whole)
-
-
 def test_a_configuration_says_the_sizes_of_its_model():
     sizes = mnemos.TransformerConfig(position="learned", max_length=9, **SIZES)
     config = MnemosConfig(model=sizes, segment=1)
@@ -301,14 +296,6 @@ def test_the_parts_that_other_libraries_ask_for():
         ours, model = built(name)
         assert model.get_input_embeddings() is ours.embedding
         assert model.get_output_embeddings() is (ours.head if linear else None)
-
-
-def test_the_count_of_an_update_shrinks_by_the_labels_without_a_context():
-    labels, mask = torch.tensor([[5, 6, 7]]), torch.tensor([[True, False, True]])
-    targets, count = shift_labels(labels, mask, torch.tensor(2))
-    assert targets.tolist() == [[6, -100, -100]]
-    assert count == 1
-    assert shift_labels(labels, None, 2)[1] == 2
 
 
 def test_crop_returns_to_any_length():

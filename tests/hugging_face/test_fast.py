@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from functional_models import CLOSE, agree, build, cached, run, tokens
+from functional_models import CLOSE, agree, build, cached, run, short, tokens
 from module_surgery import WAYS, adapt, hook_after, hook_before
 from refusals import refuses
 
@@ -81,7 +81,7 @@ def test_what_is_around_a_module_or_in_its_place_is_not_passed_by(name):
     They change the outputs as they do without `fast`, and every module is called as often and with the same numbers.
     """
     x = tokens(2, 9)
-    first = build(name)
+    first = short(name)
     report = mnemos.fast(first)
     parts = {
         f"{one.name}.{part}"
