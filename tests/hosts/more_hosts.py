@@ -115,8 +115,8 @@ _SWIN2 = {"image_size": 16, "patch_size": 2, "embed_dim": 12, "depths": [1, 2], 
 _SWIN2 |= {"drop_path_rate": 0.0, "num_labels": 5}
 _TIMM_SWIN2 = {"img_size": 16, "patch_size": 2, "embed_dim": 12, "depths": (1, 2), "num_heads": (2, 3)}
 _TIMM_SWIN2 |= {"drop_path_rate": 0.0, "window_size": 4}
-_FOUR = {"embed_dim": (32,) * 4, "depths": (1,) * 4}
 _TWINS = {"img_size": 64, "embed_dims": (8, 12, 16, 16), "num_heads": (1, 2, 2, 2), "wss": (4, 4, 2, 2)}
+_TWINS |= {"depths": (1, 2, 1, 1)}
 _TIMM_HIERA = {"img_size": (32, 32), "embed_dim": 12, "num_heads": 1, "stages": (1, 2), "q_pool": 1}
 _TIMM_HIERA |= {"mask_unit_size": (4, 4), "mask_unit_attn": (True, False)}
 _MAE = {"mask_ratio": 0.5, "decoder_hidden_size": 12, "decoder_num_attention_heads": 2}
@@ -158,8 +158,8 @@ MORE: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Example]]] =
     "timm_xcit": (timm("xcit_nano_12_p8_224", **_XCIT), images(16)),
     "timm_twins": (timm("twins_svt_small", **_TWINS), images(64)),
     "timm_convit": (timm("convit_tiny", **_TOY, local_up_to_layer=1), images(16)),
-    "timm_maxvit": (timm("maxvit_rmlp_pico_rw_256", img_size=64, **_FOUR), images(64)),
-    "timm_coatnet": (timm("coatnet_nano_rw_224", img_size=32, **_FOUR), images(32)),
+    "timm_maxvit": (timm("maxvit_rmlp_pico_rw_256", img_size=64, embed_dim=(32,) * 2, depths=(1,) * 2), images(64)),
+    "timm_coatnet": (timm("coatnet_nano_rw_224", img_size=32, embed_dim=(32,) * 4, depths=(1,) * 4), images(32)),
     "timm_hiera": (timm("hiera_tiny_224", **_TIMM_HIERA), images(32)),
     "timm_mvit": (lambda: _timm_mvit(), images(32)),
     "hf_dinov2": (hf("Dinov2ForImageClassification", **VIT), images(16)),

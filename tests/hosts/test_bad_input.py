@@ -1,5 +1,7 @@
 """Bad input to `mnemos.cache`: one clear line, and the model as it was. Masks that are refused: `test_masks`."""
 
+from functools import partial
+
 import pytest
 from hosts import build, libraries, state
 from torch import nn
@@ -13,18 +15,7 @@ def big_code() -> nn.Module:
     return found.GPTBigCodeModel(found.GPTBigCodeConfig(n_embd=12, n_layer=1, n_head=2, vocab_size=9))
 
 
-def vit() -> nn.Module:
-    return build("timm_vit")
-
-
-def bart() -> nn.Module:
-    return build("hf_bart")
-
-
-def linear() -> nn.Module:
-    return nn.Linear(2, 2)
-
-
+vit, bart, linear = partial(build, "timm_vit"), partial(build, "hf_bart"), partial(nn.Linear, 2, 2)
 ONE = "expected one mnemos.GRC.* found {}; choose the attentions with where="
 REFUSED = [
     (lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()), {}, "mnemos knows, found none; name modules .* with where="),

@@ -152,30 +152,26 @@ def memory_alone(grc: GRC) -> Any:
     return model
 
 
-def changed_by(grc: GRC, row: int, token: int) -> Tensor:
-    """Which outputs [B, T] change with one token."""
-    given = ids(3)
-    other = given.clone()
-    other[row, token] = (other[row, token] + 7) % 37 + 3
-    return (logits(memory_alone(grc), given) != logits(memory_alone(grc), other)).any(-1)
-
-
-@pytest.mark.parametrize("write", [True, False])
-def test_a_token_reaches_the_blocks_after_its_own(write):
-    """All of them; where the cache is never written, only the next one."""
+@pytest.mark.parametrize(
+    ("grc", "rows", "end"),
+    [
+        (STREAM, [1], 13),
+        (replace(STREAM, write=False), [1], 9),
+        (replace(SHARED, read="sample"), [1], 13),
+        (replace(SHARED, read="mean"), [0, 1, 2], 13),
+    ],
+    ids=["stream", "unwritten", "sample", "mean"],
+)
+def test_a_token_reaches_the_blocks_after_its_own(grc, rows, end):
+    """All of them; where the cache is never written, only the next one. In training a mean is that of all rows."""
     expected = torch.zeros(3, 13, dtype=torch.bool)
     expected[1, 4] = True  # the token's own output, from its embedding
-    expected[1, 6 : 13 if write else 9] = True
-    assert torch.equal(changed_by(GRC(length=4, block=3, scope="stream", write=write), 1, 4), expected)
-
-
-@pytest.mark.parametrize("read", ["sample", "mean"])
-def test_in_training_a_shared_cache_is_read_per_row_or_as_the_mean_of_all(read):
-    grc = GRC(length=4, block=3, read=read)
-    expected = torch.zeros(3, 13, dtype=torch.bool)
-    expected[slice(None) if read == "mean" else 1, 6:] = True
-    expected[1, 4] = True
-    assert torch.equal(changed_by(grc, 1, 4), expected)
+    expected[rows, 6:end] = True
+    given, mask = ids(), torch.ones(3, 13, dtype=torch.long)
+    other = given.clone()
+    other[1, 4] = (other[1, 4] + 7) % 37 + 3
+    found = [logits(memory_alone(grc), tokens, mask) for tokens in (given, other)]
+    assert torch.equal((found[0] != found[1]).any(-1), expected)
     given, mask = pad(ids(), 0, 3, 13)  # a row of padding has no part in the mean
     found, without = (logits(memory_alone(grc), given[:n], mask[:n])[:2] for n in (3, 2))
     close(found[mask[:2] > 0], without[mask[:2] > 0])

@@ -306,10 +306,8 @@ class Calls(nn.Module):
 
 def cached(name: str) -> nn.Module:
     torch.manual_seed(0)
-    if name == "torch":
-        attention: nn.Module = nn.MultiheadAttention(12, 2, batch_first=True)
-    else:
-        attention = libraries.timm().layers.attention.Attention(12, 2)
+    timm = libraries.timm().layers.attention.Attention
+    attention = nn.MultiheadAttention(12, 2, batch_first=True) if name == "torch" else timm(12, 2)
     mnemos.cache(attention, GRC(length=4))
     open_caches(attention)
     return Calls(attention).eval()

@@ -190,7 +190,7 @@ NAMED = {  # class: the names of its parts, and settings
 }
 
 
-def by_name(kind: str, tokens: int = 2) -> Remembering:
+def by_name(kind: str) -> Remembering:
     *names, options = NAMED[kind]
     library = transformers()
     of = getattr(library, kind)
@@ -199,24 +199,18 @@ def by_name(kind: str, tokens: int = 2) -> Remembering:
         sizes = {"vocab_size": 60}
     torch.manual_seed(0)
     model = of(of.config_class(**sizes, **options)).double().eval()
-    return mnemos.remember(model, tokens, *names)
-
-
-@pytest.mark.parametrize("kind", NAMED)
-@torch.no_grad()
-def test_parts_by_name_are_the_whole_model(kind):
-    """What the class does after its head is done here too."""
-    network, x = by_name(kind), ids(3, 6)
-    embeds = torch.cat([network.memory.start.expand(3, -1, -1), network.parts[0](x)], 1)
-    close(network(x)[0], network.model(inputs_embeds=embeds).logits[:, 2:].double(), 1e-6)
+    return mnemos.remember(model, 2, *names)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", *NAMED])
 @torch.no_grad()
 def test_padding_takes_no_position_and_a_row_of_padding_keeps_its_memory(name):
+    """What a class of named parts does after its head is done here too."""
     # Some of those by name compute a part in single precision.
     network, tolerance = (by_name(name), 1e-6) if name in NAMED else (remembering(name), 1e-10)
     x = ids(4, 8)
+    embeds = torch.cat([network.memory.start.expand(4, -1, -1), network.parts[0](x)], 1)
+    close(network(x)[0], network.model(inputs_embeds=embeds).logits[:, -8:].double(), tolerance)
     mask = torch.ones(4, 8, dtype=torch.bool)
     mask[1, 5:], mask[2, :2], mask[3] = False, False, False
     _, before = network(ids(4, 6, 5))
