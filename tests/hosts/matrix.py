@@ -158,7 +158,6 @@ def autocast(name: str) -> str | None:
         plain = run(build(name, torch.float32), inputs).float()
         model = cached(name, dtype=torch.float32).train()
         loss(model, inputs).backward()
-        found = run(model.eval(), inputs).float()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
     exact = run(cached(name, dtype=torch.float32), inputs)
     rounding = (plain - run(build(name, torch.float32), inputs)).abs().max()
@@ -299,24 +298,21 @@ def padding(name: str) -> str | None:
 
 def _more_padding(inputs: Example) -> Example | None:
     """The same rows with five more positions of padding."""
-    extra, kwargs, args, valid = 5, dict(inputs.kwargs), inputs.args, inputs.valid
-    pad = nn.functional.pad
-    if "input_ids" in kwargs and "attention_mask" in kwargs:
-        kwargs["input_ids"] = pad(kwargs["input_ids"], (0, extra), value=1)
-        kwargs["attention_mask"] = pad(kwargs["attention_mask"], (0, extra))
-    elif "input_values" in kwargs and "attention_mask" in kwargs:
-        kwargs |= {key: pad(kwargs[key], (0, 100)) for key in ("input_values", "attention_mask")}
-        return Example(args, kwargs, valid if valid is None else pad(valid, (0, 5)), inputs.batch)
-    elif "flattened_patches" in kwargs:
-        kwargs["flattened_patches"] = pad(kwargs["flattened_patches"], (0, 0, 0, extra))
-        kwargs["attention_mask"] = pad(kwargs["attention_mask"], (0, extra))
-    elif not inputs.batch and (key := next((k for k in kwargs if k.endswith("key_padding_mask")), None)) is not None:
+    kwargs, args, pad = dict(inputs.kwargs), inputs.args, nn.functional.pad
+    extra = 100 if "input_values" in kwargs else 5  # recordings have many numbers for each position
+    if (key := next((k for k in kwargs if k.endswith("key_padding_mask")), None)) is not None and not inputs.batch:
         kwargs[key] = pad(kwargs[key], (0, extra), value=True)
-        longer = pad(args[0], (0, 0, 0, extra), value=9.0)
-        args = (longer,) * len(args)
+        args = (pad(args[0], (0, 0, 0, extra), value=9.0),) * len(args)
+    elif "attention_mask" in kwargs:
+        for name, more, value in (
+            *(("input_ids", (0, extra), 1), ("input_values", (0, extra), 0), ("attention_mask", (0, extra), 0)),
+            ("flattened_patches", (0, 0, 0, extra), 0),
+        ):
+            if name in kwargs:
+                kwargs[name] = pad(kwargs[name], more, value=value)
     else:
         return None
-    return Example(args, kwargs, None if valid is None else pad(valid, (0, extra)), inputs.batch)
+    return Example(args, kwargs, None if inputs.valid is None else pad(inputs.valid, (0, 5)), inputs.batch)
 
 
 def other_size(name: str) -> str | None:

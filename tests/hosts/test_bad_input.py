@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 from hosts import build, libraries, state
+from refusals import refuses
 from torch import nn
 
 import mnemos
@@ -59,11 +60,9 @@ def test_as_many_slots_as_tokens_are_taken():
 def test_there_is_nothing_to_undo_without_a_cache():
     model = vit()
     before = state(model)
-    with pytest.raises(InputError, match=r"cache\(\) was called on, found none; nothing to undo"):
-        mnemos.uncache(model)
+    refuses(r"cache\(\) was called on, found none; nothing to undo", mnemos.uncache, model)
     assert state(model) == before
 
 
 def test_what_is_no_model():
-    with pytest.raises(InputError, match=r"expected a torch\.nn\.Module"):
-        mnemos.cache("a model")  # type: ignore[arg-type]
+    refuses(r"expected a torch\.nn\.Module", mnemos.cache, "a model")

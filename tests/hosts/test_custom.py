@@ -97,7 +97,7 @@ def test_a_pattern_that_meets_an_attention_means_it_alone():
 
 
 class Reading(nn.Module):
-    """Mixes tokens in the way that `kind` names; a mask of padding is read by the name of its argument."""
+    """Mixes tokens, or fails, in the way that `kind` names; a mask of padding is read by the name of its argument."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -105,6 +105,10 @@ class Reading(nn.Module):
 
     def forward(self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, key_padding_mask=None):
         x = x @ self.weight
+        if self.kind == "fails":
+            raise RuntimeError("one line\nand another")
+        if self.kind == "dict":
+            return {"y": x}
         if self.kind == "causal":
             return x.cumsum(1)
         if self.kind.startswith("time leads"):
@@ -204,26 +208,13 @@ def test_what_declares_that_it_is_not_causal_is_taken_where_no_call_can_show_it(
     assert all(branch.cache.is_meta for branch in caches(host))
 
 
-class Strange(nn.Module):
-    """Returns no tensor, or fails with two lines."""
-
-    def __init__(self, fails: bool) -> None:
-        super().__init__()
-        self.dim, self.mixer, self.fails = 12, Mixer(12), fails
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        if self.fails:
-            raise RuntimeError("one line\nand another")
-        return {"y": self.mixer(x)}
-
-
 @pytest.mark.parametrize(
     ("make", "where", "example", "words"),
     [
         (Model, "mixers.*", None, "mixers.0: expected a width D, found none of embed_dim, .*; give example="),
-        (lambda: nn.Sequential(Strange(False)), "0", X, "Strange: expected a tensor first, found dict; leave it out"),
-        (lambda: nn.Sequential(Strange(True)), "0", X, "the model accepts, found RuntimeError: one line and another"),
-        (lambda: nn.Sequential(Strange(True)), "0", None, "tokens alone, found RuntimeError: one line and another"),
+        (lambda: nn.Sequential(Reading("dict")), "0", X, "Reading: expected a tensor first, found dict; leave it out"),
+        (lambda: nn.Sequential(Reading("fails")), "0", X, "accepts, found RuntimeError: one line and another"),
+        (lambda: nn.Sequential(Reading("fails")), "0", None, "tokens alone, found RuntimeError: one line and another"),
         (lambda: nn.Sequential(nn.Linear(12, 9)), "0", X, r"0: expected a module that maps \[B, T, 12\] .*found .*9\)"),
         (lambda: nn.Sequential(Reading("mean")), "0", X[0], r"0: Reading: expected a call with \[B, T, D\] first"),
     ],

@@ -13,7 +13,7 @@ from refusals import refuses
 from torch import Tensor
 
 import mnemos
-from mnemos import GRC, InputError
+from mnemos import GRC
 from mnemos.hosts.row_caches import RowState
 from mnemos.libraries import transformers
 from mnemos.memory.gated_cache import caches
@@ -217,8 +217,8 @@ def test_what_cannot_be_right_is_refused():
     past = prefilled(model, given, torch.ones_like(given))
     past.crop(0)
     refuses("generate without drafts", past.crop, -2)
-    with pytest.raises(InputError, match="generate without drafts"):
-        model.generate(given[:1].repeat(1, 3), prompt_lookup_num_tokens=5, do_sample=False, max_new_tokens=30)
+    drafts = {"prompt_lookup_num_tokens": 5, "do_sample": False, "max_new_tokens": 30}
+    refuses("generate without drafts", model.generate, given[:1].repeat(1, 3), **drafts)
     assert not past.is_croppable
     for layer in past.layers:
         layer.keys, layer.values = layer.keys[:, :, :5], layer.values[:, :, :5]

@@ -126,17 +126,14 @@ def test_caches_of_other_heads_are_refused_and_an_emptied_one_is_new() -> None:
     refuses("begin with state=None", step, x, state)
 
 
-def test_the_only_key_head_is_the_whole_attention() -> None:
-    report = mnemos.linearise(plain("llama", num_key_value_heads=1), full=["model.layers.0.self_attn:0"])
-    assert [one.name for one in report.left] == ["model.layers.0.self_attn"]
-
-
 def test_names_of_heads_and_the_report() -> None:
     report = mnemos.linearise(plain("llama"), full=["model.layers.0.self_attn:0", "model.layers.1.self_attn:0,1"])
     assert [(one.name, one.full_heads) for one in report.changed] == [("model.layers.0.self_attn", (0,))]
     assert [one.name for one in report.left] == ["model.layers.1.self_attn"]
     assert "  left key heads 0 of 2 of model.layers.0.self_attn: full= leaves them whole" in str(report)
     assert "beside the keys and values of what is left" in str(report)
+    alone = mnemos.linearise(plain("llama", num_key_value_heads=1), full=["model.layers.0.self_attn:0"])
+    assert [one.name for one in alone.left] == ["model.layers.0.self_attn"]  # the only key head is the whole attention
     assert report.changed[0].state_bytes == mnemos.linearise(plain("llama")).changed[0].state_bytes // 2
     for full, words in (
         ("model.layers.0.self_attn:2", r"expected key heads 0 to 1 of model\.layers\.0\.self_attn, found .* with 2"),

@@ -8,7 +8,7 @@ import torch
 from refusals import refuses
 from torch import Tensor
 
-from mnemos import GRC, InputError
+from mnemos import GRC
 from mnemos.hosts import HostBranch
 from mnemos.hosts.host import AttentionInput, Host, TokenReader
 from mnemos.memory.gated_cache import hold_caches
@@ -256,11 +256,9 @@ def test_shapes_that_do_not_fit_are_refused():
     branch = build(*SIZES, {"preset": "mnemos", "length": 5})
     x, y = calls(15, 21, 7, 1)
     for bad in ((x[..., :9], y), (x, y[..., :9]), (x[:, :3], y), (x[0], y[0])):
-        with pytest.raises(InputError, match=r"\[B, T, 15\] to \[B, T, 21\]"):
-            branch(*bad)
+        refuses(r"\[B, T, 15\] to \[B, T, 21\]", branch, *bad)
     for mask in (torch.ones(B, 6, dtype=torch.bool), torch.ones(B, 7), torch.ones(7, dtype=torch.bool)):
-        with pytest.raises(InputError, match="mask of booleans"):
-            branch(x, y, mask)
+        refuses("mask of booleans", branch, x, y, mask)
     pooled = build(SIZES[0], SIZES[1], 3, *CASES["pooled"][2:])
     x, y = calls(15, 21, 16, 1)
     refuses('length="paper".: expected no padding mask', pooled, x, y, torch.ones(B, 16, dtype=torch.bool))

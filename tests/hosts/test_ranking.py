@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import mnemos
-from mnemos import InputError
 from mnemos.hosts.ranking import WindowLoss, rank, show_heads
 from mnemos.libraries import transformers
 
@@ -184,8 +183,7 @@ def test_the_order_is_that_of_trying_each() -> None:
     refuses("set heads=True", apart.full_heads, 1)
     for wrong in (1.5, "2", True, -1):
         for ask in (ranking.full, ranking.full_heads, ranking.closed):
-            with pytest.raises(InputError, match=f"found {wrong!r}; change it"):
-                ask(wrong)  # type: ignore[arg-type]
+            refuses(f"found {wrong!r}; change it", ask, wrong)
     below = str(ranking).splitlines()[-4:]
     assert [line.split() for line in below] == [[name, *(f"{x:.4f}" for x in by_head[name])] for name in ranking.names]
     assert "there is no gap to close" in str(ranking)
@@ -226,7 +224,6 @@ def test_what_is_refused() -> None:
         ("", "found 'the model', which is none"),
         ([8], "full: expected names of modules, found 8; give strings"),
     ):
-        with pytest.raises(InputError, match=message):
-            mnemos.linearise(model, full=full)  # type: ignore[arg-type]
+        refuses(message, mnemos.linearise, model, full=full)
     mnemos.linearise(model, window=6)
     refuses(r"found a linearised one; call mnemos\.unlinearise", mnemos.rank_attentions, model, texts, first=3)

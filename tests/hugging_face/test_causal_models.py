@@ -12,7 +12,6 @@ import mnemos
 from mnemos.attention import CompressiveConfig, LinearConfig, RelativeConfig
 from mnemos.hugging_face import MnemosConfig, MnemosForCausalLM, StateCache, remembering_model
 from mnemos.libraries import CACHE_NAMES, cache_name, transformers
-from mnemos.types import InputError
 
 PROMPT, NEW, SEGMENT = 7, 5, 3
 SIZES = {name: SMALL[name] for name in ("vocab_size", "dim", "layers", "num_heads", "mlp")}
@@ -312,8 +311,7 @@ def test_crop_returns_to_any_length():
             place += n
         cache.crop(-22)
         cache.reorder_cache(torch.tensor([1, 0]))
-        with pytest.raises(InputError, match="token ids"):  # a call that fails changes nothing
-            model(ids[:, :1] + VOCABULARY, cache=cache)
+        refuses("token ids", model, ids[:, :1] + VOCABULARY, cache=cache)  # a call that fails changes nothing
         new = model(ids[:, 10:12], attention_mask=mask[:, :12].flip(0), cache=cache)
         whole = model(torch.cat([ids[:, :10].flip(0), ids[:, 10:12]], 1), mask[:, :12].flip(0))
     torch.testing.assert_close(new.logits, whole.logits[:, -2:], rtol=1e-8, atol=1e-8)
@@ -335,8 +333,7 @@ def test_bad_input():
     ]:
         refuses(words, model, **given)
     for network in (model, built("adaptive softmax")[1]):
-        with pytest.raises(InputError, match=rf"labels: expected \[2, {PROMPT}\].*found \[2, 3\]"):
-            network(IDS, attention_mask=MASK, labels=IDS[:, :3])
+        refuses(rf"expected \[2, {PROMPT}\].*found \[2, 3\]", network, IDS, attention_mask=MASK, labels=IDS[:, :3])
     refuses("gradient checkpointing", model.gradient_checkpointing_enable)
     refuses("the model's vocabulary, found another; build it", model.resize_token_embeddings, VOCABULARY + 1)
     refuses("of: expected a model of this library, found Linear", MnemosForCausalLM.of, torch.nn.Linear(2, 2))
