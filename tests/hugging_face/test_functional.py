@@ -285,10 +285,10 @@ def test_other_caches_run_their_own_forward():
 @pytest.mark.parametrize("name", RECURRENTS)
 @torch.no_grad()
 def test_what_is_around_a_module_or_in_its_place_counts(name):
-    x = tokens(2, 9)
+    x, first = tokens(2, 9), short(name)
+    plain = first(x).logits
     for way in WAYS:
-        model = short(name)
-        plain = model(x).logits
+        model = copy.deepcopy(first)
         for above, layer in list(model.named_modules()):
             if type(layer).__name__ in RECURRENT:
                 for part, _ in reversed(list(layer.named_modules(prefix=above))[1:]):
