@@ -58,8 +58,7 @@ def test_within_the_window_the_model_is_as_before(name: str) -> None:
     model = decoder(name)
     if "Moe" in name or name == "Mixtral":
         model.set_experts_implementation("eager")
-    x, mask = ids(t=19), torch.ones(2, 19, dtype=torch.bool)
-    mask[1, :4] = False
+    x, mask = ids(t=19), torch.arange(19) >= torch.tensor([[0], [4]])
     names = [key for key, _ in model.named_parameters()]
 
     def outputs() -> list[Tensor]:
@@ -90,8 +89,7 @@ def test_any_cut_and_left_padding(name: str, state: str, rotary: bool, half_life
     whole = logits(model, x)
     for ends in ((3, 5, *range(17, 31)), (20, 21)):
         torch.testing.assert_close(in_parts(model, x, ends), whole, rtol=2e-5, atol=2e-5)
-    mask = torch.ones(2, 33, dtype=torch.bool)
-    mask[1, :4] = False
+    mask = torch.arange(33) >= torch.tensor([[0], [4]])
     padded = torch.cat([x[:1], torch.cat([x[1:, :4], x[1:, :-4]], 1)])
     for found in (
         logits(model, padded, mask),
@@ -143,8 +141,7 @@ def test_generate(state: str, full: str | None, options: dict[str, Any]) -> None
     Transformers reads a prompt and its first drafts in one call, of which the last tokens go back: here of a long one.
     """
     model = decoder("llama", -1.0, state=state, rotary=state == "hedgehog", full=full)
-    x, mask = ids(t=12), torch.ones(2, 12, dtype=torch.bool)
-    mask[1, :5] = False
+    x, mask = ids(t=12), torch.arange(12) >= torch.tensor([[0], [5]])
     if "prompt_lookup_num_tokens" in options:  # of one row in transformers
         x, mask = ids(1, 40).repeat(1, 2), torch.ones(1, 80)
     given = {"attention_mask": mask.long(), "max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}

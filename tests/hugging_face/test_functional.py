@@ -112,9 +112,7 @@ def test_gradients_of_pieces_replayed_and_padded_equal_those_of_the_whole(name):
 @EACH
 @torch.no_grad()
 def test_a_stream_of_padded_prompts_generates_as_they_do_for_each(name):
-    step, prompts = step_of(name), tokens(2, 9)
-    mask = torch.ones(2, 9, dtype=torch.bool)
-    mask[1, :3] = False
+    step, prompts, mask = step_of(name), tokens(2, 9), torch.arange(9) >= torch.tensor([[0], [3]])
     library = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "eos_token_id": None}
     theirs = []
     for row, valid in zip(prompts, mask, strict=True):  # alone
