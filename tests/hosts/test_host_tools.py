@@ -52,6 +52,7 @@ def fresh_compiler():
     "way",
     ["function", *(pytest.param(way, marks=pytest.mark.exhaustive) for way in ("wrapper", "compile", "graph break"))],
 )
+@pytest.mark.filterwarnings("ignore:mnemos.cache")  # of attentions without a model around them
 def test_a_cache_in_a_compiled_model(fresh_compiler, way):
     """However a model was compiled, it computes its caches, and without them what it computed before."""
     attention = libraries.timm().layers.attention.Attention
