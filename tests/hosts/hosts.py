@@ -106,12 +106,14 @@ def text(t: int, decoder: bool = False) -> Callable[[int, int], Example]:
 
 
 def _sequences(t: int, padded: bool = False, time_first: bool = False, thrice: bool = False) -> Any:
+    """Where time leads, outputs at padding are compared too."""
+
     def make(rows: int, seed: int) -> Example:
         x = normal(seed, *((t, rows) if time_first else (rows, t)), 12)
         valid = torch.arange(t) < lengths(rows, t)[:, None] if padded else None
         name = "key_padding_mask" if thrice else "src_key_padding_mask"
         kwargs = {} if valid is None else {name: ~valid}
-        return Example((x,) * (3 if thrice else 1), kwargs, valid, int(time_first))
+        return Example((x,) * (3 if thrice else 1), kwargs, None if time_first else valid, int(time_first))
 
     return make
 
@@ -176,7 +178,10 @@ _TIMM_PVT = {"depths": (1, 1, 1, 1), "embed_dims": (8, 12, 16, 16), "num_heads":
 ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Example]]] = {
     "torch_encoder": (_encoder, _sequences(9)),
     "torch_padded": (_encoder, _sequences(9, padded=True)),
-    "torch_time_first": (lambda: _encoder(batch_first=False, norm_first=True), _sequences(9, time_first=True)),
+    "torch_time_first": (
+        lambda: _encoder(batch_first=False, norm_first=True),
+        _sequences(9, padded=True, time_first=True),
+    ),
     "torch_mha": (_mha, _sequences(9, padded=True, thrice=True)),
     "timm_vit": (timm("vit_tiny_patch16_224", **_TIMM_VIT), images(16)),
     "timm_swin": (timm("swin_tiny_patch4_window7_224", **_TIMM_SWIN), images(16)),

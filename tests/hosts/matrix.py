@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 
 import torch
-from hosts import MODELS, Example, build, close, example, given, loss, open_caches, run, state
+from hosts import MODELS, Example, build, cached, close, example, given, loss, run, state
 from more_hosts import DECODERS, MORE
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -31,16 +31,6 @@ def error_of(call: Callable[[], object]) -> str:
     except Exception as error:
         return type(error).__name__
     return ""
-
-
-def cached(name: str, grc: GRC | None = None, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """The host with open gates, and caches that hold something."""
-    model = build(name, dtype)
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        mnemos.cache(model, GRC(length=_SLOTS) if grc is None else grc)
-    open_caches(model)
-    return model
 
 
 def closed_gate(name: str) -> None:
@@ -103,7 +93,7 @@ def strict_state(name: str) -> None:
 
 def copies(name: str) -> None:
     """A copy, also one by pickle, has all of the original, stores into itself, and reads what it has itself."""
-    model = cached(name, GRC(preset="paper", length=_SLOTS))
+    model = cached(name, "paper")
     with torch.no_grad():
         run(model, example(name))  # something is remembered of the frozen cache
     run(model.train(), example(name, seed=1))
@@ -168,7 +158,6 @@ def autocast(name: str) -> str | None:
         plain = run(build(name, torch.float32), inputs).float()
         model = cached(name, dtype=torch.float32).train()
         loss(model, inputs).backward()
-        found = run(model.eval(), inputs).float()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
     exact = run(cached(name, dtype=torch.float32), inputs)
     rounding = (plain - run(build(name, torch.float32), inputs)).abs().max()
@@ -206,7 +195,7 @@ def saved(name: str) -> None:
     """A trained model comes back with its settings and all that it has learned and stored."""
     # Single precision: some hosts compute constants at loading, in the precision that the model then has.
     single = torch.float32
-    model = cached(name, GRC(length=_SLOTS, gate_init=-1.5, candidate="layernorm_gelu", write=True), single).train()
+    model = cached(name, "mnemos", single, gate_init=-1.5, candidate="layernorm_gelu").train()
     for seed in (1, 2):
         loss(model, example(name, seed=seed, dtype=single)).backward()
     with tempfile.TemporaryDirectory() as folder:
@@ -309,24 +298,21 @@ def padding(name: str) -> str | None:
 
 def _more_padding(inputs: Example) -> Example | None:
     """The same rows with five more positions of padding."""
-    extra, kwargs, args, valid = 5, dict(inputs.kwargs), inputs.args, inputs.valid
-    pad = nn.functional.pad
-    if "input_ids" in kwargs and "attention_mask" in kwargs:
-        kwargs["input_ids"] = pad(kwargs["input_ids"], (0, extra), value=1)
-        kwargs["attention_mask"] = pad(kwargs["attention_mask"], (0, extra))
-    elif "input_values" in kwargs and "attention_mask" in kwargs:
-        kwargs |= {key: pad(kwargs[key], (0, 100)) for key in ("input_values", "attention_mask")}
-        return Example(args, kwargs, valid if valid is None else pad(valid, (0, 5)), inputs.batch)
-    elif "flattened_patches" in kwargs:
-        kwargs["flattened_patches"] = pad(kwargs["flattened_patches"], (0, 0, 0, extra))
-        kwargs["attention_mask"] = pad(kwargs["attention_mask"], (0, extra))
-    elif (key := next((k for k in kwargs if k.endswith("key_padding_mask")), None)) is not None:
+    kwargs, args, pad = dict(inputs.kwargs), inputs.args, nn.functional.pad
+    extra = 100 if "input_values" in kwargs else 5  # recordings have many numbers for each position
+    if (key := next((k for k in kwargs if k.endswith("key_padding_mask")), None)) is not None and not inputs.batch:
         kwargs[key] = pad(kwargs[key], (0, extra), value=True)
-        longer = pad(args[0], (0, 0, 0, extra), value=9.0)
-        args = (longer,) * len(args)
+        args = (pad(args[0], (0, 0, 0, extra), value=9.0),) * len(args)
+    elif "attention_mask" in kwargs:
+        for name, more, value in (
+            *(("input_ids", (0, extra), 1), ("input_values", (0, extra), 0), ("attention_mask", (0, extra), 0)),
+            ("flattened_patches", (0, 0, 0, extra), 0),
+        ):
+            if name in kwargs:
+                kwargs[name] = pad(kwargs[name], more, value=value)
     else:
         return None
-    return Example(args, kwargs, None if valid is None else pad(valid, (0, extra)), inputs.batch)
+    return Example(args, kwargs, None if inputs.valid is None else pad(inputs.valid, (0, 5)), inputs.batch)
 
 
 def other_size(name: str) -> str | None:
@@ -343,7 +329,7 @@ def other_size(name: str) -> str | None:
         if error_of(lambda other=other: run(plain, other)):
             continue
         for preset in ("mnemos", "paper", "official"):
-            model = cached(name, GRC(preset=preset, length=_SLOTS))
+            model = cached(name, preset)
             assert run(model, other).isfinite().all()
             loss(model.train(), other).backward()
         return None

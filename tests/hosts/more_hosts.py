@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from decoder_models import FAMILIES, plain
@@ -11,17 +12,32 @@ from torch import nn
 from mnemos import libraries
 
 
-def _mvit() -> nn.Module:
-    libraries.torchvision()
-    from torchvision.models.video.mvit import MSBlockConfig, MViT
+def _torchvision(name: str, *sizes: Any, **options: Any) -> Callable[[], nn.Module]:
+    return lambda: getattr(libraries.torchvision().models, name)(*sizes, num_classes=5, **options)
 
+
+def _torchvision_swin(block: str, merging: str) -> nn.Module:
+    swin = libraries.torchvision().models.swin_transformer
+    parts = {"block": getattr(swin, block), "downsample_layer": getattr(swin, merging)}
+    sizes = {"patch_size": [2, 2], "embed_dim": 12, "depths": [1, 2], "num_heads": [2, 3], "window_size": [4, 4]}
+    return swin.SwinTransformer(**sizes, **parts, num_classes=5, stochastic_depth_prob=0.0)
+
+
+def _mvit() -> nn.Module:
+    mvit = libraries.torchvision().models.video.mvit
     blocks = [
-        MSBlockConfig(2, 8, 8, [3, 3, 3], [3, 3, 3], [1, 1, 1], [1, 2, 2]),
-        MSBlockConfig(2, 8, 16, [3, 3, 3], [3, 3, 3], [1, 2, 2], [1, 1, 1]),
-        MSBlockConfig(2, 16, 16, [3, 3, 3], [3, 3, 3], [1, 1, 1], [1, 1, 1]),
+        mvit.MSBlockConfig(2, 8, 8, [3, 3, 3], [3, 3, 3], [1, 1, 1], [1, 2, 2]),
+        mvit.MSBlockConfig(2, 8, 16, [3, 3, 3], [3, 3, 3], [1, 2, 2], [1, 1, 1]),
+        mvit.MSBlockConfig(2, 16, 16, [3, 3, 3], [3, 3, 3], [1, 1, 1], [1, 1, 1]),
     ]
     options = {"residual_pool": True, "residual_with_cls_embed": False, "rel_pos_embed": True, "proj_after_attn": True}
-    return MViT((32, 32), 4, blocks, num_classes=5, **options)
+    return mvit.MViT((32, 32), 4, blocks, num_classes=5, **options)
+
+
+def _timm_mvit() -> nn.Module:
+    mvit = libraries.timm().models.mvitv2
+    cfg = mvit.MultiScaleVitCfg(depths=(1, 2), embed_dim=12, stride_q=((1, 1), (2, 2)), stride_kv_adaptive=(2, 2))
+    return mvit.MultiScaleVit(cfg, img_size=32, num_classes=5)
 
 
 def _unpadded(rows: int, seed: int) -> Example:
@@ -115,8 +131,8 @@ _SWIN2 = {"image_size": 16, "patch_size": 2, "embed_dim": 12, "depths": [1, 2], 
 _SWIN2 |= {"drop_path_rate": 0.0, "num_labels": 5}
 _TIMM_SWIN2 = {"img_size": 16, "patch_size": 2, "embed_dim": 12, "depths": (1, 2), "num_heads": (2, 3)}
 _TIMM_SWIN2 |= {"drop_path_rate": 0.0, "window_size": 4}
-_FOUR = {"embed_dim": (32,) * 4, "depths": (1,) * 4}
 _TWINS = {"img_size": 64, "embed_dims": (8, 12, 16, 16), "num_heads": (1, 2, 2, 2), "wss": (4, 4, 2, 2)}
+_TWINS |= {"depths": (1, 2, 1, 1)}
 _TIMM_HIERA = {"img_size": (32, 32), "embed_dim": 12, "num_heads": 1, "stages": (1, 2), "q_pool": 1}
 _TIMM_HIERA |= {"mask_unit_size": (4, 4), "mask_unit_attn": (True, False)}
 _MAE = {"mask_ratio": 0.5, "decoder_hidden_size": 12, "decoder_num_attention_heads": 2}
@@ -144,10 +160,10 @@ _DISTIL = {"dim": 24, "n_layers": 2, "n_heads": 3, "hidden_dim": 20, "vocab_size
 _DISTIL |= {"dropout": 0.0, "attention_dropout": 0.0, "pad_token_id": 1}
 
 MORE: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Example]]] = {
-    "torchvision_vit": (lambda: _vision_transformer(), images(16)),
+    "torchvision_vit": (_torchvision("VisionTransformer", 16, 4, 2, 3, 24, 20), images(16)),
     "torchvision_swin": (lambda: _torchvision_swin("SwinTransformerBlock", "PatchMerging"), images(16)),
     "torchvision_swin2": (lambda: _torchvision_swin("SwinTransformerBlockV2", "PatchMergingV2"), images(16)),
-    "torchvision_maxvit": (lambda: _maxvit(), images(32)),
+    "torchvision_maxvit": (_torchvision("MaxVit", (32, 32), 8, 4, [8, 16], [1, 1], 8, 0.0), images(32)),
     "torchvision_mvit": (_mvit, lambda rows, seed: Example((normal(seed, rows, 3, 4, 32, 32),))),
     "timm_dinov2": (timm("vit_small_patch14_reg4_dinov2", **_TOY), images(16)),
     "timm_naflexvit": (timm("naflexvit_base_patch16_gap", **_NAFLEX), images(16)),
@@ -158,10 +174,10 @@ MORE: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Example]]] =
     "timm_xcit": (timm("xcit_nano_12_p8_224", **_XCIT), images(16)),
     "timm_twins": (timm("twins_svt_small", **_TWINS), images(64)),
     "timm_convit": (timm("convit_tiny", **_TOY, local_up_to_layer=1), images(16)),
-    "timm_maxvit": (timm("maxvit_rmlp_pico_rw_256", img_size=64, **_FOUR), images(64)),
-    "timm_coatnet": (timm("coatnet_nano_rw_224", img_size=32, **_FOUR), images(32)),
+    "timm_maxvit": (timm("maxvit_rmlp_pico_rw_256", img_size=64, embed_dim=(32,) * 2, depths=(1,) * 2), images(64)),
+    "timm_coatnet": (timm("coatnet_nano_rw_224", img_size=32, embed_dim=(32,) * 4, depths=(1,) * 4), images(32)),
     "timm_hiera": (timm("hiera_tiny_224", **_TIMM_HIERA), images(32)),
-    "timm_mvit": (lambda: _timm_mvit(), images(32)),
+    "timm_mvit": (_timm_mvit, images(32)),
     "hf_dinov2": (hf("Dinov2ForImageClassification", **VIT), images(16)),
     "hf_dinov2_registers": (hf("Dinov2WithRegistersForImageClassification", **VIT, num_register_tokens=3), images(16)),
     "hf_dinov3": (hf("DINOv3ViTModel", **{**VIT, "num_register_tokens": 2}), images(16)),
@@ -199,34 +215,3 @@ MORE: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Example]]] =
 DECODERS = {
     f"hf_{name}": (partial(plain, name, vocab_size=60), text(11)) for name in (*FAMILIES, "Gemma", "Phi3", "Olmo2")
 }
-
-
-def _timm_mvit() -> nn.Module:
-    libraries.timm()
-    from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
-
-    cfg = MultiScaleVitCfg(depths=(1, 2), embed_dim=12, stride_q=((1, 1), (2, 2)), stride_kv_adaptive=(2, 2))
-    return MultiScaleVit(cfg, img_size=32, num_classes=5)
-
-
-def _vision_transformer() -> nn.Module:
-    libraries.torchvision()
-    from torchvision.models import VisionTransformer
-
-    return VisionTransformer(16, 4, 2, 3, 24, 20, num_classes=5)
-
-
-def _torchvision_swin(block: str, merging: str) -> nn.Module:
-    libraries.torchvision()
-    from torchvision.models import swin_transformer as swin
-
-    parts = {"block": getattr(swin, block), "downsample_layer": getattr(swin, merging)}
-    sizes = {"patch_size": [2, 2], "embed_dim": 12, "depths": [1, 2], "num_heads": [2, 3], "window_size": [4, 4]}
-    return swin.SwinTransformer(**sizes, **parts, num_classes=5, stochastic_depth_prob=0.0)
-
-
-def _maxvit() -> nn.Module:
-    libraries.torchvision()
-    from torchvision.models import MaxVit
-
-    return MaxVit((32, 32), 8, 4, [8, 16], [1, 1], 8, 0.0, num_classes=5)

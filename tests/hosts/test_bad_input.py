@@ -1,7 +1,10 @@
 """Bad input to `mnemos.cache`: one clear line, and the model as it was. Masks that are refused: `test_masks`."""
 
+from functools import partial
+
 import pytest
 from hosts import build, libraries, state
+from refusals import refuses
 from torch import nn
 
 import mnemos
@@ -13,18 +16,7 @@ def big_code() -> nn.Module:
     return found.GPTBigCodeModel(found.GPTBigCodeConfig(n_embd=12, n_layer=1, n_head=2, vocab_size=9))
 
 
-def vit() -> nn.Module:
-    return build("timm_vit")
-
-
-def bart() -> nn.Module:
-    return build("hf_bart")
-
-
-def linear() -> nn.Module:
-    return nn.Linear(2, 2)
-
-
+vit, bart, linear = partial(build, "timm_vit"), partial(build, "hf_bart"), partial(nn.Linear, 2, 2)
 ONE = "expected one mnemos.GRC.* found {}; choose the attentions with where="
 REFUSED = [
     (lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()), {}, "mnemos knows, found none; name modules .* with where="),
@@ -68,11 +60,9 @@ def test_as_many_slots_as_tokens_are_taken():
 def test_there_is_nothing_to_undo_without_a_cache():
     model = vit()
     before = state(model)
-    with pytest.raises(InputError, match=r"cache\(\) was called on, found none; nothing to undo"):
-        mnemos.uncache(model)
+    refuses(r"cache\(\) was called on, found none; nothing to undo", mnemos.uncache, model)
     assert state(model) == before
 
 
 def test_what_is_no_model():
-    with pytest.raises(InputError, match=r"expected a torch\.nn\.Module"):
-        mnemos.cache("a model")  # type: ignore[arg-type]
+    refuses(r"expected a torch\.nn\.Module", mnemos.cache, "a model")

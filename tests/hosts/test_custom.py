@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from hosts import build, close, open_caches
-from more_hosts import MORE
 from refusals import refuses
 from torch import Tensor, nn
 
 import mnemos
-from mnemos import GRC, InputError
+from mnemos import GRC
 from mnemos.hosts import Call, Host, adapters
 from mnemos.hosts.named import make_reader
 from mnemos.memory.gated_cache import caches
@@ -97,17 +96,8 @@ def test_a_pattern_that_meets_an_attention_means_it_alone():
     assert [one.name for one in report.swapped] == ["blocks.0.attn", "blocks.1.attn"]
 
 
-def test_a_module_that_is_not_what_it_was_taken_for():
-    widening = nn.Sequential(nn.Linear(12, 9)).double()
-    with pytest.raises(InputError, match=r"0: expected a module that maps \[B, T, 12\] to the same shape, found .*9\)"):
-        mnemos.cache(widening, GRC(length=3), where="0", example=X)
-    mean = nn.Sequential(Reading("mean")).double()
-    mnemos.cache(mean, GRC(length=3), where="0", example=X)
-    refuses(r"Reading: expected a call with \[B, T, D\] first", mean, X[0])
-
-
 class Reading(nn.Module):
-    """Mixes tokens in the way that `kind` names; a mask of padding is read by the name of its argument."""
+    """Mixes tokens, or fails, in the way that `kind` names; a mask of padding is read by the name of its argument."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -115,6 +105,10 @@ class Reading(nn.Module):
 
     def forward(self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, key_padding_mask=None):
         x = x @ self.weight
+        if self.kind == "fails":
+            raise RuntimeError("one line\nand another")
+        if self.kind == "dict":
+            return {"y": x}
         if self.kind == "causal":
             return x.cumsum(1)
         if self.kind.startswith("time leads"):
@@ -147,6 +141,7 @@ def test_a_map_of_tokens_is_read_in_rows():
     for other in (torch.ones(3, 7), torch.ones(3, 2).bool()):  # weights of tokens, and what is no mask of theirs
         assert read(module, (X, None, None, None), {"other": other}).mask is None
     refuses("a second sequence", read, module, (X, X + 1), {})
+    refuses(r"Reading: expected a call with \[B, T, D\] first", read, module, (X[0],), {})
 
 
 class Around(nn.Module):
@@ -159,6 +154,8 @@ class Around(nn.Module):
     def forward(self, x: Tensor, **kwargs: Tensor) -> Tensor:
         if self.inside.kind == "across":
             return self.inside(x, x.flip(1) * 2)
+        if self.inside.kind == "windows":  # are rows of its batch
+            return self.inside(torch.cat([x[:, :4], x[:, 3:]]))
         if self.inside.kind == "time leads":
             return self.inside(x.transpose(0, 1)).transpose(0, 1)
         return self.inside(x, **kwargs)
@@ -186,7 +183,7 @@ def test_a_module_that_reads_the_future_or_elsewhere_is_refused(kind, example, w
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("example", [None, X])
-@pytest.mark.parametrize("kind", ["local", "mean"])
+@pytest.mark.parametrize("kind", ["local", "mean", "windows"])
 def test_a_module_that_reads_other_tokens_is_taken(kind, example, dtype):
     host, example = Around(kind).to(dtype), example if example is None else example.to(dtype)
     mnemos.cache(host, GRC(length=3), where="inside", example=example)
@@ -211,45 +208,19 @@ def test_what_declares_that_it_is_not_causal_is_taken_where_no_call_can_show_it(
     assert all(branch.cache.is_meta for branch in caches(host))
 
 
-class Strange(nn.Module):
-    """Returns no tensor, or fails with two lines."""
-
-    def __init__(self, fails: bool) -> None:
-        super().__init__()
-        self.dim, self.mixer, self.fails = 12, Mixer(12), fails
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        if self.fails:
-            raise RuntimeError("one line\nand another")
-        return {"y": self.mixer(x)}
-
-
 @pytest.mark.parametrize(
     ("make", "where", "example", "words"),
     [
         (Model, "mixers.*", None, "mixers.0: expected a width D, found none of embed_dim, .*; give example="),
-        (lambda: nn.Sequential(Strange(False)), "0", X, "Strange: expected a tensor first, found dict; leave it out"),
-        (lambda: nn.Sequential(Strange(True)), "0", X, "the model accepts, found RuntimeError: one line and another"),
-        (lambda: nn.Sequential(Strange(True)), "0", None, "tokens alone, found RuntimeError: one line and another"),
+        (lambda: nn.Sequential(Reading("dict")), "0", X, "Reading: expected a tensor first, found dict; leave it out"),
+        (lambda: nn.Sequential(Reading("fails")), "0", X, "accepts, found RuntimeError: one line and another"),
+        (lambda: nn.Sequential(Reading("fails")), "0", None, "tokens alone, found RuntimeError: one line and another"),
+        (lambda: nn.Sequential(nn.Linear(12, 9)), "0", X, r"0: expected a module that maps \[B, T, 12\] .*found .*9\)"),
         (lambda: nn.Sequential(Reading("mean")), "0", X[0], r"0: Reading: expected a call with \[B, T, D\] first"),
     ],
 )
 def test_modules_that_cannot_be_read_are_refused(make, where, example, words):
     refuses(words, mnemos.cache, make().double(), GRC(length=3), where=where, example=example)
-
-
-def test_windows_are_rows_of_a_batch():
-    class Windows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mixer = Mixer(12)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = x.unflatten(1, (4, 2)).flatten(0, 1)
-            return (x + self.mixer(x)).unflatten(0, (-1, 4)).flatten(1, 2)
-
-    report = mnemos.cache(Windows().double(), GRC(length=2), where="mixer", example=torch.randn(3, 8, 12).double())
-    assert [one.name for one in report.swapped] == ["mixer"]
 
 
 @pytest.mark.parametrize("name", ["mask", "key_padding_mask"])
@@ -294,16 +265,6 @@ def test_parts_of_pyramids_are_cached_with_a_warning(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         mnemos.hosts.load(again, tmp_path)
-
-
-def test_a_part_of_a_vit_is_cached_with_a_warning_and_a_whole_model_without():
-    make, _ = MORE["torchvision_vit"]
-    with pytest.warns(UserWarning, match="without the model around"):
-        mnemos.cache(make().encoder, GRC(length=3))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for whole in (make(), nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)):
-            mnemos.cache(whole, GRC(length=3))
 
 
 class Pooling(nn.Module):

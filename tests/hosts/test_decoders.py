@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from decoder_models import FAMILIES, FEW, in_parts, logits, plain
+from decoder_models import FAMILIES, FEW, ids, in_parts, logits, plain
 from hosts import close, open_caches
 from refusals import refuses
 from torch import Tensor
 
 import mnemos
-from mnemos import GRC, InputError
+from mnemos import GRC
 from mnemos.hosts.row_caches import RowState
 from mnemos.libraries import transformers
 from mnemos.memory.gated_cache import caches
@@ -33,10 +33,6 @@ def cached(name: str, grc: GRC = STREAM, **options: Any) -> Any:
     return model
 
 
-def ids(rows: int = 3, t: int = 13, seed: int = 2) -> Tensor:
-    return torch.randint(3, 40, (rows, t), generator=torch.Generator().manual_seed(seed))
-
-
 def pad(given: Tensor, *lengths: int) -> tuple[Tensor, Tensor]:
     """Tokens with so many pads at the left of each row, and their mask."""
     mask = torch.arange(given.shape[1]) >= torch.tensor(lengths)[:, None]
@@ -52,7 +48,7 @@ def test_a_sequence_in_parts_is_the_whole_and_a_row_is_its_tokens(name, grc, att
     # Hugging Face's eager attention takes its softmax in single precision, where the mask of doubles is −∞.
     dtype, tolerance = (torch.float64, 1e-10) if attention == "sdpa" else (torch.float32, 1e-3)
     model = cached(name, grc, attn_implementation=attention).to(dtype)
-    given, mask = pad(ids(), 0, 2, 5)
+    given, mask = pad(ids(3, 13), 0, 2, 5)
     with torch.no_grad():
         whole = logits(model, given, mask)
         parts = in_parts(model, given, (4, 7, 8, 9, 10), mask)
@@ -71,7 +67,7 @@ def test_a_sequence_in_parts_is_the_whole_and_a_row_is_its_tokens(name, grc, att
 @pytest.mark.each_value
 def test_generation_with_the_cache_is_that_without(name, mode):
     model = cached(name)
-    given, mask = pad(ids(t=7), 0, 2, 4)
+    given, mask = pad(ids(3, 7), 0, 2, 4)
     options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 9, "min_new_tokens": 9}
     options |= {"output_scores": True, "return_dict_in_generate": True}
     options |= {"sampling": {"do_sample": True}, "beams": {"num_beams": 3}}.get(mode, {})
@@ -93,7 +89,7 @@ def test_generation_with_the_cache_is_that_without(name, mode):
 def test_a_later_token_changes_no_bit_of_an_earlier_output(name, grc, training):
     """In training with scope="shared" too, where a token reads the mean of all rows' caches."""
     model = cached(name, grc)
-    given = ids(2)
+    given = ids(2, 13)
 
     def outputs(tokens: Tensor) -> Tensor:
         return logits(copy.deepcopy(model).train(training), tokens)  # a copy: a training forward stores its cache
@@ -112,7 +108,7 @@ def test_a_later_token_changes_no_bit_of_an_earlier_output(name, grc, training):
 def test_every_parameter_has_a_gradient_also_through_the_carried_state(name):
     """Two calls, the second with the first one's cache: the gradient of the loss is that of one call."""
     whole, parts = cached(name).train(), cached(name).train()
-    given = ids()
+    given = ids(3, 13)
     weight = torch.linspace(-1, 1, 60, dtype=torch.float64)
     (logits(whole, given)[:, 7:] * weight).sum().backward()
     (in_parts(parts, given, (7,))[:, 7:] * weight).sum().backward()
@@ -127,7 +123,7 @@ def test_a_training_forward_stores_the_mean_of_the_rows_that_completed_a_block()
     model = cached("llama", SHARED).train()
     branch = caches(model)[0]
     start = branch.cache.clone()
-    given, mask = pad(ids(t=7), 0, 3, 5)  # rows of two blocks, one and none
+    given, mask = pad(ids(3, 7), 0, 3, 5)  # rows of two blocks, one and none
     inputs = []
     handle = branch.register_forward_pre_hook(lambda module, args: inputs.append(args[0].detach()))
     logits(model, given, mask)
@@ -152,31 +148,27 @@ def memory_alone(grc: GRC) -> Any:
     return model
 
 
-def changed_by(grc: GRC, row: int, token: int) -> Tensor:
-    """Which outputs [B, T] change with one token."""
-    given = ids(3)
-    other = given.clone()
-    other[row, token] = (other[row, token] + 7) % 37 + 3
-    return (logits(memory_alone(grc), given) != logits(memory_alone(grc), other)).any(-1)
-
-
-@pytest.mark.parametrize("write", [True, False])
-def test_a_token_reaches_the_blocks_after_its_own(write):
-    """All of them; where the cache is never written, only the next one."""
+@pytest.mark.parametrize(
+    ("grc", "rows", "end"),
+    [
+        (STREAM, [1], 13),
+        (replace(STREAM, write=False), [1], 9),
+        (replace(SHARED, read="sample"), [1], 13),
+        (replace(SHARED, read="mean"), [0, 1, 2], 13),
+    ],
+    ids=["stream", "unwritten", "sample", "mean"],
+)
+def test_a_token_reaches_the_blocks_after_its_own(grc, rows, end):
+    """All of them; where the cache is never written, only the next one. In training a mean is that of all rows."""
     expected = torch.zeros(3, 13, dtype=torch.bool)
     expected[1, 4] = True  # the token's own output, from its embedding
-    expected[1, 6 : 13 if write else 9] = True
-    assert torch.equal(changed_by(GRC(length=4, block=3, scope="stream", write=write), 1, 4), expected)
-
-
-@pytest.mark.parametrize("read", ["sample", "mean"])
-def test_in_training_a_shared_cache_is_read_per_row_or_as_the_mean_of_all(read):
-    grc = GRC(length=4, block=3, read=read)
-    expected = torch.zeros(3, 13, dtype=torch.bool)
-    expected[slice(None) if read == "mean" else 1, 6:] = True
-    expected[1, 4] = True
-    assert torch.equal(changed_by(grc, 1, 4), expected)
-    given, mask = pad(ids(), 0, 3, 13)  # a row of padding has no part in the mean
+    expected[rows, 6:end] = True
+    given, mask = ids(3, 13), torch.ones(3, 13, dtype=torch.long)
+    other = given.clone()
+    other[1, 4] = (other[1, 4] + 7) % 37 + 3
+    found = [logits(memory_alone(grc), tokens, mask) for tokens in (given, other)]
+    assert torch.equal((found[0] != found[1]).any(-1), expected)
+    given, mask = pad(ids(3, 13), 0, 3, 13)  # a row of padding has no part in the mean
     found, without = (logits(memory_alone(grc), given[:n], mask[:n])[:2] for n in (3, 2))
     close(found[mask[:2] > 0], without[mask[:2] > 0])
 
@@ -201,7 +193,7 @@ def prefilled(model: Any, given: Tensor, mask: Tensor) -> Any:
 @torch.no_grad()
 def test_the_state_follows_the_rows_of_the_hosts_cache(change, rows):
     model = cached("llama")
-    given, mask = pad(ids(), 0, 2, 5)
+    given, mask = pad(ids(3, 13), 0, 2, 5)
     past = prefilled(model, given[:, :8], mask[:, :8])
     past = change(past) or past
     taken = torch.tensor(rows)
@@ -221,8 +213,8 @@ def test_what_cannot_be_right_is_refused():
     past = prefilled(model, given, torch.ones_like(given))
     past.crop(0)
     refuses("generate without drafts", past.crop, -2)
-    with pytest.raises(InputError, match="generate without drafts"):
-        model.generate(given[:1].repeat(1, 3), prompt_lookup_num_tokens=5, do_sample=False, max_new_tokens=30)
+    drafts = {"prompt_lookup_num_tokens": 5, "do_sample": False, "max_new_tokens": 30}
+    refuses("generate without drafts", model.generate, given[:1].repeat(1, 3), **drafts)
     assert not past.is_croppable
     for layer in past.layers:
         layer.keys, layer.values = layer.keys[:, :, :5], layer.values[:, :, :5]
@@ -243,7 +235,7 @@ def trained(model: Any, call: Any) -> list[Tensor]:
     weight = torch.linspace(-1, 1, 60, dtype=next(model.parameters()).dtype)
     losses = []
     for seed in (2, 3):
-        given, mask = pad(ids(seed=seed), 0, 2, 5)
+        given, mask = pad(ids(3, 13, seed), 0, 2, 5)
         losses.append((logits(call, given, mask)[mask > 0] * weight).sum())
     sum(losses).backward()
     return [*(p.grad for p in model.parameters()), *(branch.cache.clone() for branch in caches(model.eval()))]
@@ -269,7 +261,7 @@ def test_gradient_checkpointing_trains_the_same(name, grc, how):
 @pytest.mark.parametrize("low", [-50.0, -1e9, torch.finfo(torch.float32).min])
 def test_an_additive_mask_of_any_depth_hides_padding(low):
     model = cached("gpt2")
-    given, mask = pad(ids(), 0, 2, 5)
+    given, mask = pad(ids(3, 13), 0, 2, 5)
     t = given.shape[1]
     seen = torch.ones(t, t, dtype=torch.bool).tril() & (mask > 0)[:, None]
     seen = (seen | torch.eye(t, dtype=torch.bool) & (mask == 0)[:, None])[:, None]  # padding sees itself alone

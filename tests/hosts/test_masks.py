@@ -10,7 +10,7 @@ from refusals import refuses
 from torch import Tensor, nn
 
 import mnemos
-from mnemos import GRC, InputError
+from mnemos import GRC
 from mnemos.hosts.adapters import ADAPTERS
 from mnemos.hosts.masks import own_tokens, refuse_mask, valid_tokens
 from mnemos.hosts.named import Reader, _read_mask
@@ -246,17 +246,14 @@ def test_what_raises_a_key_hides_no_other():
     assert own_tokens(decoder, x, 0).tolist() == [[True] * 6 + [False], [True] * 7]
     padding = torch.tensor([[1, 0, 1, 1, 0], [1, 1, 0, 1, 1]])  # of two keys before these three tokens
     assert own_tokens(padding, x[:, :3], 2).tolist() == [[True, True, False], [False, True, True]]
-    with pytest.raises(InputError, match="one sequence per row"):
-        own_tokens(torch.where(LATER | PACKED["two blocks"], -50.0, 0.0)[None, None] + grows, x, 0)
+    packed = torch.where(LATER | PACKED["two blocks"], -50.0, 0.0)[None, None] + grows
+    refuses("one sequence per row", own_tokens, packed, x, 0)
 
 
-def test_a_bias_for_positions_is_no_mask():
+def test_masks_of_every_head_and_biases_for_positions():
+    """[B·H, T, T], as MultiheadAttention takes them: causal where no head sees a later token. A bias is no mask."""
     for bias in (-2.0 * DISTANCE.abs(), DISTANCE.clamp(max=0) * 3.0):  # the second lowers what is later alone
         assert refuse_mask(bias, tokens(bias)) is None
-
-
-def test_masks_of_every_head():
-    """[B·H, T, T], as MultiheadAttention takes them: causal where no head sees a later token."""
     half = torch.stack([LATER, LATER & False]).repeat(3, 1, 1)
     assert refuse_mask(half, tokens(half), hides=True) is None
     refuses("causally", refuse_mask, LATER.expand(6, T, T), tokens(half), hides=True)
@@ -306,10 +303,8 @@ class Calls(nn.Module):
 
 def cached(name: str) -> nn.Module:
     torch.manual_seed(0)
-    if name == "torch":
-        attention: nn.Module = nn.MultiheadAttention(12, 2, batch_first=True)
-    else:
-        attention = libraries.timm().layers.attention.Attention(12, 2)
+    timm = libraries.timm().layers.attention.Attention
+    attention = nn.MultiheadAttention(12, 2, batch_first=True) if name == "torch" else timm(12, 2)
     mnemos.cache(attention, GRC(length=4))
     open_caches(attention)
     return Calls(attention).eval()

@@ -7,6 +7,7 @@ import warnings
 import weakref
 from typing import Any
 
+import hosts
 import matrix
 import pytest
 import torch
@@ -106,7 +107,8 @@ def test_what_holds_of_a_cached_host_holds_by_heads(check, monkeypatch):
     def by_heads(**switches: Any) -> GRC:
         return GRC(**switches) if switches.get("preset") == "official" else GRC(mix="heads", **switches)
 
-    monkeypatch.setattr(matrix, "GRC", by_heads)
+    for module in (hosts, matrix):
+        monkeypatch.setattr(module, "GRC", by_heads)
     CHECKS[check]("hf_pvt")
 
 

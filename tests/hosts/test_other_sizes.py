@@ -3,8 +3,7 @@
 import copy
 
 import pytest
-import torch
-from hosts import build, close, libraries, open_caches, tensor
+from hosts import build, close, libraries, normal, open_caches, tensor
 from refusals import refuses
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -24,8 +23,7 @@ def dynamic_vit() -> nn.Module:
 
 
 def images(height: int, width: int, rows: int = 2, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, 3, height, width, generator=generator, dtype=torch.float64)
+    return normal(seed, rows, 3, height, width).double()
 
 
 def watched(model: nn.Module) -> list:

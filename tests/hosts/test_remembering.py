@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decoder_models import FAMILIES, FURTHER, config, plain
+from decoder_models import FAMILIES, FURTHER, config, ids, plain
 from hosts import close
 from refusals import refuses
 from torch import nn
@@ -19,10 +19,6 @@ from mnemos.types import Advances, RecurrentModel, leaves, reset
 
 EXPERTS = ("Mixtral", "Qwen2Moe", "Qwen3Moe")  # their kernel takes no float64
 FAMILY = [*FAMILIES, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in FURTHER)]
-
-
-def ids(rows: int = 3, t: int = 7, seed: int = 2) -> torch.Tensor:
-    return torch.randint(3, 40, (rows, t), generator=torch.Generator().manual_seed(seed))
 
 
 def host(name: str = "gpt2", **options) -> nn.Module:
@@ -98,7 +94,7 @@ def test_segments_are_in_the_mode_of_the_model_and_the_decoder_keeps_its_own():
     network = mnemos.hosts.Segmented(model.eval(), 4)
     assert not network.training
     only = torch.rand(3, 7) < 0.4
-    close(network(ids(), only=only)[0], network(ids())[0][only])
+    close(network(ids(3, 7), only=only)[0], network(ids(3, 7))[0][only])
 
 
 @torch.no_grad()
@@ -128,13 +124,13 @@ def test_it_declares_what_our_models_declare():
     assert isinstance(network, RecurrentModel)
     assert isinstance(network, Advances)
     assert (network.splits, network.state_kind, network.rows_independent) == ("segments", "constant", True)
-    _, state = network(ids())
+    _, state = network(ids(3, 7))
     fresh = reset(state, torch.tensor([True, False, True]))
-    close(network(ids(), fresh)[0][[0, 2]], network(ids())[0][[0, 2]])
+    close(network(ids(3, 7), fresh)[0][[0, 2]], network(ids(3, 7))[0][[0, 2]])
     other = copy.deepcopy(network)
     with torch.no_grad():
         other.model.transformer.wte.weight += 1
-    assert (other(ids())[0] - network(ids())[0]).abs().max() > 1e-3, "a copy has parts of its own"
+    assert (other(ids(3, 7))[0] - network(ids(3, 7))[0]).abs().max() > 1e-3, "a copy has parts of its own"
 
 
 class Foreign(nn.Module):
@@ -190,7 +186,7 @@ NAMED = {  # class: the names of its parts, and settings
 }
 
 
-def by_name(kind: str, tokens: int = 2) -> Remembering:
+def by_name(kind: str) -> Remembering:
     *names, options = NAMED[kind]
     library = transformers()
     of = getattr(library, kind)
@@ -199,24 +195,18 @@ def by_name(kind: str, tokens: int = 2) -> Remembering:
         sizes = {"vocab_size": 60}
     torch.manual_seed(0)
     model = of(of.config_class(**sizes, **options)).double().eval()
-    return mnemos.remember(model, tokens, *names)
-
-
-@pytest.mark.parametrize("kind", NAMED)
-@torch.no_grad()
-def test_parts_by_name_are_the_whole_model(kind):
-    """What the class does after its head is done here too."""
-    network, x = by_name(kind), ids(3, 6)
-    embeds = torch.cat([network.memory.start.expand(3, -1, -1), network.parts[0](x)], 1)
-    close(network(x)[0], network.model(inputs_embeds=embeds).logits[:, 2:].double(), 1e-6)
+    return mnemos.remember(model, 2, *names)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", *NAMED])
 @torch.no_grad()
 def test_padding_takes_no_position_and_a_row_of_padding_keeps_its_memory(name):
+    """What a class of named parts does after its head is done here too."""
     # Some of those by name compute a part in single precision.
     network, tolerance = (by_name(name), 1e-6) if name in NAMED else (remembering(name), 1e-10)
     x = ids(4, 8)
+    embeds = torch.cat([network.memory.start.expand(4, -1, -1), network.parts[0](x)], 1)
+    close(network(x)[0], network.model(inputs_embeds=embeds).logits[:, -8:].double(), tolerance)
     mask = torch.ones(4, 8, dtype=torch.bool)
     mask[1, 5:], mask[2, :2], mask[3] = False, False, False
     _, before = network(ids(4, 6, 5))
@@ -271,7 +261,7 @@ def test_a_model_is_taken_that_returns_its_logits_first_or_by_name():
 
 
 def test_bad_input():
-    network, x = remembering(max_position_embeddings=20), ids()
+    network, x = remembering(max_position_embeddings=20), ids(3, 7)
     _, state = network(x)
     segmented = mnemos.hosts.Segmented(network, 4)
     for wrong, message in (

@@ -117,6 +117,13 @@ def build(name: str, **options: Any) -> Any:
     return model
 
 
+def short(name: str) -> Any:
+    """A new model of its first layer, or of two where they are of several kinds, for tests that try much."""
+    sizes = {**FAMILIES, **FURTHER, **OTHERS}[name]
+    kinds = {key: value[:2] for key, value in sizes.items() if key.endswith(("layer_types", "block_type"))}
+    return build(name, num_hidden_layers=2 if kinds or name in ("Bamba", "Jamba") else 1, **kinds)
+
+
 @functools.cache
 def step_of(name: str) -> Any:
     """`functional` of a model that the tests share and do not change."""

@@ -11,10 +11,8 @@ from refusals import refuses
 import mnemos
 from mnemos.attention import CompressiveConfig, LinearConfig, RelativeConfig
 from mnemos.hugging_face import MnemosConfig, MnemosForCausalLM, StateCache, remembering_model
-from mnemos.hugging_face.pretrained_heads import shift_labels
 from mnemos.lab.hosted.decoder import HostedDecoderConfig
 from mnemos.libraries import CACHE_NAMES, cache_name, transformers
-from mnemos.types import InputError
 
 PROMPT, NEW, SEGMENT = 7, 5, 3
 SIZES = {name: SMALL[name] for name in ("vocab_size", "dim", "layers", "num_heads", "mlp")}
@@ -163,7 +161,11 @@ def test_when_a_cache_is_made_and_what_is_returned():
     assert cache.length == 2 * PROMPT
     model.train()
     assert model(IDS).get(name) is None
-    assert model.eval()(IDS, return_dict=False)[0].shape == (2, PROMPT, VOCABULARY)
+    whole, chosen = model.eval()(IDS, return_dict=False)[0], torch.tensor([0, 5, 2])
+    assert whole.shape == (2, PROMPT, VOCABULARY)
+    assert torch.equal(model(IDS, logits_to_keep=chosen).logits, whole[:, chosen])
+    for keep in (0, PROMPT, PROMPT + 1):
+        assert torch.equal(model(IDS, logits_to_keep=keep).logits, whole)
     options = {"max_new_tokens": 2, "do_sample": False, "return_dict_in_generate": True}
     assert isinstance(model.generate(IDS, **options)[name], StateCache)
     assert name not in model.generate(IDS, use_cache=False, **options)
@@ -280,14 +282,6 @@ def test_the_loss_of_an_adaptive_softmax_is_that_of_its_log_probabilities():
     model.eval()
 
 
-def test_logits_of_chosen_positions():
-    _, model = built("lstm-plain-causal")
-    whole, chosen = model(IDS).logits, torch.tensor([0, 5, 2])
-    assert torch.equal(model(IDS, logits_to_keep=chosen).logits, whole[:, chosen])
-    for keep in (0, PROMPT, PROMPT + 1):
-        assert torch.equal(model(IDS, logits_to_keep=keep).logits, whole)
-
-
 def test_a_configuration_says_the_sizes_of_its_model():
     sizes = mnemos.TransformerConfig(position="learned", max_length=9, **SIZES)
     config = MnemosConfig(model=sizes, segment=1)
@@ -306,14 +300,6 @@ def test_the_parts_that_other_libraries_ask_for():
     assert MnemosForCausalLM.of(hosted).get_input_embeddings() is hosted.host.get_input_embeddings()
 
 
-def test_the_count_of_an_update_shrinks_by_the_labels_without_a_context():
-    labels, mask = torch.tensor([[5, 6, 7]]), torch.tensor([[True, False, True]])
-    targets, count = shift_labels(labels, mask, torch.tensor(2))
-    assert targets.tolist() == [[6, -100, -100]]
-    assert count == 1
-    assert shift_labels(labels, None, 2)[1] == 2
-
-
 def test_crop_returns_to_any_length():
     """Calls of several lengths, then back by steps: the state is that of the shorter text."""
     _, model = built("rmt-plain-causal")
@@ -328,8 +314,7 @@ def test_crop_returns_to_any_length():
             place += n
         cache.crop(-22)
         cache.reorder_cache(torch.tensor([1, 0]))
-        with pytest.raises(InputError, match="token ids"):  # a call that fails changes nothing
-            model(ids[:, :1] + VOCABULARY, cache=cache)
+        refuses("token ids", model, ids[:, :1] + VOCABULARY, cache=cache)  # a call that fails changes nothing
         new = model(ids[:, 10:12], attention_mask=mask[:, :12].flip(0), cache=cache)
         whole = model(torch.cat([ids[:, :10].flip(0), ids[:, 10:12]], 1), mask[:, :12].flip(0))
     torch.testing.assert_close(new.logits, whole.logits[:, -2:], rtol=1e-8, atol=1e-8)
@@ -351,8 +336,7 @@ def test_bad_input():
     ]:
         refuses(words, model, **given)
     for network in (model, built("adaptive softmax")[1]):
-        with pytest.raises(InputError, match=rf"labels: expected \[2, {PROMPT}\].*found \[2, 3\]"):
-            network(IDS, attention_mask=MASK, labels=IDS[:, :3])
+        refuses(rf"expected \[2, {PROMPT}\].*found \[2, 3\]", network, IDS, attention_mask=MASK, labels=IDS[:, :3])
     refuses("gradient checkpointing", model.gradient_checkpointing_enable)
     refuses("the model's vocabulary, found another; build it", model.resize_token_embeddings, VOCABULARY + 1)
     refuses("of: expected a model of this library, found Linear", MnemosForCausalLM.of, torch.nn.Linear(2, 2))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from functional_models import CLOSE, agree, build, cached, run, tokens, vit
+from refusals import refuses
 
 import mnemos
 from mnemos.attention import softmax
@@ -154,8 +155,7 @@ def test_with_functional_caches_and_linearised_attentions(calls):
     torch.testing.assert_close(early(x).logits, late(x).logits, **CLOSE)
     model = plain()
     mnemos.fast(model)
-    with pytest.raises(mnemos.InputError, match=r"mnemos\.fast\); linearise before that"):
-        mnemos.linearise(model, window=3, sinks=1)
+    refuses(r"mnemos\.fast\); linearise before that", mnemos.linearise, model, window=3, sinks=1)
 
 
 def test_another_kernel_that_is_asked_for_computes(calls, monkeypatch):

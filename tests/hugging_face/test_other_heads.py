@@ -8,7 +8,6 @@ from refusals import refuses
 import mnemos
 from mnemos.hugging_face import MnemosConfig, MnemosForSeq2SeqLM, MnemosForSequenceClassification
 from mnemos.libraries import cache_name, transformers
-from mnemos.types import InputError
 
 BOS, EOS, PAD = 1, 2, 0
 SOURCE = torch.randint(3, 13, (3, 8), generator=torch.Generator().manual_seed(2))
@@ -120,7 +119,5 @@ def test_a_language_model_becomes_a_classifier(tmp_path):
     assert torch.equal(other.model.embedding.weight, language.model.embedding.weight)
     assert other(SOURCE, labels=torch.rand(3)).logits.shape == (3, 1)
     assert other.config.of_model().head.classes == 1
-    with pytest.raises(InputError, match="expected a model with 2 classes, found 0"):
-        MnemosForSequenceClassification.of(language.model)
-    with pytest.raises(InputError, match="head of classes"):
-        MnemosForSequenceClassification(MnemosConfig(model=mnemos.LSTMConfig()))
+    refuses("expected a model with 2 classes, found 0", MnemosForSequenceClassification.of, language.model)
+    refuses("head of classes", MnemosForSequenceClassification, MnemosConfig(model=mnemos.LSTMConfig()))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from functional_models import build
 from refusals import refuses
 
 import mnemos
@@ -10,28 +11,16 @@ from mnemos.hugging_face import RememberingForCausalLM
 from mnemos.libraries import transformers
 
 SEGMENT, NEW = 4, 6
-IDS = torch.randint(2, 40, (2, 9), generator=torch.Generator().manual_seed(3))
+IDS = torch.randint(3, 17, (2, 9), generator=torch.Generator().manual_seed(3))
 MASK = torch.ones_like(IDS)
 MASK[1, :3] = 0
 ROWS = (IDS[:1], IDS[1:, 3:])
 OPTIONS = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-HOSTS = {
-    "GPT2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 40},
-    "Llama": {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4},
-}
 
 
-@pytest.fixture(params=HOSTS)
+@pytest.fixture(params=["GPT2", "Llama"])
 def network(request):
-    library = transformers()
-    torch.manual_seed(0)
-    config = getattr(library, f"{request.param}Config")(vocab_size=40, bos_token_id=0, **HOSTS[request.param])
-    kind = "GPT2LMHeadModel" if request.param == "GPT2" else "LlamaForCausalLM"
-    host = getattr(library, kind)(config).eval()
-    with torch.no_grad():
-        for parameter in host.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
-    return RememberingForCausalLM.of(mnemos.remember(host, 3), segment=SEGMENT)
+    return RememberingForCausalLM.of(mnemos.remember(build(request.param), 3), segment=SEGMENT)
 
 
 def in_segments(remembering, ids):
