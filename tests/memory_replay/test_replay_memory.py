@@ -1,6 +1,5 @@
 """What a rollout keeps: bytes of one step's graph whatever the length, stored states, and where they wait."""
 
-import gc
 import weakref
 
 import pytest
@@ -30,7 +29,6 @@ def most_saved(run):
 
     with saved_tensors_hooks(Held, lambda held: held.x):
         run()
-    gc.collect()
     assert now == 0
     return most
 

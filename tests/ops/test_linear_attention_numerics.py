@@ -8,8 +8,8 @@ import functools
 
 import pytest
 import torch
-from kernel_cases import close, exactly, results, weights
-from linear_attention_cases import HERE, equations, inputs, run
+from kernel_cases import close, exactly, holes, results, weights
+from linear_attention_cases import HERE, B, inputs, run
 from native_kernels import needs_kernels
 
 from mnemos.ops import linear_attention
@@ -157,14 +157,15 @@ PATHS = pytest.mark.parametrize(("t", "causal"), [(1, True), (70, True), (9, Fal
 
 @PATHS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_keeps_a_float32_state(dtype, t, causal, backend):
-    given = inputs(t, dtype=dtype)
-    found = results(run, given, backend=backend, causal=causal)
+def test_half_precision_keeps_a_float32_state(dtype, t, causal, backend, variant, poisoned):
+    given = inputs(t, dtype=dtype, d=33, m=17)
+    options = {"causal": causal, "mask": holes(B, t), "eps": 0.1}
+    found = results(run, given, backend=backend, **options)
     assert [x.dtype for x in found] == [dtype, torch.float32, torch.float32] + [dtype] * 3 + [torch.float32] * 2
-    expected = results(equations, exactly(given), weights(found[:3]), causal=causal)
+    expected = results(run, exactly(given), weights(found[:3]), **options)
     torch.testing.assert_close(found[0].double(), expected[0], rtol=2**-7, atol=1e-3)
     eps = torch.finfo(dtype).eps
-    close(found, expected, given, [eps, 1e-5, 1e-5, *[eps] * 3, 1e-5, 1e-5])
+    close(found, expected, given, [eps, 1e-6, 1e-6, *[eps] * 3, 1e-5, 1e-5])
 
 
 @PATHS
@@ -240,21 +241,3 @@ def test_a_masked_token_reaches_nothing(backend, name, t, causal):
             assert a.isfinite().all()
             torch.testing.assert_close(a, b, rtol=0, atol=0)
     assert not found[0][4][0, t // 2].any()  # dk of the masked key
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_nothing_travels_back_in_time(backend, which, value):
-    g = torch.Generator().manual_seed(0)
-    given = [torch.randn(1, 40, 2, 4, generator=g) for _ in range(3)]
-    clean, _ = linear_attention(*given, backend=backend)
-    given[which][0, 21, 0, 1] = value
-    y, state = linear_attention(*given, backend=backend)
-    torch.testing.assert_close(y[:, :21], clean[:, :21])
-    torch.testing.assert_close(y[:, :, 1], clean[:, :, 1])
-    assert not y[0, 21, 0].isfinite().all()
-    if which:
-        assert not y[0, 39, 0].isfinite().all()
-        assert not state[0][0, 0].isfinite().all()
-    else:
-        torch.testing.assert_close(y[:, 22:], clean[:, 22:])

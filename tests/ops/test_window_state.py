@@ -145,9 +145,10 @@ def test_the_recurrence_is_the_equation_of_double_sums(forgets):
     ("state", "forgets"),
     [pytest.param(*one, marks=[pytest.mark.exhaustive] * (one not in FORGETTING[3:5])) for one in FORGETTING],
 )
-def test_many_blocks_and_single_tokens_in_float32(state, forgets):
-    """Blocks of 64, far more tokens than a window, and the buffers that change in place."""
-    x = draw(1, 140, 2, 1, 5, 3, torch.float32)
+def test_many_blocks_and_single_tokens_in_float32(state, forgets, monkeypatch):
+    """Three blocks, far more tokens than a window, and the buffers that change in place."""
+    monkeypatch.setattr("mnemos.ops.window_state.chunked.SMALLEST", 24)
+    x = draw(1, 60, 2, 1, 5, 3, torch.float32)
     sizes, far = Sizes(9, 2, SCALE), far_of(state, x, forgets)
     y, end = read(x, sizes, far, (), None)
     expected, s, _ = oracle(x, sizes, oracle_maps(state, x), far, end.s.shape[2], None)
