@@ -4,6 +4,7 @@ The bars of long sums hold at a million tokens (benchmarks/linear_attention_erro
 chunks, 5e-5 in single steps. A sum's error grows with √N: at N tokens the bars are √(N/10⁶) as high.
 """
 
+import contextlib
 import functools
 
 import pytest
@@ -12,6 +13,7 @@ from kernel_cases import close, exactly, holes, results, weights
 from linear_attention_cases import HERE, B, inputs, run
 from native_kernels import needs_kernels
 
+from mnemos.native import instruction_set, instruction_sets
 from mnemos.ops import linear_attention
 from mnemos.ops.linear.feature_maps import FEATURE_MAPS, Pointwise, elu, favor, random_projection
 from mnemos.ops.linear.reference import reference_elu, reference_relu
@@ -24,6 +26,13 @@ SCALE = (LONG / 1e6) ** 0.5
 @pytest.fixture(params=HERE)
 def backend(request):
     return request.param
+
+
+@pytest.fixture(params=["chunked", *instruction_sets()])
+def way(request):
+    """A backend, the kernels by every instruction set."""
+    with instruction_set(request.param) if request.param != "chunked" else contextlib.nullcontext():
+        yield "native" if request.param != "chunked" else "chunked"
 
 
 def draw(tokens=LONG, scale=1.0, dtype=torch.float32, seed=0, rows=1):
@@ -157,10 +166,10 @@ PATHS = pytest.mark.parametrize(("t", "causal"), [(1, True), (70, True), (9, Fal
 
 @PATHS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_keeps_a_float32_state(dtype, t, causal, backend, variant, poisoned):
+def test_half_precision_keeps_a_float32_state(dtype, t, causal, way, poisoned):
     given = inputs(t, dtype=dtype, d=33, m=17)
     options = {"causal": causal, "mask": holes(B, t), "eps": 0.1}
-    found = results(run, given, backend=backend, **options)
+    found = results(run, given, backend=way, **options)
     assert [x.dtype for x in found] == [dtype, torch.float32, torch.float32] + [dtype] * 3 + [torch.float32] * 2
     expected = results(run, exactly(given), weights(found[:3]), **options)
     torch.testing.assert_close(found[0].double(), expected[0], rtol=2**-7, atol=1e-3)
@@ -195,17 +204,16 @@ def test_types_that_differ_are_taken_at_the_widest(t, backend):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("t", "shift"), [(4096, 1), (16384, 4)])
-def test_gradients_of_half_precision_where_the_values_have_a_mean(t, shift, dtype, backend):
-    """dq = S·ĝ + γ·z, which cancel: rounding is that of the results alone."""
+@pytest.mark.parametrize(("t", "shift", "causal"), [(16384, 4, True), (2048, 0, False), (4096, 4, False)])
+def test_gradients_of_half_precision_where_the_values_have_a_mean(t, shift, causal, dtype, way):
+    """dq = S·ĝ + γ·z, which cancel, and so do v·R and w: rounding is that of the results alone."""
     g = torch.Generator().manual_seed(0)
     q, k, v, above = (torch.randn(1, t, 1, 32, generator=g) for _ in range(4))
     given = [x.to(dtype).requires_grad_() for x in (q, k, v + shift)]
-    y, _ = linear_attention(*given, backend=backend)
-    found = torch.autograd.grad(y, given, above.to(dtype))
     exact = [x.detach().double().requires_grad_() for x in given]
-    wanted = torch.autograd.grad(linear_attention(*exact)[0], exact, above.to(dtype).double())
-    for a, b in zip(found, wanted, strict=True):
+    y, wanted = (linear_attention(*x, causal, backend=b)[0] for x, b in ((given, way), (exact, "chunked")))
+    found = torch.autograd.grad(y, given, above.to(dtype))
+    for a, b in zip(found, torch.autograd.grad(wanted, exact, above.to(dtype).double()), strict=True):
         assert (a.double() - b).norm() < 2.5e-3 * b.norm()
 
 
