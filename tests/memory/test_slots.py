@@ -1,4 +1,4 @@
-"""Slots that a row carries: a fresh row's start, frozen rows, and how fast they forget."""
+"""Slots that a row carries: a fresh row's start, resets, frozen rows, and how fast they forget."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mnemos.memory import SlotMemory, SlotsConfig
-from mnemos.types import leaves, select
+from mnemos.types import leaves, reset, select
 
 B, K, L, D, H = 3, 4, 5, 12, 3
 
@@ -39,6 +39,15 @@ def test_a_fresh_row_starts_at_the_end_of_forgetting(radius):
     assert state.slots.dtype == torch.float64
     assert memory().bfloat16().initial_state(B).slots.dtype == torch.float32
     assert {x.device.type for x in leaves(memory().to("meta").initial_state(B))} == {"meta"}
+
+
+def test_a_reset_row_equals_a_fresh_one():
+    slots = memory()
+    state = reset(written(slots), torch.tensor([False, True, False]))
+    fresh = slots.initial_state(B, dtype=torch.float64)
+    assert torch.equal(slots.contents(state)[1], slots.contents(fresh)[1])
+    assert not torch.equal(slots.contents(state)[0], slots.contents(fresh)[0])
+    assert torch.equal(slots(state, heard(7)).slots[1], slots(fresh, heard(7)).slots[1])
 
 
 def test_finished_rows_and_rows_of_padding_stay_exactly_as_they_are():
