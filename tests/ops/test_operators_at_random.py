@@ -5,6 +5,7 @@ repeated by its dictionary alone. Values are compared in every type, gradients w
 not in half precision.
 """
 
+import functools
 import itertools
 
 import pytest
@@ -163,14 +164,6 @@ def recurrence(c, erases):
     compare(n, in_calls(c["split"], c["seed"], t, state, call), expected)
 
 
-def delta_rule(c):
-    recurrence(c, True)
-
-
-def decayed_attention(c):
-    recurrence(c, False)
-
-
 def short_convolution(c):
     n = Numbers(c)
     b, t, width, taps = (c[x] for x in "btdm")
@@ -315,8 +308,6 @@ OPERATORS = {
     test.__name__: (test, draws(**more))
     for test, more in (
         (linear_attention, HALF | SOME | RESETS | {"map": st.sampled_from(["elu", "relu"])}),
-        (delta_rule, FAMILY),
-        (decayed_attention, FAMILY),
         (short_convolution, HALF | RESETS),
         (selective_scan, HALF | RESETS),
         (relative_attention, DISTANT),
@@ -329,6 +320,8 @@ OPERATORS = {
         (associative_write, SOME),
     )
 }
+OPERATORS["delta_rule"] = functools.partial(recurrence, erases=True), draws(**FAMILY)
+OPERATORS["decayed_attention"] = functools.partial(recurrence, erases=False), draws(**FAMILY)
 
 
 def test_every_public_operator_is_tried():
