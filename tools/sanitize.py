@@ -34,7 +34,7 @@ OPTIONS = {
 TESTS = [
     "tests/ops/test_operators.py",
     "tests/ops/test_linear_attention_native.py",
-    "tests/ops/test_linear_attention_bidirectional.py",
+    "tests/ops/test_linear_attention_numerics.py",
     "tests/ops/test_delta_native.py",
     "tests/ops/test_short_convolution.py",
     "tests/ops/test_selective_scan.py",

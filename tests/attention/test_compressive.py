@@ -50,8 +50,23 @@ def called(module, x, mask=None, sizes=SIZES, resets=()):
     return torch.cat(outputs, 1), losses, state
 
 
+def by_heads(x):
+    """Heads next to each other."""
+    return x.unflatten(-1, (HEADS, -1))
+
+
+def keys_values(keys, weight):
+    return [by_heads(torch.stack(keys) @ part.T) for part in weight.chunk(2)]
+
+
+def weighed(products, values):
+    """Of [N, heads, channels], for one query."""
+    weights = torch.softmax(products.sum(2) / math.sqrt(DIM // HEADS), 0)
+    return (weights[..., None] * values).sum(0).flatten()
+
+
 class Row:
-    """One row by the paper's algorithm 1: tokens and slots in lists, one query, head and key at a time."""
+    """One row by the paper's algorithm 1: tokens and slots in lists, one query at a time."""
 
     def __init__(self, module):
         self.module, self.c = module, module.config
@@ -71,17 +86,11 @@ class Row:
         return outputs, self.compress(x)
 
     def attend(self, query, keys, distances):
-        """Heads next to each other."""
-        m, d, heads = self.module, DIM // HEADS, []
-        for h in range(HEADS):
-            part = slice(h * d, (h + 1) * d)
-            q, k = m.query.weight[part] @ query, torch.stack(keys) @ m.key_value.weight[:DIM][part].T
-            r = torch.stack([sinusoid(min(x, self.c.clamp or x)) for x in distances]) @ m.position.weight[part].T
-            scores = ((q + m.content_bias[h]) * k + (q + m.position_bias[h]) * r).sum(1) / math.sqrt(d)
-            weights = torch.softmax(scores, 0)
-            values = torch.stack(keys) @ m.key_value.weight[DIM:][part].T
-            heads.append((weights[:, None] * values).sum(0))
-        return torch.cat(heads)
+        m = self.module
+        k, v = keys_values(keys, m.key_value.weight)
+        r = by_heads(torch.stack([sinusoid(min(x, self.c.clamp or x)) for x in distances]) @ m.position.weight.T)
+        q = by_heads(m.query.weight @ query)
+        return weighed((q + m.content_bias) * k + (q + m.position_bias) * r, v)
 
     def compress(self, x):
         """Move the groups that have a token older than the memory; the errors of the reconstruction, one per query."""
@@ -108,17 +117,10 @@ class Row:
 
     def error(self, query, old, new):
         """|attend(query, old) − attend(query, new)|² per channel, by contents only; only `new` has gradient."""
-        heads = [[], []]
-        d, m = DIM // HEADS, self.module
-        weight = m.key_value.weight.detach()
-        for h in range(HEADS):
-            part = slice(h * d, (h + 1) * d)
-            q = m.query.weight[part].detach() @ query
-            for read, keys in zip(heads, (old, new), strict=True):
-                scores = torch.stack(keys) @ weight[:DIM][part].T @ q / math.sqrt(d)
-                values = torch.stack(keys) @ weight[DIM:][part].T
-                read.append((torch.softmax(scores, 0)[:, None] * values).sum(0))
-        return (torch.cat(heads[0]).detach() - torch.cat(heads[1])).square().mean()
+        m = self.module
+        q, weight = by_heads(m.query.weight.detach() @ query), m.key_value.weight.detach()
+        read = [weighed(q * k, v) for k, v in (keys_values(keys, weight) for keys in (old, new))]
+        return (read[0].detach() - read[1]).square().mean()
 
 
 def expected(module, x, mask, resets=()):

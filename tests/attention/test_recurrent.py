@@ -1,4 +1,4 @@
-"""The layers that forget and correct, by their published equations: one token after the other, in float64."""
+"""The layers that forget and correct, by their published equations in float64."""
 
 import copy
 import math
@@ -8,6 +8,7 @@ import torch
 
 import mnemos
 from mnemos.attention import DeltaConfig, GatedDeltaConfig, GLAConfig, KimiDeltaConfig, Mamba2Config, RetentionConfig
+from mnemos.ops.delta.reference import reference_delta_rule
 from mnemos.types import InputError
 
 DIM, HEADS = 12, 4
@@ -36,24 +37,23 @@ def tokens(t=13, rows=2, seed=1):
     return torch.randn(rows, t, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def cut(x, *lengths):
-    assert sum(lengths) == len(x)
-    return x.split(lengths)
+def heads(x, *sizes):
+    """The parts of [T, C], each with these (heads, channels)."""
+    parts = x.split([h * d for h, d in sizes], 1)
+    return [part.unflatten(1, size) for part, size in zip(parts, sizes, strict=True)]
 
 
-def convolved(layer, inputs):
+def convolved(layer, x):
     """SiLU of the convolution of a row's tokens, written as its sum."""
-    w, found = layer.convolution.weight, []
-    for t in range(len(inputs)):
-        z = sum(w[:, 3 - i] * inputs[t - i] for i in range(4) if t >= i)
-        z = z if layer.convolution.bias is None else z + layer.convolution.bias
-        found.append(z * torch.sigmoid(z))
-    return found
+    w, padded = layer.convolution.weight, torch.cat([x.new_zeros(3, x.shape[1]), x])
+    z = sum(w[:, i] * padded[i : i + len(x)] for i in range(4))
+    return silu(z if layer.convolution.bias is None else z + layer.convolution.bias)
 
 
-def normed(layer, o, gate, eps=1e-5):
+def finished(layer, o, gate, eps=1e-5):
     scale = 1 if layer.norm.weight is None else layer.norm.weight
-    return o / (o.square().mean() + eps).sqrt() * scale * gate
+    y = o / (o.square().mean(-1, keepdim=True) + eps).sqrt() * scale * gate
+    return y.flatten(1) @ layer.output.weight.T
 
 
 def silu(x):
@@ -61,100 +61,70 @@ def silu(x):
 
 
 def length_one(x):
-    return x / (x.square().sum() + 1e-6).sqrt()
+    return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
 
 
 def softplus(x):
     return torch.log1p(x.exp())
 
 
+def recurrence(q, k, v, beta, decay, scale=None):
+    """Of one row."""
+    y, s = reference_delta_rule(*(x if x is None else x[None] for x in (q, k, v, beta, decay)), scale=scale)
+    return y[0], s[0]
+
+
 def delta(layer, row):
-    w = layer.widths
-    (hk, d, h, m), kind = w, layer.decay
-    sums, ys = [torch.zeros(d, m, dtype=row.dtype) for _ in range(h)], []
-    projected = [layer.input.weight @ x for x in row]
-    for x, z in zip(projected, convolved(layer, [x[: 2 * hk * d + h * m] for x in projected]), strict=True):
-        q, k, v = cut(z, hk * d, hk * d, h * m)
-        beta, *rest = x[2 * hk * d + h * m :].split([h, *{"none": [], "head": [h, h * m], "channel": [d, m]}[kind]])
-        if kind == "channel":
-            rest = layer.to_decay.weight @ rest[0], layer.to_gate.weight @ rest[1]
-        heads = []
-        for i in range(h):
-            key, n = i // (h // hk), slice(i * m, (i + 1) * m)
-            q_i, k_i = (length_one(part[key * d : (key + 1) * d]) for part in (q, k))
-            g, gate = torch.zeros(1, dtype=row.dtype), 1
-            if kind == "head":
-                g, gate = -layer.A_log[i].exp() * softplus(rest[0][i] + layer.dt_bias[i]), silu(rest[1][n])
-            elif kind == "channel":
-                c = slice(i * d, (i + 1) * d)
-                g = -layer.A_log[i].exp() * softplus(rest[0][c] + layer.dt_bias[c])
-                gate = torch.sigmoid(rest[1][n])
-            s = g.exp().expand(d)[:, None] * sums[i]
-            share = torch.sigmoid(beta[i]) * (2 if layer.doubled_beta else 1)
-            sums[i] = s + torch.outer(k_i, share * (v[n] - s.T @ k_i))
-            heads.append(normed(layer, sums[i].T @ q_i * d**-0.5, gate))
-        ys.append(layer.output.weight @ torch.cat(heads))
-    return ys, sums
+    (hk, d, h, m), kind = layer.widths, layer.decay
+    mixed, rest = (row @ layer.input.weight.T).tensor_split([2 * hk * d + h * m], 1)
+    q, k, v = heads(convolved(layer, mixed), (hk, d), (hk, d), (h, m))
+    beta, *rest = rest.split([h, *{"none": [], "head": [h, h * m], "channel": [d, m]}[kind]], 1)
+    g, gate = None, 1
+    if kind == "head":
+        g, gate = -layer.A_log.exp() * softplus(rest[0] + layer.dt_bias), silu(rest[1]).unflatten(1, (h, m))
+    elif kind == "channel":
+        (step,) = heads(softplus(rest[0] @ layer.to_decay.weight.T + layer.dt_bias), (h, d))
+        g, gate = (
+            -layer.A_log.exp()[:, None] * step,
+            torch.sigmoid(rest[1] @ layer.to_gate.weight.T).unflatten(1, (h, m)),
+        )
+    beta = torch.sigmoid(beta) * (2 if layer.doubled_beta else 1)
+    o, sums = recurrence(length_one(q), length_one(k), v, beta, g)
+    return finished(layer, o, gate), sums
 
 
 def gla(layer, row):
     h, d, m = HEADS, layer.widths.key_width, layer.widths.value_width
-    sums, ys = [torch.zeros(d, m, dtype=row.dtype) for _ in range(h)], []
-    for x in row:
-        q, k, v, gate, low = cut(layer.input.weight @ x, h * d, h * d, h * m, h * m, 16)
-        g = torch.log(torch.sigmoid(layer.to_decay.weight @ low + layer.to_decay.bias)) / 16
-        heads = []
-        for i in range(h):
-            c, n = slice(i * d, (i + 1) * d), slice(i * m, (i + 1) * m)
-            sums[i] = g[c].exp()[:, None] * sums[i] + torch.outer(k[c], v[n])
-            heads.append(normed(layer, sums[i].T @ q[c] * d**-0.5, silu(gate[n])))
-        ys.append(layer.output.weight @ torch.cat(heads))
-    return ys, sums
+    q, k, v, gate, low = heads(row @ layer.input.weight.T, (h, d), (h, d), (h, m), (h, m), (1, 16))
+    (g,) = heads(low[:, 0] @ layer.to_decay.weight.T + layer.to_decay.bias, (h, d))
+    o, sums = recurrence(q, k, v, None, torch.log(torch.sigmoid(g)) / 16)
+    return finished(layer, o, silu(gate)), sums
 
 
 def retention(layer, row):
     """In the parallel form of the paper (eq. 5): y_t = Σ_s γ^{t−s} (q_t e^{itθ})·(k_s e^{isθ})* v_s."""
     h, d, m = HEADS, layer.widths.key_width, layer.widths.value_width
-    parts = [cut(layer.input.weight @ x, h * d, h * d, h * m, h * m) for x in row]
-    theta = 10000.0 ** -torch.linspace(0, 1, d // 2, dtype=row.dtype)
-    sums, ys = [torch.zeros(d, m, dtype=row.dtype) for _ in range(h)], []
-    for t, (q, _, _, gate) in enumerate(parts):
-        heads = []
-        for i in range(h):
-            c, n, gamma = slice(i * d, (i + 1) * d), slice(i * m, (i + 1) * m), 1 - 2.0 ** (-5 - i)
-            o = torch.zeros(m, dtype=row.dtype)
-            for s, (_, k, v, _) in enumerate(parts[: t + 1]):
-                turned = torch.polar(torch.ones_like(theta), (t - s) * theta)
-                pairs = torch.complex(*q[c].view(-1, 2).T) * torch.complex(*k[c].view(-1, 2).T).conj() * turned
-                o = o + gamma ** (t - s) * pairs.real.sum() * v[n]
-            heads.append(normed(layer, o * d**-0.5, silu(gate[n]), eps=1e-6))
-        ys.append(layer.output.weight @ torch.cat(heads))
-    for i in range(h):
-        c, n, gamma = slice(i * d, (i + 1) * d), slice(i * m, (i + 1) * m), 1 - 2.0 ** (-5 - i)
-        for s, (_, k, v, _) in enumerate(parts):
-            turned = torch.complex(*k[c].view(-1, 2).T) * torch.polar(torch.ones_like(theta), s * theta)
-            sums[i] = sums[i] + gamma ** (len(parts) - 1 - s) * torch.outer(torch.view_as_real(turned).flatten(), v[n])
-    return ys, sums
+    q, k, v, gate = heads(row @ layer.input.weight.T, (h, d), (h, d), (h, m), (h, m))
+    q, k = (torch.view_as_complex(x.unflatten(-1, (-1, 2))) for x in (q, k))
+    theta, t = 10000.0 ** -torch.linspace(0, 1, d // 2, dtype=row.dtype), torch.arange(len(row)).to(row.dtype)
+    gamma, apart = 1 - 2.0 ** (-5 - torch.arange(h).to(row.dtype)), t[:, None] - t
+    turned = torch.polar(torch.ones_like(theta), apart[..., None] * theta)
+    weights = torch.einsum("thc,shc,tsc->hts", q, k.conj(), turned).real * gamma[:, None, None] ** apart
+    o = torch.einsum("hts,shm->thm", weights.tril(), v)
+    keys = torch.view_as_real(k * torch.polar(torch.ones_like(theta), t[:, None, None] * theta)).flatten(2)
+    sums = torch.einsum("hs,shd,shm->hdm", gamma[:, None] ** apart[-1], keys, v)
+    return finished(layer, o * d**-0.5, silu(gate), eps=1e-6), sums
 
 
 def mamba2(layer, row):
-    w = layer.widths
-    (groups, d, h, m), total = w, w.values
-    sums, ys = [torch.zeros(d, m, dtype=row.dtype) for _ in range(h)], []
-    parts = [cut(layer.input.weight @ x, total, total + 2 * groups * d, h) for x in row]
-    for (z, _, a), xbc in zip(parts, convolved(layer, [part[1] for part in parts]), strict=True):
-        v, b, c = cut(xbc, total, groups * d, groups * d)
-        heads = []
-        for i in range(h):
-            group, n = i // (h // groups) * d, slice(i * m, (i + 1) * m)
-            step = softplus(a[i] + layer.dt_bias[i])
-            fade = torch.exp(-layer.A_log[i].exp() * step)
-            sums[i] = fade * sums[i] + torch.outer(step * b[group : group + d], v[n])
-            heads.append((sums[i].T @ c[group : group + d] + layer.skip[i] * v[n]) * silu(z[n]))
-        shared = torch.cat(heads).chunk(groups)
-        y = torch.cat([part / (part.square().mean() + 1e-5).sqrt() for part in shared])
-        ys.append(layer.output.weight @ (y * layer.norm_weight))
-    return ys, sums
+    (groups, d, h, m), total = layer.widths, layer.widths.values
+    z, xbc, a = (row @ layer.input.weight.T).split([total, total + 2 * groups * d, h], 1)
+    v, b, c = heads(convolved(layer, xbc), (h, m), (groups, d), (groups, d))
+    step = softplus(a + layer.dt_bias)
+    o, sums = recurrence(c, b, step[..., None] * v, None, -layer.A_log.exp() * step, scale=1.0)
+    y = ((o + layer.skip[:, None] * v).flatten(1) * silu(z)).unflatten(1, (groups, -1))
+    y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    return y.flatten(1) * layer.norm_weight @ layer.output.weight.T, sums
 
 
 ORACLES = {"gla": gla, "retention": retention, "mamba2": mamba2}
@@ -171,13 +141,13 @@ def test_the_layer_is_its_published_equations(name, masked):
         mask = torch.rand(2, 13, generator=torch.Generator().manual_seed(5)) > 0.4
         mask[1, :4] = False
     rows = [ORACLES.get(name, delta)(layer, x[i][mask[i]]) for i in range(2)]
-    wanted = torch.stack([y for ys, _ in rows for y in ys])
+    wanted = torch.cat([y for y, _ in rows])
     given = mask if masked else None
     first, state = layer(x[:, :5], None, mask[:, :5] if masked else None)
     rest, state = layer(x[:, 5:], state, None if given is None else mask[:, 5:])
     found = torch.cat([first, rest], 1)[mask]
     torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close(state.sums, torch.stack([torch.stack(sums) for _, sums in rows]))
+    torch.testing.assert_close(state.sums, torch.stack([sums for _, sums in rows]))
     if state.seen is not None:
         assert state.seen.tolist() == mask.sum(1).tolist()
     leaves = [x, *layer.parameters()]

@@ -123,7 +123,7 @@ def test_no_gradient_goes_into_a_memory_that_is_detached(t):
         torch.testing.assert_close(a, b)
 
 
-def test_a_stream_writes_into_one_buffer_of_a_bounded_size_and_forks_copy():
+def test_a_stream_writes_into_one_buffer_of_a_bounded_size():
     module = layer(same_length=True, memory=6).eval()
     with torch.no_grad():
         state, copies = None, 0
@@ -137,9 +137,6 @@ def test_a_stream_writes_into_one_buffer_of_a_bounded_size_and_forks_copy():
             if state._room is not None:
                 assert state._room.buffer.capacity <= 14
         assert copies < 20
-        kept = state.x.clone()
-        module(tokens(1, 99), before)  # a fork, of the state before this one
-        assert torch.equal(state.x, kept)
 
 
 def test_training_goes_on_from_what_inference_left():

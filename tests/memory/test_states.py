@@ -1,22 +1,14 @@
-"""The states of attentions by themselves: what an empty one holds, and what a detached one is."""
+"""The states of attentions by themselves: what they keep, append, share and select."""
 
 import pytest
 import torch
 from refusals import refuses
 
-from mnemos.memory import AssociationsConfig, Segments, key_values
+from mnemos.memory import AssociationsConfig, key_values
 from mnemos.memory.associations import AssociativeMemory
 from mnemos.memory.key_values import BranchedKeyValues, Encoded, KeyValues
 from mnemos.memory.tokens import TokenMemory
 from mnemos.types import Rows, leaves, select
-
-
-def test_detached_segments_have_the_values_and_no_graph():
-    state = Segments(torch.ones(2, 3, 4, requires_grad=True), torch.ones(2, 3).bool())
-    found = state.detach()
-    assert not found.x.requires_grad
-    assert torch.equal(found.x, state.x)
-    assert found.valid is state.valid
 
 
 def test_an_append_leaves_what_a_graph_has_kept():

@@ -100,22 +100,6 @@ class Remembering(nn.Module):
         return scale * (loss if last is None else loss * (last * state["h"]).sum()), state
 
 
-@pytest.mark.parametrize("first", [torch.zeros(3, 5, dtype=torch.float64), None, "missing"], ids=["zeros", "None", ""])
-@pytest.mark.parametrize("options", [{}, {"checkpoints": 2}, {"truncate_every": 3}])
-def test_a_plain_attribute_is_read_as_it_stood(first, options):
-    model = Remembering(first)
-    plain(model, segments(), begin(), every=options.get("truncate_every", 10**9))
-    expected, last = gradients(model), model.last
-    model = Remembering(first)
-    replay(model, segments(), begin(), **options)
-    agree((gradients(model), model.last), (expected, last), 1e-12)
-
-    model = Remembering(first)
-    with pytest.raises(InputError, match=r"step \d: .* the attribute last of the first pass"):
-        replay(model, segments(), begin(), advance=model.advance)
-    assert getattr(model, "last", "missing") is first
-
-
 class Sometimes(Remembering):
     """A plain attribute that is a tensor at first, and after some steps None."""
 
@@ -126,16 +110,25 @@ class Sometimes(Remembering):
         return loss, state
 
 
+FIRST = {"zeros": torch.zeros(3, 5, dtype=torch.float64), "None": None, "missing": "missing"}
+
+
+@pytest.mark.parametrize("kind", [*FIRST, "sometimes None"])
 @pytest.mark.parametrize("options", [{}, {"checkpoints": 2}, {"truncate_every": 3}])
-def test_a_plain_attribute_may_be_none_in_between(options):
-    pieces = segments()
+def test_a_plain_attribute_is_read_as_it_stood(kind, options):
+    first, pieces, found = FIRST.get(kind, FIRST["zeros"]), segments(), []
     assert {bool(x.sum() < 0) for x in pieces[:-1]} == {True, False}
-    model = Sometimes(torch.zeros(3, 5, dtype=torch.float64))
-    plain(model, pieces, begin(), every=options.get("truncate_every", 10**9))
-    expected = gradients(model)
-    model = Sometimes(torch.zeros(3, 5, dtype=torch.float64))
-    replay(model, pieces, begin(), **options)
-    agree(gradients(model), expected, 1e-12)
+    every = options.get("truncate_every", 10**9)
+    for run in (lambda m: plain(m, pieces, begin(), every=every), lambda m: replay(m, pieces, begin(), **options)):
+        model = (Remembering if kind in FIRST else Sometimes)(first)
+        run(model)
+        found.append((gradients(model), model.last))
+    agree(found[1], found[0], 1e-12)
+
+    model = Remembering(first)
+    with pytest.raises(InputError, match=r"step \d: .* the attribute last of the first pass"):
+        replay(model, pieces, begin(), advance=model.advance)
+    assert getattr(model, "last", "missing") is first
 
 
 @pytest.mark.parametrize("preset", ["mnemos", "paper"])

@@ -51,11 +51,16 @@ def results(call, given, above=None, **options):
     """Outputs and the gradients of all that is given, a dictionary."""
     outputs = leaves(call(**given, **options))
     above = weights(outputs) if above is None else above
+    return [*(y.detach() for y in outputs), *gradients(outputs, given.values(), above)]
+
+
+def gradients(outputs, given, above, **options):
+    """Of all that is given; zeros where no output has any."""
     reached = [(y, w.to(y.dtype)) for y, w in zip(outputs, above, strict=True) if y.requires_grad]
-    found = torch.autograd.grad(
-        [y for y, _ in reached], list(given.values()), [w for _, w in reached], materialize_grads=True
-    )
-    return [*(y.detach() for y in outputs), *found]
+    if not reached:
+        return [torch.zeros_like(x) for x in given]
+    outputs, above = zip(*reached, strict=True)
+    return torch.autograd.grad(outputs, list(given), above, materialize_grads=True, **options)
 
 
 def exactly(given):

@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+import random
 import re
 
 import pytest
@@ -57,47 +58,31 @@ def oracle(x, weight, bias, dy):
     return [y if bias is None else y + bias.double(), dx, dw, columns.sum(0)]
 
 
-class Draw:
-    """Random sizes and strides."""
-
-    def __init__(self, seed):
-        self.g = torch.Generator().manual_seed(seed)
-
-    def number(self, least, most):
-        return int(torch.randint(least, most + 1, (), generator=self.g))
-
-    def one(self, *things):
-        return things[self.number(0, len(things) - 1)]
-
-    def tensor(self, *shape):
-        """Numbers of this shape: contiguous, or a view of more, or of fewer, numbers."""
-        view = self.one("whole", "whole", "transposed", "expanded", "part", "part of the last axis", "every second")
-        if view == "transposed" and len(shape) > 1:
-            return self.tensor_of(*reversed(shape)).permute(*reversed(range(len(shape))))
-        if view == "expanded" and shape[0]:
-            return self.tensor_of(1, *shape[1:]).expand(shape)
-        if view == "part":
-            return self.tensor_of(shape[0] + 3, *shape[1:])[2 : 2 + shape[0]]
-        if view == "part of the last axis":
-            return self.tensor_of(*shape[:-1], shape[-1] + 5)[..., 1 : 1 + shape[-1]]
-        if view == "every second":
-            return self.tensor_of(*shape[:-1], 2 * shape[-1])[..., ::2]
-        return self.tensor_of(*shape)
-
-    def tensor_of(self, *shape):
-        return torch.randn(shape, generator=self.g)
+def tensor(draw, *shape):
+    """Numbers of this shape: contiguous, or a view of more, or of fewer, numbers."""
+    view = draw.choice(["whole", "whole", "transposed", "expanded", "part", "part of the last axis", "every second"])
+    if view == "transposed":
+        return torch.randn(shape[::-1]).permute(*reversed(range(len(shape))))
+    if view == "expanded" and shape[0]:
+        return torch.randn(1, *shape[1:]).expand(shape)
+    if view == "part":
+        return torch.randn(shape[0] + 3, *shape[1:])[2 : 2 + shape[0]]
+    if view == "part of the last axis":
+        return torch.randn(*shape[:-1], shape[-1] + 5)[..., 1 : 1 + shape[-1]]
+    return torch.randn(*shape[:-1], 2 * shape[-1])[..., ::2] if view == "every second" else torch.randn(shape)
 
 
 def check(seed):
     """Values and gradients of a random call, beside PyTorch's own."""
-    draw = Draw(seed)
-    width, out = (draw.one(1, 2, 16, 64, draw.number(1, 300)) for _ in range(2))
-    leading = [draw.one(0, 1, 1, draw.number(1, 9), draw.number(1, 40)) for _ in range(draw.number(0, 3))]
-    x, weight = draw.tensor(*leading, width), draw.tensor(out, width)
-    if draw.number(0, 9) == 0:
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    width, out = (draw.choice([1, 2, 16, 64, draw.randint(1, 300)]) for _ in range(2))
+    leading = [draw.choice([0, 1, 1, draw.randint(1, 9), draw.randint(1, 40)]) for _ in range(draw.randint(0, 3))]
+    x, weight = tensor(draw, *leading, width), tensor(draw, out, width)
+    if draw.randint(0, 9) == 0:
         x = weight  # of one storage
-    bias, dy = draw.one(None, draw.tensor(out)), draw.tensor(*x.shape[:-1], out)
-    needed = [draw.one(True, True, False) for _ in range(3)]
+    bias, dy = draw.choice([None, tensor(draw, out)]), tensor(draw, *x.shape[:-1], out)
+    needed = [draw.choice([True, True, False]) for _ in range(3)]
     leaves = [
         None if z is None else z.detach().requires_grad_(n) for z, n in zip((x, weight, bias), needed, strict=True)
     ]

@@ -176,22 +176,20 @@ class Scaled(torch.nn.Linear):
         return 2 * super().forward(x)
 
 
-def subclass(layer, x):
+def changed(change):
+    """What a layer computes once it has been changed."""
+    return lambda layer, x: (change(layer), layer(x)[0])[1]
+
+
+def subclass(layer):
     layer.query.__class__ = Scaled
     layer.query.weight.data /= 2
     layer.query.bias.data /= 2
-    return layer(x)[0]
 
 
-def own_forward(layer, x):
+def own_forward(layer):
     forward = layer.key.forward
     layer.key.forward = lambda x: forward(x)
-    return layer(x)[0]
-
-
-def hooked(layer, x):
-    layer.query.register_forward_hook(lambda *_: layer.seen.append("hook"))
-    return layer(x)[0]
 
 
 def backward_hooked(layer, x):
@@ -214,10 +212,10 @@ def counted(layer, x):
 
 
 REASONS = {
-    "forward hook": hooked,
-    "forward": own_forward,
+    "forward hook": changed(lambda layer: layer.query.register_forward_hook(lambda *_: layer.seen.append("hook"))),
+    "forward": changed(own_forward),
     "backward hook": backward_hooked,
-    "subclass": subclass,
+    "subclass": changed(subclass),
     "float64": lambda layer, x: layer.double()(x.double())[0],
     "autocast": autocast,
     "flops": counted,

@@ -1,5 +1,7 @@
 """The hand formula of a gated cache's cost against what torch counts while it runs."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from kernel_cases import kept_bytes
@@ -104,18 +106,17 @@ class Mixing(torch.nn.Linear):
         return super().forward(x) + x.mean(1, keepdim=True)
 
 
-class Host(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention = Mixing(D, D)
+def kept(rows, length, preset="mnemos"):
+    """Bytes that autograd keeps of a training forward more with a cache than without, what the formula says, shape."""
+    x, host = torch.randn(rows, T, D, requires_grad=True), torch.nn.Sequential(OrderedDict(attention=Mixing(D, D)))
 
-    def forward(self, x):
-        return self.attention(x)
+    def here():
+        return kept_bytes(lambda: host(x), x, *host.parameters())
 
-
-def kept(model, x):
-    """Bytes that autograd keeps of a training forward, parameters and the input apart."""
-    return kept_bytes(lambda: model(x), x, *model.parameters())
+    alone = here()
+    grc = GRC(length=length, preset=preset, convolution=False)
+    (found,) = mnemos.cache(host, grc, where="attention", example=x.detach()).swapped
+    return lambda: here() - alone, cost.kept_bytes(found.shape, found.grc, rows), found.shape
 
 
 @pytest.mark.parametrize("preset", ["paper", "mnemos", "official"])
@@ -123,27 +124,15 @@ def kept(model, x):
 def test_what_is_kept_for_the_backward_is_what_the_formula_says(preset, length, monkeypatch):
     """Of the composition; small numbers aside, such as a norm's means and the weights that λ has scaled."""
     monkeypatch.setattr(native, "takes", lambda *_: False)
-    x = torch.randn(16, T, D, requires_grad=True)
-    host = Host()
-    alone = kept(host, x)
-    report = mnemos.cache(
-        host, GRC(length=length, preset=preset, convolution=False), where="attention", example=x.detach()
-    )
-    formula = cost.kept_bytes(report.swapped[0].shape, report.swapped[0].grc, 16)
-    assert 0.9 < formula / (kept(host, x) - alone) <= 1.0
+    more, formula, _ = kept(16, length, preset)
+    assert 0.9 < formula / more() <= 1.0
 
 
 @needs_kernels
-def test_the_kernels_keep_no_more_at_large_sizes():
+def test_the_kernels_keep_no_more_at_large_sizes(monkeypatch):
     """Beside what the formula says only rows of whole vectors, and intermediates of at most a megabyte each."""
-    x = torch.randn(64, T, D, requires_grad=True)
-    host = Host()
-    alone = kept(host, x)
-    report = mnemos.cache(host, GRC(length=T, convolution=False), where="attention", example=x.detach())
-    formula = cost.kept_bytes(report.swapped[0].shape, report.swapped[0].grc, 64)
-    width = report.swapped[0].shape.cache_width
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "_FEW", 0)
-        without = kept(host, x) - alone
-    assert 0.9 < without / formula <= native._whole(width) / width
-    assert kept(host, x) - alone <= without + 2 * 4 * native._FEW
+    more, formula, shape = kept(64, T)
+    everything, few = more(), native._FEW
+    monkeypatch.setattr(native, "_FEW", 0)
+    assert 0.9 < more() / formula <= native._whole(shape.cache_width) / shape.cache_width
+    assert everything <= more() + 2 * 4 * few

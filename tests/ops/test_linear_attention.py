@@ -34,7 +34,7 @@ def segments(request, monkeypatch):
 @pytest.mark.parametrize("folded", FOLDED)
 @pytest.mark.parametrize("t", LENGTHS)
 def test_causal_equals_the_equations(t, folded, name, backend, segments, poisoned):
-    d = 3 if name == "polynomial" else D  # whose d² features take the equations long
+    d = 2 if name == "polynomial" else D  # whose d² features take the equations long
     given = inputs(t, dtype=torch.float32 if backend == "native" else torch.float64, d=d)
     marks, first = folds(folded, B, t), slice(None)
     if "mask" in marks and "resets" in marks:  # what is invalid may hold anything

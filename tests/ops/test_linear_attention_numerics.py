@@ -4,14 +4,16 @@ The bars of long sums hold at a million tokens (benchmarks/linear_attention_erro
 chunks, 5e-5 in single steps. A sum's error grows with √N: at N tokens the bars are √(N/10⁶) as high.
 """
 
+import contextlib
 import functools
 
 import pytest
 import torch
-from kernel_cases import close, exactly, results, weights
-from linear_attention_cases import HERE, equations, inputs, run
+from kernel_cases import close, exactly, holes, results, weights
+from linear_attention_cases import HERE, B, inputs, run
 from native_kernels import needs_kernels
 
+from mnemos.native import instruction_set, instruction_sets
 from mnemos.ops import linear_attention
 from mnemos.ops.linear.feature_maps import FEATURE_MAPS, Pointwise, elu, favor, random_projection
 from mnemos.ops.linear.reference import reference_elu, reference_relu
@@ -24,6 +26,13 @@ SCALE = (LONG / 1e6) ** 0.5
 @pytest.fixture(params=HERE)
 def backend(request):
     return request.param
+
+
+@pytest.fixture(params=["chunked", *instruction_sets()])
+def way(request):
+    """A backend, the kernels by every instruction set."""
+    with instruction_set(request.param) if request.param != "chunked" else contextlib.nullcontext():
+        yield "native" if request.param != "chunked" else "chunked"
 
 
 def draw(tokens=LONG, scale=1.0, dtype=torch.float32, seed=0, rows=1):
@@ -157,14 +166,15 @@ PATHS = pytest.mark.parametrize(("t", "causal"), [(1, True), (70, True), (9, Fal
 
 @PATHS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_keeps_a_float32_state(dtype, t, causal, backend):
-    given = inputs(t, dtype=dtype)
-    found = results(run, given, backend=backend, causal=causal)
+def test_half_precision_keeps_a_float32_state(dtype, t, causal, way, poisoned):
+    given = inputs(t, dtype=dtype, d=33, m=17)
+    options = {"causal": causal, "mask": holes(B, t), "eps": 0.1}
+    found = results(run, given, backend=way, **options)
     assert [x.dtype for x in found] == [dtype, torch.float32, torch.float32] + [dtype] * 3 + [torch.float32] * 2
-    expected = results(equations, exactly(given), weights(found[:3]), causal=causal)
+    expected = results(run, exactly(given), weights(found[:3]), **options)
     torch.testing.assert_close(found[0].double(), expected[0], rtol=2**-7, atol=1e-3)
     eps = torch.finfo(dtype).eps
-    close(found, expected, given, [eps, 1e-5, 1e-5, *[eps] * 3, 1e-5, 1e-5])
+    close(found, expected, given, [eps, 1e-6, 1e-6, *[eps] * 3, 1e-5, 1e-5])
 
 
 @PATHS
@@ -194,17 +204,16 @@ def test_types_that_differ_are_taken_at_the_widest(t, backend):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("t", "shift"), [(4096, 1), (16384, 4)])
-def test_gradients_of_half_precision_where_the_values_have_a_mean(t, shift, dtype, backend):
-    """dq = S·ĝ + γ·z, which cancel: rounding is that of the results alone."""
+@pytest.mark.parametrize(("t", "shift", "causal"), [(16384, 4, True), (2048, 0, False), (4096, 4, False)])
+def test_gradients_of_half_precision_where_the_values_have_a_mean(t, shift, causal, dtype, way):
+    """dq = S·ĝ + γ·z, which cancel, and so do v·R and w: rounding is that of the results alone."""
     g = torch.Generator().manual_seed(0)
     q, k, v, above = (torch.randn(1, t, 1, 32, generator=g) for _ in range(4))
     given = [x.to(dtype).requires_grad_() for x in (q, k, v + shift)]
-    y, _ = linear_attention(*given, backend=backend)
-    found = torch.autograd.grad(y, given, above.to(dtype))
     exact = [x.detach().double().requires_grad_() for x in given]
-    wanted = torch.autograd.grad(linear_attention(*exact)[0], exact, above.to(dtype).double())
-    for a, b in zip(found, wanted, strict=True):
+    y, wanted = (linear_attention(*x, causal, backend=b)[0] for x, b in ((given, way), (exact, "chunked")))
+    found = torch.autograd.grad(y, given, above.to(dtype))
+    for a, b in zip(found, torch.autograd.grad(wanted, exact, above.to(dtype).double()), strict=True):
         assert (a.double() - b).norm() < 2.5e-3 * b.norm()
 
 
@@ -240,21 +249,3 @@ def test_a_masked_token_reaches_nothing(backend, name, t, causal):
             assert a.isfinite().all()
             torch.testing.assert_close(a, b, rtol=0, atol=0)
     assert not found[0][4][0, t // 2].any()  # dk of the masked key
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_nothing_travels_back_in_time(backend, which, value):
-    g = torch.Generator().manual_seed(0)
-    given = [torch.randn(1, 40, 2, 4, generator=g) for _ in range(3)]
-    clean, _ = linear_attention(*given, backend=backend)
-    given[which][0, 21, 0, 1] = value
-    y, state = linear_attention(*given, backend=backend)
-    torch.testing.assert_close(y[:, :21], clean[:, :21])
-    torch.testing.assert_close(y[:, :, 1], clean[:, :, 1])
-    assert not y[0, 21, 0].isfinite().all()
-    if which:
-        assert not y[0, 39, 0].isfinite().all()
-        assert not state[0][0, 0].isfinite().all()
-    else:
-        torch.testing.assert_close(y[:, 22:], clean[:, 22:])
