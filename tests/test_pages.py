@@ -1,8 +1,8 @@
 """Tables of pages, the index of the log and the names of tests are up to date."""
 
-import importlib.util
 import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -10,16 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def tool(name):
-    spec = importlib.util.spec_from_file_location(f"tools_{name}", ROOT / "tools" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("name", ["page_tables", "log_index"])
 def test_the_pages_are_up_to_date(name, capsys):
-    assert tool(name).main(["--check"]) == 0, capsys.readouterr().err
+    tool = runpy.run_path(str(ROOT / "tools" / f"{name}.py"))
+    assert tool["main"](["--check"]) == 0, capsys.readouterr().err
 
 
 def test_claims_whose_training_commit_is_not_recorded_are_named():
