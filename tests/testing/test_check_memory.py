@@ -520,10 +520,10 @@ def test_good_layers_keep_all_laws():
     ("layer", "left_out"),
     [
         (SoftmaxAttention(4, 2, causal=False), {"causal", "resumes", "gradient", "select", "reset", "size"}),
-        # cut between segments alone, and without their gradient
-        (RelativeConfig(memory=3).build(4, 2, causal=True), {"gradient"}),
+        (RelativeConfig(memory=3, detached=False).build(4, 2, causal=True), {"gradient"}),
+        (RelativeConfig(memory=20, same_length=True).build(4, 2, causal=True), {"gradient"}),
     ],
-    ids=["whole", "segments"],
+    ids=["whole", "segments", "detached"],
 )
 def test_a_law_that_a_layer_does_not_promise_does_not_apply(layer, left_out):
     laws = ["causal", "resumes", "gradient", "select", "reset", "size"]
