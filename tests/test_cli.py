@@ -409,19 +409,11 @@ def test_an_interrupted_comparison_leaves_nobody_behind_and_goes_on(forked_compa
     assert (folder / "comparison.json").is_file()
 
 
-def started(code: str, **environment: str) -> subprocess.CompletedProcess:
-    """The end of `mnemos --version` in a process of its own, and of some code after it."""
-    program = "import sys\nfrom mnemos.__main__ import main\nsys.argv[1:] = ['--version']\nended = main()\n"
-    return subprocess.run(
-        [sys.executable, "-c", f"{program}{code}\nsys.exit(ended)"],
-        check=False,
-        capture_output=True,
-        env=os.environ | environment,
-    )
-
-
 def test_an_encoding_that_lacks_characters():
-    found = started("print('漢')", PYTHONIOENCODING="cp1252")
+    program = "import sys\nfrom mnemos.__main__ import main\nsys.argv[1:] = ['--version']\nmain()\nprint('漢')"
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, env=os.environ | {"PYTHONIOENCODING": "cp1252"}
+    )
     assert (found.returncode, found.stderr) == (0, b"")
     assert found.stdout.decode("cp1252").rstrip().endswith("\\u6f22")
 

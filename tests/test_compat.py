@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mnemos
 from mnemos import GRC, _compat
-from mnemos.attention import GatedCacheAttention, LinearConfig, SoftmaxConfig
+from mnemos.attention import GatedCacheAttention, SoftmaxConfig
 from mnemos.memory.gated_cache import recomputing
 from mnemos.models.lstm import LSTM, LSTMConfig
 from mnemos.ops import linear_attention
@@ -175,8 +175,8 @@ def test_what_runs_around_a_forward_or_in_its_place_is_noticed():
     assert not _compat.is_plain(module)
 
 
-def test_every_models_state_has_a_name_in_files():
-    """torch.export.save stores the structure of states by these names."""
+def test_every_models_state_has_a_name_in_files(tmp_path):
+    """torch.export.save stores the structure of states by these names, and loads their classes without their code."""
     softmax = SoftmaxConfig().build(8, 2, causal=True)
     small = {"vocab_size": 9, "dim": 8, "num_heads": 2}
     states = [
@@ -190,19 +190,8 @@ def test_every_models_state_has_a_name_in_files():
         assert state is not None
         _, structure = _compat.pytree.tree_flatten(state)
         assert _compat.pytree.treespec_loads(_compat.pytree.treespec_dumps(structure)) == structure
-
-
-def test_an_exported_step_is_saved(tmp_path):
-    model = mnemos.Transformer(vocab_size=11, dim=16, layers=2, num_heads=2, mlp=24, attention=LinearConfig()).eval()
-    x = torch.arange(2)[:, None]
-    _, state = model(x)
-    torch.export.save(torch.export.export(model, (x, state)), tmp_path / "step.pt2")
-    found, after = torch.export.load(tmp_path / "step.pt2").module()(x, state)
-    wanted, end = model(x, state)
-    torch.testing.assert_close(found, wanted)
-    for a, b in zip(mnemos.types.leaves(after), mnemos.types.leaves(end), strict=True):
-        torch.testing.assert_close(a, b)
-    assert type(after) is type(end)
+    torch.save(states[0], tmp_path / "inputs")  # examples of which are in the file of a program
+    assert type(torch.load(tmp_path / "inputs", weights_only=True)) is type(states[0])
 
 
 def test_hooks_before_a_forward_and_on_gradients_are_found():

@@ -37,14 +37,14 @@ WAYS = {"whole": compiling, "parts": _parts, "in place": _in_place}
 WRAPPERS = (nn.DataParallel, Distributed, torch.optim.swa_utils.AveragedModel)
 
 
-def built(layers: int = 2) -> Transformer:
+def built(layers: int = 1) -> Transformer:
     torch.manual_seed(0)
     return Transformer(vocab_size=11, dim=16, layers=layers, num_heads=2, mlp=24, attention="linear").eval()
 
 
 def encoder() -> nn.Module:
     torch.manual_seed(0)
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True), 2).eval()
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True), 1).eval()
 
 
 IDS = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(1))
@@ -131,7 +131,7 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path):
 
 
 def test_the_plain_module_shares_all_tensors_and_changes_nothing():
-    model = _parts(built())
+    model = _parts(built(layers=2))
     tied = model.blocks[1].mlp = model.blocks[0].mlp  # a part with two names
     plain = plain_module(compiling(model), "test")
     assert plain.blocks[1].mlp is plain.blocks[0].mlp is tied

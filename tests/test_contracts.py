@@ -42,8 +42,6 @@ def test_declarations_are_complete_and_true(layer):
         heads, after = layer.heads(tokens())
         assert torch.equal(layer.project(heads), y)
         same_state(after, state)
-    if stateful(layer):
-        holds("size", layer)
 
 
 @over_layers(stateful, modes=(True, False))
@@ -65,11 +63,6 @@ def test_a_state_of_other_rows_or_of_another_layer_is_refused(layer):
             layer(tokens(), state)
 
 
-@over_layers(lambda layer: layer.causal, apart=True)
-def test_the_future_cannot_change_the_past_or_is_declared_to(layer):
-    holds("causal", layer)
-
-
 @over_layers(modes=(False,), apart=True)
 def test_calls_repeat_in_every_mode_and_a_row_with_padding_is_the_row_without_it(layer):
     for law in ("repeats", "float64", "modes", "padding"):
@@ -77,33 +70,23 @@ def test_calls_repeat_in_every_mode_and_a_row_with_padding_is_the_row_without_it
 
 
 @over_layers(modes=(False,), apart=True)
-def test_every_token_is_read_padding_is_not_and_nothing_that_is_passed_in_changes(layer):
-    for law in ("reads", "hidden", "untouched"):
+def test_tokens_are_read_padding_is_not_nothing_passed_in_changes_and_a_state_has_rows(layer):
+    laws = ["reads", "hidden", "untouched"]
+    for law in (*laws, "select", "reset", "size") if stateful(layer) else laws:
         holds(law, layer)
 
 
 @over_layers(apart=True)
-def test_calls_of_any_length_rows_and_place_in_memory(layer):
-    for law in ("lengths", "finite", "layout", "rows"):
-        holds(law, layer)
-
-
-@over_layers(apart=True)
-def test_every_parameter_gets_a_gradient_and_a_layer_is_saved(layer):
-    """Of the outputs or of the layer's auxiliary losses, in a sequence longer than a default memory of tokens."""
-    for law in ("saving", "parameters"):  # saved before its first forward
+def test_calls_of_any_size_are_read_in_order_with_all_weights_which_are_saved(layer):
+    """Weights get gradients of the outputs or of auxiliary losses, in more tokens than a default memory of them."""
+    laws = ["lengths", "finite", "layout", "rows", "parameters", "saving"]
+    for law in (*laws, "causal") if layer.causal else laws:
         holds(law, layer)
 
 
 @over_layers(apart=True)
 def test_weights_that_have_changed_are_read(layer):
     holds("weights", layer)
-
-
-@over_layers(stateful, modes=(False,), apart=True)
-def test_selected_and_reset_rows(layer):
-    holds("select", layer)
-    holds("reset", layer)
 
 
 @over_layers()

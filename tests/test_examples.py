@@ -1,7 +1,7 @@
 """The scripts of examples/ run with a tiny decoder, and what they print and write is right."""
 
-import importlib.util
 import re
+import runpy
 from pathlib import Path
 from shutil import copytree
 
@@ -27,10 +27,7 @@ def text(tmp_path):
 
 
 def run(name, *words):
-    spec = importlib.util.spec_from_file_location(f"examples_{name}", ROOT / "examples" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.main([str(word) for word in words])
+    runpy.run_path(str(ROOT / "examples" / f"{name}.py"))["main"]([str(word) for word in words])
 
 
 def test_a_novel_is_read_with_a_state_that_does_not_grow(folder, text, tmp_path, capsys):

@@ -1,7 +1,7 @@
 """The direction of the arrows: a room imports only what stands above it. The package's own `__init__.py` alone may."""
 
 import ast
-import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sources import SOURCE, nodes
+from sources import SOURCE, imports
 
 import mnemos
 from mnemos.face import read_face
@@ -40,15 +40,12 @@ def imported(path: Path) -> set[str]:
     """The rooms a file imports, whether at its top or inside a function."""
     here = ("mnemos", *path.relative_to(SOURCE).with_suffix("").parts)
     found = set()
-    for node in nodes(path):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+    for node in imports(path):
+        names = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
             base = ".".join(here[: len(here) - node.level]) if node.level else ""
             module = ".".join(part for part in (base, node.module) if part)
-            names = [f"{module}.{alias.name}" for alias in node.names]
-        else:
-            continue
+            names = [f"{module}.{name}" for name in names]
         found |= {room(name.split(".")[1:]) for name in names if name.startswith("mnemos.")}
         found |= {"lab" for name in names if name.removeprefix("mnemos.") in PUBLIC}
     return found & set(ROOMS)
@@ -77,12 +74,10 @@ def test_no_function_has_the_name_of_a_module():
 
 def test_a_reference_shares_nothing_with_what_it_judges():
     for path in SOURCE.rglob("reference.py"):
-        for node in nodes(path):
-            if isinstance(node, ast.Import):
-                assert {a.name.split(".")[0] for a in node.names} <= {"math", "torch"}, path
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, path
-                assert (node.module or "").split(".")[0] in {"torch", "collections", "typing"}, path
+        for node in imports(path):
+            names = [node.module or "."] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+            assert not getattr(node, "level", 0), path
+            assert {name.split(".")[0] for name in names} <= {"torch", "math", "collections", "typing"}, path
 
 
 @pytest.mark.slow
@@ -185,24 +180,9 @@ def test_no_two_test_files_have_one_name():
 
 
 def test_the_benchmarks_import_names_that_exist():
-    taken = [
-        (path.name, node.lineno, node.module, alias.name)
-        for path in sorted((ROOT / "benchmarks").glob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "mnemos"
-        for alias in node.names
-    ]
-    missing = [
-        (*place, module, name)
-        for *place, module, name in taken
-        if not hasattr(importlib.import_module(module), name) and not _is_module(f"{module}.{name}")
-    ]
-    assert not missing
-
-
-def _is_module(name: str) -> bool:
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError:
-        return False
-    return True
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        for node in imports(path):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "mnemos":
+                module = importlib.import_module(node.module)
+                for name in (alias.name for alias in node.names):
+                    assert hasattr(module, name) or importlib.util.find_spec(f"{node.module}.{name}"), path.name

@@ -1,10 +1,10 @@
-"""Another author's package adds a task, a model, an attention and recipes: trained, resumed, compared and reported.
+"""Another author's package adds a task, a model and recipes: trained, evaluated, compared and reported.
 
 Packages that fail beside it are named, and break nothing.
 """
 
-import ast
 import json
+import re
 from pathlib import Path
 
 import processes
@@ -18,7 +18,7 @@ FAILING = {
     "doubled": "import mnemos\n@mnemos.recipe('demo')\ndef mine():\n    'Mine.'\n",
 }
 DRIVER = """
-import multiprocessing, os, sys
+import multiprocessing, sys
 sys.path[:0] = PLACES
 import torch
 import toy_bags
@@ -35,12 +35,8 @@ if __name__ == "__main__":
         print("CODE", words[0], code, len(toy_bags.opened) - before, flush=True)
     said("list")
     said("train", "toy-bags", "--out", "whole")
-    os.environ["TOY_STOPS"] = "1"
-    said("train", "toy-bags", "--out", "stopped", "--data.stop-at", "7")
-    del os.environ["TOY_STOPS"]
-    said("train", "--resume", "stopped")
     said("eval", "whole")
-    said("compare", "toy-bags", "toy-bags-linear", "--train.steps", "6", "--out", "both")
+    said("compare", "toy-bags", "toy-bags-softmax", "--train.steps", "6", "--out", "both")
     said("report", "both")
 """
 
@@ -59,15 +55,13 @@ def told(tmp_path_factory) -> tuple[Path, str, str]:
     known = {"__name__": "__main__", "PLACES": [str(PLUGIN), str(folder / "site")]}
     done = processes.run(exec, DRIVER, known, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "; continue with: mnemos train --resume " in done.stderr
     return folder, done.stdout, done.stderr
 
 
 def test_every_verb_does_its_work_and_opens_the_task_once(told):
     codes = [line[5:] for line in told[1].splitlines() if line.startswith("CODE ")]
-    assert codes == ["list 0 0", "train 0 1", "train 130 1", "train 0 1", "eval 0 1", "compare 0 1", "report 0 0"]
-    for name in ("toy-bags-linear", "toy-weigher", "calm"):
-        assert name in told[1]
+    assert codes == ["list 0 0", "train 0 1", "eval 0 1", "compare 0 1", "report 0 0"]
+    assert {"toy-bags-softmax", "toy-weigher"} <= {*told[1].split()}
 
 
 def test_packages_that_fail_are_named_in_a_line_each(told):
@@ -76,38 +70,24 @@ def test_packages_that_fail_are_named_in_a_line_each(told):
         assert words in said
 
 
-def metrics(folder: Path) -> list[dict]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
-
-
-def test_a_run_is_judged_by_its_corpus_metric_and_has_its_auxiliary_loss(told):
+def test_a_run_is_judged_by_its_corpus_metric(told):
     result = json.loads((told[0] / "whole" / "result.json").read_text())
     assert (result["metric"], result["metrics"]["r"]["higher_is_better"]) == ("r", True)
     assert set(result["test"]) == {"loss", "r", "near"}
     assert 0 < result["test"]["r"] <= 1
-    trained = [line for line in metrics(told[0] / "whole") if line["kind"] == "train"]
-    assert all(line["auxiliary_loss"] > 0 for line in trained)
-    named = {"kind", "step", "loss", "auxiliary_loss", "near", "lr", "grad_norm", "tokens"}
-    assert set(trained[0]) == named
+    lines = map(json.loads, (told[0] / "whole" / "metrics.jsonl").read_text().splitlines())
+    trained = [line for line in lines if line["kind"] == "train"]
+    assert set(trained[0]) == {"kind", "step", "loss", "near", "lr", "grad_norm", "tokens", "seconds"}
     assert trained[-1]["loss"] < trained[0]["loss"]
     assert json.loads((told[0] / "whole" / "recipe.json").read_text())["model"]["width"] == 3
     assert result["flops"] > 0
     assert f"r {result['test']['r']:.3f}" in told[1]
 
 
-def test_resume_is_exact(told):
-    assert metrics(told[0] / "stopped") == metrics(told[0] / "whole")
-    whole, again = (json.loads((told[0] / name / "result.json").read_text()) for name in ("whole", "stopped"))
-    assert again["test"] == whole["test"]
-    assert again["weights"] == whole["weights"]
-    assert json.loads((told[0] / "stopped" / "run.json").read_text())["resumed"]
-
-
 def test_arms_are_compared_and_reported_by_it(told):
     found = json.loads((told[0] / "both" / "comparison.json").read_text())
     assert (found["metric"], found["higher_is_better"], found["majority"]) == ("r", True, None)
-    assert [row["name"] for row in found["rows"]] == ["toy-bags", "toy-bags-linear"]
+    assert [row["name"] for row in found["rows"]] == ["toy-bags", "toy-bags-softmax"]
     page = (told[0] / "both" / "report.html").read_text()
     for words in ("Test r (higher is better)", "Weights", "The correlation of all weights"):
         assert words in page
@@ -116,11 +96,6 @@ def test_arms_are_compared_and_reported_by_it(told):
 def test_the_package_uses_public_names_alone():
     import mnemos
 
-    tree = ast.parse((PLUGIN / "toy_bags.py").read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            assert not [a.name for a in node.names if a.name.startswith("mnemos.")]
-        elif isinstance(node, ast.ImportFrom):
-            assert not (node.module or "").startswith("mnemos")
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mnemos":
-            assert node.attr in mnemos.__all__
+    text = (PLUGIN / "toy_bags.py").read_text()
+    assert not re.search(r"from mnemos|import mnemos\.", text)
+    assert {*re.findall(r"\bmnemos\.(\w+)", text)} <= {*mnemos.__all__}

@@ -11,6 +11,7 @@ import pytest
 
 from mnemos import registry
 from mnemos.lab.cli.verbs import VERBS, main
+from mnemos.testing import LAWS
 
 ROOT = Path(__file__).parents[1]
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -22,13 +23,20 @@ EXPORTS = re.compile(r"import export_programs|mnemos\.export\(")
 RARE = [[pytest.mark.exhaustive] if EXPORTS.search(code) else [] for code, _ in RUNNABLE]
 
 
+def example(code: str, compiles: bool) -> None:
+    """Run one; layers are compiled only if `compiles`: to import the compiler takes as long as ten examples."""
+    if not compiles:
+        LAWS.pop("compiles")
+    exec(code, {"__name__": "__main__"})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "said"),
     [pytest.param(*one, marks=marks, id=str(i)) for i, (one, marks) in enumerate(zip(RUNNABLE, RARE, strict=True))],
 )
-def test_an_example_prints_what_it_says(code, said, tmp_path):
-    done = processes.run(exec, code, {"__name__": "__main__"}, cwd=tmp_path)
+def test_an_example_prints_what_it_says(code, said, tmp_path, exhaustive):
+    done = processes.run(example, code, exhaustive, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     # "..." stands for what differs from run to run, as in a doctest
     assert doctest.OutputChecker().check_output(said, done.stdout, doctest.ELLIPSIS), done.stdout
