@@ -39,7 +39,7 @@ def test_memformer_is_trained_resumed_and_writes(tmp_path, output):
 def test_a_run_of_text_says_what_its_memory_did(tmp_path, capsys):
     draw = random.Random(0)
     for split in ("train", "valid", "test"):
-        (tmp_path / f"{split}.txt").write_text(" ".join(draw.choice(WORDS) for _ in range(300)))
+        (tmp_path / f"{split}.txt").write_text(" ".join(draw.choice(WORDS) for _ in range(220)))
     model = SMALL | {"layers": 1, "cache": GRC(scope="stream", length=4, block=8)}
     data = {"path": str(tmp_path), "segment": 32, "longest": 1000}
     place = trained("text-cached", tmp_path / "run", model, data, batch_size=4)
