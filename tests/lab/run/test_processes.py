@@ -113,7 +113,8 @@ def test_two_processes_with_rollouts_train_as_one(run_apart, tmp_path, strategy,
 
 
 def test_ddp_does_not_warn_of_a_model_whose_parameters_are_all_used(tmp_path):
-    model, train = {**STILL, "cached": False, "advances": True}, {"devices": 2, "steps": 2, "rollout": ROLLOUTS[2][1]}
+    model = {**STILL, "cached": False, "advances": True}
+    train = {"devices": 2, "steps": 4, "rollout": ROLLOUTS[2][1]}  # in which each process uses every parameter
     assert "unused" not in launch(tmp_path / "one", Toys(True, model, train=train))
 
 
