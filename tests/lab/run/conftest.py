@@ -62,13 +62,8 @@ def spoken_run(tmp_path_factory) -> Path:
     """A finished run of spoken-digits-linear, whose recordings are in spoken/ beside it; no test changes it."""
     folder = tmp_path_factory.mktemp("speech")
     small = {"vocab_size": 2, "layers": 1, "dim": 16, "num_heads": 2, "mlp": 32}
-    data = {
-        "path": str(write_recordings(folder / "spoken")),
-        "longest": 2,
-        "test_takes": 1,
-        "valid_takes": 1,
-        "rows": 6,
-    }
+    path = str(write_recordings(folder / "spoken"))
+    data = {"path": path, "longest": 2, "test_takes": 1, "valid_takes": 1, "rows": 6}
     settings = {"steps": 4, "batch_size": 4, "log_every": 2}
     return trained("spoken-digits-linear", folder / "run", small, data, **settings)
 
