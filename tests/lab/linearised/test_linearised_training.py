@@ -28,7 +28,8 @@ from mnemos.lab.run import checkpoint, loop
 
 TEXT = {"a": "".join(chr(97 + i * i % 23) for i in range(3000))}
 SIZES = {"window": 8, "sinks": 2, "rank": 2, "context": 64, "length": 32, "transfer_length": 32, "top": 8}
-SIZES |= {"transfer_tokens": 64 * 8, "tokens": 64 * 5}
+SIZES |= {"transfer_tokens": 64 * 4, "tokens": 64 * 5}
+FEW = {"tokens": 64, "transfer_tokens": 64}
 SETTINGS = LinearisedConfig(**SIZES, decay=0.3, rate=1e-2, transfer_rate=8e-2)
 
 
@@ -80,27 +81,30 @@ def test_it_learns(whole):
     training, before, between, result = whole
     assert between[0] < 0.9 * before[0]
     assert errors(training)[1] < 0.9 * between[1]
-    assert {name: stage["tokens"] for name, stage in result["stages"].items()} == {"transfer": 512, "next_token": 320}
+    assert {name: stage["tokens"] for name, stage in result["stages"].items()} == {"transfer": 256, "next_token": 320}
     assert (training.folder / train.ADAPTER).is_file()
 
 
-def test_a_killed_training_continues_bit_for_bit(whole, tmp_path, monkeypatch):
+def test_a_training_that_is_killed_and_then_stopped_continues_bit_for_bit(whole, tmp_path, monkeypatch):
     update, done = loop.update, []
 
-    def dying(learner):
-        if len(done) == 16 + 5:  # in stage 2, in the middle of a group
-            raise KeyboardInterrupt
+    def ending(learner):
         done.append(learner.count.step)
+        if len(done) == 8 + 6:  # in stage 2, in the middle of a group
+            raise KeyboardInterrupt
+        if len(done) == 8 + 6 + 3:  # the first of two updates of a group, whose state is kept
+            signal.raise_signal(signal.SIGTERM)
         return update(learner)
 
-    killed = begin(tmp_path / "killed")
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "update", dying)
-        with pytest.raises(KeyboardInterrupt):
-            killed.run()
-    killed = begin(tmp_path / "killed")
-    killed.run()
-    assert all(map(torch.equal, weights(whole[0]), weights(killed)))
+    monkeypatch.setattr(loop, "update", ending)
+    with pytest.raises(KeyboardInterrupt):
+        begin(tmp_path).run()
+    with pytest.raises(Interrupted, match="the same command continues from update 7 of 10"):
+        begin(tmp_path).run()
+    ended = begin(tmp_path)
+    ended.run()
+    assert done[8:] == [*range(6), *range(4, 10)]
+    assert all(map(torch.equal, weights(whole[0]), weights(ended)))
 
 
 def test_more_tokens_go_on_from_before_the_rate_fell(whole, tmp_path, monkeypatch):
@@ -113,26 +117,8 @@ def test_more_tokens_go_on_from_before_the_rate_fell(whole, tmp_path, monkeypatc
     assert all(map(torch.equal, weights(whole[0]), weights(longer)))
 
 
-def test_a_signal_ends_it_after_the_update_and_it_continues(whole, tmp_path, monkeypatch):
-    update, done = loop.update, []
-
-    def signalled(learner):
-        done.append(learner.count.step)
-        if len(done) == 16 + 3:  # the first of two updates of a group, whose state is kept
-            signal.raise_signal(signal.SIGTERM)
-        return update(learner)
-
-    monkeypatch.setattr(loop, "update", signalled)
-    with pytest.raises(Interrupted, match="the same command continues from update 3 of 10"):
-        begin(tmp_path).run()
-    ended = begin(tmp_path)
-    ended.run()
-    assert done[16:] == [*range(10)]
-    assert all(map(torch.equal, weights(whole[0]), weights(ended)))
-
-
 def test_it_says_how_long_it_will_take_and_changes_nothing_by_that(tmp_path, capsys):
-    few = replace(SETTINGS, tokens=64, transfer_tokens=64)
+    few = replace(SETTINGS, **FEW)
     quiet, training = (Training(decoder(), tokenizer, TEXT, few, tmp_path / str(q), quiet=q) for q in (True, False))
     quiet.run()
     assert capsys.readouterr().err == ""
@@ -298,7 +284,7 @@ def test_a_folder_becomes_a_decoder_whose_updates_are_in_its_weights(tmp_path, m
 
 def test_a_hybrid_leaves_the_attentions_whole_that_the_text_needs_most(tmp_path, monkeypatch, capsys):
     """It is ranked once, on pieces that are read last; the run goes on with them, and is loaded with them."""
-    training = begin(tmp_path / "one", full=("1",))
+    training = begin(tmp_path / "one", full=("1",), **FEW)
     rows = [training.pieces.ids[i] for i in [*training.pieces.numbers[-2:], training.pieces.held_out]]
     ranking = mnemos.rank_attentions(decoder(), rows, window=8, sinks=2, first=16)
     assert training.full == ranking.full(1)
@@ -311,11 +297,11 @@ def test_a_hybrid_leaves_the_attentions_whole_that_the_text_needs_most(tmp_path,
 
     with monkeypatch.context() as patch:  # all losses are in the folder
         patch.setattr(WindowLoss, "__call__", lambda *_: pytest.fail("measured again"))
-        assert begin(tmp_path / "one", full=("1",)).full == training.full
-    refuses(r"another settings.full \(\['1'\], not \['2'\]\)", begin, tmp_path / "one", full=("2",))
+        assert begin(tmp_path / "one", full=("1",), **FEW).full == training.full
+    refuses(r"another settings.full \(\['1'\], not \['2'\]\)", begin, tmp_path / "one", full=("2",), **FEW)
     (tmp_path / "one" / train.SETTINGS).unlink()  # it was interrupted while it ranked
     words = "ranking.json: expected losses of .*'window': 7.* found .*'window': 8"
-    refuses(words, begin, tmp_path / "one", full=("1",), window=7)
+    refuses(words, begin, tmp_path / "one", full=("1",), window=7, **FEW)
     assert begin(tmp_path / "none", full=("0",)).full == ()
     assert not (tmp_path / "none/ranking.json").exists()  # nothing is measured for it
     with monkeypatch.context() as patch:  # a window as long as what is read: twice as much is read
@@ -347,7 +333,7 @@ def test_a_ranking_that_is_interrupted_goes_on_with_the_losses_that_it_has(tmp_p
 
 
 def test_a_hybrid_by_key_head(tmp_path):
-    training = begin(tmp_path / "one", full=("2", "heads"))
+    training = begin(tmp_path / "one", full=("2", "heads"), **FEW)
     rows = [training.pieces.ids[i] for i in [*training.pieces.numbers[-2:], training.pieces.held_out]]
     ranking = mnemos.rank_attentions(decoder(), rows, window=8, sinks=2, first=16, jointly=False, heads=True)
     assert training.full == ranking.full_heads(2)

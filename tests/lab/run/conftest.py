@@ -4,12 +4,14 @@ from pathlib import Path
 import processes
 import pytest
 import torch
+from spoken_standins import write_recordings
 from train_standins import Toys, work
 from trained_runs import text_recipe, texts, trained
 
 from mnemos.lab.cli import main
 from mnemos.lab.run import flops
 from mnemos.lab.run.session import run
+from mnemos.lab.tasks import text
 
 
 @pytest.fixture(scope="session")
@@ -30,10 +32,13 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(autouse=True)
-def flops_of_one_shape(monkeypatch):
-    """Of one shape of batches: of eight, the count takes longer than the run (tests/lab/compare/test_budgets.py)."""
-    monkeypatch.setattr(flops, "_COUNTED", 1)
+@pytest.fixture(scope="module", autouse=True)
+def short_measurements():
+    """FLOPs of one shape of batches (eight: tests/lab/compare/test_budgets.py) and short texts: they take longest."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(flops, "_COUNTED", 1)
+        patched.setattr(text, "WRITTEN", 20)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +55,17 @@ def classifier_run(tmp_path_factory) -> Path:
     small = {"dim": 16, "layers": 1, "num_heads": 2}
     rows = {"train_size": 100, "valid_size": 20, "test_size": 20}
     return trained("short-listops", tmp_path_factory.mktemp("classifier") / "run", small, rows)
+
+
+@pytest.fixture(scope="session")
+def spoken_run(tmp_path_factory) -> Path:
+    """A finished run of spoken-digits-linear, whose recordings are in spoken/ beside it; no test changes it."""
+    folder = tmp_path_factory.mktemp("speech")
+    small = {"vocab_size": 2, "layers": 1, "dim": 16, "num_heads": 2, "mlp": 32}
+    path = str(write_recordings(folder / "spoken"))
+    data = {"path": path, "longest": 2, "test_takes": 1, "valid_takes": 1, "rows": 6}
+    settings = {"steps": 4, "batch_size": 4, "log_every": 2}
+    return trained("spoken-digits-linear", folder / "run", small, data, **settings)
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def averaged(base, tmp_path_factory):
     return read_recipe(folder), result, folder
 
 
-def test_the_average_is_the_mean_of_the_weights_and_the_newest_of_the_rest(averaged):
+def test_the_average_is_the_mean_of_the_weights_and_the_newest_of_the_rest_and_is_scored(averaged):
     recipe, result, folder = averaged
     kept = [4, 6, 7]
     assert checkpoint.steps(folder / "checkpoints") == kept[::-1] == result["averaged_steps"]
@@ -50,14 +50,10 @@ def test_the_average_is_the_mean_of_the_weights_and_the_newest_of_the_rest(avera
         mean = torch.stack([one[name].double() for one in saved]).sum(0) / 3
         assert torch.equal(value, mean.to(value.dtype) if name in parameters else saved[-1][name]), name
     assert any(not torch.equal(found[name], saved[-1][name]) for name in parameters)
-
-
-def test_the_averaged_model_is_scored(averaged):
-    recipe, result, folder = averaged
     task = recipe.data.build()
     for split in ("valid", "test"):
-        found = evaluate(trained_model(folder, recipe), task.batches(split, recipe.train.batch_size), task)
-        assert found["loss"] == result[split]["loss"]
+        scores = evaluate(trained_model(folder, recipe), task.batches(split, recipe.train.batch_size), task)
+        assert scores["loss"] == result[split]["loss"]
     assert result["valid"]["loss"] != numbers(folder, "valid")[-1]["loss"], "of the last update"
 
 

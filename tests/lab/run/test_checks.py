@@ -69,6 +69,7 @@ def test_data_that_fit_and_states_that_grow():
     refuses("model.position: expected rotary, because", check_task, learned, task(carries_state=True))
     growing = SimpleNamespace(state_kind="growing")
     check_state(growing, task())
+    check_state(SimpleNamespace(state_kind="constant"), task(carries_state=True))
     refuses("keeps every token; .* with model.attention.window 12", check_state, growing, task(carries_state=True))
     open_ = Toys(model={"vocab_size": 0}).recipe()
     assert complete(open_, task(sizes={"vocab_size": 9, "dim": 3})).model == replace(open_.model, vocab_size=9)
@@ -90,6 +91,7 @@ def test_data_that_fit_and_states_that_grow():
         ({"log": "tensorbord"}, "train.log: expected one of none, tensorboard, .* did you mean 'tensorboard'"),
         ({"rollout": RolloutConfig(segments=2, slide=3)}, "slide: expected at most train.rollout.segments, 2, found 3"),
         ({"rollout": RolloutConfig(checkpoints=1)}, "expected all, sqrt or an integer ≥ 2, found 1; use all"),
+        ({"rollout": RolloutConfig(horizon=-1)}, "train.rollout.horizon: expected at least 0, found -1"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, words):

@@ -177,14 +177,20 @@ def test_a_model_in_eval_mode_is_trained_in_training_mode_and_left_in_its_own(tm
     equal(*found)  # both with dropout
 
 
-def test_resuming_a_finished_run_loads_its_weights_into_the_model(tmp_path, capsys):
-    trained, fresh = classifier(), classifier()
-    result = fit(tmp_path / "run", trained)
-    assert fit(tmp_path / "run", fresh, resume=True, quiet=False) == result
+def test_a_finished_run_that_is_resumed_loads_its_weights_into_the_model_and_goes_on_for_longer(tmp_path, capsys):
+    """With a constant rate, 4 and then 4 more are 8."""
+    constant = OptimConfig(schedule=ScheduleConfig(name="constant"))
+    trained, fresh, longer, whole = (classifier() for _ in range(4))
+    result = fit(tmp_path / "run", trained, steps=4, optim=constant)
+    assert fit(tmp_path / "run", fresh, steps=4, optim=constant, resume=True, quiet=False) == result
     assert "fit(..., steps=N, resume=True) trains it for longer" in capsys.readouterr().out
     equal(fresh.state_dict(), trained.state_dict())
     assert json.loads((tmp_path / "run" / "recipe.json").read_text())["train"]["keep"] == SETTINGS.keep
     refuses(r"found one of mnemos.fit, .* resume=True", mnemos.load, tmp_path / "run")
+    expected = fit(tmp_path / "whole", whole, steps=8, optim=constant)
+    result = fit(tmp_path / "run", longer, steps=8, optim=constant, resume=True)
+    assert (result["steps"], result["valid"]) == (8, expected["valid"])
+    equal(longer.state_dict(), whole.state_dict())
 
 
 class Opened(Dataset):
@@ -269,18 +275,6 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path):
     refuses(r"continue it with: mnemos.fit\(.*, steps=2, resume=True\)", fit, tmp_path / "other")
     refuses(r"another data\.train", fit, tmp_path / "other", data=rows(21), resume=True)
     refuses(r"fit\(\.\.\., resume=True\)", open_run, tmp_path / "other")
-
-
-def test_more_updates_of_a_finished_run(tmp_path):
-    """With a constant rate, 4 and then 4 more are 8."""
-    constant = OptimConfig(schedule=ScheduleConfig(name="constant"))
-    whole, parts = classifier(), classifier()
-    expected = fit(tmp_path / "whole", whole, steps=8, optim=constant)
-    fit(tmp_path / "run", parts, steps=4, optim=constant)
-    again = classifier()
-    result = fit(tmp_path / "run", again, steps=8, optim=constant, resume=True)
-    assert (result["steps"], result["valid"]) == (8, expected["valid"])
-    equal(again.state_dict(), whole.state_dict())
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Bert"])

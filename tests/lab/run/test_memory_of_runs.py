@@ -29,7 +29,7 @@ def test_memformer_is_trained_resumed_and_writes(tmp_path, output):
     model = SMALL | {"encoder_layers": 1, "decoder_layers": 1, "segment": 24, "memory": SlotsConfig(slots=4)}
     data = {"path": str(tmp_path / "text"), "segment": 64}
     settings = {"steps": 4, "batch_size": 4, "accumulate": 2, "log_every": 2, "eval_every": 4, "checkpoint_every": 2}
-    settings["rollout"] = RolloutConfig(segments=2)
+    settings |= {"rollout": RolloutConfig(segments=2), "valid_rows": 4, "test_rows": 4}
     whole = trained("text-memformer", tmp_path / "whole", model, data, **settings)
     train(read_recipe(whole), stopped(whole, tmp_path / "resumed", 4), resume=True, quiet=True)
     assert numbers(tmp_path / "resumed") == numbers(whole)
@@ -39,7 +39,7 @@ def test_memformer_is_trained_resumed_and_writes(tmp_path, output):
 def test_a_run_of_text_says_what_its_memory_did(tmp_path, capsys):
     draw = random.Random(0)
     for split in ("train", "valid", "test"):
-        (tmp_path / f"{split}.txt").write_text(" ".join(draw.choice(WORDS) for _ in range(300)))
+        (tmp_path / f"{split}.txt").write_text(" ".join(draw.choice(WORDS) for _ in range(250)))
     model = SMALL | {"layers": 1, "cache": GRC(scope="stream", length=4, block=8)}
     data = {"path": str(tmp_path), "segment": 32, "longest": 1000}
     place = trained("text-cached", tmp_path / "run", model, data, batch_size=4)

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from refusals import refuses
 from safetensors.numpy import load_file
-from spoken_standins import tone, wav, write_recordings
+from spoken_standins import tone, wav
 from trained_runs import trained
 
 import mnemos
@@ -69,11 +69,8 @@ class Spy(Transcriber):
         return [[1, 0, 1]]
 
 
-def test_a_recogniser_writes_down_recordings(tmp_path, capsys, output):
-    spoken = write_recordings(tmp_path / "spoken")
-    data = {"path": str(spoken), "longest": 2, "test_takes": 1, "valid_takes": 1, "rows": 6}
-    model = {"vocab_size": 2, "layers": 1, "dim": 16, "num_heads": 2, "mlp": 32}
-    folder = trained("spoken-digits-linear", tmp_path / "run", model, data)
+def test_a_recogniser_writes_down_recordings(spoken_run, tmp_path, capsys, output):
+    folder = spoken_run
     about = json.loads((folder / "model/preprocessing.json").read_text())
     assert about == {"is": "recordings", "names": ["high", "low"], "rate": 8000, "bands": 40}
 
@@ -85,7 +82,7 @@ def test_a_recogniser_writes_down_recordings(tmp_path, capsys, output):
     assert [one.text for one in read_preprocessing(folder).predict(spy, [file], {})] == ["low high low"]
     assert torch.allclose(spy.frames[0], normalise(filterbanks(torch.from_numpy(noisy), 8000, 40)), atol=1e-4)
     assert re.fullmatch(rf"{file}:( low| high| )*\n", output("predict", folder, file))
-    assert len(list(predict(folder, [spoken]))) == 16
+    assert len(list(predict(folder, [folder.parent / "spoken"]))) == 16
     refuses(r"--top: expected no options for a model of recordings", predict, folder, [file], top=1)
 
     (tmp_path / "fast.wav").write_bytes(wav(tone(1, 0, 9, 16000), 16000))

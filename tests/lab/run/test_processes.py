@@ -6,14 +6,13 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import processes
 import pytest
 import torch
 from train_standins import STILL, Toys, work
-from trained_runs import ended, numbers, result, weights
+from trained_runs import numbers, result, same, stopped, weights
 
 from mnemos import InputError
 from mnemos.lab.run import checkpoint, devices
@@ -22,6 +21,7 @@ from mnemos.lab.run.recipe import TrainConfig
 pytestmark = [pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")]
 
 DRIVER = Path(__file__).with_name("train_driver.py")
+STEPS = {"steps": 5, "checkpoint_every": 2}
 
 
 def launch(folder: Path, toys: Toys, resume: bool = False, moment: str = "", number: int = 0, code: int = 0) -> str:
@@ -54,11 +54,11 @@ def agree(folder: Path, other: Path, weight_tolerance: float, loss_tolerance: fl
     ours, theirs = weights(folder), weights(other)
     assert list(ours) == list(theirs)  # the names of the model itself
     torch.testing.assert_close(ours, theirs, rtol=0, atol=weight_tolerance)
-    for line, same in zip(numbers(folder), numbers(other), strict=True):
+    for line, other_line in zip(numbers(folder), numbers(other), strict=True):
         for key in ("loss", "auxiliary_loss", "accuracy", "grad_norm"):
             if key in line:
-                assert line[key] == pytest.approx(same[key], rel=loss_tolerance)
-        assert line.get("tokens") == same.get("tokens")
+                assert line[key] == pytest.approx(other_line[key], rel=loss_tolerance)
+        assert line.get("tokens") == other_line.get("tokens")
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,14 @@ def agree(folder: Path, other: Path, weight_tolerance: float, loss_tolerance: fl
 def test_two_ddp_processes_train_as_one(run_apart, tmp_path, language, launcher):
     data = {} if language else {"ignored": 3, "corpus": True}
     model = {**STILL, "auxiliary": 0.3}
-    one = Toys(language, model, data, train={"precision": "64-true"})
-    two = replace(one, train={"precision": "64-true", "devices": 2})
+    one = Toys(language, model, data, train={**STEPS, "precision": "64-true"})
+    two = replace(one, train={**one.train, "devices": 2})
     assert run_apart(tmp_path / "one", one) == 0
-    start = launch if launcher == "as torchrun" else partial(launch_program, torchrun=launcher == "torchrun")
-    said = start(tmp_path / "two", two)
+    if launcher == "as torchrun":  # stopped, which the first process alone is told, and resumed
+        said = launch(tmp_path / "two", two, False, "SIGTERM", 3, code=130) + launch(tmp_path / "two", two, True)
+        assert [one["step"] for one in json.loads((tmp_path / "two/run.json").read_text())["resumed"]] == [3]
+    else:
+        said = launch_program(tmp_path / "two", two, torchrun=launcher == "torchrun")
     assert "Initializing" not in said
     assert "Warning" not in said
     agree(tmp_path / "two", tmp_path / "one", 1e-12, 1e-6)
@@ -88,7 +91,6 @@ ROLLOUTS = [
     (True, {"segment_length": 5, "replay": False}, 1),
     (False, {"segments": 3, "horizon": 2, "checkpoints": "sqrt"}, 1),
 ]
-SEARCHED = {"devices": 2, "rollout": ROLLOUTS[2][1]}  # rollouts in which every parameter of the toy is used
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ SEARCHED = {"devices": 2, "rollout": ROLLOUTS[2][1]}  # rollouts in which every 
 )
 def test_two_processes_with_rollouts_train_as_one(run_apart, tmp_path, strategy, rows, rollout, accumulate):
     model = {**STILL, "late": strategy == "ddp", "cached": rows, "advances": not rows}
-    train = {"precision": "64-true" if strategy == "ddp" else "32-true", "rollout": rollout}
+    train = {**STEPS, "precision": "64-true" if strategy == "ddp" else "32-true", "rollout": rollout}
     assert run_apart(tmp_path / "one", Toys(True, model, {"rows": rows}, train=train)) == 0
     train |= {"devices": 2, "strategy": strategy, "accumulate": accumulate}
     assert "Warning" not in launch(tmp_path / "two", Toys(True, model, {"rows": rows}, train=train))
@@ -111,13 +113,14 @@ def test_two_processes_with_rollouts_train_as_one(run_apart, tmp_path, strategy,
 
 
 def test_ddp_does_not_warn_of_a_model_whose_parameters_are_all_used(tmp_path):
-    model = {**STILL, "late": True, "cached": False, "advances": True}
-    assert "unused" not in launch(tmp_path / "one", Toys(True, model, {"rows": False}, train=SEARCHED))
+    model = {**STILL, "cached": False, "advances": True}
+    train = {"devices": 2, "steps": 4, "rollout": ROLLOUTS[2][1]}  # in which each process uses every parameter
+    assert "unused" not in launch(tmp_path / "one", Toys(True, model, train=train))
 
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory) -> tuple[Path, Toys]:
-    toys = Toys(True, {**STILL, "late": False}, train={"devices": 2, "strategy": "fsdp"})
+    toys = Toys(True, {**STILL, "late": False}, train={**STEPS, "devices": 2, "strategy": "fsdp"})
     folder = tmp_path_factory.mktemp("sharded") / "run"
     assert "Warning" not in launch(folder, toys)
     return folder, toys
@@ -125,7 +128,7 @@ def sharded(tmp_path_factory) -> tuple[Path, Toys]:
 
 def test_fsdp_trains_as_one(run_apart, sharded, tmp_path):
     folder, toys = sharded
-    assert run_apart(tmp_path / "one", Toys(True, toys.model)) == 0
+    assert run_apart(tmp_path / "one", Toys(True, toys.model, train=STEPS)) == 0
     agree(folder, tmp_path / "one", 2e-6, 1e-5)
 
 
@@ -133,14 +136,12 @@ def test_fsdp_trains_as_one(run_apart, sharded, tmp_path):
 def test_two_processes_resume_exactly(sharded, tmp_path, strategy):
     whole, toys = sharded
     if strategy == "ddp":  # with dropout
-        toys, whole = Toys(True, {"late": True}, train={"devices": 2, "strategy": strategy}), tmp_path / "whole"
+        toys, whole = Toys(True, train={**toys.train, "strategy": strategy}), tmp_path / "whole"
         launch(whole, toys)
-    launch(tmp_path / "run", toys, moment="SIGTERM", number=10, code=130)
-    saved = checkpoint.read(checkpoint.path_of(tmp_path / "run" / "checkpoints", 10))
-    assert len(saved["generators"]) == 2
-    launch(tmp_path / "run", toys, resume=True)
-    assert numbers(tmp_path / "run") == numbers(whole)
-    assert ended(tmp_path / "run") == ended(whole)
+    folder = stopped(whole, tmp_path / "run", 5)
+    assert len(weights(folder, 4, "generators")) == 2
+    launch(folder, toys, resume=True)
+    same(folder, whole)
 
 
 @pytest.mark.exhaustive  # nine processes
@@ -148,8 +149,8 @@ def test_a_sharded_checkpoint_loads_at_another_number_of_processes(sharded, tmp_
     two, toys = sharded
     train, model = dict(toys.train), toys.model
     for world in (1, 3):  # rows of 8 and 11 in 3 shards are uneven
-        processes.together(_loads, checkpoint.path_of(two / "checkpoints", 12), toys, world=world)
-    train |= {"devices": 3, "batch_size": 6, "steps": 12, "checkpoint_every": 12, "init_from": str(two)}
+        processes.together(_loads, checkpoint.path_of(two / "checkpoints", 5), toys, world=world)
+    train |= {"devices": 3, "batch_size": 6, "init_from": str(two)}
     still = Toys(True, model, optim={"lr": 1e-30}, train=train)  # a new run, whose updates round to nothing
     ended = processes.launched(_member, str(tmp_path / "three"), still, False, "", 0, world=3)
     assert not any(end.returncode for end in ended), ended
@@ -183,7 +184,7 @@ def test_what_the_first_process_refuses_all_do(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 
 
-ONE = Toys(False, STILL, train={"precision": "64-true", "keep_best": True})
+ONE = Toys(False, STILL, train={**STEPS, "precision": "64-true", "keep_best": True})
 NODES = replace(ONE, train={**ONE.train, "num_nodes": 2})
 
 

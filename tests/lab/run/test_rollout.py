@@ -15,10 +15,9 @@ from lightning_fabric.plugins.precision.amp import MixedPrecision
 from train_standins import STILL, Swift, Toy, Toys, gradient_norm, train
 from trained_runs import lines, same, weights
 
-from mnemos import GRC, LinearConfig, RelativeConfig, SoftmaxConfig, Transformer, TransformerConfig
+from mnemos import LinearConfig, SoftmaxConfig, TransformerConfig
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.run import devices, loop, optim
-from mnemos.lab.run.checks import check_settings, check_state, check_task
 from mnemos.lab.run.learner import Learner, ModelWithLoss, StateBox
 from mnemos.lab.run.loop import update
 from mnemos.lab.tasks.batch import IGNORE, Batch, pieces
@@ -264,24 +263,22 @@ def test_the_first_update_is_verified(monkeypatch, cached):
     assert found == {True: [True, False, False], False: [False] * 3}
 
 
-@contextlib.contextmanager
-def kept_bytes(learner: Learner):
-    """The most bytes that graphs have held since the last backward pass ended."""
-    held, most = [0], [0]
-    original = learner.fabric.backward
+class Kept:
+    """A tensor that a graph holds, as long as it does; `most`: the bytes of all at once."""
 
-    def backward(*arguments):
-        original(*arguments)
-        held[0] = 0
+    now = most = 0
 
-    def pack(x):
-        held[0] += x.numel() * x.element_size()
-        most[0] = max(most[0], held[0])
-        return x
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+        self.count(x.nbytes)
 
-    learner.fabric.backward = backward
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        yield most
+    def __del__(self) -> None:
+        self.count(-self.x.nbytes)
+
+    @classmethod
+    def count(cls, new: int) -> None:
+        cls.now += new
+        cls.most = max(cls.most, cls.now)
 
 
 def norms(recipe, updates: int, hook=None) -> list[float]:
@@ -333,16 +330,17 @@ def test_what_reaches_the_loss_by_the_state_alone_is_found(monkeypatch, horizon)
     found = []
     for strategy, replay in (("auto", False), ("ddp", True), ("ddp", False)):
         model, rollout = {**STILL, "late": False, "cached": False}, {"horizon": horizon, "replay": replay}
-        found.append(norms(toys(True, model, train={"strategy": strategy}, segment_length=4, **rollout).recipe(), 3))
+        found.append(norms(toys(True, model, train={"strategy": strategy}, segment_length=4, **rollout).recipe(), 2))
     assert found[1:] == [pytest.approx(found[0], rel=1e-9)] * 2
 
 
 def test_activations_do_not_grow_with_the_rollout():
     def kept(distance: int, replay: bool) -> int:
         learner = learns(transformer(distance, rollout={"segment_length": 16, "replay": replay}))
-        with kept_bytes(learner) as most:
+        Kept.now = Kept.most = 0
+        with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.x):
             update(learner)
-        return most[0]
+        return Kept.most
 
     short, long = (kept(16 * steps - 7, True) for steps in (4, 16))
     assert long <= 1.01 * short
@@ -384,11 +382,6 @@ def test_training_reads_no_more_than_a_segment_anywhere(tmp_path, monkeypatch):
     assert lengths == {(True, 5), (True, 2), (False, 5), (False, 2)}
 
 
-def test_fewer_stored_states_change_nothing(tmp_path):
-    whole = run(tmp_path / "all", True, segment_length=2)
-    close(run(tmp_path / "few", True, segment_length=2, checkpoints=2, offload=True), whole, 1e-12)
-
-
 def test_pieces():
     mask = torch.ones(3, 7, dtype=torch.bool)
     batch = Batch(torch.arange(21).view(3, 7), -torch.arange(21).view(3, 7), mask)
@@ -398,40 +391,6 @@ def test_pieces():
     for name in ("inputs", "targets", "mask"):
         assert torch.equal(torch.cat([getattr(b, name) for b in found[:3]], 1), getattr(batch, name))
     assert list(pieces([batch], 0)) == [batch]
-
-
-@pytest.mark.parametrize(
-    ("rows", "rollout", "words"),
-    [
-        (False, {"horizon": -1}, r"horizon: .*0, found -1"),
-        (True, {"segment_length": 4, "checkpoints": 1}, r"checkpoints: .*all, sqrt .*2, found 1"),
-        (False, {"segments": 2, "slide": 3}, r"slide: .*segments, 2, found 3"),
-        (True, {"segment_length": 4, "slide": 1}, r"slide is 1.*use 0"),
-        (True, {"segments": 2}, r"segments is 2.*use train\.rollout\.segment_length"),
-        (False, {"segment_length": 4}, r"segment_length is 4.*data\.segment.*train\.rollout\.segments"),
-        (True, {"segment_length": 5, "horizon": 4}, r"horizon: .*3.*found 4"),
-        (None, {"segment_length": 4}, r"segment_length is 4.*train\.rollout\.segment_length 0"),  # classes
-    ],
-)
-def test_settings_that_do_not_fit_are_named(rows, rollout, words):
-    recipe = (Toys(False, train={"rollout": rollout}) if rows is None else toys(rows, **rollout)).recipe()
-    with pytest.raises(InputError, match=rf"train\.rollout\.{words}") as error:
-        check_settings(recipe, processes=1), check_task(recipe, recipe.data.build())
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("attention", "grows", "cached"),
-    [(SoftmaxConfig(), True, True), (SoftmaxConfig(window=8), False, True), (RelativeConfig(memory=8), False, False)],
-)
-def test_a_state_that_grows_is_refused_where_streams_have_no_end(attention, grows, cached):
-    """Read from what the model declares, and so through a gated cache around the attention."""
-    fields = {"vocab_size": 11, "dim": 8, "num_heads": 2, "layers": 1, "mlp": 8, "position": "none"}
-    model = Transformer(attention=attention, cache=GRC(length=2) if cached else None, **fields)
-    streams, rows = (toys_.recipe().data.build() for toys_ in (toys(False, segments=2), toys(True, segment_length=4)))
-    check_state(model, rows)
-    with pytest.raises(InputError, match=r"model\.attention\.window") if grows else contextlib.nullcontext():
-        check_state(model, streams)
 
 
 def test_models_whose_state_does_not_serve_are_refused_before_anything_is_written(tmp_path, monkeypatch):
@@ -446,16 +405,16 @@ def test_models_whose_state_does_not_serve_are_refused_before_anything_is_writte
 
 
 @pytest.mark.parametrize(
-    ("rows", "precision", "rollout", "moment", "number"),
+    ("rows", "precision", "rollout", "moment"),
     [
-        pytest.param(True, "32-true", {"segment_length": 5}, "mid-update", 6, marks=pytest.mark.exhaustive),
-        pytest.param(False, "32-true", {"segments": 3, "horizon": 2}, "mid-update", 6, marks=pytest.mark.exhaustive),
-        (False, "16-mixed", {"segments": 3, "slide": 1, "horizon": 2}, "SIGTERM", 7),
+        pytest.param(True, "32-true", {"segment_length": 5}, "mid-update", marks=pytest.mark.exhaustive),
+        pytest.param(False, "32-true", {"segments": 3, "horizon": 2}, "mid-update", marks=pytest.mark.exhaustive),
+        (False, "16-mixed", {"segments": 3, "slide": 1, "horizon": 2}, "SIGTERM"),
     ],
 )
-def test_killed_and_resumed(run_apart, tmp_path, rows, precision, rollout, moment, number):
-    asked = toys(rows, {"cached": True}, precision, 2, **rollout)
+def test_killed_and_resumed(run_apart, tmp_path, rows, precision, rollout, moment):
+    asked = toys(rows, {"cached": True}, precision, 2, {"steps": 5, "checkpoint_every": 2}, **rollout)
     assert run_apart(tmp_path / "whole", asked) == 0
-    assert run_apart(tmp_path / "run", asked, False, moment, number) == (130 if moment == "SIGTERM" else -9)
+    assert run_apart(tmp_path / "run", asked, False, moment, 3) == (130 if moment == "SIGTERM" else -9)
     assert run_apart(tmp_path / "run", asked, True) == 0
     same(tmp_path / "run", tmp_path / "whole")

@@ -172,14 +172,12 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("toys", "message"),
     [
-        (Toys(model={"vocab_size": 10}), r"model\.vocab_size .*10.*11.*model\.vocab_size 11"),
         (Toys(False, {"classes": 4}), r"model\.classes .*4.*3.*model\.classes 3"),
         (Toys(model={"max_length": 11}), r"model\.max_length .*11.*12"),
         (Toys(data={"bad_token": 2}), "training batch 2: .*tokens 0 to 10, found 0 to 11"),
         (Toys(False, data={"bad_label": 3}), "training batch 3: .*targets 0 to 2, found 1 to 3"),
         (Toys(data={"bad_token": 10**6 + 501}), "valid batch 1: .*tokens 0 to 10"),
         (Toys(train={"accumulate": 3}), r"train\.batch_size: .*1 process.*found 4; use 3"),
-        (Toys(train={"accelerator": "cuda", "devices": 64}), r"'cuda', 64 device.*train\.accelerator"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path, toys, message):
