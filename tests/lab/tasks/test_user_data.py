@@ -36,10 +36,11 @@ def test_batches_of_an_iterable_are_read_pass_after_pass():
     assert (read.epoch(2), read.described()) == (3.0, "builtins.list of 3 batches")
 
 
-def test_a_loss_is_a_mean_over_rows_or_over_labels():
-    class Own(torch.nn.Module):
-        def forward(self, input_ids, attention_mask=None, labels=None): ...
+class Own(torch.nn.Module):
+    def forward(self, input_ids, attention_mask=None, labels=None): ...
 
+
+def test_a_loss_is_a_mean_over_rows_or_over_labels():
     ids, labels = torch.ones(2, 3, dtype=torch.int64), torch.tensor([[5, -100, 3], [4, -100, -100]])
     for targets, mask, loss, count, tokens in (
         (labels, ids * torch.tensor([0, 1, 1]), 1.5, 3, 4),
@@ -128,9 +129,6 @@ def test_targets_are_the_classes_that_the_model_has():
 
 
 def test_what_models_and_losses_return_must_fit():
-    class Own(torch.nn.Module):
-        def forward(self, input_ids, labels=None): ...
-
     class Stateful(torch.nn.Module):
         def __init__(self, returned):
             super().__init__()
