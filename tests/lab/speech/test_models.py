@@ -30,10 +30,7 @@ def oracle(logits: torch.Tensor, target: tuple[int, ...], blank: int) -> torch.T
     total = torch.zeros((), dtype=logits.dtype)
     for path in itertools.product(range(logits.shape[1]), repeat=logits.shape[0]):
         if joined(path, blank) == target:
-            one = torch.ones((), dtype=logits.dtype)
-            for t, token in enumerate(path):
-                one = one * p[t, token]
-            total = total + one
+            total = total + p[range(len(path)), path].prod()
     return -total.log()
 
 

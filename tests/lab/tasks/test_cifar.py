@@ -11,12 +11,10 @@ from image_standins import need_timm, photo
 from PIL import Image
 from refusals import refuses
 
-from mnemos.config import from_dict, to_dict
 from mnemos.lab.tasks.augment import AugmentConfig, normalise
 from mnemos.lab.tasks.files import archive_members
 from mnemos.lab.tasks.images import COLOURS, CIFARConfig, _release, read_cifar
 from mnemos.lab.tasks.pictures import read_fitted
-from mnemos.lab.tasks.task import DataConfig
 
 NAMES = {"cifar10": [f"kind{i}" for i in range(10)], "cifar100": [f"kind_{i:02d}" for i in range(100)]}
 CLASSES = {variant: _release(variant) for variant in NAMES}
@@ -125,7 +123,6 @@ def test_the_task(tmp_path, release):
     found = {x.numpy().tobytes(): y for b in known for x, y in zip(b.inputs, b.targets.tolist(), strict=True)}
     assert found == {normalise(x, *COLOURS["cifar10"]).numpy().tobytes(): y for x, y in told}
     assert CIFARConfig(str(tmp_path), size=24, valid_size=100).build().example().inputs.shape == (1, 3, 24, 24)
-    assert from_dict(DataConfig, to_dict(settings)) == settings
     need_timm()
     task = CIFARConfig(str(tmp_path), valid_size=100, augment=AugmentConfig("timm")).build()
     augmented = task.train_batch(0, 8, 0)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from refusals import refuses
 
-from mnemos import DataConfig, config
 from mnemos.lab.tasks.augment import AugmentConfig
 from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig, read_idx
 from mnemos.lab.tasks.pictures import fit
@@ -136,4 +135,3 @@ def test_mnist_as_images(tmp_path):
     # The splits are those of the pixels.
     ours = sorted(bytes(task.picture("valid", i)) for i in range(10))
     assert ours == sorted(map(bytes, next(tokens.batches("valid", 10)).inputs.numpy().astype(np.uint8)))
-    assert config.from_dict(DataConfig, config.to_dict(settings)) == settings

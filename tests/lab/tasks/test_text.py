@@ -9,7 +9,7 @@ import pytest
 import torch
 from refusals import refuses
 
-from mnemos import DataConfig, Transformer, config
+from mnemos import Transformer
 from mnemos.attention import SoftmaxConfig
 from mnemos.lab.tasks.preprocessing import Preprocessing
 from mnemos.lab.tasks.text import GIVEN, TEXTS, WRITTEN, TextConfig, TextPreprocessing, written_texts
@@ -46,7 +46,6 @@ def test_a_folder(tmp_path):
     assert task.size("train") == sum(map(len, everything - valid - test))
     again = settings.build()
     assert (texts(again, "valid"), texts(again, "test")) == (valid, test)
-    assert config.from_dict(DataConfig, config.to_dict(settings)) == settings
 
 
 NO_TEXT = {

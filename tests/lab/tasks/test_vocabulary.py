@@ -192,21 +192,14 @@ def test_bytes_are_as_they_were(tmp_path):
     assert Bytes().words("aü\0".encode()) == [("aü", 3), ("␀", 1)]
 
 
-@pytest.mark.parametrize(
-    ("change", "file", "content", "words"),
-    [
-        ({"tokens": "word"}, "", b"", "data.tokens: .*'word', which is no file"),
-        ({"words": 9}, "", b"", "data.words: .*found words 9, tokens 'bytes'"),
-        ({}, "words.txt", b"the\ncat\n", "words.txt: expected a tokenizer.json of the library tokenizers, found"),
-        ({}, "wrong.json", b'{"a": 1}', "wrong.json: expected a tokenizer.json of the library tokenizers, found"),
-    ],
-)
-def test_vocabularies_that_do_not_fit(tmp_path, change, file, content, words):
-    if file:
-        (tmp_path / file).write_bytes(content)
-        change = {"tokens": str(tmp_path / file)}
-    (tmp_path / "text").mkdir()
-    refuses(words, TextConfig(str(wikitext(tmp_path / "text")), **change).build)
+def test_vocabularies_that_do_not_fit(tmp_path):
+    text = str(wikitext(tmp_path))
+    refuses("data.tokens: .*'word', which is no file", TextConfig(text, tokens="word").build)
+    refuses("data.words: .*found words 9, tokens 'bytes'", TextConfig(text, words=9).build)
+    for name, content in (("words.txt", b"the\ncat\n"), ("wrong.json", b'{"a": 1}')):
+        (tmp_path / name).write_bytes(content)
+        words = f"{name}: expected a tokenizer.json of the library tokenizers, found"
+        refuses(words, TextConfig(text, tokens=str(tmp_path / name)).build)
 
 
 def test_the_text_must_be_utf_8(tmp_path):

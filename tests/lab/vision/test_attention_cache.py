@@ -41,16 +41,9 @@ def batch(name: str, seed: int = 1) -> Tensor:
 
 
 def softmax_over(queries: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
-    """Eq. 1, a head and a row at a time."""
-    rows = []
-    for q, k, v in zip(queries, keys, values, strict=True):
-        d = q.shape[-1] // heads
-        found = []
-        for h in range(heads):
-            part = slice(h * d, (h + 1) * d)
-            found.append(torch.softmax(q[:, part] @ k[:, part].T / math.sqrt(d), -1) @ v[:, part])
-        rows.append(torch.cat(found, -1))
-    return torch.stack(rows)
+    """Eq. 1 of each head."""
+    q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (queries, keys, values))
+    return (torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1) @ v).transpose(1, 2).flatten(2)
 
 
 def oracle(attention: nn.Module, x: Tensor, kept: Tensor, size: tuple[int, int]) -> Tensor:
@@ -64,10 +57,8 @@ def oracle(attention: nn.Module, x: Tensor, kept: Tensor, size: tuple[int, int])
 
     if hasattr(attention, "qkv"):  # timm's Attention
         (wq, wk, wv), (bq, bk, bv) = attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3)
-        out = softmax_over(
-            F.linear(x, wq, bq), F.linear(seen(x), wk, bk), F.linear(seen(x), wv, bv), attention.num_heads
-        )
-        return attention.proj(out)
+        keys, values = F.linear(seen(x), wk, bk), F.linear(seen(x), wv, bv)
+        return attention.proj(softmax_over(F.linear(x, wq, bq), keys, values, attention.num_heads))
     if hasattr(attention, "kv"):  # timm's PVT v2
         own = x if attention.sr is None else reduced(attention.sr, attention.norm)
         (wk, wv), (bk, bv) = attention.kv.weight.chunk(2), attention.kv.bias.chunk(2)

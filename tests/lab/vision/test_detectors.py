@@ -82,9 +82,7 @@ def written(module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [n if n in ("pvt_v2", "swin") else pytest.param(n, marks=pytest.mark.exhaustive) for n in BACKBONES]
-)
+@pytest.mark.parametrize("name", [pytest.param("pvt", marks=pytest.mark.exhaustive), "pvt_v2", "swin"])
 def test_a_closed_gate_detects_what_the_uncached_detector_does(name):
     host = backbone(name)
     plain = mask_rcnn(copy.deepcopy(host)).eval()
@@ -109,14 +107,10 @@ def test_a_closed_gate_detects_what_the_uncached_detector_does(name):
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", BACKBONES)
-@pytest.mark.parametrize(
-    "grc",
-    [GRC, mnemos.GRC(length=4, resample="linear"), mnemos.GRC(length=4, resample="grid")],
-    ids=["paper", "linear", "grid"],
-)
-def test_what_is_written_of_a_padded_image_is_what_is_written_of_it_alone(name, grc):
+@pytest.mark.parametrize("resample", [None, "linear", "grid"])
+def test_what_is_written_of_a_padded_image_is_what_is_written_of_it_alone(name, resample):
     """Of the first layer: the tokens of later ones depend on the padding, to which the first attention attends."""
-    host = backbone(name)
+    host, grc = backbone(name), GRC if resample is None else mnemos.GRC(length=4, resample=resample)
     mnemos.cache(host, grc, example=torch.zeros(1, 3, 64, 64))
     detector = nn.Module()
     detector.transform, detector.host = nn.Identity(), host
