@@ -133,16 +133,6 @@ def test_lengths_have_their_exact_probabilities(rules, blocks, bins):
     assert not too_unlikely(statistic, used.sum())
 
 
-def test_operators_digits_and_arities_are_uniform():
-    block = generate_block(Rules(0, 200, 2, 10, 0.0), 5, 0)  # one operator over digits alone
-    roots = block.tokens[np.cumsum(block.lengths) - block.lengths]
-    digits = block.tokens[block.tokens < listops.MIN]
-    for counts in (np.bincount(roots)[listops.MIN :], np.bincount(digits)[1:], np.bincount(block.lengths)[4:]):
-        expected = counts.sum() / len(counts)
-        assert not too_unlikely(((counts - expected) ** 2 / expected).sum(), len(counts) - 1)
-    assert [len(np.unique(x)) for x in (roots, digits, block.lengths)] == [4, 10, 9]
-
-
 def test_the_samples_of_a_seed_never_change():
     """Stored values: a data set named by its seed is the same on every machine and in every version."""
     rows = generate(SHORT, 0, 3)

@@ -39,7 +39,7 @@ def drawn_as(counts, probabilities):
 
 
 FORGETTING = [
-    MQARConfig(48, 8, 41, rewritten=3, rows=1500),
+    MQARConfig(48, 8, 41, rewritten=3, rows=600),
     MQARConfig(54, 6, 41, rewritten=6, rows=500),
     MQARConfig(60, 4, 61, rewritten=2, key_tokens=2, rows=500),
 ]

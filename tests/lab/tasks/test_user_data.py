@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from refusals import refuses
-from torch.utils.data import DataLoader, Dataset, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.user_data import BatchSource, OwnTask, RowSource, source
@@ -15,8 +15,8 @@ def test_rows_are_read_one_by_one_where_the_loaders_order_is_known():
     rows = torch.arange(4)
     for loader in (DataLoader(rows, shuffle=True), DataLoader(rows, sampler=SequentialSampler(range(4)))):
         assert type(source(loader)) is RowSource
-    chosen = DataLoader(rows, sampler=SubsetRandomSampler([1, 3]))  # its order and choice are the loader's own
-    assert type(source(chosen)) is BatchSource
+    for sampler in (SubsetRandomSampler([1, 3]), RandomSampler(rows, True), RandomSampler(rows, num_samples=2)):
+        assert type(source(DataLoader(rows, sampler=sampler))) is BatchSource, "order and choice are the loader's own"
 
 
 def test_a_loaders_own_batches_are_evaluated():

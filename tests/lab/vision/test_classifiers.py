@@ -187,8 +187,11 @@ def test_features_are_those_of_the_classifier_for_images_of_any_size(version):
         classifier(x)
         maps, wide = features(x), features(torch.cat([x, x], 3))
     torch.testing.assert_close(maps[0], seen[0].view(3, 4, 4, 4))
-    if version == 2:  # version 1 has a class token in the last stage
+    if version == 2:
         torch.testing.assert_close(maps[1], seen[1])
+    else:  # the classifier has a class token in the last stage, with the first position
+        own, theirs = (one.patch_embeddings[-1] for one in (features.encoder, classifier.host.pvt.encoder))
+        assert torch.equal(own.position_embeddings, theirs.position_embeddings[:, 1:])
     assert [one.shape for one in wide] == [(3, 4, 4, 8), (3, 8, 2, 4)]
 
 
