@@ -7,10 +7,10 @@ import tarfile
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 from spoken_standins import REAL, tone, wav, write_recordings
 
 from mnemos.lab.speech.audio import filterbanks, frames, normalise, read_recordings, read_wav
-from mnemos.types import InputError
 
 
 def test_a_folder_is_read(tmp_path):
@@ -67,19 +67,15 @@ def test_pcm_in_the_extensible_format_is_read():
     ],
 )
 def test_other_files_are_refused(content, problem):
-    with pytest.raises(InputError, match=f"x_y_1.wav: .*{problem}"):
-        read_wav(content, "x_y_1.wav")
+    refuses(f"x_y_1.wav: .*{problem}", read_wav, content, "x_y_1.wav")
 
 
 def test_wrong_folders_raise(tmp_path):
-    with pytest.raises(InputError, match=r"--data\.path"):
-        read_recordings(tmp_path / "none")
-    with pytest.raises(InputError, match=r"expected recordings"):
-        read_recordings(tmp_path)
+    refuses(r"--data\.path", read_recordings, tmp_path / "none")
+    refuses(r"expected recordings", read_recordings, tmp_path)
     with tarfile.open(tmp_path / "words.tar", "w") as file:
         file.add(__file__, "README.md")
-    with pytest.raises(InputError, match=r"words.tar: expected recordings named LABEL_SPEAKER_TAKE.wav, found none;"):
-        read_recordings(tmp_path / "words.tar")
+    refuses(r"words.tar: .*LABEL_SPEAKER_TAKE.wav, found none", read_recordings, tmp_path / "words.tar")
     folder = write_recordings(tmp_path / "a", takes=1)
     for name, content, match in (
         ("word.wav", wav(np.arange(800)), "LABEL_SPEAKER_TAKE"),
@@ -88,8 +84,7 @@ def test_wrong_folders_raise(tmp_path):
         other = folder / "b" / name
         other.parent.mkdir(exist_ok=True)
         other.write_bytes(content)
-        with pytest.raises(InputError, match=match):
-            read_recordings(folder)
+        refuses(match, read_recordings, folder)
         other.unlink()
 
 

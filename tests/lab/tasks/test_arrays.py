@@ -13,11 +13,6 @@ def ragged(count, seed=0, longest=9):
     )
 
 
-def task(**change):
-    splits = {"train": ragged(50), "valid": ragged(11, 1), "test": ragged(13, 2)} | change.pop("splits", {})
-    return ArrayTask(splits, **({"vocab_size": 7, "classes": 3, "max_length": 9} | change))
-
-
 def test_a_batch_is_padded_at_its_end():
     rows = Rows.ragged(np.array([1, 2, 3, 4, 5, 6], np.uint8), np.array([3, 1, 2]), np.array([0, 1, 2], np.uint8))
     batch = rows.batch(np.array([2, 0, 1, 0]))
@@ -30,8 +25,8 @@ def test_a_batch_is_padded_at_its_end():
 @pytest.mark.parametrize("bucketed", [True, False])
 @pytest.mark.parametrize("batch_size", [1, 4, 50])
 def test_evaluation_visits_every_row_once(bucketed, batch_size):
-    made = task(bucketed=bucketed)
     rows = ragged(13, 2)
+    made = ArrayTask({"train": ragged(50), "test": rows}, vocab_size=7, classes=3, max_length=9, bucketed=bucketed)
     expected = sorted((rows.row(i).tolist(), int(rows.labels[i])) for i in range(13))
     found = []
     for batch in made.batches("test", batch_size):
@@ -39,4 +34,4 @@ def test_evaluation_visits_every_row_once(bucketed, batch_size):
         found += [(x[m].tolist(), int(y)) for x, y, m in zip(batch.inputs, batch.targets, mask, strict=True)]
     assert sorted(found) == expected
     lengths = [len(x) for x, _ in found]
-    assert lengths == (sorted(lengths) if bucketed else ragged(13, 2).lengths.tolist())
+    assert lengths == (sorted(lengths) if bucketed else rows.lengths.tolist())

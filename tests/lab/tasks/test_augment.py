@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 
 pytest.importorskip("PIL", reason="images are read by Pillow")
 
@@ -10,11 +11,15 @@ from mnemos.generators import generator, global_generators
 from mnemos.lab.tasks import augment
 from mnemos.lab.tasks.augment import AugmentConfig, TimmAugmentation, augment_light, normalise
 from mnemos.lab.tasks.image_task import IMAGENET
-from mnemos.types import InputError
 
 
 def noise(*shape):
     return np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+
+
+def timms(size=8, classes=10, stored=False, colours=IMAGENET, **settings):
+    need_timm()
+    return TimmAugmentation(AugmentConfig("timm", **settings), size, classes, stored, *colours)
 
 
 def test_normalise():
@@ -73,7 +78,7 @@ def test_the_papers_augmentation_is_timms(jitter):
         from torchvision.transforms import ColorJitter
 
         judge.transforms.insert(3, ColorJitter(0.4, 0.4, 0.4))
-    ours = TimmAugmentation(AugmentConfig("timm", force_color_jitter=jitter), 24, 10, False, *IMAGENET)
+    ours = timms(24, force_color_jitter=jitter)
     mix = Mixup(0.8, 1.0, label_smoothing=0.1, num_classes=10)
     labels = torch.arange(6)
     with global_generators() as seed:
@@ -96,12 +101,10 @@ def test_the_papers_augmentation_is_timms(jitter):
 
 def test_images_of_the_size_asked_for_are_padded_and_cropped(monkeypatch):
     """As DeiT does with CIFAR: nothing is scaled."""
-    need_timm()
     monkeypatch.setattr(augment, "_JITTER", 0.0)
-    settings = AugmentConfig("timm", flip=False, operations="", erasing=0.0)
     image = photo(3, 32, 32)
     padded = np.pad(np.array(image), ((4, 4), (4, 4), (0, 0)))
-    ours = TimmAugmentation(settings, 32, 10, True, *IMAGENET)
+    ours = timms(32, stored=True, flip=False, operations="", erasing=0.0)
     choices = normalise(np.stack([padded[y : y + 32, x : x + 32] for y in range(9) for x in range(9)]), *IMAGENET)
     found = {int((choices == ours.image(image)).flatten(1).all(1).nonzero().item()) for _ in range(60)}
     assert len(found) > 20
@@ -109,9 +112,7 @@ def test_images_of_the_size_asked_for_are_padded_and_cropped(monkeypatch):
 
 def test_the_strongest_operation_there_is():
     """timm asks Pillow to keep no bits at all of a colour, which Pillow 13 refuses and which used to be black."""
-    need_timm()
-    settings = AugmentConfig("timm", flip=False, operations="rand-m10-n1-p1.0-inc1", erasing=0.0)
-    ours = TimmAugmentation(settings, 30, 10, False, *IMAGENET)
+    ours = timms(30, flip=False, operations="rand-m10-n1-p1.0-inc1", erasing=0.0)
     (operations,) = (step.ops for step in ours._transform.transforms if hasattr(step, "ops"))
     (operation,) = (one for one in operations if one.name == "PosterizeIncreasing")
     operation.prob = 1.0
@@ -122,29 +123,19 @@ def test_the_strongest_operation_there_is():
 
 
 def test_smoothing_and_odd_batches():
-    need_timm()
     images, labels = torch.randn(5, 3, 8, 8), torch.tensor([0, 1, 2, 3, 0])
-    smooth = TimmAugmentation(AugmentConfig("timm", mixup=0, cutmix=0), 8, 4, False, *IMAGENET)
-    same, targets = smooth.mix(images, labels)
+    same, targets = timms(classes=4, mixup=0, cutmix=0).mix(images, labels)
     assert torch.equal(same, images)
     expected = torch.full((5, 4), 0.025)
     expected[range(5), labels] = 0.925
     torch.testing.assert_close(targets, expected)
-    mixing = TimmAugmentation(AugmentConfig("timm", cutmix=0), 8, 4, False, *IMAGENET)
-    with pytest.raises(InputError, match=r"train.batch_size: expected an even one .* found 5"):
-        mixing.mix(images, labels)
-    plain = TimmAugmentation(AugmentConfig("timm", mixup=0, cutmix=0, smoothing=0), 8, 4, False, *IMAGENET)
-    assert plain.mix(images, labels)[1] is labels
+    refuses(r"train.batch_size: expected an even one .* found 5", timms(cutmix=0).mix, images, labels)
+    assert timms(mixup=0, cutmix=0, smoothing=0).mix(images, labels)[1] is labels
 
 
 def test_wrong_settings_and_what_timm_cannot_do():
     for settings in ({"mixup": -0.1}, {"cutmix": float("nan")}, {"erasing": 1.5}, {"smoothing": 1.1}):
-        with pytest.raises(InputError, match=rf"data.augment.{next(iter(settings))}: .*found"):
-            AugmentConfig("timm", **settings).check()
-    need_timm()
-    with pytest.raises(InputError, match=r"data.augment.policy: .*3 .*found 1"):
-        TimmAugmentation(AugmentConfig("timm"), 8, 10, True, (0.1,), (0.3,))
+        refuses(rf"data.augment.{next(iter(settings))}: .*found", AugmentConfig("timm", **settings).check)
+    refuses(r"data.augment.policy: .*3 .*found 1", timms, stored=True, colours=((0.1,), (0.3,)))
     for wrong in ("rand-m9-mstd0.5-xyz3", "nonsense"):
-        with pytest.raises(InputError, match=f"data.augment.operations: .*'{wrong}'") as error:
-            TimmAugmentation(AugmentConfig("timm", operations=wrong), 8, 10, True, *IMAGENET)
-        assert "\n" not in str(error.value)
+        refuses(f"data.augment.operations: .*'{wrong}'", timms, stored=True, operations=wrong)

@@ -9,14 +9,12 @@ import pytest
 import torch
 from image_standins import need_timm, photo
 from PIL import Image
+from refusals import refuses
 
-from mnemos.config import from_dict, to_dict
 from mnemos.lab.tasks.augment import AugmentConfig, normalise
 from mnemos.lab.tasks.files import archive_members
 from mnemos.lab.tasks.images import COLOURS, CIFARConfig, _release, read_cifar
 from mnemos.lab.tasks.pictures import read_fitted
-from mnemos.lab.tasks.task import DataConfig
-from mnemos.types import InputError
 
 NAMES = {"cifar10": [f"kind{i}" for i in range(10)], "cifar100": [f"kind_{i:02d}" for i in range(100)]}
 CLASSES = {variant: _release(variant) for variant in NAMES}
@@ -71,9 +69,7 @@ def test_official_files(tmp_path, release, variant):
         assert ours[1].tolist() == theirs[1].tolist()
     assert len(CIFARConfig(str(tmp_path), variant).files()) == batches + 2
     (tmp_path / CLASSES[variant].base_folder / CLASSES[variant].test_list[0][0]).write_bytes(b"damaged")
-    with pytest.raises(InputError, match=r"corrupted.*data.download") as error:  # and nothing is unpickled
-        read_cifar(tmp_path, variant)
-    assert "\n" not in str(error.value)
+    refuses(r"corrupted.*data.download", read_cifar, tmp_path, variant)  # and nothing is unpickled
 
 
 def jpegs(path, split, side=32, each=3):
@@ -92,10 +88,8 @@ def test_tars_of_jpegs(tmp_path):
     assert names == tuple(f"class{i}" for i in range(10))
     assert train[1].tolist() == test[1].tolist() == sorted([*range(10)] * 3)
     assert np.abs(train[0][4].astype(int) - np.array(photo(11, 32, 32))).mean() < 5
-    with pytest.raises(InputError, match=r"cifar-10-python.tar.gz.*train/CLASS.*data.download"):
-        CIFARConfig(str(tmp_path / "none")).build()
-    with pytest.raises(InputError, match=r"train.*\.tar\.gz: .*\b100\b.*\b10\b"):
-        read_cifar(tmp_path, "cifar100")
+    refuses(r"cifar-10-python.tar.gz.*train/CLASS.*data.download", CIFARConfig(str(tmp_path / "none")).build)
+    refuses(r"train.*\.tar\.gz: .*\b100\b.*\b10\b", read_cifar, tmp_path, "cifar100")
     for tar in tars:
         with tarfile.open(tar) as archive:
             archive.extractall(tmp_path / "unpacked", filter="data")
@@ -104,11 +98,9 @@ def test_tars_of_jpegs(tmp_path):
     assert CIFARConfig(str(tmp_path)).files() == sorted(tars, reverse=True)
     assert len(CIFARConfig(str(tmp_path / "unpacked")).files()) == 60
     (tmp_path / "unpacked" / "test" / "class3").rename(tmp_path / "unpacked" / "test" / "third")
-    with pytest.raises(InputError, match=r"test: expected the same classes as in train, found 'class3' in one"):
-        read_cifar(tmp_path / "unpacked", "cifar10")
+    refuses(r"test: .*same classes as in train, found 'class3'", read_cifar, tmp_path / "unpacked", "cifar10")
     jpegs(tars[0], "train", side=31, each=1)
-    with pytest.raises(InputError, match=r"train/class9/0000.jpg: .*32 x 32.*\(31, 31\)"):
-        read_cifar(tmp_path, "cifar10")
+    refuses(r"train/class9/0000.jpg: .*32 x 32.*\(31, 31\)", read_cifar, tmp_path, "cifar10")
 
 
 def test_the_task(tmp_path, release):
@@ -126,10 +118,11 @@ def test_the_task(tmp_path, release):
     assert np.array_equal(shown[again], pixels.transpose(0, 2, 3, 1)[order])
     assert batch.targets[again].tolist() == labels[order].tolist()
     assert torch.equal(batch.inputs, normalise(shown, *COLOURS["cifar10"]))
-    known = torch.cat([next(task.batches("valid", 100)).inputs, task.train_batch(0, 450, 0).inputs])
-    assert len(known.flatten(1).unique(dim=0)) == 550
+    told = [(x[None].transpose(0, 2, 3, 1), y) for i in range(5) for x, y in zip(*images("cifar10", i), strict=True)]
+    known = [next(task.batches("valid", 100)), task.train_batch(0, 450, 0)]
+    found = {x.numpy().tobytes(): y for b in known for x, y in zip(b.inputs, b.targets.tolist(), strict=True)}
+    assert found == {normalise(x, *COLOURS["cifar10"]).numpy().tobytes(): y for x, y in told}
     assert CIFARConfig(str(tmp_path), size=24, valid_size=100).build().example().inputs.shape == (1, 3, 24, 24)
-    assert from_dict(DataConfig, to_dict(settings)) == settings
     need_timm()
     task = CIFARConfig(str(tmp_path), valid_size=100, augment=AugmentConfig("timm")).build()
     augmented = task.train_batch(0, 8, 0)
@@ -151,6 +144,4 @@ def test_damaged_archives(tmp_path):
     broken = [whole[: len(whole) * i // 10] for i in (1, 5, 9)] + [unpacked[:cut] for cut in range(512, end, 512)]
     for data in (*broken, b"nothing", gzip.compress(changed)[:-8] + whole[-8:]):
         path.write_bytes(data)
-        with pytest.raises(InputError, match=r"train.tar.gz: .*damaged") as error:
-            list(archive_members(path, lambda _: True))
-        assert "\n" not in str(error.value)
+        refuses(r"train.tar.gz: .*damaged", list, archive_members(path, lambda _: True))

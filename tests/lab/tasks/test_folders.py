@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from refusals import refuses
 
 pytest.importorskip("PIL", reason="images are read by Pillow")
 
 from image_standins import write_photos
 
 from mnemos.lab.tasks.photos import PhotosConfig, read_layout, scan
-from mnemos.types import InputError
 
 HALF = (0.5,) * 3, (0.5,) * 3
 
@@ -92,8 +92,7 @@ def test_photos_are_normalised_as_the_settings_say(tmp_path):
     torch.testing.assert_close(half, 2 * plain - 1)
     about = tasks[1].preprocessing()  # for `mnemos predict`
     assert (about.mean, about.std) == HALF
-    with pytest.raises(InputError, match="== 3"):
-        replace(settings, mean=(0.5,)).build()
+    refuses("== 3", replace(settings, mean=(0.5,)).build)
 
 
 def test_what_is_an_image(tmp_path):
@@ -155,8 +154,7 @@ def split_in_two(folder, **classes):
 )
 def test_wrong_folders(tmp_path, make, words):
     make(tmp_path / "none")
-    with pytest.raises(InputError, match=words):
-        PhotosConfig(str(tmp_path / "none")).build()
+    refuses(words, PhotosConfig(str(tmp_path / "none")).build)
 
 
 def test_a_photo_in_two_splits_is_said(tmp_path):

@@ -1,23 +1,16 @@
 """The copy task, associative recall, and what they share."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from test_memory_tasks import drawn_as
 
 from mnemos import DataConfig, config, registry
-from mnemos.lab.tasks import generated
-from mnemos.lab.tasks.batch import IGNORE
+from mnemos.lab.tasks import generated, mad
+from mnemos.lab.tasks.batch import IGNORE, Batch
 from mnemos.lab.tasks.generated import CopyConfig, distinct, smallest
-from mnemos.lab.tasks.mad import (
-    MADCompressionConfig,
-    MADCopyingConfig,
-    MADFuzzyRecallConfig,
-    MADMemorisationConfig,
-    MADRecallConfig,
-)
 from mnemos.lab.tasks.recall import MQARConfig, RecallConfig
 
 CONFIGS = [
@@ -27,16 +20,16 @@ CONFIGS = [
     MQARConfig(32, 4, 64, rows=40),
     MQARConfig(32, 4, 64, rewritten=2, counted="old", rows=40),
     MQARConfig(32, 4, 64, rows=40, key_tokens=2),
-    MADRecallConfig(32, noise=0.3, examples=0, rows=40),
-    MADFuzzyRecallConfig(40, examples=0, rows=40),
-    MADCopyingConfig(40, 8, 5, examples=0, rows=40),
-    MADCompressionConfig(examples=0, rows=40),
-    MADMemorisationConfig(examples=0, rows=40),
+    mad.MADRecallConfig(32, noise=0.3, examples=0, rows=40),
+    mad.MADFuzzyRecallConfig(40, examples=0, rows=40),
+    mad.MADCopyingConfig(40, 8, 5, examples=0, rows=40),
+    mad.MADCompressionConfig(examples=0, rows=40),
+    mad.MADMemorisationConfig(examples=0, rows=40),
 ]
 
 
 @pytest.mark.parametrize("settings", CONFIGS)
-def test_a_pure_function_of_its_arguments(settings):
+def test_batches_are_pure_functions_and_held_out_splits_are_kept_apart(settings):
     task, again = settings.build(), settings.build()
     batch = task.train_batch(5, 8, 2)
     assert torch.equal(batch.inputs, again.train_batch(5, 8, 2).inputs)
@@ -50,11 +43,6 @@ def test_a_pure_function_of_its_arguments(settings):
     assert (task.metrics[0].name, task.classes, task.splits_rows, task.carries_state) == ("accuracy", 0, True, False)
     assert config.from_dict(DataConfig, config.to_dict(settings)) == settings
     assert registry.load("data", settings.name) is type(settings)
-
-
-@pytest.mark.parametrize("settings", CONFIGS)
-def test_held_out_splits(settings):
-    task = settings.build()
     whole = {split: torch.cat([b.inputs for b in task.batches(split, 40)]) for split in ("valid", "test")}
     assert whole["valid"].shape == (40, task.max_length)
     assert torch.equal(whole["test"], torch.cat([b.inputs for b in task.batches("test", 7)]))
@@ -83,50 +71,37 @@ def test_copy_draws_lengths_and_symbols_evenly():
     lengths = np.bincount((batch.targets != IGNORE).sum(1).numpy())[32:]
     symbols = np.bincount(batch.targets[batch.targets != IGNORE].numpy())[1:]
     for counts in (lengths, symbols):
-        expected = counts.sum() / len(counts)
-        freedom = len(counts) - 1
-        assert ((counts - expected) ** 2 / expected).sum() < freedom + 5 * math.sqrt(2 * freedom)
+        assert drawn_as(counts, np.ones(len(counts))) < 5
+
+
+def far(batch: Batch, settings: RecallConfig) -> list[int]:
+    """How many distractors each row has between fact and questions; what is no distractor is checked."""
+    symbols, fact, questions = settings.symbols, 2 * settings.pairs, 2 * settings.queries - 1
+    found = []
+    for row, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
+        hidden = [token > 2 * symbols for token in row]
+        assert sum(hidden) == settings.distance
+        start = hidden.index(False)
+        told = dict(zip(row[start : start + fact : 2], row[start + 1 : start + fact : 2], strict=True))
+        assert len(told) == settings.pairs
+        assert all(1 <= key <= symbols < value <= 2 * symbols for key, value in told.items())
+        queries = row[-questions::2]
+        assert len({*queries}) == settings.queries
+        answers = [told[query] for query in queries]
+        assert row[-questions + 1 :: 2][: len(answers) - 1] == answers[:-1]
+        assert targets[-questions::2] == answers
+        assert sum(target != IGNORE for target in targets) == len(answers)
+        found.append(len(row) - questions - start - fact)
+    return found
 
 
 @pytest.mark.parametrize("settings", [RecallConfig(rows=200), RecallConfig(4, 4, 4, 200), RecallConfig(3, 9, 1, 200)])
 def test_recall(settings):
     task = settings.build()
-    pairs, symbols = settings.pairs, settings.symbols
     batch = next(task.batches("test", 200))
-    assert batch.inputs.shape[1] == task.max_length == 2 * pairs + 2 * settings.queries - 1
-    for inputs, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
-        keys, values = inputs[0 : 2 * pairs : 2], inputs[1 : 2 * pairs : 2]
-        told = dict(zip(keys, values, strict=True))
-        assert len(told) == pairs
-        assert all(1 <= key <= symbols < value <= 2 * symbols for key, value in told.items())
-        start = 2 * pairs
-        queries = inputs[start::2]
-        assert len(set(queries)) == settings.queries
-        answers = [told[query] for query in queries]
-        assert inputs[start + 1 :: 2] == answers[:-1]
-        assert targets[start::2] == answers
-        assert sum(target != IGNORE for target in targets) == len(answers)
+    assert batch.inputs.shape[1] == task.max_length == 2 * settings.pairs + 2 * settings.queries - 1
+    assert far(batch, settings) == [0] * 200
     assert task.size("test") == 200 * settings.queries
-
-
-def far(inputs: torch.Tensor, settings: RecallConfig) -> list[int]:
-    """How many distractors each row has between fact and questions; what is no distractor is checked."""
-    noise = inputs > 2 * settings.symbols
-    fact = 2 * settings.pairs
-    found = []
-    for row, hidden in zip(inputs.tolist(), noise.tolist(), strict=True):
-        start = hidden.index(False)
-        begun = row[start : start + fact]
-        assert all(1 <= key <= settings.symbols for key in begun[0 : 2 * settings.pairs : 2])
-        assert all(settings.symbols < value <= 2 * settings.symbols for value in begun[1 : 2 * settings.pairs : 2])
-        questions = 2 * settings.queries - 1
-        assert sum(hidden) == settings.distance
-        assert not any(hidden[-questions:])
-        found.append(len(row) - questions - start - fact)
-        told = dict(zip(begun[0 : 2 * settings.pairs : 2], begun[1 : 2 * settings.pairs : 2], strict=True))
-        asked = row[-questions:]
-        assert [told[key] for key in asked[:-1:2]] == asked[1::2]
-    return found
 
 
 @pytest.mark.parametrize("shortest", [0, 1, 4])
@@ -136,17 +111,16 @@ def test_recall_over_distractors(shortest):
     assert task.vocab_size == 18
     assert task.max_length == settings.length == 2 * 2 + 100 + 3
     for split in ("valid", "test"):
-        assert far(next(task.batches(split, 200)).inputs, settings) == [100] * 200
-    batch = task.train_batch(0, 4000, 0)
-    distances = np.array(far(batch.inputs, settings))
-    assert (batch.targets[:, : -2 * 2 + 1] == IGNORE).all()
+        assert far(next(task.batches(split, 200)), settings) == [100] * 200
+    batch = task.train_batch(0, 2500, 0)
+    distances = np.array(far(batch, settings))
     if not shortest:
         assert (distances == 100).all()
         return
     assert (distances.min(), distances.max()) == (shortest, 100)
     # As many rows in every octave.
     counts, _ = np.histogram(distances, shortest * (101 / shortest) ** np.linspace(0, 1, 4))
-    assert (abs(counts / 4000 - 1 / 3) < 0.1).all()
+    assert (abs(counts / 2500 - 1 / 3) < 0.1).all()
     noise = batch.inputs[batch.inputs > 10].numpy() - 11
     assert np.bincount(noise).min() > 0.9 * len(noise) / 7
 
@@ -159,11 +133,10 @@ def test_recall_grows_from_near_to_far():
     assert lengths[10] == lengths[11] == settings.length
     assert lengths == sorted(lengths)
     assert lengths[5] == settings.length - 80, "half-way there in the logarithm: 4·√25 of 100"
-    half = replace(settings, distance=20)
-    distances = far(task.train_batch(5, 64, 0).inputs, half)
+    distances = far(task.train_batch(5, 64, 0), replace(settings, distance=20))
     assert min(distances) == 4
     assert max(distances) == 20
-    assert set(far(task.train_batch(10, 64, 0).inputs, settings)) == {100}
+    assert set(far(task.train_batch(10, 64, 0), settings)) == {100}
 
 
 def test_recall_without_distance_is_what_it_was():
@@ -179,11 +152,11 @@ def test_distinct_numbers_are_uniform(few, monkeypatch):
     if few:  # independent draws, of which repeated numbers are left out: here most rows draw again
         monkeypatch.setattr(generated, "MANY", 5)
         monkeypatch.setattr(generated, "FEW", 1)
-    drawn = distinct(np.random.default_rng(3), 60_000, 5, 3)
+    drawn = distinct(np.random.default_rng(3), 12_000, 5, 3)
     found, counts = np.unique(drawn, axis=0, return_counts=True)
     assert len(found) == 5 * 4 * 3
     assert all(len({*one}) == 3 for one in found.tolist())
-    assert abs(counts - 1000).max() < 5 * 1000**0.5  # binomial
+    assert drawn_as(counts, np.ones(60)) < 5
 
 
 def test_distinct_numbers_are_the_same_in_blocks(monkeypatch):

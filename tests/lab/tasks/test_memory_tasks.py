@@ -10,15 +10,9 @@ import pytest
 import torch
 
 import mnemos
+from mnemos.lab.tasks import mad
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.fact_recall import ToldConfig
-from mnemos.lab.tasks.mad import (
-    MADCompressionConfig,
-    MADCopyingConfig,
-    MADFuzzyRecallConfig,
-    MADMemorisationConfig,
-    MADRecallConfig,
-)
 from mnemos.lab.tasks.metrics import right_predictions
 from mnemos.lab.tasks.recall import MQARConfig, RecallConfig
 from mnemos.lab.tasks.task import Task
@@ -45,7 +39,7 @@ def drawn_as(counts, probabilities):
 
 
 FORGETTING = [
-    MQARConfig(48, 8, 41, rewritten=3, rows=1500),
+    MQARConfig(48, 8, 41, rewritten=3, rows=600),
     MQARConfig(54, 6, 41, rewritten=6, rows=500),
     MQARConfig(60, 4, 61, rewritten=2, key_tokens=2, rows=500),
 ]
@@ -133,7 +127,7 @@ def test_one_token_of_a_key_of_mqar_does_not_tell_its_value():
 
 @pytest.mark.parametrize("noise", [0.0, 0.4])
 def test_mad_recall(noise):
-    settings = MADRecallConfig(32, 8, noise, examples=0, rows=1500)
+    settings = mad.MADRecallConfig(32, 8, noise, examples=0, rows=1500)
     hidden, probes = 0, Counter()
     for inputs, targets in rows(settings):
         told = {}
@@ -158,7 +152,7 @@ def test_mad_recall(noise):
 
 
 def test_mad_fuzzy_recall():
-    settings = MADFuzzyRecallConfig(60, 12, 2, examples=0, rows=200)
+    settings = mad.MADFuzzyRecallConfig(60, 12, 2, examples=0, rows=200)
     sizes = Counter()
     for inputs, targets in rows(settings):
         whole = [*inputs, targets[-1]]
@@ -186,7 +180,7 @@ def test_mad_fuzzy_recall():
 
 
 def test_mad_copying():
-    settings = MADCopyingConfig(40, 9, 6, examples=0, rows=2000)
+    settings = mad.MADCopyingConfig(40, 9, 6, examples=0, rows=2000)
     before = np.zeros(6)
     for inputs, targets in rows(settings):
         word = [token for token in inputs[:33] if token != 7]
@@ -201,11 +195,11 @@ def test_mad_copying():
 
 
 def test_mad_compression_and_memorisation():
-    for inputs, targets in rows(MADCompressionConfig(8, 5, rows=50)):
+    for inputs, targets in rows(mad.MADCompressionConfig(8, 5, rows=50)):
         assert inputs[7:] == [4] * 7
         assert max(inputs[:7]) < 4
         assert targets == [IGNORE] * 7 + inputs[:7]
-    settings = MADMemorisationConfig(16, 12, rows=200)
+    settings = mad.MADMemorisationConfig(16, 12, rows=200)
     table = {}
     for split in ("valid", "test"):
         for inputs, targets in rows(settings, split):
@@ -218,7 +212,7 @@ def test_mad_compression_and_memorisation():
 
 
 def test_a_fixed_training_set_is_read_once_an_epoch():
-    task = MADMemorisationConfig(8, 64, examples=10, rows=4).build()
+    task = mad.MADMemorisationConfig(8, 64, examples=10, rows=4).build()
     assert task.epoch(4) == 2.5
     assert task.size("train") == 40
     read = [tuple(row) for i in range(5) for row in task.train_batch(i, 4, 0).inputs.tolist()]
@@ -236,8 +230,8 @@ def test_a_fixed_training_set_is_read_once_an_epoch():
         (MQARConfig(512, 64, 64), "vocabulary"),
         (MQARConfig(pairs=8, key_tokens=2), "key_tokens"),
         (MQARConfig(counted="old"), "counted"),
-        (MADFuzzyRecallConfig(motif=8), "motif"),
-        (MADCopyingConfig(32), "length"),
+        (mad.MADFuzzyRecallConfig(motif=8), "motif"),
+        (mad.MADCopyingConfig(32), "length"),
         (ToldConfig(distances=(2, 8)), "distances"),
         (ToldConfig(distances=(8.0, 16)), r"data.distances\[0\]"),
         (ToldConfig(distances=(100_000,)), "lower data.distances"),

@@ -64,11 +64,11 @@ def test_ngrams_are_fitted_on_the_training_split_and_scored_on_the_test_split(tm
 
 
 def test_long_text_is_compressed_in_part_and_empty_text_has_no_scores(monkeypatch):
-    text, none = np.frombuffer(TEXT * 21_000, np.uint8), np.zeros(0, np.uint8)
-    monkeypatch.setattr(no_learning, "_MOST", 2**20)
-    monkeypatch.setattr(no_learning, "_CHUNK", 100_000)
-    wanted = 8 * len(bz2.compress(text.tobytes()[: 2**20])) / 2**20
-    name = "bz2 of the text alone (its first 1 MiB)"
+    text, none = np.frombuffer(TEXT * 1400, np.uint8), np.zeros(0, np.uint8)
+    monkeypatch.setattr(no_learning, "_MOST", 2**16)
+    monkeypatch.setattr(no_learning, "_CHUNK", 7000)
+    wanted = 8 * len(bz2.compress(text.tobytes()[: 2**16])) / 2**16
+    name = "bz2 of the text alone (its first 0.0625 MiB)"
     assert text_scores([], [text], Bytes()) == {name: wanted}
     assert no_better({"a": 9.0}, {name: wanted}, "bits per byte", False) == []
     assert text_scores([text], [none], Bytes()) == text_scores([none], [text], Bytes()) == {}

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from image_standins import write_photos
+from refusals import refuses
 from test_images import images, write_mnist
 
 import mnemos
@@ -11,7 +12,6 @@ from mnemos.lab.tasks.images import DigitsConfig, MNISTConfig
 from mnemos.lab.tasks.photos import PhotosConfig
 from mnemos.lab.tasks.pixels import PixelsConfig, write_pictures
 from mnemos.lab.tasks.text import TextConfig
-from mnemos.types import InputError
 
 
 def test_mnist_is_read_row_by_row(tmp_path):
@@ -48,12 +48,8 @@ def test_with_a_start_token_every_byte_is_predicted(tmp_path):
 
 
 def coloured(folder, size):
-    random = np.random.default_rng(0)
-    for kind in "ab":
-        (folder / kind).mkdir()
-        for i in range(5):
-            Image.fromarray(random.integers(0, 256, (size, size, 3)).astype(np.uint8)).save(folder / kind / f"{i}.png")
-    return PixelsConfig(PhotosConfig(str(folder), size=size, held_out=0.2)).build()
+    photos = write_photos(folder, {"a": 5, "b": 5})
+    return PixelsConfig(PhotosConfig(str(photos), size=size, held_out=0.2)).build()
 
 
 @pytest.mark.parametrize(("size", "completed"), [(2, 3), (2, 0), (1, 3)])
@@ -79,7 +75,5 @@ def test_colours_come_after_each_other(tmp_path):
 
 
 def test_tasks_that_are_no_images_are_refused():
-    with pytest.raises(InputError, match=r"data.images: .*'digits'.*data.images.layout image"):
-        PixelsConfig(DigitsConfig()).build()
-    with pytest.raises(InputError, match=r"data.images: .*'text'.*mnist, cifar or photos"):
-        PixelsConfig(TextConfig(__file__, held_out=0.4)).build()
+    refuses(r"data.images: .*'digits'.*data.images.layout image", PixelsConfig(DigitsConfig()).build)
+    refuses(r"data.images: .*'text'.*mnist, cifar or photos", PixelsConfig(TextConfig(__file__, held_out=0.4)).build)

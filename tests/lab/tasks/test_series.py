@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 
 from mnemos.config import from_dict, to_dict
 from mnemos.lab.cli import main
@@ -145,14 +146,14 @@ EARLY = [i % 5 / 2 if i < 300 else "" for i in range(STEPS)]
     ],
 )
 def test_columns_that_cannot_be_learned_are_refused(tmp_path, columns, change, words):
-    with pytest.raises(InputError, match=words):
-        SeriesConfig(write(tmp_path / "s.csv", **columns), **change).build()
+    refuses(words, SeriesConfig(write(tmp_path / "s.csv", **columns), **change).build)
 
 
 def test_a_series_is_learned_and_continued(table, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    words = f"--data.path {table} --data.columns a --data.segment 16 --model.dim 16 --model.mlp 32 --train.steps 60"
-    assert main(["train", "series", *words.split(), "--data.longest", "64", "--optim.lr", "2e-2", "--out", "run"]) == 0
+    words = f"--data.path {table} --data.columns a --data.segment 16 --data.longest 64 --model.dim 16 --model.mlp 32"
+    words += " --model.layers 1 --train.steps 60 --optim.lr 2e-2 --out run"
+    assert main(["train", "series", *words.split()]) == 0
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result["test"]["error"] < 0.8 * result["reference"][REPEAT]
     assert "repeating the last value" in capsys.readouterr().out
@@ -162,7 +163,6 @@ def test_a_series_is_learned_and_continued(table, monkeypatch, capsys, tmp_path)
     assert "Without learning: repeating the last value" in page
     assert said in page
     assert result["scored_targets"]["test"] > result["scored_rows"]["test"]
-    assert main(["eval", "run", "--data.path", table]) == 0
     capsys.readouterr()
     assert main(["predict", "run", table, "--length", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -180,9 +180,11 @@ def test_before_the_first_step_is_no_value_to_repeat(table, tmp_path):
     assert scored.reference[REPEAT] == pytest.approx(math.sqrt(np.mean((value - before) ** 2)), rel=1e-5)
 
 
-def test_equal_values_are_not_magnified(tmp_path):
-    path = write(tmp_path / "c.csv", a=[0.1] * 280 + [0.2] * 120, b=np.random.default_rng(0).normal(size=STEPS))
-    assert SeriesConfig(path).build().values.abs().max() < 10
+def test_a_column_that_never_changes_is_read_and_not_magnified(tmp_path):
+    path = write(tmp_path / "c.csv", a=[0.1] * 280 + [0.2] * 120, b=COLUMNS["b"], same=[1.0] * STEPS)
+    task = SeriesConfig(path).build()
+    assert task.prepared.columns == ("a", "b", "same")
+    assert task.values.abs().max() < 10
 
 
 def test_a_forecast_reads_segments_as_the_training_did(table, tmp_path):
@@ -216,19 +218,10 @@ def test_steps_without_a_class_are_named_and_not_scored(tmp_path):
     assert sum(map(task.count, task.batches("test", 1))) == task.size("test") == 30
 
 
-def test_a_column_that_never_changes_is_read(tmp_path):
-    about = SeriesConfig(write(tmp_path / "s.csv", x=WAVE[:300], same=[1.0] * 300)).build().about
-    assert not any("left out" in line for line in about)
-
-
-def test_what_makes_a_column_words_and_times_that_go_back_are_said(tmp_path):
-    days = [str(np.datetime64("2024-01-01") + i) for i in range(300)]
-    columns = {"x": WAVE[:300], "y": [0.5, "off", *range(298)], "no": [""] * 300, "day": days[::-1]}
+def test_what_makes_a_column_words_is_said(tmp_path):
+    columns = {"x": WAVE[:300], "y": [0.5, "off", *range(298)], "no": [""] * 300}
     about = SeriesConfig(write(tmp_path / "s.csv", **columns)).build().about
-    assert "left out: y (has other values than numbers, first 'off'), no (has no values), day (has " in about[4]
-    assert about[5].startswith("warning: day goes back, from 2024-10-26T00:00:00 to 2024-10-25T00:00:00: ")
-    columns |= {"day": days, "y": range(300)}
-    assert not any("warning" in line for line in SeriesConfig(write(tmp_path / "s.csv", **columns)).build().about)
+    assert "left out: y (has other values than numbers, first 'off'), no (has no values)" in about[4]
 
 
 def test_a_gap_is_not_scored(tmp_path):
@@ -264,7 +257,7 @@ def test_whole_numbers_with_a_gap_are_classes_and_a_run_keeps_its_own(tmp_path):
         1,
     ]
     many = write(tmp_path / "many.csv", x=WAVE, state=range(STEPS))
-    with pytest.raises(InputError, match=r"many.csv: expected the classes of the run, found '10'"):
+    with pytest.raises(InputError, match=r"many.csv: .*classes of the run, found '10'"):
         SeriesConfig(many, target="state").build_to_score("test", task.prepared)
     # A run of numbers predicts numbers, also of few whole ones.
     settings = {"columns": ("x",), "target": "state"}
@@ -272,7 +265,7 @@ def test_whole_numbers_with_a_gap_are_classes_and_a_run_keeps_its_own(tmp_path):
     scored = SeriesConfig(path, **settings).build_to_score("test", numbers)
     assert (scored.metrics[0].name, scored.sizes["vocab_size"]) == ("error", 1)
     words = write(tmp_path / "words.csv", x=WAVE, state=["x", "y"] * 200)
-    with pytest.raises(InputError, match=r"words.csv: expected numbers in the column 'state' of the run, found other"):
+    with pytest.raises(InputError, match=r"words.csv: .*numbers in the column 'state'"):
         SeriesConfig(words, **settings).build_to_score("test", numbers)
 
 
@@ -304,8 +297,7 @@ def test_a_run_is_scored_with_its_own_columns_and_targets(table):
         (named["a"], runs["b"], "b", "a"),
         (config, runs["on"], "classes", "a, b"),
     ):
-        with pytest.raises(InputError, match=f"s.csv: expected the target of the run, {own}, found {found}; leave"):
-            one.build_to_score("test", trained)
+        refuses(f"s.csv: .*target of the run, {own}, found {found};", one.build_to_score, "test", trained)
     assert "classes of the run" in run.difference(Preprocessing(names=("yes",)))
     assert runs["on"].difference(named["on"].build().preprocessing()) is None
     assert "classes of the run" in runs["on"].difference(run)
@@ -313,8 +305,7 @@ def test_a_run_is_scored_with_its_own_columns_and_targets(table):
     task = config.build()
     task.check(next(task.batches("test", 1)), "here")
     for wrong in (torch.zeros(1, 4), torch.zeros(1, 4, 3)):
-        with pytest.raises(InputError, match=r"^here: expected inputs \[B, T, columns\], found \[1, 4"):
-            task.check(Batch(wrong, None), "here")
+        refuses(r"^here: expected inputs \[B, T, columns\], found \[1, 4", task.check, Batch(wrong, None), "here")
 
 
 def test_the_class_of_the_last_step_is_predicted(table):

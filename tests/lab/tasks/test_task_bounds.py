@@ -7,18 +7,9 @@ import torch
 from refusals import refuses
 
 from mnemos import SumMetric
+from mnemos.lab.tasks import metrics
 from mnemos.lab.tasks.batch import Batch
-from mnemos.lab.tasks.metrics import (
-    ACCURACY,
-    BITS,
-    PERPLEXITY,
-    TOP5,
-    bounds_json,
-    bounds_of,
-    find_metrics,
-    sum_functions,
-    values,
-)
+from mnemos.lab.tasks.metrics import ACCURACY, BITS, PERPLEXITY, TOP5, bounds_json, bounds_of, sum_functions, values
 from mnemos.lab.tasks.token_task import TokenTask
 
 
@@ -58,8 +49,8 @@ def test_batches_of_tokens_are_checked(task, inputs, targets, words):
 
 
 def test_values_of_metrics():
-    assert find_metrics([ACCURACY, "top5"]) == (ACCURACY, TOP5)
-    refuses("found 'acuracy' in it; did you mean 'accuracy'", find_metrics, ["acuracy"])
+    assert metrics.find_metrics([ACCURACY, "top5"]) == (ACCURACY, TOP5)
+    refuses("found 'acuracy' in it; did you mean 'accuracy'", metrics.find_metrics, ["acuracy"])
     own = SumMetric("own", True, sums=lambda model, outputs, batch: (outputs.sum(),))
     assert sum_functions([own, BITS, TOP5]) == {own.sums: 2, TOP5.sums: 2}
     assert sum_functions([own, TOP5], training=True) == {own.sums: 2}, "top5 is not measured in training"
@@ -71,8 +62,6 @@ def test_values_of_metrics():
     logits, targets = torch.arange(7.0).expand(3, 7), torch.tensor([6, 2, 1])
     assert [int(one) for one in TOP5.sums(None, logits, Batch(None, targets))] == [2, 3]
     assert [int(one) for one in TOP5.sums(None, logits[:, :3], Batch(None, targets.clamp(max=2)))] == [3, 3]
-    assert [bounds_of(bounds_json(ends)) for ends in ((1.0, math.inf), (-math.inf, 2.0))] == [
-        (1.0, math.inf),
-        (-math.inf, 2.0),
-    ]
+    for ends in ((1.0, math.inf), (-math.inf, 2.0)):
+        assert bounds_of(bounds_json(ends)) == ends
     assert bounds_of(None) == bounds_of((None, math.nan)) == (-math.inf, math.inf)

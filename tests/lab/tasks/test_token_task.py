@@ -3,13 +3,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 
 from mnemos.lab.tasks.batch import IGNORE
 from mnemos.lab.tasks.task import SPLITS
 from mnemos.lab.tasks.token_task import SegmentedTask
-from mnemos.types import InputError
 
-START = 0
+START = 1
 
 
 def documents(lengths):
@@ -19,7 +19,7 @@ def documents(lengths):
 
 def task(lengths, segment, held_out=(5, 9)):
     splits = dict.fromkeys(SPLITS, documents(held_out)) | {"train": documents(lengths)}
-    return SegmentedTask(splits, vocab_size=10**6, segment=segment)
+    return SegmentedTask(splits, vocab_size=10**6, segment=segment, start=START)
 
 
 def read(batches):
@@ -29,6 +29,8 @@ def read(batches):
     """
     begun, current = [], {}
     for step, batch in enumerate(batches):
+        assert batch.inputs.dtype == batch.targets.dtype == torch.int64
+        assert batch.mask is None or not batch.mask.all()
         mask = torch.ones_like(batch.inputs, dtype=torch.bool) if batch.mask is None else batch.mask
         for row in range(len(batch.inputs)):
             valid = int(mask[row].sum())
@@ -101,18 +103,6 @@ def test_train_batches_are_pure_functions_of_the_index(indices, batch_size):
         made.train_batch(3, batch_size + 1, 2)  # another order asked for in between changes nothing
 
 
-def test_a_small_example():
-    docs = [np.array([5, 6, 7, 8, 9])]
-    made = SegmentedTask(dict.fromkeys(SPLITS, docs), vocab_size=10, segment=3, start=1)
-    first, second = made.batches("test", 4)
-    assert (first.inputs.tolist(), first.targets.tolist()) == ([[1, 5, 6]], [[5, 6, 7]])
-    assert (second.inputs.tolist(), second.targets.tolist()) == ([[7, 8, 0]], [[8, 9, IGNORE]])
-    assert (first.mask, second.mask.tolist()) == (None, [[True, True, False]])
-    assert (first.reset.tolist(), second.reset.tolist()) == ([True], [False])
-    assert first.inputs.dtype == first.targets.dtype == torch.int64
-    assert (made.metrics[0].name, made.carries_state, made.max_length, dict(made.reference)) == ("loss", True, 3, {})
-
-
 def test_seeds_and_epochs_give_other_orders():
     lengths = [1] * 12
     made = task(lengths, 4)
@@ -124,17 +114,15 @@ def test_seeds_and_epochs_give_other_orders():
     assert len(orders) == 4
 
 
-@pytest.mark.parametrize(("train", "words"), [([], "found none"), ([np.array([1]), np.array([], int)], "empty")])
-def test_wrong_documents(train, words):
-    splits = {"train": train, "valid": documents([2]), "test": documents([2])}
-    with pytest.raises(InputError, match=f"train .*document.*{words}"):
-        SegmentedTask(splits, vocab_size=10, segment=4)
+def test_wrong_documents():
+    refuses("train .*document.*found none", task, [], 4)
+    refuses("train .*document.*empty", task, [1, 0], 4)
 
 
 def test_a_batch_is_no_longer_than_the_longest_document():
     """A segment of 10⁶ tokens would otherwise be a batch of 10⁶, nearly all of it padding."""
     made = task([3, 7], 10**6)
-    assert made.max_length == 10**6
+    assert (made.metrics[0].name, made.carries_state, made.max_length, made.reference) == ("loss", True, 10**6, {})
     assert made.example().inputs.shape == (1, 9)
     assert made.train_batch(0, 2, 0).inputs.shape == (2, 9)
     whole = list(made.batches("test", 2))

@@ -4,23 +4,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 from refusals import refuses
-from torch.utils.data import DataLoader, Dataset, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.user_data import BatchSource, OwnTask, RowSource, source
 from mnemos.types import InputError
 
 
-@pytest.mark.parametrize(
-    ("options", "cls"),
-    [
-        ({"shuffle": True}, RowSource),
-        ({"sampler": SequentialSampler(range(4))}, RowSource),
-        ({"sampler": SubsetRandomSampler([1, 3])}, BatchSource),  # its order and choice are the loader's own
-    ],
-)
-def test_rows_are_read_one_by_one_where_the_loaders_order_is_known(options, cls):
-    assert type(source(DataLoader(torch.arange(4), **options))) is cls
+def test_rows_are_read_one_by_one_where_the_loaders_order_is_known():
+    rows = torch.arange(4)
+    for loader in (DataLoader(rows, shuffle=True), DataLoader(rows, sampler=SequentialSampler(range(4)))):
+        assert type(source(loader)) is RowSource
+    for sampler in (SubsetRandomSampler([1, 3]), RandomSampler(rows, True), RandomSampler(rows, num_samples=2)):
+        assert type(source(DataLoader(rows, sampler=sampler))) is BatchSource, "order and choice are the loader's own"
 
 
 def test_a_loaders_own_batches_are_evaluated():
@@ -36,10 +32,11 @@ def test_batches_of_an_iterable_are_read_pass_after_pass():
     assert (read.epoch(2), read.described()) == (3.0, "builtins.list of 3 batches")
 
 
-def test_a_loss_is_a_mean_over_rows_or_over_labels():
-    class Own(torch.nn.Module):
-        def forward(self, input_ids, attention_mask=None, labels=None): ...
+class Own(torch.nn.Module):
+    def forward(self, input_ids, attention_mask=None, labels=None): ...
 
+
+def test_a_loss_is_a_mean_over_rows_or_over_labels():
     ids, labels = torch.ones(2, 3, dtype=torch.int64), torch.tensor([[5, -100, 3], [4, -100, -100]])
     for targets, mask, loss, count, tokens in (
         (labels, ids * torch.tensor([0, 1, 1]), 1.5, 3, 4),
@@ -128,9 +125,6 @@ def test_targets_are_the_classes_that_the_model_has():
 
 
 def test_what_models_and_losses_return_must_fit():
-    class Own(torch.nn.Module):
-        def forward(self, input_ids, labels=None): ...
-
     class Stateful(torch.nn.Module):
         def __init__(self, returned):
             super().__init__()

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refuses
 
 from mnemos import Transformer
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.tasks.metrics import BITS_PER_BYTE
 from mnemos.lab.tasks.text import TextConfig, TextPreprocessing
 from mnemos.lab.tasks.vocabulary import Bytes, SubWords, Words
-from mnemos.types import InputError
 
+tokenizers = pytest.importorskip("tokenizers")
 SHARED = Path(__file__).parents[3] / "../shared/data"
 ARTICLE = " \n = {0} = \n \n = = Part = = \n The {0} is a {0} of two words , Größe = 3 . \n"
 NAMES = ("Owl", "Elk", "Fox", "Cat")
@@ -27,7 +28,6 @@ def wikitext(folder: Path, repeat: int = 9) -> Path:
 
 def byte_level(folder: Path) -> Path:
     """A tokenizer.json as GPT-2's, of the 256 bytes and three merges."""
-    tokenizers = pytest.importorskip("tokenizers")
     found = tokenizers.Tokenizer(tokenizers.models.BPE())
     found.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     found.decoder = tokenizers.decoders.ByteLevel()
@@ -73,7 +73,7 @@ def test_sub_words_come_back_with_their_bytes(tmp_path):
 def test_a_file_that_pads_and_cuts_gives_the_tokens_of_the_text(tmp_path):
     plain = byte_level(tmp_path)
     expected = SubWords.read(plain).encode(b"the words", "x").tolist()
-    padded = pytest.importorskip("tokenizers").Tokenizer.from_file(str(plain))
+    padded = tokenizers.Tokenizer.from_file(str(plain))
     padded.enable_padding(length=64)
     assert SubWords(padded.to_str()).encode(b"the words", "x").tolist() == expected
     padded.enable_truncation(1)
@@ -81,39 +81,39 @@ def test_a_file_that_pads_and_cuts_gives_the_tokens_of_the_text(tmp_path):
 
 
 def test_the_bytes_of_other_kinds_of_sub_words():
-    library = pytest.importorskip("tokenizers")
     llama = {"<unk>": 0, "▁the": 1, "<0xC3>": 2, "r": 3}
-    pieces = library.models.BPE(vocab=llama, merges=[], unk_token="<unk>", byte_fallback=True)
-    found = SubWords(library.Tokenizer(pieces).to_str())
+    pieces = tokenizers.models.BPE(vocab=llama, merges=[], unk_token="<unk>", byte_fallback=True)
+    found = SubWords(tokenizers.Tokenizer(pieces).to_str())
     assert (found.lengths.tolist(), found.unknown) == ([5, 4, 1, 1, 0], 0)
-    bert = library.models.WordPiece(vocab={"[UNK]": 0, "the": 1, "##r": 2}, unk_token="[UNK]")
-    assert SubWords(library.Tokenizer(bert).to_str()).lengths.tolist()[1:] == [4, 1, 0]
+    bert = tokenizers.models.WordPiece(vocab={"[UNK]": 0, "the": 1, "##r": 2}, unk_token="[UNK]")
+    assert SubWords(tokenizers.Tokenizer(bert).to_str()).lengths.tolist()[1:] == [4, 1, 0]
 
 
 def test_special_tokens_around_a_text_are_known_where_a_letter_has_a_token():
-    library = pytest.importorskip("tokenizers")
     for letters, found in (("ab", ([2], [3, 3])), ("CG", ([], []))):
-        made = library.Tokenizer(library.models.BPE({one: i for i, one in enumerate([*letters, "[C]", "[S]"])}, []))
+        made = tokenizers.Tokenizer(
+            tokenizers.models.BPE({one: i for i, one in enumerate([*letters, "[C]", "[S]"])}, [])
+        )
         assert SubWords(made.to_str()).around() == ([], [])
         special = [("[C]", 2), ("[S]", 3)]
-        made.post_processor = library.processors.TemplateProcessing("[C] $A [S] [S]", special_tokens=special)
+        made.post_processor = tokenizers.processors.TemplateProcessing("[C] $A [S] [S]", special_tokens=special)
         assert SubWords(made.to_str()).around() == found
 
 
-def spaced(library, kind: str):
+def spaced(kind: str):
     """A tokenizer that puts a space before a text, in one of the three ways of tokenizer.json."""
     vocabulary = {letter: i for i, letter in enumerate([*"Ġ▁acehtÃŁĊ\n", "Ġt", "▁t", "<0xC3>", "<0x9F>", "<0x0A>"])}
     merges = [("Ġ", "t"), ("▁", "t")]
-    made = library.Tokenizer(library.models.BPE(vocabulary, merges, byte_fallback=kind != "ByteLevel"))
-    decoders = library.decoders
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, byte_fallback=kind != "ByteLevel"))
+    decoders = tokenizers.decoders
     if kind == "ByteLevel":
-        made.pre_tokenizer, made.decoder = library.pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+        made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.ByteLevel(), decoders.ByteLevel()
     elif kind == "Metaspace":
-        made.pre_tokenizer = library.pre_tokenizers.Metaspace()
+        made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
         made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     else:
-        parts = [library.normalizers.Prepend("▁"), library.normalizers.Replace(" ", "▁")]
-        made.normalizer = library.normalizers.Sequence(parts)
+        parts = [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+        made.normalizer = tokenizers.normalizers.Sequence(parts)
         parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         made.decoder = decoders.Sequence(parts)
     return made
@@ -121,15 +121,14 @@ def spaced(library, kind: str):
 
 @pytest.mark.parametrize("kind", ["ByteLevel", "Metaspace", "Prepend"])
 def test_sub_words_have_no_space_before_a_text(monkeypatch, kind):
-    library = pytest.importorskip("tokenizers")
     monkeypatch.setattr("mnemos.lab.tasks.vocabulary._PIECE", 4)  # pieces begin inside a text, too
-    vocabulary = SubWords(spaced(library, kind).to_str())
+    vocabulary = SubWords(spaced(kind).to_str())
     for text in ("the cat\nthe teaß\nat", " the cat", "\nthe"):
         tokens = vocabulary.encode(text.encode(), "x").tolist()
         assert vocabulary.lengths[tokens].sum() == len(text.encode())
         assert vocabulary.decode(tokens).decode() == text
         assert SubWords(vocabulary.content).encode(text.encode(), "x").tolist() == tokens
-        assert library.Tokenizer.from_str(vocabulary.content).encode(text, add_special_tokens=False).ids == tokens
+        assert tokenizers.Tokenizer.from_str(vocabulary.content).encode(text, add_special_tokens=False).ids == tokens
 
 
 def test_wikitext_in_words(tmp_path):
@@ -193,29 +192,20 @@ def test_bytes_are_as_they_were(tmp_path):
     assert Bytes().words("aü\0".encode()) == [("aü", 3), ("␀", 1)]
 
 
-@pytest.mark.parametrize(
-    ("change", "file", "content", "words"),
-    [
-        ({"tokens": "word"}, "", b"", "data.tokens: .*'word', which is no file"),
-        ({"words": 9}, "", b"", "data.words: .*found words 9, tokens 'bytes'"),
-        ({}, "words.txt", b"the\ncat\n", "words.txt: expected a tokenizer.json of the library tokenizers, found"),
-        ({}, "wrong.json", b'{"a": 1}', "wrong.json: expected a tokenizer.json of the library tokenizers, found"),
-    ],
-)
-def test_vocabularies_that_do_not_fit(tmp_path, change, file, content, words):
-    if file:
-        (tmp_path / file).write_bytes(content)
-        change = {"tokens": str(tmp_path / file)}
-    (tmp_path / "text").mkdir()
-    with pytest.raises(InputError, match=words):
-        TextConfig(str(wikitext(tmp_path / "text")), **change).build()
+def test_vocabularies_that_do_not_fit(tmp_path):
+    text = str(wikitext(tmp_path))
+    refuses("data.tokens: .*'word', which is no file", TextConfig(text, tokens="word").build)
+    refuses("data.words: .*found words 9, tokens 'bytes'", TextConfig(text, words=9).build)
+    for name, content in (("words.txt", b"the\ncat\n"), ("wrong.json", b'{"a": 1}')):
+        (tmp_path / name).write_bytes(content)
+        words = f"{name}: expected a tokenizer.json of the library tokenizers, found"
+        refuses(words, TextConfig(text, tokens=str(tmp_path / name)).build)
 
 
 def test_the_text_must_be_utf_8(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"word " * 800)
     (tmp_path / "b.txt").write_bytes(b"word " * 400 + b"\xe9")
-    with pytest.raises(InputError, match=r"b\.txt: offset 2000: expected UTF-8 text, found the byte 0xe9; convert"):
-        TextConfig(str(tmp_path), tokens="words").build()
+    refuses(r"b\.txt: offset 2000: .* the byte 0xe9", TextConfig(str(tmp_path), tokens="words").build)
     about = TextPreprocessing.of(8, "words", Words.count([("a", b"word\n")]))
     (one,) = about.predict(None, [tmp_path / "b.txt"], {"length": 3})
     assert "b.txt: offset 2000: expected UTF-8" in one.problem

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 
 from mnemos.lab.translation.parallel_corpus import FEWEST, TokenBatches
-from mnemos.types import InputError
 
 
 def lengths(rows: int, seed: int = 0) -> np.ndarray:
@@ -47,8 +47,7 @@ def test_rows_of_similar_length_share_a_batch():
 
 
 def test_a_sentence_longer_than_a_batch_is_an_error():
-    with pytest.raises(InputError, match=r"data\.batch_tokens: expected at least 39"):
-        TokenBatches(lengths(200), 38, 8)
+    refuses(r"data\.batch_tokens: expected at least 39", TokenBatches, lengths(200), 38, 8)
     assert len(TokenBatches(lengths(200), 39, 8))
 
 

@@ -4,9 +4,9 @@ import gzip
 from pathlib import Path
 
 import pytest
+from refusals import refuses
 
 from mnemos.lab.translation.parallel_text import find_pairs, pairs, read_lines
-from mnemos.types import InputError
 
 PAIRS = [("A man & a dog.", "Ein Mann & ein Hund."), ("Two  birds\tfly.", "Zwei Vögel fliegen."), ("", "Nichts.")]
 SAID = [tuple(" ".join(side.split()) for side in pair) for pair in PAIRS]
@@ -53,8 +53,7 @@ def test_the_files_of_iwslt(tmp_path):
     (tmp_path / "IWSLT14.TED.tst2011.de-en.en.xml").write_text(one.replace("</seg>\n", "</seg>"))
     assert read(tmp_path, "test", "*2011*") == SAID  # several in a line
     (tmp_path / "IWSLT14.TED.tst2010.de-en.en.xml").write_text('<doc>\n<seg id="1"> half\n</seg>')
-    with pytest.raises(InputError, match=r"tst2010\.de-en\.en\.xml: line 2: expected <seg .* in one line"):
-        read(tmp_path, "test")
+    refuses(r"tst2010\.de-en\.en\.xml: line 2: expected <seg .* in one line", read, tmp_path, "test")
 
 
 @pytest.mark.parametrize(
@@ -69,28 +68,16 @@ def test_the_files_of_iwslt(tmp_path):
 )
 def test_a_fault_is_named_with_its_file_and_line(tmp_path, files, message):
     write(tmp_path, **{"train_en": "a\nb\nc\nd\n", "train_de": "a\nb\nc\n", **files})
-    with pytest.raises(InputError, match=message):
-        read(tmp_path)
+    refuses(message, read, tmp_path)
 
 
-LONE = {"train_en": "a\n", "train_fr": "a\n", "test__2016_en": "a\n", "test__2017_en": "a\n"}
-
-
-@pytest.mark.parametrize(
-    ("files", "arguments", "words"),
-    [
-        (LONE, (), r"expected train\.de beside train\.en, found none"),
-        ({**LONE, "test__2016_de": "", "test__2017_de": ""}, ("test",), "one test split, found test-2016, test-2017"),
-    ],
-)
-def test_files_that_are_no_pair_of_languages(tmp_path, files, arguments, words):
-    write(tmp_path, **files)
+def test_files_that_are_no_pair_of_languages(tmp_path):
+    write(tmp_path, train_en="a\n", train_fr="a\n", test__2016_en="a\n", test__2017_en="a\n")
     assert find_pairs(tmp_path, "valid", LANGUAGES) == []
     for path in (tmp_path / "none", tmp_path / "train.en"):
-        with pytest.raises(InputError, match=f"expected a folder of parallel text, found no folder '{path}'"):
-            find_pairs(path, "valid", LANGUAGES)
+        refuses(f"expected a folder of parallel text, found no folder '{path}'", find_pairs, path, "valid", LANGUAGES)
     for path, problem in ((tmp_path / "none", "No such file or directory"), (tmp_path, "Is a directory")):
-        with pytest.raises(InputError, match=rf"expected a readable file, .* \({problem}\); check the path"):
-            list(read_lines(path))
-    with pytest.raises(InputError, match=words):
-        read(tmp_path, *arguments)
+        refuses(rf"expected a readable file, .* \({problem}\); check the path", list, read_lines(path))
+    refuses(r"expected train\.de beside train\.en, found none", read, tmp_path)
+    write(tmp_path, test__2016_de="", test__2017_de="")
+    refuses("one test split, found test-2016, test-2017", read, tmp_path, "test")

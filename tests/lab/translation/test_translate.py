@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import sacrebleu
 import torch
+from refusals import refuses
 from translation_standins import sentences
 
 import mnemos
@@ -19,7 +20,6 @@ from mnemos.lab.translation.translation_scores import NAMES, Scorer, score_syste
 from mnemos.lab.translation.translation_vocabulary import END, SubWordTokens
 from mnemos.models import EncoderDecoder
 from mnemos.models.encoder_decoder import EncoderDecoderConfig
-from mnemos.types import InputError
 
 LINES = [side for pair in sentences(200, 0) for side in pair]
 TOKENS, OTHER = (SubWordTokens.train(LINES, size) for size in (80, 60))
@@ -50,15 +50,12 @@ def test_every_sentence_is_translated_as_alone_and_progress_is_told(tmp_path, mo
     exact = " ".join(["one"] * 12)
     assert len(TOKENS.encode([exact])[0]) == 12 == len(opened.vocabularies.source.encode([exact])[0])
     assert mnemos.translate(opened, [exact], beams=1)
-    with pytest.raises(InputError, match=r"^sentence 2: expected a sentence of at most 12 sub-words, .* found 13;"):
-        mnemos.translate(opened, ["one", exact + " one"])
-    with pytest.raises(InputError, match="expected a list of sentences, found a text"):
-        mnemos.translate(opened, "one")
+    refuses(r"^sentence 2: .* at most 12 sub-words, .* found 13", mnemos.translate, opened, ["one", exact + " one"])
+    refuses("expected a list of sentences, found a text", mnemos.translate, opened, "one")
     assert mnemos.translate(opened, ["", " \n"]) == [[("", 0.0)]] * 2
     assert mnemos.translate(opened, []) == []
     (tmp_path / "preprocessing.json").write_text(json.dumps(to_dict(TextPreprocessing(8))))
-    with pytest.raises(InputError, match="expected a run whose task is translation, found one of text; use mnemos"):
-        TrainedTranslator(tmp_path)
+    refuses("expected a run whose task is translation, found one of text; use mnemos", TrainedTranslator, tmp_path)
 
 
 def test_runs_of_other_sub_words_and_languages_are_told_apart():
@@ -71,8 +68,7 @@ def test_runs_of_other_sub_words_and_languages_are_told_apart():
         (apart, {"vocab_size": 80}, "80 sub-words of the target, as the model has, found a tokenizer of 60"),
         (apart, {"vocab_size": 60, "source_vocab_size": 81}, "81 sub-words of the source, .* a tokenizer of 80"),
     ):
-        with pytest.raises(InputError, match=found):
-            about.vocabularies(SimpleNamespace(config=EncoderDecoderConfig(**sizes)))
+        refuses(found, about.vocabularies, SimpleNamespace(config=EncoderDecoderConfig(**sizes)))
     upper = replace(ABOUT, tokenizer=SubWordTokens.train([line.upper() for line in LINES], 80).content)
     for other, found in (
         (replace(ABOUT, beams=9), None),
@@ -117,5 +113,4 @@ def test_runs_and_files_are_scored_beside_each_other(tmp_path, capsys):
         ([b], 9, "b: expected a finished run whose task is translation, found no translations.jsonl"),
         ([a, other], 9, "d: expected translations of the sentences of .*a, found others"),
     ):
-        with pytest.raises(InputError, match=words):
-            score_systems(paths, samples)
+        refuses(words, score_systems, paths, samples)

@@ -1,12 +1,12 @@
 """Sub-words of translation: trained the same again, and the text back from them."""
 
 import pytest
+from refusals import refuses
 from tokenizers import Tokenizer, models
 from translation_standins import sentences
 
 from mnemos.lab.cli import main
 from mnemos.lab.translation.translation_vocabulary import END, SubWordTokens
-from mnemos.types import InputError
 
 LINES = [side for pair in sentences(200, 0) for side in pair]
 
@@ -39,23 +39,14 @@ def test_lower_case_is_part_of_the_file():
 def test_a_tokenizer_of_another_vocabulary_is_refused(trained, tmp_path):
     other = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
     other.save(str(tmp_path / "other.json"))
-    with pytest.raises(InputError, match=r"other\.json: expected the first tokens <pad> <s> </s> <unk>, found a b"):
-        SubWordTokens.read(tmp_path / "other.json")
-    with pytest.raises(InputError, match=r"expected a tokenizer\.json"):
-        SubWordTokens("{}", "x.json")
+    refuses(r"other\.json: .* <pad> <s> </s> <unk>, found a b", SubWordTokens.read, tmp_path / "other.json")
+    refuses(r"expected a tokenizer\.json", SubWordTokens, "{}", "x.json")
 
 
-@pytest.mark.parametrize(
-    ("size", "message"),
-    [
-        (8, "data.subwords: expected at least 16 sub-words, found 8"),
-        (20, "more characters"),
-        (4000, "enough for 92, 4 of them special tokens; lower data.subwords"),
-    ],
-)
-def test_a_size_that_the_text_does_not_give(size, message):
-    with pytest.raises(InputError, match=message):
-        SubWordTokens.train(LINES, size)
+def test_a_size_that_the_text_does_not_give():
+    refuses("data.subwords: expected at least 16 sub-words, found 8", SubWordTokens.train, LINES, 8)
+    refuses("more characters", SubWordTokens.train, LINES, 20)
+    refuses("enough for 92, 4 of them special tokens; lower data.subwords", SubWordTokens.train, LINES, 4000)
 
 
 def test_the_command(tmp_path, capsys):

@@ -8,6 +8,7 @@ import pickle
 import processes
 import pytest
 import torch
+from refusals import refuses
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,7 +16,6 @@ import mnemos
 from mnemos.lab.vision.attention_cache import AttentionCache, TokenCache, cache_attention
 from mnemos.lab.vision.classifiers import PVTConfig, ViTConfig
 from mnemos.memory.gated_cache import accumulate_caches, hold_caches, stored
-from mnemos.types import InputError
 
 CONFIGS = {
     "vit": ViTConfig(image=12, patch=4, dim=12, depth=2, num_heads=3),
@@ -35,25 +35,15 @@ def build(name: str, images: int | None = 1) -> nn.Module:
     return model
 
 
-def images(seed: int = 1, rows: int = 3, side: int = 16) -> Tensor:
-    return torch.randn(rows, 3, side, side, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def batch(name: str, seed: int = 1, rows: int = 3) -> Tensor:
-    return images(seed, rows, CONFIGS[name].image)
+def batch(name: str, seed: int = 1) -> Tensor:
+    size = 3, 3, CONFIGS[name].image, CONFIGS[name].image
+    return torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def softmax_over(queries: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
-    """Eq. 1, a head and a row at a time."""
-    rows = []
-    for q, k, v in zip(queries, keys, values, strict=True):
-        d = q.shape[-1] // heads
-        found = []
-        for h in range(heads):
-            part = slice(h * d, (h + 1) * d)
-            found.append(torch.softmax(q[:, part] @ k[:, part].T / math.sqrt(d), -1) @ v[:, part])
-        rows.append(torch.cat(found, -1))
-    return torch.stack(rows)
+    """Eq. 1 of each head."""
+    q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (queries, keys, values))
+    return (torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1) @ v).transpose(1, 2).flatten(2)
 
 
 def oracle(attention: nn.Module, x: Tensor, kept: Tensor, size: tuple[int, int]) -> Tensor:
@@ -67,10 +57,8 @@ def oracle(attention: nn.Module, x: Tensor, kept: Tensor, size: tuple[int, int])
 
     if hasattr(attention, "qkv"):  # timm's Attention
         (wq, wk, wv), (bq, bk, bv) = attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3)
-        out = softmax_over(
-            F.linear(x, wq, bq), F.linear(seen(x), wk, bk), F.linear(seen(x), wv, bv), attention.num_heads
-        )
-        return attention.proj(out)
+        keys, values = F.linear(seen(x), wk, bk), F.linear(seen(x), wv, bv)
+        return attention.proj(softmax_over(F.linear(x, wq, bq), keys, values, attention.num_heads))
     if hasattr(attention, "kv"):  # timm's PVT v2
         own = x if attention.sr is None else reduced(attention.sr, attention.norm)
         (wk, wv), (bk, bv) = attention.kv.weight.chunk(2), attention.kv.bias.chunk(2)
@@ -170,16 +158,12 @@ def test_what_does_not_fit_is_refused_and_nothing_is_changed():
         (plain.host, torch.zeros(1, 3, 5), "example"),
     ):
         before = list(model.state_dict())
-        with pytest.raises(InputError, match=match):
-            cache_attention(model, AttentionCache(), example)
+        refuses(match, cache_attention, model, AttentionCache(), example)
         assert list(model.state_dict()) == before
     assert not any(m._forward_pre_hooks for m in plain.modules())
-    with pytest.raises(InputError, match=r"\[B, 5, 3\], found"):
-        TokenCache(1, 5, 3)(torch.zeros(2, 4, 3))
-    with pytest.raises(InputError, match=r"images=2.* found 1"):
-        TokenCache(2, 5, 3)(torch.zeros(1, 5, 3))
-    with pytest.raises(InputError, match="images"):
-        AttentionCache(0)
+    refuses(r"\[B, 5, 3\], found", TokenCache(1, 5, 3), torch.zeros(2, 4, 3))
+    refuses(r"images=2.* found 1", TokenCache(2, 5, 3), torch.zeros(1, 5, 3))
+    refuses("images", AttentionCache, 0)
 
 
 # The tokens alone: what is kept, when it is committed.
@@ -189,8 +173,8 @@ def tokens(seed: int = 1, rows: int = 4) -> torch.Tensor:
     return torch.randn(rows, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def cache(images: int = 2) -> TokenCache:
-    return TokenCache(images, 5, 3).double()
+def cache() -> TokenCache:
+    return TokenCache(2, 5, 3).double()
 
 
 def kept(module: TokenCache) -> torch.Tensor:

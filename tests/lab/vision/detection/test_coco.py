@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
+from refusals import refuses
 
 from mnemos.lab.vision.detection.coco import COCOConfig, find_split, read_coco
 from mnemos.lab.vision.detection.scenes import encode, ground_truth, mirror, objects
@@ -109,19 +110,15 @@ def test_a_held_out_split_without_an_object_is_refused(tmp_path):
     settings = COCOConfig(str(tmp_path), "train", "val2017", masks=False)
     assert settings.files() == (train, file)
     _, places = write(tmp_path, [])
-    with pytest.raises(InputError, match=r"valid split: expected an annotated object, .* found none"):
-        settings.build()
+    refuses(r"valid split: expected an annotated object, .* found none", settings.build)
     file, _ = write(tmp_path, [annotation(1, None, crowd=1)])
-    with pytest.raises(InputError, match=r"found groups \(iscrowd 1\) alone"):
-        settings.build()
+    refuses(r"found groups \(iscrowd 1\) alone", settings.build)
     assert "1 object of 1 class, 1 of the objects groups" in read_coco(file, places).describe()
     write(tmp_path, [annotation(1, None)])
     for size in (-1, 1):
-        with pytest.raises(InputError, match=rf"data.valid_size: expected 0 to 0, fewer than the .*, found {size};"):
-            replace(settings, valid_size=size).build()
+        refuses(rf"data.valid_size: expected 0 to 0, .* found {size}", replace(settings, valid_size=size).build)
     train.write_text(json.dumps(json.loads(train.read_text()) | {"annotations": []}))
-    with pytest.raises(InputError, match="train split: expected at least one picture with an object, found none"):
-        settings.build()
+    refuses("train split: expected at least one picture with an object, found none", settings.build)
     train.write_bytes(file.read_bytes())
     named = {metric.name for metric in settings.build().metrics}
     assert "box AP small" in named
@@ -137,7 +134,7 @@ def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_witho
     assert [one["id"] for one in scenes.annotations(0)] == [0]
     assert "objects whose segmentation encloses nothing: 5" in scenes.describe()
     scenes = read_coco(*write(tmp_path, [*found, annotation(8, None)]))
-    with pytest.raises(InputError, match=r"train split: .* found none for annotation 8 of picture 9; add it, or set"):
+    with pytest.raises(InputError, match=r"train split: .* annotation 8 of picture 9"):
         DetectionTask({"train": scenes, "valid": scenes, "test": scenes}, masks=True)
 
 
@@ -168,21 +165,17 @@ def test_an_object_whose_segmentation_encloses_nothing_is_left_out_and_one_witho
     ],
 )
 def test_wrong_annotations_are_refused_by_name(tmp_path, annotations, changes, message):
-    with pytest.raises(InputError, match=message):
-        read_coco(*write(tmp_path, annotations, **changes))
+    refuses(message, read_coco, *write(tmp_path, annotations, **changes))
 
 
 def test_wrong_photos_and_classes_of_other_numbers_are_refused_by_name(tmp_path):
     file, places = write(tmp_path, [annotation(1, None)])
     assert read_coco(file, places, {7: "train", 8: "sky", 90: "brush"}).classes == ("train", "sky", "brush")
-    with pytest.raises(InputError, match="expected category 90 to be 'train', as in the training split, found 'brush'"):
-        read_coco(file, places, {7: "brush", 90: "train"})
+    refuses("expected category 90 .*'train', .* found 'brush'", read_coco, file, places, {7: "brush", 90: "train"})
     file, places = write(tmp_path, [], [IMAGE | {"height": 21}])
-    with pytest.raises(InputError, match="expected 30 x 21 pixels, as its annotations say, found 30 x 20; correct"):
-        read_coco(file, places).picture(0)
+    refuses("expected 30 x 21 pixels, .* found 30 x 20; correct", read_coco(file, places).picture, 0)
     file.write_text("{")
-    with pytest.raises(InputError, match="expected annotations as JSON"):
-        read_coco(file, places)
+    refuses("expected annotations as JSON", read_coco, file, places)
 
 
 def test_photos_are_read_as_detection_reads_them_but_not_turned(tmp_path):
@@ -198,8 +191,7 @@ def test_photos_are_read_as_detection_reads_them_but_not_turned(tmp_path):
     scenes = read_coco(file, places)
     assert (scenes.picture(0) == 100).all()
     assert (scenes.picture(1) == 255).all()
-    with pytest.raises(InputError, match=r"expected 30 x 20 pixels, .* found 20 x 30; turn its pixels as its EXIF"):
-        scenes.picture(2)
+    refuses(r"expected 30 x 20 pixels, .* found 20 x 30; turn its pixels as its EXIF", scenes.picture, 2)
     sizes = [image | {"height": 30, "width": 20} if image["id"] == 3 else image for image in images]
     assert read_coco(*write(tmp_path, [], sizes)).picture(2).shape == (30, 20, 3)
 
@@ -222,8 +214,7 @@ def test_the_export_of_a_tool_that_lists_photos_with_their_folder_and_writes_num
 @pytest.mark.parametrize("layout", ["annotations/train.json", "train/_annotations.coco.json", "train.json"])
 def test_other_layouts_are_found(tmp_path, layout):
     file, (photos, *_) = write(tmp_path / "coco", [annotation(1, None)])
-    with pytest.raises(InputError, match=r"annotations/instances_train2017.json, found none"):
-        find_split(tmp_path / "coco", "", training=True)
+    refuses(r"annotations/instances_train2017.json, found none", find_split, tmp_path / "coco", "", training=True)
     place = tmp_path / "other" / layout
     place.parent.mkdir(parents=True)
     place.write_bytes(file.read_bytes())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refusals import refuses
 
 import mnemos
 from mnemos.config import to_dict
@@ -17,7 +18,6 @@ from mnemos.lab.vision.classifiers import PVTConfig
 from mnemos.lab.vision.detect import DetectionPreprocessing
 from mnemos.lab.vision.detection.scenes import decode
 from mnemos.lab.vision.detectors import DetectorConfig, RegionConfig
-from mnemos.types import InputError
 
 SMALL = {"depths": (1, 1), "dims": (8, 16), "num_heads": (1, 2), "mlp_ratios": (2, 2), "reductions": (2, 1)}
 IDS = (3, 90)
@@ -143,12 +143,10 @@ def test_drawn_photos_and_objects_have_names_and_numbers_of_their_own(model, tmp
     ((answer,), (every,)) = (evaluated.predict(model, [one.file], top=top) for top in (1, None))
     assert (answer.text, every.text) == ("cat 0.75", "cat 0.75  dog 0.50  dog 0.25")
     assert [entry["image_id"] for entry in answer.details["objects"]] == [0]
-    with pytest.raises(InputError, match="--top: expected at least 1, found 0"):
-        evaluated.predict(model, [one.file], top=0)
+    refuses("--top: expected at least 1, found 0", evaluated.predict, model, [one.file], top=0)
     assert [len(mnemos.detect(model, [one.file], score=score)[0].objects) for score in (0, 1)] == [3, 0]
     for score in (-0.01, 1.01):
-        with pytest.raises(InputError, match="score: expected 0 to 1"):
-            mnemos.detect(model, [one.file], score=score)
+        refuses("score: expected 0 to 1", mnemos.detect, model, [one.file], score=score)
 
 
 def test_what_is_refused(model, tmp_path):
@@ -156,17 +154,12 @@ def test_what_is_refused(model, tmp_path):
     photos.mkdir()
     other = tmp_path / "lstm"
     mnemos.save(mnemos.LSTMConfig(vocab_size=4, dim=4, layers=1).build(), other)
-
-    def refuses(words, model, given, **options):
-        with pytest.raises(InputError, match=words):
-            mnemos.detect(model, given, **options)
-
-    refuses("photos: expected at least one file or folder, found none; name some", model, [])
-    refuses(r"photos: expected photos \(.*found none", model, [photos])
+    refuses("photos: expected at least one file or folder, found none; name some", mnemos.detect, model, [])
+    refuses(r"photos: expected photos \(.*found none", mnemos.detect, model, [photos])
     photo(photos / "a.jpg")
-    refuses("expected a folder outside .*photos", model, [photos], out=photos / "drawn")
-    refuses("expected a folder outside .*photos", model, [photos / "a.jpg"], out=photos)
+    refuses("expected a folder outside .*photos", mnemos.detect, model, [photos], out=photos / "drawn")
+    refuses("expected a folder outside .*photos", mnemos.detect, model, [photos / "a.jpg"], out=photos)
     (tmp_path / "text" / "model").mkdir(parents=True)
     (tmp_path / "text" / "preprocessing.json").write_text(json.dumps(to_dict(TextPreprocessing(8))))
-    refuses("text: expected a run whose task is detection, found one of text; use", tmp_path / "text", [photos])
-    refuses("lstm: expected a model that reads files .*detection", other, [photos])
+    refuses("text: .*task is detection, found one of text", mnemos.detect, tmp_path / "text", [photos])
+    refuses("lstm: expected a model that reads files .*detection", mnemos.detect, other, [photos])

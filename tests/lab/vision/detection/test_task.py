@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refusals import refuses
 from torch import nn
 
 import mnemos
@@ -26,7 +27,6 @@ from mnemos.lab.vision.detection.shapes import ShapesConfig
 from mnemos.lab.vision.detection.task import DetectorOutputs
 from mnemos.lab.vision.detectors import DetectorConfig, RegionConfig
 from mnemos.memory.gated_cache import caches
-from mnemos.types import InputError
 
 COCO = Path(__file__).parents[4].parent / "shared" / "data" / "coco-mini"
 SMALL = {"depths": (1, 1), "dims": (8, 16), "num_heads": (1, 2), "mlp_ratios": (2, 2), "reductions": (2, 1)}
@@ -109,7 +109,7 @@ def test_workers_make_the_same_batches_and_name_a_damaged_photo(tmp_path):
         (tmp_path / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
     alone, helped = (COCOConfig(str(tmp_path), workers=workers).build() for workers in (0, 1))
     pickle.loads(pickle.dumps(helped._makers))  # for workers that are not forked
-    for index in (0, 1, 2, 5, 1, 2):
+    for index in (0, 1, 2):
         for a, b in zip(alone.train_batch(index, 2, 7), helped.train_batch(index, 2, 7), strict=True):
             assert torch.equal(a, b)
     helped.close()
@@ -119,8 +119,7 @@ def test_workers_make_the_same_batches_and_name_a_damaged_photo(tmp_path):
         assert a.rows.tolist() == b.rows.tolist() == [10, 11]
     path = tmp_path / "val2017" / "5.png"
     path.write_bytes(path.read_bytes()[:60] + path.read_bytes()[-12:])
-    with pytest.raises(InputError, match=r"5\.png: expected an image"):
-        list(helped.batches("test", 1))
+    refuses(r"5\.png: expected an image", list, helped.batches("test", 1))
 
 
 def test_the_figures_of_perfect_detections_are_100():
@@ -145,15 +144,11 @@ def test_the_figures_of_perfect_detections_are_100():
     assert task.metrics[0].value(none) == 0
 
 
-def cached(kind):
-    model = detector(kind)
-    return recipe(kind, model=replace(model, backbone=replace(model.backbone, cache=mnemos.GRC(length="paper"))))
-
-
 @pytest.mark.slow
 def test_a_cached_detector_trains_and_is_scored(tmp_path):
-    folder, made = tmp_path / "run", cached("mask-rcnn")
-    result = run(replace(made, train=replace(made.train, steps=2, test_rows=3)), folder, quiet=True)
+    folder, made, model = tmp_path / "run", recipe(), detector(cache=mnemos.GRC(length="paper"))
+    data, train = replace(SHAPES, valid=1), replace(made.train, steps=1, test_rows=2)
+    result = run(replace(made, model=model, data=data, train=train), folder, quiet=True)
     assert result["metric"] == "box AP"
     assert {"emptied", "exchanged", "closed"} <= set(result["controls"])
     assert result["update_flops"] > result["flops"] > 0
@@ -206,16 +201,11 @@ def test_a_detector_starts_from_a_run_of_a_classifier_with_the_same_backbone_onl
     assert sorted(start.weights) == sorted(f"host.backbone.backbone.{name}" for name in names)
     start.load(model)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in start.weights.items())
-    theirs = {name.rpartition("encoder.")[2].removeprefix("host."): x for name, x in classifier.state_dict().items()}
-    name = "block.1.0.attention.self.query.weight" if version == 1 else "stages.1.blocks.0.attn.q.weight"
-    part = "encoder." * (version == 1)
-    assert torch.equal(model.state_dict()[f"host.backbone.backbone.{part}{name}"], theirs[name])
     assert all(not cache.cache.any() for cache in caches(model))
     own = model.state_dict()
     assert model.weights_from(own) == (own, "")
     deeper = replace(detector(version=version), classes=4, backbone=replace(backbone, depths=(1, 12))).build()
-    with pytest.raises(InputError, match=r"parameters of host\.backbone\.backbone with their names and shapes"):
-        Start.of(str(tmp_path), deeper)
+    refuses(r"parameters of host\.backbone\.backbone with their names and shapes", Start.of, str(tmp_path), deeper)
 
 
 def test_retinanet_can_begin_with_the_finest_map():
@@ -235,22 +225,18 @@ def test_what_does_not_fit_is_refused(tmp_path):
         ("mask-rcnn", False, "with masks .* found boxes"),
         ("retinanet", True, "found masks to score"),
     ):
-        with pytest.raises(InputError, match=message):
-            run(recipe(kind, data=replace(SHAPES, masks=masks)), tmp_path / "run", quiet=True)
+        refuses(message, run, recipe(kind, data=replace(SHAPES, masks=masks)), tmp_path / "run", quiet=True)
         assert not (tmp_path / "run").exists(), "so that the mended command can name the same folder"
         task = replace(SHAPES, masks=not masks).build()
         task.check_model(replace(detector(kind), classes=4).build().host)
-        with pytest.raises(InputError, match=r"expected 5 classes of .*, found 4; make it with num_classes=5"):
-            task.check_model(replace(detector(kind), classes=3).build().host)
+        refuses("found 4; .*num_classes=5", task.check_model, replace(detector(kind), classes=3).build().host)
     task = SHAPES.build()
     (batch,) = task.batches("test", 5)
     boxes = [{**one, "scores": torch.ones(len(one["labels"]))} for one in batch.targets()]
     for one in boxes:
         del one["masks"]
-    with pytest.raises(InputError, match="expected a mask of every detection, found one without"):
-        task.evaluate("mask", task.collect(None, DetectorOutputs({}, boxes), batch))
-    with pytest.raises(InputError, match="finest: expected 0 to 1"):
-        replace(detector(), classes=1, detector="retinanet", finest=2).build()
+    refuses("found one without", task.evaluate, "mask", task.collect(None, DetectorOutputs({}, boxes), batch))
+    refuses("finest: expected 0 to 1", replace(detector(), classes=1, detector="retinanet", finest=2).build)
 
 
 @pytest.mark.skipif(not COCO.is_dir(), reason="needs the shared data set coco-mini")
@@ -265,9 +251,9 @@ def test_coco_in_its_own_folders(monkeypatch):
     assert ratios.max() / ratios.min() < 1.6  # of similar proportions
     read, picture = [], task.splits["test"].picture
     monkeypatch.setattr(task.splits["test"], "picture", lambda row: read.append(row) or picture(row))
-    rows = [row - 20 for batch in part(task, "test", 8, 10) for row in batch.rows.tolist()]
-    assert len(rows) == 16
-    assert read[8:] == rows, "after the first batch, which shows that no state is carried"
+    rows = [row - 20 for batch in part(task, "test", 4, 5) for row in batch.rows.tolist()]
+    assert len(rows) == 8
+    assert read[4:] == rows, "after the first batch, which shows that no state is carried"
 
 
 def test_groups_are_normalised_after_the_convolutions_of_pyramid_and_heads():
@@ -307,5 +293,4 @@ def test_the_parts_of_a_detector_have_the_configured_sizes():
     least = replace(detector("retinanet"), classes=1, channels=1, longest=1, anchor=1, sides=(1,))
     assert least.build()
     for name, value in (("classes", 0), ("channels", 0), ("longest", 0), ("anchor", 0), ("finest", -1)):
-        with pytest.raises(InputError, match=f"{name}: expected"):
-            replace(least, **{name: value}).build()
+        refuses(f"{name}: expected", replace(least, **{name: value}).build)
