@@ -140,12 +140,6 @@ def test_gates_are_those_of_the_equations():
     torch.testing.assert_close(torch.tensor(found.sources[0].share[:5, 2]), share)
 
 
-def scored(outputs, first, length):
-    """-ln p of the tokens after each of a segment."""
-    targets = TOKENS[0, first + 1 : first + length + 1]
-    return -torch.log_softmax(outputs[0, : len(targets)], -1).gather(1, targets[:, None])[:, 0]
-
-
 def cached(share):
     """A model of ours whose mix gives the cache this share."""
     model = build("cached")
@@ -180,8 +174,9 @@ def test_a_cache_is_credited_with_what_it_alone_changes(make, credited):
         emptied = pytree.tree_map(without, state, is_leaf=lambda node: isinstance(node, CacheState))
         outputs, after = model(x, state)
         for array, y in ((found.surprise, outputs), (found.emptied["caches"], model(x, emptied)[0])):
-            values = torch.tensor(array[first + 1 : first + length + 1]).float()
-            torch.testing.assert_close(values, scored(y, first, length)[: len(values)], rtol=1e-4, atol=1e-4)
+            values, targets = (x[first + 1 : first + length + 1] for x in (torch.tensor(array).float(), TOKENS[0]))
+            wanted = -torch.log_softmax(y[0], -1).gather(1, targets[:, None])[:, 0]
+            torch.testing.assert_close(values, wanted, rtol=1e-4, atol=1e-4)
         state = after
     changed = (found.emptied["caches"] - found.surprise)[1:]
     assert (np.abs(changed).max() > 1e-3) == credited
@@ -354,10 +349,8 @@ def test_a_row_of_one_segment_is_chosen_without_a_state():
     task = ToldConfig(distances=(8, 16), words=20, rows=4).build()
     batch = next(iter(task.batches("test", 4)))
     far = int(task.distances(batch.inputs).argmax())
-    assert choose_row(task, [(build("window"), 99)], batch) == (
-        far,
-        "the first of those told 16 tokens before the question",
-    )
+    why = "the first of those told 16 tokens before the question"
+    assert choose_row(task, [(build("window"), 99)], batch) == (far, why)
 
 
 class Answers(torch.nn.Module):
@@ -448,16 +441,12 @@ class Forgets(torch.nn.Module):
         return self.head(self.layer(self.embedding(x))[0]), torch.zeros(len(x), 1)
 
 
-def unwritten_rmt():
-    return mnemos.RMT(**SIZES, layers=1, segment=5, memory=mnemos.TokensConfig(tokens=3, write=False))
-
-
 @pytest.mark.parametrize(
     ("make", "length", "emptied"),
     [
         (lambda: Forgets(mnemos.SoftmaxConfig()), 5, set()),
         (lambda: Forgets(mnemos.LinearConfig()), 5, set()),
-        (unwritten_rmt, 5, set()),
+        (lambda: mnemos.RMT(**SIZES, layers=1, segment=5, memory=mnemos.TokensConfig(3, write=False)), 5, set()),
         (lambda: transformer(mnemos.LinearConfig()), 5, {"sums"}),
     ],
 )
