@@ -39,7 +39,7 @@ def same(found: Stream, rows: list[torch.Tensor]) -> None:
         alone = Stream(found.model).prefill(row[None])
         one = found.select(torch.tensor([i]))
         torch.testing.assert_close(one.predict(), alone.predict(), rtol=1e-10, atol=1e-10)
-        assert torch.equal(one.generate(5, temperature=0)[0], alone.generate(5, temperature=0)[0])
+        assert torch.equal(one.generate(3, temperature=0)[0], alone.generate(3, temperature=0)[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
