@@ -62,9 +62,11 @@ def test_is_the_equations_between_projections(settings, causal):
 
 @pytest.mark.each_value
 @pytest.mark.parametrize(
-    "settings", [{"memory": 7}, {"memory": 40}, {"memory": 3}, {"memory": 0}, {"clamp": 4}], ids=str
+    "settings",
+    [{"memory": 7}, {"memory": 40}, {"memory": 3}, {"memory": 0}, {"clamp": 4}, {"memory": 2, "same_length": True}],
+    ids=str,
 )
-@pytest.mark.parametrize("sizes", [[4, 4, 4], [1, 6, 2], [9, 1, 1, 1]], ids=str)
+@pytest.mark.parametrize("sizes", [[4, 4, 4], [1, 6, 2], [9, 6, 1, 2]], ids=str)
 def test_segments_and_a_memory_longer_or_shorter_than_them(settings, sizes):
     """The memory as a plain list of the inputs so far, with gradient where the layer is told to keep it."""
     module, x = layer(detached=False, **settings), tokens(sum(sizes)).requires_grad_()
@@ -87,10 +89,11 @@ def test_segments_and_a_memory_longer_or_shorter_than_them(settings, sizes):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("settings", [{"memory": 30}, {"memory": 20, "same_length": True}], ids=str)
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("t", [1, 2, 4])
-def test_few_queries_read_the_memory_itself_and_find_the_same(t, dropout):
-    module = layer(dropout=dropout, memory=30, detached=False).train()
+def test_few_queries_read_the_memory_itself_and_find_the_same(t, dropout, settings):
+    module = layer(dropout=dropout, detached=False, **settings).train()
     context, x = tokens(30 + t).requires_grad_(), tokens(30 + t)[:, -t:].clone().requires_grad_()
     mask = torch.rand(2, 30 + t, generator=torch.Generator().manual_seed(3)) > 0.3
     context.data.masked_fill_(~mask[..., None], 0)  # as the layer has them

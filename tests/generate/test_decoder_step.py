@@ -1,16 +1,18 @@
-"""The step of a search, and packed matrices, against the model's own forward."""
+"""Steps without our kernels against the model's own forward: that of a search, packed matrices, the model itself."""
 
 import copy
 
 import pytest
 import torch
-from fused_cases import ids, translator
+from fused_cases import ids, make, stream, translator
+from refusals import refuses
 from torch import nn
 
 import mnemos
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
 from mnemos.generate import beam as steps
+from mnemos.generate import fused as decoding
 from mnemos.generate.beam import DecoderStep
 from mnemos.types import leaves
 
@@ -125,3 +127,21 @@ def test_a_model_trains_after_a_search_and_on_what_it_found():
         model.head.weight.mul_(2)
         state = model.eval().encode(tokens(2, 5))
         torch.testing.assert_close(steps.pack(model)(tokens(2, 1), state)[0], model(tokens(2, 1), state)[0])
+
+
+def test_without_a_compiler_the_model_steps(monkeypatch):
+    monkeypatch.setattr(decoding, "library", lambda: None)
+    monkeypatch.setattr(decoding, "why_not", lambda: "the native kernels were not built: install a C++ compiler")
+    model = make()
+    step = mnemos.fused_step(model)
+    assert not step.fused
+    assert step.why == "the native kernels were not built: install a C++ compiler"
+    assert torch.equal(stream(step, ids(2))[0], stream(model, ids(2))[0])
+
+
+def test_a_state_of_another_model_is_refused():
+    model = make()
+    _, state = make(layers=4)(ids(2, 1))
+    for wrong in (state, "hello"):
+        for run in (model, mnemos.fused_step(model)):
+            refuses("3 layers.* found", run, ids(2, 1), wrong)

@@ -26,6 +26,7 @@ from mnemos.native import library
 from mnemos.ops.positions import Rotary
 from mnemos.types import map_state, reset, select
 
+pytestmark = needs_kernels
 MODELS = {
     "pre": {},
     "post": {"norm": "post"},
@@ -60,7 +61,6 @@ MODELS = {
 
 
 @pytest.mark.each_value
-@needs_kernels
 @pytest.mark.parametrize("rows", [1, 2, 3, 16, 17])
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_the_model(name, rows, variant, poisoned, monkeypatch):
@@ -81,7 +81,6 @@ DELTA = {"num_heads": 4, "attention": GatedDeltaConfig(key_heads=2), "position":
 SOFTMAX = {"position": "rotary", "attention": SoftmaxConfig()}
 
 
-@needs_kernels
 @pytest.mark.each_value
 @pytest.mark.parametrize("count", [2, 3, 7])
 @pytest.mark.parametrize("fields", [{"dim": 64, "num_heads": 4, "mlp": 100}, DELTA, SOFTMAX], ids=str)
@@ -100,7 +99,6 @@ def test_any_number_of_threads_and_of_rows_makes_the_same_numbers(fields, count,
         assert equal(state, select(end, rows))
 
 
-@needs_kernels
 @pytest.mark.parametrize("fields", [{}, {"norm": "post"}, {"position": "learned"}, SOFTMAX], ids=str)
 def test_a_stream_may_change_between_the_two_at_any_token(fields):
     model = make(**fields)
@@ -118,7 +116,6 @@ def test_a_stream_may_change_between_the_two_at_any_token(fields):
     close([y], [wanted[:, 6:]])
 
 
-@needs_kernels
 @pytest.mark.parametrize("fields", [{}, DELTA, SOFTMAX], ids=str)
 def test_rows_are_selected_and_reset(fields):
     model = make(**fields)
@@ -135,7 +132,6 @@ def test_rows_are_selected_and_reset(fields):
     close([y[~fresh]], [stream(step, x, state)[0][~fresh]])
 
 
-@needs_kernels
 def test_rows_of_retention_count_their_own_tokens():
     """And where the layers have counted others than the model, the model answers."""
     model = make(attention=RetentionConfig(), position="none")
@@ -148,7 +144,6 @@ def test_rows_of_retention_count_their_own_tokens():
     assert equal(step(x[:, :1], late), model(x[:, :1], late))
 
 
-@needs_kernels
 def test_weights_may_change_in_place_and_move():
     model = make()
     step = mnemos.fused_step(model)
@@ -176,7 +171,6 @@ def test_weights_may_change_in_place_and_move():
     assert step.why == "a bias was added or removed"
 
 
-@needs_kernels
 def test_any_position_is_exact(variant):
     """The state of a stream a million tokens old: positions, and sums that have become large."""
     model = make()
@@ -189,7 +183,6 @@ def test_any_position_is_exact(variant):
     close([stream(mnemos.fused_step(model), x, state)[0]], [stream(exactly(model), x, wide)[0]])
 
 
-@needs_kernels
 def test_two_thousand_steps_equal_the_parallel_pass():
     model = make(max_length=2000)
     x = ids(2, 2000)
@@ -199,7 +192,6 @@ def test_two_thousand_steps_equal_the_parallel_pass():
     close((y[:, :, 0], state), (wanted, end), 2e-5)
 
 
-@needs_kernels
 def test_what_the_kernel_does_not_take_the_model_answers():
     model = make()
     step = mnemos.fused_step(model)
@@ -270,7 +262,6 @@ REASONS = {
 }
 
 
-@needs_kernels
 @pytest.mark.parametrize("name", REASONS)
 def test_where_no_kernel_serves_it_says_why_and_steps_all_the_same(name, capsys):
     build, reason = REASONS[name]
@@ -286,23 +277,11 @@ def test_where_no_kernel_serves_it_says_why_and_steps_all_the_same(name, capsys)
     assert equal(state, end)
 
 
-@needs_kernels
 def test_a_model_of_vectors_has_no_kernel_and_weights_have_a_known_type():
     assert mnemos.fused_step(make(features=3)).why == "it reads vectors, and the kernel reads tokens"
     refuses("weights of float32, bfloat16, int8, found 'int4'", mnemos.fused_step, make(), "int4")
 
 
-def test_without_a_compiler_the_model_steps(monkeypatch):
-    monkeypatch.setattr(decoding, "library", lambda: None)
-    monkeypatch.setattr(decoding, "why_not", lambda: "the native kernels were not built: install a C++ compiler")
-    model = make()
-    step = mnemos.fused_step(model)
-    assert not step.fused
-    assert step.why == "the native kernels were not built: install a C++ compiler"
-    assert torch.equal(stream(step, ids(2))[0], stream(model, ids(2))[0])
-
-
-@needs_kernels
 def test_gelu_over_its_whole_range(variant):
     """To a few units in the last place, also where it is all but 0 and 1 + erf would cancel.
 
@@ -320,12 +299,3 @@ def test_gelu_over_its_whole_range(variant):
     y = x.clone()
     library().mnemos_activate(variant, 0, y.data_ptr(), y.numel())
     assert torch.equal(y, x.relu())
-
-
-def test_a_state_of_another_model_is_refused():
-    model, deeper = make().eval(), make(layers=4).eval()
-    _, state = deeper(ids(2, 1))
-    for wrong in (state, "hello"):
-        for run in (model, mnemos.fused_step(model)):
-            with pytest.raises(mnemos.InputError, match=r"3 layers.* found"):
-                run(ids(2, 1), wrong)

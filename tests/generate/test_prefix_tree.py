@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from refusals import refuses
 
 import mnemos
-from mnemos import GRC, InputError, PrefixTree, Stream, Transformer
+from mnemos import GRC, PrefixTree, Stream, Transformer
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.softmax import SoftmaxConfig
 
@@ -38,7 +39,7 @@ def same(found: Stream, rows: list[torch.Tensor]) -> None:
         alone = Stream(found.model).prefill(row[None])
         one = found.select(torch.tensor([i]))
         torch.testing.assert_close(one.predict(), alone.predict(), rtol=1e-10, atol=1e-10)
-        assert torch.equal(one.generate(5, temperature=0)[0], alone.generate(5, temperature=0)[0])
+        assert torch.equal(one.generate(3, temperature=0)[0], alone.generate(3, temperature=0)[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,11 +102,8 @@ def test_wrong_input_of_a_tree_is_one_line():
         ("0 and 5", lambda: PrefixTree(model, 0, 5)),
         ("same_length", lambda: PrefixTree(Transformer(**SIZES, attention=mnemos.RelativeConfig(), position="none"))),
     ):
-        with pytest.raises(InputError, match=words) as found:
-            call()
-        assert "\n" not in str(found.value)
+        refuses(words, call)
     tree.prefill([ids(3, 1)])
     with torch.no_grad():
         model.head.weight[0, 0] += 1
-    with pytest.raises(InputError, match="the weights with which the tree was made, found others; make a new tree"):
-        tree.prefill([ids(3, 1)])
+    refuses("the weights with which the tree was made, found others; make a new tree", tree.prefill, [ids(3, 1)])

@@ -40,33 +40,19 @@ class _Row:
         x = [*x, *(self.w["encoder.cls"] if self.c.cls else [])]
         for layer in range(self.c.encoder_layers):
             name = f"encoder.blocks.{layer}"
-            normed = [self.norm(f"{name}.attention_norm", y) for y in x]
-            new = []
-            for i in range(len(x)):
-                bias = [self.bias("encoder.bias.bias", j - i, both=True) for j in range(len(x))]
-                new.append(x[i] + self.self_attention(name, normed[i], normed, bias))
-            x = new
+            x = self.self_attention(name, x, "encoder.bias.bias", both=True)
             if slots is not None:
-                x = [y + self.read(f"{name}.reads.0", self.norm(f"{name}.read_norms.0", y), slots, None) for y in x]
+                x = self.read(name, 0, x, slots)
             x = [y + self.mlp(f"{name}.mlp", self.norm(f"{name}.mlp_norm", y)) for y in x]
         return [self.norm("encoder.norm", y) for y in x]
 
     def decode(self, x: list[Tensor], before: dict[int, Tensor], slots: list[Tensor] | None) -> list[Tensor]:
-        places, encoded = list(before), list(before.values())
         for layer in range(self.c.decoder_layers):
             name = f"decoder.blocks.{layer}"
-            normed = [self.norm(f"{name}.attention_norm", y) for y in x]
-            new = []
-            for i in range(len(x)):
-                bias = [self.bias("decoder.own_bias.bias", j - i, both=False) for j in range(i + 1)]
-                new.append(x[i] + self.self_attention(name, normed[i], normed[: i + 1], bias))
-            x, new = new, []
-            for i, y in enumerate(x):
-                bias = [self.bias("decoder.read_bias.bias", place - i, both=False) for place in places]
-                new.append(y + self.read(f"{name}.reads.0", self.norm(f"{name}.read_norms.0", y), encoded, bias))
-            x = new
+            x = self.self_attention(name, x, "decoder.own_bias.bias", both=False)
+            x = self.read(name, 0, x, list(before.values()), list(before))
             if self.c.decoder_reads:
-                x = [y + self.read(f"{name}.reads.1", self.norm(f"{name}.read_norms.1", y), slots, None) for y in x]
+                x = self.read(name, 1, x, slots)
             x = [y + self.mlp(f"{name}.mlp", self.norm(f"{name}.mlp_norm", y)) for y in x]
         head = self.w["embedding.weight"] if self.c.tied else self.w["head.weight"]
         shift = 0 if self.c.tied else self.w["head.bias"]
@@ -95,19 +81,29 @@ class _Row:
             new.append(self.radius * moved / moved.norm())
         return new
 
-    def self_attention(self, name: str, x: Tensor, seen: list[Tensor], bias: list[Tensor]) -> Tensor:
-        w, b = self.w[f"{name}.attention.qkv.weight"], self.w[f"{name}.attention.qkv.bias"]
-        d = self.c.dim
-        query = (w @ x + b)[:d]
-        keys, values = ([(w @ y + b)[at : at + d] for y in seen] for at in (d, 2 * d))
-        return self.attend(f"{name}.attention.output", query, keys, values, bias)
+    def self_attention(self, name: str, x: list[Tensor], bias: str, both: bool) -> list[Tensor]:
+        """Each token with what it takes from all, or from those up to itself."""
+        d, new = self.c.dim, []
+        parts = [self.affine(f"{name}.attention.qkv", self.norm(f"{name}.attention_norm", y)) for y in x]
+        for i, y in enumerate(x):
+            seen = parts if both else parts[: i + 1]
+            keys, values = [part[d : 2 * d] for part in seen], [part[2 * d :] for part in seen]
+            biases = [self.bias(bias, j - i, both) for j in range(len(seen))]
+            new.append(y + self.attend(f"{name}.attention.output", parts[i][:d], keys, values, biases))
+        return new
 
-    def read(self, name: str, x: Tensor, source: list[Tensor], bias: list[Tensor] | None) -> Tensor:
-        """Eq. 1–3."""
-        query = self.w[f"{name}.query.weight"] @ x + self.w[f"{name}.query.bias"]
-        both = [self.w[f"{name}.key_value.weight"] @ y + self.w[f"{name}.key_value.bias"] for y in source]
-        d = self.c.dim
-        return self.attend(f"{name}.output", query, [y[:d] for y in both], [y[d:] for y in both], bias)
+    def read(
+        self, name: str, number: int, x: list[Tensor], source: list[Tensor], places: list[int] | None = None
+    ) -> list[Tensor]:
+        """Eq. 1–3: each token with what it takes from the source, whose places, if it has any, have biases."""
+        read, d, new = f"{name}.reads.{number}", self.c.dim, []
+        parts = [self.affine(f"{read}.key_value", y) for y in source]
+        keys, values = [part[:d] for part in parts], [part[d:] for part in parts]
+        for i, y in enumerate(x):
+            query = self.affine(f"{read}.query", self.norm(f"{name}.read_norms.{number}", y))
+            bias = places and [self.bias("decoder.read_bias.bias", place - i, both=False) for place in places]
+            new.append(y + self.attend(f"{read}.output", query, keys, values, bias))
+        return new
 
     def attend(
         self, name: str, query: Tensor, keys: list[Tensor], values: list[Tensor], bias: list[Tensor] | None
@@ -119,7 +115,7 @@ class _Row:
             if bias is not None:
                 score = score + torch.stack([b[h] for b in bias])
             parts.append(sum(a * v[cut] for a, v in zip(torch.softmax(score, 0), values, strict=True)))
-        return self.w[f"{name}.weight"] @ torch.cat(parts) + self.w[f"{name}.bias"]
+        return self.affine(name, torch.cat(parts))
 
     def bias(self, name: str, distance: int, both: bool) -> Tensor:
         """T5's buckets for key − query: exact when near, then logarithmic; behind the query in the second half."""
@@ -136,9 +132,11 @@ class _Row:
         return self.w[name][offset + min(n - 1, n // 2 + int(far * (n - n // 2)))]
 
     def mlp(self, name: str, x: Tensor) -> Tensor:
-        hidden = self.w[f"{name}.expand.weight"] @ x + self.w[f"{name}.expand.bias"]
-        hidden = 0.5 * hidden * (1 + torch.erf(hidden / math.sqrt(2)))
-        return self.w[f"{name}.contract.weight"] @ hidden + self.w[f"{name}.contract.bias"]
+        hidden = self.affine(f"{name}.expand", x)
+        return self.affine(f"{name}.contract", 0.5 * hidden * (1 + torch.erf(hidden / math.sqrt(2))))
+
+    def affine(self, name: str, x: Tensor) -> Tensor:
+        return self.w[f"{name}.weight"] @ x + self.w[f"{name}.bias"]
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         centred = x - x.mean()

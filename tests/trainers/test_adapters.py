@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from refusals import refuses
 
 import mnemos
 from mnemos.hugging_face import MnemosForCausalLM
 from mnemos.libraries import cache_name, transformers
-from mnemos.types import InputError
 
 pytest.importorskip("accelerate")
 peft = pytest.importorskip("peft")
@@ -104,8 +104,7 @@ def test_a_wrapped_state_is_seen_and_merged_before_it_is_changed(tmp_path):
         (lambda: mnemos.hosts.merge_updates(adapted), "merge_and_unload"),
         (lambda: mnemos.unlinearise(adapted), "merge_and_unload"),
     ]:
-        with pytest.raises(InputError, match=message):
-            call()
+        refuses(message, call)
         assert torch.equal(logits(adapted), expected)
     merged = mnemos.hosts.merge_updates(adapted.merge_and_unload())
     torch.testing.assert_close(logits(merged), expected, rtol=1e-4, atol=1e-4)
@@ -116,5 +115,4 @@ def test_an_adapter_on_weights_that_are_read_directly_is_refused():
         vocab_size=30, dim=16, layers=1, num_heads=2, mlp=8, cache=mnemos.GRC(length=4, block=3, scope="stream")
     )
     adapted = peft.get_peft_model(MnemosForCausalLM.of(model), peft.LoraConfig(target_modules=["query", "update_gate"]))
-    with pytest.raises(InputError, match="adapter"):
-        adapted(IDS)
+    refuses("adapter", adapted, IDS)

@@ -140,22 +140,20 @@ def test_a_loss_of_ones_own(tmp_path):
 
 
 @pytest.mark.slow
-def test_several_optimisers_are_refused(tmp_path):
+def test_several_optimisers_and_other_loaders_are_refused(tmp_path):
     class Two(Language):
         def configure_optimizers(self):
             return [torch.optim.SGD(self.parameters(), 0.1) for _ in range(2)]
 
-    refuses("expected one optimiser, found 2", trainer(tmp_path, max_steps=1).fit, Two(), batches())
-
-
-@pytest.mark.slow
-def test_other_loaders_are_refused(tmp_path):
     other = torch.utils.data.DataLoader([1, 2])
-    sets = RolloutBatches(documents(), 2, SEGMENT, 3, sets=2)
-    refuses("to train on, found DataLoader", trainer(tmp_path, max_steps=1).fit, Language(), other)
-    refuses("one set of rows, found 2; use sets=1", trainer(tmp_path, max_steps=1).fit, Language(), sets)
-    for given, found in ((batches(), "one with a seed"), (other, "DataLoader")):
-        refuses(f"to validate on, found {found}", trainer(tmp_path, max_steps=1).fit, Language(), batches(), given)
+    for said, module, *loaders in (
+        ("expected one optimiser, found 2", Two(), batches()),
+        ("to train on, found DataLoader", Language(), other),
+        ("one set of rows, found 2; use sets=1", Language(), RolloutBatches(documents(), 2, SEGMENT, 3, sets=2)),
+        ("to validate on, found one with a seed", Language(), batches(), batches()),
+        ("to validate on, found DataLoader", Language(), batches(), other),
+    ):
+        refuses(said, trainer(tmp_path, max_steps=1).fit, module, *loaders)
 
 
 def test_a_module_that_lacks_a_part_is_refused():

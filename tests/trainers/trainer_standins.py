@@ -146,28 +146,28 @@ class _Kill(transformers().TrainerCallback):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         if state.global_step == self.step:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def accumulated(folder: Any) -> Any:
     """A trainer with two sets of rows and dropout, whose epochs are of three updates."""
-    options = {"max_steps": 7, "save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2}
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "gradient_accumulation_steps": 2}
     return trainer_of(made("linear"), folder, **options)
 
 
 def killed(folder: Any) -> None:
-    """Train until the process is killed, between two checkpoints."""
+    """Train until the process is killed, with gradients that no checkpoint has seen."""
     trainer = accumulated(folder)
-    trainer.add_callback(_Kill(5))
+    trainer.add_callback(_Kill(2))
     trainer.train()
 
 
 def of_two_rows(folder: Any, rows: int, sets: int) -> Any:
-    """Four updates of two rows in double precision, as one batch, as two sets of rows or of one in each process."""
+    """Two updates of two rows in double precision, as one batch, as two sets of rows or of one in each process."""
     options = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": sets, "weight_decay": 0.01}
-    options |= {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    options |= {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     return trainer_of(made("cached").double(), folder, **options)
 
 
@@ -184,12 +184,12 @@ def distributed(folder: Any) -> None:
     trainer.train()
     torch.distributed.all_reduce = plain
     parameters = sum(p.numel() for p in trainer.model.parameters()) + len(list(trainer.model.parameters()))
-    assert [n for n in reduced if n >= parameters] == [parameters] * 4, reduced
+    assert [n for n in reduced if n >= parameters] == [parameters] * 2, reduced
     resumed = of_two_rows(folder, 1, 1)
     if os.environ["RANK"] == "1":  # as if it had been killed before it wrote its part of the newest checkpoint
-        (folder / "checkpoint-4" / "rows-1.safetensors").unlink()
+        (folder / "checkpoint-2" / "rows-1.safetensors").unlink()
     resumed.train(resume_from_checkpoint=True)
-    assert str(resumed._resumed) == str(folder / "checkpoint-2")
+    assert str(resumed._resumed) == str(folder / "checkpoint-1")
     assert all(map(torch.equal, resumed.model.parameters(), trainer.model.parameters()))
     if os.environ["RANK"] == "0":
         torch.save([p.detach() for p in trainer.model.parameters()], folder / "weights.pt")

@@ -1,6 +1,7 @@
 from dataclasses import dataclass, field, replace
 
 import pytest
+from refusals import refuses
 from torch import nn
 
 from mnemos import registry
@@ -16,7 +17,6 @@ from mnemos.lab.compare.compare import compare
 from mnemos.lab.papers.baselines.bigbird import DENSE
 from mnemos.memory.gated_cache import GRC
 from mnemos.models.transformer import TransformerConfig
-from mnemos.types import InputError
 
 SIZES = {
     "short-listops-cached": {"vocab_size": 16, "max_length": 25},
@@ -55,8 +55,7 @@ def test_baselines_follow_each_recipe_with_a_cache():
     ends = [recipe.about.endswith("with it; also the baseline of longer") for recipe in made]
     assert ends == [recipe.name == "short-listops-cached-wider" for recipe in made]
     assert with_baselines([named, cached])[0] == named, "the user's own recipe keeps its description"
-    with pytest.raises(InputError, match="--baselines: expected a recipe with a cache or slots"):
-        with_baselines([demo])
+    refuses("--baselines: expected a recipe with a cache or slots", with_baselines, [demo])
 
 
 def test_whose_baseline_a_recipe_is_follows_from_its_settings():
@@ -141,17 +140,14 @@ class NoMLP(ModelConfig):
 
 def test_a_model_without_mlps_is_refused_and_one_without_a_cache_has_no_baseline():
     recipe = load("short-listops-cached")
-    with pytest.raises(InputError, match=r"a model with an MLP in one of the fields mlp, .*found no-mlp"):
-        equal_parameters(replace(recipe, model=NoMLP()))
+    refuses("one of the fields mlp, .*found no-mlp", equal_parameters, replace(recipe, model=NoMLP()))
     assert equal_parameters(replace(recipe, model=NoMLP(None))) is None
     narrow = TransformerConfig(vocab_size=16, max_length=9, dim=8, mlp=1, layers=1, cache=GRC(length=3, ratio=1.0))
     made = equal_parameters(replace(recipe, model=narrow))
     assert parameters(made.model) == pytest.approx(parameters(narrow), rel=0.02)
-    with pytest.raises(InputError, match="found mlp 0"):
-        equal_parameters(replace(recipe, model=replace(narrow, mlp=0)))
+    refuses("found mlp 0", equal_parameters, replace(recipe, model=replace(narrow, mlp=0)))
 
 
 def test_recipes_with_other_data_are_refused_before_their_baselines_are_made(tmp_path):
     recipes = [load(name) for name in ("short-listops-cached", "digits-vit-cached")]
-    with pytest.raises(InputError, match="equal data settings"):
-        compare(recipes, tmp_path / "run", baselines=True)
+    refuses("equal data settings", compare, recipes, tmp_path / "run", baselines=True)

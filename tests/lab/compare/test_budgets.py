@@ -103,8 +103,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_trained(text, tmp
     sizes = [{"wide": {"dim": 64 + i}, "small": {"mlp": 326}}.get(name, {}) for i, name in enumerate(named)]
     one = rmt(text)
     made = [replace(one, name=n, model=replace(one.model, **size)) for n, size in zip(named, sizes, strict=True)]
-    with pytest.raises(InputError, match=words):
-        compare.compare(made, tmp_path / "c", **options)
+    refuses(words, compare.compare, made, tmp_path / "c", **options)
     assert not (tmp_path / "c").exists()
 
 
@@ -225,13 +224,9 @@ def test_a_budget_of_something_else_is_refused(text, tmp_path, measured):
     Budget("time", 0.1).apply(recipes, tmp_path)
     refuses(r"expected the budget .* found one of --equal time --minutes 0.1", Budget("time").apply, recipes, tmp_path)
     wider = replace(recipes[1], model=replace(recipes[1].model, dim=16))
-    with pytest.raises(
-        InputError, match=r"measured, found that rmt differs in model.dim \(8, not 16\); name another folder"
-    ):
-        Budget("time", 0.1).apply([recipes[0], wider], tmp_path)
+    refuses(r"rmt differs in model.dim \(8, not 16\); name", Budget("time", 0.1).apply, [recipes[0], wider], tmp_path)
     measured |= {"lstm": 0.5, "rmt": 2.0}
-    with pytest.raises(InputError, match=r"a budget of at least one update, found 0.006 and an update of lstm"):
-        Budget("time", 0.0001).apply(recipes, tmp_path / "other")
+    refuses("least one update, found 0.006 and .* lstm", Budget("time", 0.0001).apply, recipes, tmp_path / "other")
     refuses("expected lstm as the first, found rmt; name", Budget("time", 0.1).apply, recipes[::-1], tmp_path)
     two = replace(recipes[1], train=replace(recipes[1].train, devices=2))
     refuses("in one process, found 2 of rmt; use --train.dev", Budget("flops").apply, [recipes[0], two], tmp_path)
@@ -254,8 +249,7 @@ def test_what_belongs_to_the_cost_may_differ_with_a_budget_only(text):
 
 def test_recipes_are_scored_on_the_same_rows(text):
     check_scored([plain(text), rmt(text)])
-    with pytest.raises(InputError, match="found a part of the splits in the different batches of lstm and rmt"):
-        check_scored([plain(text, test_rows=2), rmt(text, test_rows=2)])
+    refuses("different batches of lstm and rmt", check_scored, [plain(text, test_rows=2), rmt(text, test_rows=2)])
 
 
 def test_parameters_are_made_equal_by_the_width_of_mlps(text):
@@ -328,9 +322,8 @@ def test_updates_are_measured_in_processes_of_their_own(text, monkeypatch, forke
     assert 0 < 2 * found[0].median < found[1].median
     short = plain(text, steps=1)  # more updates are measured than it has
     short = replace(short, optim=OptimConfig(schedule=ScheduleConfig("cosine", warmup=1)))
-    assert budgets.update_flops([short]) == budgets.update_flops([plain(text)])
-    with pytest.raises(InputError, match=r"lstm: its update could not be measured: train\.batch_size: expected"):
-        budgets.update_flops([plain(text, batch_size=0)])
+    assert len({*budgets.update_flops([short, plain(text)])}) == 1
+    refuses(r"lstm: .* not be measured: train\.batch_size", budgets.update_flops, [plain(text, batch_size=0)])
 
 
 def test_seconds_are_those_of_all_updates_of_a_round(text, monkeypatch):
@@ -408,5 +401,4 @@ def test_a_budget_that_threads_do_not_change_is_read_with_other_threads(text, tm
     assert Budget("flops").apply([plain(text)], tmp_path / "flops")[1] == first[1]
     measured["lstm"] = 0.5
     Budget("time").apply([plain(text, threads=0)], tmp_path / "time")
-    with pytest.raises(InputError, match=r"train.threads \(0, not 1\); use the --jobs of before, or name another"):
-        Budget("time").apply([plain(text)], tmp_path / "time")
+    refuses(r"train.threads \(0, not 1\); use the --jobs", Budget("time").apply, [plain(text)], tmp_path / "time")

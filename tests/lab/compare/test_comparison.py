@@ -1,13 +1,14 @@
 """The rows of a comparison from the results of its runs, and the file that has them."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 from refusals import refuses
 
 from mnemos.lab.compare.baselines import Role
-from mnemos.lab.compare.comparison import Comparison, Row, ScoreAt, controls_of, read_comparison, rows_of
+from mnemos.lab.compare.comparison import Comparison, MetricByX, Row, ScoreAt, controls_of, read_comparison, rows_of
 from mnemos.lab.run.files import Result
 
 COSTS = {"seconds": 1.0, "peak_bytes": 10, "steps": 4, "tokens": 7, "update_flops": 3.0}
@@ -26,7 +27,9 @@ def test_a_row_has_the_means_of_its_runs():
     assert (a.seconds, a.peak_bytes, a.steps, a.tokens, a.train_flops) == (2, 15, 6, 8, 14)
     assert (a.parameters, a.flops, a.state_bytes, a.memory, a.baseline_of) == (9, 5, 6, "cache", ("b",))
     assert (a.runs, a.against, a.along.metric, a.along.x) == (({"seed": 0},), None, "accuracy", "bytes")
-    assert [replace(one, std=0) for one in a.along.values] == [ScoreAt(2, 1.0, 0, 1), ScoreAt(8, 0.25, 0, 2)]
+    one_seed, two_seeds = a.along.values
+    assert (one_seed.x, one_seed.mean, repr(one_seed.std), one_seed.seeds) == (2, 1.0, "nan", 1)
+    assert two_seeds == ScoreAt(8, 0.25, pytest.approx(0.125**0.5), 2)
     assert repr((b.seconds, b.steps, b.train_flops, b.parameters)) == "(nan, 6.0, nan, nan)", "not of some of the runs"
     assert (b.against.difference, b.against.interval, b.along, b.memory) == (0, (-0.7, 0.7), None, None)
     assert (none.seeds, none.against, repr(none.steps), none.interval) == (0, None, "nan", None)
@@ -35,8 +38,10 @@ def test_a_row_has_the_means_of_its_runs():
 
 
 def test_what_is_written_is_read(tmp_path):
-    rows = [Row("a", 0.5, 0.1, 2, 9), *(Row("b", 0, 0, 2, 9, baseline_of=names) for names in (("a",), ("a", "c")))]
-    made = Comparison("accuracy", True, tuple(rows), bounds=(0.0, float("inf")), against="a")
+    along = MetricByX("accuracy", "words", (ScoreAt(4, 0.75, 0.25, 2), ScoreAt(8, 0.5, math.nan, 1)))
+    others = (Row("b", 0, 0, 2, 9, baseline_of=names) for names in (("a",), ("a", "c")))
+    rows = Row("a", 0.5, 0.1, 2, 9, along=along), *others
+    made = Comparison("accuracy", True, rows, bounds=(0.0, float("inf")), against="a")
     made.write(tmp_path)
     written = json.loads((tmp_path / "comparison.json").read_text())
     assert [row["baseline_of"] for row in written["rows"]] == [None, "a", ["a", "c"]]

@@ -46,8 +46,7 @@ def test_the_best_rate(scores, higher, best):
 
 @pytest.mark.parametrize("rates", [(), (0.0,), (math.inf,), (1e-3, 1.01e-3)])
 def test_rates_that_cannot_be_swept(rates):
-    with pytest.raises(InputError, match="--rates: expected"):
-        check_rates(rates)
+    refuses("--rates: expected", check_rates, rates)
 
 
 def test_too_many_recipes_are_refused(monkeypatch):
@@ -150,8 +149,8 @@ def test_a_run_keeps_its_threads_when_it_is_continued(text, tmp_path):
     write_result(tmp_path / "text", 1.0)
     write_json(tmp_path / "text" / "recipe.json", to_dict(text))
     train_several([(replace(text, train=replace(text.train, threads=text.train.threads + 1)), tmp_path / "text")])
-    with pytest.raises(InputError, match=r"one that differs in train\.batch_size"):
-        train_several([(replace(text, train=replace(text.train, batch_size=3)), tmp_path / "text")])
+    other = replace(text, train=replace(text.train, batch_size=3))
+    refuses(r"one that differs in train\.batch_size", train_several, [(other, tmp_path / "text")])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -254,9 +253,7 @@ def test_a_comparison_goes_on_beside_its_pages(tmp_path):
     _check_folder(tmp_path, ["text"], shared=False)
     (tmp_path / "other/seed-0").mkdir(parents=True)
     _check_folder(tmp_path, ["text"], shared=True)
-    with pytest.raises(InputError, match="a new folder or this comparison, found 'other' in it"):
-        _check_folder(tmp_path, ["text"], shared=False)
+    refuses("a new folder or this comparison, found 'other' in it", _check_folder, tmp_path, ["text"], shared=False)
     _check_folder(tmp_path, ["text", "other"], shared=False)
     (tmp_path / "notes").touch()
-    with pytest.raises(InputError, match="a new folder or this comparison, found 'notes' in it"):
-        _check_folder(tmp_path, ["text"], shared=False)
+    refuses("a new folder or this comparison, found 'notes' in it", _check_folder, tmp_path, ["text"], shared=False)

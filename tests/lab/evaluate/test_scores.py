@@ -1,13 +1,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from refusals import refuses
 from torch import nn
 
 from mnemos.lab.evaluate.scores import CountedElsewhere, evaluate
 from mnemos.lab.tasks.batch import IGNORE, Batch, counted
 from mnemos.lab.tasks.metrics import ACCURACY, TOP5, CorpusMetric, negative_log_likelihood, right_predictions
 from mnemos.lab.tasks.task import Task
-from mnemos.types import InputError
 
 
 class Summing(nn.Module):
@@ -94,10 +94,9 @@ def test_the_model_is_left_as_it_was():
 
 
 def test_nothing_to_score():
-    with pytest.raises(InputError, match="at least one target"):
-        evaluate(Summing(), [])
-    with pytest.raises(InputError, match="at least one target"):
-        evaluate(Summing(), [Batch(torch.zeros(1, 2, dtype=torch.int64), torch.full((1, 2), IGNORE))])
+    refuses("at least one target", evaluate, Summing(), [])
+    nothing = torch.full((1, 2), IGNORE)
+    refuses("at least one target", evaluate, Summing(), [Batch(nothing * 0, nothing)])
 
 
 class Fixed(nn.Module):

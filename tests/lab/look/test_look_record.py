@@ -140,57 +140,50 @@ def test_gates_are_those_of_the_equations():
     torch.testing.assert_close(torch.tensor(found.sources[0].share[:5, 2]), share)
 
 
-def scored(outputs, first, length):
-    """-ln p of the tokens after each of a segment."""
-    targets = TOKENS[0, first + 1 : first + length + 1]
-    return -torch.log_softmax(outputs[0, : len(targets)], -1).gather(1, targets[:, None])[:, 0]
-
-
-@pytest.mark.parametrize(("share", "credited"), [(-math.inf, False), (2.0, True)])
-def test_a_cache_is_credited_with_what_it_alone_changes(share, credited):
-    """The same tokens, positions, keys and values: a cache that gives nothing is not credited with the window's."""
-    model, length, state = build("cached"), 10, None
+def cached(share):
+    """A model of ours whose mix gives the cache this share."""
+    model = build("cached")
     for block in model.blocks:
         block.attention.mix.fill_(share)
-    found = record(model, Document.of_text(TOKENS[0].tolist()), length=length)
-    for first in range(0, 20, length):
-        wanted = model(TOKENS[:, first : first + length], state)
-        if state is not None:
-            layers = [one._replace(updates=one.updates._replace(cache=0 * one.updates.cache)) for one in state.layers]
-            emptied, _ = model(TOKENS[:, first : first + length], state._replace(layers=tuple(layers)))
-        else:
-            emptied = wanted[0]
-        for array, outputs in ((found.surprise, wanted[0]), (found.emptied["caches"], emptied)):
-            values = torch.tensor(array[first + 1 : first + length + 1]).float()
-            torch.testing.assert_close(values, scored(outputs, first, length)[: len(values)], rtol=1e-4, atol=1e-4)
-        state = wanted[1]
-    changed = np.abs(found.emptied["caches"] - found.surprise)[1:]
-    assert (changed.max() > 1e-3) == credited
-    assert found.sources[0].share[:, 2].any() == credited, "the part of the cache in what a token took"
-    assert np.abs(found.emptied["keys and values"] - found.surprise)[1:].max() > 1e-3
-    (place, *_) = found.predictions or [None]
-    assert (place is not None) == bool((found.emptied["caches"] - found.surprise)[1:].max() > 0)
+    return model
 
 
-def test_the_cache_of_a_decoder_of_transformers_is_emptied_alone():
+def gpt2():
+    """The step of a decoder of Transformers with a cache."""
     library = mnemos.libraries.transformers()
     torch.manual_seed(0)
     sizes = {"vocab_size": 30, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 99}
     model = library.GPT2LMHeadModel(library.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
     mnemos.cache(model, GRC(length=3, block=5, scope="stream", gate_init=2.0))
-    step, state = mnemos.functional(model), None
+    return mnemos.functional(model)
 
-    def without(node):
-        return node._replace(cache=0 * node.cache) if isinstance(node, CacheState) else node
 
-    found = record(step, Document.of_text(TOKENS[0].tolist()), length=10)
-    for first in range(0, 20, 10):
-        x = TOKENS[:, first : first + 10]
+def without(node):
+    return node._replace(cache=0 * node.cache) if isinstance(node, CacheState) else node
+
+
+@pytest.mark.parametrize(
+    ("make", "credited"), [(lambda: cached(-math.inf), False), (lambda: cached(2.0), True), (gpt2, True)]
+)
+def test_a_cache_is_credited_with_what_it_alone_changes(make, credited):
+    """The same tokens, positions, keys and values: a cache that gives nothing is not credited with the window's."""
+    model, length, state = make(), 10, None
+    found = record(model, Document.of_text(TOKENS[0].tolist()), length=length)
+    for first in range(0, 20, length):
+        x = TOKENS[:, first : first + length]
         emptied = pytree.tree_map(without, state, is_leaf=lambda node: isinstance(node, CacheState))
-        values = torch.tensor(found.emptied["caches"][first + 1 : first + 11]).float()
-        torch.testing.assert_close(values, scored(step(x, emptied)[0], first, 10), rtol=1e-4, atol=1e-4)
-        _, state = step(x, state)
-    assert np.abs(found.emptied["caches"] - found.surprise)[11:].max() > 1e-3
+        outputs, after = model(x, state)
+        for array, y in ((found.surprise, outputs), (found.emptied["caches"], model(x, emptied)[0])):
+            values, targets = (x[first + 1 : first + length + 1] for x in (torch.tensor(array).float(), TOKENS[0]))
+            wanted = -torch.log_softmax(y[0], -1).gather(1, targets[:, None])[:, 0]
+            torch.testing.assert_close(values, wanted, rtol=1e-4, atol=1e-4)
+        state = after
+    changed = (found.emptied["caches"] - found.surprise)[1:]
+    assert (np.abs(changed).max() > 1e-3) == credited
+    assert bool(found.predictions) == bool(changed.max() > 0)
+    if make is not gpt2:
+        assert found.sources[0].share[:, 2].any() == credited, "the part of the cache in what a token took"
+        assert np.abs(found.emptied["keys and values"] - found.surprise)[1:].max() > 1e-3
 
 
 @pytest.mark.parametrize("position", ["rotary", "sinusoidal"])
@@ -356,10 +349,8 @@ def test_a_row_of_one_segment_is_chosen_without_a_state():
     task = ToldConfig(distances=(8, 16), words=20, rows=4).build()
     batch = next(iter(task.batches("test", 4)))
     far = int(task.distances(batch.inputs).argmax())
-    assert choose_row(task, [(build("window"), 99)], batch) == (
-        far,
-        "the first of those told 16 tokens before the question",
-    )
+    why = "the first of those told 16 tokens before the question"
+    assert choose_row(task, [(build("window"), 99)], batch) == (far, why)
 
 
 class Answers(torch.nn.Module):
@@ -450,16 +441,12 @@ class Forgets(torch.nn.Module):
         return self.head(self.layer(self.embedding(x))[0]), torch.zeros(len(x), 1)
 
 
-def unwritten_rmt():
-    return mnemos.RMT(**SIZES, layers=1, segment=5, memory=mnemos.TokensConfig(tokens=3, write=False))
-
-
 @pytest.mark.parametrize(
     ("make", "length", "emptied"),
     [
         (lambda: Forgets(mnemos.SoftmaxConfig()), 5, set()),
         (lambda: Forgets(mnemos.LinearConfig()), 5, set()),
-        (unwritten_rmt, 5, set()),
+        (lambda: mnemos.RMT(**SIZES, layers=1, segment=5, memory=mnemos.TokensConfig(3, write=False)), 5, set()),
         (lambda: transformer(mnemos.LinearConfig()), 5, {"sums"}),
     ],
 )

@@ -87,7 +87,7 @@ def test_what_is_counted_at_the_real_size_is_what_the_formula_says():
 def test_costs_are_shown_with_both_lengths(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "RECIPES", {"PVT-Tiny": "imagenet-pvt-tiny"})
     whole = tables.config
-    monkeypatch.setattr(tables, "config", lambda name: replace(whole(name), depths=(1, 1, 1, 1)))
+    monkeypatch.setattr(tables, "config", lambda name: replace(whole(name), depths=(1, 1, 1, 1), image=64))
     tables.costs.cache_clear()
     (found,) = reproduce("cached_transformers/costs", Options(tmp_path))
     rows = [row for table in found["tables"] for row in table["rows"]]

@@ -1,12 +1,11 @@
 """Experiments on the papers' claims: power, the direction of differences, and controls that differ in one thing."""
 
 import json
-import statistics
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refuses
 from scipy import stats
 
 from mnemos.lab.compare.baselines import parameters
@@ -24,7 +23,6 @@ from mnemos.lab.recipes.family import altered
 from mnemos.lab.run.files import Result
 from mnemos.lab.vision.attention_cache import AttentionCache
 from mnemos.models.memformer import MemformerConfig
-from mnemos.types import InputError
 
 pytestmark = pytest.mark.usefixtures("forked_comparisons")
 
@@ -104,8 +102,7 @@ def test_perplexities_of_seeds_and_their_differences(tmp_path):
 
 def test_grey_pictures_are_digits_or_mnist(tmp_path):
     assert digits_or_mnist(Options(tmp_path))[0] == "digits"
-    with pytest.raises(InputError, match="expected a folder with MNIST, found no MNIST files; omit --data to use"):
-        digits_or_mnist(Options(tmp_path, data=tmp_path))
+    refuses("found no MNIST files; omit --data", digits_or_mnist, Options(tmp_path, data=tmp_path))
     for part in ("train-images-idx3", "train-labels-idx1"):
         (tmp_path / f"{part}-ubyte").touch()
     assert digits_or_mnist(Options(tmp_path, data=tmp_path)) == ("mnist", {"path": str(tmp_path)})
@@ -151,7 +148,7 @@ def test_memformers_controls_differ_in_one_thing(tmp_path):
 
 def test_linear_transformers_experiment(tmp_path, monkeypatch):
     whole = linear.small_recipe
-    tiny = {"model": {"dim": 8, "num_heads": 2, "mlp": 8}, "data": {"images": {"valid_size": 20, "test_size": 30}}}
+    tiny = {"model": {"dim": 8, "num_heads": 2, "mlp": 8}, "data": {"images": {"valid_size": 10, "test_size": 12}}}
     monkeypatch.setattr(linear, "small_recipe", lambda options, name: altered(whole(options, name), **tiny))
     monkeypatch.setattr(linear, "VARIANTS", ("linear", "lsh-1"))
     (found,) = reproduce("linear_transformers/experiment", Options(tmp_path, steps=2))
@@ -160,29 +157,18 @@ def test_linear_transformers_experiment(tmp_path, monkeypatch):
     assert [one["model"].pop("attention")["is"] for one in written] == ["linear", "reformer"]
     first, other = ({**one, "name": "", "about": ""} for one in written)
     assert first == other, "the attention alone differs"
-    mean = {name: mean_score(folder) / np.log(2) for name, folder in folders.items()}
-    variants, minus = (table["rows"] for table in found["tables"][:2])
-    check_means(mean, variants, minus, "bits/dim")
-    assert minus[0]["effect"] == pytest.approx(0.644 - 0.745)
+    results = {name: json.loads((folder / "seed-0/result.json").read_text()) for name, folder in folders.items()}
+    bits = {
+        split: {name: one[split]["loss"] / np.log(2) for name, one in results.items()} for split in ("test", "valid")
+    }
+    variants, (minus,) = (table["rows"] for table in found["tables"][:2])
+    assert {row[""]: row["bits/dim"] for row in variants} == pytest.approx(bits["test"])
+    assert minus["minus"] == "lsh-1"
+    assert minus["difference"] == pytest.approx(bits["test"]["linear"] - bits["test"]["lsh-1"])
+    assert minus["effect"] == pytest.approx(0.644 - 0.745)
     last = found["tables"][3]["rows"][-1]
-    valid = {name: mean_score(folder, split="valid") / np.log(2) for name, folder in folders.items()}
-    assert {name: last[name] for name in folders} == pytest.approx(valid)
+    assert {name: last[name] for name in folders} == pytest.approx(bits["valid"])
     assert last["updates"] == 2
     assert (tmp_path / "experiment.png").stat().st_size > 3000
     assert [one["folder"] for one in found["trained"]] == found["runs"]
     assert len(found["runs"]) == 2
-
-
-def mean_score(folder: Path, metric: str = "loss", split: str = "test") -> float:
-    """The mean score of the runs of a recipe."""
-    files = sorted(folder.glob("seed-*/result.json"))
-    return statistics.fmean(json.loads(file.read_text())[split][metric] for file in files)
-
-
-def check_means(mean: dict[str, float], variants: list[dict], minus: list[dict], column: str) -> None:
-    """The tables have the variants' mean scores, and the first one's minus each other's."""
-    assert {row[""]: row[column] for row in variants} == pytest.approx(mean)
-    first, *others = mean
-    assert {row["minus"]: row["difference"] for row in minus} == pytest.approx(
-        {name: mean[first] - mean[name] for name in others}
-    )

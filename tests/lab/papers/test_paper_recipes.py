@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("PIL", reason="images are read by Pillow")
 
 from PIL import Image
+from refusals import refuses
 
 from mnemos import InputError, registry
 from mnemos.config import to_dict
@@ -128,9 +129,8 @@ def test_recipes_are_at_the_papers_settings(name):
     assert {path: operator.attrgetter(path)(recipe) for path in PAPERS[name]} == PAPERS[name]
 
 
-@pytest.fixture
-def photos(tmp_path):
-    """Three kinds of photos: four each, of many sizes."""
+def test_an_imagenet_recipe_starts_on_photos(tmp_path):
+    """Three kinds of four, of many sizes. Its heads are narrower and its stages shallower, its windows are not."""
     random = np.random.default_rng(0)
     for kind in ("dress", "hat", "shoes"):
         (tmp_path / "photos" / kind).mkdir(parents=True)
@@ -139,28 +139,17 @@ def photos(tmp_path):
             size = tuple(random.integers(60, 300, 2).tolist())
             image = Image.fromarray(colours).resize(size, Image.Resampling.BILINEAR)
             image.save(tmp_path / "photos" / kind / f"{i}.jpg")
-    return tmp_path / "photos"
-
-
-def started(name: str, photos, out, steps: int, batch: int, **sizes) -> dict:
-    """A few updates of a recipe on a folder of photos of 64 × 64 pixels; all else is the recipe's own."""
     torch.set_num_threads(1)
-    recipe = altered(
-        load(name),
-        model={"classes": 0, "image": 64, **sizes},  # as many classes as the folder has
-        data={"folder": str(photos), "workers": 0, "held_out": 0.1, "size": 64},
-        train={"steps": steps, "batch_size": batch, "accelerator": "cpu"},
-    )
-    result = run(recipe, out, quiet=True)
-    assert np.isfinite([result["test"]["loss"], result["valid"]["loss"]]).all()
-    assert json.loads((out / "recipe.json").read_text())["model"]["classes"] == 3
-    return result
-
-
-def test_an_imagenet_recipe_starts_on_photos(photos, tmp_path):
-    """Its heads are narrower and its stages shallower, its windows are not."""
     sizes = {"dim": 12, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 4)}
-    started("imagenet-swin-t-cached", photos, tmp_path / "run", steps=2, batch=2, **sizes)
+    recipe = altered(
+        load("imagenet-swin-t-cached"),
+        model={"classes": 0, "image": 64, **sizes},  # as many classes as the folder has
+        data={"folder": str(tmp_path / "photos"), "workers": 0, "held_out": 0.1, "size": 64},
+        train={"steps": 2, "batch_size": 2, "accelerator": "cpu"},
+    )
+    result = run(recipe, tmp_path / "run", quiet=True)
+    assert np.isfinite([result["test"]["loss"], result["valid"]["loss"]]).all()
+    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["model"]["classes"] == 3
 
 
 # ---- families ----
@@ -194,8 +183,7 @@ def test_each_combination_of_values_is_a_recipe(removed, capsys):
         assert recipe.about == registry.about("recipe", name)
     assert made() == load("some-8-slots"), "the first values"
     assert made("8", memory="unwritten").model.cache == GRC(length=8).unwritten()
-    with pytest.raises(InputError, match=r"2\+2"):
-        made("2+2", "unwritten")
+    refuses(r"2\+2", made, "2+2", "unwritten")
     for wrong in ({"memmory": "unwritten"}, {"slots": "8"}):
         with pytest.raises(TypeError):
             made("8", **wrong)

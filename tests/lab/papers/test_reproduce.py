@@ -67,15 +67,9 @@ def made_up(claim: Claim, options: Options) -> Finding:
     return Finding([table], ["A note."], [options.out / "drawn.png"], [options.out / "runs"])
 
 
-@pytest.fixture
-def two_claims(monkeypatch) -> Paper:
+def test_a_claim_is_printed_and_written(tmp_path, capsys, monkeypatch):
     each = [Claim(name, "about", f"{__name__}:made_up", "says", ("top-1",), {"ViT": (79.9,)}) for name in "ab"]
-    found = Paper("made_up", "A title", tuple(each))
-    monkeypatch.setitem(reproduce.PAPERS, "made_up", found)
-    return found
-
-
-def test_a_claim_is_printed_and_written(two_claims, tmp_path, capsys):
+    monkeypatch.setitem(reproduce.PAPERS, "made_up", Paper("made_up", "A title", tuple(each)))
     (found,) = reproduce.reproduce("made_up/b", Options(tmp_path))
     said = capsys.readouterr().out
     for words in ("made_up/b: about", "says", "A title", "12,346", "79.9", "A note.", "drawn.png", "b.json"):

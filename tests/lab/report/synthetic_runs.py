@@ -52,11 +52,10 @@ def write_run(folder, name="demo", seed=0, steps=2500, gates=None, metrics=None,
     cached = "cached" in name
     offset = {0: -1.0, 1: 0.1, 2: 0.9}.get(seed, 0.0) * variant["spread"]
     (folder / "recipe.json").write_text(json.dumps(recipe(name, seed, steps)))
-    versions = {"python": "3.11.9", "torch": "2.13.0", "mnemos": "0.1.0"}
-    machine = {"versions": versions, "device": "cpu", "cpu": "AVX2, 2 cores", "threads": 2}
     provenance = {
         **{"commit": COMMIT, "dirty": False, "seed": seed, "resumed": []},
-        **machine,
+        "versions": {"python": "3.11.9", "torch": "2.13.0", "mnemos": "0.1.0"},
+        **{"device": "cpu", "cpu": "AVX2, 2 cores", "threads": 2},
         "command": ["mnemos", "train", name, "--train.seed", str(seed)],
         "started": f"2025-11-21T07:0{seed}:00+00:00",
         "finished": f"2025-11-21T07:0{seed + 1}:02+00:00",
@@ -72,36 +71,25 @@ def write_run(folder, name="demo", seed=0, steps=2500, gates=None, metrics=None,
     return folder
 
 
-def write_explained(folder, random, count=4, grid=(3, 5)):
+def write_explained(folder, random):
     """explain.json and explain.safetensors of a model of two layers, as if its inputs were pictures."""
+    count, grid = 4, (3, 5)
     arrays = {"pictures": random.integers(0, 256, (count, 12, 20, 3), np.uint8)}
     for i in range(len(LAYERS)):
         arrays[f"self.{i}"] = random.normal(size=(count, *grid)).astype(np.float32)
         arrays[f"memory.{i}"] = random.normal(size=(count, *grid)).astype(np.float32)
     save_file(arrays, folder / "explain.safetensors")
+    maps = {"grid": grid, "weight": 0.25, "correlation": [-0.75, 0.25, 0.5, 0.125], "memory_own": 0.125}
+    maps |= {"self_own": 0.875}
     pictures = {"split": "test", "index": list(range(count)), "label": [0, 0, 1, 1], "guess": [0, 1, 1, 1]}
     explained = {
         "pictures": {**pictures, "names": ["cat", "dog"]},
         "left": None,
         "sizes": {"train": 96000, "valid": 2000, "test": 2000},
         "middle": 0,
-        "layers": [explained_layer(name, count, grid) for name in LAYERS],
+        "layers": [{"name": name, "share": [0.4, 0.5, 0.6, 0.7], "maps": maps} for name in LAYERS],
     }
     (folder / "explain.json").write_text(json.dumps(explained))
-
-
-def explained_layer(name, count, grid):
-    return {
-        "name": name,
-        "share": [0.4, 0.5, 0.6, 0.7],
-        "maps": {
-            "grid": list(grid),
-            "weight": 0.25,
-            "correlation": [-0.75, 0.25, 0.5, 0.125][:count],
-            "memory_own": 0.125,
-            "self_own": 0.875,
-        },
-    }
 
 
 def _records(random, end, steps, gates):

@@ -4,11 +4,11 @@ import json
 import re
 
 import pytest
+from refusals import refuses
 from synthetic_runs import read, write_run
 
 from mnemos.lab.report.memory_use import rounded, section
 from mnemos.lab.report.read import read_run, results_of
-from mnemos.types import InputError
 
 
 def entry(accuracy, segments=3):
@@ -91,5 +91,4 @@ def test_runs_without_controls_have_no_section(tmp_path):
 
 
 def test_what_is_malformed_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"memory\.memories: expected .*, found 3"):
-        read_run(run_with(tmp_path / "a", measured(memories=3)), "a")
+    refuses(r"memory\.memories: expected .*, found 3", read_run, run_with(tmp_path / "a", measured(memories=3)), "a")

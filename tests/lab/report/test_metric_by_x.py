@@ -7,7 +7,7 @@ import re
 import pytest
 from synthetic_runs import edited, read, write_run
 
-from mnemos.lab.compare.comparison import read_comparison, show, summarise
+from mnemos.lab.compare.comparison import read_comparison, summarise
 from mnemos.lab.report.curves import by_x_figure, by_x_table, read_by_x
 
 
@@ -73,15 +73,3 @@ def test_the_bounds_of_a_metric_are_its_own_and_not_those_of_its_name(tmp_path):
     assert found["bounds"] == [0, None]
     assert read_comparison(tmp_path).bounds == read(places).bounds == (0, math.inf)
     assert read_comparison(tmp_path).rows[0].interval[1] > 1
-
-
-def test_a_comparison_has_the_spread_at_each_place(tmp_path, capsys):
-    places = [run(tmp_path / str(seed), "demo", [[32, 1.0], [512, seed / 2]], seed=seed) for seed in (0, 1)]
-    comparison = summarise({"demo": places}, tmp_path)
-    found = comparison.as_json()["rows"][0]["along"]
-    assert found["x"] == "words back"
-    assert found["values"][1] == {"x": 512, "mean": 0.25, "std": pytest.approx(0.125**0.5), "seeds": 2}
-    show(comparison)
-    printed = capsys.readouterr().out
-    assert "accuracy by words back" in printed
-    assert "0.2500 ± 0.3536" in printed

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mnemos
-from mnemos import InputError, Memformer, Transformer
+from mnemos import Memformer, Transformer
 from mnemos.generate.sampling import draw
 from mnemos.lab.measure.flops import task_flops
 from mnemos.lab.tasks.batch import IGNORE, Batch
@@ -55,8 +55,9 @@ def batch(high: int = V) -> Batch:
     return Batch(x, targets)
 
 
-def test_it_is_the_softmax_of_its_weights():
-    network, given = model(), batch()
+@pytest.mark.parametrize("high", [V, CUTOFFS[0]])  # the shortlist alone
+def test_it_is_the_softmax_of_its_weights(high):
+    network, given = model(), batch(high)
     hidden, _ = network(given.inputs)
     p = oracle(network, hidden)
     torch.testing.assert_close(p.sum(-1), torch.ones_like(p[..., 0]))
@@ -74,15 +75,6 @@ def test_it_is_the_softmax_of_its_weights():
     right, count = right_predictions(network, hidden, Batch(given.inputs, torch.where(counted, guess, IGNORE)))
     assert (right, count) == (31, 31)
     assert torch.equal(draw(hidden[:, -1], temperature=0, likelihood=network.likelihood), guess[:, -1])
-
-
-def test_targets_of_the_shortlist_alone_and_none_at_all():
-    network, given = model(), batch(CUTOFFS[0])
-    hidden, _ = network(given.inputs)
-    p = oracle(network, hidden).log()
-    counted = given.targets != IGNORE
-    wanted = -p[counted].gather(-1, given.targets[counted][:, None]).sum()
-    torch.testing.assert_close(negative_log_likelihood(network, hidden, given), wanted)
     nothing = Batch(given.inputs, torch.full_like(given.targets, IGNORE))
     assert negative_log_likelihood(network, hidden, nothing) == 0
     assert [int(x) for x in right_predictions(network, hidden, nothing)] == [0, 0]
@@ -125,16 +117,3 @@ def test_its_products_are_counted():
     hidden = Transformer(**SIZES, head=HeadConfig(tied=True)).double()
     logits = 2 * given.inputs.numel() * 16 * V
     assert task_flops(network, SUPERVISED, given) - head == task_flops(hidden, SUPERVISED, given) - logits
-
-
-@pytest.mark.parametrize(
-    ("head", "words"),
-    [
-        (HeadConfig(tied=True, cutoffs=(5, 40)), "cutoffs: expected increasing numbers .* below .*40 .*found 5 40"),
-        (HeadConfig(cutoffs=(5,)), "cutoffs: expected a tied head"),
-        (HeadConfig(classes=3, cutoffs=(5,)), "head.cutoffs: expected none but in a language model"),
-    ],
-)
-def test_heads_that_cannot_be(head, words):
-    with pytest.raises(InputError, match=words):
-        Transformer(**SIZES, causal=not head.classes, head=head)
