@@ -127,11 +127,11 @@ def test_an_unreadable_photo_is_named_in_one_line(tmp_path, workers):
     write_photos(tmp_path, CLASSES)
     for path in tmp_path.glob("*/*.png"):
         path.write_bytes(path.read_bytes()[:90] + path.read_bytes()[-12:])  # begins and ends as an image does
-    made = task(tmp_path, workers=workers)
+    made, before = task(tmp_path, workers=workers), set(multiprocessing.active_children())
     for _ in range(2):
         refuses(r"\w+/\d+\.png: ", made.train_batch, 0, 4, 0)
     refuses(r"\w+/\d+\.png: ", list, made.batches("test", 2))
-    assert not [c for c in multiprocessing.active_children() if c.name.startswith("Process")]
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_results_of_workers_are_in_order_and_a_dead_worker_raises():
