@@ -84,12 +84,12 @@ class _Row:
     def self_attention(self, name: str, x: list[Tensor], bias: str, both: bool) -> list[Tensor]:
         """Each token with what it takes from all, or from those up to itself."""
         d, new = self.c.dim, []
-        parts = [self.affine(f"{name}.attention.qkv", self.norm(f"{name}.attention_norm", y)) for y in x]
+        parts = torch.stack([self.affine(f"{name}.attention.qkv", self.norm(f"{name}.attention_norm", y)) for y in x])
         for i, y in enumerate(x):
             seen = parts if both else parts[: i + 1]
-            keys, values = [part[d : 2 * d] for part in seen], [part[2 * d :] for part in seen]
             biases = [self.bias(bias, j - i, both) for j in range(len(seen))]
-            new.append(y + self.attend(f"{name}.attention.output", parts[i][:d], keys, values, biases))
+            heads = parts[i, :d], seen[:, d : 2 * d], seen[:, 2 * d :], biases
+            new.append(y + self.attend(f"{name}.attention.output", *heads))
         return new
 
     def read(
@@ -97,24 +97,21 @@ class _Row:
     ) -> list[Tensor]:
         """Eq. 1–3: each token with what it takes from the source, whose places, if it has any, have biases."""
         read, d, new = f"{name}.reads.{number}", self.c.dim, []
-        parts = [self.affine(f"{read}.key_value", y) for y in source]
-        keys, values = [part[:d] for part in parts], [part[d:] for part in parts]
+        parts = torch.stack([self.affine(f"{read}.key_value", y) for y in source])
         for i, y in enumerate(x):
             query = self.affine(f"{read}.query", self.norm(f"{name}.read_norms.{number}", y))
             bias = places and [self.bias("decoder.read_bias.bias", place - i, both=False) for place in places]
-            new.append(y + self.attend(f"{read}.output", query, keys, values, bias))
+            new.append(y + self.attend(f"{read}.output", query, parts[:, :d], parts[:, d:], bias))
         return new
 
-    def attend(
-        self, name: str, query: Tensor, keys: list[Tensor], values: list[Tensor], bias: list[Tensor] | None
-    ) -> Tensor:
+    def attend(self, name: str, query: Tensor, keys: Tensor, values: Tensor, bias: list[Tensor] | None) -> Tensor:
         parts, width = [], self.c.dim // self.c.num_heads
         for h in range(self.c.num_heads):
             cut = slice(h * width, (h + 1) * width)
-            score = torch.stack([query[cut] @ key[cut] for key in keys]) / math.sqrt(width)
+            score = keys[:, cut] @ query[cut] / math.sqrt(width)
             if bias is not None:
                 score = score + torch.stack([b[h] for b in bias])
-            parts.append(sum(a * v[cut] for a, v in zip(torch.softmax(score, 0), values, strict=True)))
+            parts.append(torch.softmax(score, 0) @ values[:, cut])
         return self.affine(name, torch.cat(parts))
 
     def bias(self, name: str, distance: int, both: bool) -> Tensor:
