@@ -177,11 +177,14 @@ def test_a_classifier_reads_one_vector_of_a_row(pool, mask):
     network, seen = model(causal=False, head=HeadConfig(classes=4, pool=pool)), {}
     network.blocks[-1].register_forward_hook(lambda module, args, outputs: seen.update(y=outputs[0]))
     network.final_norm.register_forward_pre_hook(lambda module, args: seen.update(read=args[0]))
-    network(torch.randint(5, (2, 7)), None, mask)
+    x = torch.randint(5, (2, 7))
+    logits = network(x, None, mask)[0]
     valid = [[*range(7)]] * 2 if mask is None else [row.nonzero()[:, 0].tolist() for row in mask]
     for y, read, tokens in zip(seen["y"], seen["read"], valid, strict=True):
         wanted = {"cls": y[0], "mean": y[tokens].mean(0), "last": y[tokens[-1]]}[pool]
         torch.testing.assert_close(read, wanted)
+    for row, tokens in enumerate(valid):  # padding in front leaves the class token to be read
+        torch.testing.assert_close(network(x[row : row + 1, tokens])[0][0], logits[row])
 
 
 def test_a_classifier_has_no_weights_to_tie():
