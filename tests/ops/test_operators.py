@@ -254,11 +254,8 @@ def test_transforms_have_the_derivatives_of_a_backward(case, t):
             torch.testing.assert_close(found[label][number], x.grad, rtol=1e-4, atol=1e-4, msg=label)
 
 
-COMPILED = [c for c in STATEFUL if name(c) != "decayed_attention-chunked"]  # a part of what delta-chunked runs
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", COMPILED, ids=name)
+@pytest.mark.parametrize("case", STATEFUL, ids=name)
 def test_compiled_whole_equals_eager(case, monkeypatch):
     op, how = case
     monkeypatch.setattr("mnemos.ops.delta.chunked.CHUNK", 2)  # the halves of a chunk take PyTorch's compiler seconds
