@@ -382,6 +382,11 @@ def test_training_reads_no_more_than_a_segment_anywhere(tmp_path, monkeypatch):
     assert lengths == {(True, 5), (True, 2), (False, 5), (False, 2)}
 
 
+def test_fewer_stored_states_change_nothing(tmp_path):
+    whole = run(tmp_path / "all", True, segment_length=2)
+    close(run(tmp_path / "few", True, segment_length=2, checkpoints=2, offload=True), whole, 1e-12)
+
+
 def test_pieces():
     mask = torch.ones(3, 7, dtype=torch.bool)
     batch = Batch(torch.arange(21).view(3, 7), -torch.arange(21).view(3, 7), mask)
