@@ -36,6 +36,7 @@ def test_a_row_tells_its_facts_and_asks_for_one(task):
         assert (targets[:-1] == IGNORE).all()
         assert task.names[targets[-1]] == said[asked[2]]
     assert sorted(found) == sorted([4, 9, 20] * 30)  # every distance equally often
+    assert task.reference == {"a guess": 0.1}  # of ten places
     batch = next(task.batches("test", 90))
     assert task.distances(batch.inputs).tolist() == found
 
