@@ -1,6 +1,7 @@
 """The memory's controls and the gates' probe: they change what they say, and nothing else."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -51,6 +52,16 @@ def test_controls_are_what_they_say_and_leave_the_model_alone(preset):
             assert evaluate(network, batches())["loss"] == scores["loss"]
         assert scores["loss"] != whole["loss"]
         network.load_state_dict(before)
+
+
+def test_a_cache_that_is_never_written_is_no_content():
+    network = model(GRC(preset="paper")).eval()
+    first, second = caches(network)
+    second.grc = replace(second.grc, write=False)  # as where `mnemos.cache` was called for each of them
+    found = controls(network, batches)
+    with torch.no_grad():
+        first.cache.zero_()
+    assert evaluate(network, batches())["loss"] == found["emptied"]["loss"]
 
 
 @pytest.mark.parametrize("cache", [GRC(write=False), GRC(scope="stream")], ids=["unwritten", "stream"])

@@ -125,7 +125,9 @@ def oracle(wave: torch.Tensor, rate: int, bands: int) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("rate", "bands", "samples"), [(8000, 40, 531), (16000, 40, 1003), (8000, 7, 200)])
+@pytest.mark.parametrize(
+    ("rate", "bands", "samples"), [(8000, 40, 531), (16000, 40, 1003), (8000, 7, 200), (2600, 5, 150)]
+)
 def test_every_band_of_every_frame(rate, bands, samples):
     wave = torch.randn(samples, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.1
     expected = oracle(wave, rate, bands)
