@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from contract_cases import close, scatter
+from contract_cases import close, holds_where, scatter
 from refusals import refuses
 
 import mnemos
@@ -179,6 +179,7 @@ def test_reset_and_join_give_every_row_its_own_source():
         y = model(x, fresh)[0]
         close(y[1:], model(x, state)[0][1:])
         close(y[:1], model(x[:1], model.initial_state(1))[0])
+        holds_where(model)
         joined = mnemos.join([state, model.encode(tokens(1, 9))])
         assert isinstance(joined.layers[0], KeyValues)
         close(model(torch.cat([x, x[:1]]), joined)[0][:4], model(x, state)[0])
