@@ -53,7 +53,9 @@ def test_a_pipeline_writes_what_predict_writes(exported, tmp_path, monkeypatch):
     assert [bytes(row.tolist()).decode(errors="replace") for row in drawn] == expected
     assert [one[0]["generated_text"] for one in found] == expected
     result, card = Result.read(folder), (checkpoint / "README.md").read_text()
-    assert f"| bits per byte | {result.valid['bits per byte']:.6g} | {result.test['bits per byte']:.6g} |" in card
+    for metric in ("bits per byte", "accuracy"):
+        assert f"| {metric} | {result.valid[metric]:.6g} | {result.test[metric]:.6g} |" in card
+    assert f"with the attention `{mnemos.load(folder).config.attention.name}`" in card
     assert str(folder) not in card  # folders of this machine are no part of it
 
 

@@ -21,7 +21,7 @@ from mnemos.lab.run.recipe import TrainConfig
 pytestmark = [pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")]
 
 DRIVER = Path(__file__).with_name("train_driver.py")
-STEPS = {"steps": 5, "checkpoint_every": 2}
+STEPS = {"steps": 6, "checkpoint_every": 2}  # the sixth is the first that uses the toy's `late`, in one process alone
 
 
 def launch(folder: Path, toys: Toys, resume: bool = False, moment: str = "", number: int = 0, code: int = 0) -> str:
@@ -138,7 +138,7 @@ def test_two_processes_resume_exactly(sharded, tmp_path, strategy):
     if strategy == "ddp":  # with dropout
         toys, whole = Toys(True, train={**toys.train, "strategy": strategy}), tmp_path / "whole"
         launch(whole, toys)
-    folder = stopped(whole, tmp_path / "run", 5)
+    folder = stopped(whole, tmp_path / "run", 6)
     assert len(weights(folder, 4, "generators")) == 2
     launch(folder, toys, resume=True)
     same(folder, whole)
@@ -149,7 +149,7 @@ def test_a_sharded_checkpoint_loads_at_another_number_of_processes(sharded, tmp_
     two, toys = sharded
     train, model = dict(toys.train), toys.model
     for world in (1, 3):  # rows of 8 and 11 in 3 shards are uneven
-        processes.together(_loads, checkpoint.path_of(two / "checkpoints", 5), toys, world=world)
+        processes.together(_loads, checkpoint.path_of(two / "checkpoints", 6), toys, world=world)
     train |= {"devices": 3, "batch_size": 6, "init_from": str(two)}
     still = Toys(True, model, optim={"lr": 1e-30}, train=train)  # a new run, whose updates round to nothing
     ended = processes.launched(_member, str(tmp_path / "three"), still, False, "", 0, world=3)

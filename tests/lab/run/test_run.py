@@ -53,7 +53,7 @@ def test_an_interrupt_is_obeyed_where_nobody_reads_what_it_says(tmp_path, monkey
         return write(file, data)
 
     monkeypatch.setattr(os, "write", broken)
-    with pytest.raises(Interrupted, match="a checkpoint is saved"):
+    with pytest.raises(Interrupted, match=rf"saved after update 5; continue with: mnemos train --resume {tmp_path}$"):
         train(Toys().recipe(), tmp_path, on_evaluation=lambda *_: signal.raise_signal(signal.SIGINT))
     assert checkpoint.steps(tmp_path / "checkpoints")
 

@@ -144,6 +144,9 @@ def test_bad_frames_are_refused(name):
         refuses(r"expected frames \[B, T, 5\]", model, x)
     for mask in (torch.ones(2, 3), torch.ones(2, 4, dtype=torch.bool)):
         refuses("expected a mask", model, torch.randn(2, 3, 5), None, mask=mask)
+    behind = torch.tensor([[True, True, False], [True, False, True]])
+    refuses("valid frames of a row before its padding", model, torch.randn(2, 3, 5), None, mask=behind)
+    refuses("state", model, torch.randn(2, 3, 5), torch.zeros(2, 3))
 
 
 @pytest.mark.parametrize("kind", [SpeechConfig, BiLSTMConfig])
