@@ -131,9 +131,7 @@ def test_each_kind_of_excess_is_refused(words):
     refuses(f"1 tensors with 100 values, .*, found .* that need {words}", build_within, Builds(EXCESS[words]), 1, 100)
 
 
-@pytest.mark.parametrize(
-    ("error", "words"), [("", "ValueError"), ("too\n  long", "too long"), ("a" * 300, "a{200}")]
-)
+@pytest.mark.parametrize(("error", "words"), [("", "ValueError"), ("too\n  long", "too long"), ("a" * 300, "a{200}")])
 def test_settings_that_cannot_be_built_are_named(error, words):
     def build():
         raise ValueError(error)
