@@ -157,3 +157,12 @@ def test_rows_can_be_sent_to_a_process_that_is_not_forked():
     read.close()
     copy.workers = 0
     assert [batch.inputs.tolist() for batch in copy.once(3)] == [[0, 1], [2, 3], [4]], "the loader's own batches"
+
+
+def test_pictures_of_several_sizes_are_no_rows_in_lists():
+    def task(*seen):
+        data = source([{"input_ids": torch.ones(2, 3), "seen": list(seen), "labels": torch.ones(2, dtype=torch.int64)}])
+        return OwnTask(Own(), data, data, 2)
+
+    assert task(torch.ones(3, 3), torch.ones(4, 4)).metrics[0].name == "accuracy"
+    refuses("expected a tensor .* as seen, found a list", task, torch.ones(2), torch.ones(2))
