@@ -504,7 +504,7 @@ class PackedLinear(nn.Linear):
             return dense(x, weight, self.bias)
         pack, product = products
         if self._copy is None:
-            self._copy = pack(weight.detach())
+            self._copy = pack(weight)
         return product(x, self._copy, self.bias)
 
 

@@ -76,6 +76,11 @@ def test_what_is_frozen_gets_no_gradient_no_dropout_and_no_cache():
     [
         (PLAIN, '{"model_type": "t5", "d_model": 8}', "host: expected an encoder of texts, found t5; choose one"),
         (PLAIN, '{"model_type": "vit"}', "expected an encoder of texts, found vit; choose one"),
+        (
+            HostedDecoderConfig(),
+            '{"model_type": "vit"}',
+            "host: expected a model of transformers for CausalLM, found vit ",
+        ),
         (HostedDecoderConfig(), '{"model_type": "no"}', 'as JSON, found \'{"model_type": "no"}\' .ValueError: '),
         (HostedDecoderConfig(), "{", r"settings of a model of transformers as JSON, found '{' \(JSONDecodeError: "),
         (replace(PLAIN, segment=9), small_bert(8), "segment: expected at most the 8 positions of the host, found 9"),
