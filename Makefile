@@ -45,7 +45,7 @@ exhaustive: $(READY)
 
 # What meets other libraries. Ten minutes of one core each, and the installation; where the package index has PyTorch for
 # CUDA alone, `oldest` takes 7 GB. PEFT causes one warning of what is deprecated by itself.
-MEETS = tests/test_libraries.py tests/hugging_face tests/trainers tests/ops/test_delta_agreement.py \
+MEETS = tests/test_libraries.py tests/hugging_face tests/trainers \
 	tests/lab/translation/test_beam_marian.py tests/memory_replay/test_replay_models.py \
 	tests/memory_replay/test_replay.py tests/lab/run/test_export.py tests/lab/vision tests/hosts
 EXTRAS = lab,data,hf,text,onnx,translation,vision,detection,tensorboard,trainer
