@@ -132,18 +132,20 @@ def test_the_hosts_own_length_and_the_papers(case):
 @pytest.mark.parametrize(
     ("make", "options", "height", "width", "slots", "grids"),
     [
-        (partial(hf_vit, image_size=(32, 64), patch_size=(16, 8)), {"preset": "official"}, 32, 64, 16, [(2, 8)] * 2),
-        (partial(vit_small, img_size=(32, 64)), {"preset": "official"}, 32, 64, 8, [(2, 4)] * 2),
-        (pvt_v2, {"preset": "paper"}, 64, 128, 8, [(16, 32), (16, 32), (8, 16), (4, 8), (2, 4)]),
+        (partial(hf_vit, image_size=(32, 64), patch_size=(16, 8)), {"preset": "official"}, 32, 64, [16] * 2, [(2, 8)] * 2),
+        (partial(vit_small, img_size=(32, 64)), {"preset": "official"}, 32, 64, [8] * 2, [(2, 4)] * 2),
+        (pvt_v2, {"preset": "paper"}, 64, 128, [8] * 5, [(16, 32), (16, 32), (8, 16), (4, 8), (2, 4)]),
+        # Squares of 4 x 4 tokens, then of 2 x 2.
+        (pvt_v2, vars(PAPER), 64, 128, [32, 32, 32, 32, 8], [(16, 32), (16, 32), (8, 16), (4, 8), (2, 4)]),
     ],
-    ids=["hf", "timm", "pyramid"],
+    ids=["hf", "timm", "pyramid", "pyramid, paper"],
 )
 def test_an_image_that_is_no_square(make, options, height, width, slots, grids):
     model = make()
     if make is pvt_v2:
         model.pretrained_cfg = {"input_size": (3, height, width)}
     report = mnemos.cache(model, GRC(**options))
-    assert [(one.length, one.input.grid) for one in report.swapped] == [(slots, grid) for grid in grids]
+    assert [(one.length, one.input.grid) for one in report.swapped] == list(zip(slots, grids, strict=True))
     model.train()(torch.randn(2, 3, height, width))
 
 
