@@ -132,7 +132,14 @@ def test_the_hosts_own_length_and_the_papers(case):
 @pytest.mark.parametrize(
     ("make", "options", "height", "width", "slots", "grids"),
     [
-        (partial(hf_vit, image_size=(32, 64), patch_size=(16, 8)), {"preset": "official"}, 32, 64, [16] * 2, [(2, 8)] * 2),
+        (
+            partial(hf_vit, image_size=(32, 64), patch_size=(16, 8)),
+            {"preset": "official"},
+            32,
+            64,
+            [16] * 2,
+            [(2, 8)] * 2,
+        ),
         (partial(vit_small, img_size=(32, 64)), {"preset": "official"}, 32, 64, [8] * 2, [(2, 4)] * 2),
         (pvt_v2, {"preset": "paper"}, 64, 128, [8] * 5, [(16, 32), (16, 32), (8, 16), (4, 8), (2, 4)]),
         # Squares of 4 x 4 tokens, then of 2 x 2.
