@@ -65,3 +65,29 @@ def test_values_of_metrics():
     for ends in ((1.0, math.inf), (-math.inf, 2.0)):
         assert bounds_of(bounds_json(ends)) == ends
     assert bounds_of(None) == bounds_of((None, math.nan)) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("sums", "words"),
+    [
+        ((1.0, 2.0), "found float, float"),
+        ((torch.ones(3), torch.ones(3)), r"found a tensor \[3\], a tensor \[3\]"),
+        (torch.tensor(1.0), r"found a tensor \[\]"),
+        ((torch.tensor(1.0),), r"found a tensor \[\]; return such as .* or set SumMetric\(width=\)"),
+    ],
+)
+def test_what_a_metric_returns_must_be_sums(sums, words):
+    refuses(f"metric: expected 2 scalar tensors of .*, {words}", metrics.called, lambda *_: sums, 2, None, 0, 0)
+
+
+def test_targets_must_be_as_many_as_the_outputs():
+    batch = Batch(torch.zeros(2, 5), torch.zeros(2, 5, dtype=torch.int64))
+    loss = metrics.negative_log_likelihood
+    assert loss(torch.nn.Identity(), torch.zeros(2, 5, 3), batch) == pytest.approx(10 * math.log(3))
+    refuses(
+        r"of each of the outputs \[2\], found \[2, 5\]; .*head\.classes",
+        loss,
+        None,
+        torch.zeros(2, 3, 1)[..., 0],
+        batch,
+    )

@@ -85,12 +85,17 @@ def sum_functions(metrics: Iterable[Metric], training: bool = False) -> dict[Sum
 
 
 def called(function: Sums, width: int, model: nn.Module, outputs: object, batch: object) -> Sequence[Tensor]:
-    """What a `sums` function returns for a batch. Raises InputError unless it is `width` sums."""
-    sums = function(model, outputs, batch)
-    if len(sums) != width:
+    """What a `sums` function returns for a batch. Raises InputError unless it is `width` scalar tensors."""
+    sums: Any = function(model, outputs, batch)
+    each = list(sums) if isinstance(sums, (tuple, list)) else [sums]
+    if len(each) != width or not all(isinstance(x, Tensor) and x.dim() == 0 for x in each):
         name = getattr(function, "__name__", type(function).__name__)
-        raise InputError(f"metric: expected {width} sums of {name}, found {len(sums)}; set SumMetric(width=)")
-    return sums
+        found = ", ".join(f"a tensor {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__ for x in each)
+        raise InputError(
+            f"metric: expected {width} scalar tensors of {name}, found {found}; return such as "
+            "(right.sum(), torch.tensor(rows)), or set SumMetric(width=)"
+        )
+    return each
 
 
 def values(
@@ -124,6 +129,11 @@ def negative_log_likelihood(model: nn.Module, outputs: Tensor, batch: Batch) -> 
     if targets.is_floating_point():
         wide = torch.promote_types(outputs.dtype, targets.dtype)
         return F.cross_entropy(outputs.to(wide), targets.to(wide), reduction="sum")
+    if targets.numel() * outputs.shape[-1] != outputs.numel():
+        raise InputError(
+            f"targets: expected one of each of the outputs {list(outputs.shape[:-1])}, found "
+            f"{list(batch.targets.shape)}; a model with head.classes has one output a row"
+        )
     return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum")
 
 
