@@ -352,7 +352,11 @@ def _claims_of(paper: str) -> str:
     """The table of a paper's page."""
     rows: list[Sequence[object]] = [("", "item", "paper", "here", "in one line")]
     for row in verdicts(paper):
-        here = re.sub(r"<([^|>]*)\|([^|>]*)\|([^|>]*)>", lambda match: _number(*match.groups()), row.here)
+        try:
+            here = re.sub(r"<([^|>]*)\|([^|>]*)\|([^|>]*)>", lambda match: _number(*match.groups()), row.here)
+        except (OSError, LookupError, ValueError) as error:
+            message = f"verdict {row.item!r}: expected numbers of results/, found {error!r}; correct its paths"
+            raise SystemExit(message) from error
         rows.append((row.symbol, row.item, row.paper, here, row.line))
     return _table(rows)
 

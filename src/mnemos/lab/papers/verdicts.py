@@ -31,7 +31,7 @@ _ROW = re.compile(
     r"^(\S) (.+?)(?: \[(.+)\])?\n"  # symbol, item [claims]
     r"(?:  paper: (.+)\n)?"
     r"(?:  here: (.+)\n)?"
-    r"  (.+)\n",  # the line
+    r"  (?!paper: |here: )(.+)\n",  # the line
     re.MULTILINE,
 )
 _VERDICTS = {
@@ -132,10 +132,10 @@ _VERDICTS = {
   paper: the same at every position
   here: <linear_constant_memory|tables/0/rows/bytes read=783/linear|,.0f> bytes at every position; 10,000 images in <linear_constant_memory|tables/1/rows/3/peak GiB|.1f> GiB
   A few positions; 10,000 pictures at once fit.
-? Table 2: CIFAR-10, bits [cifar10]
+✓ Table 2: CIFAR-10, bits [cifar10]
   paper: 3.40 linear, 3.47 softmax
   here: <cifar_bits|rows/name=cifar-pixels-small/mean|.2f/0.6931472> linear, <cifar_bits|rows/name=cifar-pixels-small-softmax/mean|.2f/0.6931472> softmax; difference <cifar_bits|rows/name=cifar-pixels-small-softmax/against/difference|+.3f/0.6931472> (<cifar_bits|rows/name=cifar-pixels-small-softmax/against/interval/0|+.3f/0.6931472> to <cifar_bits|rows/name=cifar-pixels-small-softmax/against/interval/1|+.3f/0.6931472>)
-  16 × 16, seven minutes of training each, four seeds.
+  16 × 16, seven minutes of training each, four seeds, p .03.
 ✗ Table 3: speech, error [speech]
   paper: softmax 5.1, linear 8.1, LSH 9.3, LSTM 10.9 %
   here: <speech_rates|rows/name=softmax/mean|.1f>, <speech_rates|rows/name=linear/mean|.1f>, <speech_rates|rows/name=lsh/mean|.1f>, <speech_rates|rows/name=bilstm/mean|.1f> %; linear minus LSTM <speech_rates|differences/2/difference|+.1f> (<speech_rates|differences/2/from|+.1f> to <speech_rates|differences/2/to|+.1f>)
