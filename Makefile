@@ -9,7 +9,7 @@ READY = .venv/ready
 help:
 	@echo 'make install  .venv with every tested extra'
 	@echo 'make demo     which memory has a fact of real text 512 words later? four models, about four minutes'
-	@echo 'make test     the test suite, three and a half minutes on two cores'
+	@echo 'make test     the test suite, three minutes on two cores'
 	@echo 'make numbers  tables of the pages from results/, the index of log/'
 	@echo 'make site     the pages and the API reference as a site in build/site'
 	@echo 'make check    lint, types and one case of each fast test: under a minute'
