@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,6 +78,9 @@ def test_every_verb_has_help_of_its_own(verb, capsys):
         assert f"usage: mnemos {verb}" in said.out
         assert OPTIONS[verb] in said.out
         assert said.err == ""
+        assert not re.search(r"^ +--\S+( \S+)? +\((default|required)", said.out, re.MULTILINE), (
+            "each option is explained"
+        )
 
 
 def test_after_a_recipe_help_is_of_its_fields_each_once(capsys):
