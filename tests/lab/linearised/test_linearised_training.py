@@ -217,8 +217,8 @@ def test_settings_that_the_decoder_does_not_allow_are_refused_first(tmp_path):
         ({"context": 2112, "length": 64, "transfer_length": 64}, "context: expected at most the 2,048 positions"),
         ({"window": 70, "transfer_tokens": 0}, "context: expected more than the 72 tokens of window and sinks"),
         ({"window": 30}, "transfer_length: expected more than the 32 tokens of window and sinks, found 32"),
-        ({"transfer_rate": 0.0}, "transfer_rate: expected a rate above 0, found 0.0"),
-        ({"transfer_rate": math.inf}, "transfer_rate: expected a rate above 0, found inf"),
+        ({"transfer_rate": 0.0}, "transfer_rate: expected a finite rate above 0, found 0.0"),
+        ({"transfer_rate": math.inf}, "transfer_rate: expected a finite rate above 0, found inf"),
         ({"map_rate": math.inf}, "map_rate: expected a finite rate, found inf"),
         ({"rate": 0.0, "map_rate": 0.0}, "rate: expected a rate above 0, or one of map_rate, found 0.0"),
     ):

@@ -85,7 +85,7 @@ def test_targets_must_be_as_many_as_the_outputs():
     loss = metrics.negative_log_likelihood
     assert loss(torch.nn.Identity(), torch.zeros(2, 5, 3), batch) == pytest.approx(10 * math.log(3))
     refuses(
-        r"of each of the outputs \[2\], found \[2, 5\]; .*head\.classes",
+        r"for each of the outputs \[2\], found \[2, 5\]; .*head\.classes",
         loss,
         None,
         torch.zeros(2, 3, 1)[..., 0],

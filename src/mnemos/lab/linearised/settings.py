@@ -85,7 +85,7 @@ class LinearisedConfig:
             ("transfer_length", self.context % self.transfer_length == 0, divisor),
             ("context", self.context > near, more),
             ("transfer_length", self.transfer_length > near or not self.transfer_tokens, more),
-            ("transfer_rate", 0 < self.transfer_rate < math.inf, "a rate above 0"),
+            ("transfer_rate", 0 < self.transfer_rate < math.inf, "a finite rate above 0"),
             ("rate", self.rate < math.inf, "a finite rate"),
             ("map_rate", self.map_rate < math.inf, "a finite rate"),
             ("rate", self.rate + self.map_rate > 0 or not self.tokens, "a rate above 0, or one of map_rate"),

@@ -131,7 +131,7 @@ def negative_log_likelihood(model: nn.Module, outputs: Tensor, batch: Batch) -> 
         return F.cross_entropy(outputs.to(wide), targets.to(wide), reduction="sum")
     if targets.numel() * outputs.shape[-1] != outputs.numel():
         raise InputError(
-            f"targets: expected one of each of the outputs {list(outputs.shape[:-1])}, found "
+            f"targets: expected one for each of the outputs {list(outputs.shape[:-1])}, found "
             f"{list(batch.targets.shape)}; a model with head.classes has one output a row"
         )
     return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum")
