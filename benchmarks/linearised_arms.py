@@ -75,6 +75,9 @@ ARMS: dict[str, LinearisedConfig | None] = {
     # With WikiText-2's training split in --train, and another --out:
     "delta-forgets-wiki": LinearisedConfig(),
     "window-wiki": replace(BASE, state="none"),
+    # … with as many tokens as `mnemos linearise` reads: --tokens 262144
+    "delta-forgets-wiki-longer": LinearisedConfig(precision="bf16-mixed"),
+    "window-wiki-longer": replace(BASE, state="none", precision="bf16-mixed"),
     # Hybrids, with the same texts: the attentions that `benchmarks/hybrids.py rank` puts first are whole.
     "hybrid-8": LinearisedConfig(full=("8",)),
     "hybrid-12": LinearisedConfig(full=("12",)),
@@ -113,6 +116,7 @@ RATES = {"updates": 2e-3, "maps": 1e-2, "weights": 5e-2, "memory": 3e-3}
 FLOOR, CEILING, AGAINST = "window", "original", "window-trained"
 # What an arm differs from in one thing: the window that was trained alike, where it is not AGAINST, or another arm.
 CONTROLS = {"delta-forgets-wiki": "window-wiki", "delta-labels": "window-labels"}
+CONTROLS["delta-forgets-wiki-longer"] = "window-wiki-longer"
 CONTROLS |= {arm: f"window-{arm}" for arm in ("hybrid-8", "hybrid-8-labels", "hybrid-12", "heads-24")}
 CONTROLS |= {"hybrid-8-bf16": "hybrid-8", "hybrid-8-longer": "hybrid-8-bf16"}
 CONTROLS["hybrid-8-novels"] = "hybrid-8-bf16"
