@@ -75,9 +75,8 @@ ARMS: dict[str, LinearisedConfig | None] = {
     # With WikiText-2's training split in --train, and another --out:
     "delta-forgets-wiki": LinearisedConfig(),
     "window-wiki": replace(BASE, state="none"),
-    # … with as many tokens as `mnemos linearise` reads: --tokens 262144
-    "delta-forgets-wiki-longer": LinearisedConfig(precision="bf16-mixed"),
-    "window-wiki-longer": replace(BASE, state="none", precision="bf16-mixed"),
+    "delta-forgets-wiki-longer": LinearisedConfig(),  # with more --tokens
+    "window-wiki-longer": replace(BASE, state="none"),
     # Hybrids, with the same texts: the attentions that `benchmarks/hybrids.py rank` puts first are whole.
     "hybrid-8": LinearisedConfig(full=("8",)),
     "hybrid-12": LinearisedConfig(full=("12",)),

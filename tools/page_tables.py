@@ -402,7 +402,7 @@ def linearised_decoders() -> Rows:
         "window": "a window of 64 tokens and 4 sinks, not trained",
         "window-wiki": "… trained alike",
         "delta-forgets-wiki": "**window and state**: the defaults",
-        "window-wiki-longer": "a window, on 262,144 tokens of stage 2, in bfloat16",
+        "window-wiki-longer": "the window, on 131,072 tokens of stage 2",
         "delta-forgets-wiki-longer": "… window and state",
         "untrained-hybrid-8": "8 of 30 attentions whole, windows beside them, not trained",
         "window-hybrid-8": "… trained alike",
