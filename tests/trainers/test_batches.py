@@ -1,5 +1,7 @@
 """Documents as rows of segments: whole batches, sets and processes, epochs, and states that go on with the rows."""
 
+import copy
+
 import pytest
 import torch
 from refusals import refuses
@@ -35,6 +37,22 @@ def test_rows_read_one_document_after_the_other():
     ]
     assert "mask" not in (whole := RolloutBatches([[40, 41, 42, 43]], 1, 3, seed=None)[0])
     assert segments(whole, 3)[0].mask is None
+
+
+def test_a_document_is_looked_up_once_while_a_row_reads_it():
+    """A data set of the library `datasets` decodes all of a document at each look-up. Copies look up by themselves."""
+    looked_up = []
+
+    class Documents(list):
+        def __getitem__(self, number):
+            looked_up.append(number)
+            return super().__getitem__(number)
+
+    batches = RolloutBatches(Documents(documents()), 2, SEGMENT, ROLLOUT, 0)
+    looked_up.clear()
+    found = list(batches)
+    assert len(looked_up) == sum(int(batch["resets"].sum()) for batch in found), "a row that begins a document"
+    assert torch.equal(copy.deepcopy(batches)[3]["input_ids"], found[3]["input_ids"])
 
 
 @pytest.mark.parametrize("seed", [None, 3])

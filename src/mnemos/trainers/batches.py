@@ -3,7 +3,7 @@
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +35,8 @@ class RolloutBatches:
     document once, the longest first. sets > 1: batches i, i + sets, … are of the same rows, which makes `sets` batches
     as good as one of sets·rows rows (gradient accumulation). In several processes each has rows of its own.
 
-    Every document is read once at first, for its length; `batches[i]` costs O(rows·S·L). An iteration gives one epoch,
+    Every document is looked up once at first, for its length, and again when a row begins it; beside that `batches[i]`
+    costs O(rows·S·L). An iteration gives one epoch,
     with a seed from where the last one ended; a `state_dict` holds its position. Raises InputError for settings below
     1, and for documents that are none.
     """
@@ -76,6 +77,15 @@ class RolloutBatches:
         """(rank, number) of the processes; read at the first use, when all of them have been started."""
         several = torch.distributed.is_available() and torch.distributed.is_initialized()
         return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if several else (0, 1)
+
+    @cached_property
+    def _look_up(self) -> Callable[[int], Any]:
+        """documents[number], kept while rows read it: a data set may decode all of a document at each look-up."""
+        return lru_cache(self.rows * self.sets)(self.documents.__getitem__)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is made anew when it is needed, and cannot be pickled."""
+        return {name: value for name, value in vars(self).items() if name not in ("_schedule", "_look_up")}
 
     @cached_property
     def _schedule(self) -> Schedule:
@@ -169,7 +179,7 @@ class RolloutBatches:
 
     def _read(self, number: int, segment: int) -> tuple[Tensor, Tensor]:
         """The token ids and targets of one segment of a document."""
-        document = self.documents[number]
+        document = self._look_up(number)
         named = document if isinstance(document, Mapping) else {"input_ids": document}
         positions = self._unpadded.get(number, range(len(named["input_ids"])))
         positions = positions[segment * self.segment : (segment + 1) * self.segment + 1]

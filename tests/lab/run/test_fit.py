@@ -212,6 +212,50 @@ def opens(worker: int) -> None:
     get_worker_info().dataset.opened = rows()
 
 
+class KeepsItsLoss(nn.Module):
+    """As a mixture of experts keeps the balance of its training forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x):
+        y = self.layer(x)
+        if self.training:
+            self.balance = y.square().mean()
+        return y
+
+
+def test_gradients_generators_and_tensors_that_the_model_keeps_change_nothing(tmp_path):
+    torch.manual_seed(3)
+    model = KeepsItsLoss()
+    before, other = torch.get_rng_state(), copy.deepcopy(model)
+    model(rows()[:][0]).sum().backward()
+
+    def loss(outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets) + model.balance * model.training
+
+    found = fit(tmp_path / "one", model, loss=loss)
+    assert found == {**fit(tmp_path / "one", model, loss=loss, resume=True)}
+    assert torch.equal(torch.get_rng_state(), before)
+    model = other  # without gradients
+    assert fit(tmp_path / "two", model, loss=loss)["valid"] == found["valid"]
+
+
+def test_more_steps_with_another_setting_are_refused_and_nothing_is_lost(tmp_path):
+    settings = replace(SETTINGS, steps=4)
+    optim = OptimConfig(schedule=ScheduleConfig("trapezoid"))
+    fit(tmp_path, steps=4, optim=optim, train=settings)
+    names = sorted(tmp_path.rglob("*"))
+    before = [path.read_bytes() for path in names if path.is_file()]
+    more = {"steps": 8, "optim": optim, "train": settings, "resume": True}
+    refuses("the run has another optim.lr", fit, tmp_path, lr=0.1, **more)
+    assert sorted(tmp_path.rglob("*")) == names
+    assert [path.read_bytes() for path in names if path.is_file()] == before
+    fit(tmp_path, **more)
+    assert (tmp_path / "checkpoints/step-00000008.safetensors").is_file()
+
+
 def test_what_a_loader_says_of_its_processes_is_done(tmp_path):
     """What its worker_init_fn opens is there for every batch, also for the first one and for one out of turn."""
     loader = DataLoader(Opened(), 4, shuffle=True, num_workers=1, worker_init_fn=opens, prefetch_factor=3)

@@ -216,7 +216,9 @@ def task_state_bytes(model: nn.Module, task: Task, example: object, segment: int
 
 
 def _state_after(model: nn.Module, task: Task, example: object, segment: int) -> State:
-    copied, state = copy.deepcopy(model), None
+    tensors = (x for part in model.modules() for x in vars(part).values() if isinstance(x, Tensor))
+    memo = {id(x): x.detach() for x in tensors if x.grad_fn is not None}  # a loss that it keeps: `deepcopy` refuses it
+    copied, state = copy.deepcopy(model, memo), None
     with torch.no_grad(), generators.preserve():
         for part in task.segments(to_model(example, model), segment):
             outputs, state = task.forward(copied, part, state)

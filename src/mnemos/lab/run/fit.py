@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from mnemos import generators
 from mnemos.config import ModelConfig
 from mnemos.errors import near_arguments
 from mnemos.lab.tasks.metrics import Metric, find_metrics
@@ -82,6 +83,8 @@ def fit(
     exact, bit for bit, and has no cost. Any other iterable is read again up to the position of the run, from its start,
     or from the start of the current pass if it has a `len`; this is exact if the iterable repeats the same batches.
 
+    Gradients that the model has are cleared; the process's random generators are afterwards as they were.
+
     Raises InputError for data, settings or folders that do not fit, TrainingFailed for a loss that is not finite, and
     Interrupted after SIGINT or SIGTERM, with a checkpoint saved.
     """
@@ -120,6 +123,6 @@ def fit(
     if resume and (folder / "recipe.json").is_file():
         before = read_object(folder / "recipe.json", {"train": dict})["train"].get("steps")
         longer = isinstance(before, int) and before < steps
-    with in_mode(model, training=True):  # restores the mode of every module
+    with generators.preserve(), in_mode(model, training=True):  # afterwards as before, with the mode of every module
         opened = Run.open(recipe, folder, resume, steps=steps if longer else None, task=task, model=model, quiet=quiet)
         return carry_out(opened, count_flops=False).to_json()  # the data are read for updates alone

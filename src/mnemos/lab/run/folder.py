@@ -88,8 +88,7 @@ class RunFolder:
         folder = Path(folder)
         if not (folder / "recipe.json").is_file():
             raise InputError(f"{folder}: expected a run to resume, found no recipe.json; start it anew")
-        if difference := differing(as_written(read_object(folder / "recipe.json")), as_json(recipe)):
-            raise InputError(f"{folder}: the run has another {difference}; resume it with its own settings")
+        refuse_other(folder, read_object(folder / "recipe.json"), recipe)
         run = cls(folder, recipe)
         with run._unlocked_on_error():
             run.checkpoints.mkdir(exist_ok=True)
@@ -230,13 +229,20 @@ class RunFolder:
         self._metrics = self._lock = self._sink = None
 
 
-def extend(folder: Path, steps: int) -> None:
-    """Change the number of steps of a run, finished or not, so that resuming it trains up to `steps`.
+def refuse_other(folder: Path, saved: JSONObject, recipe: Recipe) -> None:
+    """Raise InputError if the recipe that a run has saved is another one."""
+    if difference := differing(as_written(saved), as_json(recipe)):
+        raise InputError(f"{folder}: the run has another {difference}; resume it with its own settings")
+
+
+def extend(folder: Path, longer: Recipe) -> None:
+    """Change the number of steps of a run, finished or not, so that resuming it with `longer` trains up to its steps.
 
     Checkpoints of updates whose rate would have been another (`ScheduleConfig.last_constant`) and the result are
-    removed. Raises InputError for a number that the run has reached already, and for a run that stopped early.
+    removed. Raises InputError, and changes nothing, for a number that the run has reached already, for a run that
+    stopped early, and for a recipe that differs in more than the steps.
     """
-    recipe = read_object(folder / "recipe.json", {"train": dict, "optim": dict})
+    recipe, steps = read_object(folder / "recipe.json", {"train": dict, "optim": dict}), longer.train.steps
     lock = _lock(folder)
     try:
         done = next(iter(checkpoint.steps(folder / "checkpoints")), 0)
@@ -248,13 +254,15 @@ def extend(folder: Path, steps: int) -> None:
             )
         if steps < done or (result is not None and steps == done):
             raise InputError(f"train.steps: expected more than {done:,}, which {folder} has trained, found {steps:,}")
+        extended = recipe | {"train": recipe["train"] | {"steps": steps}}
+        refuse_other(folder, extended, longer)
         schedule = from_dict(OptimConfig, recipe["optim"]).schedule
         constant = min(schedule.last_constant(n) for n in (steps, recipe["train"]["steps"]))
         for step in checkpoint.steps(folder / "checkpoints") if schedule.name == "trapezoid" else ():
             if step > constant:
                 checkpoint.path_of(folder / "checkpoints", step).unlink(missing_ok=True)
         (folder / Result.FILE).unlink(missing_ok=True)
-        write_json(folder / "recipe.json", recipe | {"train": recipe["train"] | {"steps": steps}})
+        write_json(folder / "recipe.json", extended)
     finally:
         if lock is not None:
             os.close(lock)

@@ -192,6 +192,7 @@ class Learner:
         fused = recipe.train.precision != "16-mixed" and recipe.train.strategy != "fsdp"
         self.optimiser = make_optimiser(self.model, recipe.optim, fused)
         self.stepper: Any = fabric.setup_optimizers(self.optimiser)
+        self.model.zero_grad()  # a model that was given may have gradients, which the first update would add to its own
         self.has_caches = bool(stored(self.model))
         self._read_again: dict[int, Any] = {}  # batches of the last update, by index
         rollout = recipe.train.rollout

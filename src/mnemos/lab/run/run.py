@@ -158,7 +158,7 @@ class Run:
                 if resume:  # before anything in the folder changes
                     check_unchanged(self.path, self.recipe.data, longer)
                 if longer:
-                    extend(self.path, self.recipe.train.steps)
+                    extend(self.path, self.recipe)
                 if resume:
                     self.files = RunFolder.resume(self.path, self.recipe)
                     self.result = Result.read(self.path) if Result.exists(self.path) else None
