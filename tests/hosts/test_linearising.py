@@ -124,23 +124,26 @@ def test_gradients_flow_through_a_carried_cache(state: str, rotary: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("state", "full", "options"),
+    ("state", "full", "cached", "options"),
     [
-        ("hedgehog", None, {}),
-        ("hedgehog", None, {"num_beams": 3}),
-        ("hedgehog", WHOLE, {"prompt_lookup_num_tokens": 3}),
-        ("delta", None, {"prompt_lookup_num_tokens": 3}),
-        ("delta", WHOLE, {"num_beams": 3}),
+        ("hedgehog", None, False, {}),
+        ("hedgehog", None, False, {"num_beams": 3}),
+        ("hedgehog", WHOLE, False, {"prompt_lookup_num_tokens": 3}),
+        ("delta", None, False, {"prompt_lookup_num_tokens": 3}),
+        ("delta", WHOLE, False, {"num_beams": 3}),
+        ("hedgehog", None, True, {"num_beams": 3}),
     ],
-    ids=["greedy", "beams", "drafts", "delta", "full"],
+    ids=["greedy", "beams", "drafts", "delta", "full", "cached"],
 )
 @torch.no_grad()
-def test_generate(state: str, full: str | None, options: dict[str, Any]) -> None:
+def test_generate(state: str, full: str | None, cached: bool, options: dict[str, Any]) -> None:
     """Beyond the window, with padded rows: the tokens of a model that reads everything again for each token.
 
     Transformers reads a prompt and its first drafts in one call, of which the last tokens go back: here of a long one.
     """
     model = decoder("llama", -1.0, state=state, rotary=state == "hedgehog", full=full)
+    if cached:
+        mnemos.cache(model, mnemos.GRC(length=3, block=2, scope="stream"))
     x, mask = ids(t=12), torch.arange(12) >= torch.tensor([[0], [5]])
     if "prompt_lookup_num_tokens" in options:  # of one row in transformers
         x, mask = ids(1, 40).repeat(1, 2), torch.ones(1, 80)

@@ -210,6 +210,28 @@ def test_a_base_model_and_a_model_with_a_head(tmp_path):
         equal(a, b)
 
 
+def test_parts_of_a_model_are_read_with_theirs(tmp_path):
+    """What a part has is noted in its own configuration."""
+    library, sizes = transformers(), {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2}
+    pictures = library.CLIPVisionConfig(**sizes, image_size=8, patch_size=4)
+    texts = library.LlamaConfig(**sizes, vocab_size=20)
+    both = library.LlavaConfig(vision_config=pictures, text_config=texts, image_token_id=19)
+    model = library.LlavaForConditionalGeneration(both).eval()
+    mnemos.cache(model.model.vision_tower, GRC(length=3))
+    mnemos.linearise(model.model.language_model, window=4, sinks=1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path)
+    loaded, about = from_pretrained(type(model), tmp_path, output_loading_info=True)
+    assert not about["missing_keys"]
+    assert len(caches(loaded)) == 2
+    equal(loaded, model)
+    given = {"pixel_values": torch.rand(1, 3, 8, 8), "input_ids": torch.tensor([[1, *[19] * 4, *range(2, 9)]])}
+    close(loaded.eval()(**given).logits, model(**given).logits, 1e-5)
+
+
 def test_what_is_not_there_is_said(tmp_path):
     model = build("hf_vit")
     refuses(r"cache.. was called on, found none", save, model, tmp_path)
@@ -245,8 +267,14 @@ def test_weights_of_some_caches_alone_are_missed(tmp_path):
 def test_weights_of_another_model_and_damaged_ones_are_refused(tmp_path):
     save(trained("timm_vit"), tmp_path)
     other = build("timm_vit")
-    other.head = nn.Linear(24, 6)
+    head, other.head = other.head, nn.Linear(24, 6)
+    nn.init.normal_(other.cls_token)
+    before = {key: value.clone() for key, value in other.state_dict().items()}
     refuses("found others .*size mismatch for head.weight.*; build it as saved", load, other, tmp_path)
+    assert all(map(torch.equal, other.state_dict().values(), before.values()))
+    assert list(other.state_dict()) == list(before)
+    other.head = head
+    assert caches(load(other, tmp_path))
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     refuses("this model's weights, found others .*not fully covered", load, build("timm_vit"), tmp_path)

@@ -206,6 +206,26 @@ def test_single_tokens_are_read_by_the_kernel(by_kernel):
     assert normalise(norm.double(), token, offset) is None
 
 
+class Logits(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x, use_cache=False).logits
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mamba2"])
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@torch.no_grad()
+def test_a_trace_computes_other_tokens(name):
+    model = Logits(build(name))
+    mnemos.fast(model)
+    traced = torch.jit.trace(model, tokens(2, 9))
+    other = tokens(2, 9, seed=5)
+    torch.testing.assert_close(traced(other), model(other), **CLOSE)
+
+
 def test_other_models_copies_pickles_and_threads():
     model, x = build("Qwen3Next"), tokens(2, 9)
     other = build("Qwen3Next")
@@ -225,6 +245,9 @@ def test_other_models_copies_pickles_and_threads():
     assert copied.get_submodule(name).forward.__self__ is copied.get_submodule(name)
     assert is_fast(copied.get_submodule(name))
     assert not is_fast(loaded.get_submodule(name))
+    mnemos.functional(loaded)(x)  # and its class has another forward from now on
+    again = pickle.loads(pickle.dumps(step := mnemos.functional(model)))
+    assert torch.equal(again(x)[0], step(x)[0])
     mnemos.fast(loaded).undo()
     lost = copy.deepcopy(model)
     with mnemos.fast(lost) as again:

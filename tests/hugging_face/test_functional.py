@@ -71,6 +71,8 @@ def test_padding_anywhere_leaves_rows_and_states_alone(name):
     y = torch.cat([y, rest], 1)
     equal(y[:1], step.model(x[:1], use_cache=False).logits)
     assert not y[~mask].any()
+    embeddings = step.model.get_input_embeddings()(x).masked_fill(~mask[..., None], torch.nan)
+    equal(step(embeddings, None, mask)[0], y)
     assert state.seen.tolist() == mask.sum(1).tolist()
     _, idle = step(x[:, :5], state, torch.zeros(4, 5, dtype=torch.bool))
     assert [z.shape for z in leaves(idle)] == [z.shape for z in leaves(state)]

@@ -254,6 +254,23 @@ def test_transforms_have_the_derivatives_of_a_backward(case, t):
             torch.testing.assert_close(found[label][number], x.grad, rtol=1e-4, atol=1e-4, msg=label)
 
 
+@needs_kernels
+@pytest.mark.parametrize("case", [c for c in STATEFUL if c[1]["backend"] == "native"], ids=name)
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@torch.no_grad()
+def test_a_trace_computes_other_inputs(case):
+    """torch.jit.trace records operators: it does not see a kernel that is called directly."""
+    op, how = case
+    inputs = given(op)
+
+    def call(*x):
+        return tuple(leaves(op(**dict(zip(inputs, x, strict=True)), **how)))
+
+    other = [x * 0.5 for x in inputs.values()]
+    for a, b in zip(torch.jit.trace(call, tuple(inputs.values()))(*other), call(*other), strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", STATEFUL, ids=name)
 def test_compiled_whole_equals_eager(case, monkeypatch):

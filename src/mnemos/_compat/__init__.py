@@ -129,7 +129,7 @@ PLAIN = (Tensor, nn.Parameter)
 
 def can_skip_dispatcher(*tensors: Tensor | None) -> bool:
     """Whether the tensors are plain and no compiler, tracer, transform or counter has to see the operator."""
-    if torch.compiler.is_compiling() or dispatch_mode_active() or forward_differentiated():
+    if torch.compiler.is_compiling() or is_tracing() or dispatch_mode_active() or forward_differentiated():
         return False
     present = [x for x in tensors if x is not None]
     for x in present:  # no generator: this runs for every token that is decoded

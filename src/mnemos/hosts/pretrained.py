@@ -14,10 +14,9 @@ from mnemos.memory.gated_cache import GRC
 from mnemos.modes import plain_module, uncompiled
 from mnemos.types import InputError
 
-from .attach import SavedSizes, add_caches
+from .attach import CONFIG_RECORDS, SavedSizes, add_caches, uncache
 from .branch import HostBranch
 from .hooks import RECORD
-from .linearise import RECORD as LINEARISED
 from .linearise import linearise
 from .linearised import Linearised
 
@@ -47,24 +46,25 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
     before = vars(owner).get(_EXPECTED, _INHERITED)
     setattr(owner, _EXPECTED, [*(getattr(owner, _EXPECTED) or ()), r"(^|\.)(grc|linearised)\."])
     try:
-        model = cls.from_pretrained(folder, **options)
+        read = cls.from_pretrained(folder, **options)
     finally:
         if before is _INHERITED:
             delattr(owner, _EXPECTED)
         else:
             setattr(owner, _EXPECTED, before)
+    model = read[0] if isinstance(read, tuple) else read  # with output_loading_info: and what was missing
     if any(isinstance(one, HostBranch | Linearised) for one in model.modules()):
-        return model  # RememberingForCausalLM builds its decoder's
-    record, states = getattr(model.config, "mnemos", None), model.config.__dict__.pop(LINEARISED, ())
-    if record is None and not states:
+        return read  # RememberingForCausalLM builds its decoder's
+    # --- its caches and states, with new weights ---
+    records = _pop_records(model)
+    if not records:
         raise InputError(
             f"{folder}: expected a model saved with its caches or linearised, found none recorded in config.json; "
             "use cls.from_pretrained"
         )
-    # --- its caches and states, with new weights ---
-    if record is not None:
-        apply_record(model, record, folder, "config.json")
-    apply_states(model, states, folder)
+    for part, caches, states in records:
+        apply_record(part, caches, folder, "config.json")
+        apply_states(part, states, folder)
     # --- their weights in the files: {name of the branch: {name in it: tensor}} ---
     from safetensors import safe_open
 
@@ -96,7 +96,21 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
                 "save_original_format=False"
             )
         module.load_state_dict(stored[same[0]])
-    return model
+    return read
+
+
+def _pop_records(model: nn.Module) -> list[tuple[nn.Module, list[dict[str, Any]], list[dict[str, Any]]]]:
+    """What `cache` and `linearise` noted in the configurations of a model and of its parts, which lose it.
+
+    Each with the outermost module that has the configuration. An encoder's is often a copy of the whole model's.
+    """
+    found: list[tuple[nn.Module, list[dict[str, Any]], list[dict[str, Any]]]] = []
+    for module in model.modules():
+        noted = getattr(getattr(module, "config", None), "__dict__", {})
+        caches, states = (noted.pop(name, []) for name in CONFIG_RECORDS)
+        if (caches or states) and (caches, states) not in [one[1:] for one in found]:
+            found.append((module, caches, states))
+    return found
 
 
 def _numbers_and_end(name: str) -> tuple[list[str], list[str]]:
@@ -130,7 +144,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     """Give a host without caches the caches that `save` wrote, in place, and all weights; returns the model.
 
     The model is built as the saved one was before `cache`. Raises InputError if the folder is another one, or
-    damaged, or its weights are those of another model.
+    damaged, or its weights are those of another model; the host is then as it was.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_model
@@ -143,10 +157,14 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
         record = parse(read_text(folder / _RECORD))
     except ValueError as error:  # not UTF-8, or not JSON
         raise InputError(f"{folder / _RECORD}: expected JSON, found a damaged file ({error}); save it again") from None
+    before = {name: value.clone() for name, value in inner.state_dict().items() if isinstance(value, Tensor)}
     apply_record(inner, record, folder, _RECORD)
     try:
         load_model(plain_module(model, "hosts.load"), str(folder / "model.safetensors"))
     except (SafetensorError, RuntimeError, OSError) as error:
+        if record:
+            uncache(inner)
+        inner.load_state_dict(before, strict=False)
         raise InputError(
             f"{folder}: expected this model's weights, found others ({one_line(error)}); build it as saved"
         ) from None

@@ -66,15 +66,15 @@ def _make_carrying(layer: type) -> Any:
 
         def reorder_cache(self, beam_idx: Tensor) -> None:
             super().reorder_cache(beam_idx)
-            self._map(lambda x: x.index_select(0, beam_idx.to(x.device)))
+            self._map_gated(lambda x: x.index_select(0, beam_idx.to(x.device)))
 
         def batch_repeat_interleave(self, repeats: int) -> None:
             super().batch_repeat_interleave(repeats)
-            self._map(lambda x: x.repeat_interleave(repeats, 0))
+            self._map_gated(lambda x: x.repeat_interleave(repeats, 0))
 
         def batch_select_indices(self, indices: Any) -> None:
             super().batch_select_indices(indices)
-            self._map(lambda x: x[indices.to(x.device) if isinstance(indices, Tensor) else indices])
+            self._map_gated(lambda x: x[indices.to(x.device) if isinstance(indices, Tensor) else indices])
 
         def crop(self, tokens_to_remove: int) -> None:
             """Raises InputError for tokens that a gated cache has read: its updates do not go back."""
@@ -89,7 +89,8 @@ def _make_carrying(layer: type) -> Any:
             super().reset()
             self.mnemos_gated = None
 
-        def _map(self, fn: Callable[[Tensor], Tensor]) -> None:
+        # `LinearisedLayer`, which `layer` may be, has a `_map` for the rest.
+        def _map_gated(self, fn: Callable[[Tensor], Tensor]) -> None:
             if self.mnemos_gated is not None:
                 self.mnemos_gated.map(fn)
 

@@ -203,9 +203,14 @@ def is_fast(layer: nn.Module) -> bool:
 
 def _is_taken(layer: nn.Module) -> bool:
     """Whether another library set its forward."""
-    own = vars(layer).get("forward")
-    # A fast layer that was pickled has, once loaded, its class's forward as its own; no library set it.
-    return own is not None and not is_fast(layer) and getattr(own, "__func__", None) is not type(layer).forward
+    return "forward" in vars(layer) and not is_fast(layer) and not has_class_forward(layer)
+
+
+def has_class_forward(layer: nn.Module) -> bool:
+    """Whether the forward of its own is its class's, or was before `functional`: of a fast layer that was pickled."""
+    forward = type(layer).forward
+    own = getattr(vars(layer).get("forward"), "__func__", None)
+    return own is not None and own in (forward, getattr(forward, "__wrapped__", None))
 
 
 def find_replacements(cls: type[nn.Module]) -> tuple[dict[str, Function], list[str]]:

@@ -28,7 +28,7 @@ from mnemos.ops.positions import positions
 from mnemos.types import InputError, State
 
 from .fast_functions import mamba_selective_scan, state_space, torch_chunk_gated_delta_rule
-from .fast_model import find_replacements
+from .fast_model import find_replacements, has_class_forward
 
 _library: Any = libraries.transformers()
 try:
@@ -331,6 +331,9 @@ def add_forwards(model: nn.Module) -> None:
             functions = {name: _RECURRENCES.get(name, function) for name, function in find_replacements(cls)[0].items()}
             if not set(functions).isdisjoint(_RECURRENCES):  # else it is of another version, whose calls are refused
                 _wrap(cls, functions)
+    for layer in model.modules():
+        if hasattr(type(layer), "_functional") and has_class_forward(layer):  # which hides the wrapped one
+            del layer.forward
 
 
 def _wrap(cls: Any, functions: dict[str, Any]) -> None:

@@ -268,6 +268,7 @@ class Functional(nn.Module):
                 mask = mask.bool()
                 order = valid_last(mask)
                 valid = take(mask, order)
+                x = zero_invalid(x, mask) if embeddings else x  # 0 · NaN of padding would reach the valid tokens
         if not self.rows_apart:
             least, most = int(state.seen.min()), int(state.seen.max())
             if valid is not None or least != most:
