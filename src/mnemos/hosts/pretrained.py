@@ -62,7 +62,8 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
             f"{folder}: expected a model saved with its caches or linearised, found none recorded in config.json; "
             "use cls.from_pretrained"
         )
-    for part, caches, states in records:
+    for name, (caches, states) in records.items():
+        part = model.get_submodule(name)
         apply_record(part, caches, folder, "config.json")
         apply_states(part, states, folder)
     # --- their weights in the files: {name of the branch: {name in it: tensor}} ---
@@ -99,17 +100,15 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
     return read
 
 
-def _pop_records(model: nn.Module) -> list[tuple[nn.Module, list[dict[str, Any]], list[dict[str, Any]]]]:
-    """What `cache` and `linearise` noted in the configurations of a model and of its parts, which lose it.
-
-    Each with the outermost module that has the configuration. An encoder's is often a copy of the whole model's.
-    """
-    found: list[tuple[nn.Module, list[dict[str, Any]], list[dict[str, Any]]]] = []
-    for module in model.modules():
+def _pop_records(model: nn.Module) -> dict[str, list[list[dict[str, Any]]]]:
+    """What `cache` and `linearise` noted in the configurations of a model, "", and of its parts, which lose it."""
+    found: dict[str, list[list[dict[str, Any]]]] = {}
+    for name, module in model.named_modules():
         noted = getattr(getattr(module, "config", None), "__dict__", {})
-        caches, states = (noted.pop(name, []) for name in CONFIG_RECORDS)
-        if (caches or states) and (caches, states) not in [one[1:] for one in found]:
-            found.append((module, caches, states))
+        records = [noted.pop(one, []) for one in CONFIG_RECORDS]
+        around = [outer for outer in found if not outer or name.startswith(f"{outer}.")]
+        if any(records) and records not in [found[outer] for outer in around]:  # an encoder has a copy of the whole's
+            found[name] = records
     return found
 
 
