@@ -71,10 +71,10 @@ def load_state(file: str | Path, model: nn.Module | None = None, like: State = N
     """Read a state that `save_state` wrote, on the device of `like`, or of the model.
 
     model: a model or layer with `initial_state`, whose fingerprint the file must have if it has one. like: a state of
-    the same model, with any number of rows, and of tokens in keys and values, for layers without `initial_state`; one
-    of both is needed. Other tensors that grow have length 0 along axis 1. Raises InputError for a missing or damaged
-    file, and for a state of another structure, of other shapes or types, or of a model of another configuration or
-    other weights.
+    the same model, with any number of rows, and of tokens in keys and values (also those of a source), for layers
+    without `initial_state`; one of both is needed. Other tensors that grow have length 0 along axis 1. Raises
+    InputError for a missing or damaged file, and for a state of another structure, of other shapes or types, or of a
+    model of another configuration or other weights.
     """
     file = Path(file)
     if file.is_dir():

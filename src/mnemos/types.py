@@ -150,7 +150,8 @@ def join(states: Sequence[S]) -> S:
 
     Where tensors hold different numbers of tokens (axis 1 of a key-value state), the shorter ones are padded with
     zeros in front, and the state's `valid` marks the padding as invalid. What is no tensor must be equal in all, and
-    stays. Raises InputError for states of different models.
+    stays. Raises InputError for states of different structures or widths; it cannot tell tokens from other entries
+    along axis 1, such as the layers of an `LSTMState`: join states of one model.
     """
     if not states:
         raise InputError("join: expected at least one state, found none")

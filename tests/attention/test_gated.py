@@ -217,6 +217,7 @@ def test_presets_give_defaults_and_what_is_given_wins():
     assert (grc.source, grc.candidate, grc.gate_init, grc.lift) == ("output", "linear", 0.5, "pad")
     assert GRC(preset="paper").resolved().read == "mean"
     assert GRC(preset="paper", scope="stream").resolved().read == "sample"
+    assert GRC(length=[4, 8]) == GRC(length=(4, 8))
 
 
 @pytest.mark.parametrize(
@@ -230,6 +231,7 @@ def test_presets_give_defaults_and_what_is_given_wins():
         (lambda: GRC(length="16"), "GRC.length: expected an integer, .*, 'auto' or 'paper', found '16'; change it"),
         (lambda: GRC(length=0), "length"),
         (lambda: GRC(length=(4, 0)), r"at least 1 slot, found \(4, 0\)"),
+        (lambda: GRC(length=[4, 0]), r"at least 1 slot, found \(4, 0\)"),
         (lambda: GRC(length=()), "at least 1 slot"),
         (lambda: GRC(block=0), "GRC.block: expected at least 1 token, found 0"),
         (lambda: GRC(ratio=0.0), "GRC.ratio: expected above 0"),

@@ -142,6 +142,14 @@ def test_a_stream_writes_into_one_buffer_of_a_bounded_size():
         assert copies < 20
 
 
+def test_the_memory_keeps_nothing_else_of_a_long_call():
+    module, state = layer(), None
+    for grad in (False, True, False):
+        with torch.set_grad_enabled(grad):
+            state = module(tokens(60), state)[1]
+        assert state.x.untyped_storage().nbytes() <= 4 * state.x.nbytes
+
+
 def test_training_goes_on_from_what_inference_left():
     module = layer()
     with torch.inference_mode():

@@ -151,6 +151,43 @@ def test_a_window_streams_at_constant_size(window):
                     torch.testing.assert_close(y, more[:, i : i + 1])
 
 
+def test_a_window_keeps_nothing_else_of_a_long_call_in_memory():
+    """Nor does a state with few heads keep the queries. Token by token no state is copied but for room."""
+    torch.manual_seed(0)
+    for module in SoftmaxAttention(16, 4, True, window=5), SoftmaxAttention(16, 8, True, rotary=True, kv_heads=1):
+        state, x = None, torch.randn(1, 100, 16)
+        for grad in (False, True, False):
+            with torch.set_grad_enabled(grad):
+                state = module(x, state)[1]
+            for part in state.k, state.v:
+                assert part.untyped_storage().nbytes() <= 4 * part.nbytes
+        moved = 0
+        with torch.no_grad():
+            for _ in range(40):
+                before, state = state, module(x[:, :1], state)[1]
+                moved += state.k.untyped_storage().data_ptr() != before.k.untyped_storage().data_ptr()
+        assert moved <= 40 / 4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("settings", [{"rotary": True}, {"window": 5, "query_key_norm": True}], ids=str)
+@pytest.mark.parametrize("branched", [False, True])
+def test_a_state_is_read_on_with_and_without_autocast(settings, branched):
+    torch.manual_seed(0)
+    module, x = SoftmaxAttention(16, 4, True, **settings), torch.randn(2, 8, 16)
+    wanted = module(x)[0][:, 4:]
+    for first in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=first):
+            state = None
+            for part in x[:, :4].split([3, 1], 1):  # the second has room in a buffer
+                state = module(part, state)[1]
+        state = module.branch(state, 1) if branched else state
+        with torch.autocast("cpu", torch.bfloat16, enabled=not first):
+            for i in range(4, 8):
+                y, state = module(x[:, i : i + 1], state)
+                assert (y[:, 0] - wanted[:, i - 4]).norm() < 0.03 * wanted[:, i - 4].norm()
+
+
 def test_dropout_is_not_lost_without_gradient():
     """Activation checkpointing runs its first pass without gradient: both passes must draw alike."""
     torch.manual_seed(0)

@@ -186,6 +186,13 @@ def test_copies_and_other_types(name):
     torch.testing.assert_close(y, wide(x)[0], rtol=1e-10, atol=1e-12)
 
 
+@torch.no_grad()
+def test_a_window_keeps_nothing_else_of_a_long_call_in_memory():
+    _, state = step_of("Mistral")(tokens(1, 60))  # a window of 4
+    for x in (state.parts[0].k, state.parts[0].v):
+        assert x.untyped_storage().nbytes() <= 4 * x.nbytes
+
+
 @pytest.mark.parametrize("name", ["Llama", "Qwen3Next"])
 @torch.no_grad()
 def test_a_state_goes_on_in_a_model_of_another_type(name):

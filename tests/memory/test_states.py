@@ -1,12 +1,16 @@
 """The states of attentions by themselves: what they keep, append, share and select."""
 
+import copy
+import pickle
+import threading
+
 import pytest
 import torch
 from refusals import refuses
 
 from mnemos.memory import AssociationsConfig, key_values
 from mnemos.memory.associations import AssociativeMemory
-from mnemos.memory.key_values import BranchedKeyValues, Encoded, KeyValues
+from mnemos.memory.key_values import BranchedKeyValues, Buffer, Encoded, KeyValues, Segments
 from mnemos.memory.tokens import TokenMemory
 from mnemos.types import Rows, leaves, select
 
@@ -57,6 +61,56 @@ def test_room_for_a_token_is_an_append_of_it():
         state.k[:, -1], state.v[:, -1] = k[:, t % 3], v[:, t % 3]
         same(state, whole)
     same(whole, KeyValues(whole.k, whole.v, whole.valid, torch.tensor([7, 8])))
+
+
+@torch.no_grad()
+def test_threads_that_go_on_from_one_state_write_to_places_of_their_own(monkeypatch):
+    """The second thread goes on while the first looks for room, as long as it is let."""
+    one, two = torch.full((1, 1, 1, 2), 1.0), torch.full((1, 1, 1, 2), 2.0)
+    state, found = KeyValues.empty(1, 1, 2).append(one, one).append(one, one), []
+    other = threading.Thread(target=lambda: found.append(state.append(two, two)))
+
+    def look(buffer):
+        used = vars(buffer)["used"]
+        if other.ident is None:
+            other.start()
+            other.join(0.05)
+        return used
+
+    monkeypatch.setattr(Buffer, "used", property(look, lambda buffer, n: vars(buffer).update(used=n)), raising=False)
+    mine = state.append(one, one)
+    other.join()
+    assert (mine.k[0, :, 0, 0].tolist(), found[0].k[0, :, 0, 0].tolist()) == ([1, 1, 1], [1, 1, 2])
+
+
+@torch.no_grad()
+def test_a_pickle_holds_every_token_once_and_goes_on():
+    new = torch.randn(1, 500, 2, 8)
+    state = KeyValues.empty(1, 2, 8).append(new, new).append(new[:, :1], new[:, :1])  # in a buffer of twice its tokens
+    for other in pickle.loads(pickle.dumps(state)), copy.deepcopy(state):
+        same(other.append(new, new), state.append(new, new))
+    assert len(pickle.dumps(state)) < 2.1 * sum(x.nbytes for x in leaves(state))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("of", ["keys", "inputs", "branched"])
+def test_what_is_appended_gives_the_state_its_type(of):
+    """Also with room in its buffer; but not under autocast, where a state stays as exact as it is."""
+
+    def appended(state, dtype):
+        x = torch.ones(1, 1, 1, 2, dtype=dtype)
+        return state.append(x[:, 0], torch.ones(1, 1, dtype=torch.bool)) if of == "inputs" else state.append(x, x)
+
+    state = Segments.empty(1, 2) if of == "inputs" else KeyValues.empty(1, 1, 2)
+    state = BranchedKeyValues.of(state, 1) if of == "branched" else state
+    for _ in range(3):
+        state = appended(state, torch.bfloat16)
+    assert {x.dtype for x in leaves(state) if x.is_floating_point()} == {torch.bfloat16}
+    wide = appended(state, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        kept = appended(wide, torch.bfloat16)
+    for one in wide, kept:
+        assert {x.dtype for x in leaves(one) if x.is_floating_point()} == {torch.float32}
 
 
 @torch.no_grad()

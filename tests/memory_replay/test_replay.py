@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 from replay_standins import Cell, agree, begin, cell, gradients, plain, segments
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -205,6 +206,8 @@ def test_segments_are_anything_and_gradients_add_up():
         ({"weights": [1.0] * 6}, "weights for 7 segments, found 6"),
         ({"resets": [None] * 8}, "resets for 7 segments, found 8"),
         ({"reset_to": torch.zeros(3)}, "resets with reset_to, found None"),
+        ({"batch_axis": "first"}, "a number, a pytree of numbers or \"none\", found 'first'"),
+        ({"batch_axis": "none", "resets": [None] * 6 + [torch.ones(3) > 0]}, "no resets with .* has no rows, found"),
         ({"resets": [None] * 7, "reset_to": torch.ones(2, requires_grad=True) * 2}, "reset_to without a graph"),
         (
             {"scaler": torch.amp.GradScaler("cpu"), "backward": torch.Tensor.backward},
@@ -406,6 +409,36 @@ def test_states_that_lead_with_time_and_segments_of_unequal_length():
     start = torch.zeros(3, 4, 5)
     assert replay(step, lengths, start, module=linear, batch_axis=1).state.shape == (2, 4, 5)
     assert replay(in_a_tuple, lengths, (start,), module=linear, batch_axis=(1,)).state[0].shape == (2, 4, 5)
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_a_state_without_a_batch_is_called_one(kind):
+    """A series of one feature, [T, 1], could be one row for the two that a state [layers, D] seems to have."""
+    torch.manual_seed(0)
+    model = kind(1, 4, num_layers=2).double()
+    series = torch.randn(3, 5, 1, dtype=torch.float64)
+    zeros = torch.zeros(2, 4, dtype=torch.float64)
+    start = (zeros, zeros) if kind is nn.LSTM else zeros
+
+    def step(x, state):
+        y, state = model(x, state)
+        return y.square().mean(), state
+
+    total, state = 0.0, start
+    for x in series:
+        loss, state = step(x, state)
+        total = total + loss / 3
+    total.backward()
+    expected = gradients(model)
+    refuses(
+        r'found one of shape \(5, 1\).*batch_axis of the state \("none" if it has no batch\)',
+        replay,
+        step,
+        series,
+        start,
+    )
+    out = replay(step, series, start, module=model, batch_axis="none", resets=[None] * 3)
+    agree((out.loss, out.state, gradients(model)), (total, state, expected), 1e-12)
 
 
 @pytest.mark.parametrize("computed", [False, True])

@@ -185,6 +185,43 @@ def test_reset_and_join_give_every_row_its_own_source():
         close(model(torch.cat([x, x[:1]]), joined)[0][:4], model(x, state)[0])
 
 
+@torch.no_grad()
+def test_a_saved_state_is_read_by_its_own_model_alone(tmp_path):
+    """Of sources and targets of any length; and a stream."""
+    model, x, file = build(), tokens(2, 3, 2), tmp_path / "state"
+    mask = torch.arange(7) < torch.tensor([7, 4])[:, None]
+    state = model(x, model.encode(tokens(2, 7), mask))[1]
+    mnemos.save_state(state, file, model)
+    for like in (None, model.encode(tokens(3, 5)), model.branch(state, 2)):
+        assert torch.equal(model(x, mnemos.load_state(file, model, like))[0], model(x, state)[0])
+    refuses("of another configuration", mnemos.load_state, file, build(num_heads=4))
+    refuses("expected part .* as float64", mnemos.load_state, file, like=build(num_heads=4).initial_state(1))
+    stream = mnemos.Stream(model, state=state, last=x[:, :1])
+    stream.save(file)
+    assert all(map(torch.equal, leaves(mnemos.Stream.restore(model, file).state), leaves(state)))
+
+
+@torch.no_grad()
+def test_a_callers_mask_may_be_used_again():
+    model, x, mask = build(), tokens(1, 3, 2), torch.ones(1, 6, dtype=torch.bool)
+    state = model.encode(tokens(1, 6), mask)
+    y = model(x, state)[0]
+    mask[:, 2:] = False
+    assert torch.equal(model(x, state)[0], y)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_source_is_read_with_and_without_autocast(inside):
+    model, x = build().float(), tokens(2, 3, 2)
+    with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+        state = model.encode(tokens(2, 6))
+    with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+        y = model(x, state)[0]
+    wanted = model(Pair(tokens(2, 6), x))[0]
+    assert (y - wanted).norm() < 0.05 * wanted.norm()
+
+
 def test_a_source_of_padding_alone_is_an_empty_one():
     model, x = build(), tokens(2, 3, 2)
     mask = torch.tensor([[1] * 6, [0] * 6], dtype=torch.bool)

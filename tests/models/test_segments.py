@@ -192,6 +192,17 @@ def test_half_precision_stays_close_and_memories_stay_float32(kind):
         torch.testing.assert_close(lengths, torch.full_like(lengths, network.memory.radius))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["paper", "rmt"])
+def test_a_segment_that_began_under_autocast_is_read_on_without(kind):
+    network, x = fresh(kind), ids(1, 8)
+    wanted = network(x)[0][:, 6:]
+    with torch.autocast("cpu", torch.bfloat16):
+        state = network(x[:, :6])[1]
+    found = network(x[:, 6:], state)[0]
+    assert (found - wanted).norm() < 0.05 * wanted.norm()
+
+
 # --- Memformer ---
 
 

@@ -39,8 +39,10 @@ class CrossAttention(nn.Module):
 
     def forward(self, x: Tensor, source: KeysValues, visible: Tensor | None = None) -> Tensor:
         check_input(x, self.dim)
-        q = self.query(x).unflatten(-1, (self.num_heads, -1))
-        heads = self.attend(q, *source, visible, False, self.dropout if self.training else 0.0)
+        q, (k, v) = self.query(x).unflatten(-1, (self.num_heads, -1)), source
+        if k.dtype != q.dtype:  # the source was read under autocast, and this call is not, or the reverse
+            k, v = k.to(q.dtype), v.to(q.dtype)
+        heads = self.attend(q, k, v, visible, False, self.dropout if self.training else 0.0)
         return self.output(heads.flatten(2))
 
     if TYPE_CHECKING:

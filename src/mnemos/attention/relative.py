@@ -217,8 +217,8 @@ class RelativeAttention(RelativeHeads[Segments]):
                 context = Segments(take(context.x, front), take(context.valid, front))
             seen = context.valid
         heads, remembered = self.read(x, context.x, seen), context.last(self.config.memory)
-        if state is None or not state.x.shape[1]:  # a view of what the caller owns and may change
-            remembered = Segments(remembered.x.clone(), remembered.valid.clone())
+        owned = state is None or not state.x.shape[1]  # by the caller, who may change it
+        remembered = remembered.kept(copied=owned)
         return heads, remembered.detach() if self.config.detached else remembered
 
 

@@ -187,6 +187,7 @@ class SoftmaxAttention(MultiHeadAttention[Keys]):
         if self.window is not None:
             # Padding takes no place of the window: its valid tokens are the last ones of the state.
             keep = (new if mask is None else new.packed()).last(self.window - 1)
+        keep = keep.kept()
         n = new.k.shape[1]
         if mask is None and bias is None and n == t and (self.window is None or t <= self.window):
             return self.attend(q, k, v, None, True, p), keep

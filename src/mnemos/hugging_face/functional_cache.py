@@ -218,7 +218,7 @@ class FunctionalCache(Cache):  # type: ignore[misc, unused-ignore]
         kept = now if window is None else now.last(window - 1)
         if self.valid is not None:
             kept = kept.last(int(self.seen_after.max()))
-        self.new.append(kept)
+        self.new.append(kept.kept())
         return now.k.transpose(1, 2), now.v.transpose(1, 2)
 
     # --- gated caches, whose branch calls the following (`mnemos.hosts.hooks`) ---

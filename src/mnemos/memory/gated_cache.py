@@ -99,6 +99,8 @@ class GRC:
     write: bool = True
 
     def __post_init__(self) -> None:
+        if isinstance(self.length, list):
+            object.__setattr__(self, "length", tuple(self.length))
         check_fields(self, "GRC")
         if not 0 < self.ratio <= 1:
             raise InputError(f"GRC.ratio: expected above 0 and at most 1, found {self.ratio}; change it")

@@ -5,19 +5,23 @@ tokens into the spare capacity of a buffer, behind all that earlier states read 
 copies. `KeyValues` and `Segments` stand on that. `BranchedKeyValues` and `Encoded` are of rows that share entries.
 """
 
+import contextlib
 import math
+import threading
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mnemos._compat import forward_differentiated, pytree, transformed
-from mnemos.modes import reads_without_waiting
+from mnemos.modes import in_graph, reads_without_waiting
 from mnemos.ops.padding import take, valid_last, zero_invalid
 from mnemos.ops.positions import count_seen
 from mnemos.types import Device, InputError, Rows, SharedRows
 
 # --- A buffer that states share ---
+
+_claiming = threading.Lock()
 
 
 class Buffer:
@@ -37,6 +41,17 @@ class Buffer:
         self.tensors = tuple(room(x) for x in tokens)
         self.capacity, self.used = capacity, tokens[0].shape[1]
 
+    def claim(self, begin: int, end: int) -> bool:
+        """Take the places from `begin` to `end` for one state; False where there are none, or another state has them.
+
+        In one step, because threads may go on from the same state. One lock for all buffers: it is held for a moment.
+        """
+        with contextlib.nullcontext() if torch.compiler.is_compiling() else _claiming:
+            free = self.used == begin and end <= self.capacity
+            if free:
+                self.used = end
+        return free
+
 
 class Room(NamedTuple):
     """The buffer of a state's tokens, and where in it they end."""
@@ -44,14 +59,21 @@ class Room(NamedTuple):
     buffer: Buffer
     end: int
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """None in pickles and deep copies, which would hold every token twice; the state copies at its next append."""
+        return type(None), ()
+
 
 def append(
     tokens: tuple[Tensor, ...], new: tuple[Tensor, ...], room: Room | None
 ) -> tuple[tuple[Tensor, ...], Room | None]:
     """`tokens` [B, N, ..], N > 0, which are in `room` (None: in no buffer), followed by `new` [B, T, ..]; their room.
 
-    No tensor that is passed changes.
+    `tokens` are first converted to the types of `new`, but under autocast, which converts what attention reads: numbers
+    of more bits are not lost in it. No tensor that is passed changes.
     """
+    if [x.dtype for x in tokens] != [x.dtype for x in new] and not torch.is_autocast_enabled(new[0].device.type):
+        tokens, room = tuple(x.to(y.dtype) for x, y in zip(tokens, new, strict=True)), None
     differentiates = torch.is_grad_enabled() and any(x.requires_grad for x in (*tokens, *new))
     tangents = not torch.compiler.is_compiling() and (forward_differentiated() or transformed(*tokens, *new))
     if differentiates or tangents or torch.compiler.is_exporting():  # an exported program has no buffer to write into
@@ -70,15 +92,25 @@ def with_room(tokens: tuple[Tensor, ...], more: int, room: Room | None) -> tuple
     before = tokens[0].shape[1]
     if (
         room is None
-        or room.buffer.used != room.end  # another state has written behind this one's tokens
-        or room.buffer.capacity < room.end + more
         # A tensor of inference mode may be written there only.
         or (room.buffer.tensors[0].is_inference() and not torch.is_inference_mode_enabled())
+        or not room.buffer.claim(room.end, room.end + more)
     ):
         room = Room(Buffer(tokens, 2 * (before + more)), before)
+        room.buffer.claim(before, before + more)
     buffer, end = room.buffer, room.end + more
-    buffer.used = end
     return tuple(x[:, end - more - before : end] for x in buffer.tensors), Room(buffer, end)
+
+
+def mostly_unread(x: Tensor, room: Room | None) -> bool:
+    """Whether tokens x [B, N, ..] of a state, in `room` or in none, are under a quarter of what they keep in memory.
+
+    They may be the last of a long call, or a part of a projection. A buffer has twice the tokens that were written into
+    it, so a state that is read on token by token never says yes.
+    """
+    if room is not None:
+        return not torch.compiler.is_compiling() and room.buffer.capacity > 4 * x.shape[1]
+    return not (in_graph() or transformed(x)) and x.untyped_storage().nbytes() > 4 * x.nbytes
 
 
 def pad_front(x: Tensor, length: int) -> Tensor:
@@ -127,12 +159,18 @@ class KeyValues:
         start = self.k.shape[1] - n
         return KeyValues(self.k[:, start:], self.v[:, start:], self.valid[:, start:], self.seen, self._room)
 
+    def kept(self) -> "KeyValues":
+        """The state to be returned: a copy where the rest of a call would stay in memory with it, also when pickled."""
+        if mostly_unread(self.k, self._room) or mostly_unread(self.v, self._room):
+            return KeyValues(self.k.clone(), self.v.clone(), self.valid.clone(), self.seen)
+        return self
+
     def trimmed(self) -> "KeyValues":
         """The state without its first tokens that are invalid in every row."""
         if torch.compiler.is_compiling() or transformed(self.valid):  # the length would depend on values
             return self
         read = self.valid.any(0)
-        return self.last(int(read.flip(0).nonzero().max()) + 1 if bool(read.any()) else 0)
+        return self.last(int(read.flip(0).nonzero().max()) + 1 if bool(read.any()) else 0).kept()
 
     def packed(self) -> "KeyValues":
         """The same state with the tokens that may be attended to behind the others, which become zeros."""
@@ -228,6 +266,12 @@ class Segments:
             return self
         start = self.x.shape[1] - n
         return Segments(self.x[:, start:], self.valid[:, start:], self._room)
+
+    def kept(self, copied: bool = False) -> "Segments":
+        """The state to be returned: a copy where it is asked for, or as `KeyValues.kept`."""
+        if copied or mostly_unread(self.x, self._room):
+            return Segments(self.x.clone(), self.valid.clone())
+        return self
 
     def pad_to(self, n: int) -> "Segments":
         """The same state with at least n tokens: those that are new, in front, are not valid."""
@@ -403,6 +447,12 @@ class Encoded(SharedRows):
     def rows(self) -> int:
         """The number of rows."""
         return self.valid.shape[0] * self.copies
+
+    def last(self, n: int) -> "Encoded":
+        """The state with only the last n tokens of every source."""
+        start = max(0, self.valid.shape[1] - n)
+        layers = tuple((k[:, start:], v[:, start:]) for k, v in self.layers)
+        return Encoded(layers, self.valid[:, start:], self.copies)
 
     def select_rows(self, rows: Rows) -> "Encoded":
         """The given rows. A source of which rows are taken several times in a row is stored once."""

@@ -97,7 +97,8 @@ def replay(
     step, so that no gradient crosses. reset_to: a state whose tensors broadcast to those of the state (such as [D]
     parameters), or a function without arguments that computes one. Parameters of either receive gradient.
     batch_axis: the axis of the state's tensors that is the batch, one number or a pytree of the state's structure with
-    a number, or None, for each tensor. [layers, B, D] of LSTM and GRU has 1. None: the first axis.
+    a number, or None, for each tensor. [layers, B, D] of LSTM and GRU has 1. None: the first axis. "none": no tensor
+    has one, so segments of any shape fit, and there are no rows to reset.
     truncate_every=k: no gradient crosses from step t to t − 1 if t % k == 0; 1 is truncated back-propagation.
     slide=n: the result's `next_state` is the state after n steps, from which the rollout of segments n … S + n − 1
     starts: a sliding window, as in Algorithm 1 (n = 1). None: rollouts share no segment, n = S.
@@ -157,6 +158,16 @@ def replay(
             weights,
         ),
         (len(masks) == count, f"resets for {count} segments", len(masks)),
+        (
+            not isinstance(batch_axis, str) or batch_axis == "none",
+            'batch_axis to be a number, a pytree of numbers or "none"',
+            batch_axis,
+        ),
+        (
+            not isinstance(batch_axis, str) or all(mask is None for mask in masks),
+            'no resets with batch_axis="none", which says that the state has no rows',
+            "masks",
+        ),
         (reset_to is None or resets is not None, "resets with reset_to", resets),
         (
             callable(reset_to) or not reset_has_graph,

@@ -154,7 +154,7 @@ class RowResets:
 
     masks: per step None or a mask [B]. reset_to: the state that rows begin again with, or a function that makes it;
     None is zeros. axes: where the batch is, one axis or a pytree of the state's structure with an axis, or None, for
-    each leaf; None if the caller named none: then the first axis, where no other could be meant.
+    each leaf; "none": nowhere; None if the caller named none: then the first axis, where no other could be meant.
     """
 
     def __init__(self, masks: Sequence[Tensor | None], reset_to: Any, axes: Any) -> None:
@@ -201,6 +201,7 @@ class RowResets:
 
         A segment leads with batch or time, and the batch of a state [layers, B, D] is its second axis: no error where
         any of these sizes agree, in any tensor of the segment, as one of weights or positions may be for all rows.
+        A matrix that is no batch looks like one: the caller has to say so.
         """
         axis, rows, second = self.axes or 0, set(), set()
         for x in leaves if self.one_axis else ():
@@ -217,7 +218,7 @@ class RowResets:
             raise InputError(
                 f"expected a segment of {count} rows, as the state has, found one of shape {shape}; give every segment "
                 f"the rows of the state (one that all rows share as x.expand({', '.join(sizes)})), and restart rows "
-                "with resets, or name the state's batch_axis"
+                'with resets, or name the batch_axis of the state ("none" if it has no batch)'
             )
 
 

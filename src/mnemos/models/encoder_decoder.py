@@ -199,7 +199,8 @@ class EncoderDecoder(AttentionModel):
             layers = tuple((zero_invalid(k, mask), zero_invalid(v, mask)) for k, v in layers)
         if not torch.is_grad_enabled():  # heads before tokens in memory, as each head reads them
             layers = tuple((_by_head(k), _by_head(v)) for k, v in layers)
-        valid = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device) if mask is None else mask
+        # A copy: the caller may change the mask.
+        valid = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device) if mask is None else mask.clone()
         return self._new_rows(Encoded(layers, valid), hidden.device, self.embedding.weight.dtype)
 
     def forward(

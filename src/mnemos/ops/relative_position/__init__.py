@@ -72,13 +72,13 @@ def relative_attention(
 
     # --- and of contents ---
     content = ((q + content_bias) * scale).permute(2, 0, 1, 3)
-    k, v = k.permute(2, 0, 1, 3), v.permute(2, 0, 1, 3)
+    k, v = (x.to(content.dtype).permute(2, 0, 1, 3) for x in (k, v))
     # With dropout always this path, so that activation checkpointing draws the same numbers twice.
     if torch.is_grad_enabled() or dropout:
         content, k, v, scores = (x.flatten(0, 1) for x in (content, k, v, scores))
         y = weigh(content, k, v, scores, dropout).unflatten(0, (q.shape[2], -1))
     else:
-        y = F.scaled_dot_product_attention(content, k.to(content.dtype), v.to(content.dtype), scores, scale=1.0)
+        y = F.scaled_dot_product_attention(content, k, v, scores, scale=1.0)
     return y.permute(1, 2, 0, 3)
 
 
