@@ -15,7 +15,7 @@ from mnemos.atomic import write_json
 from mnemos.config import to_dict
 from mnemos.lab.compare import budgets, compare
 from mnemos.lab.compare.baselines import parameters, with_parameters
-from mnemos.lab.compare.budgets import Budget, Seconds, budget_text, with_steps
+from mnemos.lab.compare.budgets import Budget, Seconds, budget_text, samples_per_update, with_steps
 from mnemos.lab.compare.equal import check_equal, check_scored, read_equal
 from mnemos.lab.measure.flops import count_flops, task_flops
 from mnemos.lab.report.read import read_tasks
@@ -27,6 +27,7 @@ from mnemos.lab.run.learner import Learner
 from mnemos.lab.run.loop import update
 from mnemos.lab.run.recipe import OptimConfig, Recipe, RolloutConfig, ScheduleConfig, TrainConfig
 from mnemos.lab.tasks.text import TextConfig
+from mnemos.lab.tasks.text_classes import TextClassesConfig
 from mnemos.memory.tokens import TokensConfig
 from mnemos.models.lstm import LSTMConfig
 from mnemos.models.segments import RMTConfig
@@ -122,6 +123,15 @@ def test_what_a_comparison_trains_is_told_first(text, tmp_path, runs_here, capsy
     )
     assert ("scored: 5 rows of the test split; --train.test-rows 0 scores all of it" in lines) == said
     assert lines[-1] == str(tmp_path / "c")
+
+
+def test_a_text_to_classify_is_one_sample_however_it_is_cut(text, tmp_path):
+    for file in (f"{c}/{i}.txt" for c in "ab" for i in range(4)):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(file * 9)
+    texts = [TextClassesConfig(str(tmp_path), length=64, segment=segment) for segment in (16, 32)]
+    read = [samples_per_update(replace(plain(""), data=data)) for data in [*texts, TextConfig(text, segment=32)]]
+    assert read == [(2, "rows"), (2, "rows"), (64, "tokens")]
 
 
 def test_equal_parameters_alone_keep_equal_updates(text, tmp_path, runs_here):

@@ -248,7 +248,7 @@ def test_the_lines_of_a_run_of_a_comparison_begin_with_its_number(monkeypatch, c
 
 
 def test_a_comparison_goes_on_beside_its_pages(tmp_path):
-    for name in ("text", "report.html", "look.html", "comparison.json", "budget.json"):
+    for name in ("text", "report.html", "look.html", "comparison.json", "budget.json", ".DS_Store"):
         (tmp_path / name).touch()
     _check_folder(tmp_path, ["text"], shared=False)
     (tmp_path / "other/seed-0").mkdir(parents=True)

@@ -137,6 +137,9 @@ def test_text_goes_on_from_a_prompt(text_run, capsys, output, refused):
     greedy = ["sample", str(folder), "--prompt", "never was", "--length", "40", "--temperature", "0"]
     plain = output(*greedy)
     assert output(*greedy[:-2], "--min-p", "1") == plain, "the most probable token alone"
+    begins = torch.tensor([[0, *b"never was"]])  # as each document does in training, with a start token
+    written, _ = mnemos.Stream(mnemos.load(folder).eval()).prefill(begins).generate(40, temperature=0)
+    assert plain == printable("never was" + bytes(written[0].tolist()).decode(errors="replace")) + "\n"
     stop = plain[len("never was") :][:2]
     assert main([*greedy, "--stop", stop, "--count", "2"]) == 0
     cut = plain[: plain.index(stop, len("never was")) + len(stop)]

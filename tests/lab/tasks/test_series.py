@@ -49,6 +49,9 @@ def test_a_column_that_only_grows_or_falls_is_read_where_it_is_named(tmp_path):
         assert SeriesConfig(path, columns=("seconds", "level")).build().sizes["features"] == 2
         assert SeriesConfig(path, target="seconds").build().sizes["features"] == 3
         assert SeriesConfig(write(tmp_path / "alone.csv", meter=seconds)).build().sizes["features"] == 1
+        with_gaps = (["" if i in gaps else x for i, x in enumerate(seconds)] for gaps in ({7}, range(3, STEPS)))
+        read = [SeriesConfig(write(tmp_path / "g.csv", s=s, level=t % 5)).build().prepared.columns for s in with_gaps]
+        assert read == [("level",), ("s", "level")], "a gap makes no other column of it; three values rise by chance"
 
 
 def test_a_step_is_predicted_from_the_steps_before(table):

@@ -62,6 +62,11 @@ def test_values_of_metrics():
     logits, targets = torch.arange(7.0).expand(3, 7), torch.tensor([6, 2, 1])
     assert [int(one) for one in TOP5.sums(None, logits, Batch(None, targets))] == [2, 3]
     assert [int(one) for one in TOP5.sums(None, logits[:, :3], Batch(None, targets.clamp(max=2)))] == [3, 3]
+    words, targets = torch.eye(7).flip(0).expand(2, 7, 7), torch.tensor([[6, 5, 4, 3, 0, 0, -100], [-100] * 7])
+    top, shares = words + torch.arange(7.0) / 9, torch.eye(7)[targets[0, :3]]  # the classes 2 to 6, and the likeliest
+    assert [int(one) for one in TOP5.sums(None, top, Batch(None, targets))] == [4, 6], "of each token"
+    assert [int(one) for one in TOP5.sums(None, top[:, :5], Batch(None, targets[:, :5]))] == [4, 5], "as long as five"
+    assert [int(one) for one in TOP5.sums(None, top[0, 4:], Batch(None, shares))] == [3, 3], "of probabilities"
     for ends in ((1.0, math.inf), (-math.inf, 2.0)):
         assert bounds_of(bounds_json(ends)) == ends
     assert bounds_of(None) == bounds_of((None, math.nan)) == (-math.inf, math.inf)

@@ -4,7 +4,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from refusals import refuses
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
 
 from mnemos.lab.tasks.batch import Batch
 from mnemos.lab.tasks.user_data import BatchSource, OwnTask, RowSource, source
@@ -17,6 +24,16 @@ def test_rows_are_read_one_by_one_where_the_loaders_order_is_known():
         assert type(source(loader)) is RowSource
     for sampler in (SubsetRandomSampler([1, 3]), RandomSampler(rows, True), RandomSampler(rows, num_samples=2)):
         assert type(source(DataLoader(rows, sampler=sampler))) is BatchSource, "order and choice are the loader's own"
+        batches = BatchSampler(sampler, 2, drop_last=False)
+        assert type(source(DataLoader(rows, batch_sampler=batches))) is BatchSource, "also in batches of the user's own"
+    few = SequentialSampler(rows[:2])
+    assert type(source(DataLoader(rows, sampler=few))) is BatchSource
+    data = torch.utils.data.TensorDataset(rows, rows)
+    for sampler, shuffled in ((RandomSampler(data), True), (SequentialSampler(data), False)):
+        read = source(DataLoader(data, batch_sampler=BatchSampler(sampler, 3, drop_last=False)))
+        assert (type(read), read.batch_size) == (RowSource, 3)
+        first = [read.batch(0, 4, seed).inputs.tolist() for seed in range(4)]
+        assert (first != [[0, 1, 2, 3]] * 4) == shuffled
 
 
 def test_a_loaders_own_batches_are_evaluated():
@@ -166,3 +183,29 @@ def test_pictures_of_several_sizes_are_no_rows_in_lists():
 
     assert task(torch.ones(3, 3), torch.ones(4, 4)).metrics[0].name == "accuracy"
     refuses("expected a tensor .* as seen, found a list", task, torch.ones(2), torch.ones(2))
+
+
+def test_tensors_whose_first_axis_is_no_row_are_refused():
+    """An update would take the first rows of each: of the boxes of a picture as many as there are pictures."""
+    pictures, boxes = torch.ones(2, 3, 4, 4), [{"boxes": torch.ones(n, 4)} for n in (2, 5)]
+    model, words = torch.nn.Linear(1, 1), r"^here: expected rows .*, 2 as of the first one, found \[5, 4\]; pad"
+    for batch, loss in (((pictures, boxes), lambda x, y: x.mean()), ({"input_ids": pictures, "labels": boxes}, None)):
+        data = source([batch])
+        task = OwnTask(model if loss else Own(), data, data, 2, loss)
+        assert task.metrics[0].name == "loss"
+        refuses(words, task.check, data.batch(0, 2, 0), "here")
+    alike = source([(pictures, [torch.ones(2, 4), torch.ones(1, 4)])])  # one for all rows is left whole
+    OwnTask(model, alike, alike, 2, lambda x, y: x.mean()).check(alike.batch(0, 2, 0), "here")
+
+
+def test_a_mask_among_the_inputs_is_the_models():
+    class Masked(torch.nn.Module):
+        def forward(self, x, mask=None, labels=None):
+            return x, mask, labels
+
+    mask, labels = torch.tensor([[1.0], [0.0]]), torch.tensor([0, 1])
+    data = source([{"x": torch.ones(2, 1), "mask": mask, "labels": labels}])
+    task = OwnTask(Masked(), data, data, 2)
+    _, *seen = task.forward(Masked(), data.batch(0, 2, 0), None)[0]
+    assert seen[0] is mask
+    assert seen[1] is labels

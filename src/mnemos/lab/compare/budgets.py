@@ -102,8 +102,8 @@ class Budget:
         elif self.kind == FLOPS:
             costs, about["unit"] = update_flops(measured), "FLOPs"
         else:
-            costs = [samples_per_update(one) for one in measured]
-            about["unit"] = "tokens" if hasattr(first.data, "segment") else "rows"
+            samples = [samples_per_update(one) for one in measured]
+            costs, about["unit"] = [number for number, _ in samples], samples[0][1]
         of_first = before["recipes"].get(first.name, {}).get("update", costs[0])
         budget = before.get("budget", of_first * first.train.steps if self.minutes is None else 60 * self.minutes)
         about |= {"budget": budget, "first": first.name, **clock}
@@ -159,22 +159,25 @@ def budget_text(equal: JSONObject) -> str:
     return text + (f"; but train.patience stopped runs of {early} before that" if early else "")
 
 
-def samples_per_update(recipe: Recipe) -> float:
-    """The rows that an update reads and no update before it; the tokens of these rows for text in `data.segment`s.
+def samples_per_update(recipe: Recipe) -> tuple[float, str]:
+    """The rows that an update reads and no update before it, and "rows"; of streams in `data.segment`s their "tokens".
 
     Rows count whole, with their padding; where tokens limit a batch as well they are the mean over an epoch
     (`Task.mean_rows`). Opens the data, and closes them.
     """
     with contextlib.closing(recipe.data.build()) as task:
-        rows: float = task.mean_rows(recipe.train.batch_size)
-    return rows * recipe.train.rollout.stride * int(getattr(recipe.data, "segment", 1))
+        rows: float = task.mean_rows(recipe.train.batch_size) * recipe.train.rollout.stride
+        # A row of a stream is a segment; that of a text to classify has several.
+        segment: int | None = getattr(recipe.data, "segment", None) if task.carries_state else None
+    return (rows, "rows") if segment is None else (rows * segment, "tokens")
 
 
 def with_steps(recipe: Recipe, steps: int) -> Recipe:
     """The recipe with another number of updates, and everything that is counted in updates in proportion.
 
     Warm-up and drop of the learning rate stay the same share of the run, except for the schedules inverse_sqrt and lra,
-    whose rate at a step does not depend on the number of steps.
+    whose rate at a step does not depend on the number of steps. The data stay as they are, also a curriculum in the
+    first updates (`data.grow`).
     """
 
     def share(updates: int) -> int:

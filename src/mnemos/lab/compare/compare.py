@@ -143,7 +143,7 @@ def _check_folder(folder: Path, names: Sequence[str], shared: bool) -> None:
     """Raise InputError for a folder of something else. shared: rows of other comparisons may be in it."""
     check_output_folder(folder)
     own = {*names, "report.html", "look.html", "comparison.json", FILE}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+    for path in sorted(folder.glob("[!.]*")):  # file managers leave hidden files behind
         if path.name not in own and not is_temporary(path) and not (shared and (path / "seed-0").is_dir()):
             raise InputError(
                 f"{folder}: expected a new folder or this comparison, found {path.name!r} in it; name another with "

@@ -309,7 +309,7 @@
 
   // The number at the beginning of a cell, such as 1.2 MiB or 2 min 03 s; NaN without one.
   function quantity(text) {
-    const plain = text.replaceAll("−", "-").replaceAll(",", "").trim();
+    const plain = text.replaceAll("−", "-").replaceAll(",", "").replace("<", "").trim();
     const first = /^([+-]?[\d.]+(?:e[+-]?\d+)?)\s*([A-Za-z]*)/.exec(plain);
     if (!first) return NaN;
     const more = plain.slice(first[0].length).matchAll(/^\s+(\d+) (min|s)/g);

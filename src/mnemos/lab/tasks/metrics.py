@@ -145,9 +145,12 @@ def right_predictions(model: nn.Module, outputs: Tensor, batch: Batch) -> tuple[
     if (own := likelihood_of(model)) is not None:
         return own.right(outputs, batch.targets, batch.mask)
     targets = _scored(outputs, batch.targets)
+    return (outputs.argmax(-1) == _likeliest(targets)).sum(), counted(targets)
+
+
+def _likeliest(targets: Tensor) -> Tensor:
     # IGNORE is negative, so no prediction equals it.
-    classes = targets.argmax(-1) if targets.is_floating_point() else targets
-    return (outputs.argmax(-1) == classes).sum(), counted(targets)
+    return targets.argmax(-1) if targets.is_floating_point() else targets
 
 
 def _scored(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -157,9 +160,10 @@ def _scored(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def right_in_top_five(model: nn.Module, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """(targets [B] that are among the five most probable classes, counted targets)."""
+    """(targets [B] or [B, T] that are among the five most probable classes, counted targets)."""
+    targets = _scored(outputs, batch.targets)
     top = outputs.topk(min(5, outputs.shape[-1])).indices
-    return (top == batch.targets[:, None]).any(-1).sum(), counted(batch.targets)
+    return (top == _likeliest(targets)[..., None]).any(-1).sum(), counted(targets)
 
 
 def perplexity(loss: float) -> float:

@@ -224,7 +224,7 @@ class TextTask(SegmentedTask):
         """Print texts that go on from the prompt, or begin as documents do."""
         vocabulary, stop = self.vocabulary, (sampling.stop or "").encode()
         prompt = vocabulary.encode((sampling.prompt or "").encode(), "--prompt").tolist()
-        rows = torch.tensor([prompt or [vocabulary.start]]).expand(sampling.count or 1, -1)
+        rows = torch.tensor([[vocabulary.start, *prompt]]).expand(sampling.count or 1, -1)
         settings = {"generator": torch.Generator().manual_seed(sampling.seed), **sampling_options(sampling)}
         tokens: list[torch.Tensor] = []
         for token in Stream(model).prefill(rows).tokens(sampling.length, **settings):

@@ -120,11 +120,12 @@ class OwnTask(Task):
             )
         whole = isinstance(targets, Tensor) and targets.dtype == torch.int64
         self._by_rows = loss is not None or (self._own_loss and not whole)  # what the loss is a mean over
-        classes = targets.dim() == 1 and whole if self._own_loss else loss is None
+        axes = targets.dim() if isinstance(targets, Tensor) else 0
+        classes = axes == 1 and whole if self._own_loss else loss is None
         self.metrics = tuple(metrics) or ((ACCURACY,) if classes else (LOSS,))
         if self._own_loss:
             compared = [one for one in KNOWN.values() if one in self.metrics and one.sums is not None]
-            if targets.dim() == 2 and compared:
+            if axes == 2 and compared:
                 raise InputError(
                     "fit: expected the metric loss for labels [B, T], as a model may compare its outputs with the "
                     f"labels after theirs, found {compared[0].name}; leave it out, or pass a SumMetric of your own"
@@ -153,6 +154,13 @@ class OwnTask(Task):
         return self._train.epoch(batch_size)
 
     def check(self, batch: Batch, where: str) -> None:
+        rows = row_count(batch)
+        # An update takes its rows along the first axis: of the boxes of each picture, in a list, it would take so many.
+        if (wrong := next((x for x in leaves(batch) if x.shape[:1] not in ((1,), (rows,))), None)) is not None:
+            raise InputError(
+                f"{where}: expected rows as the first axis of every tensor, {rows} as of the first one, found "
+                f"{list(wrong.shape)}; pad rows to one size, and give what all of them share a first axis of 1"
+            )
         if self._own_loss:
             return
         targets = batch.targets
@@ -183,7 +191,7 @@ class OwnTask(Task):
         if self._own_loss:
             options |= {"labels": batch.targets} | ({"use_cache": False} if "use_cache" in self._accepts else {})
         if isinstance(inputs := batch.inputs, Mapping):
-            outputs = model(**inputs, **options)
+            outputs = model(**{**options, **inputs})  # which may have a mask of their own
         else:
             outputs = model(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)), **options)
         if "state" not in self._accepts:
@@ -402,14 +410,15 @@ def source(data: object) -> Source:
     """The batches of a map-style data set (also inside a DataLoader), or of an iterable. Reads none of them."""
     if isinstance(data, DataLoader):
         rows: Any = data.dataset
-        sampler = data.sampler
-        shuffle = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(rows)
-        ordered = (shuffle or type(sampler) is SequentialSampler) and type(data.batch_sampler) is BatchSampler
+        batches: Any = data.batch_sampler  # of the user's own the loader has neither the sampler nor the batch size
+        sampler = batches.sampler if type(batches) is BatchSampler else None
+        shuffle = type(sampler) is RandomSampler and not sampler.replacement
+        ordered = (shuffle or type(sampler) is SequentialSampler) and len(sampler) == len(rows)  # type: ignore[arg-type]
         # A subclass of DataLoader may iterate otherwise.
         if ordered and type(data) is DataLoader and not isinstance(rows, IterableDataset):
             options = {name: getattr(data, name) for name in ("multiprocessing_context", "timeout", "prefetch_factor")}
             options["worker_init_fn"] = partial(_begin_worker, rows, data.worker_init_fn)
-            return RowSource(rows, data.collate_fn, shuffle, data.num_workers, data.batch_size or 0, options)
+            return RowSource(rows, data.collate_fn, shuffle, data.num_workers, batches.batch_size, options)
         return BatchSource(data)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return RowSource(data, default_collate, shuffle=True)
