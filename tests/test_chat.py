@@ -10,6 +10,7 @@ from shutil import copytree
 import pytest
 import tiny_decoder
 import torch
+from refusals import refuses
 from tiny_decoder import library
 
 import mnemos
@@ -96,6 +97,22 @@ def test_a_terminal_answers_lines_and_refuses_in_one(monkeypatch, capsys, folder
     assert len(costs) == 2
     assert re.fullmatch(r"\[read \d+ tokens in .* s, wrote 5 at .* tokens/s; state .* KiB, grows\]", costs[0])
     assert all(line in err for line in chats.HELP.splitlines())
+
+
+def test_a_line_of_another_encoding_is_refused_and_the_chat_goes_on(monkeypatch, capsys, folder):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"so\nna\xefve\nbe it\n"), encoding="utf-8"))
+    assert main(["chat", str(folder), "--temperature", "0", "--length", "5"]) == 0
+    err = capsys.readouterr().err.splitlines()
+    assert [line[:6] for line in err] == ["[read ", "mnemos", "[read "]
+    assert err[1] == "mnemos: expected text in utf-8, found the byte 0xef; convert it"
+
+
+def test_a_stream_of_several_rows_is_no_chat(folder, tmp_path):
+    talk, _ = talk_of(folder)
+    talk.new.prefill(torch.tensor([[5, 6], [7, 8]])).save(tmp_path / "two")
+    refuses("/load: expected a chat, which is one row, found 2 rows", talk.command, "load", str(tmp_path / "two"))
+    assert talk.stream is talk.new
+    assert not talk.before
 
 
 @pytest.fixture

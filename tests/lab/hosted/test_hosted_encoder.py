@@ -92,6 +92,15 @@ def test_hosts_of_another_kind_and_settings_that_do_not_fit_are_refused(config, 
     replace(PLAIN, host=small_bert(8), segment=8).build()
 
 
+def test_a_segment_has_at_most_the_positions_behind_that_of_padding():
+    host = json.dumps({**json.loads(small_bert(8)), "model_type": "roberta", "pad_token_id": 1})
+    refuses(
+        "segment: expected at most the 6 positions of the host, found 7", replace(PLAIN, host=host, segment=7).build
+    )
+    model = replace(PLAIN, host=host, segment=6).build()
+    assert model(torch.randint(2, 30, (1, 13)))[0].isfinite().all()
+
+
 def test_the_baseline_of_equal_parameters_has_adapters_that_start_as_nothing():
     wider = equal_parameters(Recipe(replace(CACHED, frozen=1), TextClassesConfig(), name="cached"))
     assert wider.model.cache is None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tiny_decoder
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import mnemos
@@ -105,6 +106,24 @@ def half(at):
 def pipe(at):
     (at / "tokenizer_config.json").unlink()
     os.mkfifo(at / "tokenizer_config.json")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SafetensorError("Cannot allocate memory (os error 12)"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."),
+        MemoryError(),
+    ],
+)
+def test_memory_that_does_not_suffice_is_no_damage(error, folder, monkeypatch):
+    def read(*arguments, **named):
+        raise error
+
+    monkeypatch.setattr(tiny_decoder.library.AutoModelForCausalLM, "from_pretrained", read)
+    with pytest.raises(MemoryError, match=str(folder)) as found:
+        hub.language_model(str(folder))
+    assert "files" not in str(found.value)
 
 
 DAMAGES = {

@@ -221,6 +221,8 @@ def test_settings_that_the_decoder_does_not_allow_are_refused_first(tmp_path):
         ({"transfer_rate": math.inf}, "transfer_rate: expected a finite rate above 0, found inf"),
         ({"map_rate": math.inf}, "map_rate: expected a finite rate, found inf"),
         ({"rate": 0.0, "map_rate": 0.0}, "rate: expected a rate above 0, or one of map_rate, found 0.0"),
+        ({"rank": 0, "map_rate": 0.0}, "map_rate: expected a rate above 0, or a rank of updates, found 0.0"),
+        ({"state": "none", "rate": 0.0}, "^rate: expected a rate above 0, found 0.0"),
     ):
         refuses(said, begin, tmp_path / "run", **changes)
         assert not (tmp_path / "run").exists()

@@ -555,6 +555,20 @@ def test_what_cannot_be_looked_at_is_refused():
         refuses(words, mnemos.look, given, tokens)
 
 
+def test_several_rows_are_not_looked_at_as_one():
+    model, rows = build("linear"), TOKENS[0, :6].view(2, 3)
+    for tokens, found in (
+        (rows, r"torch.int64 of shape \(2, 3\); pass one row"),
+        (rows.tolist(), "torch.int64 of shape"),
+        (rows[:, :1], r"of shape \(2, 1\)"),
+        (TOKENS[0] + 0.7, "torch.float32"),
+        ("a text", "found str"),
+    ):
+        refuses(f"expected the token ids of one row, .*{found}", mnemos.look, model, tokens)
+    for tokens in (rows[:1], rows[0].numpy(), rows[0].tolist(), list(rows[0])):
+        assert mnemos.look(model, tokens).recordings[0].document.tokens == tuple(rows[0].tolist())
+
+
 def test_heads_of_a_hybrid_have_their_own_numbers():
     model = llama(20, num_attention_heads=4, num_key_value_heads=2)
     mnemos.linearise(model, window=4, sinks=1, full="model.layers.0.self_attn:0")

@@ -1,6 +1,7 @@
 """`mnemos chat`: a chat with a language model. It is a `Stream`: so it forks, goes back, and is saved and loaded."""
 
 import contextlib
+import io
 import signal
 import sys
 import time
@@ -235,7 +236,12 @@ class Chat:
             case "save", _:
                 self.stream.save(value)
             case "load", _:
-                self.go(type(self.new).restore(self.new.model, value, self.new.step))
+                loaded = type(self.new).restore(self.new.model, value, self.new.step)
+                if loaded.rows != 1:
+                    raise InputError(
+                        f"/load: expected a chat, which is one row, found {loaded.rows} rows; name another"
+                    )
+                self.go(loaded)
             case _:
                 raise InputError(f"expected a command of the chat, found {f'/{name}'!r:.40}; /help lists them")
 
@@ -248,6 +254,8 @@ class Terminal:
 
         self.talk = talk
         self.terminal = sys.stdin.isatty()
+        if isinstance(sys.stdin, io.TextIOWrapper):  # else a wrong byte would end the chat, and all that was forked
+            sys.stdin.reconfigure(errors="surrogateescape")
         self.notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
     def run(self) -> None:
@@ -259,6 +267,9 @@ class Terminal:
             self.note("the tokenizer has no chat template: the model continues the text")
         while (line := self.read()) is not None and line.split()[:1] != ["/quit"]:
             try:
+                if wrong := next((c for c in line if "\ud800" <= c <= "\udfff"), ""):
+                    code = getattr(sys.stdin, "encoding", None) or "UTF-8"
+                    raise InputError(f"expected text in {code}, found the byte 0x{ord(wrong) & 0xFF:02x}; convert it")
                 if line.split()[:1] == ["/help"]:
                     self.note(HELP)
                 elif line.startswith("/"):

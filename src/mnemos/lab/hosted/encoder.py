@@ -70,6 +70,10 @@ class HostedEncoderConfig(ModelConfig):
             )
         config.vocab_size = max(config.vocab_size, self.vocab_size)
         host: Any = host_of(_AUTO, config)
+        # Positions of RoBERTa and its relatives begin behind that of padding: of 514 rows of the table they use 512.
+        table: Any = getattr(getattr(host, "embeddings", None), "position_embeddings", None)
+        if (padding := getattr(table, "padding_idx", None)) is not None:
+            check_segments(self, "segment", len(table.weight) - padding - 1, "text")
         if getattr(host, "pooler", None) is not None:  # the class is read from the tokens' mean
             host.pooler = None
         return HostedEncoder(self, host)

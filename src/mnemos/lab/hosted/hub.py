@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mnemos import registry
 from mnemos.atomic import check_file, parse, read_text
 from mnemos.errors import nearest, one_line
+from mnemos.lab.errors import out_of_memory
 from mnemos.libraries import timm, transformers
 from mnemos.types import InputError
 
@@ -211,7 +212,8 @@ def _from_hub(
 ) -> Iterator[str]:
     """Inside, any error of the hub or of the files is an InputError, and no library prints; gives the name to load.
 
-    remedy: for a model that brings Python code, which is not run. Raises InputError for a pipe in a folder.
+    remedy: for a model that brings Python code, which is not run. Raises InputError for a pipe in a folder. Memory that
+    does not suffice is a MemoryError: nothing is wrong with the files.
     """
     transformers()
     from transformers.utils import logging as messages
@@ -228,6 +230,8 @@ def _from_hub(
     except InputError:
         raise
     except Exception as error:  # of a damaged file the libraries raise any exception
+        if out_of_memory(error) or "(os error 12)" in str(error):  # the latter of safetensors
+            raise MemoryError(f"{source}: {one_line(error)}") from None
         if "trust_remote_code=True" in str(error):
             raise InputError(
                 f"{source}: expected a model without Python code of its own, found one that brings some; {remedy}"

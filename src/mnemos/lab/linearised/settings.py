@@ -77,6 +77,8 @@ class LinearisedConfig:
         near = 0 if self.state == "none" else self.window + self.sinks
         more = f"more than the {near} tokens of window and sinks"
         divisor = f"a divisor of the context of {self.context} tokens"
+        maps = self.state != "none"  # which stage 2 trains, and low-rank updates if they have a rank
+        above = "a rate above 0" + ", or one of map_rate" * maps
         for name, holds, expected in (
             ("full", self.full_count is not None or not unnamed, "names, a number, or a number and heads (24 heads)"),
             ("half_life", self.half_life <= LONGEST, f"at most {LONGEST:,} tokens"),
@@ -88,7 +90,12 @@ class LinearisedConfig:
             ("transfer_rate", 0 < self.transfer_rate < math.inf, "a finite rate above 0"),
             ("rate", self.rate < math.inf, "a finite rate"),
             ("map_rate", self.map_rate < math.inf, "a finite rate"),
-            ("rate", self.rate + self.map_rate > 0 or not self.tokens, "a rate above 0, or one of map_rate"),
+            ("rate", self.rate + maps * self.map_rate > 0 or not (self.rank and self.tokens), above),
+            (
+                "map_rate",
+                self.map_rate > 0 or self.rank > 0 or not (maps and self.tokens),
+                "a rate above 0, or a rank of updates",
+            ),
         ):
             if not holds:
                 value = getattr(self, name)

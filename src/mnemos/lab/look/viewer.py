@@ -1,5 +1,6 @@
 """`mnemos look RUN` and `mnemos.look(stream)`: the page of what a model's memories hold."""
 
+import contextlib
 import html
 import sys
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from mnemos.lab.tasks.files import check_text, read_bytes
 from mnemos.lab.tasks.metrics import GUESS
 from mnemos.lab.tasks.task import Task
 from mnemos.modes import evaluating
-from mnemos.types import InputError, reset
+from mnemos.types import InputError, describe, reset
 
 from .effects import KNOWN, LOST, log_probabilities, read_segments
 from .page import page
@@ -69,10 +70,10 @@ def look(
 
     model: y, state = model(x, state), or a `Stream` of one row. tokens: [T] ids. words: groups tokens into words (text,
     number of tokens); by default the tokens' numbers. segment: its tokens, by default the model's own. A notebook shows
-    the result; `.write(path)` writes it. Raises InputError for a stream of several rows or without a token, and for a
-    model without a causal state.
+    the result; `.write(path)` writes it. Raises InputError for tokens of several rows or that are no integers, for a
+    stream of several rows or without a token, and for a model without a causal state.
     """
-    ids = [] if tokens is None else [int(token) for token in torch.as_tensor(tokens).flatten()]
+    ids = [] if tokens is None else _ids(tokens)
     state = None
     if isinstance(model, Stream):
         if model.last is None or model.rows != 1:
@@ -81,6 +82,17 @@ def look(
         state, ids, model = model.state, [int(model.last), *ids], model.model
     document = Document.of_text(ids, words or (lambda tokens: None))
     return Look([record(model, document, name or type(model).__name__, length=segment, state=state)])
+
+
+def _ids(tokens: Sequence[int] | Tensor) -> list[int]:
+    x: Tensor | None = None
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # a text, or rows of several lengths
+        x = torch.as_tensor(tokens)
+    # Rows must not be joined to one: the state would go on from each to the next.
+    if x is None or (x.dim() and x.numel() != x.shape[-1]) or (x.numel() and x.is_floating_point()):
+        found = type(tokens).__name__ if x is None else describe(x)
+        raise InputError(f"look: expected the token ids of one row, [T] integers, found {found}; pass one row")
+    return [int(token) for token in x.flatten()]
 
 
 class Opened(NamedTuple):
