@@ -83,6 +83,7 @@ def test_what_is_frozen_gets_no_gradient_no_dropout_and_no_cache():
         ),
         (HostedDecoderConfig(), '{"model_type": "no"}', 'as JSON, found \'{"model_type": "no"}\' .ValueError: '),
         (HostedDecoderConfig(), "{", r"settings of a model of transformers as JSON, found '{' \(JSONDecodeError: "),
+        (replace(CACHED, adapter=2), small_bert(8), "adapter: expected 0 beside a cache, .* found 2; choose one of"),
         (replace(PLAIN, segment=9), small_bert(8), "segment: expected at most the 8 positions of the host, found 9"),
         (replace(CACHED, cache=GRC()), small_bert(8), "cache.scope: expected stream, a cache per text, found shared"),
     ],
@@ -90,6 +91,13 @@ def test_what_is_frozen_gets_no_gradient_no_dropout_and_no_cache():
 def test_hosts_of_another_kind_and_settings_that_do_not_fit_are_refused(config, host, words):
     refuses(words, replace(config, host=host).build)
     replace(PLAIN, host=small_bert(8), segment=8).build()
+
+
+@pytest.mark.parametrize("config", [PLAIN, CACHED])
+def test_texts_without_a_valid_token_are_of_no_class(config):
+    model = config.build().eval()
+    y, _ = model(torch.randint(30, (2, 9)), mask=torch.zeros(2, 9, dtype=torch.bool))
+    assert torch.equal(y, model.head(torch.zeros(2, model.head.in_features)))
 
 
 def test_a_segment_has_at_most_the_positions_behind_that_of_padding():

@@ -58,6 +58,20 @@ def test_splits_are_of_each_class(tmp_path):
     assert bytes(next(task.batches("test", 1)).inputs[0].tolist()).decode() in ("one test", "two test")
 
 
+def test_other_texts_are_scored_whole_or_their_split(tmp_path):
+    texts = {f"{c}__{i}": f"{c} {i}\n" * 9 for c in ("one", "two") for i in range(10)}
+    task = TextClassesConfig(path=str(write(tmp_path / "many", **texts)), length=128).build_to_score("test")
+    assert (task.size("test"), task.whole) == (20, True)
+    assert task.about == ("scored: all texts, 20 rows of 2 classes: one, two",)
+    tests = {f"{split}__{c}__text": f"{c} {split}" for c in ("one", "two") for split in ("valid", "test")}
+    config = TextClassesConfig(path=str(write(tmp_path / "named", **tests)), length=128)
+    task = config.build_to_score("valid")
+    assert (task.size("valid"), task.whole) == (2, False)
+    assert bytes(next(task.batches("valid", 1)).inputs[0].tolist()).decode() in ("one valid", "two valid")
+    (tmp_path / "named/valid").rename(tmp_path / "named/train")
+    refuses("expected a valid split, found the splits .*; choose one", config.build_to_score, "valid")
+
+
 @pytest.mark.parametrize(
     ("texts", "fields", "match"),
     [

@@ -184,6 +184,13 @@ def test_maps_with_as_many_rows_as_channels_are_not_transposed():
     refuses(r"found a map \[1, 16, 8, 8\] for 8", FeaturePyramid(host, 16), images((64, 32))[0][None])
 
 
+@pytest.mark.parametrize(("maps", "found"), [([torch.zeros(1, 4, 2, 2)], "1 maps"), ({"0": torch.zeros(1)}, "dict")])
+def test_a_backbone_that_returns_something_else_is_refused(maps, found):
+    host = nn.Identity()
+    host.channels, host.forward = [4, 8], lambda x: maps
+    refuses(f"expected a list of 2 maps of the backbone, found {found}", FeaturePyramid(host, 16), torch.zeros(1))
+
+
 def test_levels_coarser_maps_and_what_is_refused():
     pyramid = FeaturePyramid(backbone("pvt"), 8, levels=(1, 2, 3), coarser="convolutions")
     found = pyramid(torch.zeros(1, 3, 64, 64))

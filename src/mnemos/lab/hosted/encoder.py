@@ -61,6 +61,11 @@ class HostedEncoderConfig(ModelConfig):
 
     def build(self) -> "HostedEncoder":
         check_sizes(self, vocab_size=1, classes=1, segment=1, frozen=0, adapter=0)
+        if self.adapter and self.cache is not None:
+            raise InputError(
+                f"{self.name}: adapter: expected 0 beside a cache, whose baseline it is, found {self.adapter}; choose "
+                "one of them"
+            )
         config = host_config(self.host)
         check_segments(self, "segment", getattr(config, "max_position_embeddings", None), "text")
         decodes = config.is_encoder_decoder or getattr(config, "is_decoder", False)
@@ -154,9 +159,11 @@ class HostedEncoder(Stateless, nn.Module):
             return self.head(self._embed(tokens[every, last], valid[every, last], None)[0]), None
 
         # --- the embeddings of those with a valid token: all at once, or in order where caches go on ---
+        embeddings = self.head.weight.new_zeros(0, self.head.in_features)
         if not self.carries:
             rows, segments = used.nonzero(as_tuple=True)
-            embeddings, _ = self._embed(tokens[used], valid[used], None)
+            if len(rows):
+                embeddings, _ = self._embed(tokens[used], valid[used], None)
         else:
             segments, rows = used.T.nonzero(as_tuple=True)
             parts, caches = [], None
@@ -167,7 +174,7 @@ class HostedEncoder(Stateless, nn.Module):
                 if len(going):
                     part, caches = self._embed(tokens[going, i], valid[going, i], caches)
                     parts.append(part)
-            embeddings = torch.cat(parts) if parts else self.head.weight.new_zeros(0, self.head.in_features)
+            embeddings = torch.cat(parts) if parts else embeddings
 
         # --- [B, S, D], with zeros where a row has no segment, and the class from it ---
         whole = embeddings.new_zeros(*used.shape, embeddings.shape[-1]).index_put((rows, segments), embeddings)

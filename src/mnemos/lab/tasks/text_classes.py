@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -17,8 +17,8 @@ from mnemos.types import InputError
 from .arrays import ArrayTask, Rows
 from .files import check_text, first_names, read_bytes, repeated
 from .preprocessing import Predicted, Preprocessing, likely_classes
-from .task import SPLITS, DataConfig, Split
-from .text_files import SPLIT_OF, TextFiles, find_text, split_documents
+from .task import SPLITS, DataConfig, HeldOut, Split
+from .text_files import SPLIT_OF, Document, TextFiles, find_text, read_documents, split_documents
 from .vocabulary import Bytes, SubWords, Tokens, Vocabulary
 
 
@@ -55,23 +55,39 @@ class TextClassesConfig(DataConfig):
         vocabulary = layout.vocabulary()
         parts: dict[Split, list[Rows]] = {split: [] for split in SPLITS}
         hashes: dict[Split, dict[str, bytes]] = {split: {} for split in SPLITS}
-        for label, (name, corpus) in enumerate(classes.items()):
+        for label, corpus in enumerate(classes.values()):
             for split, texts in split_documents(corpus, self.held_out, characters=True).items():
-                rows = [row for file, text in texts.items() for row in layout.rows(text.tobytes(), file, vocabulary)]
-                if not rows:
-                    raise InputError(
-                        f"{self.path}: {split} split: expected text of the class {name}, found none; add some to it"
-                    )
+                parts[split].append(layout.labelled(texts, label, f"{self.path}: {split} split", vocabulary))
                 hashes[split] |= {file: hashlib.sha256(text.tobytes()).digest() for file, text in texts.items()}
-                lengths = np.array([len(row) for row in rows])
-                parts[split].append(Rows.ragged(np.concatenate(rows), lengths, np.full(len(rows), label)))
-        size = vocabulary.start if isinstance(vocabulary, SubWords) else vocabulary.size
-        task = TextClassesTask({split: Rows.joined(own) for split, own in parts.items()}, layout, size)
+        task = TextClassesTask({split: Rows.joined(own) for split, own in parts.items()}, layout, vocabulary)
         names = first_names(list(classes))
         about = [f"{split:5}  {task.size(split):,} rows of {len(classes)} classes: {names}" for split in SPLITS]
         if found.left_out:
             about.append(f"left out: {first_names([found.name(file) for file in found.left_out])}")
         task.about = (*about, *repeated(hashes))
+        return task
+
+    def build_to_score(self, split: HeldOut, trained: Any = None) -> "TextClassesTask":
+        """The split of a folder that gives it; all texts of one without splits."""
+        found = find_text(self.path, scoring=True)
+        if found.splits and split not in found.splits:
+            raise InputError(
+                f"{found.folder}: expected a {split} split, found the splits {' and '.join(found.splits)}; choose one "
+                "with --split"
+            )
+        scored = replace(found, splits={split: found.splits[split]}) if found.splits else found
+        classes = _by_class(scored)
+        layout = TextClassesPreprocessing.of(self, tuple(classes))
+        vocabulary, what = layout.vocabulary(), f"the {split} split" if found.splits else "all texts"
+        parts = [
+            layout.labelled(read_documents(corpus, characters=True), label, f"{self.path}: {what}", vocabulary)
+            for label, corpus in enumerate(classes.values())
+        ]
+        task = TextClassesTask(dict.fromkeys(SPLITS, Rows.joined(parts)), layout, vocabulary)
+        task.about = (
+            f"scored: {what}, {task.size(split):,} rows of {len(classes)} classes: {first_names([*classes])}",
+        )
+        task.whole = not found.splits
         return task
 
 
@@ -104,8 +120,9 @@ class TextClassesTask(ArrayTask):
 
     shuffled = True
 
-    def __init__(self, rows: Mapping[Split, Rows], layout: "TextClassesPreprocessing", vocab_size: int) -> None:
+    def __init__(self, rows: Mapping[Split, Rows], layout: "TextClassesPreprocessing", vocabulary: Vocabulary) -> None:
         self.layout = layout
+        vocab_size = vocabulary.start if isinstance(vocabulary, SubWords) else vocabulary.size
         splits = {split: own if split == "train" else _shuffled(own) for split, own in rows.items()}
         super().__init__(splits, vocab_size, len(layout.names), layout.length)
 
@@ -166,6 +183,13 @@ class TextClassesPreprocessing(Preprocessing):
             row = tokens[first : first + together]
             cut = [row[i : i + inside] for i in range(0, len(row), inside)]
             yield np.concatenate([part for piece in cut for part in (before, piece.astype(np.int32), after)])
+
+    def labelled(self, texts: Mapping[str, Document], label: int, where: str, vocabulary: Vocabulary) -> Rows:
+        """The rows of the texts of one class. Raises InputError, which begins with `where`, if there are none."""
+        rows = [row for file, text in texts.items() for row in self.rows(text.tobytes(), file, vocabulary)]
+        if not rows:
+            raise InputError(f"{where}: expected text of the class {self.names[label]}, found none; add some to it")
+        return Rows.ragged(np.concatenate(rows), np.array([len(row) for row in rows]), np.full(len(rows), label))
 
     def reader(self, model: Any) -> tuple[Any, Vocabulary]:
         return model, self.vocabulary()

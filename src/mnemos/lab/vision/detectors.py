@@ -204,6 +204,9 @@ class FeaturePyramid(nn.Module):
         """The maps by name, the finest first. images [B, 3, H, W]."""
         outputs = self.backbone(images)
         maps: Sequence[Tensor] = getattr(outputs, "feature_maps", outputs)
+        if not isinstance(maps, list | tuple) or len(maps) != len(self.widths):
+            found = f"{len(maps)} maps" if isinstance(maps, list | tuple) else type(maps).__name__
+            raise InputError(f"expected a list of {len(self.widths)} maps of the backbone, found {found}; return these")
         for x, width in zip(maps, self.widths, strict=True):
             # The sizes do not show the order: a map of as many rows as channels fits both.
             if x.shape[-1 if self.channels_last else 1] != width:
