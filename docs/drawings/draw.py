@@ -297,6 +297,53 @@ def attention_needs() -> None:
     d.write("attention-needs")
 
 
+def told_facts() -> None:
+    """Facts recalled by distance, and perplexity of the same text, of what was trained on told facts."""
+    found = _load("linearised")
+    names = {
+        "told-window": "window alone",
+        "told-cache": "gated cache",
+        "told-hedgehog": "hedgehog",
+        "told-delta": "delta rule",
+        "told-delta-forgets": "… half-life 1,024",
+    }
+    arms = {name: runs for name in names if (runs := found["told"].get(name))}
+    height = 96 + 52 * len(arms)
+    d = Drawing(720, height + 46, "Facts that a linearised decoder recalls by distance, beside its perplexity")
+    d.text(20, 30, "A state carries facts; perplexity hardly tells", size=15, bold=True)
+    d.text(170, 62, "right of 20 facts, by tokens since they were told", size=13)
+    low, high, left, width = 25, 40, 510, 180
+    d.text(left, 62, "perplexity of the novel", size=13)
+
+    def at(value: float) -> float:
+        return round(left + width * (value - low) / (high - low), 1)
+
+    bases = {row["name"]: row["perplexity"] for row in found["rows"] if row["name"] in ("original", "window")}
+    for name, label in (("original", "full attention"), ("window", "window, untrained")):
+        x = at(next(positions["512-4096"] for text, positions in bases[name].items() if text.startswith("great")))
+        d.line(x, 84, x, height - 10, dashed=True)
+        d.text(x, 80, label, "middle", 11, "soft")
+    distances = [one["distance"] for one in next(iter(arms.values()))[0]["recall"]["distances"]]
+    for i, (name, runs) in enumerate(arms.items()):
+        y = 130 + 52 * i
+        d.text(20, y - 10, names[name], size=13, bold=True)
+        d.text(20, y + 6, f"{len(runs)} seed" + "s" * (len(runs) > 1), size=11, colour="soft")
+        d.line(170, y, 170 + 52 * len(distances), y)
+        for j in range(len(distances)):
+            right = sum(sum(run["recall"]["distances"][j]["choice"]) for run in runs) / len(runs)
+            d.box(176 + 52 * j, y - 36 * right / 20, 26, 36 * right / 20, "", "green")
+            d.text(206 + 52 * j, y - 3, f"{right:.0f}", size=11, colour="soft")
+        for run in runs:
+            d.dot(at(run["predicted"]["positions"]["512-4096"]["perplexity"]), y - 14)
+    for j, distance in enumerate(distances):
+        d.text(189 + 52 * j, height + 2, f"{distance:,}", "middle", 11, "soft")
+    d.line(left, height - 10, left + width, height - 10)
+    for value in range(low, high + 1, 5):
+        d.text(at(value), height + 6, str(value), "middle", 11, "soft")
+    d.text(20, height + 32, "A guess is right in 2 of 20. Means over seeds; a dot is one seed.", size=12)
+    d.write("told-facts")
+
+
 def rooms() -> None:
     """The rooms of the package, and the direction of their imports (tests/test_imports.py has the whole order)."""
     d = Drawing(
@@ -340,6 +387,7 @@ if __name__ == "__main__":
         comparison,
         fast,
         attention_needs,
+        told_facts,
         rooms,
     ):
         draw()
