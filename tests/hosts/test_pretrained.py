@@ -17,6 +17,7 @@ from torch import nn
 
 import mnemos
 from mnemos import GRC
+from mnemos.errors import InputError
 from mnemos.hosts import from_pretrained, load, save
 from mnemos.libraries import transformers
 from mnemos.memory.gated_cache import caches
@@ -274,7 +275,19 @@ def test_weights_of_another_model_and_damaged_ones_are_refused(tmp_path):
     assert all(map(torch.equal, other.state_dict().values(), before.values()))
     assert list(other.state_dict()) == list(before)
     other.head = head
+    record = json.loads((tmp_path / "caches.json").read_text())
+    (tmp_path / "caches.json").write_text(
+        json.dumps([*record, {**record[0], "caches": {"no": next(iter(record[0]["caches"].values()))}}])
+    )
+    with pytest.raises(InputError):  # after the first of two calls
+        load(other, tmp_path)
+    assert list(other.state_dict()) == list(before)
+    (tmp_path / "caches.json").write_text(json.dumps(record))
     assert caches(load(other, tmp_path))
+    held = caches(other)
+    with pytest.raises(InputError):  # it has them
+        load(other, tmp_path)
+    assert caches(other) == held
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     refuses("this model's weights, found others .*not fully covered", load, build("timm_vit"), tmp_path)

@@ -143,7 +143,8 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     """Give a host without caches the caches that `save` wrote, in place, and all weights; returns the model.
 
     The model is built as the saved one was before `cache`. Raises InputError if the folder is another one, or
-    damaged, or its weights are those of another model; the host is then as it was.
+    damaged, or its weights are those of another model; the host is then as it was. Cost: a copy of its weights on the
+    CPU while it reads.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_model
@@ -156,18 +157,25 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
         record = parse(read_text(folder / _RECORD))
     except ValueError as error:  # not UTF-8, or not JSON
         raise InputError(f"{folder / _RECORD}: expected JSON, found a damaged file ({error}); save it again") from None
-    before = {name: value.clone() for name, value in inner.state_dict().items() if isinstance(value, Tensor)}
-    apply_record(inner, record, folder, _RECORD)
+    weights = {name: x.to("cpu", copy=True) for name, x in inner.state_dict().items() if isinstance(x, Tensor)}
+    had_caches = _has_caches(inner)
     try:
+        apply_record(inner, record, folder, _RECORD)
         load_model(plain_module(model, "hosts.load"), str(folder / "model.safetensors"))
-    except (SafetensorError, RuntimeError, OSError) as error:
-        if record:
+    except (InputError, SafetensorError, RuntimeError, OSError) as error:
+        if not had_caches and _has_caches(inner):
             uncache(inner)
-        inner.load_state_dict(before, strict=False)
+        inner.load_state_dict(weights, strict=False)
+        if isinstance(error, InputError):
+            raise
         raise InputError(
             f"{folder}: expected this model's weights, found others ({one_line(error)}); build it as saved"
         ) from None
     return model
+
+
+def _has_caches(model: nn.Module) -> bool:
+    return any(isinstance(module, HostBranch) for module in model.modules())
 
 
 def find_record(model: nn.Module) -> list[dict[str, Any]]:

@@ -323,8 +323,9 @@ def add_forwards(model: nn.Module) -> None:
     """Let the layers of the classes in `RECURRENT` go from a given state to a new one, with a `FunctionalCache`.
 
     With any other cache, and with none, a layer runs its own forward. The forward of the class is wrapped, once per
-    process: instances stay as they are, so copies, pickles, hooks and threads need no care. What Transformers calls
-    there cannot serve: it changes states in place, padding changes the states, and in part the given state is ignored.
+    process: instances stay as they are, so copies, hooks and threads need no care; of a pickled fast layer the forward
+    of its own goes, which is its class's. What Transformers calls there cannot serve: it changes states in place,
+    padding changes the states, and in part the given state is ignored.
     """
     for cls in {cls for layer in model.modules() for cls in type(layer).__mro__}:
         if cls.__name__ in RECURRENT and cls.__module__.startswith("transformers.") and "_functional" not in vars(cls):

@@ -64,6 +64,10 @@ class Room(NamedTuple):
         return type(None), ()
 
 
+def _autocasts(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def append(
     tokens: tuple[Tensor, ...], new: tuple[Tensor, ...], room: Room | None
 ) -> tuple[tuple[Tensor, ...], Room | None]:
@@ -72,7 +76,7 @@ def append(
     `tokens` are first converted to the types of `new`, but under autocast, which converts what attention reads: numbers
     of more bits are not lost in it. No tensor that is passed changes.
     """
-    if [x.dtype for x in tokens] != [x.dtype for x in new] and not torch.is_autocast_enabled(new[0].device.type):
+    if [x.dtype for x in tokens] != [x.dtype for x in new] and not _autocasts(new[0].device.type):
         tokens, room = tuple(x.to(y.dtype) for x, y in zip(tokens, new, strict=True)), None
     differentiates = torch.is_grad_enabled() and any(x.requires_grad for x in (*tokens, *new))
     tangents = not torch.compiler.is_compiling() and (forward_differentiated() or transformed(*tokens, *new))

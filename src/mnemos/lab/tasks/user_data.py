@@ -159,7 +159,7 @@ class OwnTask(Task):
         if (wrong := next((x for x in leaves(batch) if x.shape[:1] not in ((1,), (rows,))), None)) is not None:
             raise InputError(
                 f"{where}: expected rows as the first axis of every tensor, {rows} as of the first one, found "
-                f"{list(wrong.shape)}; pad rows to one size, and give what all of them share a first axis of 1"
+                f"{list(wrong.shape)}; pad rows to one size, and repeat what all of them share for each"
             )
         if self._own_loss:
             return
@@ -191,7 +191,9 @@ class OwnTask(Task):
         if self._own_loss:
             options |= {"labels": batch.targets} | ({"use_cache": False} if "use_cache" in self._accepts else {})
         if isinstance(inputs := batch.inputs, Mapping):
-            outputs = model(**{**options, **inputs})  # which may have a mask of their own
+            if batch.mask is None and "mask" in inputs:  # one of their own
+                options.pop("mask", None)
+            outputs = model(**inputs, **options)
         else:
             outputs = model(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)), **options)
         if "state" not in self._accepts:
