@@ -101,7 +101,10 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
 
 
 def _pop_records(model: nn.Module) -> dict[str, list[list[dict[str, Any]]]]:
-    """What `cache` and `linearise` noted in the configurations of a model, "", and of its parts, which lose it."""
+    """Remove the notes of `cache` and `linearise` from the configurations of a model and its parts, and return them.
+
+    By the name of the part, which is "" for the model: those of `cache`, and those of `linearise`.
+    """
     found: dict[str, list[list[dict[str, Any]]]] = {}
     for name, module in model.named_modules():
         noted = getattr(getattr(module, "config", None), "__dict__", {})

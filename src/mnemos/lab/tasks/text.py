@@ -27,7 +27,7 @@ from .metrics import ACCURACY, BITS_PER_BYTE, PERPLEXITY, bits_per_byte
 from .no_learning import text_scores
 from .preprocessing import Predicted, Preprocessing
 from .task import SPLITS, DataConfig, HeldOut, Sampling, Split, Task
-from .text_files import Document, TextFiles, find_text, nothing_found, read_documents, split_documents
+from .text_files import Document, TextFiles, choose_split, find_text, nothing_found, read_documents, split_documents
 from .token_task import Documents, SegmentedTask, sampling_options
 from .vocabulary import Bytes, SubWords, Tokens, Vocabulary, Words
 
@@ -107,13 +107,7 @@ class TextConfig(DataConfig):
         The vocabulary is that of the run, whose preprocessing is `trained`; without it, that of the text.
         """
         corpus = self._find(scoring=True)
-        if corpus.splits and split not in corpus.splits:
-            raise InputError(
-                f"{corpus.folder}: expected a {split} split, found the splits {' and '.join(corpus.splits)}; choose "
-                "one with --split, or name a file"
-            )
-        scored = replace(corpus, splits={split: corpus.splits[split]} if corpus.splits else {})
-        documents = read_documents(scored, self.tokens != "bytes")
+        documents = read_documents(choose_split(corpus, split), self.tokens != "bytes")
         same = isinstance(trained, TextPreprocessing) and self.tokens == trained.tokens
         vocabulary = trained.vocabulary() if same else self._vocabulary(documents)
         encoded = _encode(documents, vocabulary)

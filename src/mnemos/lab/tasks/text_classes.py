@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from .arrays import ArrayTask, Rows
 from .files import check_text, first_names, read_bytes, repeated
 from .preprocessing import Predicted, Preprocessing, likely_classes
 from .task import SPLITS, DataConfig, HeldOut, Split
-from .text_files import SPLIT_OF, Document, TextFiles, find_text, read_documents, split_documents
+from .text_files import SPLIT_OF, Document, TextFiles, choose_split, find_text, read_documents, split_documents
 from .vocabulary import Bytes, SubWords, Tokens, Vocabulary
 
 
@@ -70,13 +70,7 @@ class TextClassesConfig(DataConfig):
     def build_to_score(self, split: HeldOut, trained: Any = None) -> "TextClassesTask":
         """The split of a folder that gives it; all texts of one without splits."""
         found = find_text(self.path, scoring=True)
-        if found.splits and split not in found.splits:
-            raise InputError(
-                f"{found.folder}: expected a {split} split, found the splits {' and '.join(found.splits)}; choose one "
-                "with --split"
-            )
-        scored = replace(found, splits={split: found.splits[split]}) if found.splits else found
-        classes = _by_class(scored)
+        classes = _by_class(choose_split(found, split))
         layout = TextClassesPreprocessing.of(self, tuple(classes))
         vocabulary, what = layout.vocabulary(), f"the {split} split" if found.splits else "all texts"
         parts = [

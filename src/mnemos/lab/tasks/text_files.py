@@ -7,7 +7,7 @@ import re
 import sysconfig
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +99,18 @@ def find_text(
     beside = DESCRIPTIONS if in_tables else ()
     left_out = [file for file in every if file not in read and file.name not in beside]
     return TextFiles(folder, splits, [] if splits else texts, left_out, column)
+
+
+def choose_split(corpus: TextFiles, split: Split) -> TextFiles:
+    """The files of one split, of a folder that gives splits; else all. Raises InputError if it gives others alone."""
+    if not corpus.splits:
+        return corpus
+    if split not in corpus.splits:
+        raise InputError(
+            f"{corpus.folder}: expected a {split} split, found the splits {' and '.join(corpus.splits)}; choose one "
+            "with --split, or name a file"
+        )
+    return replace(corpus, splits={split: corpus.splits[split]})
 
 
 def nothing_found(folder: Path, files: Sequence[Path], what: str = "text") -> InputError:
