@@ -167,12 +167,17 @@ def which_memory() -> Rows:
     for name in dict.fromkeys(name for table in tables for name in table):
         cells = []
         for table, top in zip(tables, best, strict=True):
-            score = _mean_and_std(table[name], ".2f") if name in table else "failed"
+            score = _at_best_rate(table[name], ".2f") if name in table else "failed"
             cells.append(re.sub(r"^\S+", r"**\g<0>**", score) if name in top else score)
         first = tables[0].get(name)
         costs = [f"{first['state_bytes'] / KIB:.1f}", f"{first['seconds']:.0f}"] if first else ["", ""]
         yield [name, *cells, *costs]
     yield ["a guess", *(f"{one['chance']:.2f}" for one in benchmarks), "", ""]
+
+
+def _at_best_rate(row: Value, form: str) -> str:
+    """The score, with an arrow where the best learning rate was the highest that was tried."""
+    return _mean_and_std(row, form, 3) + "↑" * (row["rate"] == max(rate for rate, _ in row["rates"]))
 
 
 def _best(rows: list[Value]) -> set[str]:
@@ -210,10 +215,10 @@ def which_forgets() -> Rows:
     yield heads
     for name, again in sorted(corrects["mqar-rewritten"].items(), key=lambda item: -recall[item[0]]["mean"]):
         row = recall[name]
-        scores = (again, *again["beside"].values(), corrects["mqar-two-tokens"].get(name))
-        cells = [_mean_and_std(one and {"seeds": 3, **one}, ".3f", 3) for one in scores]
+        beside = (_mean_and_std({"seeds": 3, **one}, ".3f", 3) for one in again["beside"].values())
+        two = _at_best_rate(corrects["mqar-two-tokens"][name], ".3f") if name in corrects["mqar-two-tokens"] else ""
         state, beyond = f"{row['state_bytes'] / KIB:.1f}", f"{row['beyond'][-1]['mean']:.2f}"
-        yield [name, state, _mean_and_std(row, ".3f", 3), beyond, *cells]
+        yield [name, state, _at_best_rate(row, ".3f"), beyond, _at_best_rate(again, ".3f"), *beside, two]
 
 
 def _texts(file: str) -> Rows:

@@ -16,6 +16,7 @@ from mnemos.lab.errors import TrainingFailed
 from mnemos.lab.run.checks import complete
 from mnemos.lab.run.files import Result
 from mnemos.lab.tasks.recall import MQARConfig
+from mnemos.types import InputError
 
 SMALL = replace(BENCHMARKS["mqar"], data=MQARConfig(16, 2, 16, rows=6), beyond=({"length": 32},))
 SMALL = replace(SMALL, steps=2, batch=4, sizes=Sizes(8, 4, 1, 2, 8))
@@ -145,6 +146,32 @@ def test_a_benchmark_from_training_to_page(bench, tmp_path, trained_here):
     assert len(trained_here) == 2
     assert bench(**asked)["benchmarks"] == result["benchmarks"]
     assert len(trained_here) == 2, "nothing is trained again"
+
+
+def test_other_tasks_of_the_folder_stay(bench, unreported, runs_here, monkeypatch, tmp_path):
+    monkeypatch.setitem(BENCHMARKS, "copy", SMALL)
+
+    def trained(recipe, folder):
+        folder.mkdir(parents=True)
+        write_json(folder / "run.json", {})
+        costs = {"seconds": 1.0, "peak_bytes": 1, "parameters": 1, "flops": 1, "majority": None}
+        scores = dict.fromkeys(("valid", "test"), {"loss": 0.1, "accuracy": 0.5})
+        write_json(folder / "result.json", {"metric": "accuracy", **scores, **costs})
+
+    runs_here(trained)
+    for tasks in (["mqar"], ["copy"], ["mqar"]):
+        bench(tasks=tasks, seeds=1)
+    stored = json.loads((tmp_path / "out" / "benchmarks.json").read_text())
+    assert [one["name"] for one in stored["benchmarks"]] == ["mqar", "copy"]
+
+
+def test_what_cannot_run_is_refused_before_the_first_run(bench, monkeypatch, trained_here):
+    monkeypatch.setitem(BENCHMARKS, "copy", replace(SMALL, sizes=replace(SMALL.sizes, dim=7)))
+    with pytest.raises(InputError, match="copy, softmax: dim must be divisible"):
+        bench(tasks=["mqar", "copy"])
+    with pytest.raises(InputError, match="jobs: expected at least 1, found 0"):
+        bench(jobs=0)
+    assert not trained_here
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def test_a_sweep_in_bits_chooses_the_fewest_on_the_validation_split(text, tmp_pa
     for line in (
         "  text at learning rate 1.0e-02, seed 5: validation bits per byte 1.5, 1 s (3 of 8 runs)",
         "text: learning rate 1.0e-02, the best of 3 on the validation split",
-        "text-xl: learning rate 1.0e-03, the best of 3 on the validation split",
+        "text-xl: learning rate 1.0e-03, the best of 3 on the validation split, and the lowest tried",
         "  text-xl at learning rate 1.0e-03, seed 6: validation bits per byte 1, 1 s (8 of 8 runs)",
     ):
         assert said.out.splitlines().count(line) == 1

@@ -26,6 +26,16 @@ def test_all_metrics_of_the_test_split_are_in_the_results(tmp_path):
     assert "ChrF: F-score." in found
 
 
+def test_a_metric_that_is_not_a_number_stays_in_the_mean(tmp_path):
+    for i, (name, value) in enumerate([("demo", 5.0), ("demo", float("nan")), ("demo-cached", 6.0)]):
+        run = write_run(tmp_path / str(i), name, i)
+        result = json.loads((run / "result.json").read_text())
+        described = {"metrics": result["metrics"] | {"ppl": {"higher_is_better": False}, "chrF": {}}}
+        edited(run / "result.json", **described, test=result["test"] | {"ppl": value, "chrF": 9.0})
+    found = cells(results(read(sorted(tmp_path.iterdir()))))
+    assert [row[:2] for row in found[1:3]] == [["demo", "–"], ["demo-cached", "6.000"]]
+
+
 def test_columns_name_their_units(tmp_path):
     folder = write_comparison(tmp_path / "c", seeds=(0,), unit="frames")
     assert "frames read" not in section(read_results(folder)), "a column in which nothing is known"

@@ -52,6 +52,16 @@ def test_a_share_of_few_rows_has_its_interval(tmp_path):
     assert "Wilson" in by_x_figure(results)
 
 
+def test_intervals_of_a_later_variant_keep_the_points_before(tmp_path):
+    """Two seeds have no intervals of rows; one seed of another variant has."""
+    folders = [run(tmp_path / str(seed), "demo", [[32, 0.5]], seed, rows=[18]) for seed in (0, 1)]
+    figure = by_x_figure(read([*folders, run(tmp_path / "b", "demo-cached", [[32, 1.0], [64, 0.0]], rows=[18, 18])]))
+    columns = json.loads(re.search(r'class="chart-data">(.*?)</script>', figure)[1])["columns"]
+    assert (columns["low"][:2], columns["high"][:2]) == ([0.5, 0.5], [0.5, 0.5])
+    assert columns["low"][2] < columns["y"][2] == 1
+    assert len({len(values) for values in columns.values()}) == 1
+
+
 def test_runs_without_an_axis_have_no_section(tmp_path):
     assert section(read([write_run(tmp_path / "run")])) == ""
     assert section(read([run(tmp_path / "none", "demo", [])])) == "", "an axis without values"

@@ -14,6 +14,7 @@ from mnemos.lab.compare.comparison import Comparison, plain_table, summarise
 from mnemos.lab.compare.comparison import show as comparison_tables
 from mnemos.lab.compare.runs import check_rates, train
 from mnemos.lab.compare.significance import spread
+from mnemos.lab.evaluate.records import read_object
 from mnemos.lab.evaluate.scores import evaluate
 from mnemos.lab.measure.gradients import state_bytes
 from mnemos.lab.report.markup import decimal, listed, memory
@@ -54,6 +55,8 @@ class Options:
 def bench_memory(options: Options) -> JSONObject:
     """Run the benchmarks; returns what is written to out/benchmarks.json, and writes the page out/benchmarks.html.
 
+    Both keep the other tasks that earlier calls have put into `out`.
+
     For each task and memory, one run per learning rate with seed 0, in out/TASK/MEMORY/RATE/seed-0. The rate with the
     best validation score is chosen; its other seeds are trained, and only its runs are reported and scored on longer
     rows: no choice depends on a test split. In the choice a run that fails counts as the worst; "failed_seeds" of a row
@@ -67,20 +70,22 @@ def bench_memory(options: Options) -> JSONObject:
     seeds = options.seeds or (1 if options.quick else SEEDS)
     runs = len(benchmarks) * len(names) * (len(options.rates) + seeds - 1)
     compared = "1 memory" if len(names) == 1 else f"{len(names)} memories"
+    recipes = {name: recipes_of(name, one, names, options.rates[0]) for name, one in benchmarks.items()}
     say(f"{plural(len(benchmarks), 'task')} × {compared}: {plural(runs, 'run')}, {options.jobs} at a time", flush=True)
-    entries: list[JSONObject] = []
-    result: JSONObject = {"quick": options.quick, "seeds": seeds, "benchmarks": entries}
-    result["provenance"] = provenance(0, "cpu")
+    file = options.out / "benchmarks.json"
+    earlier = read_object(file, "remove it")["benchmarks"] if file.is_file() else []
+    entries: dict[str, JSONObject] = {one["name"]: one for one in earlier}
+    origin = provenance(0, "cpu")
     for name, benchmark in benchmarks.items():
         say(f"{name}: {benchmark.about}", flush=True)
-        comparison = compare_memories(options.out / name, benchmark, names, options.rates, seeds, options.jobs)
-        entries.append(entry(name, benchmark, comparison, options.out / name, names, seeds))
-        write_json(options.out / "benchmarks.json", result)
+        comparison = compare_memories(options.out / name, benchmark, recipes[name], options.rates, seeds, options.jobs)
+        entries[name] = entry(name, benchmark, comparison, options.out / name, names, seeds)
+        write_json(file, {"benchmarks": list(entries.values()), "provenance": origin})
         comparison_tables(comparison)
-        show(entries[-1], benchmark)
-        report([options.out / one["name"] for one in entries], page)
+        show(entries[name], benchmark)
+        report([options.out / one for one in entries], page)
     say(page)
-    return result
+    return {"benchmarks": list(entries.values()), "provenance": origin}
 
 
 def choose(options: Options) -> dict[str, Benchmark]:
@@ -89,6 +94,8 @@ def choose(options: Options) -> dict[str, Benchmark]:
         if wrong := next((name for name in names if name not in known), None):
             raise InputError(f"bench-memory: expected the name of a {what}, found {wrong!r}; {near_name(wrong, known)}")
     check_rates(options.rates)
+    if options.jobs < 1:
+        raise InputError(f"jobs: expected at least 1, found {options.jobs}; raise it")
     chosen = {}
     for name in options.tasks or (tasks.QUICK if options.quick else DEFAULT):
         benchmark = BENCHMARKS[name]
@@ -123,17 +130,22 @@ def recipe(memory: str, benchmark: Benchmark, rate: float, seed: int) -> Recipe:
     )
 
 
-def compare_memories(
-    folder: Path, benchmark: Benchmark, names: Sequence[str], rates: Sequence[float], seeds: int, jobs: int
-) -> Comparison:
-    """Train the memories on one benchmark, measure their runs, and write their comparison.json."""
+def recipes_of(name: str, benchmark: Benchmark, memories: Sequence[str], rate: float) -> list[Recipe]:
+    """The recipes of a benchmark's memories, completed. Raises InputError for a width that one of them cannot have."""
     task = benchmark.data.build()
-    recipes = [complete(recipe(memory, benchmark, rates[0], 0), task) for memory in names]
+    recipes = [complete(recipe(memory, benchmark, rate, 0), task) for memory in memories]
     for one in recipes:
         try:
             on_meta(one.model)
         except InputError as error:
-            raise InputError(f"{folder.name}, {one.name}: {error}; here --dim sets dim") from None
+            raise InputError(f"{name}, {one.name}: {error}; here --dim sets dim") from None
+    return recipes
+
+
+def compare_memories(
+    folder: Path, benchmark: Benchmark, recipes: Sequence[Recipe], rates: Sequence[float], seeds: int, jobs: int
+) -> Comparison:
+    """Train the recipes on one benchmark, measure their runs, and write their comparison.json."""
     trained = train(recipes, folder, seeds, rates, jobs, keep_going=True)
     for run in (run for runs in trained.runs.values() for run in runs):
         measure(run, benchmark)

@@ -20,7 +20,7 @@ from mnemos.types import InputError, JSONObject
 
 from .baselines import Role
 from .budgets import budget_text
-from .runs import Sweep
+from .runs import Sweep, at_end
 from .significance import (
     LEVEL,
     NO_SPREAD,
@@ -278,7 +278,10 @@ def show(comparison: Comparison) -> None:
                 low, high = test.interval
                 cells.append(f"{test.difference:+.4f} ({low:+.4f} to {high:+.4f})")
                 cells += [f"{test.p_holm:.3g}", test.finding(comparison.higher_is_better)]
-        table.add_row(*cells, *([] if row.rate is None else [f"{row.rate:.1e}"]))
+        if row.rate is not None:
+            end = at_end(row.rate, [rate for rate, _ in row.rates or ()])
+            cells.append(f"{row.rate:.1e}" + (end and f", {end}"))
+        table.add_row(*cells)
         for control in comparison.controls:
             if control.name == row.name:
                 table.add_row(f"  cache {control.control}", text(control), str(control.seeds))

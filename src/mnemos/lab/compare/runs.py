@@ -83,7 +83,8 @@ def train(
         count.all -= len(failed) * (seeds - 1)
         chosen = [at_rate(one, best) for one in recipes if (best := sweeps[one.name].best) is not None]
         for one in chosen if tell else ():
-            say(f"{one.name}: learning rate {one.optim.lr:.1e}, the best of {len(rates)} on the validation split")
+            end = f", and {end}" if (end := at_end(one.optim.lr, rates)) else ""
+            say(f"{one.name}: learning rate {one.optim.lr:.1e}, the best of {len(rates)} on the validation split{end}")
 
     # --- the other seeds; of a sweep the first is trained already ---
     seeded = [replace(one, train=replace(one.train, seed=one.train.seed + i)) for i in range(seeds) for one in chosen]
@@ -95,6 +96,13 @@ def train(
         if not keep_going or _valid_score(path) is not None:
             runs[run.name].append(path)
     return Trained(runs, sweeps)
+
+
+def at_end(rate: float, rates: Sequence[float]) -> str:
+    """Where the chosen rate is at an end of the sweep, so that the best one may be beyond it: "the highest tried"."""
+    if len(rates) < 2 or min(rates) < rate < max(rates):
+        return ""
+    return f"the {'highest' if rate == max(rates) else 'lowest'} tried"
 
 
 def at_rate(recipe: Recipe, rate: float) -> Recipe:

@@ -91,6 +91,8 @@ class Chart:
             short = value if exact else float(f"{value:.{_DIGITS}g}")
             return int(short) if short == int(short) else short
 
+        if interval is not None and "low" not in self.columns and self.columns:  # points before had none
+            self.columns |= {end: list(self.columns["y"]) for end in ("low", "high")}
         for of_y, *of_x in zip(*(np.atleast_1d(one).tolist() for one in (y, *x)), strict=True):
             point: JSONObject = {"s": series, "r": run, "y": rounded(of_y)}
             point |= {f"x{i}": rounded(value) for i, value in enumerate(of_x)}

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from mnemos import registry
 from mnemos.config import from_dict, to_dict
 from mnemos.lab.compare.baselines import roles_of
 from mnemos.lab.compare.comparison import FILE, Comparison, controls_of, read_comparison, rows_of
-from mnemos.lab.compare.significance import Difference, Spread, paired, spread
+from mnemos.lab.compare.significance import Difference, paired
 from mnemos.lab.evaluate.recorded import StateControls
 from mnemos.lab.evaluate.records import flat
 from mnemos.lab.run.files import PLACES, Provenance, Result
@@ -85,11 +85,6 @@ class Results(Comparison):
             after = [one[control].scores for one in scored if control in one]
             changes += [scores[metric] - carried[metric] for scores in after if metric in scores and metric in carried]
         return paired(changes, bounds)
-
-
-def finite_spread(values: Iterable[float]) -> Spread:
-    """The mean and the spread of the finite values: a run that is not finished has no score."""
-    return spread(list(filter(math.isfinite, values)))
 
 
 def read_tasks(folders: Sequence[Path]) -> list[Results]:

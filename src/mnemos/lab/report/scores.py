@@ -6,12 +6,13 @@ from collections.abc import Callable
 from mnemos.errors import plural
 from mnemos.lab.compare.budgets import budget_text
 from mnemos.lab.compare.comparison import Row
-from mnemos.lab.compare.significance import Difference, interval
+from mnemos.lab.compare.significance import Difference, interval, spread
 
 from .charts import Axis, Chart, chart_figure, variant
 from .curves import seed_names
 from .markup import OPERATIONS, capital, count, decimal, duration, escape, memory, operations, table, table_of
-from .read import Results, finite_spread
+from .read import Results
+from .run_records import RunRecord
 from .shell import variant_name
 from .verdict import mean_and_spread
 
@@ -30,11 +31,14 @@ def section(results: Results) -> str:
 
 
 def _other_metrics(results: Results) -> str:
+    def has(run: RunRecord, metric: str) -> bool:  # a NaN counts: a run that diverged is a result
+        return run.result is not None and metric in run.result.scores
+
     finished = results.finished()
     described = next((one.metrics for one in finished if one.metrics), {})
     about = {name: str(one.get("about", "")) for name, one in described.items() if name not in (results.metric, "loss")}
     scores = {
-        row.name: [finite_spread(run.tested(name) for run in results.runs_of(row.name)) for name in about]
+        row.name: [spread([run.tested(name) for run in results.runs_of(row.name) if has(run, name)]) for name in about]
         for row in results.rows
     }
     scores = {name: of_one for name, of_one in scores.items() if any(one.seeds for one in of_one)}
