@@ -184,7 +184,7 @@ def test_layers_that_have_read_different_tokens_are_the_models():
 def test_a_search_runs_on_the_kernel(monkeypatch):
     model, calls = translator(), []
     run = fused.FusedStep._step
-    monkeypatch.setattr(fused.FusedStep, "_step", lambda self, x, state: calls.append(run(self, x, state)) or calls[-1])
+    monkeypatch.setattr(fused.FusedStep, "_step", lambda *given: calls.append(run(*given)) or calls[-1])
     source, start = ids(2, 5), torch.ones(2, 1, dtype=torch.int64)
     config = mnemos.BeamConfig(eos=2, beams=3, max_length=30)
     found = mnemos.beam_search(model, model.encode(source), start, config)

@@ -10,7 +10,7 @@ from native_kernels import needs_kernels
 from torch import nn
 
 import mnemos
-from mnemos import Transformer
+from mnemos import Transformer, native
 from mnemos.attention.linear import LinearConfig
 from mnemos.attention.recurrent import GLAConfig
 from mnemos.models.transformer import HeadConfig
@@ -84,6 +84,30 @@ def test_copies_follow_the_weights(weights):
     again = pickle.loads(pickle.dumps(step))
     assert again.weights == weights
     assert torch.equal(after, outputs(again, 2))
+
+
+@pytest.mark.parametrize("weights", KINDS)
+def test_another_thread_may_copy_the_weights_meanwhile(weights, monkeypatch):
+    """Writes to inference tensors are not counted, so each call copies them: those of a running call stay alive."""
+    with torch.inference_mode():
+        model = make(dim=64, mlp=64)
+    step, load, junk = mnemos.fused_step(model, weights), native.load_kernels, []
+    wanted = outputs(step, 2)
+
+    def load_late():
+        step._locate()
+        junk.extend(torch.full((64, 64), -1, dtype=torch.int8 if weights == "int8" else torch.int16) for _ in range(40))
+        return load()
+
+    monkeypatch.setattr(native, "load_kernels", load_late)
+    assert torch.equal(outputs(step, 2), wanted)
+
+
+def test_a_row_that_is_no_number_stays_so():
+    model = make()
+    with torch.no_grad():
+        model.blocks[0].mlp.expand.weight[3, 5] = torch.nan
+    assert outputs(mnemos.fused_step(model, "int8"), 2).isnan().all()
 
 
 def test_a_row_of_zeros_stays_one():

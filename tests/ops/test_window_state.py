@@ -241,6 +241,17 @@ def test_the_kernel_of_single_tokens(state, forgets, name, d, m, softcap, sinks)
 
 
 @torch.no_grad()
+def test_states_of_any_strides_are_written():
+    x, sizes = narrow(draw(2, 30, 4, 2, 8, 8)), Sizes(4, 2, SCALE)
+    state = read(first(x, 20), sizes, None, (), None)[1]
+    last = {name: getattr(state, name).to(memory_format=torch.channels_last) for name in ("k", "v", "sink_v")}
+    rings = Ring(state, sizes), Ring(state._replace(**last), sizes)
+    for i in range(20, 30):
+        assert torch.equal(*(step(ring, x, i, None) for ring in rings))
+    assert all(map(torch.equal, *(leaves(ring.state()) for ring in rings)))
+
+
+@torch.no_grad()
 def test_threads_share_a_state_and_the_result_is_the_same(threads):
     x, sizes = narrow(draw(8, 30, 8, 4, 32, 64)), Sizes(9, 2, SCALE)
     far = far_of("delta", x, True)

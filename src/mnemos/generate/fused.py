@@ -106,6 +106,17 @@ def fused_step(model: nn.Module, weights: str = "float32") -> "FusedStep":
     return FusedStep(model, weights)
 
 
+class Laid(NamedTuple):
+    """The weights as the kernel reads them. It is replaced as a whole: another thread may still read the one before."""
+
+    pointers: list[Any]  # what it was made of
+    why: str  # not: see `FusedStep`
+    alive: Sequence[Tensor | None] = ()  # what the addresses belong to
+    stack: bytes = b""
+    layers: bytes = b""
+    numbers: Any = None
+
+
 class FusedStep:
     """See `fused_step`. fused: whether the kernel computes the step; why: if not, the reason in one line."""
 
@@ -115,7 +126,7 @@ class FusedStep:
         self.model, self.weights = model, weights
         self.why = why_not_fused(model)
         self.most_rows = ROWS if weights == "float32" else sys.maxsize  # that the kernel computes
-        self._pointers: list[Any] | None = None
+        self._laid: Laid | None = None
         if not self.why:
             blocks: Any = model.decoder if isinstance(model, EncoderDecoder) else model.blocks
             self.layer = layer_of(blocks[0].attention)
@@ -142,20 +153,20 @@ class FusedStep:
     @torch.no_grad()
     def __call__(self, x: Tensor, state: State = None) -> Output:
         """x [B, 1] -> logits [B, 1, V] (a classifier: [B, classes]) and the state after it."""
-        if self._pointers is not None and x.dim() == 2 and x.shape[1] == 1 and 0 < x.shape[0] <= self.most_rows:
-            self._locate()
+        if self._laid is not None and x.dim() == 2 and x.shape[1] == 1 and 0 < x.shape[0] <= self.most_rows:
+            laid = self._locate()
             # The kernel takes plain tokens on the CPU, without autocast, function transforms or modes.
             plain = type(x) is Tensor and x.dtype == torch.int64 and x.device.type == "cpu"
             plain = plain and not torch.is_autocast_enabled("cpu") and not transformed()
             plain = plain and not dispatch_mode_active() and not function_mode_active()
             plain = plain and not any(self._hooks)
-            if not self.why and plain and not any([part.training for part in self._drops]):
-                output = self._step(x, state)
+            if not laid.why and plain and not any([part.training for part in self._drops]):
+                output = self._step(x, state, laid)
                 if output is not None:
                     return output
         return self.model(x, state)
 
-    def _locate(self) -> None:
+    def _locate(self) -> Laid:
         """Read the addresses of the weights; check and lay them out again if one has changed."""
         # A weight that was transposed in place keeps its address: -1 makes the comparison below fail.
         pointers: list[Any] = [
@@ -164,16 +175,16 @@ class FusedStep:
         ]
         if self.weights != "float32":  # copies of weights are old after a write
             pointers += [_writes(parameters.get(name)) for parameters, name in self._where]
-        if pointers == self._pointers and None not in pointers:
-            return
-        # References keep the memory from reuse: another tensor at an old address would pass for the weight.
-        self._alive = [None if (p := parameters.get(n)) is None else p.detach() for parameters, n in self._where]
-        self._pointers = pointers
-        self.why = next((w for p, e in zip(self._alive, self._shapes, strict=True) if (w := _why_not_weight(p, e))), "")
-        if not self.why:
-            self._lay_out(self.model)
+        laid = self._laid
+        if laid is None or pointers != laid.pointers or None in pointers:
+            # References keep the memory from reuse: another tensor at an old address would pass for the weight.
+            alive = [None if (p := parameters.get(n)) is None else p.detach() for parameters, n in self._where]
+            why = next((w for p, e in zip(alive, self._shapes, strict=True) if (w := _why_not_weight(p, e))), "")
+            laid = Laid(pointers, why, alive) if why else Laid(pointers, "", *self._lay_out(self.model, alive))
+            self._laid, self.why = laid, why
+        return laid
 
-    def _lay_out(self, model: Any) -> None:
+    def _lay_out(self, model: Any, alive: list[Tensor | None]) -> tuple[list[Tensor | None], bytes, bytes, Any]:
         """Sizes and addresses, in the order of the structs of native/decoder/decode.h."""
         c, self._reads, layer = model.config, isinstance(model, EncoderDecoder), self.layer
         blocks = model.decoder if self._reads else model.blocks
@@ -187,7 +198,7 @@ class FusedStep:
                 weight, scale = getattr(one, "weight", None), None
                 if isinstance(one, nn.Linear) and self.weights != "float32":
                     weight, scale = _convert(one.weight.detach(), self.weights)
-                    self._alive += [weight, scale]
+                    alive.extend((weight, scale))
                 words += [_address(weight), _address(getattr(one, "bias", None)), _address(scale)]
             return words
 
@@ -203,16 +214,16 @@ class FusedStep:
         sizes += [codes.POSITIONS[position], c.max_length, codes.WEIGHTS[self.weights], layer.code]
         sizes += [int(self._reads), *layer.recurrent]
         scale = (c.dim**0.5 if c.scale_embedding else 1.0) if self._reads else c.embedding_scale
-        self._numbers = (ctypes.c_double * 3)(blocks[0].mlp_norm.eps, layer.eps, scale)
+        numbers = (ctypes.c_double * 3)(blocks[0].mlp_norm.eps, layer.eps, scale)
         rotary = c.rotary.frequencies(self._heads[1], "cpu") if position == "rotary" else None
-        self._frequencies = frequencies(c.dim, "cpu") if rotary is None else rotary
+        alive.append(turns := frequencies(c.dim, "cpu") if rotary is None else rotary)
         norm = model.decoder_norm if self._reads else model.final_norm
         positions = model.positions.weight if position == "learned" else None
-        tables = [model.embedding.weight, positions, self._frequencies, layer.turns]
+        tables = [model.embedding.weight, positions, turns, layer.turns]
         ends = affine(None if c.norm == "post" else norm, head[0] if head[1:] else None, head[-1])
-        self._stack = STACK.pack(*sizes, *map(_address, tables), *ends)
+        stack = STACK.pack(*sizes, *map(_address, tables), *ends)
         # --- a `Layer` of each block ---
-        self._layers = b""
+        layers = b""
         for block in blocks:
             attention, mlp = block.attention, block.mlp
             parts = [block.attention_norm, getattr(attention, "input", None) or attention.qkv, attention.output]
@@ -220,9 +231,10 @@ class FusedStep:
             parts += [None] * 3 if read is None else [block.read_norms[0], read.query, read.output]
             parts += [block.mlp_norm, getattr(mlp, "gate", None), mlp.expand, mlp.contract]
             parts += [getattr(attention, "to_decay", None), getattr(attention, "to_gate", None)]
-            self._layers += LAYER.pack(*affine(*parts), *map(_address, layer_of(attention).vectors()))
+            layers += LAYER.pack(*affine(*parts), *map(_address, layer_of(attention).vectors()))
+        return alive, stack, layers, numbers
 
-    def _step(self, x: Tensor, state: State) -> Output | None:
+    def _step(self, x: Tensor, state: State, laid: Laid) -> Output | None:
         """The kernel's logits and state, or None for inputs that the model must handle or refuse."""
         rows, layer, source = len(x), self.layer, None
         # --- the states of the layers, and how many tokens they have read ---
@@ -255,7 +267,7 @@ class FusedStep:
             for i, (sums, keys, window) in enumerate(own.words)
         )
         loaded, instructions = native.load_kernels()
-        if loaded.mnemos_decode(instructions, self._stack, self._layers, call, memory, self._numbers):
+        if loaded.mnemos_decode(instructions, laid.stack, laid.layers, call, memory, laid.numbers):
             return None
         seen = torch.ones(rows, dtype=torch.int64, device="cpu") if seen is None else seen + 1
         if isinstance(state, EncoderDecoderState):
@@ -278,7 +290,7 @@ def _convert(p: Tensor, weights: str) -> tuple[Tensor, Tensor | None]:
         padded = F.pad(p.to(torch.bfloat16), (0, -p.shape[1] % codes.PAIRS))
         return padded.unflatten(1, (-1, 2, codes.PAIRS // 2)).mT.contiguous(), None
     scale = p.abs().amax(1) / 127
-    scale = torch.where(scale > 0, scale, 1.0)
+    scale = torch.where(scale == 0, 1.0, scale)  # NaN stays, so that a row of a broken model is NaN
     return (p / scale[:, None]).round().to(torch.int8), scale
 
 

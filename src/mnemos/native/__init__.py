@@ -19,7 +19,7 @@ from mnemos.errors import InputError
 
 __all__ = [
     "INSTRUCTION_SETS", "instruction_set", "instruction_sets", "instructions", "layout", "library", "load_kernels",
-    "why_not",
+    "same_set", "why_not",
 ]  # fmt: skip
 
 # What the kernels are compiled for, a variant each; C++ knows them by their number here. The last one has products of
@@ -155,3 +155,11 @@ def instruction_set(name: str) -> Iterator[None]:
         yield
     finally:
         instructions = before
+
+
+def same_set(number: int) -> contextlib.AbstractContextManager[None]:
+    """A context with the instruction set of this number, for a backward: it reads what its forward's set has laid out.
+
+    The sets also round differently, so that another one would not know the largest score again.
+    """
+    return contextlib.nullcontext() if number == instructions else instruction_set(INSTRUCTION_SETS[number])

@@ -155,7 +155,7 @@ def test_other_tasks_of_the_folder_stay(bench, unreported, runs_here, monkeypatc
         folder.mkdir(parents=True)
         write_json(folder / "run.json", {})
         costs = {"seconds": 1.0, "peak_bytes": 1, "parameters": 1, "flops": 1, "majority": None}
-        scores = dict.fromkeys(("valid", "test"), {"loss": 0.1, "accuracy": 0.5})
+        scores = {split: {"loss": 0.1, "accuracy": 0.5} for split in ("valid", "test")}
         write_json(folder / "result.json", {"metric": "accuracy", **scores, **costs})
 
     runs_here(trained)

@@ -12,6 +12,7 @@ from mnemos.lab.papers.claims import Claim, Paper
 from mnemos.lab.papers.findings import Finding, Table, cell_text, spread
 from mnemos.lab.papers.reproduce import PAPERS, Options
 from mnemos.lab.papers.verdicts import SYMBOLS, verdicts
+from mnemos.types import InputError
 
 EVERY = [(paper, claim) for paper in PAPERS.values() for claim in paper.claims]
 
@@ -81,6 +82,18 @@ def test_a_claim_is_printed_and_written(tmp_path, capsys, monkeypatch):
     assert [one["claim"] for one in reproduce.reproduce("made_up", Options(tmp_path))] == ["a", "b"], "all claims"
 
 
+def refused(claim: Claim, options: Options) -> Finding:
+    raise InputError("--data: expected recordings, found none; add --data FOLDER")
+
+
+def test_a_claim_of_a_whole_paper_without_its_data_is_left_out(tmp_path, capsys, monkeypatch):
+    says = "says", ("top-1",), {"ViT": (79.9,)}
+    each = [Claim(name, "about", f"{__name__}:{make}", *says) for name, make in (("a", "refused"), ("b", "made_up"))]
+    monkeypatch.setitem(reproduce.PAPERS, "made_up", Paper("made_up", "A title", tuple(each)))
+    assert [one["claim"] for one in reproduce.reproduce("made_up", Options(tmp_path))] == ["b"]
+    assert "  Not run: --data: expected recordings" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [
@@ -94,6 +107,11 @@ def test_a_claim_is_printed_and_written(tmp_path, capsys, monkeypatch):
         (f"cached_transformers/figure5 --out {__file__}", f"{__file__}: expected a folder"),
         ("cached_transformers/figure5 --run nowhere", "nowhere/metrics.jsonl:"),
         ("linear_transformers/speech", "--data FOLDER"),
+        ("cached_transformers/table10 --run .", "expected a claim that draws one run"),
+        (
+            "memformer/figure4 --seeds 5 --steps 3",
+            "found --steps, --seeds: memformer/figure4 measures and trains nothing",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line(target, words, capsys, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from synthetic_runs import edited, read, write_run
 
 from mnemos.lab.compare.comparison import read_comparison, summarise
 from mnemos.lab.report.curves import by_x_figure, by_x_table, read_by_x
+from mnemos.lab.run.files import Result
 
 
 def section(results):
@@ -60,6 +61,15 @@ def test_intervals_of_a_later_variant_keep_the_points_before(tmp_path):
     assert (columns["low"][:2], columns["high"][:2]) == ([0.5, 0.5], [0.5, 0.5])
     assert columns["low"][2] < columns["y"][2] == 1
     assert len({len(values) for values in columns.values()}) == 1
+
+
+def test_a_score_that_is_not_a_number_is_a_gap(tmp_path):
+    results = read([run(tmp_path / "a", "demo", [[32, 1.0], [64, 0.5], [512, math.nan]], rows=[18] * 3)])
+    Result.read(tmp_path / "a").write(tmp_path / "a")
+    for found in (results, read([tmp_path / "a"])):
+        assert [one.mean for one in found.rows[0].along.values] == [1.0, 0.5, pytest.approx(math.nan, nan_ok=True)]
+        data = json.loads(re.search(r'class="chart-data">(.*?)</script>', by_x_figure(found))[1])
+        assert data["columns"]["y"] == [1, 0.5, None]
 
 
 def test_runs_without_an_axis_have_no_section(tmp_path):

@@ -213,7 +213,7 @@ def rows_of(
         along, scores = None, defaultdict[float, list[float]](list)
         for measured in (one.artifacts["along"] for one in every if "along" in one.artifacts):
             for x, value in measured["values"]:
-                scores[x].append(value)
+                scores[x].append(math.nan if value is None else value)
             along = along or measured
         if along is not None:
             at = tuple(ScoreAt(x, *spread(scores[x])) for x in sorted(scores))

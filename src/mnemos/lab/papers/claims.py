@@ -18,7 +18,8 @@ class Claim:
 
     about: what it measures. make: "module:function", as text, so that claims are listed without importing what trains;
     the function takes the claim and the options and returns a `Finding`. says: what is claimed. columns: the meaning of
-    the numbers in each row of `values`.
+    the numbers in each row of `values`. measures: it times or counts models and trains none, so that it takes no data,
+    steps or seeds.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Claim:
     says: str
     columns: tuple[str, ...] = ()
     values: Values = field(default_factory=dict)
+    measures: bool = False
 
     @property
     def paper_columns(self) -> list[str]:
@@ -55,17 +57,18 @@ def choose(name: str, entries: Mapping[str, _Entry], expected: str) -> _Entry:
 
 
 def _paper(name: str, title: str, text: str) -> Paper:
-    """A paper; text: `NAME MODULE:FUNCTION` of each claim and, indented, what it measures, what it says, its table."""
+    """A paper; text: `NAME MODULE:FUNCTION [measures]` of each claim and, indented, about, what it says, its table."""
     claims = []
     for block in re.split(r"\n(?=\S)", text.strip()):
         head, about, *lines = block.split("\n")
-        claim, make = head.split()
+        claim, make, *measures = head.split()
         says = " ".join(line.strip() for line in lines if "|" not in line)
         table = [[cell.strip() for cell in line.split("|")] for line in lines if "|" in line] or [[""]]
         # Whole numbers stay whole, so that 313 images a second are not printed as 313.0.
         values = {row: tuple(float(n) if "." in n else int(n) for n in numbers) for row, *numbers in table[1:]}
         make = f"{__package__}.{name}.{make}"
-        claims.append(Claim(claim, about.strip(), make, says, tuple(table[0][1:]), values))
+        columns = tuple(table[0][1:])
+        claims.append(Claim(claim, about.strip(), make, says, columns, values, bool(measures)))
     return Paper(name, title, tuple(claims))
 
 
@@ -153,7 +156,7 @@ table8 tables:classification
   A cache adds 0.8 points to Swin-T.
               | top-1 | top-1 cached | top-5 | top-5 cached
   Swin-T, 22k |  80.9 |         81.7 |  96.0 |         96.4
-table9 tables:table9
+table9 tables:table9 measures
   throughput and FLOPs
   A cache costs 10 to 15 % more FLOPs and 17 to 19 % of the throughput (V100).
              | train | train cached | test | test cached |   G | G cached
@@ -169,7 +172,7 @@ table10 tables:table10
   0.25  | 1.96 |  76.8
   0.5   | 2.15 |  78.4
   1     | 2.97 |  78.5
-costs tables:added_costs
+costs tables:added_costs measures
   parameters and FLOPs that a cache adds, with both lengths
   At ratio 0.5 a cache costs about 10 to 15 % more FLOPs and parameters.
 """,
@@ -178,7 +181,7 @@ costs tables:added_costs
         "linear_transformers",
         "Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention (arXiv 2006.16236)",
         """
-figure1 figures:figure1
+figure1 figures:figure1 measures
   time and memory of forward and backward pass by sequence length
   The cost of softmax grows quadratically with the length; that of linear attention and LSH grows linearly.
 figure2 figures:figure2
@@ -208,14 +211,14 @@ cifar10 tables:likelihood_and_speed
   lsh-1           |     3.39 |    0.015
   lsh-4           |     3.51 |    0.005
   linear          |      3.4 |    17.85
-latency tables:latency
+latency tables:latency measures
   seconds to generate one MNIST image at batch size 1 on a CPU
   Linear attention needs 5.5 s, softmax 72.6 s, and softmax with cached keys and values 7.4 s.
                   | seconds
   softmax         |    72.6
   softmax, cached |     7.4
   linear          |     5.5
-constant_memory tables:constant_memory
+constant_memory tables:constant_memory measures
   bytes of state by position, and many MNIST images generated at once
   Linear attention generates 10,000 images at once on one GPU with constant memory; softmax's memory grows.
 speech tables:speech
@@ -268,17 +271,17 @@ table2 tables:table2
   Memformer 4+12                                  |  48.0 |      23.91
   Memformer memory=512                            |  35.0 |       23.3
   Memformer w/o memory                            |  31.0 |      25.57
-table3 tables:table3
+table3 tables:table3 measures
   back-propagation through time, gradient checkpointing and memory replay
   Replay needs less than half of the memory of back-propagation through time, at 0.90 of its speed.
        |      MB | relative speed
   BPTT | 16177.0 |            1.0
   GC   |  9885.0 |           0.48
   MRBP |  7229.0 |            0.9
-figure4 figures:figure4
+figure4 figures:figure4 measures
   forgetting: the drift of a slot without input to its terminal state
   A slot near its terminal state is forgotten quickly; a slot opposite to it is forgotten slowly.
-figure5 figures:figure5
+figure5 figures:figure5 measures
   FLOPs by sequence length, and bytes by memory size
   The FLOPs of Memformer grow linearly with the length. With a large memory the model takes 8.1 times less memory than
   Transformer-XL.

@@ -36,7 +36,8 @@ def reproduce(target: str, options: Options) -> list[JSONObject]:
     """Reproduce PAPER/CLAIM, or every claim of PAPER. Returns the contents of each CLAIM.json in `options.out`.
 
     Runs that are already finished in the folder are not trained again.
-    Raises InputError for an unknown name, with the most similar one, and for options out of range.
+    Raises InputError for an unknown name, with the most similar one, for options out of range, and for those that one
+    claim does not read; of a whole paper, a claim whose data are not there is left out, with a line that says so.
     """
     paper, claims = chosen(target)
     for name, count in (("seeds", options.seeds), ("jobs", options.jobs), ("steps", options.steps)):
@@ -46,6 +47,11 @@ def reproduce(target: str, options: Options) -> list[JSONObject]:
         raise InputError(
             f"--data {options.data}: expected a folder of data or a file of text, but the path does not exist"
         )
+    given = {"data": options.data, "steps": options.steps, "seeds": options.seeds > 1, "run": options.run}
+    unread = [f"--{name}" for name, value in given.items() if value] if claims[0].measures and len(claims) == 1 else []
+    if unread:
+        found = f"{paper.name}/{claims[0].name} measures and trains nothing"
+        raise InputError(f"expected no options of training, found {', '.join(unread)}: {found}; leave them out")
     check_output_folder(options.out)
     results = []
     for claim in claims:
@@ -55,7 +61,13 @@ def reproduce(target: str, options: Options) -> list[JSONObject]:
         # --- the claim's own function ---
         module, _, function = claim.make.partition(":")
         start, origin = time.perf_counter(), provenance(0, "cpu")  # before it: the code may change while models train
-        finding: Finding = getattr(importlib.import_module(module), function)(claim, options)
+        try:
+            finding: Finding = getattr(importlib.import_module(module), function)(claim, options)
+        except InputError as error:  # data that are not this claim's; the others of the paper may have them
+            if len(claims) == 1:
+                raise
+            say(f"  Not run: {error}\n", flush=True)
+            continue
         finding.show()
         result = {
             "paper": paper.name,

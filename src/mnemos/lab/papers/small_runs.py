@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mnemos.errors import say
 from mnemos.lab.compare import significance
 from mnemos.lab.compare.compare import compare
 from mnemos.lab.recipes.family import altered
@@ -89,12 +90,17 @@ def train(
 
     The folder is options.out/runs/NAME-STEPS, with RECIPE/seed-N below it. seeds: 0 for those of the options.
     """
+    if options.run is not None:  # claims that draw a run do not come here with one
+        raise InputError("--run: expected a claim that draws one run, found one that compares several; leave it out")
+    if 0 < seeds < options.seeds:
+        say(f"  It draws one run: seed 0 alone is trained, of the {options.seeds} of --seeds", flush=True)
     plain = [replace(one, about="") for one in recipes.values()]  # they are not what the registered ones say
     folder = options.out / "runs" / f"{name}-{plain[0].train.steps}"
     seeds = seeds or options.seeds
     comparison = compare(plain, folder, seeds, of_claim=True, baselines=baselines, jobs=options.jobs)
     names = {recipe.name: row for row, recipe in recipes.items()}
-    rows = {names.get(row["name"], row["name"]): row for row in comparison["rows"]}
+    every = [row if row["mean"] is not None else row | {"mean": math.nan} for row in comparison["rows"]]
+    rows = {names.get(row["name"], row["name"]): row for row in every}
     runs = {names.get(one, one): [folder / path for path in paths] for one, paths in comparison["runs"].items()}
     if (note := caution(seeds)) not in finding.notes:
         finding.notes.append(note)

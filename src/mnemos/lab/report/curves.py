@@ -181,8 +181,9 @@ def by_x_figure(results: Results) -> str:
     for index, runs in enumerate(runs_of.values()):
         for run in runs:
             values, rows = by_x.of(run)["values"], by_x.of(run).get("rows") or []
-            for i, (x, value) in enumerate(values):
-                shares = len(rows) == len(values) and len(runs) == 1
+            for i, (x, written) in enumerate(values):
+                value = math.nan if written is None else written
+                shares = len(rows) == len(values) and len(runs) == 1 and math.isfinite(value)
                 ends = wilson(round(value * rows[i]), rows[i]) if shares else None
                 chart.add(index, chart.runs.index(seeds[run.folder]), value, x, interval=ends)
 

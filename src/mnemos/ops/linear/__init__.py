@@ -105,8 +105,8 @@ def linear_attention(
         raise InputError(f"linear_attention: expected a state that it returned, or None, found {type(state).__name__}")
     if not causal and resets is not None:
         raise InputError("linear_attention: expected no resets with causal=False, where every query reads all keys")
-    if not eps >= 0:
-        raise InputError(f"linear_attention: expected an eps of at least 0, found {eps}; it is added to positive sums")
+    if not (eps == 0 or eps >= torch.finfo(torch.float32).tiny):  # the kernels read smaller ones as 0
+        raise InputError(f"linear_attention: expected an eps of 0 or at least 1.2e-38, found {eps}; sums have it added")
     check = CHECK_CAUSAL if causal else CHECK
     s, z = (None, None) if state is None else state
     inside = phi if isinstance(phi, Pointwise) else None  # a backend applies it; any other map may change the width

@@ -42,7 +42,7 @@ class Ring:
         wide = state.s.dtype
         # As large as its state and no view of what a longer call kept.
         self.keys, self.raw = (_own(x.to(wide)) for x in (state.k, state.raw))
-        self.values = torch.cat([state.sink_v.to(wide), state.v.to(wide)], -2)
+        self.values = torch.cat([state.sink_v.to(wide), state.v.to(wide)], -2).contiguous()  # cat keeps channels_last
         self.sink_k = _own(sink_k.to(wide))
         self.s, self.z, self.seen = _own(state.s), _own(state.z), state.seen.clone()
         self.oldest = self.steps = 0
