@@ -44,6 +44,15 @@ def test_declarations_are_complete_and_true(layer):
         same_state(after, state)
 
 
+@pytest.mark.parametrize("config", contract_cases.ATTENTIONS.values(), ids=contract_cases.ATTENTIONS)
+def test_a_layer_is_causal_unless_it_is_asked_not_to_be(config):
+    dim, heads, modes = contract_cases.DIM, contract_cases.HEADS, config.causal_modes
+    assert config.build(dim, heads).causal == (True in modes)
+    for causal in {True, False} - modes:
+        with pytest.raises(InputError, match=f"causal={not causal}"):
+            config.build(dim, heads, causal=causal)
+
+
 @over_layers(stateful, modes=(True, False))
 def test_split_and_resume_equals_whole(layer):
     holds("resumes", layer)

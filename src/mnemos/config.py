@@ -41,9 +41,10 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig(Config):
-    """Base of the configurations of attentions: `build(dim, num_heads, causal, dropout)` returns the layer.
+    """Base of the configurations of attentions: `build(dim, num_heads, causal=True, dropout=0.0)` returns the layer.
 
-    The layer is a `mnemos.types.Attention`, and declares what it can do.
+    The layer is a `mnemos.types.Attention`, and declares what it can do. It is causal, unless it
+    is asked not to be or cannot be; build() raises InputError for a value of `causal` that the attention does not have.
     """
 
     kind: ClassVar[str] = "attention"
@@ -58,6 +59,15 @@ class AttentionConfig(Config):
     def of_layer(self, number: int) -> "AttentionConfig":
         """The configuration in layer `number` (0, 1, …) of a model: the same in all layers, unless they are drawn."""
         return self
+
+
+def check_mode(attention: AttentionConfig, causal: bool) -> None:
+    """Raise InputError unless the attention can be built with this value of `causal`."""
+    if causal not in attention.causal_modes:
+        raise InputError(
+            f"attention {attention.name!r}: expected causal={not causal}, its only mode, found causal={causal}; use "
+            f"another attention, or a model with causal={not causal}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

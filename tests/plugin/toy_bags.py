@@ -31,7 +31,7 @@ class Weigher(nn.Module):
         super().__init__()
         self.config = config
         self.input, self.output = nn.Linear(config.width, 16), nn.Linear(16, 1)
-        self.attention, self.dropout = config.attention.build(16, 2), nn.Dropout(0.1)
+        self.attention, self.dropout = config.attention.build(16, 2, causal=False), nn.Dropout(0.1)
 
     def forward(self, x, valid):
         x = self.dropout(self.input(x))

@@ -56,7 +56,7 @@ class LinearConfig(AttentionConfig):
     backend: Literal["auto", "native", "chunked"] = "auto"
 
     def build(
-        self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0, rotary: Rotary | bool = False
+        self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0, rotary: Rotary | bool = False
     ) -> "LinearAttention":
         # There are no attention weights that could be dropped.
         return LinearAttention(dim, num_heads, causal, self.feature_map, self.features, self.eps, self.backend, rotary)

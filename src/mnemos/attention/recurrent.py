@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mnemos._compat import exportable
-from mnemos.config import AttentionConfig
+from mnemos.config import AttentionConfig, check_mode
 from mnemos.ops.convolution import short_convolution
 from mnemos.ops.delta import decayed_attention, delta_rule
 from mnemos.ops.dense_layer import Linear
@@ -269,6 +269,7 @@ class DeltaConfig(RecurrentConfig):
     doubled_beta: bool = False
 
     def build(self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0) -> "DeltaAttention":
+        check_mode(self, causal)
         return DeltaAttention(dim, num_heads, self.widths(dim, num_heads), "none", self.doubled_beta)
 
 
@@ -291,6 +292,7 @@ class GatedDeltaConfig(RecurrentConfig):
     doubled_beta: bool = False
 
     def build(self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0) -> "DeltaAttention":
+        check_mode(self, causal)
         widths = self.widths(dim, num_heads, self.key_heads)
         return DeltaAttention(dim, num_heads, widths, "head", self.doubled_beta)
 
@@ -310,6 +312,7 @@ class KimiDeltaConfig(RecurrentConfig):
     doubled_beta: bool = False
 
     def build(self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0) -> "DeltaAttention":
+        check_mode(self, causal)
         return DeltaAttention(dim, num_heads, self.widths(dim, num_heads), "channel", self.doubled_beta)
 
 
@@ -396,6 +399,7 @@ class GLAConfig(RecurrentConfig):
     shares: ClassVar[tuple[float, float]] = (0.5, 1)
 
     def build(self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0) -> "GatedLinearAttention":
+        check_mode(self, causal)
         return GatedLinearAttention(dim, num_heads, self.widths(dim, num_heads))
 
 
@@ -445,6 +449,7 @@ class RetentionConfig(RecurrentConfig):
     shares: ClassVar[tuple[float, float]] = (1, 2)
 
     def build(self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0) -> "Retention":
+        check_mode(self, causal)
         return Retention(dim, num_heads, self.widths(dim, num_heads))
 
 
@@ -515,6 +520,7 @@ class Mamba2Config(RecurrentConfig):
     key_heads: int = 1
 
     def build(self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0) -> "Mamba2Attention":
+        check_mode(self, causal)
         return Mamba2Attention(dim, num_heads, self.widths(dim, num_heads, self.key_heads))
 
 

@@ -154,7 +154,7 @@ class RelativeConfig(AttentionConfig):
     clamp: int = 0
     detached: bool = True
 
-    def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "RelativeAttention":
+    def build(self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0) -> "RelativeAttention":
         """The layer, [B, T, dim] -> [B, T, dim]."""
         return RelativeAttention(dim, num_heads, causal, dropout, self)
 

@@ -50,7 +50,7 @@ class SoftmaxConfig(AttentionConfig):
         return frozenset({False, True} if self.window is None else {True})
 
     def build(
-        self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0, rotary: Rotary | bool = False
+        self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0, rotary: Rotary | bool = False
     ) -> "SoftmaxAttention":
         """The layer, [B, T, dim] -> [B, T, dim]. rotary: rotate queries and keys by their positions."""
         settings = self.window, self.kv_heads, self.query_key_norm

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mnemos._compat import exportable
 from mnemos.attention.softmax import SoftmaxConfig, open_empty_rows
-from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config
+from mnemos.config import AttentionConfig, ModelConfig, check_fields, check_mode, default_config
 from mnemos.memory.gated_cache import GRC, begin_forward, end_forward
 from mnemos.memory.key_values import Encoded
 from mnemos.modes import reads_without_waiting
@@ -22,7 +22,7 @@ from mnemos.ops.positions import count_seen
 from mnemos.registry import register
 from mnemos.types import Attention, Device, InputError, State, StateKind, check_token_ids, combined_state_kind
 
-from .shared import AttentionModel, check_mode, check_state, checked_config, init_weights
+from .shared import AttentionModel, check_state, checked_config, init_weights
 from .transformer import Ungated, attentions_of, blocks_of, dropout_of, final_norm_of, positions_of
 
 

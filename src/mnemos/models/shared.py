@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemos.attention.multi_head import padded_state
-from mnemos.config import AttentionConfig, ModelConfig, check_fields, with_fields
+from mnemos.config import ModelConfig, check_fields, with_fields
 from mnemos.memory.gated_cache import caches
 from mnemos.ops.checks import check_dropout
 from mnemos.ops.dense_layer import Linear
@@ -54,15 +54,6 @@ def checked_config(model: nn.Module, config: C, fields: dict[str, Any], **least:
     check_dropout(c.dropout)
     checked: C = c
     return checked
-
-
-def check_mode(attention: AttentionConfig, causal: bool) -> None:
-    """Raise InputError unless the attention can be built with this value of `causal`."""
-    if causal not in attention.causal_modes:
-        raise InputError(
-            f"attention {attention.name!r}: expected causal={not causal}, its only mode, found causal={causal}; use "
-            f"another attention, or a model with causal={not causal}"
-        )
 
 
 def check_state(

@@ -16,7 +16,7 @@ from mnemos._compat import exportable
 from mnemos.attention.cross import CrossAttention, KeysValues
 from mnemos.attention.gated import gated
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.config import AttentionConfig, ModelConfig, check_fields, default_config, with_signature
+from mnemos.config import AttentionConfig, ModelConfig, check_fields, check_mode, default_config, with_signature
 from mnemos.memory.gated_cache import GRC, begin_forward, end_forward
 from mnemos.modes import reads_without_waiting
 from mnemos.ops.dense_layer import Linear
@@ -37,7 +37,7 @@ from mnemos.types import (
     check_vectors,
 )
 
-from .shared import AttentionModel, check_mode, check_state, checked_config, init_weights, language_head
+from .shared import AttentionModel, check_state, checked_config, init_weights, language_head
 
 Norm = Literal["rms", "pre", "post"]
 Ungated = Literal["gelu", "relu", "silu"]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mnemos.attention.softmax import SoftmaxConfig
-from mnemos.config import AttentionConfig, ModelConfig, default_config
+from mnemos.config import AttentionConfig, ModelConfig, check_mode, default_config
 from mnemos.lab.speech.ctc import Transcriber
-from mnemos.models.shared import check_mode, checked_config, init_weights
+from mnemos.models.shared import checked_config, init_weights
 from mnemos.models.transformer import MLP, Block, Ungated, dropout_of, module_list
 from mnemos.ops.dense_layer import Linear
 from mnemos.ops.positions import sinusoids

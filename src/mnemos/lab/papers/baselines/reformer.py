@@ -48,7 +48,7 @@ class ReformerConfig(AttentionConfig):
     chunk: int = 32
     buckets: int | None = None
 
-    def build(self, dim: int, num_heads: int, causal: bool = False, dropout: float = 0.0) -> "ReformerAttention":
+    def build(self, dim: int, num_heads: int, causal: bool = True, dropout: float = 0.0) -> "ReformerAttention":
         return ReformerAttention(dim, num_heads, causal, dropout, self)
 
 
