@@ -274,6 +274,9 @@ def test_weights_of_another_model_and_damaged_ones_are_refused(tmp_path):
     refuses("found others .*size mismatch for head.weight.*; build it as saved", load, other, tmp_path)
     assert all(map(torch.equal, other.state_dict().values(), before.values()))
     assert list(other.state_dict()) == list(before)
+    other.head = nn.Sequential()
+    lacks = r"found others \(2 of the file's that the model has not, such as head\.bias\); build it as saved"
+    refuses(lacks, load, other, tmp_path)
     other.head = head
     record = json.loads((tmp_path / "caches.json").read_text())
     (tmp_path / "caches.json").write_text(

@@ -256,3 +256,13 @@ def test_a_nondeterministic_step_is_found_in_every_call_unless_nobody_looks(call
         refuses(r"step \d: .* the state of the first pass", call, model)
     call(model, verify=False)
     call(model, truncate_every=1)  # there is no first pass to compare with
+
+
+def test_what_the_model_keeps_itself_is_named_as_the_state_that_is_missing():
+    weight, kept = torch.ones(5, requires_grad=True), []
+
+    def step(x, state):
+        kept.append(x * weight)
+        return sum(kept).sum(), None
+
+    refuses("a state without tensors: .* let step return it as the state", replay, step, segments()[:3])

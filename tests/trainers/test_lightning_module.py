@@ -166,5 +166,7 @@ def test_a_module_that_lacks_a_part_is_refused():
         module.model = made(name).eval()
         expected = Reader(module.model)(segment, None, 2.0)[0]
         assert torch.equal(module.segment_loss(segment, None, 2.0)[0], expected)
+    module.model = torch.nn.GRU(2, 2)
+    refuses(r"found GRU.*; another recurrent model overrides segment_loss", module.segment_loss, segment, None, 2.0)
     del module.model
     refuses(r"self\.model", module.segment_loss, None, None, torch.ones(()))

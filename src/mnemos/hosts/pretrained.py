@@ -164,7 +164,13 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     had_caches = _has_caches(inner)
     try:
         apply_record(inner, record, folder, _RECORD)
-        load_model(plain_module(model, "hosts.load"), str(folder / "model.safetensors"))
+        keys = load_model(plain_module(model, "hosts.load"), str(folder / "model.safetensors"), strict=False)
+        if apart := [
+            f"{len(names)} {what}, such as {names[0]}"
+            for what, names in zip(_APART, map(sorted, keys), strict=True)
+            if names
+        ]:
+            raise RuntimeError("; ".join(apart))
     except (InputError, SafetensorError, RuntimeError, OSError) as error:
         if not had_caches and _has_caches(inner):
             uncache(inner)
@@ -175,6 +181,9 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
             f"{folder}: expected this model's weights, found others ({one_line(error)}); build it as saved"
         ) from None
     return model
+
+
+_APART = "of the model's that the file has not", "of the file's that the model has not"
 
 
 def _has_caches(model: nn.Module) -> bool:

@@ -115,6 +115,11 @@ def compare(
     for name, a, b in pairs:
         # "": a random generator, which `advance` may have used less.
         if name and a is not b and (difference := _difference(a, b, tolerance)):
+            if name == "loss" and not any(isinstance(x, Tensor) for x in forward.leaves):
+                raise InputError(
+                    "expected its replay to give the loss of the first pass, found it different, and a state without "
+                    "tensors: what the model keeps itself is not replayed; let step return it as the state"
+                )
             raise InputError(
                 f"expected its replay to give the {name} of the first pass, found it different ({difference}); draw "
                 "from PyTorch's, Python's and NumPy's global generators or give yours as generators=[...], name the "

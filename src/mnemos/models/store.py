@@ -140,7 +140,7 @@ def _folder_of_model(folder: Path) -> Path:
             trained_by_fit = parse(read_text(recipe))["model"]["is"] == "own"
         except (OSError, ValueError, LookupError, TypeError):
             trained_by_fit = False
-        if trained_by_fit:
+        if trained_by_fit and not (folder / RUN_MODEL / "config.json").is_file():
             raise InputError(
                 f"{folder}: expected a run that stores its model, found one of mnemos.fit, which stores the weights of "
                 "your own model only; call the model itself, with its weights again by mnemos.fit(..., resume=True)"

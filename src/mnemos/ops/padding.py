@@ -19,12 +19,23 @@ def zero_invalid(x: Tensor, mask: Tensor | None) -> Tensor:
 
 def valid_first(mask: Tensor) -> Tensor:
     """The order [B, T] of tokens that brings the padding of each row behind its valid tokens, for `take`."""
-    return (~mask).to(torch.uint8).argsort(dim=1, stable=True)
+    return _with_first(mask)
 
 
 def valid_last(mask: Tensor) -> Tensor:
     """The order [B, T] of tokens that brings the padding of each row before its valid tokens, for `take`."""
-    return mask.to(torch.uint8).argsort(dim=1, stable=True)
+    return _with_first(~mask)
+
+
+def _with_first(chosen: Tensor) -> Tensor:
+    """The order [B, T] that brings the chosen tokens of each row before the others.
+
+    ONNX has no stable sort, and no cumulated sum of bools.
+    """
+    before = chosen.long().cumsum(1)
+    place = torch.where(chosen, before, before[:, -1:] + (~chosen).long().cumsum(1)) - 1
+    tokens = torch.arange(chosen.shape[1], device=chosen.device).expand_as(place)
+    return torch.empty_like(place).scatter(1, place, tokens)
 
 
 def padding_first(before: int, mask: Tensor) -> Tensor:

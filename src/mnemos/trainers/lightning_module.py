@@ -88,7 +88,11 @@ class RolloutModule:
                 "or override segment_loss"
             )
         if self._reader is None or self._reader.model is not self.model:
-            self._reader = Reader(self.model)
+            try:
+                self._reader = Reader(self.model)
+            except InputError as error:
+                how = "another recurrent model overrides segment_loss(segment, state, count)"
+                raise InputError(f"{type(self).__name__}: {error}; {how}") from None
         return self._reader(segment, state, count)
 
     def on_train_start(self) -> None:

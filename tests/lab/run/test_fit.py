@@ -177,6 +177,15 @@ def test_a_model_in_eval_mode_is_trained_in_training_mode_and_left_in_its_own(tm
     equal(*found)  # both with dropout
 
 
+def test_a_model_of_ours_is_loaded_from_its_run(tmp_path):
+    torch.manual_seed(0)
+    model = mnemos.Transformer(vocab_size=9, dim=8, layers=1, num_heads=2, attention="linear")
+    tokens = torch.randint(9, (8, 6))
+    rows = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(tokens[:, :-1], tokens[:, 1:]), 4)
+    mnemos.fit(model, rows, rows, out=tmp_path / "run", steps=1, quiet=True)
+    equal(mnemos.load(tmp_path / "run").state_dict(), model.state_dict())
+
+
 def test_a_finished_run_that_is_resumed_loads_its_weights_into_the_model_and_goes_on_for_longer(tmp_path, capsys):
     """With a constant rate, 4 and then 4 more are 8."""
     constant = OptimConfig(schedule=ScheduleConfig(name="constant"))
