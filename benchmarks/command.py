@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mnemos.atomic import write_text
 from mnemos.lab.measure.timing import ratio
 from mnemos.lab.run.provenance import now, provenance
 
@@ -99,4 +100,4 @@ def write(path: Path | None, result: dict[str, Any], seed: int = 0) -> None:
     """Write the results of this process to a file, if there is one."""
     if path is not None:
         origin = {**provenance(seed, "cpu"), "started": _STARTED}
-        path.write_text(json.dumps({**result, "provenance": origin}, indent=2, ensure_ascii=False) + "\n")
+        write_text(path, json.dumps({**result, "provenance": origin}, indent=2, ensure_ascii=False) + "\n")

@@ -21,6 +21,7 @@ from command import command
 from torch import nn
 
 from mnemos import registry
+from mnemos.atomic import write_text
 from mnemos.lab.compare.significance import correct, spread, welch
 from mnemos.lab.run.provenance import provenance
 from mnemos.lab.run.recipe import Recipe
@@ -87,9 +88,10 @@ def main() -> None:
                 runs = entry["runs"].setdefault(name, {})
                 if str(seed) in runs:
                     continue
-                runs[str(seed)] = accuracy(preset, arm, seed, options.mnist)
+                commit = provenance(seed, "cpu")["commit"]  # runs of several calls are in one file
+                runs[str(seed)] = accuracy(preset, arm, seed, options.mnist) | {"commit": commit}
                 print(data, seed, name, runs[str(seed)], flush=True)
-                options.out.write_text(json.dumps(results, indent=2) + "\n")
+                write_text(options.out, json.dumps(results, indent=2) + "\n")
     scores = {name: spread([100 * run["accuracy"] for run in runs.values()]) for name, runs in entry["runs"].items()}
     against = [("written", arm) for arm in ARMS[1:]] + [(arm, "never written") for arm in ARMS[2:]]
     pairs = [(f"{preset}: {one}", f"{preset}: {other}") for preset in PRESETS for one, other in against]
@@ -97,7 +99,7 @@ def main() -> None:
     for (one, other), found in zip(pairs, differences, strict=True):
         print(f"{one} − {other}: {found}")
     entry["scores"] = {name: {"mean": score.mean, "std": score.std} for name, score in scores.items()}
-    options.out.write_text(json.dumps(results, indent=2) + "\n")
+    write_text(options.out, json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import mnemos
+from mnemos.atomic import write_text
 from mnemos.lab.measure.timing import race
 from mnemos.lab.run.provenance import provenance
 from mnemos.libraries import transformers
@@ -347,7 +348,7 @@ def merge(path: Path, part: str, row: dict) -> None:
     old = {json.dumps([row.get(x) for x in sizes]): row for row in (*found.get(part, {}).get("rows", []), row)}
     ordered = sorted(old.values(), key=lambda row: [row.get(x) or 0 for x in sizes])
     found[part] = {"rows": ordered, "provenance": provenance(0, "cpu")}
-    path.write_text(json.dumps(found, indent=2) + "\n")
+    write_text(path, json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from mnemos import registry
+from mnemos.atomic import write_text
 from mnemos.lab.compare.compare import compare
 from mnemos.lab.compare.significance import spread
 from mnemos.lab.papers.experiments import power, seeds_needed, welch_holm
@@ -222,7 +223,7 @@ def main() -> None:
         for row in rows:
             print(arm, row)
     if options.result:
-        options.result.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        write_text(options.result, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

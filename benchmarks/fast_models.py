@@ -35,6 +35,7 @@ from torch import Tensor
 
 import mnemos
 from mnemos.lab.measure.timing import ratio, seconds_of
+from mnemos.lab.run.provenance import provenance
 from mnemos.libraries import transformers
 
 VOCABULARY, DIM, LAYERS = 4096, 512, 4
@@ -179,8 +180,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     rows = [measure(name, options) for name in options.models]
-    every = merged(options.out, rows, "model", "width", "tokens", "batch")
-    write(options.out, {"rows": every, "threads": options.threads})
+    about = provenance(0, "cpu")  # of each row: rows of several calls are in one file
+    kept = {name: about[name] for name in ("commit", "dirty", "cpu", "command")}
+    kept |= {"threads": options.threads, "optimiser": options.optimiser}
+    keys = "model", "width", "tokens", "batch", "threads", "optimiser"
+    write(options.out, {"rows": merged(options.out, (row | kept for row in rows), *keys)})
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from command import command, in_turns, merged
 from torch import Tensor
 
 import mnemos
+from mnemos.atomic import write_text
 from mnemos.hosts.linearised_cache import LinearisedLayer
 from mnemos.lab.measure.timing import ratio
 from mnemos.lab.run.provenance import provenance
@@ -301,7 +302,7 @@ def main() -> None:
         every = merged(options.out, (row | kept for row in measured), *keys)
         settings = {name: getattr(options, name) for name in ("window", "sinks", "steps", "threads", "weights")}
         found = {"rows": every, **settings, "decoder": options.model.name}
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
+        write_text(options.out, json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

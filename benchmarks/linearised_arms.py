@@ -39,7 +39,7 @@ from fact_recall import FactRecall, SegmentReading, fit_weights
 from linearised import load_decoder, random_decoder, ranked, state_bytes
 
 import mnemos
-from mnemos.atomic import write_json
+from mnemos.atomic import write_json, write_text
 from mnemos.hosts.remembering import Segmented
 from mnemos.lab.compare.significance import interval, paired, spread, welch
 from mnemos.lab.linearised.assess import DISTANCES, Reading, assess, recall
@@ -343,7 +343,7 @@ def table(options: argparse.Namespace) -> None:
         "command": command_line(),
         "reported": source(),
     }
-    options.result.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    write_text(options.result, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     for row in rows:
         if row["seeds"]:
             closed = statistics.fmean(row["gap_closed"]) if "gap_closed" in row else float("nan")

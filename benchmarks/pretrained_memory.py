@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mnemos
+from mnemos.atomic import write_text
 from mnemos.lab.compare.baselines import Role
 from mnemos.lab.compare.comparison import summarise
 from mnemos.lab.run.recipe import OptimConfig, TrainConfig
@@ -117,7 +118,7 @@ def main() -> None:
     for row in found["rows"]:
         print(row["name"], *(f"{at['x']}: {at['mean']:.3f} ± {at['std'] or 0:.3f}" for at in row["along"]["values"]))
     if options.result:
-        options.result.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+        write_text(options.result, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mnemos
+from mnemos.atomic import write_text
 from mnemos.lab.hosted.decoder import HostedDecoderConfig
 from mnemos.lab.hosted.hub import settings_of
 from mnemos.lab.linearised.text_batches import read_texts
@@ -240,7 +241,7 @@ def main() -> None:
     print(json.dumps({name: found | {"provenance": "..."}}, indent=1)[:2000])
     if options.result:
         whole = json.loads(options.result.read_text()) if options.result.is_file() else {}
-        options.result.write_text(json.dumps(whole | {name: found}, indent=1, ensure_ascii=False) + "\n")
+        write_text(options.result, json.dumps(whole | {name: found}, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
