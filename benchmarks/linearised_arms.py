@@ -295,9 +295,10 @@ def table(options: argparse.Namespace) -> None:
             row |= _memory_costs(kind, ARMS[arm], options.model)
         else:
             row["token_flops"] = statistics.fmean(one["token_flops"] for one in runs)
-            row["state_bytes"] = _state_bytes(_settings(arm, options.ranking), options.model) or runs[0]["state_bytes"]
-        for one in runs if ARMS[arm] is not None else ():
-            one.pop("state_bytes", None)  # what a run measured has the spare columns of its buffers
+            size = _state_bytes(_settings(arm, options.ranking), options.model)
+            row["state_bytes"] = runs[0]["state_bytes"] if size is None else size
+            for one in runs if size is not None else ():
+                one.pop("state_bytes", None)  # what a run measured has the spare columns of its buffers
         row["perplexity"] = {
             text: {
                 name: statistics.fmean(one["texts"][text]["positions"][name]["perplexity"] for one in runs)
