@@ -180,11 +180,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     rows = [measure(name, options) for name in options.models]
-    about = provenance(0, "cpu")  # of each row: rows of several calls are in one file
+    about = provenance(0, "cpu")  # of each part: parts of several calls are in one row
     kept = {name: about[name] for name in ("commit", "dirty", "cpu", "command")}
     kept |= {"threads": options.threads, "optimiser": options.optimiser}
-    keys = "model", "width", "tokens", "batch", "threads", "optimiser"
-    write(options.out, {"rows": merged(options.out, (row | kept for row in rows), *keys)})
+    for row in rows:
+        row |= {part: row[part] | kept for part in options.parts if part in row}
+    every = merged(options.out, rows, "model", "width", "tokens", "batch")
+    write(options.out, {"rows": every, "threads": options.threads})
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class AttentionConfig(Config):
     """Base of the configurations of attentions: `build(dim, num_heads, causal=True, dropout=0.0)` returns the layer.
 
     The layer is a `mnemos.types.Attention`, and declares what it can do. It is causal, unless it
-    is asked not to be or cannot be; build() raises InputError for a value of `causal` that the attention does not have.
+    is asked not to be or cannot be; build() of ours raises InputError for a value that is not in `causal_modes`.
     """
 
     kind: ClassVar[str] = "attention"

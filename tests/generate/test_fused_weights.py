@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -94,12 +95,12 @@ def test_another_thread_may_copy_the_weights_meanwhile(weights, monkeypatch):
     step, load, junk = mnemos.fused_step(model, weights), native.load_kernels, []
     wanted = outputs(step, 2)
 
-    def load_late():
+    def decode_late(*given):
         step._locate()
         junk.extend(torch.full((64, 64), -1, dtype=torch.int8 if weights == "int8" else torch.int16) for _ in range(40))
-        return load()
+        return load()[0].mnemos_decode(*given)
 
-    monkeypatch.setattr(native, "load_kernels", load_late)
+    monkeypatch.setattr(native, "load_kernels", lambda: (SimpleNamespace(mnemos_decode=decode_late), load()[1]))
     assert torch.equal(outputs(step, 2), wanted)
 
 

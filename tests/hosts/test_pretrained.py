@@ -275,7 +275,7 @@ def test_weights_of_another_model_and_damaged_ones_are_refused(tmp_path):
     assert all(map(torch.equal, other.state_dict().values(), before.values()))
     assert list(other.state_dict()) == list(before)
     other.head = nn.Sequential()
-    lacks = r"found others \(2 of the file's that the model has not, such as head\.bias\); build it as saved"
+    lacks = r"found others \(2 names in the file unknown to the model, such as head\.bias\); build it as saved"
     refuses(lacks, load, other, tmp_path)
     other.head = head
     record = json.loads((tmp_path / "caches.json").read_text())

@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mnemos import GRC
 from mnemos.attention.gated import GatedCacheAttention
-from mnemos.native import instruction_set, instruction_sets
 from mnemos.ops.gated_cache import native, write
 
 pytestmark = needs_kernels
@@ -93,18 +92,6 @@ def test_equals_the_composition(case, count, variant, threads, poisoned, monkeyp
     assert all(torch.equal(again[name], value) for name, value in found.items())  # in whatever order threads end
     composed(monkeypatch)
     close(found, results(layer, x.double(), mask, state))
-
-
-def test_the_backward_uses_the_instructions_of_its_forward():
-    """Rows of what the forward kept are as long as its vectors make them."""
-    found = []
-    for name in instruction_sets():
-        layer, x, mask, state = setting("one row, fewer tokens than slots")  # of three tokens
-        with instruction_set("baseline"):
-            y = layer(x.requires_grad_(), state, mask)[0].sin().sum()
-        with instruction_set(name):
-            found.append(torch.autograd.grad(y, x)[0])
-    assert all(torch.equal(one, found[0]) for one in found)
 
 
 def test_intermediates_are_kept_or_computed_again(monkeypatch):

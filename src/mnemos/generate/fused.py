@@ -110,7 +110,7 @@ class Laid(NamedTuple):
     """The weights as the kernel reads them. It is replaced as a whole: another thread may still read the one before."""
 
     pointers: list[Any]  # what it was made of
-    why: str  # not: see `FusedStep`
+    why: str  # why the kernel cannot read them; "": it can
     alive: Sequence[Tensor | None] = ()  # what the addresses belong to
     stack: bytes = b""
     layers: bytes = b""

@@ -183,7 +183,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     return model
 
 
-_APART = "of the model's that the file has not", "of the file's that the model has not"
+_APART = "names of the model missing in the file", "names in the file unknown to the model"
 
 
 def _has_caches(model: nn.Module) -> bool:

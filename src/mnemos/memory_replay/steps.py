@@ -115,16 +115,13 @@ def compare(
     for name, a, b in pairs:
         # "": a random generator, which `advance` may have used less.
         if name and a is not b and (difference := _difference(a, b, tolerance)):
-            if name == "loss" and not any(isinstance(x, Tensor) for x in forward.leaves):
-                raise InputError(
-                    "expected its replay to give the loss of the first pass, found it different, and a state without "
-                    "tensors: what the model keeps itself is not replayed; let step return it as the state"
-                )
+            kept = name == "loss" and not any(isinstance(x, Tensor) for x in forward.leaves)
+            hint = "return what the model keeps as the state, which has no tensors here, " if kept else ""
             raise InputError(
-                f"expected its replay to give the {name} of the first pass, found it different ({difference}); draw "
-                "from PyTorch's, Python's and NumPy's global generators or give yours as generators=[...], name the "
-                f"module whose buffers change, let advance do what step does, give tolerance={HALF} if the step "
-                "computes in half precision, or verify=False if it is about zero because its summands cancel"
+                f"expected its replay to give the {name} of the first pass, found it different ({difference}); "
+                f"{hint}draw from PyTorch's, Python's and NumPy's global generators or give yours as generators=[...], "
+                f"name the module whose buffers change, let advance do what step does, give tolerance={HALF} if the "
+                "step computes in half precision, or verify=False if it is about zero because its summands cancel"
             )
 
 

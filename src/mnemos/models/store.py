@@ -140,10 +140,12 @@ def _folder_of_model(folder: Path) -> Path:
             trained_by_fit = parse(read_text(recipe))["model"]["is"] == "own"
         except (OSError, ValueError, LookupError, TypeError):
             trained_by_fit = False
-        if trained_by_fit and not (folder / RUN_MODEL / "config.json").is_file():
+        if trained_by_fit and not (
+            (folder / RUN_MODEL / "config.json").is_file() and (folder / "result.json").exists()
+        ):
             raise InputError(
-                f"{folder}: expected a run that stores its model, found one of mnemos.fit, which stores the weights of "
-                "your own model only; call the model itself, with its weights again by mnemos.fit(..., resume=True)"
+                f"{folder}: expected a finished run with a model of this library, found one of mnemos.fit that is of "
+                "your own class, or not finished; mnemos.fit(..., resume=True) reads its weights into the model"
             )
         missing = next((name for name in (RUN_MODEL, "result.json") if not (folder / name).exists()), None)
         if missing is not None:  # a run that is being trained for longer has the model of its earlier end

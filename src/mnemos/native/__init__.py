@@ -19,7 +19,7 @@ from mnemos.errors import InputError
 
 __all__ = [
     "INSTRUCTION_SETS", "instruction_set", "instruction_sets", "instructions", "layout", "library", "load_kernels",
-    "same_set", "why_not",
+    "why_not",
 ]  # fmt: skip
 
 # What the kernels are compiled for, a variant each; C++ knows them by their number here. The last one has products of
@@ -144,7 +144,8 @@ def instruction_sets() -> list[str]:
 def instruction_set(name: str) -> Iterator[None]:
     """A context in which all kernels use this instruction set: `with mnemos.native.instruction_set("avx2"): ...`.
 
-    It serves tests, measurements and exact repetition on other processors, and holds for all threads. Raises
+    It serves tests, measurements and exact repetition on other processors, and holds for all threads. A backward must
+    run in the set of its forward: another one reads what was kept by other widths, and its gradients are wrong. Raises
     InputError for one that `instruction_sets()` does not have.
     """
     global instructions
@@ -155,11 +156,3 @@ def instruction_set(name: str) -> Iterator[None]:
         yield
     finally:
         instructions = before
-
-
-def same_set(number: int) -> contextlib.AbstractContextManager[None]:
-    """A context with the instruction set of this number, for a backward: it reads what its forward's set has laid out.
-
-    The sets also round differently, so that another one would not know the largest score again.
-    """
-    return contextlib.nullcontext() if number == instructions else instruction_set(INSTRUCTION_SETS[number])

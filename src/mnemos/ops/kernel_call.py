@@ -111,7 +111,7 @@ def kernel_operator(
         return as_tensors([x if x is None else x.new_empty(x.shape) for x in args[:gradients]], args[0])
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.settings, ctx.instructions = inputs[tensors:count], native.instructions
+        ctx.settings = inputs[tensors:count]
         ctx.save_for_backward(*inputs[:tensors], *[output[number] for number in saves])
         ctx.mark_non_differentiable(*output[results:])
         ctx.set_materialize_grads(False)
@@ -121,9 +121,7 @@ def kernel_operator(
         return tuple([None if x is None else grad for x, grad in zip(saved, grads, strict=False)])
 
     def differentiate_call(ctx: Any, *upstream: Tensor | None) -> Gradients:
-        with native.same_set(ctx.instructions):
-            grads = differentiate(ctx.saved_tensors, ctx.settings, upstream[:results])
-        return *grads, *[None] * (count + 1 - gradients)
+        return *differentiate(ctx.saved_tensors, ctx.settings, upstream[:results]), *[None] * (count + 1 - gradients)
 
     def save_name(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
         ctx.called = called(inputs)
@@ -151,7 +149,7 @@ def kernel_operator(
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
             outputs = compute(True, *args)
-            ctx.settings, ctx.instructions = args[tensors:], native.instructions
+            ctx.settings = args[tensors:]
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(*args[:tensors], *[outputs[number] for number in saves])
             return outputs[:results]
@@ -164,8 +162,7 @@ def kernel_operator(
                 gradients_of = functools.partial(derive, ctx.needs_input_grad, *args)
             else:
                 gradients_of = functools.partial(differentiate, saved, ctx.settings, upstream)
-            with native.same_set(ctx.instructions):
-                grads = differentiable_once(called(saved), saved, upstream, gradients_of)
+            grads = differentiable_once(called(saved), saved, upstream, gradients_of)
             return *grads, *[None] * (count - gradients)
 
     def call(*args: Any) -> tuple[Tensor, ...]:

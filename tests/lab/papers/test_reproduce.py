@@ -12,7 +12,6 @@ from mnemos.lab.papers.claims import Claim, Paper
 from mnemos.lab.papers.findings import Finding, Table, cell_text, spread
 from mnemos.lab.papers.reproduce import PAPERS, Options
 from mnemos.lab.papers.verdicts import SYMBOLS, verdicts
-from mnemos.types import InputError
 
 EVERY = [(paper, claim) for paper in PAPERS.values() for claim in paper.claims]
 
@@ -83,7 +82,7 @@ def test_a_claim_is_printed_and_written(tmp_path, capsys, monkeypatch):
 
 
 def refused(claim: Claim, options: Options) -> Finding:
-    raise InputError("--data: expected recordings, found none; add --data FOLDER")
+    raise reproduce.OtherDataError("--data: expected recordings, found none; add --data FOLDER")
 
 
 def test_a_claim_of_a_whole_paper_without_its_data_is_left_out(tmp_path, capsys, monkeypatch):

@@ -195,7 +195,7 @@ def test_a_finished_run_that_is_resumed_loads_its_weights_into_the_model_and_goe
     assert "fit(..., steps=N, resume=True) trains it for longer" in capsys.readouterr().out
     equal(fresh.state_dict(), trained.state_dict())
     assert json.loads((tmp_path / "run" / "recipe.json").read_text())["train"]["keep"] == SETTINGS.keep
-    refuses(r"found one of mnemos.fit, .* resume=True", mnemos.load, tmp_path / "run")
+    refuses(r"found one of mnemos.fit .* resume=True", mnemos.load, tmp_path / "run")
     expected = fit(tmp_path / "whole", whole, steps=8, optim=constant)
     result = fit(tmp_path / "run", longer, steps=8, optim=constant, resume=True)
     assert (result["steps"], result["valid"]) == (8, expected["valid"])

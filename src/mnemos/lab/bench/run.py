@@ -10,6 +10,7 @@ import torch
 from mnemos.atomic import write_json
 from mnemos.errors import near_name, plural, say
 from mnemos.lab.compare.baselines import roles_of
+from mnemos.lab.compare.comparison import FILE as COMPARISON
 from mnemos.lab.compare.comparison import Comparison, plain_table, summarise
 from mnemos.lab.compare.comparison import show as comparison_tables
 from mnemos.lab.compare.runs import check_rates, train
@@ -73,8 +74,10 @@ def bench_memory(options: Options) -> JSONObject:
     recipes = {name: recipes_of(name, one, names, options.rates[0]) for name, one in benchmarks.items()}
     say(f"{plural(len(benchmarks), 'task')} × {compared}: {plural(runs, 'run')}, {options.jobs} at a time", flush=True)
     file = options.out / "benchmarks.json"
-    earlier = read_object(file, "remove it")["benchmarks"] if file.is_file() else []
-    entries: dict[str, JSONObject] = {one["name"]: one for one in earlier}
+    earlier = read_object(file, "remove it").get("benchmarks") if file.is_file() else []
+    entries: dict[str, JSONObject] = {  # of tasks whose runs are there too
+        one["name"]: one for one in earlier or () if (options.out / one["name"] / COMPARISON).is_file()
+    }
     origin = provenance(0, "cpu")
     for name, benchmark in benchmarks.items():
         say(f"{name}: {benchmark.about}", flush=True)

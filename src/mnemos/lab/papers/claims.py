@@ -108,7 +108,7 @@ table2 tables:table2
 experiment experiment:experiment
   CIFAR-10 over seeds: a cache beside no cache, equal parameters, a constant, keys and values; and the gap
   A gated cache adds 1.4 points to ViT-S, one of keys and values 0.1; it regularises across samples.
-table3 tables:detection
+table3 tables:detection measures
   object detection: Mask R-CNN on COCO
   A cache in the backbone adds 3.2 to 4.7 points of AP for boxes and for masks.
                      |  APb | APb50 | APb75 |  APm | APm50 | APm75
@@ -141,7 +141,7 @@ table6 sequence_tables:table6
   Transformer |    36.23 |            37.4
   BigBird     |    36.06 |           37.45
   Reformer    |    37.27 |           37.85
-table7 tables:detection
+table7 tables:detection measures
   object detection: RetinaNet on COCO
   A cache in the backbone adds 3.5 to 3.8 points of AP.
                      |   AP | AP50 | AP75 |  APS |  APM |  APL

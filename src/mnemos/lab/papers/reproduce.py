@@ -15,6 +15,10 @@ from .findings import Finding
 from .verdicts import SYMBOLS, verdicts
 
 
+class OtherDataError(InputError):
+    """The data are not this claim's, or it has none and needs some."""
+
+
 @dataclass(frozen=True)
 class Options:
     """How to reproduce a claim.
@@ -36,8 +40,9 @@ def reproduce(target: str, options: Options) -> list[JSONObject]:
     """Reproduce PAPER/CLAIM, or every claim of PAPER. Returns the contents of each CLAIM.json in `options.out`.
 
     Runs that are already finished in the folder are not trained again.
-    Raises InputError for an unknown name, with the most similar one, for options out of range, and for those that one
-    claim does not read; of a whole paper, a claim whose data are not there is left out, with a line that says so.
+    Raises InputError for an unknown name, with the most similar one, for options out of range, and for those
+    of training where the claim trains nothing; of a whole paper, a claim whose data are not there is left out, with a
+    line that says so.
     """
     paper, claims = chosen(target)
     for name, count in (("seeds", options.seeds), ("jobs", options.jobs), ("steps", options.steps)):
@@ -63,7 +68,7 @@ def reproduce(target: str, options: Options) -> list[JSONObject]:
         start, origin = time.perf_counter(), provenance(0, "cpu")  # before it: the code may change while models train
         try:
             finding: Finding = getattr(importlib.import_module(module), function)(claim, options)
-        except InputError as error:  # data that are not this claim's; the others of the paper may have them
+        except OtherDataError as error:  # the other claims of the paper may be able to read them
             if len(claims) == 1:
                 raise
             say(f"  Not run: {error}\n", flush=True)

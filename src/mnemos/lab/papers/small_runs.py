@@ -16,7 +16,7 @@ from mnemos.lab.tasks.metrics import perplexity
 from mnemos.types import InputError, JSONObject
 
 from .findings import Finding, spread
-from .reproduce import Options
+from .reproduce import Options, OtherDataError
 
 
 def task(options: Options) -> tuple[str, JSONObject]:
@@ -40,7 +40,7 @@ def digits_or_mnist(options: Options) -> tuple[str, JSONObject]:
     """`task` for claims of grey pictures: CIFAR-10 is refused."""
     name, fields = task(options)
     if name == "cifar":
-        raise InputError(
+        raise OtherDataError(
             f"--data {options.data}: expected a folder with MNIST, found no MNIST files; omit --data to use digits"
         )
     return name, fields
@@ -70,7 +70,8 @@ class Trained:
     def emptied(self, name: str) -> str | None:
         """Text of a row's mean score with its caches emptied; None for a row without caches."""
         wanted = self.rows[name]["name"], "emptied"
-        scores = (one for one in self.comparison["controls"] if (one["name"], one["control"]) == wanted)
+        every = (one for one in self.comparison["controls"] if one["mean"] is not None)
+        scores = (one for one in every if (one["name"], one["control"]) == wanted)
         return next((spread(one["mean"], one["std"]) for one in scores), None)
 
     def score(self, name: str, scale: float = 100.0, digits: int = 1) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mnemos import native
 from mnemos.modes import in_graph
 from mnemos.ops.backward import differentiate_again
 from mnemos.ops.kernel_call import Kernel, can_skip_dispatcher, why_no_kernels
@@ -56,7 +55,7 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kernel: Any, keeps: bool, *tensors: Tensor | None) -> Any:
         results, kept = kernel.forward(keeps, *tensors)
-        ctx.kernel, ctx.count, ctx.instructions = kernel, len(tensors), native.instructions
+        ctx.kernel, ctx.count = kernel, len(tensors)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(y for y in results[kernel.differentiable :] if y is not None))
         ctx.save_for_backward(*tensors, *kept)
@@ -70,8 +69,7 @@ class _Fused(torch.autograd.Function):
         if all(g is None for g in grads):
             return None, None, *[None] * ctx.count
         if not torch.is_grad_enabled() and takes(*grads):
-            with native.same_set(ctx.instructions):
-                return None, None, *ctx.kernel.backward(needs, grads, *tensors, *kept)
+            return None, None, *ctx.kernel.backward(needs, grads, *tensors, *kept)
         return None, None, *differentiate_again(ctx.kernel.composition, tensors, needs, grads)
 
 

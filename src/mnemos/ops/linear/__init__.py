@@ -88,7 +88,8 @@ def linear_attention(
     state: a `LinearState` (s [B, H, D', M], z [B, H, D']), never changed; gradients flow through it. None: zeros.
     mask [B, N] bool, True = valid: invalid tokens are not added to s and z, whatever they contain; if causal, their q
     is read as zeros.
-    eps is added to every denominator; because of it, scaling φ by a constant changes the result.
+    eps, 0 or at least 1.2e-38, is added to every denominator; because of it, scaling φ by a constant changes the
+    result.
     backend: "auto" (on a GPU PyTorch's operations), or one of `mnemos.ops.backends("linear_attention")`.
     `mnemos.ops.which("linear_attention", q, k, v, feature_map=…)` returns the choice of "auto".
     resets [B, T] bool, causal only: True sets the state to zeros before the token, also before an invalid one: the
@@ -106,7 +107,7 @@ def linear_attention(
     if not causal and resets is not None:
         raise InputError("linear_attention: expected no resets with causal=False, where every query reads all keys")
     if not (eps == 0 or eps >= torch.finfo(torch.float32).tiny):  # the kernels read smaller ones as 0
-        raise InputError(f"linear_attention: expected an eps of 0 or at least 1.2e-38, found {eps}; sums have it added")
+        raise InputError(f"linear_attention: expected an eps of 0 or at least 1.2e-38, found {eps}; give a larger one")
     check = CHECK_CAUSAL if causal else CHECK
     s, z = (None, None) if state is None else state
     inside = phi if isinstance(phi, Pointwise) else None  # a backend applies it; any other map may change the width

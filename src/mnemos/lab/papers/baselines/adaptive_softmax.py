@@ -31,8 +31,8 @@ class AdaptiveSoftmax(nn.Module):
         if any(a >= b for a, b in itertools.pairwise([0, *cutoffs, size])):
             raise InputError(
                 f"cutoffs: expected increasing numbers above 0 and below the vocabulary's {size:,} tokens, found "
-                f"{' '.join(map(str, cutoffs))}; give others, or none: --model.head.cutoffs without "
-                "numbers behind it, of Memformer and LSTM --model.cutoffs"
+                f"{' '.join(map(str, cutoffs))}; give others, or none, "
+                "by the option --model.head.cutoffs (Memformer and LSTM: --model.cutoffs) without numbers"
             )
         self.weight = embedding.weight
         self.bias = nn.Parameter(torch.zeros(size))

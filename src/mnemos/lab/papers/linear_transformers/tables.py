@@ -18,11 +18,10 @@ from mnemos.lab.recipes.family import altered
 from mnemos.lab.run.recipe import Recipe
 from mnemos.lab.tasks.metrics import bits
 from mnemos.models.transformer import Transformer, TransformerConfig
-from mnemos.types import InputError
 
 from ..claims import Claim
 from ..findings import Finding, Table, spread
-from ..reproduce import Options
+from ..reproduce import Options, OtherDataError
 from ..small_runs import shortened, task, train
 from .recipes import LSH_ROUNDS, NAMES, PAPER, attention
 
@@ -203,7 +202,7 @@ def speech(claim: Claim, options: Options) -> Finding:
     """Table 3: error rate and seconds per epoch of small models, on the recordings in --data."""
     finding = Finding()
     if options.data is None:
-        raise InputError(
+        raise OtherDataError(
             "--data: expected a folder of LABEL_SPEAKER_TAKE.wav files, such as the Free Spoken Digit Dataset, found "
             "none; add --data FOLDER"
         )
