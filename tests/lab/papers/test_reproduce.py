@@ -106,7 +106,7 @@ def test_a_claim_of_a_whole_paper_without_its_data_is_left_out(tmp_path, capsys,
         (f"cached_transformers/figure5 --out {__file__}", f"{__file__}: expected a folder"),
         ("cached_transformers/figure5 --run nowhere", "nowhere/metrics.jsonl:"),
         ("linear_transformers/speech", "--data FOLDER"),
-        ("cached_transformers/table10 --run .", "expected a claim that draws one run"),
+        ("memformer/recall --run .", "expected a claim that draws one run"),
         (
             "memformer/figure4 --seeds 5 --steps 3",
             "found --steps, --seeds: memformer/figure4 measures and trains nothing",

@@ -71,15 +71,15 @@ _VERDICTS = {
 ? Table 5: language, base [table5]
   paper: perplexity 24.0 → 22.9
   here: <cached_table5|tables/0/rows/=Transformer-XL base/here|s> → <cached_table5|tables/0/rows/=Transformer-XL base, cached/here|s>; never written <cached_table5|tables/0/rows/=Transformer-XL base, cached, never written/here|s>
-  WikiText-2, three seeds: too noisy; a gain of 4.6 % as in the paper would need five.
+  WikiText-2, three seeds: too noisy; a gain of 4.6 % as in the paper would need five seeds.
 ? Table 5: ahead of memory tokens (MT, RMT) [table5]
   paper: 22.9 against 23.99, 23.95
   here: <cached_table5|tables/0/rows/=Transformer-XL base, cached/here|s> against <cached_table5|tables/0/rows/=Transformer-XL base, MT-cached/here|s>, <cached_table5|tables/0/rows/=Transformer-XL base, RMT-cached/here|s>
-  WikiText-2, three seeds: MT is ahead, not shown; the paper's leads would need seven and six.
+  WikiText-2, three seeds: MT is ahead, not shown; the paper's leads would need seven and six seeds.
 ? Table 6: ListOps [table6]
   paper: +0.6 to +1.4 points
   here: <cached_table6|tables/0/rows/=Transformer/here|s> → <cached_table6|tables/0/rows/=Transformer/here cached|s> %; learned constant <cached_table6|tables/0/rows/=Transformer/never written|s>
-  64 to 128 symbols, three seeds: too noisy; 1.2 points would need five. A learned constant gains as much.
+  64 to 128 symbols, three seeds: too noisy; 1.2 points would need five seeds. A learned constant is as good.
 ≈ Table 10: ratio of the cache [table10]
   paper: ratio 0 to 1: 1.90 → 2.97 G, 75.1 → 78.5 %
   here: <cached_table10|tables/0/rows/ratio=0/as the paper counts|.2f> → <cached_table10|tables/0/rows/ratio=1/as the paper counts|.2f> G; digits: <cached_table10|tables/1/rows/ratio=0/accuracy|s>, <cached_table10|tables/1/rows/ratio=0.125/accuracy|s>, <cached_table10|tables/1/rows/ratio=0.25/accuracy|s>, <cached_table10|tables/1/rows/ratio=0.5/accuracy|s>, <cached_table10|tables/1/rows/ratio=1/accuracy|s> %
@@ -231,7 +231,7 @@ _VERDICTS = {
   Five seeds, 150 updates: 8 minus 1 slots, paired by seed, excludes a gain above 1.5 %; unpaired, above 4.6 %.
 ✓ Not in the paper: a fact 4,096 tokens later [recall]
   here: replay <recall_seeds|rows/name=recall-memformer/mean|.1f/0.01> % (preset mnemos), <recall_seeds|rows/name=recall-memformer-paper/runs/0/accuracy|.1f/0.01>, <recall_seeds|rows/name=recall-memformer-paper/runs/1/accuracy|.1f/0.01> and <recall_seeds|rows/name=recall-memformer-paper/runs/2/accuracy|.1f/0.01> (paper); horizon 1 <recall_seeds|rows/name=recall-memformer-horizon-1/mean|.1f/0.01> %
-  Three seeds, 99 % or more in each; one segment's gradient guesses (6 %), and so does one seed of the paper's settings.
+  Three seeds, 99 % or more in each; one segment's gradient guesses (6 %); one seed of the paper's settings is near a guess.
 ✗ Not in the paper: novels at equal time
   here: <text_state|rows/name=text-state-memformer/against/difference|+.3f> bits a byte
   Behind Transformer-XL of the same state; three seeds.
