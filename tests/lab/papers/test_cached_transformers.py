@@ -1,6 +1,7 @@
 """The claims of Cached Transformers: counted costs, small models beside the paper's numbers, pictures of a run."""
 
 import json
+import math
 import shutil
 import statistics
 from dataclasses import replace
@@ -14,6 +15,7 @@ from mnemos import registry
 from mnemos.lab.cli import main
 from mnemos.lab.compare.baselines import with_baselines
 from mnemos.lab.compare.equal import check_equal
+from mnemos.lab.compare.significance import Spread
 from mnemos.lab.papers import small_runs
 from mnemos.lab.papers.cached_transformers import figures, sequence_tables, tables
 from mnemos.lab.papers.cached_transformers.recipes import PAPER_CACHE
@@ -167,9 +169,21 @@ def test_gains_are_taken_to_the_host_and_to_the_control_and_corrected_over_the_t
 
 
 def test_a_point_is_compared_at_its_own_flops():
-    curve = [(3.0, 20.0), (1.0, 10.0)]
-    assert figures.above(curve, [(2.0, 15.1), (4.0, 19.0)]).startswith("1 of 2 cached models")
-    assert figures.above(curve, [(0.5, 10.1), (2.0, 14.9)]).startswith("1 of 2 cached models")
+    def score(mean, std=0.01):
+        return Spread(mean, std, 5)
+
+    curve = [(3.0, score(0.20)), (1.0, score(0.10))]
+    within, beyond = figures.above_curve(curve, [(2.5, score(0.18)), (4.0, score(0.19))])
+    assert (within.difference, beyond.difference) == pytest.approx((0.005, -0.01))
+    # Between two models the curve's deviation is √(.75² + .25²)·.01.
+    freedom = 4 * (1 + 0.625) ** 2 / (1 + 0.625**2)
+    assert within.p == pytest.approx(2 * stats.t.sf(0.005 / (0.01 * math.sqrt(1.625 / 5)), freedom))
+    assert "1 of 2 cached models" in (text := figures.how_many_are_above([within, beyond]))
+    assert "shown of 0 " in text
+    far = figures.above_curve(curve, [(2.0, score(0.25)), (2.0, score(0.05))])
+    assert "shown of 1 " in figures.how_many_are_above(far)
+    one_seed = figures.above_curve([(1.0, Spread(0.1, math.nan, 1))], [(2.0, Spread(0.2, math.nan, 1))])
+    assert "one seed shows nothing" in figures.how_many_are_above(one_seed)
 
 
 def test_figure1_draws_the_papers_models_and_ours(tmp_path, monkeypatch, compared):

@@ -1,6 +1,7 @@
 """Figures 1, 4 and 5: accuracy by FLOPs, the two branches as images, and σ(λ) by layer and head."""
 
 import itertools
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mnemos.errors import plural
+from mnemos.lab.compare.significance import BETTER, ONE_SEED, Difference, Spread
 from mnemos.lab.evaluate.recorded import BranchMaps, Explanation
 from mnemos.lab.recipes.family import altered
 from mnemos.lab.report import gated_caches
@@ -18,12 +20,12 @@ from mnemos.types import InputError
 
 from ..claims import PAPERS, Claim
 from ..drawing import panel, panels, picture, variant
-from ..experiments import mean_and_spread, train_variants
+from ..experiments import mean_and_spread, train_variants, welch_holm
 from ..findings import Finding, Table
 from ..reproduce import Options
 from ..small_runs import task
 from .experiment import CACHED, variants
-from .tables import PAPER, about, compared, costs, recipe
+from .tables import PAPER, about, compared, costs, points, recipe
 
 # The families of Figure 1 (one size of ViT and Swin is in Table 1), and the depths of the small PVTs of our curve.
 FAMILIES = {
@@ -34,6 +36,7 @@ FAMILIES = {
 }
 DEPTHS = (1, 2, 4)
 Curve = list[tuple[float, float]]  # FLOPs and accuracy of each model
+Scores = list[tuple[float, Spread]]  # of ours the accuracy has a spread over seeds
 
 
 def figure1(claim: Claim, options: Options) -> Finding:
@@ -58,12 +61,16 @@ def figure1(claim: Claim, options: Options) -> Finding:
         for depth, one in itertools.product(DEPTHS, hosts)
     ]
     trained = compared(finding, options, "depths", {one.name: one for one in small})
-    measured = finding.table(f"Test accuracy: {about(options, trained)}", ["", "M multiply-adds", "accuracy"])
-    ours: tuple[Curve, Curve] = ([], [])
-    for i, (name, row) in enumerate(trained.rows.items()):
-        measured.add(name, row["flops"] / 2e6, trained.score(name))
-        ours[i % 2].append((row["flops"] / 2e6, 100 * row["mean"]))
-    finding.notes.append(above(*ours))
+    columns = ["", "M multiply-adds", "accuracy", "above the uncached curve", "p"]
+    measured = finding.table(f"Test accuracy: {about(options, trained)}", columns)
+    scores = {name: (row["flops"] / 2e6, trained.spread(name)) for name, row in trained.rows.items()}
+    without, with_cache = list(scores.values())[::2], list(scores.values())[1::2]
+    tests = above_curve(without, with_cache)
+    gains = itertools.chain.from_iterable([(None, None), points(test)] for test in tests)
+    for (name, (flops, _)), gain in zip(scores.items(), gains, strict=True):
+        measured.add(name, flops, trained.score(name), *gain)
+    finding.notes.append(how_many_are_above(tests))
+    ours = _curve(without), _curve(with_cache)
     # --- the picture ---
     paper = ("The paper: ImageNet-1k top-1, %", "10⁹ multiply-adds, counted here")
     here = ("Here: test accuracy, %", "10⁶ multiply-adds")
@@ -77,13 +84,34 @@ def figure1(claim: Claim, options: Options) -> Finding:
     return finding
 
 
-def above(plain: Curve, cached: Curve) -> str:
-    """A sentence: how many cached models are above the uncached curve by FLOPs."""
-    flops, accuracies = zip(*sorted(plain), strict=True)
-    # At its own FLOPs: a cached model has more than the uncached one of its size.
-    count = sum(accuracy > np.interp(x, flops, accuracies) for x, accuracy in cached)
+def _curve(scores: Scores) -> Curve:
+    return [(flops, 100 * score.mean) for flops, score in scores]
+
+
+def above_curve(plain: Scores, cached: Scores) -> list[Difference]:
+    """Each cached model minus the uncached curve at its own FLOPs, by Welch's test; p corrected by Holm.
+
+    A cached model has more FLOPs than the uncached one of its size. The curve is straight between two models, and
+    constant beyond its ends; between them its spread is that of the weighted sum of both.
+    """
+    flops, scores = zip(*sorted(plain), strict=True)
+
+    def curve(x: float) -> Spread:
+        weights = [float(np.interp(x, flops, one)) for one in np.eye(len(flops))]
+        std = math.hypot(*(weight * score.std for weight, score in zip(weights, scores, strict=True) if weight))
+        mean = sum(weight * score.mean for weight, score in zip(weights, scores, strict=True))
+        return Spread(mean, std, scores[0].seeds)
+
+    return welch_holm((score, curve(x)) for x, score in cached)
+
+
+def how_many_are_above(tests: list[Difference]) -> str:
+    """A sentence: how many cached models are above the uncached curve, and of how many the seeds show it."""
+    count = sum(test.difference > 0 for test in tests)
+    shown = sum(test.finding(higher_is_better=True) == BETTER for test in tests)
+    seeds = f"shown of {shown} (p < .05, Welch, Holm)" if any(test.interval for test in tests) else ONE_SEED
     by = "the uncached curve by FLOPs, which is constant beyond its ends"
-    return f"{count} of {len(cached)} cached models are above {by}. The paper: all."
+    return f"{count} of {len(tests)} cached models are above {by}; {seeds}. The paper: all."
 
 
 def figure4(claim: Claim, options: Options) -> Finding:

@@ -176,12 +176,12 @@ def gains(hosts: Sequence[Trained], endings: Sequence[str]) -> Table:
     to_control = iter(welch_holm((one.spread(ending), one.spread(CONTROLS[ending])) for one, ending in gated))
     table = Table("What a cache adds, in points", ["", "to none", "p, none", "control", "to its control", "p, control"])
     for (one, ending), gain in zip(caches, to_none, strict=True):
-        own = (NAMES[CONTROLS[ending]], *_points(next(to_control))) if ending in CONTROLS else (None, None, None)
-        table.add(one.rows[ending]["name"], *_points(gain), *own)
+        own = (NAMES[CONTROLS[ending]], *points(next(to_control))) if ending in CONTROLS else (None, None, None)
+        table.add(one.rows[ending]["name"], *points(gain), *own)
     return table
 
 
-def _points(tested: Difference) -> tuple[Cell, Cell]:
+def points(tested: Difference) -> tuple[Cell, Cell]:
     """A difference of accuracies in points with its interval, and its corrected p; None where one seed has none."""
     ends = (tested.difference, *(tested.interval or ()))
     first, *others = (f"{round(100 * end, 1) + 0.0:+.1f}".replace("-", "−") for end in ends)  # no −0.0
