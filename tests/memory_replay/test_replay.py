@@ -178,6 +178,25 @@ def test_all_generators_are_put_back_for_a_step_and_end_as_the_loop_ends():
         agree(gradients(model), expected, 1e-12)
 
 
+def test_a_data_set_that_draws_when_it_is_read():
+    model, pieces = cell(dropout=0.0), segments(4)
+
+    class Augmented:
+        def __len__(self):
+            return len(pieces)
+
+        def __getitem__(self, index):
+            return pieces[index] + torch.randn_like(pieces[index])
+
+    torch.manual_seed(5)
+    plain(model, Augmented(), begin())
+    expected, drawn = gradients(model), torch.rand(())
+    torch.manual_seed(5)
+    replay(model, Augmented(), begin())
+    assert torch.rand(()) == drawn
+    agree(gradients(model), expected, 1e-12)
+
+
 def test_segments_are_anything_and_gradients_add_up():
     model, pieces = cell(dropout=0.0), segments(4)
     before = torch.get_rng_state()

@@ -184,6 +184,20 @@ def test_autocast(inside):
     agree(out.loss, total, 1e-6)
 
 
+def test_cached_parametrizations():
+    """No weight that the first pass has computed, without a graph, is taken for one of the second."""
+    model = cell(dropout=0.0)
+    for linear in (model.keep, model.head):
+        nn.utils.parametrizations.weight_norm(linear, "weight")
+    with nn.utils.parametrize.cached():
+        total, *_ = plain(model, segments(), begin())
+    expected = gradients(model)
+    with nn.utils.parametrize.cached():
+        out = replay(model, segments(), begin())
+    agree(gradients(model), expected, 1e-12)
+    agree(out.loss, total, 1e-12)
+
+
 def test_the_backward_pass_is_not_under_autocast():
     """What the step computes in float32 is differentiated in float32."""
     model, found = cell(torch.float32, dropout=0.0), []

@@ -22,6 +22,7 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [
     ("ddp", 6, {"truncate_every": 3}),
     ("ddp", 5, {"advance": True}),
     ("ddp", 5, {"no_sync": True}),
+    ("ddp", 3, {"model": "Recurrent"}),
     ("fsdp", 5, {}),
     ("fsdp", 1, {}),
     ("fsdp", 6, {"truncate_every": 2, "checkpoints": "sqrt"}),
@@ -49,6 +50,21 @@ class Writer(nn.Module):
         return {**new, "h": torch.tanh(self.write(new["h"]))}
 
 
+class Recurrent(nn.Module):
+    """A first step, without a state, uses no recurrent weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell, self.write, self.norm = nn.Linear(5, 5), nn.Linear(5, 5), nn.BatchNorm1d(5, affine=False)
+        self.double()
+
+    def forward(self, x: torch.Tensor, state: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        new = self.cell(x[:, 0]) if state is None else self.cell(x[:, 0]) + self.write(state)
+        self.norm(x[:, 0])
+        return new.square().mean(), torch.tanh(new)
+
+
 def data(count: int, rows: slice) -> list[torch.Tensor]:
     drawn = torch.Generator().manual_seed(4)
     return [torch.randn(6, 2, 5, generator=drawn, dtype=torch.float64)[rows] for _ in range(count)]
@@ -70,7 +86,8 @@ def _rank(rank: int, world: int, folder: str) -> None:
         return dist.all_reduce(total, async_op=True).get_future().then(lambda f: f.value()[0])
 
     for number, (how, count, options) in enumerate(CASES):
-        own = Writer()
+        given = dict(options)
+        own: Any = globals()[given.pop("model", "Writer")]()
         if how == "ddp":
             model: Any = nn.parallel.DistributedDataParallel(own)
             model.register_comm_hook(None, hook)
@@ -78,7 +95,6 @@ def _rank(rank: int, world: int, folder: str) -> None:
             from torch.distributed.fsdp import fully_shard
 
             model = fully_shard(own)
-        given = dict(options)
         if "advance" in given:
             given["advance"] = own.advance if how == "ddp" else _state(model)
         if "no_sync" in given:
@@ -124,7 +140,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("number", range(len(CASES)), ids=NAMES)
 def test_two_processes_equal_one_and_reduce_once(results, number):
     how, count, options = CASES[number]
-    model = Writer()
+    model = globals()[options.get("model", "Writer")]()
     plain(model, data(count, slice(0, 6)), every=options.get("truncate_every", 10**9))
     expected = {k: torch.zeros_like(p) if p.grad is None else p.grad for k, p in model.named_parameters()}
     first, second = (torch.load(results / f"{number}.{rank}") for rank in (0, 1))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 from torch.nn.modules import module as _all_modules
+from torch.nn.utils import parametrize
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -119,6 +120,15 @@ def dispatch_mode_active() -> bool:
     Such a mode does not see a kernel that is called directly.
     """
     return _dispatch_modes is None or _dispatch_modes() > 0
+
+
+def forget_weights() -> None:
+    """Forget the weights that autocast has cast, and those that `parametrize.cached` keeps, which has no public way.
+
+    What a pass without gradient put there has no graph. Fallback, if the name is missing: the second kind stays.
+    """
+    torch.clear_autocast_cache()
+    getattr(parametrize, "_cache", {}).clear()
 
 
 # Whether torch.jit.trace records what runs. Fallback: the public function, which takes three times as long.

@@ -41,6 +41,18 @@ def _reducing(module: nn.Module) -> Iterator[Any]:
         yield from _reducing(child)
 
 
+def parameters_waited_for(module: nn.Module | None) -> list[Tensor]:
+    """The parameters that each DistributedDataParallel waits for in the backward pass that reduces gradients.
+
+    None of one with find_unused_parameters, which looks for those that take no part.
+    """
+    wrappers = (
+        [one for one in module.modules() if isinstance(one, nn.parallel.DistributedDataParallel)] if module else []
+    )
+    waiting = [one for one in wrappers if not one.find_unused_parameters]
+    return [x for one in waiting for x in one.module.parameters() if x.requires_grad]
+
+
 def broadcast_buffers(module: nn.Module | None) -> None:
     """Broadcast the buffers of process 0 now, as DistributedDataParallel would do at the rollout's first forward.
 

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mnemos._compat import pytree, write_count
+from mnemos._compat import forget_weights, pytree, write_count
 from mnemos.errors import near_arguments
 from mnemos.types import InputError, State, collect_auxiliary_losses
 
-from .distributed import broadcast_buffers, find_no_sync
+from .distributed import broadcast_buffers, find_no_sync, parameters_waited_for
 from .start import (
     HiddenInputs,
     Pool,
@@ -189,6 +189,7 @@ def replay(
         backward = lambda root: scaler.scale(root).backward()  # noqa: E731
     module = module_of(step) if module is None else module
     no_sync = no_sync or find_no_sync(module)
+    waited_for = parameters_waited_for(module)
     row_resets = RowResets(masks, reset_to, batch_axis)
     hidden = HiddenInputs(module, () if generators is None else generators)
     broadcast_buffers(module)
@@ -210,9 +211,10 @@ def replay(
         hidden.mark_changed()
         writes = [write_count(x) if isinstance(x, Tensor) else None for x in leaves]
         state, reset_leaves = row_resets.apply(t, leaves, structure)
-        row_resets.check_segment(pieces[t], reset_leaves)
+        piece = pieces[t]  # read once: a data set may draw random numbers when it is read
+        row_resets.check_segment(piece, reset_leaves)
         with collect_auxiliary_losses() as auxiliary:
-            result = function(pieces[t], state)
+            result = function(piece, state)
         is_tuple = isinstance(result, tuple) and len(result) in (2, 3)
         loss: Any = result[0] if is_tuple else None
         scalar = isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()
@@ -272,7 +274,7 @@ def replay(
                 # detached from step t − 1; `state_grads` takes its gradient there. The first step of a part passes no
                 # gradient to its state, except step 0, whose state is the caller's.
                 stack.pop()
-                torch.clear_autocast_cache()  # it holds weights that the pass without gradient has cast
+                forget_weights()  # those that the pass without gradient has cast or computed, as they have no graph
                 source = initial.leaves if t == 0 else fetch(start.leaves)
                 leaves = cut(source, needs_grad=t == 0 or t > part_begin, of_caller=t == 0)
                 last_backward = t == part_begin and part_begin + horizon >= count
@@ -294,10 +296,10 @@ def replay(
                     # One backward pass of weight · loss, and of the new state with the gradient that later steps have
                     # computed for it. It leaves the gradient of the state that step t started from in `leaves`.
                     with errors_name_step(t, "the backward pass of "):
-                        reduces = last_backward and no_sync is not None
-                        any_gradient |= differentiate(loss_weights[t], loss, outgoing, state_grads, backward, reduces)
+                        reduced = waited_for if last_backward and no_sync is not None else None
+                        any_gradient |= differentiate(loss_weights[t], loss, outgoing, state_grads, backward, reduced)
                     del loss, outgoing  # the graph goes before the next one is made
-                torch.clear_autocast_cache()
+                forget_weights()
                 state_grads = [x.grad if differentiable(x) else None for x in leaves]
                 # The state that step t started from is what step t − 1 must end with. With `leaves`, because those of
                 # `start` may be offloaded.

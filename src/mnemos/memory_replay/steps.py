@@ -50,19 +50,37 @@ class _LossAndState(torch.autograd.Function):
         return None, None, grads[0] * ctx.weight, *ctx.carried
 
 
+class _LossOfAll(torch.autograd.Function):
+    """The loss, whose backward also reaches parameters that are not in its graph, and leaves their gradients as is.
+
+    DistributedDataParallel reduces nothing, not even what other parameters have, until the backward has reached each.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.count = len(parameters)
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0], *[None] * ctx.count
+
+
 def differentiate(
     weight: float,
     loss: Tensor,
     state: list[Any],
     carried: list[Tensor | None],
     backward: Callable[[Tensor], object] | None,
-    reduces: bool,
+    reduced: list[Tensor] | None,
 ) -> bool:
     """The backward pass of a step; False if nothing in it requires gradient.
 
-    backward: runs it on one tensor; None is PyTorch's own. reduces: it also reduces gradients over processes, so every
-    parameter must take part: a part of the state that no gradient came back for gets zeros.
+    backward: runs it on one tensor; None is PyTorch's own. reduced: None, or it also reduces gradients over processes,
+    so every parameter must take part: those in `reduced`, which a first step without a state may not use, and what
+    computed a part of the state that no gradient came back for, which gets zeros.
     """
+    reduces = reduced is not None
     roots, grads = [], []
     for x, grad in zip(state, carried, strict=True):
         if isinstance(x, Tensor) and x.requires_grad and (reduces or grad is not None):
@@ -75,6 +93,8 @@ def differentiate(
                 "steps, found none; begin with a segment that has a loss"
             )
         return False
+    if reduced:
+        loss = _LossOfAll.apply(loss, *reduced)
     device = loss.device.type  # a backward pass uses the dtypes of its forward
     on = torch.is_autocast_enabled(device)
     with torch.autocast(device, enabled=False) if on else contextlib.nullcontext():
@@ -166,7 +186,7 @@ def check_attached(incoming: list[Any], returned: list[Any]) -> None:
         if attached and not any(attached):
             raise InputError(
                 "expected a state that carries gradient, found it detached; return it with its graph, or ask for "
-                "truncate_every=1"
+                "truncate_every=1, which is exact for a state that holds only what the segment was given"
             )
 
 
