@@ -265,6 +265,13 @@ def test_more_steps_with_another_setting_are_refused_and_nothing_is_lost(tmp_pat
     assert (tmp_path / "checkpoints/step-00000008.safetensors").is_file()
 
 
+def test_more_steps_after_an_early_stop_are_refused_by_what_fit_can_do(tmp_path):
+    settings = replace(SETTINGS, eval_every=1, patience=1)
+    assert fit(tmp_path, steps=20, lr=1e-30, train=settings)["stopped_early"]
+    more = {"steps": 30, "lr": 1e-30, "train": settings, "resume": True}
+    refuses(r"stopped early; start another with its weights by fit\(\.\.\.\) with this model", fit, tmp_path, **more)
+
+
 def test_what_a_loader_says_of_its_processes_is_done(tmp_path):
     """What its worker_init_fn opens is there for every batch, also for the first one and for one out of turn."""
     loader = DataLoader(Opened(), 4, shuffle=True, num_workers=1, worker_init_fn=opens, prefetch_factor=3)
@@ -314,6 +321,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path):
             ),
             ({"loss": per_token}, r"one value per row \[\d+\], found shape"),
             ({"train": replace(SETTINGS, strategy="fsdp")}, "expected train.strategy 'auto' or 'ddp', found 'fsdp'"),
+            ({"model": classifier().requires_grad_(False)}, "parameters to train, found none that require gradient"),
             ({"data": Plain()}, "expected a Task alone, found valid_data, loss or metrics too"),
         )
     ):

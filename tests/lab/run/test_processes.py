@@ -240,6 +240,27 @@ def test_a_run_that_goes_on_keeps_its_number_of_processes(monkeypatch):
     assert "set --train.devices" not in advice  # which --resume refuses
 
 
+def test_a_program_trains_once_with_several_processes(monkeypatch):
+    """To meet again at the same address may wait without end."""
+    monkeypatch.setattr(devices, "_left", [])
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    for name in ("barrier", "destroy_process_group"):
+        monkeypatch.setattr(torch.distributed, name, lambda: None)
+    devices.part()
+    with pytest.raises(InputError, match="expected one training with several processes in a program"):
+        devices.connect(TrainConfig(devices=2, accelerator="cpu"))
+    assert devices.connect(TrainConfig(accelerator="cpu")).world_size == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fp16 is not supported on CPU")
+def test_float16_is_refused_on_a_cpu():
+    """Fabric would train in bfloat16, without the scaler that leaves out updates that are not finite."""
+    for run, where in (("runs/it", "--from runs/it --train.precision 32-true$"), (None, "needs a GPU$")):
+        with pytest.raises(InputError, match=where):
+            devices.connect(TrainConfig(precision="16-mixed", accelerator="cpu"), run)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_run_of_another_machine_is_told_how_a_new_one_starts_from_it():
     for run, where in (("runs/it", " in a new run: mnemos train runs/it/recipe.json --from runs/it"), (None, "")):

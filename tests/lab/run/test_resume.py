@@ -103,7 +103,7 @@ def test_what_the_plateau_has_seen_is_kept(run_apart, references, tmp_path, mome
     same(tmp_path / "run", whole)
 
 
-@pytest.mark.exhaustive  # 16-mixed is that of test_rollout.py
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "64-true"])
 def test_every_precision(run_apart, tmp_path, precision):
     toys = Toys(language=True, train={"precision": precision})

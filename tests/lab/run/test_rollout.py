@@ -148,13 +148,13 @@ def test_a_row_that_starts_in_mid_rollout_has_no_past(monkeypatch, replay):
     assert found["grad_norm"] == pytest.approx(gradient_norm(model), rel=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore:.*fp16 is not supported on CPU")
 def test_the_scaler_scales_the_loss_once(monkeypatch):
     """And not what flows back once more at every step."""
     norms = []
     for replay in (True, False):
         recipe = toys(True, STILL, "16-mixed", segment_length=2, replay=replay).recipe()
-        learner = learns(recipe)
+        on_cpu = devices.connect(dataclasses.replace(recipe.train, precision="32-true"))
+        learner = Learner(on_cpu, recipe, recipe.data.build())
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         monkeypatch.setattr(learner.fabric.strategy, "_precision", MixedPrecision("16-mixed", "cpu", scaler))
         monkeypatch.setattr(
@@ -315,6 +315,17 @@ def test_gradients_are_reduced_once_an_update(rollout):
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
+def test_buffers_are_shared_before_each_first_pass(monkeypatch):
+    """DDP would share them in its first forward, and the replay of that segment start from this process's own."""
+    shared = []
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda x, **_: shared.append(x.shape))
+    norms(toys(True, {**STILL, "cached": True}, "32-true", 1, {"strategy": "ddp"}, segment_length=4).recipe(), 2)
+    buffers = [x.shape for x in toys(True, STILL).recipe().model.build().buffers()]
+    assert buffers
+    assert shared == buffers * 2
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without processes")
 @pytest.mark.parametrize(
     "horizon", [pytest.param(0, marks=pytest.mark.exhaustive), 1, pytest.param(2, marks=pytest.mark.exhaustive)]
 )
@@ -414,7 +425,7 @@ def test_models_whose_state_does_not_serve_are_refused_before_anything_is_writte
     [
         pytest.param(True, "32-true", {"segment_length": 5}, "mid-update", marks=pytest.mark.exhaustive),
         pytest.param(False, "32-true", {"segments": 3, "horizon": 2}, "mid-update", marks=pytest.mark.exhaustive),
-        (False, "16-mixed", {"segments": 3, "slide": 1, "horizon": 2}, "SIGTERM"),
+        (False, "bf16-mixed", {"segments": 3, "slide": 1, "horizon": 2}, "SIGTERM"),
     ],
 )
 def test_killed_and_resumed(run_apart, tmp_path, rows, precision, rollout, moment):

@@ -87,6 +87,8 @@ def check_run(recipe: Recipe, task: Task, model: nn.Module | None, processes: in
             "train.accumulate"
         )
     checked = on_meta(recipe.model) if model is None else model
+    if not any(x.requires_grad for x in checked.parameters()):
+        raise InputError("model: expected parameters to train, found none that require gradient; call requires_grad_()")
     check_state(checked, task)
     task.check_model(checked)
     return checked

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _PER_CORE = 4  # processes on a CPU that are worth trying
+_left: list[bool] = []  # not empty where the processes of this program have parted (`part`)
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")  # by which several machines find each other without a launcher
 
 
@@ -43,6 +44,11 @@ def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", ".*FSDP2-wrapped module .* returned a view tensor.*")
     _check_processes(config, resumed)
+    if _left and config.processes > 1:  # to meet again at the same address may wait without end
+        raise InputError(
+            "train: expected one training with several processes in a program, found another before it, after which "
+            "its processes parted; start a program for each"
+        )
     strategy: Any = "auto"
     if config.strategy == "fsdp":
         from lightning_fabric.strategies import ModelParallelStrategy
@@ -69,11 +75,25 @@ def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
             f"train: {asked} is not available on this machine ({one_line(error)}); change train.accelerator or "
             f"train.devices{where}"
         ) from None
+    if config.precision == "16-mixed" and fabric.device.type == "cpu":  # Fabric would train in bfloat16, unscaled
+        where = "" if resumed is None else f"; its weights start a new run: {_again(resumed)} --train.precision 32-true"
+        raise InputError(
+            f"train.precision: expected 32-true or bf16-mixed on a CPU, found 16-mixed, which needs a GPU{where}"
+        )
     if fabric.world_size > 1:
         # The group is left at exit rather than after training: another training in this program uses the processes.
         # Otherwise gloo's threads abort the program.
         atexit.register(lambda: torch.distributed.is_initialized() and torch.distributed.destroy_process_group())
     return fabric
+
+
+def part() -> None:
+    """Let the processes go: afterwards each is alone. Waits for all of them."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        if torch.distributed.get_world_size() > 1:
+            _left.append(True)
+        torch.distributed.destroy_process_group()
 
 
 def _again(run: str | Path) -> str:

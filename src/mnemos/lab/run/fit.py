@@ -83,7 +83,8 @@ def fit(
     exact, bit for bit, and has no cost. Any other iterable is read again up to the position of the run, from its start,
     or from the start of the current pass if it has a `len`; this is exact if the iterable repeats the same batches.
 
-    Gradients that the model has are cleared; the process's random generators are afterwards as they were.
+    Gradients that the model has are cleared; the process's random generators are afterwards as they were. With several
+    processes (train.devices) a program trains once: the first of them scores the model alone, and the others go on.
 
     Raises InputError for data, settings or folders that do not fit, TrainingFailed for a loss that is not finite, and
     Interrupted after SIGINT or SIGTERM, with a checkpoint saved.

@@ -27,7 +27,7 @@ from mnemos.types import InputError, JSONObject
 from . import checkpoint
 from .files import Measurement, Provenance, Result, read_object
 from .provenance import changed_since, check_data, command_line, data_read, made_with, now, provenance
-from .recipe import OptimConfig, Recipe, as_json, as_written, differing
+from .recipe import OWN, OptimConfig, Recipe, as_json, as_written, differing
 from .sinks import Sink, open_sink
 
 _OURS = {"run.json", "metrics.jsonl", "checkpoints"}
@@ -248,9 +248,11 @@ def extend(folder: Path, longer: Recipe) -> None:
         done = next(iter(checkpoint.steps(folder / "checkpoints")), 0)
         result = Result.read(folder) if Result.exists(folder) else None
         if result is not None and result.stopped_early:
+            own = longer.model.name == OWN
+            how = "fit(...) with this model in another folder" if own else f"--from {folder}"
             raise InputError(
                 f"{folder}: expected a run that trained all its steps, found one that stopped early; start another "
-                f"from it with --from {folder}"
+                f"with its weights by {how}"
             )
         if steps < done or (result is not None and steps == done):
             raise InputError(f"train.steps: expected more than {done:,}, which {folder} has trained, found {steps:,}")

@@ -19,6 +19,7 @@ from mnemos.lab.evaluate.scores import metrics_text
 from mnemos.lab.tasks.batch import each, row_count, to_device
 from mnemos.lab.tasks.metrics import sum_functions, values
 from mnemos.memory.gated_cache import accumulate_caches
+from mnemos.memory_replay.distributed import broadcast_buffers
 from mnemos.types import Advances, InputError, JSONObject, State, leaves
 
 from . import devices
@@ -196,6 +197,8 @@ def gradients(learner: Learner, batches: list[Any]) -> list[Tensor]:
 
             # Gradients are summed over processes once, after the last micro-batch.
             advances = advance if isinstance(model, Advances) else None
+            if replayed:  # or DDP shares them in the first pass, and the replay starts from this process's own
+                broadcast_buffers(learner.wrapped)
             losses = carried.backward(number, read, list(segments), advances, last=number + 1 == many)
             if len(segments) > 1 and not leaves(carried.states[number]):
                 raise InputError(

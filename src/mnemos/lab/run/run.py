@@ -250,9 +250,7 @@ class Run:
         what the report explains it by. Of several processes only the first does it, alone: no process may train
         afterwards.
         """
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.barrier()
-            torch.distributed.destroy_process_group()
+        devices.part()
         assert self.result is not None, "train() comes first"
         if not self.result.assessed and self.first:
             with dense_layer.using(self.dense):
