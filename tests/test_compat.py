@@ -87,6 +87,12 @@ def test_distributed_wrappers_tell_what_they_broadcast():
         assert wrapped.require_forward_param_sync
         _compat.share_buffers(wrapped)
         assert not wrapped.require_forward_param_sync
+        _compat.expect_forward(wrapped)
+        with wrapped.no_sync():
+            wrapped(torch.randn(2, 3))
+        assert not _compat.had_forward(wrapped)
+        wrapped(torch.randn(2, 3))
+        assert _compat.had_forward(wrapped)
         del wrapped.modules_buffers
         wrapped.require_forward_param_sync = True
         _compat.share_buffers(wrapped)  # the fallback

@@ -212,6 +212,12 @@ def test_what_declares_that_it_is_not_causal_is_taken_where_no_call_can_show_it(
     ("make", "where", "example", "words"),
     [
         (Model, "mixers.*", None, "mixers.0: expected a width D, found none of embed_dim, .*; give example="),
+        (
+            lambda: nn.Sequential(nn.Sequential(nn.Linear(12, 12), nn.MultiheadAttention(12, 2))),
+            "0",
+            None,
+            "0: expected a width D, .*; name the attention inside, '0.1'",
+        ),
         (lambda: nn.Sequential(Reading("dict")), "0", X, "Reading: expected a tensor first, found dict; leave it out"),
         (lambda: nn.Sequential(Reading("fails")), "0", X, "accepts, found RuntimeError: one line and another"),
         (lambda: nn.Sequential(Reading("fails")), "0", None, "tokens alone, found RuntimeError: one line and another"),

@@ -107,7 +107,7 @@ def _rank(rank: int, world: int, folder: str) -> None:
             found.append({k: g.full_tensor() if hasattr(g, "full_tensor") else g.clone() for k, g in grads.items()})
             model.zero_grad()
         torch.save((found, list(counted), out.loss, dict(own.named_buffers())), f"{folder}/{number}.{rank}")
-    torch.save(_failure(), f"{folder}/failure.{rank}")
+    torch.save((_failure(), _unwrapped()), f"{folder}/failure.{rank}")
     dist.barrier()
 
 
@@ -125,6 +125,16 @@ def _failure() -> str:
 
     try:
         replay(step, data(3, slice(0, 3)), module=model)
+    except InputError as error:
+        return str(error)
+    return "nothing"
+
+
+def _unwrapped() -> str:
+    """A step that calls the model inside its wrapper would leave each process with gradients of its own."""
+    model = nn.parallel.DistributedDataParallel(Writer())
+    try:
+        replay(model.module, data(3, slice(0, 3)), module=model)
     except InputError as error:
         return str(error)
     return "nothing"
@@ -153,4 +163,10 @@ def test_two_processes_equal_one_and_reduce_once(results, number):
 
 
 def test_a_first_step_without_gradient_is_named(results):
-    assert "step 0: expected a loss or a state that requires gradient" in torch.load(results / "failure.0")
+    without_gradient, _ = torch.load(results / "failure.0")
+    assert "step 0: expected a loss or a state that requires gradient" in without_gradient
+
+
+def test_a_step_that_does_not_call_the_wrapper_is_refused(results):
+    _, unwrapped = torch.load(results / "failure.1")
+    assert "step 0: expected a call of the DistributedDataParallel in module=" in unwrapped

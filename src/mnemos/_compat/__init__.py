@@ -391,6 +391,21 @@ def name_worker_dataset(dataset: object) -> None:
         object.__setattr__(get_worker_info(), "dataset", dataset)
 
 
+def expect_forward(wrapped: nn.parallel.DistributedDataParallel) -> None:
+    """Make `had_forward` false until the wrapper's next forward that prepares a reduction of gradients.
+
+    No public name tells; a hook would not run where the wrapper was compiled before. The attribute that this sets says
+    whether the next forward broadcasts buffers, and it is false after each forward in `no_sync`.
+    """
+    wrapped.require_forward_param_sync = False
+
+
+def had_forward(wrapped: nn.parallel.DistributedDataParallel) -> bool:
+    """Whether it had such a forward since `expect_forward`. Fallback, and with a reducer of another kind: true."""
+    others = ("_use_python_reducer", "_delay_all_reduce_all_params")  # whose forwards set nothing
+    return any(getattr(wrapped, name, False) for name in others) or wrapped.require_forward_param_sync
+
+
 def share_buffers(wrapped: nn.parallel.DistributedDataParallel) -> None:
     """Broadcast the buffers of a DistributedDataParallel from process 0 now, instead of at its next forward.
 

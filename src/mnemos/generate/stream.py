@@ -350,7 +350,8 @@ def new_state(model: nn.Module, rows: int, verb: str = "Stream") -> State:
     predicts = not isinstance(model, RecurrentModel) or model.autoregressive
     state = model.initial_state(rows) if isinstance(model, Recurrent) and predicts else None
     if state is None:
-        theirs = ", or mnemos.functional(model) of a model of Transformers" if verb == "Stream" else ""
+        more = ", mnemos.functional(model) of a model of Transformers, or a model of yours that has"
+        theirs = f"{more} initial_state(batch_size, device, dtype) and forward(ids, state)" if verb == "Stream" else ""
         raise InputError(
             f"{verb}: expected a causal language model with a state, found {type(model).__name__} "
             f"{'without one' if predicts else 'that predicts no next token'}; use mnemos.Transformer or "

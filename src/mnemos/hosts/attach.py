@@ -213,11 +213,13 @@ def add_caches(
 
     # --- the adapter, the input and the slots of each ---
     plans: list[Plan] = []
+    adapter_of = adapters_by_class()
     for site, adapter in targets.items():
         call = calls.get(site.name)
         sizes = call if saved_sizes is None else saved_sizes[site.name]  # both have `tokens` (T) and `width` (D)
         if adapter is None:
-            adapter = make_adapter(site, sizes and sizes.width)
+            inside = (one.name for one in sites if one.name.startswith(f"{site.name}.") and adapter_of(one.module))
+            adapter = make_adapter(site, sizes and sizes.width, next(inside, None))
             if saved_sizes is None:  # a saved model passed this test before it was saved
                 probe(site, adapter, call)
         attention_input = adapter.input(site, sizes and sizes.tokens)

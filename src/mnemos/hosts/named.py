@@ -123,18 +123,19 @@ class Named(Host):
         return self.dim, self.dim, self.num_heads
 
 
-def make_adapter(site: NamedModule, width: int | None) -> Named:
+def make_adapter(site: NamedModule, width: int | None, inside: str | None) -> Named:
     """The adapter of a named module. D is `width`, which an example showed, or an attribute of the module.
 
-    H is an attribute of the module, or else 1. Raises InputError if D is unknown, and if the module declares that it
-    is causal: a shared cache would show it the future.
+    H is an attribute of the module, or else 1. inside: a known attention that the module holds. Raises InputError if D
+    is unknown, and if the module declares that it is causal: a shared cache would show it the future.
     """
     module = site.module
     if getattr(module, "is_causal", False) is True or reach(module, "is_decoder") is True:
         raise InputError(f"{site.name}: expected an attention that is not causal, found a causal one; {LEAVE_OUT}")
     dim = width or _find_integer(module, _WIDTHS)
     if dim is None:
-        raise InputError(f"{site.name}: expected a width D, found none of {', '.join(_WIDTHS)}; give example=")
+        hint = "give example=" if inside is None else f"name the attention inside, {inside!r}"
+        raise InputError(f"{site.name}: expected a width D, found none of {', '.join(_WIDTHS)}; {hint}")
     heads = _find_integer(module, _HEADS, divides=dim) or 1
     cls = f"{type(module).__module__}:{type(module).__name__}"
     return Named(cls, (), "", "", make_reader(module), input=_without_limit, dim=dim, num_heads=heads)

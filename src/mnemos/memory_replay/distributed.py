@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mnemos._compat import share_buffers
+from mnemos._compat import expect_forward, had_forward, share_buffers
+from mnemos.types import InputError
 
 
 def find_no_sync(module: nn.Module | None) -> Callable[[], contextlib.AbstractContextManager[object]] | None:
@@ -41,16 +42,32 @@ def _reducing(module: nn.Module) -> Iterator[Any]:
         yield from _reducing(child)
 
 
-def parameters_waited_for(module: nn.Module | None) -> list[Tensor]:
+def ddp_wrappers(module: nn.Module | None) -> list[nn.parallel.DistributedDataParallel]:
+    """The DistributedDataParallel that a module is, or holds."""
+    parts = () if module is None else module.modules()
+    return [one for one in parts if isinstance(one, nn.parallel.DistributedDataParallel)]
+
+
+def parameters_waited_for(wrappers: list[nn.parallel.DistributedDataParallel]) -> list[Tensor]:
     """The parameters that each DistributedDataParallel waits for in the backward pass that reduces gradients.
 
     None of one with find_unused_parameters, which looks for those that take no part.
     """
-    wrappers = (
-        [one for one in module.modules() if isinstance(one, nn.parallel.DistributedDataParallel)] if module else []
-    )
     waiting = [one for one in wrappers if not one.find_unused_parameters]
     return [x for one in waiting for x in one.module.parameters() if x.requires_grad]
+
+
+@contextlib.contextmanager
+def forwards_required(wrappers: list[nn.parallel.DistributedDataParallel]) -> Iterator[None]:
+    """Raise InputError unless each wrapper's forward is called inside: without it a backward reduces no gradient."""
+    for one in wrappers:
+        expect_forward(one)
+    yield
+    if not all(map(had_forward, wrappers)):
+        raise InputError(
+            "expected a call of the DistributedDataParallel in module=, which then reduces the gradients of all steps, "
+            "found none; let step call the wrapper in place of the model inside it"
+        )
 
 
 def broadcast_buffers(module: nn.Module | None) -> None:
@@ -58,9 +75,8 @@ def broadcast_buffers(module: nn.Module | None) -> None:
 
     Otherwise the replay of the first step would start with other buffers than its first pass.
     """
-    for part in module.modules() if module is not None else ():
-        if isinstance(part, nn.parallel.DistributedDataParallel):
-            share_buffers(part)
+    for one in ddp_wrappers(module):
+        share_buffers(one)
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> None:

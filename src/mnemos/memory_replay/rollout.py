@@ -14,7 +14,13 @@ from mnemos._compat import forget_weights, pytree, write_count
 from mnemos.errors import near_arguments
 from mnemos.types import InputError, State, collect_auxiliary_losses
 
-from .distributed import broadcast_buffers, find_no_sync, parameters_waited_for
+from .distributed import (
+    broadcast_buffers,
+    ddp_wrappers,
+    find_no_sync,
+    forwards_required,
+    parameters_waited_for,
+)
 from .start import (
     HiddenInputs,
     Pool,
@@ -189,7 +195,7 @@ def replay(
         backward = lambda root: scaler.scale(root).backward()  # noqa: E731
     module = module_of(step) if module is None else module
     no_sync = no_sync or find_no_sync(module)
-    waited_for = parameters_waited_for(module)
+    wrappers = ddp_wrappers(module)
     row_resets = RowResets(masks, reset_to, batch_axis)
     hidden = HiddenInputs(module, () if generators is None else generators)
     broadcast_buffers(module)
@@ -281,7 +287,8 @@ def replay(
                 # Gradients are reduced over processes once: in the last backward pass of all.
                 with nullcontext() if last_backward or no_sync is None else no_sync():
                     with errors_name_step(t):
-                        loss, outgoing, structure, aux[t] = run(step, t, leaves, start.structure)
+                        with forwards_required(wrappers if last_backward else []):
+                            loss, outgoing, structure, aux[t] = run(step, t, leaves, start.structure)
                         losses[t] = scalars.copy(0, loss.detach())
                         if t + 1 == slide < count:
                             next_state = pytree.tree_unflatten(compact(outgoing, leaves), structure)
@@ -296,7 +303,7 @@ def replay(
                     # One backward pass of weight · loss, and of the new state with the gradient that later steps have
                     # computed for it. It leaves the gradient of the state that step t started from in `leaves`.
                     with errors_name_step(t, "the backward pass of "):
-                        reduced = waited_for if last_backward and no_sync is not None else None
+                        reduced = parameters_waited_for(wrappers) if last_backward and no_sync is not None else None
                         any_gradient |= differentiate(loss_weights[t], loss, outgoing, state_grads, backward, reduced)
                     del loss, outgoing  # the graph goes before the next one is made
                 forget_weights()
