@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._compat import COMPILED, transformed, with_children
+from ._compat import COMPILED, is_tracing, transformed, with_children
 from .errors import InputError
 
 
@@ -29,16 +29,17 @@ def evaluating(model: nn.Module) -> contextlib.AbstractContextManager[None]:
 
 
 def reads_without_waiting(x: Tensor) -> bool:
-    """Whether code may depend on the values of x: a device would have to finish first, and a compiled graph breaks.
+    """Whether code may depend on the values of x: a device would have to finish first, a compiled graph breaks, and a
+    traced one would take these values for those of every later call.
 
     Under torch.func (vmap), x stands for the values of several calls.
     """
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed(x)
+    return x.device.type == "cpu" and not in_graph() and not transformed(x)
 
 
 def in_graph() -> bool:
     """Whether torch.compile or torch.jit.trace records what runs: operations that may not depend on values."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return torch.compiler.is_compiling() or is_tracing()
 
 
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "AveragedModel", "DeepSpeedEngine"}

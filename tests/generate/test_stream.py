@@ -100,6 +100,13 @@ def test_forked_batched_saved_and_gone_on_with(kind, tmp_path):
     assert torch.equal(back.generate(3, generator=seeded())[0], both_after.generate(3, generator=seeded())[0])
 
 
+def test_a_stream_whose_last_row_has_left_goes_on_without_rows():
+    stream = Stream(model(next(iter(KINDS)))).prefill(ids(2, 5)).select(torch.tensor([False, False]))
+    made, after = stream.generate(3)
+    assert (made.shape, after.rows) == ((0, 0), 0)
+    assert Stream.join([after, Stream(stream.model).prefill(ids(1, 4))]).rows == 1
+
+
 def test_a_model_in_training_mode_is_refused_and_keeps_its_mode():
     """Threads share a model, so no stream may switch its mode."""
     network = model("linear", dropout=0.5)

@@ -281,6 +281,18 @@ def test_biases_of_far_positions_hide_no_token():
     close(in_parts(model, given, (100, 299)), logits(model, given), 1e-4)
 
 
+def test_rows_that_were_read_under_autocast_go_on_without_it():
+    model = cached("llama").float()
+    ids, kept = torch.randint(3, 60, (2, 20), generator=torch.Generator().manual_seed(1)), transformers().DynamicCache()
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            for part in (ids[:, :9], ids[:, 9:10]):
+                model(part, past_key_values=kept)
+        found = model(ids[:, 10:11], past_key_values=kept).logits[:, 0]
+        wanted = model(ids[:, :11]).logits[:, -1]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0.05 * wanted.abs().max().item())
+
+
 def test_what_is_computed_of_a_cache_is_kept_until_another_is_read():
     """Also while rows are selected, as beams do it."""
     rows, computed, order = RowState(), [], torch.tensor([1, 0, 1])

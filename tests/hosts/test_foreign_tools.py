@@ -61,6 +61,37 @@ CHANGES = {
 }
 
 
+class Logits(torch.nn.Module):
+    """A decoder as traces call it."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.model(ids, attention_mask=mask, use_cache=False).logits
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["linearised", "stream"])
+def test_a_traced_decoder_serves_other_padding(name):
+    """What a mask says at the trace is not made a constant, whether it has padding or none."""
+    model = plain("llama")
+    CHANGES[name](model)
+    for key, parameter in model.named_parameters():
+        if key.endswith(".mix"):
+            parameter.data.zero_()  # half open gates
+    ids = torch.randint(3, 40, (2, 16), generator=torch.Generator().manual_seed(1))
+    whole, padded = torch.ones_like(ids), torch.ones_like(ids)
+    padded[1, :5] = 0
+    with torch.no_grad():
+        for at_trace, later in ((whole, padded), (padded, whole)):
+            traced = torch.jit.trace(Logits(model), (ids, at_trace), check_trace=False)
+            wanted = Logits(model)(ids, later)
+            # The scale of the scores is a constant in float32.
+            torch.testing.assert_close(traced(ids, later)[later > 0], wanted[later > 0], rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_new_weights_may_be_offloaded(name: str) -> None:
     """accelerate keeps weights elsewhere between the calls of modules, also those that are read without a call."""

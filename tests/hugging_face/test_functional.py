@@ -162,6 +162,17 @@ def test_a_stream_is_of_one_configuration(name, other, tmp_path):
         refuses("another configuration", Stream.restore, mnemos.functional(build(name, **other)), tmp_path / "stream")
 
 
+def test_changes_to_another_model_of_one_configuration_leave_a_stream_readable(tmp_path):
+    model, x = build("Llama"), tokens(1, 6)
+    other = type(model)(model.config).eval()
+    assert other.config is model.config
+    Stream(mnemos.functional(model)).prefill(x).save(tmp_path / "stream")
+    mnemos.linearise(other, window=5)
+    assert torch.equal(Stream.restore(mnemos.functional(model), tmp_path / "stream").last, x[:, -1:])
+    mnemos.linearise(model, window=5)
+    refuses("another configuration", Stream.restore, mnemos.functional(model), tmp_path / "stream")
+
+
 @pytest.mark.parametrize("name", ["Mamba", "Bamba", "Llama"])
 def test_beams_are_theirs(name):
     step, prompt = step_of(name), tokens(2, 5)

@@ -235,6 +235,8 @@ class Tokens(Iterator[Tensor]):
         """The stream after the tokens so far, each row after its own. Cost: a copy of the state if a row has ended."""
         running = [(self._rows, (self._state, self._last))] if self._rows else []
         parts = [*self._finished, *running]
+        if not parts:  # a stream of no rows
+            return self._source
         order = torch.tensor([row for rows, _ in parts for row in rows]).argsort()
         if len(parts) == 1:
             in_order = bool((order.diff() > 0).all())

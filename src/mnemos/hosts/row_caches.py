@@ -9,9 +9,11 @@ from collections.abc import Callable
 from functools import cache as once
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mnemos.memory.row_blocks import CacheState
+from mnemos.ops.precision import autocasts
 from mnemos.types import InputError
 
 GIVE = "give a new transformers.DynamicCache, or none"
@@ -25,6 +27,7 @@ class RowState:
         self.length = 0  # with padding
         self.state: CacheState | None = None  # None: new rows
         self._projected: tuple[Tensor, ...] = ()  # a cache, and what was computed of it
+        self._precision: torch.dtype | None = None  # that of autocast then
 
     @property
     def rows(self) -> int | None:
@@ -41,9 +44,11 @@ class RowState:
         self.state = state
 
     def project(self, cache: Tensor, compute: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """compute(cache), kept until another cache is given: keys and values change once per block."""
-        if not self._projected or self._projected[0] is not cache:
-            self._projected = cache, *compute(cache)
+        """compute(cache), kept until another cache is given, or autocast is: keys and values change once per block."""
+        device = cache.device.type
+        precision = torch.get_autocast_dtype(device) if autocasts(device) else None
+        if not self._projected or self._projected[0] is not cache or self._precision != precision:
+            self._projected, self._precision = (cache, *compute(cache)), precision
         return self._projected[1:]
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> None:

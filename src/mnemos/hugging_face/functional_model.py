@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from mnemos import libraries
 from mnemos.errors import install_command
+from mnemos.hosts.attach import CONFIG_RECORDS
+from mnemos.hosts.linearise import list_linearised
+from mnemos.hosts.pretrained import find_record
 from mnemos.memory.key_values import KeyValues
 from mnemos.modes import evaluating
 from mnemos.ops.padding import take, valid_last, zero_invalid
@@ -78,7 +81,11 @@ class HostSettings:
                 if name not in _OF_ORIGIN and not str(name).startswith("_") and not str(name).endswith("_token_id")
             }
 
-        text = json.dumps(meaningful(model.config.to_diff_dict()), sort_keys=True, default=str)
+        # What is noted of changes may be another model's, which shares the configuration.
+        settings = {name: x for name, x in model.config.to_diff_dict().items() if name not in CONFIG_RECORDS}
+        changes = zip(CONFIG_RECORDS, (find_record(model), list_linearised(model)), strict=True)
+        settings |= {name: record for name, record in changes if record}
+        text = json.dumps(meaningful(settings), sort_keys=True, default=str)
         size = int(model.config.get_text_config(decoder=True).vocab_size)
         return HostSettings(type(model).__name__, size, hashlib.sha256(text.encode()).hexdigest())
 
@@ -94,7 +101,8 @@ class Functional(nn.Module):
     `replay`, `Stream` and `beam_search` serve it.
 
     The model may be changed afterwards (`mnemos.cache`, `linearise`, `fast`, adapters, more tokens); earlier states of
-    another form are refused then.
+    another form are refused then: of other tensors or sizes. What leaves sizes as they are, such as other key heads in
+    `full=` or another half-life, is not seen in a state; a saved `Stream` refuses it.
 
     rows_apart: whether rows may have padding and may have read different numbers of tokens. False for models whose
     positions cannot be set per row (Bart, Marian, Whisper, RoFormer, ...): a mask with padding, and a state with such

@@ -39,6 +39,18 @@ def test_seeds_that_are_described_differently_are_one_row(tmp_path):
     assert [row.seeds for row in results_of([read_run(run, run.name) for run in runs]).rows] == [2]
 
 
+def test_runs_of_fit_are_seeds_of_one_row_within_a_folder_alone(tmp_path):
+    """Their recipes do not say which model was trained: two of one size look alike."""
+    runs = []
+    for folder, seed in (("relu/0", 0), ("relu/1", 1), ("tanh/2", 2), ("tanh/3", 3), ("tanh/again", 3)):
+        runs.append(write_run(tmp_path / folder, "demo", seed))
+        edited(runs[-1] / "recipe.json", model={"is": "own", "of": "Sequential", "parameters": 90})
+    rows = results_of([read_run(run, run.name) for run in runs]).rows
+    assert [(row.name, row.seeds) for row in rows] == [("relu", 2), ("tanh", 2), ("tanh/again", 1)]
+    alone = results_of([read_run(run, run.name) for run in runs[:2]]).rows
+    assert [(row.name, row.seeds) for row in alone] == [("demo", 2)]
+
+
 def test_a_recipe_without_a_part_is_in_the_table_of_differences(tmp_path):
     runs = [write_run(tmp_path / name, name) for name in ("demo", "demo-cached")]
     edited(runs[1] / "recipe.json", extra={"size": 3})

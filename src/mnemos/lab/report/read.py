@@ -14,7 +14,7 @@ from mnemos.lab.compare.significance import Difference, paired
 from mnemos.lab.evaluate.recorded import StateControls
 from mnemos.lab.evaluate.records import flat
 from mnemos.lab.run.files import PLACES, Provenance, Result
-from mnemos.lab.run.recipe import Recipe
+from mnemos.lab.run.recipe import OWN, Recipe
 from mnemos.lab.tasks.metrics import MAJORITY, bounds_of, described_in
 from mnemos.lab.tasks.task import DataConfig
 from mnemos.types import InputError, JSONObject
@@ -90,7 +90,8 @@ class Results(Comparison):
 def read_tasks(folders: Sequence[Path]) -> list[Results]:
     """The results of comparison folders, each of a task of its own, or of run folders: a result for each task.
 
-    Runs that differ only in the seed are one row. Raises InputError, also for comparisons beside runs.
+    Runs that differ only in the seed are one row, those of `mnemos.fit` if they are in one folder. Raises InputError,
+    also for comparisons beside runs.
     """
     if not folders:
         raise InputError("report: expected at least one run folder or comparison folder, found none; name one")
@@ -169,13 +170,21 @@ def results_of(runs: Sequence[RunRecord]) -> Results:
         described |= first.description(metric, finished[0].folder)
 
     # --- runs whose recipes differ only in the seed, and in how they are described, are one row ---
-    alike: dict[str, list[RunRecord]] = {}
+    # The recipe of a run of `fit` does not say which model it was: such runs are alike within one folder alone.
+    alike: dict[tuple[str, ...], list[RunRecord]] = {}
     for run in runs:
         recipe = {name: value for name, value in flat(run.recipe).items() if name not in ("about", "train.seed")}
-        alike.setdefault(json.dumps(recipe, sort_keys=True), []).append(run)
+        own = recipe.get("model.is") == OWN
+        key: tuple[str, ...] = (json.dumps(recipe, sort_keys=True), str(run.folder.parent) if own else "")
+        while run.seed in [one.seed for one in alike.get(key, ())]:  # two runs of one seed are no two seeds
+            key += ("again",)
+        alike.setdefault(key, []).append(run)
     records: dict[str, tuple[RunRecord, ...]] = {}
     for members in alike.values():
-        base = str(members[0].recipe.get("name", members[0].label))
+        recipe, folder = members[0].recipe, members[0].folder
+        base = str(recipe.get("name", members[0].label))
+        if len(alike) > 1 and flat(recipe).get("model.is") == OWN:  # which has the name of the model's class
+            base = folder.parent.name if len(members) > 1 else f"{folder.parent.name}/{folder.name}"
         number = sum(name.split(" (")[0] == base for name in records)
         records[f"{base} ({number + 1})" if number else base] = tuple(members)
 

@@ -88,7 +88,7 @@ def _slab(scale: float, tokens: Sequence[Any], _: object, s: Tensor) -> tuple[Te
     """The recurrence over all tokens v, q, k, beta, decay, in PyTorch's own operations."""
     v, q, k, beta, decay = tokens
     (b, t, shared, _), h = k.shape, v.shape[2]
-    c = CHUNK if t >= CHUNK else 1 << (t - 1).bit_length()
+    c = CHUNK if t >= CHUNK else 1 << int(t - 1).bit_length()  # in a trace t is a tensor
     n = -(-t // c)
 
     def split(x: Tensor) -> Tensor:
