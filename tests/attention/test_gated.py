@@ -212,6 +212,12 @@ def test_frozen_keys_are_projected_once_and_refreshed():
     torch.testing.assert_close(after, layer(x)[0])
 
 
+def test_a_share_of_the_width_is_rounded_down_but_not_by_float():
+    """.29 · 200 is a little less than 58 in float64."""
+    assert GatedCacheAttention(200, 2, grc=GRC(length=4, ratio=0.29)).cache.shape == (4, 58)
+    assert GatedCacheAttention(200, 4, grc=GRC(length=4, ratio=0.29)).cache.shape == (4, 56)
+
+
 def test_presets_give_defaults_and_what_is_given_wins():
     grc = GRC(preset="official", candidate="linear", gate_init=0.5).resolved()
     assert (grc.source, grc.candidate, grc.gate_init, grc.lift) == ("output", "linear", 0.5, "pad")

@@ -596,7 +596,7 @@ class GatedCache(StoredCache):
             raise InputError(
                 f"GRC.length: expected a number of slots for a single layer, found {grc.length!r}; give GRC(length=…)"
             )
-        d = int(grc.ratio * dim) // num_heads * num_heads
+        d = int(grc.ratio * dim + 1e-6) // num_heads * num_heads  # .29 · 200 is a little less than 58 in float64
         if d == 0:
             raise InputError(
                 f"GRC.ratio: expected at least one channel for each of {num_heads} heads, found {grc.ratio} of dim "

@@ -8,9 +8,11 @@ from refusals import refuses
 from train_standins import Toys
 
 from mnemos.config import ModelConfig
+from mnemos.lab.compare.compare import compare
 from mnemos.lab.run.checks import check_settings, check_state, check_task, complete, schedule_warning, unresolved
 from mnemos.lab.run.recipe import OWN, RolloutConfig, ScheduleConfig
 from mnemos.lab.tasks.metrics import ACCURACY, LOSS
+from mnemos.lab.vision.detection.coco import COCOConfig
 from mnemos.models.transformer import TransformerConfig
 
 RECIPE = Toys(model={"vocab_size": 11}).recipe()
@@ -96,6 +98,24 @@ def test_data_that_fit_and_states_that_grow():
 )
 def test_settings_out_of_range_are_refused(settings, words):
     refuses(words, check_settings, with_training(**settings), 2)
+
+
+def test_nothing_is_chosen_by_a_test_split(tmp_path):
+    """COCO's usual splits have no validation split of their own."""
+    plateau = replace(RECIPE.optim, schedule=ScheduleConfig("plateau"))
+    for data, choices in ((COCOConfig(valid_size=0), True), (COCOConfig(valid_size=9), False)):
+        recipes = {
+            "train.keep_best": replace(with_training(keep_best=True), data=data),
+            "train.patience": replace(with_training(patience=3), data=data),
+            "optim.schedule": replace(with_training(), data=data, optim=plateau),
+        }
+        for name, recipe in recipes.items():
+            if choices:
+                refuses(f"{name}: .* found the test split in its place; set data.valid_size", check_settings, recipe, 1)
+            else:
+                check_settings(recipe, 1)
+    twice = [replace(with_training(), data=COCOConfig(), name=name) for name in "ab"]
+    refuses("--rates: .* found the test split", compare, twice, tmp_path, rates=(1e-3, 1e-2))
 
 
 def test_the_ends_of_ranges_are_in_them():

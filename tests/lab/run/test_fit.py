@@ -391,7 +391,7 @@ def test_a_models_own_loss_is_a_mean_over_labels_however_rows_are_divided(tmp_pa
     model = llama(9)
     ids = torch.arange(16).repeat(4, 1).add(torch.arange(4)[:, None]) % 9
     labels = ids.clone()
-    labels[:, 0] = labels[2:, 3:] = -100
+    labels[2:, 3:] = -100  # and the first of each row is not compared
     rows = [{"input_ids": x, "labels": y} for x, y in zip(ids, labels, strict=True)]
     with torch.no_grad():
         whole = float(model(input_ids=ids, labels=labels).loss)

@@ -184,6 +184,9 @@ def test_bits_per_byte(tmp_path, tokens):
     wanted = found["loss"] * task.size("valid") / math.log(2) / written
     assert found[BITS_PER_BYTE.name] == pytest.approx(wanted, rel=1e-6)
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+    lacks = tokens == "words"  # what is not among them is one token, and costs little
+    assert ("compares all kinds of tokens" in task.metrics[0].about) != lacks
+    assert any("lacks as one token" in name for name in task.reference) == lacks
 
 
 def test_bytes_are_as_they_were(tmp_path):

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import math
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
@@ -241,6 +243,28 @@ def test_a_translation_does_not_depend_on_the_sentences_of_its_batch():
 
 REFERENCES = ["Ein Mann, der nicht lacht.", "Zwei Hunde (braun) spielen.", "Eine Frau liest."]
 OURS = ["Ein Mann, der lacht.", "Zwei Hunde (schwarz) spielen!", "Eine Frau liest ein Buch."]
+
+
+def test_forms_of_a_letter_are_one():
+    """A vocabulary writes composed letters (NFC), references may be in others, as macOS has them."""
+    composed = ["Das sind fünf große Bären im Wald.", "Schön, dass du heute hier bist."]
+    apart = [unicodedata.normalize("NFD", one) for one in composed]
+    assert apart != composed
+    for name in (BLEU, CHRF, TOKENISED):
+        assert Scorer("de").score(name, composed, apart) == pytest.approx(100)
+    assert math.isnan(Scorer("de").score(BLEU, [], []))
+
+
+def test_pairs_of_the_training_split_in_another_are_said(tmp_path, task):
+    assert not any("warning" in line for line in task.about)
+    folder = write_pairs(tmp_path)
+    for language in ("en", "de"):
+        lines = gzip.decompress((folder / f"train.{language}.gz").read_bytes()).splitlines(keepends=True)
+        for path in folder.glob(f"test*.{language}*"):
+            path.unlink()
+        (folder / f"test.{language}").write_bytes(b"".join(lines[:3]))
+    (line,) = [line for line in TranslationConfig(path=str(folder), subwords=80).build().about if "warning" in line]
+    assert line.startswith("warning: 3 of 3 test pairs are in the training split too")
 
 
 def test_scores_are_those_of_sacrebleu_with_their_signatures(capfd):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mnemos.atomic import check_output_folder, is_temporary
 from mnemos.errors import plural, say
-from mnemos.lab.run.checks import unresolved
+from mnemos.lab.run.checks import VALID_IS_TEST, unresolved
 from mnemos.lab.run.files import Result
 from mnemos.lab.run.recipe import Recipe, as_json, differing
 from mnemos.types import InputError, JSONObject
@@ -55,6 +55,8 @@ def compare(
             raise InputError(f"--{name}: expected at least 1, found {count}; raise it")
     if rates:
         check_rates(rates)
+        if any(one.data.valid_is_test for one in recipes):
+            raise InputError(f"--rates: expected a validation split of its own to choose by, {VALID_IS_TEST}")
     folder, equal, told = Path(folder), read_equal(",".join(equal)), {one.about for one in recipes}
     budget = Budget(equal[0], minutes)
     recipes = _compared(recipes, budget, PARAMETERS in equal, baselines, unwritten)

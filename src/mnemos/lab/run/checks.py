@@ -20,6 +20,7 @@ from . import optim
 from .recipe import OWN, Recipe, TrainConfig
 from .scored_batches import limited
 
+VALID_IS_TEST = "found the test split in its place; set data.valid_size, or choose by nothing"
 ANY = "any"  # `inputs` of a model that accepts every kind of input
 # What the trainer and `evaluate` write beside the metrics; a metric of such a name would replace it.
 RESERVED = {"kind", "step", "loss", "auxiliary_loss", "lr", "grad_norm", "seconds", "tokens", "count", "layers"}
@@ -71,6 +72,11 @@ def check_settings(recipe: Recipe, processes: int) -> None:
     ):
         if not right:
             raise InputError(f"train.{name}: expected {expected}, found {attrgetter(name)(train)!r}; {fix}")
+    # --- what is chosen by the validation split ---
+    plateau = recipe.optim.schedule.name == "plateau"
+    choices = {"train.keep_best": train.keep_best, "train.patience": train.patience, "optim.schedule": plateau}
+    if (choice := next((name for name, on in choices.items() if on), None)) and recipe.data.valid_is_test:
+        raise InputError(f"{choice}: expected a validation split of its own to choose by, {VALID_IS_TEST}")
     if train.log != "none":
         getattr(libraries, train.log)()  # or how to install it
     optim.check(recipe.optim)

@@ -238,8 +238,16 @@ def class_metrics(classes: int) -> tuple[Metric, ...]:
     return (ACCURACY, TOP5) if classes > 5 else (ACCURACY,)
 
 
-def bits_per_byte(lengths: Any) -> SumMetric:
-    """BITS_PER_BYTE for tokens of several bytes. lengths: an array [V] of integers, the bytes of text of each token."""
+def bits_per_byte(lengths: Any, unknown: bool = False) -> SumMetric:
+    """BITS_PER_BYTE for tokens of several bytes. lengths: an array [V] of integers, the bytes of text of each token.
+
+    unknown: one of the tokens stands for all that the vocabulary lacks.
+    """
+    compares = (
+        "what the vocabulary lacks is one token: compare runs of one vocabulary"
+        if unknown
+        else "it compares all kinds of tokens"
+    )
     table = torch.as_tensor(lengths, dtype=torch.int64)
 
     def target_bytes(model: nn.Module, outputs: object, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -249,7 +257,7 @@ def bits_per_byte(lengths: Any) -> SumMetric:
 
     return replace(
         BITS_PER_BYTE,
-        about="The negative log-likelihood of the text in bits, divided by its bytes: it compares all kinds of tokens.",
+        about=f"The negative log-likelihood of the text in bits, divided by its bytes: {compares}.",
         sums=target_bytes,
         value=lambda sums: bits(ratio(sums)) * ratio(sums[2:]),
         with_loss=True,

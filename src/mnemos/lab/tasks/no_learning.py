@@ -57,7 +57,8 @@ def text_scores(train: Sequence[Tokens], scored: Sequence[Tokens], vocabulary: V
         for first in range(0, len(document), _PIECE):
             if len(text) < _MOST:
                 text += vocabulary.decode(document[first : first + _PIECE].tolist())
-    name = COMPRESSED if size <= _MOST else f"{COMPRESSED} (its first {_MOST / 2**20:g} MiB)"
+    name = COMPRESSED if vocabulary.unknown is None else f"{COMPRESSED}, what the vocabulary lacks as one token"
+    name = name if size <= _MOST else f"{name} (its first {_MOST / 2**20:g} MiB)"
     return scores | {name: 8 * len(bz2.compress(bytes(text[:_MOST]))) / min(size, _MOST)}
 
 

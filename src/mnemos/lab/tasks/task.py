@@ -52,6 +52,11 @@ class DataConfig(Config):
         """What the first `updates` updates read along the axis of the results, such as lengths: a sentence, or ""."""
         return ""
 
+    @property
+    def valid_is_test(self) -> bool:
+        """Whether the validation split is the test split, by which nothing may be chosen."""
+        return False
+
     def unscored(self) -> frozenset[str]:
         """Fields that change neither the data that are scored nor the scores: reports rank runs that differ in them."""
         return frozenset()

@@ -188,7 +188,11 @@ class TextTask(SegmentedTask):
             self.metrics = (BITS_PER_BYTE, PERPLEXITY, ACCURACY)
         else:
             # The accuracy needs a second pass over all words, so it is left out in training.
-            self.metrics = (bits_per_byte(self.vocabulary.lengths), PERPLEXITY, replace(ACCURACY, training=False))
+            self.metrics = (
+                bits_per_byte(self.vocabulary.lengths, self.vocabulary.unknown is not None),
+                PERPLEXITY,
+                replace(ACCURACY, training=False),
+            )
 
     @cached_property
     def reference(self) -> Mapping[str, float]:  # type: ignore[override]

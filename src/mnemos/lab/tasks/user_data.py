@@ -108,6 +108,8 @@ class OwnTask(Task):
         inputs, targets = first.inputs, first.targets
         # --- the loss and the metrics ---
         self._own_loss = loss is None and "labels" in arguments and isinstance(inputs, Mapping)
+        # Causal models of Transformers compare the outputs with the labels of the next positions.
+        self._shifted = self._own_loss and getattr(model, "loss_type", "") == "ForCausalLM"
         if self._own_loss and any(isinstance(x, Tensor) and x.dim() < 2 for x in inputs.values()):
             raise InputError(
                 "fit: expected batches {'input_ids': [B, T], 'labels', …}, found single rows; put them in a DataLoader"
@@ -217,9 +219,9 @@ class OwnTask(Task):
                 )
             if self._by_rows:
                 return mean * rows
-            labels = batch.targets != IGNORE
-            compared = labels[:, 1:] if labels.dim() == 2 else labels  # by causal models; of none the mean is NaN
-            return torch.where(compared.any(), mean, mean.nan_to_num()) * labels.sum()
+            compared = self._compared(batch)
+            none = ~(compared[:, 1:] if compared.dim() == 2 else compared).any()  # of which a mean is NaN
+            return torch.where(none, mean.nan_to_num(), mean) * compared.sum()
         if self._loss is None:
             if likelihood_of(model) is None:
                 if not isinstance(outputs, Tensor) or outputs.shape[:-1] != batch.targets.shape:
@@ -254,7 +256,14 @@ class OwnTask(Task):
         known = isinstance(mask, Tensor) and mask.shape == ids.shape
         return int((mask != 0).sum()) if known else ids.numel()
 
+    def _compared(self, batch: Batch) -> Tensor:
+        """Which labels a model's own loss is a mean over."""
+        labels = batch.targets != IGNORE
+        return labels[:, 1:] if self._shifted and labels.dim() == 2 else labels
+
     def count(self, batch: Batch) -> int:
+        if self._own_loss and not self._by_rows:
+            return int(self._compared(batch).sum())
         return row_count(batch) if self._by_rows else super().count(batch)
 
 

@@ -197,6 +197,21 @@ class PairBatch(NamedTuple):
     beams: Tensor
 
 
+def _repeated(corpora: Mapping[Split, Corpus]) -> Iterator[str]:
+    """A line for each held-out split with pairs of the training split: their scores say nothing of new sentences."""
+    train, *held_out = (
+        [(a.tobytes(), b.tobytes()) for a, b in zip(corpora[split].source, corpora[split].target, strict=True)]
+        for split in ("train", "valid", "test")
+    )
+    known = set(train)
+    for split, own in zip(("valid", "test"), held_out, strict=True):
+        if same := sum(pair in known for pair in own):
+            yield (
+                f"warning: {same:,} of {len(own):,} {split} pairs are in the training split too; their scores tell "
+                "nothing of new sentences: remove them from one"
+            )
+
+
 class TranslationTask(Task):
     """A `Task` over parallel text; see `TranslationConfig`. The first metric is BLEU.
 
@@ -233,7 +248,15 @@ class TranslationTask(Task):
         signed = {name: f"{about} {how} {self.scorer.signatures[name]}" for name, about in _ABOUT.items()}
         self.metrics = (
             *(
-                CorpusMetric(name, True, about, "{name} {value:.2f}", self.translated, partial(self._score, name))
+                CorpusMetric(
+                    name,
+                    True,
+                    about,
+                    "{name} {value:.2f}",
+                    self.translated,
+                    partial(self._score, name),
+                    bounds=(0, 100),
+                )
                 for name, about in signed.items()
             ),
             PERPLEXITY,
@@ -245,6 +268,7 @@ class TranslationTask(Task):
         source, target = vocabularies
         size = f"{source.size:,}, shared" if vocabularies.joint else f"{source.size:,} and {target.size:,}"
         origin = config.tokenizer or "learned from the training split"
+        lines += _repeated(corpora) if corpora["test"] is not corpora["train"] else ()
         self.about = (*lines, f"{config.source}-{config.target}, sub-words: {size}, {origin}")
 
     @property

@@ -1,6 +1,8 @@
 """Scores of translations: sacreBLEU, chrF and BLEU of Moses tokens, with their signatures, and the paired bootstrap."""
 
 import functools
+import math
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,14 +45,15 @@ class Scorer:
         self.tokens: Any = functools.lru_cache(maxsize=65_536)(tokens)  # references are tokenised once
 
     def score(self, name: str, translations: Sequence[str], references: Sequence[str]) -> float:
-        """A score of a whole corpus, by its name. 0 for a corpus without sentences."""
+        """A score of a whole corpus, by its name. NaN for a corpus without sentences."""
         if not translations:
-            return 0.0
+            return math.nan
         ours, theirs = self._prepare(name, translations), self._prepare(name, references)
         return float(self._metrics[name].corpus_score(ours, [theirs]).score)
 
     def _prepare(self, name: str, sentences: Sequence[str]) -> list[str]:
-        return [self.tokens(sentence) for sentence in sentences] if name == TOKENISED else list(sentences)
+        sentences = [unicodedata.normalize("NFC", one) for one in sentences]  # as a vocabulary writes them
+        return [self.tokens(sentence) for sentence in sentences] if name == TOKENISED else sentences
 
     @functools.cached_property
     def signatures(self) -> dict[str, str]:

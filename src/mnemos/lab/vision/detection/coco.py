@@ -56,6 +56,10 @@ class COCOConfig(DataConfig):
     flip: bool = True  # mirror half of the training pictures
     workers: int = 0  # processes that read and decode photos and masks in advance; 0: the training process does
 
+    @property
+    def valid_is_test(self) -> bool:
+        return not self.valid_size
+
     def files(self) -> tuple[Path, ...]:
         return find_split(self.folder, self.train, True)[0], find_split(self.folder, self.test, False)[0]
 

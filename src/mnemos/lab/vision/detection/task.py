@@ -81,6 +81,7 @@ class DetectionTask(Task):
                 "{name} {value:.2f}" if figure in _PRINTED else "",
                 self.collect,
                 partial(self._value, mode, figure),
+                bounds=(0, 100),
             )
             for mode in self._modes
             for figure in figures
