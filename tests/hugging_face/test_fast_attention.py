@@ -155,7 +155,7 @@ def test_with_functional_caches_and_linearised_attentions(calls):
     torch.testing.assert_close(early(x).logits, late(x).logits, **CLOSE)
     model = plain()
     mnemos.fast(model)
-    refuses(r"mnemos\.fast\); linearise before that", mnemos.linearise, model, window=3, sinks=1)
+    refuses(r"mnemos\.fast\); undo that first", mnemos.linearise, model, window=3, sinks=1)
 
 
 def test_another_kernel_that_is_asked_for_computes(calls, monkeypatch):
