@@ -384,8 +384,8 @@ def _find_obstacle(site: NamedModule) -> str | None:
         return "what was given is a part of a decoder; pass the model of Transformers and choose with where="
     if "forward" in vars(site.module):
         return (
-            "its forward was replaced (accelerate's hooks, mnemos.fast); undo that first, and do it again after linearise "
-            "or unlinearise"
+            "its forward was replaced (accelerate's hooks, mnemos.fast); undo that first, and do it again after "
+            "linearise or unlinearise"
         )
     return None
 

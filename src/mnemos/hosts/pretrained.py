@@ -228,7 +228,7 @@ def _find_module(name: str, names: Iterable[str], folder: str | Path) -> str:
     alike = [one for one in names if one == name or one.endswith(f".{name}") or (one and name.endswith(f".{one}"))]
     if not alike:
         raise InputError(
-            f"{folder}: expected a module {name!r}, which has a cache or a state, found none; build the host as it was, "
-            "of the same class and depth"
+            f"{folder}: expected a module {name!r}, which has a cache or a state, found none; build the host as it "
+            "was, of the same class and depth"
         )
     return name if name in alike else max(alike, key=len)
