@@ -87,8 +87,8 @@ def from_pretrained(cls: Any, folder: str | Path, **options: Any) -> nn.Module:
         if not alike:
             raise InputError(
                 f"{folder}: expected the weights of {name!r} in *.safetensors, found weights of no cache or state; "
-                "read the original folder with mnemos.hosts.from_pretrained and save it again, or use cls.from_pretrained "
-                "if this model was not changed and only shared its configuration with one that was"
+                "read the original folder with mnemos.hosts.from_pretrained and save it again, or use "
+                "cls.from_pretrained if this model was not changed and only shared its configuration with one that was"
             )
         # The library writes files with names that its modules had in older versions, where only words inside differ.
         same = [name] if name in alike else [one for one in alike if _numbers_and_end(one) == _numbers_and_end(name)]
