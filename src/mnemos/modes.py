@@ -42,6 +42,11 @@ def in_graph() -> bool:
     return torch.compiler.is_compiling() or is_tracing()
 
 
+def records_values() -> bool:
+    """Whether torch.jit.trace or torch.export records what runs: what is read of a tensor becomes a constant of it."""
+    return is_tracing() or torch.compiler.is_exporting()
+
+
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "AveragedModel", "DeepSpeedEngine"}
 
 

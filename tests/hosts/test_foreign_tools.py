@@ -75,21 +75,25 @@ class Logits(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["linearised", "stream"])
 def test_a_traced_decoder_serves_other_padding(name):
-    """What a mask says at the trace is not made a constant, whether it has padding or none."""
+    """What a mask says is not made a constant, whether it has padding or none, and was read before the trace or not."""
     model = plain("llama")
     CHANGES[name](model)
     for key, parameter in model.named_parameters():
         if key.endswith(".mix"):
             parameter.data.zero_()  # half open gates
     ids = torch.randint(3, 40, (2, 16), generator=torch.Generator().manual_seed(1))
-    whole, padded = torch.ones_like(ids), torch.ones_like(ids)
-    padded[1, :5] = 0
+    valid = torch.ones_like(ids), torch.ones_like(ids)
+    valid[1][1, :5] = 0
+    causal, itself = torch.ones(16, 16).tril().bool(), torch.eye(16).bool()
+    masks = [(causal & one[:, None, None].bool()) | (itself & one[:, None, :, None].bool()) for one in valid]
     with torch.no_grad():
-        for at_trace, later in ((whole, padded), (padded, whole)):
+        Logits(model)(ids, masks[0])
+        for at_trace, later in (valid, valid[::-1], masks):
             traced = torch.jit.trace(Logits(model), (ids, at_trace), check_trace=False)
             wanted = Logits(model)(ids, later)
             # The scale of the scores is a constant in float32.
-            torch.testing.assert_close(traced(ids, later)[later > 0], wanted[later > 0], rtol=0, atol=1e-5)
+            counts = later.diagonal(dim1=-2, dim2=-1)[:, 0] if later.dim() == 4 else later > 0
+            torch.testing.assert_close(traced(ids, later)[counts], wanted[counts], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CHANGES)

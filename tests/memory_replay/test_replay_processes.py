@@ -1,5 +1,6 @@
 """Two real processes: the gradients of one with the whole batch, reduced once a rollout."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,11 @@ def _failure() -> str:
 def _unwrapped() -> str:
     """A step that calls the model inside its wrapper would leave each process with gradients of its own."""
     model = nn.parallel.DistributedDataParallel(Writer())
+    with model.no_sync():  # the caller's: gradients of several rollouts are reduced later
+        replay(model, data(3, slice(0, 3)))
+    replay(model.module, data(3, slice(0, 3)), module=model, no_sync=contextlib.nullcontext)  # reduced by hand
+    both = nn.ModuleList([model, nn.parallel.DistributedDataParallel(Recurrent())])  # of which one is not called
+    replay(model, data(3, slice(0, 3)), module=both)
     try:
         replay(model.module, data(3, slice(0, 3)), module=model)
     except InputError as error:
@@ -169,4 +175,4 @@ def test_a_first_step_without_gradient_is_named(results):
 
 def test_a_step_that_does_not_call_the_wrapper_is_refused(results):
     _, unwrapped = torch.load(results / "failure.1")
-    assert "step 0: expected a call of the DistributedDataParallel in module=" in unwrapped
+    assert "expected the first segment to call the DistributedDataParallel of Writer" in unwrapped

@@ -391,13 +391,15 @@ def name_worker_dataset(dataset: object) -> None:
         object.__setattr__(get_worker_info(), "dataset", dataset)
 
 
-def expect_forward(wrapped: nn.parallel.DistributedDataParallel) -> None:
+def expect_forward(wrapped: nn.parallel.DistributedDataParallel, told: bool = False) -> bool:
     """Make `had_forward` false until the wrapper's next forward that prepares a reduction of gradients.
 
     No public name tells; a hook would not run where the wrapper was compiled before. The attribute that this sets says
-    whether the next forward broadcasts buffers, and it is false after each forward in `no_sync`.
+    whether the next forward broadcasts buffers; returns what it was, to be given back as `told`.
     """
-    wrapped.require_forward_param_sync = False
+    before: bool = wrapped.require_forward_param_sync
+    wrapped.require_forward_param_sync = told
+    return before
 
 
 def had_forward(wrapped: nn.parallel.DistributedDataParallel) -> bool:

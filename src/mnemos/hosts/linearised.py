@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mnemos._compat import hooks_of
 from mnemos.config import check_fields
 from mnemos.libraries import ATTENTIONS, CACHE_NAMES, AttentionTable, loaded_weights, with_globals
-from mnemos.modes import in_graph
+from mnemos.modes import records_values
 from mnemos.ops.dense_layer import dense
 from mnemos.ops.linear.feature_maps import Hedgehog, elu
 from mnemos.ops.window_state import Far, Ring, Sizes, WindowState, new_state, window_attention
@@ -469,6 +469,6 @@ def find_valid(mask: Tensor | None, q: Tensor) -> Tensor | None:
 
     def read() -> Tensor | None:
         tokens = own_tokens(mask, q[:, 0], mask.shape[-1])
-        return None if tokens is None or (not in_graph() and bool(tokens.all())) else tokens
+        return None if tokens is None or (not records_values() and bool(tokens.all())) else tokens
 
     return read_once(mask, _OWN, (len(q), q.shape[2]), read)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mnemos._compat import assert_in_graph, write_count
-from mnemos.modes import in_graph
+from mnemos.modes import in_graph, records_values
 from mnemos.types import InputError, describe
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ def read_once(mask: Tensor, name: str, key: tuple, read: Callable[[], T]) -> T:
         writes = write_count(mask)
     except RuntimeError:  # a tensor of inference mode
         writes = None
-    if writes is None:  # unknown: it may have been written to since
+    if writes is None or records_values():  # unknown: it may have been written to since; or a constant of a trace
         return read()
     key = writes, *key
     kept: tuple[tuple, T] | None = getattr(mask, name, None)

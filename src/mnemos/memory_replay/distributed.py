@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mnemos._compat import expect_forward, had_forward, share_buffers
+from mnemos._compat import expect_forward, had_forward, share_buffers, write_count
 from mnemos.types import InputError
 
 
@@ -42,32 +42,64 @@ def _reducing(module: nn.Module) -> Iterator[Any]:
         yield from _reducing(child)
 
 
-def ddp_wrappers(module: nn.Module | None) -> list[nn.parallel.DistributedDataParallel]:
-    """The DistributedDataParallel that a module is, or holds."""
+def _ddp_wrappers(module: nn.Module | None) -> list[nn.parallel.DistributedDataParallel]:
     parts = () if module is None else module.modules()
     return [one for one in parts if isinstance(one, nn.parallel.DistributedDataParallel)]
 
 
-def parameters_waited_for(wrappers: list[nn.parallel.DistributedDataParallel]) -> list[Tensor]:
-    """The parameters that each DistributedDataParallel waits for in the backward pass that reduces gradients.
+class Wrappers:
+    """The DistributedDataParallel of a module, and which of them the step calls where gradients are reduced.
 
-    None of one with find_unused_parameters, which looks for those that take no part.
+    Raises InputError for one with static_graph, whose reducer fails where a backward pass reduces nothing.
     """
-    waiting = [one for one in wrappers if not one.find_unused_parameters]
-    return [x for one in waiting for x in one.module.parameters() if x.requires_grad]
+
+    def __init__(self, module: nn.Module | None) -> None:
+        wrappers = _ddp_wrappers(module)
+        if any(one.static_graph for one in wrappers):
+            raise InputError("replay: expected DistributedDataParallel without static_graph, found it on; leave it out")
+        own = [[x for x in one.module.parameters() if x.requires_grad] for one in wrappers]
+        self._all = [
+            (one, [(x, *_written(x)) for x in parameters]) for one, parameters in zip(wrappers, own, strict=True)
+        ]
+        self._called: list[nn.parallel.DistributedDataParallel] = []
+        self._left: list[nn.parallel.DistributedDataParallel] = []
+
+    @contextlib.contextmanager
+    def called(self) -> Iterator[None]:
+        """Inside, the step runs whose backward pass reduces gradients, but for wrappers that the caller's own no_sync
+        holds back.
+        """
+        active = [(one, expect_forward(one)) for one, _ in self._all if one.require_backward_grad_sync]
+        yield
+        self._called = [one for one, _ in active if had_forward(one)]
+        for one, before in active:
+            if one not in self._called:
+                expect_forward(one, before)
+                self._left.append(one)
+
+    def waited_for(self) -> list[Tensor]:
+        """The parameters that each one waits for in that backward pass.
+
+        None of one with find_unused_parameters, which looks for those that take no part.
+        """
+        waiting = [one for one in self._called if not one.find_unused_parameters]
+        return [x for one in waiting for x in one.module.parameters() if x.requires_grad]
+
+    def check_reduced(self) -> None:
+        """Raise InputError for a wrapper whose parameters have new gradients that nothing has reduced."""
+        for one, before in self._all:
+            if one in self._left and any(_written(x) != (grad, writes) for x, grad, writes in before):
+                name = type(one.module).__name__
+                raise InputError(
+                    f"replay: expected the first segment to call the DistributedDataParallel of {name}, whose backward "
+                    "pass then reduces the gradients of all segments, found that it did not; let step call the wrapper "
+                    "and not the model inside it"
+                )
 
 
-@contextlib.contextmanager
-def forwards_required(wrappers: list[nn.parallel.DistributedDataParallel]) -> Iterator[None]:
-    """Raise InputError unless each wrapper's forward is called inside: without it a backward reduces no gradient."""
-    for one in wrappers:
-        expect_forward(one)
-    yield
-    if not all(map(had_forward, wrappers)):
-        raise InputError(
-            "expected a call of the DistributedDataParallel in module=, which then reduces the gradients of all steps, "
-            "found none; let step call the wrapper in place of the model inside it"
-        )
+def _written(x: Tensor) -> tuple[int | None, int | None]:
+    """Which gradient a parameter has, and how often it was written to."""
+    return (None, None) if x.grad is None else (id(x.grad), write_count(x.grad))
 
 
 def broadcast_buffers(module: nn.Module | None) -> None:
@@ -75,7 +107,7 @@ def broadcast_buffers(module: nn.Module | None) -> None:
 
     Otherwise the replay of the first step would start with other buffers than its first pass.
     """
-    for one in ddp_wrappers(module):
+    for one in _ddp_wrappers(module):
         share_buffers(one)
 
 

@@ -14,13 +14,7 @@ from mnemos._compat import forget_weights, pytree, write_count
 from mnemos.errors import near_arguments
 from mnemos.types import InputError, State, collect_auxiliary_losses
 
-from .distributed import (
-    broadcast_buffers,
-    ddp_wrappers,
-    find_no_sync,
-    forwards_required,
-    parameters_waited_for,
-)
+from .distributed import Wrappers, broadcast_buffers, find_no_sync
 from .start import (
     HiddenInputs,
     Pool,
@@ -121,7 +115,7 @@ def replay(
     or RandomState). offload: store states in the host's memory, at one transfer each way.
     scaler: a GradScaler. backward: a function to call instead of Tensor.backward, such as Fabric's. Both may scale the
     loss; all gradients are then scaled alike. no_sync: a context in which gradients are not reduced over processes, if
-    `module` has another wrapper than DistributedDataParallel or `fully_shard`.
+    `module` has another wrapper than DistributedDataParallel or `fully_shard`, or you reduce them by yourself.
 
     Hooks of parameters and tensors run in every step's backward pass, on that step's part of the gradient: apply what
     is not linear in it, such as clipping, to .grad afterwards.
@@ -194,8 +188,8 @@ def replay(
     if scaler is not None:
         backward = lambda root: scaler.scale(root).backward()  # noqa: E731
     module = module_of(step) if module is None else module
+    wrappers = Wrappers(module if no_sync is None else None)
     no_sync = no_sync or find_no_sync(module)
-    wrappers = ddp_wrappers(module)
     row_resets = RowResets(masks, reset_to, batch_axis)
     hidden = HiddenInputs(module, () if generators is None else generators)
     broadcast_buffers(module)
@@ -287,7 +281,7 @@ def replay(
                 # Gradients are reduced over processes once: in the last backward pass of all.
                 with nullcontext() if last_backward or no_sync is None else no_sync():
                     with errors_name_step(t):
-                        with forwards_required(wrappers if last_backward else []):
+                        with wrappers.called() if last_backward else nullcontext():
                             loss, outgoing, structure, aux[t] = run(step, t, leaves, start.structure)
                         losses[t] = scalars.copy(0, loss.detach())
                         if t + 1 == slide < count:
@@ -303,7 +297,7 @@ def replay(
                     # One backward pass of weight · loss, and of the new state with the gradient that later steps have
                     # computed for it. It leaves the gradient of the state that step t started from in `leaves`.
                     with errors_name_step(t, "the backward pass of "):
-                        reduced = parameters_waited_for(wrappers) if last_backward and no_sync is not None else None
+                        reduced = wrappers.waited_for() if last_backward and no_sync is not None else None
                         any_gradient |= differentiate(loss_weights[t], loss, outgoing, state_grads, backward, reduced)
                     del loss, outgoing  # the graph goes before the next one is made
                 forget_weights()
@@ -317,6 +311,7 @@ def replay(
             hidden.restore(final.hidden)
         if not any_gradient:
             raise InputError("replay: expected a loss that requires gradient, found none; was it detached?")
+        wrappers.check_reduced()
     except BaseException:
         hidden.capture()  # finds tensors that the failed step added, which `restore` then removes
         hidden.restore(initial.hidden)

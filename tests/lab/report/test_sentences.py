@@ -42,7 +42,7 @@ def test_seeds_that_are_described_differently_are_one_row(tmp_path):
 def test_runs_of_fit_are_seeds_of_one_row_within_a_folder_alone(tmp_path):
     """Their recipes do not say which model was trained: two of one size look alike."""
     runs = []
-    for folder, seed in (("relu/0", 0), ("relu/1", 1), ("tanh/2", 2), ("tanh/3", 3), ("tanh/again", 3)):
+    for folder, seed in (("relu/0", 0), ("relu/1", 1), ("tanh/2", 2), ("tanh/3", 3), ("tanh/again", 4)):
         runs.append(write_run(tmp_path / folder, "demo", seed))
         edited(runs[-1] / "recipe.json", model={"is": "own", "of": "Sequential", "parameters": 90})
     rows = results_of([read_run(run, run.name) for run in runs]).rows

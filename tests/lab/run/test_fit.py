@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from refusals import refuses
-from tiny_decoder import llama
+from tiny_decoder import library, llama
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 from trained_runs import equal, numbers, stopped, weights
@@ -387,8 +387,16 @@ def test_a_model_that_fails_in_its_first_update_leaves_no_folder(tmp_path):
     assert fit(tmp_path / "run")["steps"] == 2
 
 
-def test_a_models_own_loss_is_a_mean_over_labels_however_rows_are_divided(tmp_path):
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "bart"])
+def test_a_models_own_loss_is_a_mean_over_labels_however_rows_are_divided(tmp_path, kind):
+    """GPT-2's loss has no name, and Bart's is called causal but compares with labels of the same position."""
     model = llama(9)
+    if kind == "gpt2":
+        off = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        model = library.GPT2LMHeadModel(library.GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2, **off))
+    elif kind == "bart":
+        sizes = {"d_model": 8, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 8, "dropout": 0.0}
+        model = library.BartForCausalLM(library.BartConfig(vocab_size=9, **sizes))
     ids = torch.arange(16).repeat(4, 1).add(torch.arange(4)[:, None]) % 9
     labels = ids.clone()
     labels[2:, 3:] = -100  # and the first of each row is not compared

@@ -253,7 +253,6 @@ def test_a_program_trains_once_with_several_processes(monkeypatch):
     assert devices.connect(TrainConfig(accelerator="cpu")).world_size == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*fp16 is not supported on CPU")
 def test_float16_is_refused_on_a_cpu():
     """Fabric would train in bfloat16, without the scaler that leaves out updates that are not finite."""
     for run, where in (("runs/it", "--from runs/it --train.precision 32-true$"), (None, "needs a GPU$")):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -90,8 +91,8 @@ class Results(Comparison):
 def read_tasks(folders: Sequence[Path]) -> list[Results]:
     """The results of comparison folders, each of a task of its own, or of run folders: a result for each task.
 
-    Runs that differ only in the seed are one row, those of `mnemos.fit` if they are in one folder. Raises InputError,
-    also for comparisons beside runs.
+    Runs that differ only in the seed are one row, those of `mnemos.fit` if they are seed-0, seed-1, … of one folder.
+    Raises InputError, also for comparisons beside runs.
     """
     if not folders:
         raise InputError("report: expected at least one run folder or comparison folder, found none; name one")
@@ -170,12 +171,13 @@ def results_of(runs: Sequence[RunRecord]) -> Results:
         described |= first.description(metric, finished[0].folder)
 
     # --- runs whose recipes differ only in the seed, and in how they are described, are one row ---
-    # The recipe of a run of `fit` does not say which model it was: such runs are alike within one folder alone.
+    # The recipe of a run of `fit` does not say which model it was: such runs are alike only as seed-0, seed-1, … of one
+    # folder.
     alike: dict[tuple[str, ...], list[RunRecord]] = {}
     for run in runs:
         recipe = {name: value for name, value in flat(run.recipe).items() if name not in ("about", "train.seed")}
         own = recipe.get("model.is") == OWN
-        key: tuple[str, ...] = (json.dumps(recipe, sort_keys=True), str(run.folder.parent) if own else "")
+        key: tuple[str, ...] = (json.dumps(recipe, sort_keys=True), _folder_of_seeds(run) if own else "")
         while run.seed in [one.seed for one in alike.get(key, ())]:  # two runs of one seed are no two seeds
             key += ("again",)
         alike.setdefault(key, []).append(run)
@@ -211,6 +213,11 @@ def results_of(runs: Sequence[RunRecord]) -> Results:
         records=records,
         source="the runs' result.json",
     )
+
+
+def _folder_of_seeds(run: RunRecord) -> str:
+    numbered = re.search(rf"(?<!\d){run.seed}$", run.folder.name)
+    return str(run.folder.parent if numbered else run.folder)
 
 
 def task_key(run: RunRecord, metric: str | None = None) -> dict[str, str | None]:

@@ -44,6 +44,12 @@ def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", ".*FSDP2-wrapped module .* returned a view tensor.*")
     _check_processes(config, resumed)
+    on_cpu = config.accelerator == "cpu" or (config.accelerator == "auto" and not _has_gpu())
+    if config.precision == "16-mixed" and on_cpu:  # Fabric would train in bfloat16, without its scaler
+        where = "" if resumed is None else f"; its weights start a new run: {_again(resumed)} --train.precision 32-true"
+        raise InputError(
+            f"train.precision: expected 32-true or bf16-mixed on a CPU, found 16-mixed, which needs a GPU{where}"
+        )
     if _left and config.processes > 1:  # to meet again at the same address may wait without end
         raise InputError(
             "train: expected one training with several processes in a program, found another before it, after which "
@@ -75,11 +81,6 @@ def connect(config: TrainConfig, resumed: str | Path | None = None) -> Fabric:
             f"train: {asked} is not available on this machine ({one_line(error)}); change train.accelerator or "
             f"train.devices{where}"
         ) from None
-    if config.precision == "16-mixed" and fabric.device.type == "cpu":  # Fabric would train in bfloat16, unscaled
-        where = "" if resumed is None else f"; its weights start a new run: {_again(resumed)} --train.precision 32-true"
-        raise InputError(
-            f"train.precision: expected 32-true or bf16-mixed on a CPU, found 16-mixed, which needs a GPU{where}"
-        )
     if fabric.world_size > 1:
         # The group is left at exit rather than after training: another training in this program uses the processes.
         # Otherwise gloo's threads abort the program.
@@ -116,8 +117,7 @@ def _check_processes(config: TrainConfig, resumed: str | Path | None) -> None:
         here = started // int(os.environ.get("SLURM_NNODES", "1"))
     else:
         most = _PER_CORE * (os.cpu_count() or 1)
-        gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
-        if config.devices > most and (config.accelerator == "cpu" or (config.accelerator == "auto" and not gpu)):
+        if config.devices > most and (config.accelerator == "cpu" or (config.accelerator == "auto" and not _has_gpu())):
             raise InputError(
                 f"train.devices: expected at most {most} processes on the {os.cpu_count()} cores of this machine, "
                 f"found {config.devices}; {kept or 'lower it'}"
@@ -135,6 +135,10 @@ def _check_processes(config: TrainConfig, resumed: str | Path | None) -> None:
             f"train.num_nodes {started // here}, found {config.devices} and {config.num_nodes}; "
             f"{kept or f'set --train.devices {here} --train.num_nodes {started // here}'}"
         )
+
+
+def _has_gpu() -> bool:
+    return torch.cuda.is_available() or torch.backends.mps.is_available()
 
 
 def uses_ddp(config: TrainConfig) -> bool:

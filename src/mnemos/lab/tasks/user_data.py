@@ -24,9 +24,10 @@ from torch.utils.data import (
 from mnemos import generators
 from mnemos._compat import name_worker_dataset
 from mnemos.generators import AUGMENT, global_generators
+from mnemos.modes import evaluating
 from mnemos.types import InputError, State, leaves, likelihood_of
 
-from .batch import IGNORE, Batch, row_count
+from .batch import IGNORE, Batch, each, row_count, to_model
 from .metrics import ACCURACY, KNOWN, LOSS, Metric, SumMetric
 from .prefetch import BatchNumber, Prefetched, prefetch
 from .row_order import Order
@@ -108,8 +109,6 @@ class OwnTask(Task):
         inputs, targets = first.inputs, first.targets
         # --- the loss and the metrics ---
         self._own_loss = loss is None and "labels" in arguments and isinstance(inputs, Mapping)
-        # Causal models of Transformers compare the outputs with the labels of the next positions.
-        self._shifted = self._own_loss and getattr(model, "loss_type", "") == "ForCausalLM"
         if self._own_loss and any(isinstance(x, Tensor) and x.dim() < 2 for x in inputs.values()):
             raise InputError(
                 "fit: expected batches {'input_ids': [B, T], 'labels', …}, found single rows; put them in a DataLoader"
@@ -122,6 +121,7 @@ class OwnTask(Task):
             )
         whole = isinstance(targets, Tensor) and targets.dtype == torch.int64
         self._by_rows = loss is not None or (self._own_loss and not whole)  # what the loss is a mean over
+        self._shifted = self._own_loss and not self._by_rows and targets.dim() == 2 and self._is_shifted(model, first)
         axes = targets.dim() if isinstance(targets, Tensor) else 0
         classes = axes == 1 and whole if self._own_loss else loss is None
         self.metrics = tuple(metrics) or ((ACCURACY,) if classes else (LOSS,))
@@ -259,7 +259,29 @@ class OwnTask(Task):
     def _compared(self, batch: Batch) -> Tensor:
         """Which labels a model's own loss is a mean over."""
         labels = batch.targets != IGNORE
-        return labels[:, 1:] if self._shifted and labels.dim() == 2 else labels
+        return labels[:, 1:] if self._shifted else labels
+
+    def _is_shifted(self, model: nn.Module, batch: Batch) -> bool:
+        """Whether the model's own loss compares the outputs with the labels of the next positions, as causal models do.
+
+        It then does not read the first label of a row, which one row shows. A row that cannot is left to the name that
+        Transformers gives the loss.
+        """
+        labels = batch.targets != IGNORE
+        rows = labels[:, 0] & labels[:, 1:].any(1)
+        named: bool = getattr(model, "loss_type", "") == "ForCausalLM"
+        if not rows.any():
+            return named
+        row = int(rows.int().argmax())
+        one = to_model(each(batch, lambda x: x[row : row + 1]), model)
+        without = one.targets.clone()
+        without[:, 0] = IGNORE
+        try:
+            with evaluating(model), torch.no_grad(), generators.preserve():
+                both = [self.forward(model, one._replace(targets=x), None)[0] for x in (one.targets, without)]
+            return bool(torch.equal(both[0].loss, both[1].loss))
+        except Exception:  # what does not fit is said by the first update
+            return named
 
     def count(self, batch: Batch) -> int:
         if self._own_loss and not self._by_rows:

@@ -49,7 +49,7 @@ class Scorer:
         if not translations:
             return math.nan
         ours, theirs = self._prepare(name, translations), self._prepare(name, references)
-        return float(self._metrics[name].corpus_score(ours, [theirs]).score)
+        return min(100.0, float(self._metrics[name].corpus_score(ours, [theirs]).score))  # not 100.00000000000004
 
     def _prepare(self, name: str, sentences: Sequence[str]) -> list[str]:
         sentences = [unicodedata.normalize("NFC", one) for one in sentences]  # as a vocabulary writes them
