@@ -70,12 +70,14 @@ class Wrappers:
         holds back.
         """
         active = [(one, expect_forward(one)) for one, _ in self._all if one.require_backward_grad_sync]
-        yield
-        self._called = [one for one, _ in active if had_forward(one)]
-        for one, before in active:
-            if one not in self._called:
-                expect_forward(one, before)
-                self._left.append(one)
+        try:
+            yield
+        finally:
+            self._called = [one for one, _ in active if had_forward(one)]
+            for one, before in active:
+                if one not in self._called:
+                    expect_forward(one, before)
+                    self._left.append(one)
 
     def waited_for(self) -> list[Tensor]:
         """The parameters that each one waits for in that backward pass.
