@@ -273,10 +273,10 @@ class OwnTask(Task):
         if not rows.any():
             return named
         row = int(rows.int().argmax())
-        one = to_model(each(batch, lambda x: x[row : row + 1]), model)
-        without = one.targets.clone()
-        without[:, 0] = IGNORE
         try:
+            one = to_model(each(batch, lambda x: x[row : row + 1]), model)
+            without = one.targets.clone()
+            without[:, 0] = IGNORE
             with evaluating(model), torch.no_grad(), generators.preserve():
                 both = [self.forward(model, one._replace(targets=x), None)[0] for x in (one.targets, without)]
             return bool(torch.equal(both[0].loss, both[1].loss))
