@@ -2,6 +2,7 @@
 
 import gc
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -93,6 +94,9 @@ def test_distributed_wrappers_tell_what_they_broadcast():
         assert not _compat.had_forward(wrapped)
         wrapped(torch.randn(2, 3))
         assert _compat.had_forward(wrapped)
+        unknown = SimpleNamespace()  # the fallback
+        assert _compat.expect_forward(unknown)
+        assert _compat.had_forward(unknown)
         del wrapped.modules_buffers
         wrapped.require_forward_param_sync = True
         _compat.share_buffers(wrapped)  # the fallback

@@ -397,15 +397,17 @@ def expect_forward(wrapped: nn.parallel.DistributedDataParallel, told: bool = Fa
     No public name tells; a hook would not run where the wrapper was compiled before. The attribute that this sets says
     whether the next forward broadcasts buffers; returns what it was, to be given back as `told`.
     """
-    before: bool = wrapped.require_forward_param_sync
-    wrapped.require_forward_param_sync = told
+    before: bool = getattr(wrapped, "require_forward_param_sync", True)
+    if hasattr(wrapped, "require_forward_param_sync"):
+        wrapped.require_forward_param_sync = told
     return before
 
 
 def had_forward(wrapped: nn.parallel.DistributedDataParallel) -> bool:
     """Whether it had such a forward since `expect_forward`. Fallback, and with a reducer of another kind: true."""
     others = ("_use_python_reducer", "_delay_all_reduce_all_params")  # whose forwards set nothing
-    return any(getattr(wrapped, name, False) for name in others) or wrapped.require_forward_param_sync
+    told: bool = getattr(wrapped, "require_forward_param_sync", True)
+    return told or any(getattr(wrapped, name, False) for name in others)
 
 
 def share_buffers(wrapped: nn.parallel.DistributedDataParallel) -> None:

@@ -27,7 +27,7 @@ class RowState:
         self.length = 0  # with padding
         self.state: CacheState | None = None  # None: new rows
         self._projected: tuple[Tensor, ...] = ()  # a cache, and what was computed of it
-        self._precision: torch.dtype | None = None  # that of autocast then
+        self._precision: torch.dtype | None = None  # autocast's, when that was computed
 
     @property
     def rows(self) -> int | None:
@@ -44,7 +44,7 @@ class RowState:
         self.state = state
 
     def project(self, cache: Tensor, compute: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """compute(cache), kept until another cache is given, or autocast is: keys and values change once per block."""
+        """compute(cache), kept until the cache or autocast's type changes: keys and values change once per block."""
         device = cache.device.type
         precision = torch.get_autocast_dtype(device) if autocasts(device) else None
         if not self._projected or self._projected[0] is not cache or self._precision != precision:

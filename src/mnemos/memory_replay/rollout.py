@@ -115,7 +115,7 @@ def replay(
     or RandomState). offload: store states in the host's memory, at one transfer each way.
     scaler: a GradScaler. backward: a function to call instead of Tensor.backward, such as Fabric's. Both may scale the
     loss; all gradients are then scaled alike. no_sync: a context in which gradients are not reduced over processes, if
-    `module` has another wrapper than DistributedDataParallel or `fully_shard`, or you reduce them by yourself.
+    `module` has another wrapper than DistributedDataParallel or `fully_shard`, or if you reduce them yourself.
 
     Hooks of parameters and tensors run in every step's backward pass, on that step's part of the gradient: apply what
     is not linear in it, such as clipping, to .grad afterwards.

@@ -51,7 +51,7 @@ class _LossAndState(torch.autograd.Function):
 
 
 class _LossOfAll(torch.autograd.Function):
-    """The loss, whose backward also reaches parameters that are not in its graph, and leaves their gradients as is.
+    """The loss, whose backward also reaches parameters that are not in its graph, and leaves their gradients alone.
 
     DistributedDataParallel reduces nothing, not even what other parameters have, until the backward has reached each.
     """

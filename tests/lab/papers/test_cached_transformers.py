@@ -179,9 +179,9 @@ def test_a_point_is_compared_at_its_own_flops():
     freedom = 4 * (1 + 0.625) ** 2 / (1 + 0.625**2)
     assert within.p == pytest.approx(2 * stats.t.sf(0.005 / (0.01 * math.sqrt(1.625 / 5)), freedom))
     assert "1 of 2 cached models" in (text := figures.how_many_are_above([within, beyond]))
-    assert "shown of 0 " in text
+    assert "; 0 of them are shown" in text
     far = figures.above_curve(curve, [(2.0, score(0.25)), (2.0, score(0.05))])
-    assert "shown of 1 " in figures.how_many_are_above(far)
+    assert "; 1 of them are shown" in figures.how_many_are_above(far)
     one_seed = figures.above_curve([(1.0, Spread(0.1, math.nan, 1))], [(2.0, Spread(0.2, math.nan, 1))])
     assert "one seed shows nothing" in figures.how_many_are_above(one_seed)
 

@@ -182,10 +182,10 @@ def results_of(runs: Sequence[RunRecord]) -> Results:
             key += ("again",)
         alike.setdefault(key, []).append(run)
     records: dict[str, tuple[RunRecord, ...]] = {}
-    for members in alike.values():
+    for (_, own_folder, *_), members in alike.items():
         recipe, folder = members[0].recipe, members[0].folder
         base = str(recipe.get("name", members[0].label))
-        if len(alike) > 1 and flat(recipe).get("model.is") == OWN:  # which has the name of the model's class
+        if len(alike) > 1 and own_folder:  # the recipe has the name of the model's class
             base = folder.parent.name if len(members) > 1 else f"{folder.parent.name}/{folder.name}"
         number = sum(name.split(" (")[0] == base for name in records)
         records[f"{base} ({number + 1})" if number else base] = tuple(members)

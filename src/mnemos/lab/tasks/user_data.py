@@ -219,9 +219,8 @@ class OwnTask(Task):
                 )
             if self._by_rows:
                 return mean * rows
-            compared = self._compared(batch)
-            none = ~(compared[:, 1:] if compared.dim() == 2 else compared).any()  # of which a mean is NaN
-            return torch.where(none, mean.nan_to_num(), mean) * compared.sum()
+            count = self._compared(batch).sum()
+            return torch.where(count > 0, mean, mean.nan_to_num()) * count  # a mean over no label is NaN
         if self._loss is None:
             if likelihood_of(model) is None:
                 if not isinstance(outputs, Tensor) or outputs.shape[:-1] != batch.targets.shape:

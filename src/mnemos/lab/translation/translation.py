@@ -202,12 +202,10 @@ def _repeated(corpora: Mapping[Split, Corpus]) -> Iterator[str]:
     train = corpora["train"]
     for split in ("valid", "test"):
         own = [(a.tobytes(), b.tobytes()) for a, b in zip(corpora[split].source, corpora[split].target, strict=True)]
-        held_out = set(own)  # of the training split no set: it may have millions
-        known = {
-            pair
-            for a, b in zip(train.source, train.target, strict=True)
-            if (pair := (a.tobytes(), b.tobytes())) in held_out
-        }
+        # One by one: the training split may have millions.
+        known = set(own).intersection(
+            (a.tobytes(), b.tobytes()) for a, b in zip(train.source, train.target, strict=True)
+        )
         if same := sum(pair in known for pair in own):
             yield (
                 f"warning: {same:,} of {len(own):,} {split} pairs are in the training split too: these say nothing of "

@@ -109,7 +109,7 @@ def how_many_are_above(tests: list[Difference]) -> str:
     """A sentence: how many cached models are above the uncached curve, and of how many the seeds show it."""
     count = sum(test.difference > 0 for test in tests)
     shown = sum(test.finding(higher_is_better=True) == BETTER for test in tests)
-    seeds = f"shown of {shown} (p < .05, Welch, Holm)" if any(test.interval for test in tests) else ONE_SEED
+    seeds = f"{shown} of them are shown to be (p < .05, Welch, Holm)" if any(t.interval for t in tests) else ONE_SEED
     by = "the uncached curve by FLOPs, which is constant beyond its ends"
     return f"{count} of {len(tests)} cached models are above {by}; {seeds}. The paper: all."
 
